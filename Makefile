@@ -1,0 +1,49 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both set up what is missing.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help demo test lint clean ffmpeg
+.DEFAULT_GOAL := help
+
+help:  ## Show the commands
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+
+demo: $(READY) ffmpeg  ## Write a small dataset and see what raypipe makes of it
+	@$(BIN)/python examples/demo.py
+
+test: $(READY) ffmpeg  ## Run all tests
+	@$(BIN)/python -m pytest
+
+lint: $(READY)  ## Check style, format and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:  ## Remove the virtual environment and everything made
+	rm -rf $(VENV) demo-data build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "raypipe needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Setting up $(VENV) (once; a few minutes) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+# torchcodec loads FFmpeg's shared libraries; joining clips in test data needs the program too.
+ffmpeg: $(READY)
+	@if command -v ffmpeg >/dev/null && $(BIN)/python -c 'import torchcodec.decoders' 2>/dev/null; then exit 0; fi; \
+	as_root=""; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \
+	if command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
+		echo "Installing FFmpeg with apt-get ..."; \
+		$$as_root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq ffmpeg >/dev/null; \
+	fi; \
+	$(BIN)/python -c 'import torchcodec.decoders' 2>/dev/null && command -v ffmpeg >/dev/null || { \
+		echo "raypipe needs FFmpeg (version 4 to 8) with its shared libraries. Install it, then run this again:"; \
+		echo "  Debian, Ubuntu   sudo apt-get install ffmpeg"; \
+		echo "  conda            conda install -c conda-forge ffmpeg"; \
+		echo "  macOS            brew install ffmpeg"; exit 1; }

@@ -1,0 +1,51 @@
+"""What every benchmark prints and writes beside its figures: the machine, the versions, and its own command."""
+
+import json
+import os
+import platform
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("raypipe", "ray", "torch", "torchcodec", "pyarrow", "numpy", "lerobot")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return processor, cores, memory, Python and package versions, and the command line."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "python": platform.python_version(),
+        "versions": versions,
+        "command": " ".join(["python", *sys.argv]),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def write_results(path: str | None, results: list[dict[str, Any]]) -> None:
+    """Print the results, and write them with the machine to `path` where one is given."""
+    machine = describe_machine()
+    print(f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['versions']}")
+    for result in results:
+        print("  " + ", ".join(f"{key} {value}" for key, value in result.items()))
+    if path:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n")
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        if names:
+            return names[0]
+    return platform.processor() or platform.machine()

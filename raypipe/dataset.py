@@ -1,0 +1,330 @@
+"""`open_dataset` and `Dataset`: the reference path, one sample at a time.
+
+A sample has the keys, dtypes, shapes and padding of LeRobot's map-style sample, with cameras as uint8. This
+is the plain implementation that notebooks use and that every faster path is tested against. It reads and
+decodes what one sample needs, and nothing ahead.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raypipe.errors import ConfigError, DatasetError, DecodeError, suggest
+from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature, read_metadata, read_stats
+from raypipe.metadata.stats import Stats
+from raypipe.rows import RowReader, column_values
+from raypipe.video import episode_first_frame
+from raypipe.window import TOLERANCE_S, WindowSpec, window_from_timestamps, window_rows
+
+if TYPE_CHECKING:
+    import torch
+
+    from raypipe.decode import VideoCache
+
+CameraDtype = Literal["uint8", "float32"]
+Timestamps = Literal["position", "strict"]
+
+_OPEN_VIDEOS = 8
+"""Videos kept open: a few cameras of the episode at hand and of the one before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSpec:
+    """What a sample holds, and how strictly its parts are checked."""
+
+    cameras: tuple[str, ...]
+    camera_dtype: CameraDtype = "uint8"
+    """``float32`` gives [0, 1], as LeRobot does by default."""
+    timestamps: Timestamps = "position"
+    """``position``: a row's frame is its place in the episode, and stored timestamps decide nothing. ``strict``:
+    besides, a stored timestamp further than `tolerance_s` from its video frame's is an error, as in LeRobot."""
+    tolerance_s: float = TOLERANCE_S
+
+    def __post_init__(self) -> None:
+        _check_choice("camera_dtype", self.camera_dtype, get_args(CameraDtype))
+        _check_choice("timestamps", self.timestamps, get_args(Timestamps))
+        if not self.tolerance_s >= 0:
+            raise ConfigError(f"tolerance_s must be at least 0, got {self.tolerance_s}")
+
+
+def open_dataset(
+    root: str,
+    *,
+    cameras: Sequence[str] | Literal["all"] = "all",
+    camera_dtype: CameraDtype = "uint8",
+    timestamps: Timestamps = "position",
+    tolerance_s: float = TOLERANCE_S,
+) -> "Dataset":
+    """Open the LeRobot dataset at `root`, a path or an fsspec URI; reads ``meta/`` only.
+
+    Args:
+        cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, those without any file on
+            disk and those that cannot be decoded; a camera that is named must be there.
+        timestamps: see `SampleSpec.timestamps`.
+    """
+    meta = read_metadata(root)
+    missing = find_missing_cameras(meta)
+    chosen = _all_cameras(meta, missing) if cameras == "all" else _named_cameras(meta, cameras, missing)
+    spec = SampleSpec(cameras=chosen, camera_dtype=camera_dtype, timestamps=timestamps, tolerance_s=tolerance_s)
+    return Dataset(meta=meta, spec=spec, window=WindowSpec(), missing_cameras=missing)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Dataset:
+    """A LeRobot dataset of any format version: what it holds, and its samples one at a time."""
+
+    meta: DatasetMeta
+    spec: SampleSpec
+    window: WindowSpec
+    missing_cameras: tuple[str, ...]
+    """Declared cameras of which no file was found."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Open files and decoders stay behind: each process opens its own.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __len__(self) -> int:
+        return self.meta.num_frames
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.sample(index)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self.sample(index) for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        cameras = ", ".join(
+            f"{name} {self.features[name].width}x{self.features[name].height}" for name in self.spec.cameras
+        )
+        return (
+            f"Dataset({self.meta.root!r}, {self.meta.version}, {len(self.meta.episodes)} episodes, {len(self)} frames, "
+            f"{self.meta.fps:g} fps, robot {self.meta.robot_type}, cameras: {cameras or 'none'})"
+        )
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """The declared features by name."""
+        return self.meta.features
+
+    @cached_property
+    def row_features(self) -> dict[str, Feature]:
+        """The features that are read from rows: those with a column, and the index columns."""
+        declared = {name: f for name, f in self.features.items() if not f.is_camera or name in self.spec.cameras}
+        rows = {name: feature for name, feature in declared.items() if feature.kind != "video"}
+        if len(self.meta.episodes):
+            absent = RowReader(self.meta, list(rows)).missing_columns(0)
+            rows = {name: feature for name, feature in rows.items() if name not in absent}
+        for name, dtype in INDEX_FEATURES.items():
+            rows[name] = Feature(name=name, kind="vector", dtype=dtype, shape=(1,))
+        return rows
+
+    @cached_property
+    def episodes(self) -> pa.Table:
+        """One row per episode: its number, length, first ``index`` and tasks."""
+        table = self.meta.episodes
+        return pa.table(
+            {
+                "episode_index": table.episode_index,
+                "length": table.length,
+                "from_index": table.from_index,
+                "tasks": table.tasks,
+            }
+        )
+
+    @cached_property
+    def stats(self) -> Stats:
+        """The statistics stored with the dataset, pooled over episodes where it stores them so; may be empty."""
+        return read_stats(self.meta.storage)
+
+    def windowed(
+        self,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        *,
+        offsets: Mapping[str, Sequence[int]] | None = None,
+    ) -> "Dataset":
+        """Return this dataset with windows, given in seconds or as relative frame numbers, one or the other."""
+        if (delta_timestamps is None) == (offsets is None):
+            raise ConfigError("give either delta_timestamps (seconds) or offsets (frames)")
+        if offsets is not None:
+            window = WindowSpec(offsets={key: tuple(values) for key, values in offsets.items()})
+        else:
+            window = window_from_timestamps(
+                delta_timestamps or {}, fps=self.meta.fps, tolerance_s=self.spec.tolerance_s
+            )
+        window.check_features([*self.row_features, *self.spec.cameras])
+        return replace(self, window=window)
+
+    def sample(self, index: int) -> dict[str, Any]:
+        """Return the sample at position `index` over all episodes in order; negative counts from the end."""
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"there is no sample {index}; the dataset has {len(self)} frames")
+        row = int(np.searchsorted(self._starts, position, side="right")) - 1
+        return self._sample(row, position - int(self._starts[row]))
+
+    def sample_of(self, episode_index: int, frame: int) -> dict[str, Any]:
+        """Return the sample of one frame of one episode, by LeRobot's numbers."""
+        row = self.meta.episodes.find_row(episode_index)
+        length = int(self.meta.episodes.length[row])
+        if not 0 <= frame < length:
+            raise ConfigError(f"there is no frame {frame} in episode {episode_index}; it has {length} frames")
+        return self._sample(row, frame)
+
+    def timestamp_drift(self, episode_index: int) -> NDArray[np.float64]:
+        """Return how far each stored timestamp of an episode is from ``frame / fps``, in seconds, signed."""
+        table = self._reader.read_episode(self.meta.episodes.find_row(episode_index))
+        stored = table.column("timestamp").to_numpy().astype(np.float64)
+        return np.asarray(stored - np.arange(len(stored)) / self.meta.fps)
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        return np.cumsum(self.meta.episodes.length) - self.meta.episodes.length
+
+    @cached_property
+    def _reader(self) -> RowReader:
+        return RowReader(self.meta, list(self.row_features))
+
+    @cached_property
+    def _videos(self) -> "VideoCache":
+        from raypipe.decode import VideoCache
+
+        return VideoCache(self.meta.storage, _OPEN_VIDEOS)
+
+    def _sample(self, row: int, frame: int) -> dict[str, Any]:
+        table = self._reader.read_episode(row)
+        place = f"episode {self.meta.episodes.episode_index[row]} of {self.meta.root!r}"
+        sample: dict[str, Any] = {}
+        for name in self.spec.cameras:
+            frames, padding = self._slots(name, frame, len(table))
+            sample[name] = self._camera(name, row, table, frames)
+            if name in self.window.offsets:
+                sample[f"{name}_is_pad"] = padding
+        for name, feature in self.row_features.items():
+            if not feature.is_camera:
+                frames, padding = self._slots(name, frame, len(table))
+                sample[name] = self._values(feature, table, frames, place)
+                if name in self.window.offsets:
+                    sample[f"{name}_is_pad"] = padding
+        sample["task"] = self._task(table, frame, place)
+        return sample
+
+    def _slots(self, name: str, frame: int, length: int) -> tuple[NDArray[np.int64], "torch.Tensor"]:
+        """Return the frames that fill the window of a feature, and which of them are padding."""
+        import torch
+
+        frames, padding = window_rows(np.array([frame]), length, self.window.offsets.get(name, (0,)))
+        return frames[0], torch.from_numpy(padding[0])
+
+    def _values(self, feature: Feature, table: pa.Table, frames: NDArray[np.int64], place: str) -> Any:
+        import torch
+
+        has_window = feature.name in self.window.offsets
+        values = column_values(table.take(frames), feature, place)
+        if isinstance(values, list):
+            return values if has_window else values[0]
+        tensor = torch.from_numpy(values.copy())
+        return tensor if has_window else tensor[0]
+
+    def _camera(self, name: str, row: int, table: pa.Table, frames: NDArray[np.int64]) -> "torch.Tensor":
+        """Return the pixels of `frames`: ``(C, H, W)`` for one frame, as LeRobot has it, else ``(T, C, H, W)``."""
+        import torch
+
+        feature = self.features[name]
+        if feature.kind == "image":
+            pixels = torch.stack([self._image(feature, table, int(frame)) for frame in frames])
+        else:
+            video = self._videos.open(self.meta.video_file(row, name))
+            first = episode_first_frame(self.meta, row, name, video.index)
+            if self.spec.timestamps == "strict":
+                self._check_timestamps(name, row, table, frames, video.index.pts_s[first + frames])
+            pixels = video.read_frames((first + frames).tolist())
+        if self.spec.camera_dtype == "float32" and not feature.is_depth:
+            pixels = pixels.to(torch.float32) / 255
+        return pixels.squeeze(0)
+
+    def _image(self, feature: Feature, table: pa.Table, frame: int) -> "torch.Tensor":
+        from raypipe.decode import decode_image
+
+        stored = table.column(feature.name)[frame].as_py()
+        episode_index = table.column("episode_index")[frame].as_py()
+        place = f"episode {episode_index}, frame {frame} of {self.meta.root!r}"
+        content = stored.get("bytes") if isinstance(stored, dict) else stored
+        if not isinstance(content, bytes):
+            raise DecodeError(f"there are no image bytes for {feature.name!r} in {place}; leave the episode out")
+        return decode_image(content, feature, place)
+
+    def _check_timestamps(
+        self, name: str, row: int, table: pa.Table, frames: NDArray[np.int64], pts_s: NDArray[np.float64]
+    ) -> None:
+        stored = table.column("timestamp").to_numpy().astype(np.float64)[frames]
+        promised = stored + self.meta.episodes.videos[name].from_timestamp[row]
+        worst = int(np.argmax(np.abs(promised - pts_s)))
+        off = abs(float(promised[worst] - pts_s[worst]))
+        if off > self.spec.tolerance_s:
+            raise DecodeError(
+                f"episode {self.meta.episodes.episode_index[row]} of {self.meta.root!r}, camera {name!r}: the row of "
+                f"frame {frames[worst]} is at {promised[worst]:.4f} s and its video frame at {pts_s[worst]:.4f} s, "
+                f"{off:.4f} s apart, and tolerance_s is {self.spec.tolerance_s:g}. Raise tolerance_s, or open the "
+                f"dataset with timestamps='position'."
+            )
+
+    def _task(self, table: pa.Table, frame: int, place: str) -> str:
+        task_index = int(table.column("task_index")[frame].as_py())
+        if not len(self.meta.tasks):
+            return ""
+        try:
+            return self.meta.tasks.text(task_index)
+        except DatasetError as error:
+            error.add_note(f"in {place}, frame {frame}")
+            raise
+
+
+def find_missing_cameras(meta: DatasetMeta) -> tuple[str, ...]:
+    """Return the video cameras of which no file is found; looks at the first, a middle and the last episode."""
+    rows = sorted({0, len(meta.episodes) // 2, len(meta.episodes) - 1}) if len(meta.episodes) else []
+    return tuple(
+        name
+        for name in meta.cameras
+        if meta.features[name].kind == "video"
+        and not (name in meta.episodes.videos and any(meta.storage.exists(meta.video_file(row, name)) for row in rows))
+    )
+
+
+def _all_cameras(meta: DatasetMeta, missing: Sequence[str]) -> tuple[str, ...]:
+    """Return the cameras that can be read; warn of those that cannot."""
+    depth = [name for name in meta.cameras if meta.features[name].is_depth and meta.features[name].kind == "video"]
+    for names, why in ((missing, "no video file is there"), (depth, "depth videos cannot be decoded")):
+        if names:
+            warnings.warn(
+                f"{meta.root}: leaving out {', '.join(names)}: {why}. Name the cameras to use, as cameras=[...], to "
+                f"silence this.",
+                stacklevel=3,
+            )
+    return tuple(name for name in meta.cameras if name not in missing and name not in depth)
+
+
+def _named_cameras(meta: DatasetMeta, cameras: Sequence[str], missing: Sequence[str]) -> tuple[str, ...]:
+    from raypipe.decode import check_decodable
+
+    for name in cameras:
+        if name not in meta.cameras:
+            raise ConfigError(f"{meta.root!r} has no camera {name!r}{suggest(name, meta.cameras)}")
+        if name in missing:
+            place = meta.video_file(0, name) if name in meta.episodes.videos else meta.video_template
+            raise DatasetError(
+                f"camera {name!r} of {meta.root!r} is declared, and its files are missing: "
+                f"{meta.storage.locate(place)!r}. Fetch them, or leave the camera out."
+            )
+        check_decodable(meta.features[name], meta.root)
+    return tuple(cameras)
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}{suggest(value, choices)}")

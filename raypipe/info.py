@@ -1,0 +1,161 @@
+"""What ``raypipe info`` tells of a dataset: a value, and the same as a table."""
+
+import warnings
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raypipe.dataset import open_dataset
+from raypipe.rows import RowReader, read_row_group_layout
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_EPISODES_LOOKED_AT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetInfo:
+    """What a dataset holds, in plain values."""
+
+    root: str
+    version: str
+    layout: str
+    robot_type: str
+    fps: float
+    episodes: int
+    frames: int
+    hours: float
+    min_length: int
+    max_length: int
+    cameras: dict[str, str]
+    """The cameras whose files exist, with ``WIDTHxHEIGHT codec``."""
+    missing_cameras: tuple[str, ...]
+    features: dict[str, str]
+    """Features that are read from rows, with dtype and shape."""
+    tasks: tuple[str, ...]
+    splits: dict[str, tuple[int, int]]
+    stats: tuple[str, ...]
+    """The statistics stored, by name; empty where there are none."""
+    row_groups: str
+    """``per-episode``: an episode is read alone. ``other``: reading it costs the row groups that it touches."""
+    timestamp_drift_s: float
+    """The largest distance of a stored timestamp from frame / fps, in the episodes looked at."""
+    fingerprint: str
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object; ``cameras`` is the list of names there."""
+        return {**asdict(self), "cameras": list(self.cameras), "camera_sizes": self.cameras}
+
+
+def describe(root: str) -> DatasetInfo:
+    """Return what the dataset at `root` holds; reads ``meta/``, a few footers, and a few episodes' timestamps."""
+    with warnings.catch_warnings():
+        # What is left out is in the value itself: missing_cameras and notes.
+        warnings.simplefilter("ignore", UserWarning)
+        dataset = open_dataset(root)
+    meta = dataset.meta
+    lengths = meta.episodes.length
+    present = [name for name in meta.cameras if name not in dataset.missing_cameras]
+    return DatasetInfo(
+        root=meta.root,
+        version=meta.version,
+        layout=meta.source.layout,
+        robot_type=meta.robot_type,
+        fps=meta.fps,
+        episodes=len(meta.episodes),
+        frames=meta.num_frames,
+        hours=round(meta.num_frames / meta.fps / 3600, 3),
+        min_length=int(lengths.min()) if len(lengths) else 0,
+        max_length=int(lengths.max()) if len(lengths) else 0,
+        cameras={name: _camera_text(meta.features[name]) for name in present},
+        missing_cameras=dataset.missing_cameras,
+        features={
+            name: f"{feature.dtype} {list(feature.shape)}"
+            for name, feature in dataset.row_features.items()
+            if not feature.is_camera
+        },
+        tasks=tuple(text for _, text in sorted(meta.tasks.texts.items())),
+        splits=dict(meta.splits),
+        stats=tuple(sorted({name for values in dataset.stats.values() for name in values})),
+        row_groups=read_row_group_layout(meta),
+        timestamp_drift_s=round(_largest_drift(dataset), 4),
+        fingerprint=meta.order_fingerprint,
+        notes=(*meta.notes, *_column_notes(dataset)),
+    )
+
+
+def info_table(info: DatasetInfo) -> "Table":
+    """Return the description as a table for a terminal."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _lines(info):
+        table.add_row(name, text)
+    return table
+
+
+def _lines(info: DatasetInfo) -> list[tuple[str, str]]:
+    lengths = f"{info.min_length} to {info.max_length} frames each"
+    return [
+        ("root", info.root),
+        ("format", info.layout),
+        ("robot", info.robot_type),
+        ("episodes", f"{info.episodes:,} ({lengths})"),
+        ("frames", f"{info.frames:,} at {info.fps:g} fps ({info.hours:g} hours)"),
+        *(("camera", f"{name}  {text}") for name, text in info.cameras.items()),
+        *(("camera", f"{name}  declared, and no file is there") for name in info.missing_cameras),
+        *(("feature", f"{name}  {text}") for name, text in info.features.items()),
+        ("tasks", _shortened(info.tasks)),
+        (
+            "splits",
+            ", ".join(f"{name} {start}:{stop}" for name, (start, stop) in info.splits.items()) or "none",
+        ),
+        ("statistics", ", ".join(info.stats) or "none stored"),
+        ("row groups", info.row_groups),
+        ("timestamps", f"up to {info.timestamp_drift_s:g} s from frame / fps"),
+        ("fingerprint", info.fingerprint),
+        *(("note", note) for note in info.notes),
+    ]
+
+
+def _shortened(texts: tuple[str, ...], most: int = 5) -> str:
+    shown = "; ".join(texts[:most])
+    return f"{len(texts)}: {shown}" + (f"; and {len(texts) - most} more" if len(texts) > most else "")
+
+
+def _camera_text(feature: Any) -> str:
+    kind = "images in the rows" if feature.kind == "image" else feature.codec or "video"
+    return f"{feature.width}x{feature.height} {kind}{' depth' if feature.is_depth else ''}"
+
+
+def _largest_drift(dataset: Any) -> float:
+    episodes = dataset.meta.episodes.episode_index
+    if not len(episodes):
+        return 0.0
+    rows = np.unique(np.linspace(0, len(episodes) - 1, _EPISODES_LOOKED_AT).round().astype(int))
+    return max(float(np.abs(dataset.timestamp_drift(int(episodes[row]))).max()) for row in rows)
+
+
+def _column_notes(dataset: Any) -> list[str]:
+    """Return what the rows have or lack beside what ``info.json`` declares."""
+    meta = dataset.meta
+    if not len(meta.episodes):
+        return []
+    declared = [name for name, feature in meta.features.items() if feature.kind != "video"]
+    reader = RowReader(meta, declared)
+    absent, undeclared = reader.missing_columns(0), reader.undeclared_columns(0)
+    derived = [name for name in absent if name not in declared or name in ("index", "frame_index", "task_index")]
+    lost = [name for name in absent if name not in derived]
+    notes = []
+    if derived:
+        notes.append(f"columns that the rows lack are derived: {', '.join(derived)}")
+    if lost:
+        notes.append(f"declared features without a column are left out of samples: {', '.join(lost)}")
+    if undeclared:
+        notes.append(f"columns that info.json does not declare are left out of samples: {', '.join(undeclared)}")
+    return notes

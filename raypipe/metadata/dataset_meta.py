@@ -1,0 +1,254 @@
+"""`DatasetMeta`: everything that ``meta/`` says of a dataset, and its two fingerprints."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from raypipe.errors import DatasetError
+from raypipe.metadata.episodes import EpisodeTable, read_episodes
+from raypipe.metadata.features import INDEX_FEATURES, Feature, read_features
+from raypipe.metadata.tables import read_json
+from raypipe.metadata.tasks import Tasks, read_tasks
+from raypipe.storage import Storage, open_storage
+
+VERSIONS = ("v2.0", "v2.1", "v3.0")
+"""The format versions that raypipe reads."""
+
+_INFO = "meta/info.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a dataset was read from: recorded with a run, not part of its identity."""
+
+    root: str
+    revision: str
+    """A commit of the Hub, or ``"unversioned"``."""
+    layout: str
+    """The format version, and whether a file holds one episode or several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetMeta:
+    """What a dataset holds, whatever its format version."""
+
+    storage: Storage
+    version: str
+    fps: float
+    robot_type: str
+    features: Mapping[str, Feature]
+    episodes: EpisodeTable
+    tasks: Tasks
+    splits: Mapping[str, tuple[int, int]]
+    """Half-open runs of episode numbers by name, as ``info.json`` has them."""
+    data_template: str
+    video_template: str
+    """Paths as ``info.json`` writes them; the video one is empty where there are no videos."""
+    is_packed: bool
+    """True where a file may hold several episodes."""
+    notes: tuple[str, ...]
+    """What ``meta/`` says that does not agree with itself, where the meaning is clear all the same."""
+
+    @property
+    def root(self) -> str:
+        """Where the dataset is."""
+        return self.storage.uri
+
+    @cached_property
+    def num_frames(self) -> int:
+        """Frames in all episodes."""
+        return int(self.episodes.length.sum())
+
+    @cached_property
+    def cameras(self) -> tuple[str, ...]:
+        """The names of the features that give pixels."""
+        return tuple(name for name, feature in self.features.items() if feature.is_camera)
+
+    @cached_property
+    def order_fingerprint(self) -> str:
+        """A hash of what decides an order: episode numbers, lengths, frame rate and the row features.
+
+        It is the same for a copy elsewhere, another revision with the same episodes, and a resharded copy. So
+        cameras and the derived index columns do not enter: a copy may re-encode, resize or drop a camera, and
+        add an index column, without moving a frame.
+        """
+        schema = sorted(
+            (feature.name, feature.dtype, list(feature.shape))
+            for feature in self.features.values()
+            if not feature.is_camera and feature.name not in INDEX_FEATURES
+        )
+        digest = hashlib.sha256(json.dumps([float(self.fps), schema]).encode())
+        digest.update(np.ascontiguousarray(self.episodes.episode_index, dtype="<i8").tobytes())
+        digest.update(np.ascontiguousarray(self.episodes.length, dtype="<i8").tobytes())
+        return digest.hexdigest()[:32]
+
+    @cached_property
+    def source(self) -> Source:
+        """Where this copy is and how it is laid out."""
+        packing = "packed" if self.is_packed else "file-per-episode"
+        return Source(root=self.root, revision="unversioned", layout=f"{self.version} {packing}")
+
+    def data_file(self, row: int) -> str:
+        """Return the name of the file with the rows of the episode in row `row` of the table."""
+        return self._format(
+            self.data_template,
+            row,
+            int(self.episodes.chunk_index[row]),
+            int(self.episodes.file_index[row]),
+            "",
+        )
+
+    def video_file(self, row: int, camera: str) -> str:
+        """Return the name of the mp4 with the episode in row `row` of the table; it may not exist."""
+        columns = self.episodes.videos[camera]
+        return self._format(
+            self.video_template, row, int(columns.chunk_index[row]), int(columns.file_index[row]), camera
+        )
+
+    def _format(self, template: str, row: int, chunk: int, file: int, camera: str) -> str:
+        return template.format(
+            chunk_index=chunk,
+            file_index=file,
+            episode_chunk=chunk,
+            episode_index=int(self.episodes.episode_index[row]),
+            video_key=camera,
+        )
+
+
+def read_metadata(root: str | Storage) -> DatasetMeta:
+    """Return what the dataset at `root` holds; reads ``meta/`` only, and not its statistics.
+
+    Raises:
+        DatasetError: there is no LeRobot dataset, its version is unknown, or ``meta/`` is damaged.
+    """
+    storage = root if isinstance(root, Storage) else open_storage(root)
+    info = _read_info(storage)
+    place = storage.locate(_INFO)
+    version = _check_version(info, place)
+    features = read_features(info, place)
+    data_template, is_packed = _data_template(info, version, place)
+    videos = [name for name, feature in features.items() if feature.kind == "video"]
+    video_template = _video_template(info, place, is_packed=is_packed) if videos else ""
+    episodes = read_episodes(storage, info, videos, is_packed=is_packed)
+    _check_num_episodes(info, len(episodes), place)
+    splits, notes = _read_splits(info, len(episodes))
+    return DatasetMeta(
+        storage=storage,
+        version=version,
+        fps=_read_fps(info, place),
+        robot_type=str(info.get("robot_type") or "unknown"),
+        features=features,
+        episodes=episodes,
+        tasks=read_tasks(storage, int(info.get("total_tasks") or 0)),
+        splits=splits,
+        data_template=data_template,
+        video_template=video_template,
+        is_packed=is_packed,
+        notes=(*notes, *_count_notes(info, episodes)),
+    )
+
+
+def _read_info(storage: Storage) -> dict[str, Any]:
+    if storage.exists(_INFO):
+        return read_json(storage, _INFO)
+    if not storage.exists():
+        raise DatasetError(
+            f"no such folder: {storage.uri!r}. Give the root of a LeRobot dataset, as a path or a URI; one on the "
+            f"Hugging Face Hub is hf://datasets/OWNER/NAME."
+        )
+    raise DatasetError(
+        f"no LeRobot dataset at {storage.uri!r}: it has no {_INFO}. Give the folder that holds meta/, data/ and "
+        f"videos/."
+    )
+
+
+def _check_version(info: Mapping[str, Any], place: str) -> str:
+    version = str(info.get("codebase_version", "missing"))
+    if version not in VERSIONS:
+        raise DatasetError(
+            f"unknown format version {version!r} in {place!r}; raypipe reads {', '.join(VERSIONS)}. Convert the "
+            f"dataset with LeRobot's own scripts, or update raypipe."
+        )
+    return version
+
+
+def _read_fps(info: Mapping[str, Any], place: str) -> float:
+    fps = info.get("fps")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < float("inf"):
+        raise DatasetError(f"fps is {fps!r} in {place!r}; expected a positive number of frames per second")
+    return float(fps)
+
+
+_DATA_TEMPLATES = {
+    True: "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+    False: "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+}
+_VIDEO_TEMPLATES = {
+    True: "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+    False: "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+}
+
+
+def _data_template(info: Mapping[str, Any], version: str, place: str) -> tuple[str, bool]:
+    """Return the path template of the rows, and whether it packs episodes.
+
+    The template decides, not the version: there are datasets labelled v3.0 in the older layout.
+    """
+    template = str(info.get("data_path") or _DATA_TEMPLATES[version == "v3.0"])
+    _check_template(template, "data_path", place)
+    return template, "{episode_index" not in template
+
+
+def _video_template(info: Mapping[str, Any], place: str, *, is_packed: bool) -> str:
+    template = str(info.get("video_path") or _VIDEO_TEMPLATES[is_packed])
+    _check_template(template, "video_path", place)
+    return template
+
+
+def _check_template(template: str, key: str, place: str) -> None:
+    try:
+        template.format(chunk_index=0, file_index=0, episode_chunk=0, episode_index=0, video_key="")
+    except (KeyError, ValueError, IndexError) as error:
+        raise DatasetError(
+            f"{key} in {place!r} is {template!r}, which cannot be filled in: {error!r}. It may use chunk_index, "
+            f"file_index, episode_chunk, episode_index and video_key."
+        ) from error
+
+
+def _read_splits(info: Mapping[str, Any], num_episodes: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
+    splits, notes = {}, []
+    for name, text in (info.get("splits") or {}).items():
+        match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", str(text))
+        if not match:
+            notes.append(f"split {name!r} in info.json is {text!r}, not a run of episodes such as '0:10'")
+            continue
+        start, stop = int(match[1]), int(match[2])
+        splits[str(name)] = (start, stop)
+        if stop > num_episodes:
+            notes.append(f"split {name!r} in info.json ends at episode {stop}; there are {num_episodes} episodes")
+    return splits, notes
+
+
+def _check_num_episodes(info: Mapping[str, Any], num_episodes: int, place: str) -> None:
+    """Raise where the episode table is shorter than promised: a file cut at the end of a line looks whole."""
+    promised = info.get("total_episodes")
+    if isinstance(promised, int) and num_episodes < promised:
+        raise DatasetError(
+            f"{place!r} counts {promised} episodes and the episode table lists {num_episodes}; a file of meta/ is cut "
+            f"off or missing. Fetch meta/ again, or set total_episodes to {num_episodes} if that is meant."
+        )
+
+
+def _count_notes(info: Mapping[str, Any], episodes: EpisodeTable) -> list[str]:
+    counted = {"total_episodes": len(episodes), "total_frames": int(episodes.length.sum())}
+    return [
+        f"{key} in info.json is {info[key]}; the episode table holds {count}"
+        for key, count in counted.items()
+        if key in info and info[key] != count
+    ]

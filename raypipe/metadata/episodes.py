@@ -1,0 +1,213 @@
+"""The episode table: one normalised set of columns for all three format versions.
+
+v3.0 packs several episodes into a file and says in ``meta/episodes/*.parquet`` where each one is; v2.x has one
+file per episode and a list of lengths. Here both are columns of numbers, and a path is formatted when needed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raypipe.errors import ConfigError, DatasetError
+from raypipe.metadata.tables import read_json_lines, read_parquet
+from raypipe.storage import Storage
+
+FOLDER = "meta/episodes"
+JSON_LINES = "meta/episodes.jsonl"
+
+_REQUIRED = ("episode_index", "length", "data/chunk_index", "data/file_index")
+
+
+@dataclass(frozen=True, slots=True)
+class VideoColumns:
+    """Where each episode is in the files of one camera."""
+
+    chunk_index: NDArray[np.int64]
+    file_index: NDArray[np.int64]
+    from_timestamp: NDArray[np.float64]
+    """Seconds into the file at which the episode starts: 0 where an episode has a file of its own."""
+
+
+@dataclass(frozen=True)
+class EpisodeTable:
+    """All episodes of a dataset, ascending by ``episode_index``, as columns of equal length."""
+
+    episode_index: NDArray[np.int64]
+    length: NDArray[np.int64]
+    from_index: NDArray[np.int64]
+    """The dataset-wide ``index`` of the episode's first frame."""
+    chunk_index: NDArray[np.int64]
+    file_index: NDArray[np.int64]
+    """Chunk and number of the data file; where an episode has a file of its own, the episode's number."""
+    tasks: pa.ChunkedArray
+    """The texts of the tasks in each episode: ``list<string>``."""
+    videos: Mapping[str, VideoColumns]
+    """By camera; without the cameras for which the dataset gives no place."""
+
+    def __len__(self) -> int:
+        return len(self.episode_index)
+
+    def find_row(self, episode_index: int) -> int:
+        """Return the row of an episode in this table."""
+        row = int(np.searchsorted(self.episode_index, episode_index))
+        if row == len(self) or self.episode_index[row] != episode_index:
+            span = f"{self.episode_index[0]} to {self.episode_index[-1]}" if len(self) else "none"
+            raise ConfigError(
+                f"there is no episode {episode_index}; the dataset has {len(self)} episodes, numbered {span}"
+            )
+        return row
+
+
+def read_episodes(
+    storage: Storage, info: Mapping[str, Any], cameras: Sequence[str], *, is_packed: bool
+) -> EpisodeTable:
+    """Return the episode table of a dataset.
+
+    Args:
+        is_packed: whether data files hold several episodes each (v3.0) or one (v2.x).
+    """
+    files = [name for name in storage.list_files(FOLDER) if name.endswith(".parquet")]
+    if files and is_packed:
+        return _read_packed(storage, files, cameras)
+    if storage.exists(JSON_LINES) and not is_packed:
+        return _read_per_episode(storage, info, cameras)
+    if int(info.get("total_episodes") or 0) == 0:
+        return _per_episode_table(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.chunked_array([], _TASKS), 1000, ())
+    expected = f"{FOLDER}/*/*.parquet" if is_packed else JSON_LINES
+    raise DatasetError(
+        f"no episode table at {storage.uri!r}: info.json counts {info['total_episodes']} episodes and there is no "
+        f"{expected}. Fetch the whole meta/ folder."
+    )
+
+
+_TASKS = pa.list_(pa.string())
+
+
+def _read_packed(storage: Storage, files: Sequence[str], cameras: Sequence[str]) -> EpisodeTable:
+    tables = [_read_packed_file(storage, name, cameras) for name in files]
+    # Files may differ in columns (a camera added later): a place that is not given is null.
+    table = pa.concat_tables(tables, promote_options="default")
+    episode_index = _integers(table, "episode_index", storage)
+    order = np.argsort(episode_index, kind="stable")
+    if np.any(order != np.arange(len(order))):
+        table = table.take(order)
+        episode_index = episode_index[order]
+    _check_unique(episode_index, storage)
+    length = _integers(table, "length", storage)
+    _check_lengths(episode_index, length, storage)
+    has_from = "dataset_from_index" in table.column_names
+    return EpisodeTable(
+        episode_index=episode_index,
+        length=length,
+        from_index=_integers(table, "dataset_from_index", storage) if has_from else _starts(length),
+        chunk_index=_integers(table, "data/chunk_index", storage),
+        file_index=_integers(table, "data/file_index", storage),
+        tasks=table.column("tasks")
+        if "tasks" in table.column_names
+        else pa.chunked_array([pa.nulls(len(table), _TASKS)]),
+        videos=_video_columns(table, cameras),
+    )
+
+
+def _read_packed_file(storage: Storage, name: str, cameras: Sequence[str]) -> pa.Table:
+    """Read the columns that say where things are: the ``stats/`` columns are most of the file."""
+    places = [column for camera in cameras for column in _video_column_names(camera)]
+    table = read_parquet(storage, name, _REQUIRED, optional=("tasks", "dataset_from_index", *places))
+    if "tasks" in table.column_names:
+        tasks = _as_task_lists(table.column("tasks"))
+        table = table.set_column(table.column_names.index("tasks"), "tasks", tasks)
+    return table
+
+
+def _video_column_names(camera: str) -> tuple[str, str, str]:
+    return tuple(f"videos/{camera}/{part}" for part in ("chunk_index", "file_index", "from_timestamp"))  # type: ignore[return-value]
+
+
+def _video_columns(table: pa.Table, cameras: Sequence[str]) -> dict[str, VideoColumns]:
+    found = {}
+    for camera in cameras:
+        names = _video_column_names(camera)
+        if all(name in table.column_names and table.column(name).null_count == 0 for name in names):
+            chunk, file, start = (table.column(name).to_numpy() for name in names)
+            found[camera] = VideoColumns(chunk.astype(np.int64), file.astype(np.int64), start.astype(np.float64))
+    return found
+
+
+def _read_per_episode(storage: Storage, info: Mapping[str, Any], cameras: Sequence[str]) -> EpisodeTable:
+    table = read_json_lines(storage, JSON_LINES, ("episode_index", "length", "tasks"))
+    episode_index = _integers(table, "episode_index", storage)
+    order = np.argsort(episode_index, kind="stable")
+    episode_index = episode_index[order]
+    _check_unique(episode_index, storage)
+    length = _integers(table, "length", storage)[order]
+    _check_lengths(episode_index, length, storage)
+    tasks = _as_task_lists(table.column("tasks")).take(order)
+    return _per_episode_table(episode_index, length, tasks, int(info.get("chunks_size") or 1000), cameras)
+
+
+def _per_episode_table(
+    episode_index: NDArray[np.int64],
+    length: NDArray[np.int64],
+    tasks: pa.ChunkedArray,
+    chunks_size: int,
+    cameras: Sequence[str],
+) -> EpisodeTable:
+    chunk_index = episode_index // chunks_size
+    start = np.zeros(len(length), dtype=np.float64)
+    return EpisodeTable(
+        episode_index=episode_index,
+        length=length,
+        from_index=_starts(length),
+        chunk_index=chunk_index,
+        file_index=episode_index,
+        tasks=tasks,
+        videos={camera: VideoColumns(chunk_index, episode_index, start) for camera in cameras},
+    )
+
+
+def _starts(length: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])[: len(length)]
+
+
+def _as_task_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return tasks as lists of text: real datasets also hold single texts, and numbers."""
+    if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
+        lists = [pa.ListArray.from_arrays(np.arange(len(chunk) + 1, dtype=np.int32), chunk) for chunk in column.chunks]
+        column = pa.chunked_array(lists, pa.list_(column.type))
+    return column.cast(_TASKS)
+
+
+def _integers(table: pa.Table, name: str, storage: Storage) -> NDArray[np.int64]:
+    column = table.column(name)
+    if column.null_count:
+        raise DatasetError(
+            f"the episode table of {storage.uri!r} has {column.null_count} empty values in {name!r}; the "
+            f"recording was not finalised. Finalise it, or rewrite the dataset."
+        )
+    try:
+        return np.asarray(pc.cast(column, pa.int64()).to_numpy())
+    except pa.ArrowInvalid as error:
+        raise DatasetError(f"the column {name!r} of the episode table of {storage.uri!r}: {error}") from error
+
+
+def _check_unique(episode_index: NDArray[np.int64], storage: Storage) -> None:
+    doubled = episode_index[1:][np.diff(episode_index) == 0]
+    if len(doubled):
+        raise DatasetError(
+            f"the episode table of {storage.uri!r} lists episode {doubled[0]} more than once ({len(doubled)} rows "
+            f"too many); remove the doubled rows from {FOLDER} or {JSON_LINES}"
+        )
+
+
+def _check_lengths(episode_index: NDArray[np.int64], length: NDArray[np.int64], storage: Storage) -> None:
+    wrong = np.flatnonzero(length < 1)
+    if len(wrong):
+        raise DatasetError(
+            f"episode {episode_index[wrong[0]]} of {storage.uri!r} has length {length[wrong[0]]}, and {len(wrong)} "
+            f"episodes have less than one frame; remove them from {FOLDER} or {JSON_LINES}"
+        )

@@ -1,0 +1,138 @@
+"""The features of ``info.json`` as values: kind, dtype, shape, and the true size of a camera."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from raypipe.errors import DatasetError
+
+INDEX_FEATURES: Mapping[str, str] = {
+    "timestamp": "float32",
+    "frame_index": "int64",
+    "episode_index": "int64",
+    "index": "int64",
+    "task_index": "int64",
+}
+"""The columns that every sample has, with their dtypes. A dataset may lack them: they are derived then."""
+
+Kind = Literal["video", "image", "vector", "string", "language"]
+
+_CHANNEL_COUNTS = (1, 3, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """One named part of a frame."""
+
+    name: str
+    kind: Kind
+    dtype: str
+    """numpy's name for a vector; ``uint8`` for a camera; the word of ``info.json`` for the others."""
+    shape: tuple[int, ...]
+    """Without the time axis. ``(1,)`` is a scalar. A camera has ``(channels, height, width)``, whatever the
+    order in ``info.json``; 0 where ``info.json`` does not tell."""
+    is_depth: bool = False
+    names: tuple[str, ...] = ()
+    """What each number of a vector is, where the dataset says so."""
+    codec: str = ""
+    """A camera's codec as declared, empty where unknown."""
+
+    @property
+    def is_camera(self) -> bool:
+        """True for what gives pixels, from a video or from images inside the rows."""
+        return self.kind in ("video", "image")
+
+    @property
+    def height(self) -> int:
+        """Rows of pixels of a camera."""
+        return self.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Columns of pixels of a camera."""
+        return self.shape[2]
+
+    @property
+    def frame_bytes(self) -> int:
+        """The size of one decoded frame of a camera, or of one row of a vector."""
+        itemsize = 1 if self.is_camera else np.dtype(self.dtype).itemsize if self.kind == "vector" else 0
+        return int(np.prod(self.shape)) * itemsize
+
+
+def read_features(info: Mapping[str, Any], place: str) -> dict[str, Feature]:
+    """Return the features that `info` declares, in its order.
+
+    Args:
+        place: the path of ``info.json``, for messages.
+    """
+    declared = info.get("features")
+    if not isinstance(declared, dict) or not declared:
+        raise DatasetError(f"{place!r} declares no features; a LeRobot dataset has a 'features' object there")
+    return {name: _read_feature(name, spec, place) for name, spec in declared.items()}
+
+
+def _read_feature(name: str, spec: Any, place: str) -> Feature:
+    if not isinstance(spec, dict) or not isinstance(spec.get("dtype"), str):
+        raise DatasetError(f"feature {name!r} in {place!r} is {spec!r}; expected an object with a 'dtype'")
+    try:
+        shape = tuple(int(size) for size in spec.get("shape") or (1,))
+    except (TypeError, ValueError) as error:
+        raise DatasetError(
+            f"feature {name!r} in {place!r} has the shape {spec['shape']!r}; expected numbers"
+        ) from error
+    names = _flat_names(spec.get("names"))
+    kind = _kind(name, spec["dtype"], place)
+    if kind not in ("video", "image"):
+        return Feature(name=name, kind=kind, dtype=spec["dtype"], shape=shape, names=names)
+    video = {**(spec.get("video_info") or {}), **(spec.get("info") or {})}
+    return Feature(
+        name=name,
+        kind=kind,
+        dtype="uint8",
+        shape=_camera_shape(shape, names, video),
+        is_depth=bool(video.get("is_depth_map") or video.get("video.is_depth_map")),
+        codec=str(video.get("video.codec") or ""),
+    )
+
+
+def _kind(name: str, dtype: str, place: str) -> Kind:
+    if dtype in get_args(Kind):
+        return dtype  # type: ignore[return-value]
+    try:
+        np.dtype(dtype)
+    except TypeError as error:
+        raise DatasetError(
+            f"feature {name!r} in {place!r} has the unknown dtype {dtype!r}; known are "
+            f"{', '.join(get_args(Kind))} and numpy's names"
+        ) from error
+    return "vector"
+
+
+def _flat_names(names: Any) -> tuple[str, ...]:
+    """Return names given as a list, as ``{"motors": [...]}`` or as ``{"x": 0, "y": 1}``, in order."""
+    if isinstance(names, dict):
+        lists = [value for value in names.values() if isinstance(value, list)]
+        names = [name for group in lists for name in group] if lists else list(names)
+    if not isinstance(names, list):
+        return ()
+    return tuple(str(name) for name in names)
+
+
+def _camera_shape(shape: Sequence[int], names: Sequence[str], video: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return ``(channels, height, width)``: by the video's own record, else by the axis names, else by size."""
+    axes = {name.rstrip("s")[:1]: size for name, size in zip(names, shape, strict=False)}
+    if len(shape) == 3 and set(axes) == {"c", "h", "w"}:
+        channels, height, width = axes["c"], axes["h"], axes["w"]
+    elif len(shape) == 3 and shape[0] in _CHANNEL_COUNTS and shape[2] not in _CHANNEL_COUNTS:
+        channels, height, width = shape
+    elif len(shape) == 3:
+        height, width, channels = shape
+    else:
+        height, width, channels = (*(*shape, 0, 0)[:2], 3)
+    return (
+        int(video.get("video.channels") or channels),
+        int(video.get("video.height") or height),
+        int(video.get("video.width") or width),
+    )

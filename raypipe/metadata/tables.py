@@ -1,0 +1,77 @@
+"""Reading one metadata file: JSON, JSON lines or parquet, with errors that name the file."""
+
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from raypipe.errors import DatasetError
+from raypipe.storage import Storage
+
+_JSON_BLOCK_BYTES = 1 << 26
+"""pyarrow refuses a line longer than its block; an episode with thousands of tasks makes long lines."""
+
+
+def read_json(storage: Storage, name: str) -> dict[str, Any]:
+    """Return the JSON object in the file `name`."""
+    content = storage.read_bytes(name)
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise _damaged(storage, name, f"not JSON ({len(content)} bytes): {error}") from error
+    if not isinstance(value, dict):
+        raise _damaged(storage, name, f"a JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def read_json_lines(storage: Storage, name: str, columns: Sequence[str]) -> pa.Table:
+    """Return `columns` of a file of JSON lines; other fields are not kept."""
+    content = storage.read_bytes(name)
+    options = pyarrow.json.ReadOptions(block_size=max(_JSON_BLOCK_BYTES, len(content) // 8))
+    try:
+        table = pyarrow.json.read_json(io.BytesIO(content), read_options=options)
+    except pa.ArrowInvalid as error:
+        raise _damaged(storage, name, f"not JSON lines ({len(content)} bytes): {error}") from error
+    missing = [column for column in columns if column not in table.column_names]
+    if missing:
+        raise _damaged(storage, name, f"without the fields {missing}; it has {table.column_names}")
+    return table.select(list(columns))
+
+
+def read_parquet(storage: Storage, name: str, columns: Sequence[str] = (), optional: Sequence[str] = ()) -> pa.Table:
+    """Return `columns` of the file `name`, all of which must be there, and those of `optional` that are.
+
+    Without either, all columns.
+    """
+    with open_parquet(storage, name) as parquet:
+        present = set(parquet.schema_arrow.names)
+        missing = [column for column in columns if column not in present]
+        if missing:
+            raise _damaged(storage, name, f"without the columns {missing}; it has {parquet.schema_arrow.names}")
+        wanted = [*columns, *(column for column in optional if column in present)] or list(present)
+        try:
+            return parquet.read(columns=wanted, use_threads=False)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise _damaged(storage, name, f"unreadable: {error}") from error
+
+
+def open_parquet(storage: Storage, name: str) -> pq.ParquetFile:
+    """Open the parquet file `name`; only its footer is read."""
+    source = storage.locate(name) if storage.is_local else None
+    try:
+        if source is None:
+            return pq.ParquetFile(storage.open_file(name), pre_buffer=True)
+        storage.size_bytes(name)
+        return pq.ParquetFile(source, memory_map=True)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _damaged(storage, name, f"no readable parquet footer: {error}") from error
+
+
+def _damaged(storage: Storage, name: str, what: str) -> DatasetError:
+    return DatasetError(
+        f"damaged file {storage.locate(name)!r}: {what}. Fetch the file again, or restore it from a backup."
+    )

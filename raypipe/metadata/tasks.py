@@ -1,0 +1,75 @@
+"""The tasks of a dataset: ``task_index`` to text, by the rule of each format version."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.errors import DatasetError
+from raypipe.metadata.tables import read_json_lines, read_parquet
+from raypipe.storage import Storage
+
+PARQUET = "meta/tasks.parquet"
+JSON_LINES = "meta/tasks.jsonl"
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """The texts of a dataset's tasks."""
+
+    texts: Mapping[int, str]
+    """By ``task_index``."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def text(self, task_index: int) -> str:
+        """Return the text of one task."""
+        if task_index not in self.texts:
+            known = f"0 to {max(self.texts)}" if self.texts else "none"
+            raise DatasetError(
+                f"a row has task_index {task_index}, and the dataset's tasks are {known}; add the task to "
+                f"meta/tasks, or leave the episode out"
+            )
+        return self.texts[task_index]
+
+    def texts_of(self, task_indices: NDArray[np.int64]) -> list[str]:
+        """Return the text of every task index."""
+        return [self.text(int(index)) for index in task_indices]
+
+    @cached_property
+    def indices(self) -> dict[str, int]:
+        """The ``task_index`` of every text; the lowest where a text stands twice."""
+        return {text: index for index, text in sorted(self.texts.items(), reverse=True)}
+
+
+def read_tasks(storage: Storage, total_tasks: int) -> Tasks:
+    """Return the tasks of a dataset; none where it says that it has none and has no file."""
+    if storage.exists(PARQUET):
+        return _read_parquet_tasks(storage)
+    if storage.exists(JSON_LINES):
+        table = read_json_lines(storage, JSON_LINES, ("task_index", "task"))
+        numbers = table.column("task_index").to_pylist()
+        return Tasks(dict(zip(map(int, numbers), map(str, table.column("task").to_pylist()), strict=True)))
+    if total_tasks == 0:
+        return Tasks({})
+    raise DatasetError(
+        f"no tasks at {storage.uri!r}: info.json counts {total_tasks}, and neither {PARQUET} nor {JSON_LINES} "
+        f"exists. Fetch the missing file, or set total_tasks to 0."
+    )
+
+
+def _read_parquet_tasks(storage: Storage) -> Tasks:
+    """Return the tasks of a v3.0 file: LeRobot looks them up by row position, not by the column."""
+    table = read_parquet(storage, PARQUET)
+    # The text is a pandas index: named "task" by newer writers, unnamed by older ones.
+    texts = [name for name in table.column_names if name != "task_index"]
+    column = next((name for name in ("task", "__index_level_0__", *texts) if name in texts), "")
+    if not column:
+        raise DatasetError(
+            f"{storage.locate(PARQUET)!r} has the columns {table.column_names} and none with the task's text; "
+            f"expected 'task' or '__index_level_0__'"
+        )
+    return Tasks({i: str(text) for i, text in enumerate(table.column(column).to_pylist())})

@@ -1,0 +1,230 @@
+"""The rows of an episode, read with pyarrow, and their values as numpy arrays.
+
+A file whose row groups are episodes is read by row group; any other by the row groups that may hold the
+episode, filtered by ``episode_index``. Rows come back in the order of ``frame_index``, with the index columns
+that the files lack derived. Nothing is dropped: an episode that has not the promised rows is a `DatasetError`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raypipe.errors import DatasetError
+from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature
+from raypipe.metadata.tables import open_parquet
+
+_OPEN_FILES = 32
+"""Footers kept by a reader: a footer of a file with 1,000 row groups is about a megabyte."""
+
+
+@dataclass(frozen=True)
+class _DataFile:
+    """An open data file: its footer, and which episodes each row group may hold."""
+
+    parquet: pq.ParquetFile
+    first_row: NDArray[np.int64]
+    """The file's row at which each row group starts, and behind the last one the number of rows."""
+    episode_min: NDArray[np.int64]
+    episode_max: NDArray[np.int64]
+    """Bounds of ``episode_index`` in each row group: everything where the footer has no statistics."""
+
+
+class RowReader:
+    """Reads the rows of episodes of one dataset; keeps a few footers and the last row groups that it read.
+
+    Not for use by several threads at once.
+    """
+
+    def __init__(self, meta: DatasetMeta, columns: Sequence[str]) -> None:
+        """Prepare to read `columns` (names of features) and the index columns; opens nothing yet."""
+        self._meta = meta
+        self._columns = tuple(dict.fromkeys((*columns, *INDEX_FEATURES)))
+        self._files: OrderedDict[str, _DataFile] = OrderedDict()
+        self._kept: tuple[tuple[str, tuple[int, ...]], pa.Table] = (("", ()), pa.table({}))
+
+    def read_episode(self, row: int) -> pa.Table:
+        """Return all rows of the episode in row `row` of the episode table."""
+        return self.read_frames(row, 0, int(self._meta.episodes.length[row]))
+
+    def read_frames(self, row: int, start: int, stop: int) -> pa.Table:
+        """Return the frames ``[start, stop)`` of the episode in row `row` of the episode table, in order.
+
+        Raises:
+            DatasetError: the file is missing or damaged, or has not the rows that ``meta/`` promises.
+        """
+        name = self._meta.data_file(row)
+        try:
+            table = self._episode_table(name, row)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self._damaged(name, row, f"cannot be read: {error}") from error
+        length = int(self._meta.episodes.length[row])
+        if len(table) != length:
+            raise self._damaged(name, row, f"holds {len(table)} rows of it, and the episode table promises {length}")
+        table = self._in_frame_order(table, name, row)
+        return self._with_index_columns(table, row).slice(start, stop - start)
+
+    def missing_columns(self, row: int) -> tuple[str, ...]:
+        """Return which of the columns asked for are not in the file of the episode in row `row`."""
+        present = set(self._open(self._meta.data_file(row)).parquet.schema_arrow.names)
+        return tuple(column for column in self._columns if column not in present)
+
+    def undeclared_columns(self, row: int) -> tuple[str, ...]:
+        """Return which columns of the file of the episode in row `row` are not features of the dataset."""
+        names = self._open(self._meta.data_file(row)).parquet.schema_arrow.names
+        return tuple(name for name in names if name not in self._meta.features and name not in INDEX_FEATURES)
+
+    def _episode_table(self, name: str, row: int) -> pa.Table:
+        file = self._open(name)
+        episode_index = int(self._meta.episodes.episode_index[row])
+        groups = np.flatnonzero((file.episode_min <= episode_index) & (file.episode_max >= episode_index))
+        table = self._read_groups(name, file, tuple(int(group) for group in groups))
+        is_whole = bool(np.all(file.episode_min[groups] == file.episode_max[groups]))
+        if is_whole or "episode_index" not in table.column_names:
+            return table
+        return table.filter(pc.equal(table.column("episode_index"), episode_index))
+
+    def _read_groups(self, name: str, file: _DataFile, groups: tuple[int, ...]) -> pa.Table:
+        # The next episode is often in the same row groups: where files are not cut by episode, reading one
+        # episode costs its whole row group.
+        if self._kept[0] != (name, groups):
+            present = [column for column in self._columns if column in file.parquet.schema_arrow.names]
+            table = file.parquet.read_row_groups(list(groups), columns=present, use_threads=False)
+            self._kept = ((name, groups), table)
+        return self._kept[1]
+
+    def _open(self, name: str) -> _DataFile:
+        if name in self._files:
+            self._files.move_to_end(name)
+            return self._files[name]
+        parquet = open_parquet(self._meta.storage, name)
+        names = parquet.schema_arrow.names
+        doubled = sorted({column for column in names if names.count(column) > 1})
+        if doubled:
+            raise DatasetError(f"{self._meta.storage.locate(name)!r} has the columns {doubled} twice; rewrite the file")
+        self._files[name] = _DataFile(parquet, *_row_groups(parquet.metadata))
+        if len(self._files) > _OPEN_FILES:
+            self._files.popitem(last=False)[1].parquet.close()
+        return self._files[name]
+
+    def _in_frame_order(self, table: pa.Table, name: str, row: int) -> pa.Table:
+        if "frame_index" not in table.column_names:
+            return table
+        frame_index = table.column("frame_index").to_numpy()
+        expected = np.arange(len(table))
+        if np.array_equal(frame_index, expected):
+            return table
+        order = np.argsort(frame_index, kind="stable")
+        if not np.array_equal(frame_index[order], expected):
+            raise self._damaged(
+                name,
+                row,
+                f"numbers its frames from {frame_index.min()} to {frame_index.max()} with gaps or repeats, expected "
+                f"0 to {len(table) - 1}",
+            )
+        return table.take(order)
+
+    def _with_index_columns(self, table: pa.Table, row: int) -> pa.Table:
+        """Add the index columns that the file lacks."""
+        episodes, length = self._meta.episodes, len(table)
+        for column, dtype in INDEX_FEATURES.items():
+            if column not in table.column_names:
+                frames = np.arange(length)
+                values = {
+                    "timestamp": frames / self._meta.fps,
+                    "frame_index": frames,
+                    "episode_index": np.full(length, episodes.episode_index[row]),
+                    "index": episodes.from_index[row] + frames,
+                    "task_index": np.full(length, self._task_index(row)),
+                }
+                table = table.append_column(column, pa.array(values[column].astype(dtype)))
+        return table
+
+    def _task_index(self, row: int) -> int:
+        """Return the number of the episode's first task, for rows that do not say theirs."""
+        texts = self._meta.episodes.tasks[row].as_py() or []
+        return self._meta.tasks.indices.get(texts[0], 0) if texts else 0
+
+    def _damaged(self, name: str, row: int, what: str) -> DatasetError:
+        episode_index = int(self._meta.episodes.episode_index[row])
+        return DatasetError(
+            f"episode {episode_index} of {self._meta.root!r}: {self._meta.storage.locate(name)!r} {what}. Fetch the "
+            f"file again, or leave the episode out."
+        )
+
+
+def _row_groups(
+    metadata: pq.FileMetaData,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return where row groups start, and the bounds of ``episode_index`` in each."""
+    counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    bounds = np.full((2, len(counts)), np.iinfo(np.int64).max, dtype=np.int64)
+    bounds[0] = np.iinfo(np.int64).min
+    if "episode_index" in names:
+        column = names.index("episode_index")
+        for group in range(len(counts)):
+            statistics = metadata.row_group(group).column(column).statistics
+            if statistics is not None and statistics.has_min_max:
+                bounds[:, group] = statistics.min, statistics.max
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64), bounds[0], bounds[1]
+
+
+def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per-episode", "other"]:
+    """Return whether row groups are episodes, from the footers of up to `num_files` files of the dataset.
+
+    Where they are, an episode is read alone; where not, reading it costs the row groups that it touches.
+    """
+    if not len(meta.episodes):
+        return "per-episode"
+    rows = np.unique(np.linspace(0, len(meta.episodes) - 1, num_files).round().astype(int))
+    for name in dict.fromkeys(meta.data_file(int(row)) for row in rows):
+        with open_parquet(meta.storage, name) as parquet:
+            _, low, high = _row_groups(parquet.metadata)
+        if meta.is_packed and (np.any(low != high) or len(np.unique(low)) < len(low)):
+            return "other"
+        if not meta.is_packed and len(low) > 1:
+            return "other"
+    return "per-episode"
+
+
+def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any] | list[Any]:
+    """Return a column as LeRobot's sample has it: ``(rows, *shape)``, or a list for text, images and language.
+
+    Floats become float32 and integers int64, whatever the file has; a scalar (shape ``(1,)``) has no inner axis.
+
+    Args:
+        place: the dataset and episode, for messages.
+    """
+    column = table.column(feature.name)
+    if feature.kind != "vector":
+        return list(column.to_pylist())
+    flat = _flatten(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
+    shape = () if feature.shape == (1,) else feature.shape
+    if flat.null_count or len(flat) != len(table) * int(np.prod(shape)):
+        raise DatasetError(
+            f"column {feature.name!r} of {place} holds {len(flat)} numbers and {flat.null_count} empty values in "
+            f"{len(table)} rows of type {column.type}; info.json declares the shape {list(feature.shape)}. Correct "
+            f"info.json, or leave the episode out."
+        )
+    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
+    return values.astype(_sample_dtype(values.dtype), copy=False).reshape(len(table), *shape)
+
+
+def _flatten(array: pa.Array) -> pa.Array:
+    """Return the numbers inside lists of any depth, whatever kind of list the writer chose."""
+    while isinstance(array, pa.ExtensionArray | pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+        array = array.storage if isinstance(array, pa.ExtensionArray) else array.flatten()
+    return array
+
+
+def _sample_dtype(dtype: np.dtype[Any]) -> type[np.generic]:
+    if dtype.kind == "b":
+        return np.bool_
+    return np.float32 if dtype.kind == "f" else np.int64

@@ -1,0 +1,128 @@
+"""Where files are: a local path or any fsspec URI, behind one small value.
+
+A `Storage` is the root of a dataset. All names below it are relative, with ``/``. It is a plain value: it
+pickles, and opens its filesystem where it is used. It does not cache, and does not retry.
+"""
+
+import os
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+from typing import IO, Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from raypipe.errors import ConfigError, DatasetError
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The root folder of a dataset, on any filesystem that fsspec knows."""
+
+    uri: str
+    """The root as an absolute path, or as a URI with its protocol."""
+
+    @cached_property
+    def filesystem(self) -> Any:
+        """The fsspec filesystem of this root."""
+        return self._resolved[0]
+
+    @cached_property
+    def path(self) -> str:
+        """The root in the filesystem's own terms, without protocol."""
+        return str(self._resolved[1])
+
+    @cached_property
+    def is_local(self) -> bool:
+        """True where files are plain paths that any library can open by name."""
+        return isinstance(self.filesystem, LocalFileSystem)
+
+    @cached_property
+    def _resolved(self) -> tuple[Any, str]:
+        try:
+            filesystem, path = fsspec.url_to_fs(self.uri)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                f"cannot open {self.uri!r}: {error}. Give a local path, or a URI of a protocol whose fsspec "
+                f"package is installed (s3fs for s3://, gcsfs for gs://)."
+            ) from error
+        return filesystem, path
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A live filesystem holds connections and threads: each process opens its own.
+        return {"uri": self.uri}
+
+    def locate(self, name: str) -> str:
+        """Return the full path of the file `name`, for this filesystem and for messages."""
+        return f"{self.path.rstrip('/')}/{name}" if name else self.path
+
+    def exists(self, name: str = "") -> bool:
+        """Return whether there is a file or folder `name`."""
+        return bool(self.filesystem.exists(self.locate(name)))
+
+    def list_files(self, folder: str = "") -> list[str]:
+        """Return the names of all files below `folder`, sorted; none where the folder is missing."""
+        top = self.locate(folder)
+        if not self.filesystem.exists(top):
+            return []
+        prefix = len(self.path.rstrip("/")) + 1
+        return sorted(str(found)[prefix:] for found in self.filesystem.find(top))
+
+    def size_bytes(self, name: str) -> int:
+        """Return the size of the file `name`."""
+        self._check_file(name)
+        return int(self.filesystem.size(self.locate(name)))
+
+    def open_file(self, name: str) -> IO[bytes]:
+        """Open the file `name` for reading; remote files are read by range as they are used."""
+        self._check_file(name)
+        opened: IO[bytes] = self.filesystem.open(self.locate(name), "rb")
+        return opened
+
+    def read_bytes(self, name: str) -> bytes:
+        """Return the whole file `name`."""
+        self._check_file(name)
+        return bytes(self.filesystem.cat_file(self.locate(name)))
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return the bytes ``[start, stop)`` of the file `name`; fewer where the file ends before `stop`."""
+        self._check_file(name)
+        return bytes(self.filesystem.cat_file(self.locate(name), start=start, end=stop))
+
+    def write_atomic(self, name: str, content: bytes) -> None:
+        """Write the file `name` so that a reader sees the old content or the new, never a part."""
+        target = self.locate(name)
+        if not self.is_local:
+            # Object stores publish an object when its upload is complete.
+            self.filesystem.pipe_file(target, content)
+            return
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        partial = f"{target}.{uuid.uuid4().hex}.part"
+        try:
+            with open(partial, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(partial, target)
+        finally:
+            if os.path.exists(partial):
+                os.remove(partial)
+
+    def _check_file(self, name: str) -> None:
+        # Only locally: for an object store this would be a request per read, and its own error names the key.
+        if self.is_local and not os.path.isfile(self.locate(name)):
+            raise DatasetError(
+                f"missing file {self.locate(name)!r}. Fetch or restore it; `raypipe info {self.uri}` shows "
+                f"what the dataset should hold."
+            )
+
+
+def open_storage(root: str | os.PathLike[str]) -> Storage:
+    """Return the storage of `root`: a local path (made absolute) or an fsspec URI."""
+    uri = os.fspath(root)
+    if not uri:
+        raise ConfigError("the root of the dataset is empty; give a path or a URI")
+    if "://" not in uri:
+        uri = os.path.abspath(os.path.expanduser(uri))
+    return Storage(uri)

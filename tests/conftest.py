@@ -1,0 +1,23 @@
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from raypipe.testing import SynthSpec, write_dataset
+
+# A shared 2-core machine pauses at random: a deadline per example would judge the machine, not the code.
+settings.register_profile("raypipe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("raypipe")
+
+
+@pytest.fixture(scope="session")
+def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A v3.0 dataset of a few short episodes with two cameras; read-only."""
+    return write_dataset(tmp_path_factory.mktemp("tiny") / "dataset", SynthSpec())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    # Ray writes a token into the home folder, and matplotlib a cache: not into the user's.
+    os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))

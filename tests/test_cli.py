@@ -1,0 +1,119 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import raypipe
+
+PROGRAM = Path(sys.executable).parent / "raypipe"
+
+
+def run(*arguments, **kwargs):
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False, **kwargs)
+
+
+def test_help_lists_every_command_with_a_sentence():
+    helped = run("--help")
+
+    assert helped.returncode == 0
+    for command in ("info", "synth"):
+        assert command in helped.stdout
+    assert run().stdout == helped.stdout
+
+
+@pytest.mark.parametrize("command", ["info", "synth"])
+def test_every_command_explains_its_options(command):
+    helped = run(command, "--help")
+
+    assert helped.returncode == 0
+    assert "Usage: raypipe" in helped.stdout
+
+
+def test_version_is_the_packages():
+    assert run("--version").stdout == f"raypipe {raypipe.__version__}\n"
+
+
+def test_info_json_has_the_promised_keys(tiny_dataset):
+    printed = json.loads(run("info", tiny_dataset, "--json").stdout)
+
+    assert printed["version"] == "v3.0"
+    assert (printed["episodes"], printed["frames"], printed["fps"]) == (5, 34, 10)
+    assert printed["cameras"] == ["observation.images.top", "observation.images.wrist"]
+    assert printed["missing_cameras"] == []
+    assert printed["tasks"] == ["pick up the cube", "open the drawer"]
+    assert printed["row_groups"] == "per-episode"
+    assert len(printed["fingerprint"]) == 32
+
+
+def test_info_prints_a_table_that_a_person_can_read(tiny_dataset):
+    printed = run("info", tiny_dataset).stdout
+
+    assert "5 (1 to 12 frames each)" in printed
+    assert "observation.images.top  64x64 h264" in printed
+
+
+@pytest.mark.parametrize("version", ["v3.0", "v2.1", "v2.0"])
+def test_synth_writes_a_dataset_that_info_reads(tmp_path, version):
+    options = ("--version", version, "--episodes", 3, "--frames", 9, "--cameras", 1, "--size", "48x32", "--fps", 5)
+    written = run("synth", tmp_path / "made", *options)
+
+    info = json.loads(run("info", tmp_path / "made", "--json").stdout)
+
+    assert written.returncode == 0, written.stderr
+    assert (info["version"], info["episodes"], info["fps"]) == (version, 3, 5)
+    assert list(info["camera_sizes"].values())[0].startswith("48x32 ")
+    assert 6 * 3 <= info["frames"] <= 12 * 3
+
+
+BAD_CALLS = {
+    "missing root": (["info", "{tmp}/nothing"], "no such folder"),
+    "no dataset": (["info", "{tmp}"], "no LeRobot dataset"),
+    "folder in use": (["synth", "{tiny}"], "not an empty folder"),
+    "odd size": (["synth", "{tmp}/x", "--size", "big"], "'big'"),
+    "unknown version": (["synth", "{tmp}/x", "--version", "v9"], "'v9'"),
+    "unknown codec": (["synth", "{tmp}/x", "--codec", "mjpeg"], "'mjpeg'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_input_is_one_paragraph_and_exit_code_2(tmp_path, tiny_dataset, case):
+    arguments, message = BAD_CALLS[case]
+
+    done = run(*(argument.format(tmp=tmp_path, tiny=tiny_dataset) for argument in arguments))
+
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.startswith("raypipe: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(tmp_path):
+    for arguments in (["--debug", "info", tmp_path], ["info", tmp_path, "--debug"]):
+        done = run(*arguments)
+
+        assert "Traceback" in done.stderr
+        assert "DatasetError" in done.stderr
+
+
+def test_an_unknown_command_or_option_is_exit_code_2(tmp_path):
+    assert run("inof", tmp_path).returncode == 2
+    assert run("info", tmp_path, "--jsno").returncode == 2
+
+
+def test_the_demo_runs_and_the_picture_agrees_with_the_row(tmp_path):
+    demo = Path(__file__).parents[1] / "examples" / "demo.py"
+
+    done = subprocess.run(
+        [sys.executable, demo], cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
+    )
+
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.strip().splitlines()[-1]
+    said, row = last.split(";")
+    assert [word for word in said.split() if word.strip(",").isdigit()] == [
+        word for word in row.split() if word.strip(",").isdigit()
+    ]
