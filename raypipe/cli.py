@@ -62,17 +62,13 @@ def synth(
     seed: Annotated[int, typer.Option(help="Decides the lengths.")] = 0,
 ) -> None:
     """Write a small real dataset whose pixels say which frame they are."""
-    from raypipe.testing import synth_spec, write_dataset
+    from raypipe.testing import SynthSpec, numbered_cameras, varied_lengths, write_dataset
 
-    spec = synth_spec(
-        version=version,
-        episodes=episodes,
-        frames=frames,
-        cameras=cameras,
-        size=size,
+    spec = SynthSpec(
+        version=version,  # type: ignore[arg-type]
+        lengths=varied_lengths(episodes, frames, seed),
         fps=fps,
-        codec=codec,
-        gop=gop,
+        cameras=numbered_cameras(cameras, size, codec, gop),
         seed=seed,
     )
     write_dataset(out, spec)

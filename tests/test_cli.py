@@ -108,7 +108,12 @@ def test_the_demo_runs_and_the_picture_agrees_with_the_row(tmp_path):
     demo = Path(__file__).parents[1] / "examples" / "demo.py"
 
     done = subprocess.run(
-        [sys.executable, demo], cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"}
+        [sys.executable, demo],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "200"},
     )
 
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,240 @@
+"""What a made dataset holds: its episodes, cameras, files and quirks.
+
+Only the choices and their checks. Nothing here writes a file or knows a codec's options.
+"""
+
+import random
+import re
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from raypipe.errors import ConfigError
+
+Version = Literal["v3.0", "v2.1", "v2.0"]
+CameraKind = Literal["video", "image", "depth", "depth-image"]
+Codec = Literal["h264", "av1", "hevc", "vp9"]
+ShapeOrder = Literal["hwc", "chw"]
+Join = Literal["encode", "concat"]
+Pixels = Literal["flat", "textured"]
+RowGroups = Literal["per-episode", "per-file"]
+DroppedColumn = Literal["index", "frame_index", "task_index"]
+ExtraFeature = Literal["next.done", "observation.grid", "note"]
+
+MAX_CAMERAS = 16
+"""A stamp has 4 bits for the camera's number."""
+
+GRID_SHAPE = (2, 3)
+"""Shape of the extra feature `observation.grid`."""
+
+_MIN_SIZE = {"h264": 32, "hevc": 32, "vp9": 32, "av1": 64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CameraSpec:
+    """One camera of a made dataset, and how its frames are stored."""
+
+    name: str
+    """The feature's name, such as ``observation.images.top``."""
+
+    height: int = 64
+
+    width: int = 64
+
+    kind: CameraKind = "video"
+    """``video``: mp4. ``image``: PNG inside the parquet rows. ``depth``: mp4 with 12-bit HEVC without loss.
+    ``depth-image``: TIFF of 16-bit millimetres inside the rows."""
+
+    codec: Codec = "h264"
+    """For ``video`` only; a depth video is always HEVC."""
+
+    gop: int = 2
+    """A keyframe every so many frames; 2 is what LeRobot's recorder writes."""
+
+    b_frames: int = 0
+    """B-frames between two others (h264 and hevc); 0 as fast decoding wants it."""
+
+    crf: int = 30
+    """Quality of a lossy codec; 30 is what LeRobot's recorder uses."""
+
+    shape_order: ShapeOrder = "hwc"
+    """Order in which info.json writes this camera's `shape`; both are met in real datasets."""
+
+    def __post_init__(self) -> None:
+        _check_choice("kind", self.kind, get_args(CameraKind))
+        _check_choice("codec", self.codec, get_args(Codec))
+        _check_choice("shape_order", self.shape_order, get_args(ShapeOrder))
+        _check_at_least(f"gop of camera {self.name!r}", self.gop, 1)
+        _check_at_least(f"b_frames of camera {self.name!r}", self.b_frames, 0)
+        _check_at_least(f"crf of camera {self.name!r}", self.crf, 0)
+        if not self.name or "/" in self.name:
+            raise ConfigError(f"a camera's name may not be empty or contain '/', got {self.name!r}")
+        if self.b_frames and self.codec not in ("h264", "hevc"):
+            raise ConfigError(f"camera {self.name!r}: {self.codec} has no B-frames; set b_frames=0 or codec='h264'")
+        self._check_size()
+
+    @property
+    def is_video(self) -> bool:
+        """Whether the frames are in mp4 files."""
+        return self.kind in ("video", "depth")
+
+    @property
+    def is_depth(self) -> bool:
+        """Whether the frames are distances."""
+        return self.kind in ("depth", "depth-image")
+
+    def _check_size(self) -> None:
+        least = _MIN_SIZE[self.codec] if self.kind == "video" else 32
+        size = f"{self.height}x{self.width}"
+        if min(self.height, self.width) < least:
+            raise ConfigError(f"camera {self.name!r} is {size}; {self.codec} needs {least}x{least} or more")
+        # yuv420p halves the chroma planes.
+        if self.kind == "video" and (self.height % 2 or self.width % 2):
+            raise ConfigError(f"camera {self.name!r} is {size}; a video needs an even height and width")
+
+
+def _default_cameras() -> tuple[CameraSpec, ...]:
+    return tuple(CameraSpec(name=f"observation.images.{place}") for place in ("top", "wrist"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynthSpec:
+    """A made LeRobot dataset. The defaults are small: 34 frames, two 64x64 cameras."""
+
+    version: Version = "v3.0"
+
+    lengths: tuple[int, ...] = (7, 1, 12, 5, 9)
+    """Frames of each episode. By default odd ones and a single frame, where joins go wrong."""
+
+    fps: int = 10
+
+    cameras: tuple[CameraSpec, ...] = field(default_factory=_default_cameras)
+
+    state_dim: int = 6
+
+    action_dim: int = 6
+
+    tasks: tuple[str, ...] = ("pick up the cube", "open the drawer")
+    """Episode e has task ``e % len(tasks)``."""
+
+    two_tasks: bool = False
+    """Whether the second half of an episode has the task after that."""
+
+    episodes_per_data_file: int = 3
+    """v3.0 only; v2.x has one."""
+
+    episodes_per_video_file: int = 3
+    """v3.0 only; v2.x has one."""
+
+    episodes_per_meta_file: int = 1000
+    """v3.0 only: rows of one file under meta/episodes."""
+
+    row_groups: RowGroups | int = "per-episode"
+    """A number cuts every so many rows, across episodes, as some converters do."""
+
+    gap_frames: int = 0
+    """v3.0 only: frames of no episode between two episodes of an mp4."""
+
+    join: Join = "encode"
+    """``concat`` makes a clip per episode and copies the streams into one mp4, as LeRobot's recorder does."""
+
+    drop_columns: tuple[DroppedColumn, ...] = ()
+    """Columns to leave out, as some real datasets do."""
+
+    extra_features: tuple[ExtraFeature, ...] = ()
+    """A bool, a (2, 3) float32 and a string feature."""
+
+    chunks_size: int = 1000
+    """Files in one chunk folder (v2.x: episodes)."""
+
+    robot_type: str = "raypipe_synth"
+
+    with_stats: bool = True
+
+    pixels: Pixels = "flat"
+    """``textured`` costs about as much to decode as a real camera; for benchmarks."""
+
+    seed: int = 0
+    """Phases of the curves in state and action, and the texture."""
+
+    def __post_init__(self) -> None:
+        _check_choice("version", self.version, get_args(Version))
+        _check_choice("join", self.join, get_args(Join))
+        _check_choice("pixels", self.pixels, get_args(Pixels))
+        for column in self.drop_columns:
+            _check_choice("drop_columns", column, get_args(DroppedColumn))
+        for feature in self.extra_features:
+            _check_choice("extra_features", feature, get_args(ExtraFeature))
+        self._check_row_groups()
+        self._check_counts()
+        self._check_cameras()
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether files hold several episodes (v3.0)."""
+        return self.version == "v3.0"
+
+    def _check_row_groups(self) -> None:
+        if isinstance(self.row_groups, int):
+            _check_at_least("row_groups", self.row_groups, 1)
+        else:
+            _check_choice("row_groups", self.row_groups, get_args(RowGroups))
+
+    def _check_counts(self) -> None:
+        for name in ("fps", "state_dim", "action_dim", "chunks_size"):
+            _check_at_least(name, getattr(self, name), 1)
+        for name in ("episodes_per_data_file", "episodes_per_video_file", "episodes_per_meta_file"):
+            _check_at_least(name, getattr(self, name), 1)
+        _check_at_least("gap_frames", self.gap_frames, 0)
+        _check_at_least("the number of episodes in lengths", len(self.lengths), 1)
+        _check_at_least("the shortest of lengths", min(self.lengths), 1)
+        _check_at_least("the number of tasks", len(self.tasks), 2 if self.two_tasks else 1)
+        if len(set(self.tasks)) < len(self.tasks):
+            raise ConfigError(f"tasks must differ from each other, got {self.tasks}")
+        if self.gap_frames and not self.is_packed:
+            raise ConfigError(
+                f"gap_frames={self.gap_frames} needs version 'v3.0': an mp4 of {self.version} has one episode"
+            )
+
+    def _check_cameras(self) -> None:
+        names = [camera.name for camera in self.cameras]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"cameras must have different names, got {names}")
+        if len(names) > MAX_CAMERAS:
+            raise ConfigError(f"a stamp tells at most {MAX_CAMERAS} cameras apart, got {len(names)}")
+
+
+def varied_lengths(num_episodes: int, mean: int, seed: int) -> tuple[int, ...]:
+    """Return lengths that differ by up to a third from `mean`; the same for the same seed."""
+    _check_at_least("the number of episodes", num_episodes, 1)
+    _check_at_least("the mean length", mean, 1)
+    generator = random.Random(seed)
+    return tuple(mean + generator.randint(-(mean // 3), mean // 3) for _ in range(num_episodes))
+
+
+def numbered_cameras(num_cameras: int, size: str, codec: str, gop: int) -> tuple[CameraSpec, ...]:
+    """Return cameras of one kind, with `size` as ``WIDTHxHEIGHT``."""
+    _check_at_least("the number of cameras", num_cameras, 0)
+    match = re.fullmatch(r"(\d+)x(\d+)", size)
+    if not match:
+        raise ConfigError(f"the size of a camera is WIDTHxHEIGHT, as 96x64, got {size!r}")
+    _check_choice("codec", codec, get_args(Codec))
+    return tuple(
+        CameraSpec(
+            name=f"observation.images.camera_{number}",
+            height=int(match[2]),
+            width=int(match[1]),
+            codec=codec,  # type: ignore[arg-type]
+            gop=gop,
+        )
+        for number in range(num_cameras)
+    )
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, got {value}")

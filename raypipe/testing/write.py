@@ -1,0 +1,79 @@
+"""Write a made dataset to disk: rows, videos, then meta/.
+
+Decides which episodes share a file. The layout of each version is in `meta`, values in `rows` and `pixels`.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from raypipe.errors import ConfigError
+from raypipe.testing.meta import DATA_PATHS, VIDEO_PATHS, VideoPlace, format_path, write_meta
+from raypipe.testing.rows import EpisodeRange, episode_ranges, write_rows
+from raypipe.testing.spec import SynthSpec
+from raypipe.testing.stamp import GAP_EPISODE
+from raypipe.testing.video import Run, VideoFile, check_tools, write_video
+
+# Drawing and encoding keep one core busy per file; more would only take them from others.
+_NUM_THREADS = 2
+
+
+def write_dataset(root: str | os.PathLike[str], spec: SynthSpec) -> Path:
+    """Write the dataset that `spec` describes to the folder `root`, and return it as a path.
+
+    meta/ is written last: a folder without it was not finished. The same spec gives the same rows, metadata
+    and stamps.
+
+    Raises:
+        ConfigError: `root` is not empty, or FFmpeg here lacks what `spec` needs; nothing was written then.
+    """
+    folder = Path(root)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"{str(folder)!r} is not an empty folder, and write_dataset changes no files. Choose another "
+            f"folder, or remove this one first: rm -r {folder}"
+        )
+    check_tools(spec)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, episodes in enumerate(episode_ranges(spec, spec.episodes_per_data_file)):
+        path = format_path(DATA_PATHS[spec.version], number, spec.chunks_size)
+        write_rows(spec, episodes, folder / path)
+    write_meta(folder, spec, _write_videos(folder, spec))
+    return folder
+
+
+def _write_videos(root: Path, spec: SynthSpec) -> dict[str, list[VideoPlace]]:
+    groups = episode_ranges(spec, spec.episodes_per_video_file)
+    cameras = [number for number, camera in enumerate(spec.cameras) if camera.is_video]
+    files = [
+        VideoFile(
+            path=root / _video_path(spec, camera, file_number),
+            camera_number=camera,
+            runs=_runs(spec, episodes),
+        )
+        for camera in cameras
+        for file_number, episodes in enumerate(groups)
+    ]
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        times = list(pool.map(lambda file: write_video(spec, file), files))
+    places: dict[str, list[VideoPlace]] = {spec.cameras[number].name: [] for number in cameras}
+    for position, (file, run_times) in enumerate(zip(files, times, strict=True)):
+        for run, (start, stop) in zip(file.runs, run_times, strict=True):
+            place = VideoPlace(file_number=position % len(groups), from_timestamp=start, to_timestamp=stop)
+            if run.episode != GAP_EPISODE:
+                places[spec.cameras[file.camera_number].name].append(place)
+    return places
+
+
+def _video_path(spec: SynthSpec, camera_number: int, file_number: int) -> str:
+    name = spec.cameras[camera_number].name
+    return format_path(VIDEO_PATHS[spec.version], file_number, spec.chunks_size, name)
+
+
+def _runs(spec: SynthSpec, episodes: EpisodeRange) -> tuple[Run, ...]:
+    runs: list[Run] = []
+    for episode in range(episodes.start, episodes.stop):
+        if runs and spec.gap_frames:
+            runs.append(Run(episode=GAP_EPISODE, num_frames=spec.gap_frames))
+        runs.append(Run(episode=episode, num_frames=spec.lengths[episode]))
+    return tuple(runs)
