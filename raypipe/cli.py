@@ -16,7 +16,6 @@ from raypipe.errors import RaypipeError
 app = typer.Typer(
     name="raypipe",
     help="Feeds robot-policy training on a Ray cluster from LeRobot datasets.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -28,12 +27,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 @app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
 ) -> None:
     if version:
         typer.echo(f"raypipe {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()

@@ -243,21 +243,19 @@ class Dataset:
             first = episode_first_frame(self.meta, row, name, video.index)
             if self.spec.timestamps == "strict":
                 self._check_timestamps(name, row, table, frames, video.index.pts_s[first + frames])
-            pixels = video.read_frames((first + frames).tolist())
+            # A window may name a frame twice (padding) or in any order; the decoder goes forward.
+            unique, slots = np.unique(first + frames, return_inverse=True)
+            pixels = video.read_frames(unique)[slots]
         if self.spec.camera_dtype == "float32" and not feature.is_depth:
             pixels = pixels.to(torch.float32) / 255
-        return pixels.squeeze(0)
+        return pixels.permute(0, 3, 1, 2).contiguous().squeeze(0)
 
     def _image(self, feature: Feature, table: pa.Table, frame: int) -> "torch.Tensor":
         from raypipe.decode import decode_image
 
         stored = table.column(feature.name)[frame].as_py()
         episode_index = table.column("episode_index")[frame].as_py()
-        place = f"episode {episode_index}, frame {frame} of {self.meta.root!r}"
-        content = stored.get("bytes") if isinstance(stored, dict) else stored
-        if not isinstance(content, bytes):
-            raise DecodeError(f"there are no image bytes for {feature.name!r} in {place}; leave the episode out")
-        return decode_image(content, feature, place)
+        return decode_image(stored, feature, f"episode {episode_index}, frame {frame} of {self.meta.root!r}")
 
     def _check_timestamps(
         self, name: str, row: int, table: pa.Table, frames: NDArray[np.int64], pts_s: NDArray[np.float64]

@@ -64,7 +64,7 @@ def test_synth_writes_a_dataset_that_info_reads(tmp_path, version):
 
     assert written.returncode == 0, written.stderr
     assert (info["version"], info["episodes"], info["fps"]) == (version, 3, 5)
-    assert list(info["camera_sizes"].values())[0].startswith("48x32 ")
+    assert next(iter(info["camera_sizes"].values())).startswith("48x32 ")
     assert 6 * 3 <= info["frames"] <= 12 * 3
 
 

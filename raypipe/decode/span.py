@@ -1,0 +1,115 @@
+"""The frames of one span of one camera, decoded in one pass in file order."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raypipe.decode.images import decode_image
+from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
+from raypipe.decode.videos import VideoCache, VideoOptions
+from raypipe.errors import RaypipeError
+from raypipe.metadata import DatasetMeta
+from raypipe.video import episode_first_frame
+
+
+@dataclass(slots=True)
+class DecodeCounts:
+    """What was decoded, since the start."""
+
+    frames: int = 0
+    seconds: float = 0.0
+    """Summed over threads."""
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
+class SpanDecoder:
+    """Decodes frames of episodes of one dataset; every thread that uses it has its own open videos."""
+
+    def __init__(self, meta: DatasetMeta, spec: DecodeSpec) -> None:
+        self._meta = meta
+        self._spec = spec
+        self._local = threading.local()
+        self._caches: list[VideoCache] = []
+        self._lock = threading.Lock()
+        self._counts = DecodeCounts()
+
+    def counts(self) -> DecodeCounts:
+        """Return what was decoded so far, over all threads."""
+        with self._lock:
+            caches = list(self._caches)
+            return DecodeCounts(
+                frames=self._counts.frames,
+                seconds=self._counts.seconds,
+                hits=sum(cache.hits for cache in caches),
+                misses=sum(cache.misses for cache in caches),
+                evictions=sum(cache.evictions for cache in caches),
+            )
+
+    def decode_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
+        """Return frames of the episode in row `row` of the episode table: ``(n, height, width, 3)`` uint8.
+
+        Args:
+            frames: ascending positions in the episode.
+
+        Raises:
+            DatasetError: the video is missing, damaged, or lacks a frame.
+        """
+        started = time.perf_counter()
+        try:
+            video = self._cache().open(self._meta.video_file(row, camera))
+            first = episode_first_frame(self._meta, row, camera, video.index)
+            pixels = video.read_frames(first + frames)
+        except RaypipeError as error:
+            episode = int(self._meta.episodes.episode_index[row])
+            error.add_note(f"while decoding camera {camera!r} of episode {episode} of {self._meta.root}")
+            raise
+        self._count(len(frames), started)
+        return pixels
+
+    def decode_images(self, row: int, camera: str, stored: Sequence[Any], frames: NDArray[np.int64]) -> torch.Tensor:
+        """Return images stored in rows: ``(n, height, width, channels)``.
+
+        Args:
+            stored: what the rows hold, one per frame.
+            frames: positions in the episode, for messages.
+        """
+        started = time.perf_counter()
+        feature = self._meta.features[camera]
+        where = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"
+        images = [
+            decode_image(content, feature, f"{where}, frame {frame}")
+            for content, frame in zip(stored, frames.tolist(), strict=True)
+        ]
+        pixels = self._resized(torch.stack(images))
+        self._count(len(frames), started)
+        return pixels
+
+    def _resized(self, pixels: torch.Tensor) -> torch.Tensor:
+        if self._spec.resize == ORIGINAL_SIZE:
+            return pixels
+        resized = torch.nn.functional.interpolate(
+            pixels.permute(0, 3, 1, 2).float(), size=list(self._spec.resize), mode="bilinear", antialias=True
+        ).permute(0, 2, 3, 1)
+        return resized.round().clamp(0, 255).to(torch.uint8) if pixels.dtype == torch.uint8 else resized
+
+    def _cache(self) -> VideoCache:
+        if not hasattr(self._local, "cache"):
+            options = VideoOptions(resize=self._spec.resize, device=self._spec.device)
+            self._local.cache = VideoCache(self._meta.storage, self._spec.open_videos, options)
+            with self._lock:
+                self._caches.append(self._local.cache)
+        cache: VideoCache = self._local.cache
+        return cache
+
+    def _count(self, num_frames: int, started: float) -> None:
+        with self._lock:
+            self._counts.frames += num_frames
+            self._counts.seconds += time.perf_counter() - started
