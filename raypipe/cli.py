@@ -77,6 +77,33 @@ def synth(
     typer.echo(f"wrote {len(spec.lengths)} episodes, {sum(spec.lengths)} frames to {out}; see: raypipe info {out}")
 
 
+@app.command()
+def plan(
+    root: Root,
+    world_size: Annotated[int, typer.Option(help="Ranks.")],
+    batch_size: Annotated[int, typer.Option(help="Frames of a batch on each rank.")],
+    live_spans: Annotated[int, typer.Option(help="Spans that are live at once in a lane.")] = 128,
+    span_frames: Annotated[str, typer.Option(help="Longest span in frames, or 'episode'.")] = "episode",
+    seed: Annotated[int, typer.Option(help="Decides the order.")] = 0,
+    epoch: Annotated[int, typer.Option(help="Counted from 0.")] = 0,
+    lanes: Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")] = "world_size",
+    plot: Annotated[Path | None, typer.Option(help="Also draw the plan of rank 0 to this PNG file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell what an epoch costs and how well it mixes, before it runs."""
+    from raypipe.plan import BatchSpec, parse_order_spec
+    from raypipe.views import plan_table, plot_plan, view_plan
+
+    spec = parse_order_spec(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes)
+    view = view_plan(root, spec, BatchSpec(size=batch_size), world_size=world_size, epoch=epoch)
+    if plot:
+        plot_plan(view.world, plot)
+    if as_json:
+        typer.echo(json.dumps(view.report.to_json(), indent=2))
+    else:
+        _print(plan_table(view.report))
+
+
 def main() -> None:
     """Run the command line; the entry point of the ``raypipe`` program."""
     # Taken out here so that it may stand anywhere, also behind the command.

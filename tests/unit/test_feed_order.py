@@ -59,6 +59,8 @@ def plans(frames, spec, data):
         return
     yield world
     state = state_after(world, data.draw(st.integers(0, world.num_steps - 1)))
+    if not state.legs:
+        return
     yield plan_resumed(state, index, spec, world_size=world_size)
     yield plan_resumed(state, index, spec, world_size=data.draw(st.sampled_from([*WORLDS, 5])))
 

@@ -35,7 +35,7 @@ def start_or_assume(index, spec, **options):
         raise
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(lengths, specs, worlds, sizes, st.integers(0, 2**20))
 def test_every_frame_is_emitted_once_and_ranks_have_equal_steps(frames, spec, world_size, per_lane, epoch):
     index = make_index(frames)
@@ -54,7 +54,7 @@ def test_every_frame_is_emitted_once_and_ranks_have_equal_steps(frames, spec, wo
         assert all(len(step.frames) + len(step.repeats) == full for step in steps)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(lengths, specs, st.data())
 def test_every_frame_is_emitted_once_over_any_history_of_restarts(frames, spec, data):
     index, world_size = make_index(frames), data.draw(worlds)
@@ -66,6 +66,9 @@ def test_every_frame_is_emitted_once_over_any_history_of_restarts(frames, spec, 
         if stop == world.num_steps:
             break
         state = state_after(world, stop)
+        if not state.legs:
+            # Still the start of the epoch, which may refuse a world size that a resume accepts.
+            continue
         world_size = data.draw(st.sampled_from([*WORLDS, 5, 11]))
         spec = replace(spec, live_spans=data.draw(st.sampled_from([spec.live_spans, spec.live_spans, 5])))
         world = plan_resumed(state, index, spec, world_size=world_size, per_lane=data.draw(sizes))
@@ -79,7 +82,7 @@ def test_every_frame_is_emitted_once_over_any_history_of_restarts(frames, spec, 
         assert len(left) < world.plan.leg.lanes
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(lengths, specs, st.sampled_from([1, 2, 3, 4]), sizes)
 def test_a_resume_after_every_batch_is_as_if_the_run_had_never_stopped(frames, spec, world_size, per_lane):
     index = make_index(frames[:10])
@@ -93,7 +96,7 @@ def test_a_resume_after_every_batch_is_as_if_the_run_had_never_stopped(frames, s
         assert resumed.plan.fingerprint == world.plan.fingerprint
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(lengths, specs, st.sampled_from([4, 6, 12]), sizes)
 def test_the_global_batch_is_the_same_set_on_every_world_size_that_divides_the_lanes(frames, spec, lanes, per_lane):
     index, spec = make_index(frames), replace(spec, lanes=lanes)
@@ -106,7 +109,7 @@ def test_the_global_batch_is_the_same_set_on_every_world_size_that_divides_the_l
     assert len({world.plan.fingerprint for world in worlds}) == 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(lengths, specs, worlds)
 def test_a_lane_has_at_most_live_spans_open_and_they_come_and_go_in_order(frames, spec, world_size):
     spec = replace(spec, tail="short")
@@ -121,9 +124,11 @@ def test_a_lane_has_at_most_live_spans_open_and_they_come_and_go_in_order(frames
             assert (np.diff(end) >= 0).all()
             live = [((begin <= position) & (position < end)).sum() for position in range(int(end.max(initial=0)))]
             assert max(live, default=0) <= (spec.live_spans if spec.shuffle else 1)
+        held = [plan.queue.num_rows[(admitted <= at) & (at < retired)].sum() for at in range(retired.max(initial=0))]
+        assert max(held, default=0) <= world.peak_live_frames()
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(lengths, specs, worlds)
 def test_frames_are_emitted_within_the_life_of_their_span(frames, spec, world_size):
     spec = replace(spec, tail="short")
@@ -136,6 +141,7 @@ def test_frames_are_emitted_within_the_life_of_their_span(frames, spec, world_si
             assert (batch.step < retired[batch.span]).all()
 
 
+@settings(max_examples=20)
 @given(lengths, specs, worlds, st.data())
 def test_leaving_an_episode_out_keeps_the_relative_order_of_the_other_spans(frames, spec, world_size, data):
     dropped = data.draw(st.integers(0, len(frames) - 1))
@@ -152,6 +158,7 @@ def test_leaving_an_episode_out_keeps_the_relative_order_of_the_other_spans(fram
     assert part.start.tolist() == full.start[kept].tolist()
 
 
+@settings(max_examples=20)
 @given(lengths, specs, worlds, worlds, st.data())
 def test_a_restart_without_a_step_changes_nothing(frames, spec, world_size, other, data):
     index = make_index(frames)
@@ -187,6 +194,7 @@ def test_seed_and_epoch_do_not_stand_in_for_each_other():
     assert one != other
 
 
+@settings(max_examples=20)
 @given(lengths, specs, worlds, st.data())
 def test_any_step_is_found_without_going_through_those_before(frames, spec, world_size, data):
     world = start_or_assume(make_index(frames), spec, world_size=world_size)
@@ -201,6 +209,7 @@ def test_any_step_is_found_without_going_through_those_before(frames, spec, worl
     assert found.is_repeat.tolist() == batch.is_repeat.tolist()
 
 
+@settings(max_examples=20)
 @given(lengths, st.sampled_from(["episode", 4]))
 def test_without_shuffle_one_rank_reads_the_files_in_order(frames, span_frames):
     index = make_index(frames)
@@ -211,6 +220,7 @@ def test_without_shuffle_one_rank_reads_the_files_in_order(frames, span_frames):
     assert [frame for step in steps for frame in step.frames] == frames_of_index(index)
 
 
+@settings(max_examples=20)
 @given(lengths, worlds)
 def test_without_shuffle_every_lane_reads_a_contiguous_run(frames, world_size):
     index = make_index(frames)
@@ -225,3 +235,22 @@ def test_without_shuffle_every_lane_reads_a_contiguous_run(frames, world_size):
 
     # Extras that a step of the others cannot hold come last in a lane, so lanes in turn are file order.
     assert runs == frames_of_index(index)
+
+
+def test_wrap_repeats_the_frames_that_its_lane_emitted_last():
+    # 2 lanes of 10 frames, 4 a step: the last step has 2 new frames a lane, and repeats them.
+    world = plan_start(make_index([10, 10]), OrderSpec(seed=0, tail="wrap"), world_size=2, per_lane=4)
+
+    last = list(world.rank(1).batches())[-1]
+
+    assert last.is_repeat.tolist() == [False, False, True, True]
+    assert last.frame[2:].tolist() == last.frame[:2].tolist()
+
+
+def test_wrap_goes_round_where_a_lane_has_less_than_a_batch():
+    world = plan_start(make_index([3]), OrderSpec(seed=0, tail="wrap"), world_size=1, per_lane=8)
+
+    (batch,) = world.rank(0).batches()
+
+    assert batch.frame.tolist() == [*batch.frame[:3], *batch.frame[:3], *batch.frame[:2]]
+    assert batch.is_repeat.tolist() == [False] * 3 + [True] * 5

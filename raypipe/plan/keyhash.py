@@ -1,0 +1,93 @@
+"""The keyed hashes behind the order, in numpy integers.
+
+Decides one number for every span and for every frame, from (seed, epoch, dataset name, episode, frame) and nothing
+else. Not numpy's Generator: its streams may change between releases, and a resumed run must see the order it was
+started with. The parts are absorbed one after the other, never added: seed 1 at epoch 1 is not seed 2 at epoch 0.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+ORDER_VERSION: Final = 1
+"""Raised by any change that moves a frame for the same seed. Golden files hold one order per version."""
+
+Ints = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+
+GOLDEN: Final = 0x9E3779B97F4A7C15
+_MASK: Final = (1 << 64) - 1
+_HIGH_HALF: Final = np.uint64(0xFFFFFFFF00000000)
+
+
+def mix(values: Hashes) -> Hashes:
+    """Return the splitmix64 finaliser of `values`: a bijection of 64 bits in which every bit moves every other."""
+    mixed = values ^ (values >> np.uint64(30))
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def name_key(name: str) -> int:
+    """Return a 64-bit number for a dataset's name; Python's own `hash` differs between processes."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderKeys:
+    """The hashes of one (seed, epoch), and what orders the frames of a span.
+
+    ``shuffle=False`` keeps file order: a frame's order key is its number, and spans are not hashed.
+    """
+
+    seed: int
+    epoch: int
+    shuffle: bool
+    dataset_names: tuple[str, ...]
+
+    def span_keys(self, dataset: NDArray[np.int32], episode: Ints, start: Ints) -> Hashes:
+        """Return one hash per span; spans are read in the order of these, and their frames jittered by them."""
+        return _absorb(self._episode_keys(dataset, episode, purpose="span"), start.view(np.uint64))
+
+    def frame_bases(self, dataset: NDArray[np.int32], episode: Ints) -> Hashes:
+        """Return one hash per span, from which `frame_keys` makes that of its frames."""
+        return self._episode_keys(dataset, episode, purpose="frame")
+
+    def frame_keys(self, bases: Hashes, frame: Ints) -> Hashes:
+        """Return the order keys of frames: distinct within an episode, and ascending in the order of emission.
+
+        The upper half is a hash of (seed, epoch, dataset, episode, frame), the lower half the frame's number. The span
+        takes no part, so a cut of a span or a new leg never moves two frames against each other: what was
+        consumed of an episode's run stays "every key below a floor".
+        """
+        number = frame.view(np.uint64)
+        if not self.shuffle:
+            return number
+        hashed = number * np.uint64(GOLDEN)
+        hashed += bases
+        hashed = mix(hashed)
+        hashed &= _HIGH_HALF
+        hashed |= number
+        return hashed
+
+    def augment_seeds(self, dataset: Ints, episode: Ints, frame: Ints) -> Ints:
+        """Return a seed per frame for a user's augmentation, at least 0; independent of ranks, legs and batches."""
+        keys = self._episode_keys(dataset.astype(np.int32), episode, purpose="augment")
+        return (_absorb(keys, frame.view(np.uint64)) >> np.uint64(1)).view(np.int64)
+
+    def _episode_keys(self, dataset: NDArray[np.int32], episode: Ints, *, purpose: str) -> Hashes:
+        start = np.array([self.seed, self.epoch, name_key(purpose)], dtype=np.uint64)
+        base = np.zeros(1, dtype=np.uint64)
+        for part in start:
+            base = _absorb(base, part[None])
+        names = np.array([name_key(name) for name in self.dataset_names], dtype=np.uint64)
+        return _absorb(_absorb(base, names)[dataset], episode.view(np.uint64))
+
+
+def _absorb(state: Hashes, part: Hashes) -> Hashes:
+    return mix(state ^ mix(part + np.uint64(GOLDEN)))

@@ -1,0 +1,122 @@
+"""Spans as columns: cutting episodes into spans, ordering them, and the frames of a span in emission order.
+
+Decides the global order of spans and, inside a span, of its frames. A span that was partly consumed in an earlier leg
+is the same span with a *floor*: the frames with an order key below it are gone.
+
+::
+
+    span of 8 frames        0   1   2   3   4   5   6   7
+    order keys             61  12  94  35  80  07  52  23      emission: 5 1 7 3 6 0 4 2
+    3 consumed, floor 35    x       x   x   x       x           left, in file order: 0 2 3 4 6
+    cut at frame 4          x       x   x | x       x           the floor holds in both pieces
+"""
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from raypipe.plan.index import EpisodeIndex
+from raypipe.plan.keyhash import Hashes, Ints, OrderKeys
+from raypipe.plan.spec import WHOLE_EPISODE, OrderSpec
+
+_HASH_BITS: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Spans in an order, as columns of equal length."""
+
+    dataset: np.typing.NDArray[np.int32]
+    episode: Ints
+    start: Ints
+    stop: Ints
+
+    key: Hashes
+    """The span's hash. A piece inherits its parent's, and with it the parent's place in the order."""
+
+    floor: Hashes
+    """Frames with an order key below this were consumed in an earlier leg; 0 for a whole span."""
+
+    count: Ints
+    """Frames that are left: those of [start, stop) at or above the floor. Never 0."""
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    def take(self, rows: Ints | slice) -> "Spans":
+        """Return the given rows, in that order."""
+        return Spans(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+
+def cut_spans(index: EpisodeIndex, spec: OrderSpec, keys: OrderKeys) -> Spans:
+    """Return the spans of a whole epoch, in the order in which they are read.
+
+    A span's place depends on its own hash only: leaving an episode out does not move the others against each other.
+    """
+    row, start, stop = _cut_runs(index, spec)
+    dataset, episode = index.dataset[row], index.episode[row]
+    spans = Spans(
+        dataset=dataset,
+        episode=episode,
+        start=start,
+        stop=stop,
+        key=keys.span_keys(dataset, episode, start),
+        floor=np.zeros(len(row), dtype=np.uint64),
+        count=stop - start,
+    )
+    return spans.take(np.argsort(spans.key, kind="stable")) if spec.shuffle else spans
+
+
+def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
+    """Return the frames left of each span in emission order, one span after the other, and where each span begins.
+
+    Span i owns ``frames[offsets[i] : offsets[i + 1]]``. Costs one sort of all frames of the spans, consumed ones too.
+    """
+    length = spans.stop - spans.start
+    owner = np.repeat(np.arange(len(spans)), length)
+    frame = ragged_arange(spans.start, length)
+    order_key = keys.frame_keys(np.repeat(keys.frame_bases(spans.dataset, spans.episode), length), frame)
+    if spans.floor.any():
+        left = order_key >= np.repeat(spans.floor, length)
+        owner, frame, order_key = owner[left], frame[left], order_key[left]
+    assert len(frame) == spans.count.sum(), f"{len(frame)} frames lie above the floors, not {spans.count.sum()}"
+    if keys.shuffle:
+        frame = _sort_within(owner, frame - spans.start[owner], order_key) + spans.start[owner]
+    return frame, np.append(0, np.cumsum(spans.count))
+
+
+def frames_left(spans: Spans, row: int, keys: OrderKeys) -> Ints:
+    """Return the frames left of one span in file order."""
+    return np.sort(order_frames(spans.take(slice(row, row + 1)), keys)[0])
+
+
+def ragged_arange(start: Ints, length: Ints) -> Ints:
+    """Return ``arange(start[i], start[i] + length[i])`` for every i, concatenated."""
+    before = np.cumsum(length) - length
+    return np.asarray(np.arange(length.sum()) + np.repeat(start - before, length))
+
+
+def _cut_runs(index: EpisodeIndex, spec: OrderSpec) -> tuple[Ints, Ints, Ints]:
+    if spec.span_frames == WHOLE_EPISODE:
+        return np.arange(len(index)), index.start, index.stop
+    size = int(spec.span_frames)
+    first, last = index.start // size, (index.stop - 1) // size
+    row = np.repeat(np.arange(len(index)), last - first + 1)
+    cell = ragged_arange(first, last - first + 1)
+    return row, np.maximum(index.start[row], cell * size), np.minimum(index.stop[row], (cell + 1) * size)
+
+
+def _sort_within(owner: Ints, offset: Ints, order_key: Hashes) -> Ints:
+    # One sort of packed integers (owner | hash | offset) is several times faster than a lexsort. Order keys tie in
+    # their hash half only, where the lower offset wins in both ways.
+    offset_bits = int(offset.max(initial=0)).bit_length()
+    if int(owner.max(initial=0)).bit_length() + _HASH_BITS + offset_bits > 64:
+        return offset[np.lexsort((order_key, owner))]
+    packed = owner.astype(np.uint64) << np.uint64(_HASH_BITS)
+    packed |= order_key >> np.uint64(_HASH_BITS)
+    packed <<= np.uint64(offset_bits)
+    packed |= offset.view(np.uint64)
+    packed.sort()
+    packed &= np.uint64((1 << offset_bits) - 1)
+    return packed.view(np.int64)

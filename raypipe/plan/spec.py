@@ -1,0 +1,138 @@
+"""What a user decides about the order: the specs of the plan, and the legs of an epoch.
+
+Decides nothing itself beyond which values are possible. `OrderSpec` is the identity of an order and is stored in the
+state; `BatchSpec` is not, since a run may go on with another batch size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast, get_args
+
+from raypipe.errors import ConfigError, suggest
+
+Tail = Literal["short", "drop", "wrap"]
+BatchScope = Literal["rank", "global"]
+
+WHOLE_EPISODE: Final = "episode"
+"""`span_frames` of this value: a span is a whole episode (or a whole segment of one)."""
+
+WORLD_SIZE: Final = "world_size"
+"""`lanes` of this value: as many lanes as the run's first start has ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSpec:
+    """The order of every epoch of a run, given its frames."""
+
+    seed: int
+
+    shuffle: bool = True
+    """False is for evaluation: every lane reads one contiguous run of the files, in file order."""
+
+    live_spans: int = 128
+    """Spans that are live at once in a lane. Twice a lane's batch gives 97% of the distinct episodes of a full
+    shuffle, and 128 is twice a batch of 64. Without `shuffle` one span is live, whatever stands here."""
+
+    span_frames: int | Literal["episode"] = WHOLE_EPISODE
+    """Longest span. Cuts lie at multiples of it, counted from the episode's first frame: a multiple of the
+    videos' keyframe interval makes every cut fall on a keyframe."""
+
+    tail: Tail = "short"
+    """The end of an epoch: "short" emits every frame in shorter batches, "drop" only full batches, "wrap" fills the
+    last batch with frames of its lane that were just emitted, marked as repeats."""
+
+    lanes: int | Literal["world_size"] = WORLD_SIZE
+    """Lanes of an epoch that starts on a number of ranks which divides them. A number with many divisors (24, 48) keeps
+    the global batches of many world sizes equal."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed must be between 0 and 2**64 - 1, got {self.seed}")
+        if self.live_spans < 1:
+            raise ConfigError(f"live_spans must be at least 1, got {self.live_spans}")
+        _check_count("span_frames", self.span_frames, WHOLE_EPISODE)
+        _check_count("lanes", self.lanes, WORLD_SIZE)
+        _check_choice("tail", self.tail, get_args(Tail))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpec:
+    """How many frames a step takes."""
+
+    size: int
+    """Frames of a full batch, of each rank or of all ranks together as `scope` says."""
+
+    scope: BatchScope = "rank"
+    """With "global" the global batches are the same sets on every world size that divides the lanes."""
+
+    def __post_init__(self) -> None:
+        _check_count("batch_size" if self.scope == "rank" else "global_batch_size", self.size)
+        _check_choice("batch scope", self.scope, get_args(BatchScope))
+
+    def per_lane(self, lanes: int, world_size: int) -> int:
+        """Return the frames that a full step takes from every lane.
+
+        Raises:
+            ConfigError: the batch cannot be shared out equally; it names the nearest sizes that can.
+        """
+        shares = lanes // world_size if self.scope == "rank" else lanes
+        per_lane, rest = divmod(self.size, shares)
+        if rest:
+            near = [str(size) for size in (per_lane * shares, (per_lane + 1) * shares) if size]
+            name = "batch_size" if self.scope == "rank" else "global_batch_size"
+            raise ConfigError(
+                f"{name}={self.size} does not share out over {shares} lanes ({lanes} lanes on {world_size} "
+                f"ranks); the nearest that does: {' or '.join(near)}. Or set lanes={world_size} at the next epoch."
+            )
+        return per_lane
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """A part of an epoch on one number of lanes: what was left at its start, shared out anew."""
+
+    lanes: int
+    live_spans: int
+    frames_per_lane: int = 0
+    """Frames that every lane has handed to the trainer in this leg."""
+
+    def __post_init__(self) -> None:
+        _check_count("lanes", self.lanes)
+        _check_count("live_spans", self.live_spans)
+        if self.frames_per_lane < 0:
+            raise ConfigError(f"frames_per_lane must be at least 0, got {self.frames_per_lane}")
+
+
+def parse_order_spec(*, seed: int, live_spans: int, span_frames: str, lanes: str) -> OrderSpec:
+    """Return the spec of values typed by a person, where a number and a named value are both text."""
+    return OrderSpec(
+        seed=seed,
+        live_spans=live_spans,
+        span_frames=int(span_frames) if span_frames.isdecimal() else cast(Any, span_frames),
+        lanes=int(lanes) if lanes.isdecimal() else cast(Any, lanes),
+    )
+
+
+def first_leg(spec: OrderSpec, *, world_size: int) -> Leg:
+    """Return the leg that starts an epoch: the base lanes if `world_size` divides them, else a lane a rank."""
+    check_world_size(world_size)
+    lanes = spec.lanes if isinstance(spec.lanes, int) and spec.lanes % world_size == 0 else world_size
+    return Leg(lanes=lanes, live_spans=spec.live_spans)
+
+
+def check_world_size(world_size: int) -> None:
+    """Raise unless there can be so many ranks."""
+    _check_count("world_size", world_size)
+
+
+def _check_count(name: str, value: int | str, named_value: str = "") -> None:
+    if value == named_value and named_value:
+        return
+    if not isinstance(value, int) or value < 1:
+        known = f" or {named_value!r}" if named_value else ""
+        raise ConfigError(f"{name} must be an integer of at least 1{known}, got {value!r}")
+
+
+def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name}={value!r} is not known{suggest(value, known)}")

@@ -1,0 +1,187 @@
+"""The state of an order: a few integers from which any run goes on exactly.
+
+Decides what a saved state must agree with, and which legs a run goes on with on a given world size. A state is the same
+on every rank, and counts what was handed to the trainer.
+
+::
+
+    {"order_version": 1, "fingerprint": "...", "seed": 0, "epoch": 3,
+     "order": {"shuffle": true, "live_spans": 128, "span_frames": "episode", "tail": "short", "lanes": 8,
+               "selection": "..."},
+     "legs": [{"lanes": 8, "live_spans": 128, "frames_per_lane": 7680},
+              {"lanes": 6, "live_spans": 128, "frames_per_lane": 512}]}
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from raypipe.errors import ConfigError, ResumeError
+from raypipe.plan.epoch import EpochPlan
+from raypipe.plan.index import EpisodeIndex, describe_selection
+from raypipe.plan.keyhash import ORDER_VERSION
+from raypipe.plan.spec import WORLD_SIZE, Leg, OrderSpec, check_world_size, first_leg
+from raypipe.plan.world import WorldPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderState:
+    """Where a run stands in its order."""
+
+    order_version: int
+    fingerprint: str
+    """The order fingerprint of the datasets."""
+
+    spec: OrderSpec
+    """With the lanes of the run's first start, and live spans and span length as they were resolved there."""
+
+    selection: str
+    epoch: int
+    legs: tuple[Leg, ...] = ()
+    """Legs of this epoch that have emitted something; none at the start of an epoch."""
+
+    def next_epoch(self) -> "OrderState":
+        """Return the state at the start of the next epoch."""
+        return replace(self, epoch=self.epoch + 1, legs=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as a JSON object."""
+        order = asdict(self.spec)
+        seed = order.pop("seed")
+        return {
+            "order_version": self.order_version,
+            "fingerprint": self.fingerprint,
+            "seed": seed,
+            "epoch": self.epoch,
+            "order": {**order, "selection": self.selection},
+            "legs": [asdict(leg) for leg in self.legs],
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "OrderState":
+        """Return the state of a JSON object.
+
+        Raises:
+            ResumeError: the object is not a state of this order version.
+        """
+        if saved.get("order_version") != ORDER_VERSION:
+            raise ResumeError(_differs("order_version", saved.get("order_version"), ORDER_VERSION))
+        try:
+            order = dict(saved["order"])
+            selection = order.pop("selection")
+            return cls(
+                order_version=ORDER_VERSION,
+                fingerprint=saved["fingerprint"],
+                spec=OrderSpec(seed=saved["seed"], **order),
+                selection=selection,
+                epoch=saved["epoch"],
+                legs=tuple(Leg(**leg) for leg in saved["legs"]),
+            )
+        except (KeyError, TypeError, ConfigError) as error:
+            raise ResumeError(f"not a state of a raypipe order ({error!r}): {dict(saved)!r}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """What to plan: ``plan_epoch(index, spec, epoch=epoch, legs=legs)``."""
+
+    spec: OrderSpec
+    epoch: int
+    legs: tuple[Leg, ...]
+
+
+def start(spec: OrderSpec, *, world_size: int, epoch: int = 0) -> Resumed:
+    """Return what a run plans at its first start, or at the start of any epoch."""
+    lanes = world_size if spec.lanes == WORLD_SIZE else spec.lanes
+    spec = replace(spec, lanes=lanes)
+    return Resumed(spec=spec, epoch=epoch, legs=(first_leg(spec, world_size=world_size),))
+
+
+def resume(state: OrderState, index: EpisodeIndex, spec: OrderSpec, *, world_size: int) -> Resumed:
+    """Return what to plan to go on from `state` on `world_size` ranks.
+
+    The leg goes on where the ranks divide its lanes and `live_spans` is unchanged; else a new leg takes what is left.
+    ``lanes="world_size"`` keeps the lanes of the state. In the middle of an epoch only `live_spans` may change.
+
+    Raises:
+        ResumeError: the state belongs to another order; shows both sides.
+    """
+    check_world_size(world_size)
+    check_state(state, index, spec)
+    spec = replace(spec, lanes=state.spec.lanes if spec.lanes == WORLD_SIZE else spec.lanes)
+    if not state.legs:
+        return start(spec, world_size=world_size, epoch=state.epoch)
+    last = state.legs[-1]
+    is_dividing = last.lanes % world_size == 0
+    if is_dividing and last.live_spans == spec.live_spans:
+        return Resumed(spec=spec, epoch=state.epoch, legs=state.legs)
+    leg = Leg(lanes=last.lanes if is_dividing else world_size, live_spans=spec.live_spans)
+    return Resumed(spec=spec, epoch=state.epoch, legs=(*state.legs, leg))
+
+
+def check_state(state: OrderState, index: EpisodeIndex, spec: OrderSpec) -> None:
+    """Raise unless a run of `index` and `spec` may go on from `state`.
+
+    Raises:
+        ResumeError: the state belongs to another order; shows both sides.
+    """
+    never = [("order fingerprint", state.fingerprint, index.fingerprint), ("seed", state.spec.seed, spec.seed)]
+    for name, saved, given in never:
+        if saved != given:
+            raise ResumeError(_differs(name, saved, given))
+    if not state.legs:
+        return
+    within = ["shuffle", "span_frames", "tail", *(["lanes"] if spec.lanes != WORLD_SIZE else [])]
+    sides = [(name, getattr(state.spec, name), getattr(spec, name)) for name in within]
+    for name, saved, given in [*sides, ("selection", state.selection, describe_selection(index))]:
+        if saved != given:
+            raise ResumeError(
+                f"{_differs(name, saved, given)} It may change between epochs only, and the state is within "
+                f"epoch {state.epoch}."
+            )
+
+
+def state_of(plan: EpochPlan) -> OrderState:
+    """Return the state of a run that stands where `plan` begins."""
+    return OrderState(
+        order_version=ORDER_VERSION,
+        fingerprint=plan.index.fingerprint,
+        spec=plan.spec,
+        selection=plan.selection,
+        epoch=plan.epoch,
+        legs=_emitted(plan.legs),
+    )
+
+
+def state_after(world: WorldPlan, num_steps: int) -> OrderState:
+    """Return the state after the next `num_steps` steps; after the last one it stands at the next epoch.
+
+    With no step to do (fewer frames than lanes are left) the state stays; going on is then `OrderState.next_epoch`.
+    """
+    if not 0 <= num_steps <= world.num_steps:
+        raise ConfigError(f"num_steps must be between 0 and the {world.num_steps} steps left, got {num_steps}")
+    here = state_of(world.plan)
+    if num_steps == 0:
+        return here
+    if num_steps == world.num_steps:
+        return here.next_epoch()
+    leg = replace(world.plan.leg, frames_per_lane=world.steps.position_after(num_steps))
+    return replace(here, legs=(*_emitted(world.plan.legs[:-1]), leg))
+
+
+def state_at(world: WorldPlan, step: int) -> OrderState:
+    """Return the state after `step` steps of a run that began at `world` and never changed: a lost state, rebuilt.
+
+    `world` is the plan of an epoch's start; every epoch of such a run has as many steps.
+    """
+    epochs, rest = divmod(step, world.num_steps)
+    within = state_after(world, rest)
+    return replace(within, epoch=within.epoch + epochs)
+
+
+def _emitted(legs: Sequence[Leg]) -> tuple[Leg, ...]:
+    return tuple(leg for leg in legs if leg.frames_per_lane)
+
+
+def _differs(name: str, saved: object, given: object) -> str:
+    return f"the saved state belongs to another order: {name} is {saved!r} in the state and {given!r} here."

@@ -1,0 +1,187 @@
+"""An epoch plan served by a number of ranks: its steps, and which frames each rank emits in them.
+
+Rank r of W serves lanes r, r + W, r + 2W, ... Nothing here moves a frame: on every W that divides the lanes a step
+takes the same frames from the same lanes.
+
+::
+
+    lane           0     1     2     3     4     5     6     7
+    a step        ....  ....  ....  ....  ....  ....  ....  ....       4 frames from every lane
+    W = 8: rank    0     1     2     3     4     5     6     7         batches of 4
+    W = 2: rank    0     1     0     1     0     1     0     1         batches of 16
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.errors import ConfigError
+from raypipe.plan.emit import RankLane
+from raypipe.plan.epoch import EpochPlan
+from raypipe.plan.keyhash import Ints
+from raypipe.plan.livewindow import Lane
+from raypipe.plan.rank import RankPlan
+from raypipe.plan.spans import order_frames
+from raypipe.plan.spec import BatchSpec
+from raypipe.plan.steps import Steps, plan_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frames:
+    """Frames as columns."""
+
+    dataset: NDArray[np.int32]
+    episode: Ints
+    frame: Ints
+    is_repeat: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+
+def plan_world(plan: EpochPlan, *, world_size: int, batch: BatchSpec) -> "WorldPlan":
+    """Return the steps that are left of a plan, served by `world_size` ranks.
+
+    Raises:
+        ConfigError: the ranks do not divide the lanes, the batch does not share out over the lanes, or an epoch that
+            starts has no full batch and ``tail="drop"``.
+    """
+    lanes = plan.leg.lanes
+    if world_size < 1 or lanes % world_size:
+        fitting = [str(size) for size in range(1, lanes + 1) if lanes % size == 0]
+        raise ConfigError(
+            f"{world_size} ranks cannot serve {lanes} lanes; {', '.join(fitting)} can. On another world size the rest "
+            f"of the epoch is a new leg: plan it with the legs that `resume` returns"
+        )
+    share, extras = int(plan.frames_per_lane[-1]), int((plan.frames_per_lane > plan.frames_per_lane[-1]).sum())
+    per_lane = batch.per_lane(lanes, world_size)
+    steps = plan_steps(share, extras, position=plan.position, per_lane=per_lane, tail=plan.spec.tail)
+    is_start = len(plan.legs) == 1 and not plan.position
+    if is_start and not steps.num_steps:
+        raise ConfigError(
+            f"tail='drop' leaves no batch: a lane has {share} frames and a batch takes {per_lane} of it; "
+            f"use a smaller batch or tail='short'"
+        )
+    return WorldPlan(plan=plan, world_size=world_size, steps=steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldPlan:
+    """A plan with its steps and ranks. Step 0 is the next one that the plan's position leaves to do."""
+
+    plan: EpochPlan
+    world_size: int
+    steps: Steps
+
+    @property
+    def num_steps(self) -> int:
+        """Steps left in this epoch, the same on every rank."""
+        return self.steps.num_steps
+
+    @property
+    def frames_per_rank(self) -> Ints:
+        """Frames that every rank has still to emit, repeats not counted."""
+        lanes = range(self.plan.leg.lanes)
+        coming = np.array([self.steps.end(lane) - self.steps.position for lane in lanes])
+        return np.asarray(coming.reshape(-1, self.world_size).sum(axis=0))
+
+    @property
+    def spans_per_rank(self) -> Ints:
+        """Spans of every rank in this leg, emitted ones included."""
+        return np.asarray(self.plan.spans_per_lane.reshape(-1, self.world_size).sum(axis=0))
+
+    def lanes_of(self, rank: int) -> range:
+        """Return the lanes that a rank serves."""
+        return range(rank, self.plan.leg.lanes, self.world_size)
+
+    def at(self, num_steps: int) -> "WorldPlan":
+        """Return what is left after the next `num_steps` steps; costs nothing."""
+        if not 0 <= num_steps < max(1, self.num_steps):
+            raise ConfigError(f"num_steps must be between 0 and {self.num_steps - 1}, got {num_steps}")
+        position, rest = self.steps.position_after(num_steps), self.num_steps - num_steps
+        plan, batch = self.plan.at(position), self.steps.per_lane * self.plan.leg.lanes
+        moved = plan_world(plan, world_size=self.world_size, batch=BatchSpec(size=batch, scope="global"))
+        assert moved.num_steps == rest, f"{moved.num_steps} steps are left at position {position}, not {rest}"
+        return moved
+
+    def rank(self, rank: int) -> RankPlan:
+        """Return what one rank receives and emits."""
+        if not 0 <= rank < self.world_size:
+            raise ConfigError(f"rank must be between 0 and {self.world_size - 1}, got {rank}")
+        parts = tuple(self._serve_lane(lane) for lane in self.lanes_of(rank))
+        return RankPlan(rank=rank, lanes=parts, steps=self.steps, keys=self.plan.keys)
+
+    def frames_at(self, step: int, rank: int) -> Frames:
+        """Return the frames of a step on a rank, in the order of the batch, by binary search; nothing is replayed."""
+        if not 0 <= step < self.num_steps:
+            raise ConfigError(f"step must be between 0 and {self.num_steps - 1}, got {step}")
+        begin, end = self.steps.position_after(step), self.steps.position_after(step + 1)
+        parts = []
+        for number in self.lanes_of(rank):
+            lane, stop = self.plan.lane(number), end + self.steps.extra(number, step)
+            parts.append(self._lane_frames(lane, begin, stop))
+            num_repeats = self.steps.repeats(number, step)
+            if num_repeats:
+                again = self._lane_frames(lane, max(0, stop - num_repeats), stop)
+                parts.append(_repeat(again, num_repeats))
+        return _concat(parts)
+
+    def left_over(self) -> Frames:
+        """Return the frames that no step emits: what cannot be shared out equally, or what ``tail="drop"`` leaves."""
+        parts = []
+        for number in range(self.plan.leg.lanes):
+            lane = self.plan.lane(number)
+            parts.append(self._lane_frames(lane, self.steps.end(number), lane.num_frames))
+        return _concat(parts)
+
+    def peak_live_frames(self) -> int:
+        """Return the most frames that the live spans of a rank hold, over all ranks.
+
+        Counts spans in full from admission to retirement, and lanes of a rank as if they peaked together.
+        """
+        peaks = np.array([self.plan.lane(lane).peak_live_frames() for lane in range(self.plan.leg.lanes)])
+        return int(peaks.reshape(-1, self.world_size).sum(axis=0).max())
+
+    def _serve_lane(self, number: int) -> RankLane:
+        lane, end = self.plan.lane(number), self.steps.end(number)
+        return RankLane(
+            number=number,
+            lane=lane,
+            sent=lane.cursor(self.steps.send_start(int(self.plan.frames_per_lane[-1]))),
+            emitted=lane.cursor(self.steps.position),
+            end=lane.cursor(end),
+            end_position=end,
+        )
+
+    def _lane_frames(self, lane: Lane, begin: int, end: int) -> Frames:
+        run = lane.between(lane.cursor(begin), lane.cursor(end))
+        places, owner = np.unique(run.span, return_inverse=True)
+        spans = lane.spans.take(places)
+        frames, offsets = order_frames(spans, self.plan.keys)
+        return Frames(
+            dataset=spans.dataset[owner],
+            episode=spans.episode[owner],
+            frame=frames[offsets[owner] + run.nth],
+            is_repeat=np.zeros(len(owner), dtype=np.bool_),
+        )
+
+
+def _repeat(frames: Frames, num_repeats: int) -> Frames:
+    again = np.arange(num_repeats) % len(frames)
+    return Frames(
+        dataset=frames.dataset[again],
+        episode=frames.episode[again],
+        frame=frames.frame[again],
+        is_repeat=np.ones(num_repeats, dtype=np.bool_),
+    )
+
+
+def _concat(parts: Sequence[Frames]) -> Frames:
+    return Frames(
+        dataset=np.concatenate([part.dataset for part in parts]),
+        episode=np.concatenate([part.episode for part in parts]),
+        frame=np.concatenate([part.frame for part in parts]),
+        is_repeat=np.concatenate([part.is_repeat for part in parts]),
+    )

@@ -1,0 +1,66 @@
+"""``raypipe plan``: what an epoch costs and gives, as a table, as JSON and as a picture."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raypipe.plan import BatchSpec, OrderSpec
+from raypipe.views import view_plan
+
+PROGRAM = Path(sys.executable).parent / "raypipe"
+
+
+def run(*arguments):
+    return subprocess.run([PROGRAM, "plan", *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_plan_json_has_the_promised_keys(tiny_dataset):
+    printed = json.loads(run(tiny_dataset, "--world-size", 2, "--batch-size", 4, "--json").stdout)
+
+    assert (printed["steps"], printed["frames"]) == (5, 34)
+    assert printed["spans"] >= 5
+    assert printed["live_bytes"] == printed["live_row_bytes"] + printed["live_pixel_bytes"]
+    assert printed["live_pixel_bytes"] == printed["live_frames"] * 2 * 64 * 64 * 3
+    assert sorted(printed["distinct_episodes"]) == ["first", "last", "mean", "min"]
+    assert printed["distinct_episodes_full_shuffle"] > 1
+    assert len(printed["fingerprint"]) == 32
+
+
+def test_plan_prints_a_table_and_draws_a_picture(tiny_dataset, tmp_path):
+    picture = tmp_path / "plan.png"
+
+    done = run(tiny_dataset, "--world-size", 1, "--batch-size", 8, "--lanes", 2, "--plot", picture)
+
+    assert done.returncode == 0, done.stderr
+    assert "5 of 8 frames on each of 1 ranks" in done.stdout
+    assert "34 in 6 spans on 2 lanes" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_of_the_command_line_is_the_plan_of_the_library(tiny_dataset):
+    spec = OrderSpec(seed=3, live_spans=2, span_frames=4, lanes=4)
+    view = view_plan(str(tiny_dataset), spec, BatchSpec(size=4), world_size=2, epoch=5)
+
+    options = ("--seed", 3, "--live-spans", 2, "--span-frames", 4, "--lanes", 4, "--epoch", 5)
+    printed = json.loads(run(tiny_dataset, "--world-size", 2, "--batch-size", 4, *options, "--json").stdout)
+
+    assert printed["fingerprint"] == view.report.fingerprint
+    assert printed == json.loads(json.dumps(view.report.to_json()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--batch-size", 3, "--lanes", 4), "batch_size=3 does not share out over 2 lanes"),
+        (("--batch-size", 4, "--span-frames", "some"), "span_frames must be an integer of at least 1 or 'episode'"),
+        (("--batch-size", 4, "--lanes", 100), "34 frames cannot be shared out over 100 lanes"),
+    ],
+)
+def test_plan_explains_what_is_impossible(tiny_dataset, options, message):
+    done = run(tiny_dataset, "--world-size", 2, *options)
+
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -1,0 +1,60 @@
+"""Frozen orders: a change that moves a frame for the same seed must raise ORDER_VERSION and write a new file.
+
+``python tests/unit/test_plan_golden.py`` writes the file of the current version, if there is none yet.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from plan_cases import make_index, plan_resumed, plan_start
+
+from raypipe.plan import ORDER_VERSION, OrderSpec, concat_indexes, state_after
+
+GOLDEN = Path(__file__).parent.parent / "golden" / f"order_{ORDER_VERSION}.json"
+
+CASES = {
+    "defaults": OrderSpec(seed=0),
+    "narrow window, cut spans": OrderSpec(seed=1, live_spans=3, span_frames=4),
+    "drop": OrderSpec(seed=2, live_spans=2, tail="drop"),
+    "wrap": OrderSpec(seed=2**64 - 1, live_spans=4, tail="wrap"),
+    "file order": OrderSpec(seed=0, shuffle=False),
+}
+
+
+def emitted(world):
+    """Return [dataset, episode, frame] of every frame, by rank and step."""
+    return [
+        [
+            [list(map(int, frame)) for frame in zip(found.dataset, found.episode, found.frame, strict=True)]
+            for found in (world.frames_at(step, rank) for step in range(world.num_steps))
+        ]
+        for rank in range(world.world_size)
+    ]
+
+
+def make_orders(name):
+    """Return the order of a start on 2 ranks, and of its rest on 3 from the second step on."""
+    index = concat_indexes([make_index([7, 1, 12, 5], name="a"), make_index([6, 9], name="b")])
+    spec = CASES[name]
+    world = plan_start(index, spec, world_size=2, per_lane=4, epoch=3)
+    rest = plan_resumed(state_after(world, 2), index, spec, world_size=3, per_lane=2)
+    return {
+        "start": emitted(world),
+        "rest": emitted(rest),
+        "fingerprints": [world.plan.fingerprint, rest.plan.fingerprint],
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_order_is_the_one_of_its_version(name):
+    golden = json.loads(GOLDEN.read_text())
+
+    assert make_orders(name) == golden[name], "the order moved: raise ORDER_VERSION, and say so under 'Data order'"
+
+
+if __name__ == "__main__":
+    if GOLDEN.exists():
+        raise SystemExit(f"{GOLDEN} is frozen: raise ORDER_VERSION first")
+    orders = [f"{json.dumps(name)}: {json.dumps(make_orders(name))}" for name in CASES]
+    GOLDEN.write_text("{\n" + ",\n".join(orders) + "\n}\n")

@@ -1,0 +1,99 @@
+"""Distinct episodes per batch beside a full shuffle, for small and large datasets, on one and on many lanes."""
+
+import numpy as np
+import pytest
+from plan_cases import make_index
+
+from raypipe.plan import BatchSpec, FrameSizes, OrderSpec, measure_mixing, plan_epoch, plan_world, report_plan
+
+
+def make_world(
+    num_episodes, *, lanes=1, world_size=1, live_spans=128, lengths=(100, 501), batch_size=64, span_frames="episode"
+):
+    frames = np.random.default_rng(1).integers(*lengths, num_episodes)
+    spec = OrderSpec(seed=3, lanes=lanes, live_spans=live_spans, span_frames=span_frames)
+    plan = plan_epoch(make_index(frames), spec, epoch=0)
+    return plan_world(plan, world_size=world_size, batch=BatchSpec(size=batch_size))
+
+
+@pytest.mark.parametrize("num_episodes", [1_000, 50_000])
+@pytest.mark.parametrize(("lanes", "world_size"), [(1, 1), (8, 8), (8, 2)], ids=["1 lane", "8 lanes", "4 lanes a rank"])
+def test_a_window_of_two_batches_mixes_like_a_full_shuffle(num_episodes, lanes, world_size):
+    mixing = measure_mixing(make_world(num_episodes, lanes=lanes, world_size=world_size))
+
+    for batch in (mixing.local_batch, mixing.global_batch):
+        assert batch.mean >= 0.97 * batch.full_shuffle
+        assert batch.first >= 0.93 * batch.full_shuffle
+        assert batch.last >= 0.93 * batch.full_shuffle
+
+
+def test_batches_some_steps_apart_share_more_episodes_than_under_a_full_shuffle():
+    mixing = measure_mixing(make_world(1_000))
+
+    assert sorted(mixing.overlap) == [1, 10, 100]
+    assert mixing.overlap_full_shuffle == pytest.approx(4.3, abs=0.2)
+    # A window of 128 spans has half of them in any batch of 64.
+    assert all(10 < shared < 45 for shared in mixing.overlap.values())
+
+
+def test_a_full_shuffle_is_what_shuffled_batches_have():
+    world = make_world(60, lengths=(1, 40))
+    episode = np.repeat(world.plan.index.episode, world.plan.index.length)
+    generator = np.random.default_rng(0)
+
+    drawn = [len(np.unique(generator.choice(episode, 64, replace=False))) for _ in range(400)]
+
+    assert measure_mixing(world).local_batch.full_shuffle == pytest.approx(np.mean(drawn), rel=0.01)
+
+
+def test_report_says_what_an_epoch_costs_and_gives():
+    world = make_world(300, lanes=4, world_size=2)
+
+    report = report_plan(world, FrameSizes(row_bytes=100, pixel_bytes=1000)).to_json()
+
+    assert report["steps"] == world.num_steps
+    assert report["frames"] == world.plan.index.num_frames
+    assert report["spans"] == int(world.spans_per_rank.sum())
+    assert report["fingerprint"] == world.plan.fingerprint
+    assert report["live_bytes"] == report["live_frames"] * 1100
+    assert 0 < report["first_batch_frames"] <= report["live_frames"] * 1.1
+    assert report["resume_frames"] < report["live_frames"]
+    assert sorted(report["distinct_episodes"]) == ["first", "last", "mean", "min"]
+    assert report["distinct_episodes_full_shuffle"] > 50
+    assert report["left_over"] == 0
+    assert report["advice"] == ()
+
+
+def test_report_advises_more_live_spans_where_the_mixing_is_poor():
+    report = report_plan(make_world(1_000, live_spans=32), FrameSizes(row_bytes=1, pixel_bytes=0))
+
+    assert "set live_spans to 128, twice the 64 frames" in report.advice[0]
+
+
+def test_report_advises_shorter_spans_where_memory_is_large_and_decode_on_exit_where_that_is_not_enough():
+    world = make_world(1_000)
+
+    large = report_plan(world, FrameSizes(row_bytes=100, pixel_bytes=96 * 96 * 6)).advice
+    huge = report_plan(world, FrameSizes(row_bytes=100, pixel_bytes=480 * 640 * 6)).advice
+
+    assert "set span_frames to 256 for" in large[0]
+    assert "decode when='exit'" in huge[0]
+
+
+def test_cutting_uneven_episodes_mixes_better():
+    uneven = np.exp(np.random.default_rng(0).normal(5.3, 1.0, 600)).astype(np.int64) + 1
+
+    def mean(span_frames):
+        plan = plan_epoch(make_index(uneven), OrderSpec(seed=0, lanes=1, span_frames=span_frames), epoch=0)
+        return measure_mixing(plan_world(plan, world_size=1, batch=BatchSpec(size=64))).local_batch.mean
+
+    assert mean(64) > mean("episode") * 1.1
+
+
+def test_report_of_an_epoch_of_one_short_batch():
+    world = make_world(3, lengths=(2, 5))
+
+    report = report_plan(world, FrameSizes(row_bytes=1, pixel_bytes=0))
+
+    assert (report.steps, report.mixing.local_batch.min) == (1, 3)
+    assert report.first_batch_frames == report.frames
