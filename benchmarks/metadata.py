@@ -1,7 +1,7 @@
 """How long it takes, and how much memory, to read the metadata of a large dataset.
 
-Writes ``meta/`` of a dataset with many episodes as LeRobot's recorder does (v3.0: a row group per 10 episodes,
-statistics of every feature in most of the columns; v2.1: JSON lines), then reads it in a new process, cold of Python's caches.
+Writes ``meta/`` of a dataset with many episodes as LeRobot's recorder does (v3.0: a row group per 10 episodes, and
+statistics of every feature in most of the columns; v2.1: JSON lines), then reads it in a new process.
 
     python benchmarks/metadata.py --episodes 200000 --json results/metadata.json
 """

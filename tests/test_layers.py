@@ -15,20 +15,27 @@ LAYERS = [
     {"errors"},
     {"storage"},
     {"metadata"},
-    {"plan", "window", "rows", "video"},
+    {"plan", "window", "rows", "video", "metrics"},
     {"decode"},
-    {"dataset", "source"},
+    {"dataset"},
+    {"block"},
+    {"shuffle", "source"},
+    {"batch"},
+    {"run"},
+    {"loader", "feeder"},
+    {"config"},
+    {"pipeline"},
     {"testing", "info"},
     {"views"},
     {"cli"},
 ]
 
 HOMES = {
-    "torch": {"decode", "dataset", "testing"},
+    "torch": {"decode", "dataset", "batch", "run", "testing"},
     "torchcodec": {"decode", "testing"},
     "matplotlib": {"views"},
     "PIL": {"decode", "testing"},
-    "ray": set(),
+    "ray": {"source", "feeder", "pipeline"},
     "huggingface_hub": set(),
 }
 

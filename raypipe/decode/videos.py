@@ -66,8 +66,8 @@ class OpenVideo:
             return self.read_frames(frames)
         wrong = int(np.argmin(is_right))
         raise DecodeError(
-            f"frame {frames[wrong]} of {self.place!r} is at {wanted_s[wrong]:.4f} s by the file's index and came out at "
-            f"{pts_s[wrong]:.4f} s; re-encode the file, or leave its episodes out"
+            f"frame {frames[wrong]} of {self.place!r} is at {wanted_s[wrong]:.4f} s by the file's index and came out "
+            f"at {pts_s[wrong]:.4f} s; re-encode the file, or leave its episodes out"
         )
 
     def _decode(self, frames: NDArray[np.int64]) -> tuple[torch.Tensor, NDArray[np.float64]]:
@@ -81,8 +81,8 @@ class OpenVideo:
     def _check_count(self) -> None:
         if len(self._decoder) != len(self.index):
             raise DecodeError(
-                f"{self.place!r} lists {len(self.index)} frames in its index and holds {len(self._decoder)}; the file is "
-                f"cut off or was joined wrongly. Fetch it again, or re-encode it."
+                f"{self.place!r} lists {len(self.index)} frames in its index and holds {len(self._decoder)}; the file "
+                f"is cut off or was joined wrongly. Fetch it again, or re-encode it."
             )
 
 

@@ -1,0 +1,161 @@
+"""A batch as the training loop gets it: the keys, dtypes and shapes of LeRobot's collated samples.
+
+Cameras are ``(B, channels, height, width)``, or ``(B, T, channels, height, width)`` with a window of several frames; in
+memory the channels come last, as FFmpeg writes them and as convolutions on a GPU want them. Beside LeRobot's keys a
+batch has ``dataset_index`` and ``augment_seed``, and with ``tail="wrap"`` ``is_repeat``.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raypipe.block import BlockContext, Frames, window_frames
+from raypipe.plan import Batch, RankPlan
+from raypipe.shuffle import LiveWindow
+
+
+class BatchBuilder:
+    """Builds the batches of one rank from its live window."""
+
+    def __init__(self, context: BlockContext, plan: RankPlan, window: LiveWindow, num_threads: int) -> None:
+        self._context = context
+        self._plan = plan
+        self._window = window
+        cameras = context.datasets[0].spec.cameras if context.decode.when == "exit" else ()
+        videos = tuple(name for name in cameras if context.datasets[0].features[name].kind == "video")
+        self._exit = ExitDecoder(context, videos, num_threads)
+
+    def build(self, batch: Batch) -> dict[str, Any]:
+        """Return a batch as tensors on the CPU, cameras as uint8."""
+        rows = self._window.take_rows(batch)
+        dataset_index = self._plan.queue.dataset[batch.span].astype(np.int64)
+        built = self._cameras(batch, rows, dataset_index)
+        for name, values in rows.items():
+            built[name] = values.tolist() if values.dtype == object else torch.from_numpy(values)
+        built["task"] = self._tasks(dataset_index, rows["task_index"])
+        built["dataset_index"] = torch.from_numpy(dataset_index)
+        built["augment_seed"] = torch.from_numpy(
+            self._plan.keys.augment_seeds(dataset_index, rows["episode_index"], rows["frame_index"])
+        )
+        if self._plan.steps.num_repeats:
+            built["is_repeat"] = torch.from_numpy(batch.is_repeat.copy())
+        return built
+
+    def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the batch with cameras in the dtype asked for; on the device: bytes were copied, not floats."""
+        if self._context.decode.camera_dtype == "uint8":
+            return batch
+        return {
+            key: value.to(torch.float32) / 255
+            if isinstance(value, torch.Tensor) and value.dtype == torch.uint8
+            else value
+            for key, value in batch.items()
+        }
+
+    def close(self) -> None:
+        """End the threads that decode on exit."""
+        self._exit.close()
+
+    def _cameras(self, batch: Batch, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
+        dataset = self._context.datasets[0]
+        built: dict[str, Any] = {}
+        decoded = self._exit.decode(rows, dataset_index, self._window)
+        for camera in dataset.spec.cameras:
+            pixels = decoded[camera] if camera in decoded else self._window.take_pixels(batch, camera)
+            tensor = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
+            tensor = tensor.permute(0, 1, 4, 2, 3)
+            built[camera] = tensor[:, 0] if tensor.shape[1] == 1 else tensor
+            if camera in dataset.window.offsets:
+                padding = self._padding(camera, rows, dataset_index)
+                built[f"{camera}_is_pad"] = torch.from_numpy(padding)
+        return built
+
+    def _padding(
+        self, camera: str, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        padding = []
+        for number, episode, frame in _identities(rows, dataset_index):
+            dataset = self._context.datasets[number]
+            length = int(dataset.meta.episodes.length[dataset.meta.episodes.find_row(episode)])
+            wanted = frame + np.asarray(dataset.window.offsets[camera])
+            padding.append((wanted < 0) | (wanted >= length))
+        return np.stack(padding)
+
+    def _tasks(self, dataset_index: NDArray[np.int64], task_index: NDArray[np.int64]) -> list[str]:
+        tasks = [dataset.meta.tasks for dataset in self._context.datasets]
+        pairs = zip(dataset_index.tolist(), task_index.tolist(), strict=True)
+        return [tasks[number].text(index) if len(tasks[number]) else "" for number, index in pairs]
+
+
+def _identities(rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]) -> Any:
+    return zip(dataset_index.tolist(), rows["episode_index"].tolist(), rows["frame_index"].tolist(), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One window of one sample: where its frames go in the batch, and which they are."""
+
+    sample: int
+    frames: Frames
+
+
+class ExitDecoder:
+    """Decodes the frames of some cameras as a batch leaves: per episode in one pass, files spread over threads."""
+
+    def __init__(self, context: BlockContext, cameras: tuple[str, ...], num_threads: int) -> None:
+        self._context = context
+        self._cameras = cameras
+        # A file always goes to the same thread, so that it is open in one decoder, not in one per thread.
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="raypipe-exit-decode") for _ in range(num_threads)]
+
+    def decode(
+        self, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64], window: LiveWindow
+    ) -> dict[str, NDArray[Any]]:
+        """Return the frames of its cameras: ``(B, T, height, width, channels)``."""
+        dataset = self._context.datasets[0]
+        buffers, jobs = {}, []
+        for camera in self._cameras:
+            shape = self._context.decode.frame_shape(dataset.features[camera])
+            width = len(dataset.window.offsets.get(camera, (0,)))
+            buffers[camera] = window.empty_pixels((len(dataset_index), width, *shape), np.uint8)
+            for (number, episode), wanted in self._group(camera, rows, dataset_index).items():
+                jobs.append(self._submit(number, episode, camera, wanted, buffers[camera]))
+        for job in jobs:
+            job.result()
+        return buffers
+
+    def close(self) -> None:
+        """End the threads."""
+        for thread in self._threads:
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    def _group(
+        self, camera: str, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]
+    ) -> dict[tuple[int, int], list[_Wanted]]:
+        groups: dict[tuple[int, int], list[_Wanted]] = {}
+        for sample, (number, episode, frame) in enumerate(_identities(rows, dataset_index)):
+            dataset = self._context.datasets[number]
+            length = int(dataset.meta.episodes.length[dataset.meta.episodes.find_row(episode)])
+            frames = window_frames(dataset, camera, np.array([frame]), length)[0]
+            groups.setdefault((number, episode), []).append(_Wanted(sample, frames))
+        return groups
+
+    def _submit(
+        self, number: int, episode: int, camera: str, wanted: list[_Wanted], out: NDArray[Any]
+    ) -> "Future[None]":
+        meta = self._context.datasets[number].meta
+        row = meta.episodes.find_row(episode)
+        columns = meta.episodes.videos[camera]
+        key = hash((number, camera, int(columns.chunk_index[row]), int(columns.file_index[row])))
+        thread = self._threads[key % len(self._threads)]
+        return thread.submit(self._decode_episode, number, row, camera, wanted, out)
+
+    def _decode_episode(self, number: int, row: int, camera: str, wanted: list[_Wanted], out: NDArray[Any]) -> None:
+        frames = np.unique(np.concatenate([want.frames for want in wanted]))
+        pixels = self._context.decoders[number].decode_video(row, camera, frames).cpu().numpy()
+        for want in wanted:
+            out[want.sample] = pixels[np.searchsorted(frames, want.frames)]

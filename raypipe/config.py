@@ -1,0 +1,155 @@
+"""`PipelineConfig`: the specs of all stages, composed; from specs or from plain dicts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from raypipe.block import BlockContext
+from raypipe.dataset import Dataset
+from raypipe.decode.spec import DecodeSpec
+from raypipe.errors import ConfigError, suggest
+from raypipe.feeder import FeedSpec
+from raypipe.plan import (
+    SINGLE_DATASET,
+    BatchSpec,
+    EpisodeIndex,
+    LiveBudget,
+    OrderSpec,
+    SelectionSpec,
+    index_episodes,
+    resolve_live,
+)
+
+DEFAULT_LIVE_BYTES = 2 << 30
+"""Memory of the spans at hand on a rank."""
+
+MIN_LIVE_SPANS = 128
+"""Live spans of a lane where nothing is said: twice a batch of 64, and never fewer than twice the batch."""
+
+Spec = TypeVar("Spec")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """Everything that decides what a pipeline yields and how; nothing in it depends on the cluster."""
+
+    dataset: Dataset
+    batch: BatchSpec
+    order: OrderSpec
+    selection: SelectionSpec
+    decode: DecodeSpec
+    feed: FeedSpec
+    budget: LiveBudget
+    """What the spans at hand cost on a rank of one lane, and whether pixels had to be left out of it."""
+
+    def index(self) -> EpisodeIndex:
+        """Return the frames of an epoch."""
+        return _index(self.dataset, self.selection)
+
+    def block_context(self) -> BlockContext:
+        """Return what tasks and ranks need to make and open blocks."""
+        return BlockContext((self.dataset,), self.decode)
+
+
+def compose_config(
+    dataset: Dataset, parts: Mapping[str, Any], *, batch_size: Any, seed: int, live_bytes: int
+) -> PipelineConfig:
+    """Return the config of a pipeline; live spans and span length that are not given are resolved from `live_bytes`.
+
+    Args:
+        parts: ``selection``, ``order``, ``decode`` and ``feed``, each a spec or a dict of its fields.
+        batch_size: frames per rank, or a `BatchSpec` or a dict of its fields.
+    """
+    batch = (
+        BatchSpec(size=batch_size) if isinstance(batch_size, int) else make_spec(BatchSpec, batch_size, "batch_size")
+    )
+    selection = make_spec(SelectionSpec, parts["selection"], "selection")
+    decode = make_spec(DecodeSpec, parts["decode"], "decode")
+    index = _index(dataset, selection)
+    order = parts["order"]
+    given = {} if isinstance(order, OrderSpec) else dict(order)
+    live_spans = order.live_spans if isinstance(order, OrderSpec) else given.get("live_spans", _live_spans(batch))
+    budget = resolve_live(
+        index,
+        row_bytes=row_bytes(dataset),
+        pixel_bytes=pixel_bytes(dataset, decode) if decode.when == "block" else 0,
+        live_spans=live_spans,
+        live_bytes=live_bytes,
+    )
+    if not isinstance(order, OrderSpec):
+        resolved = {"seed": seed, "live_spans": live_spans, "span_frames": budget.span_frames}
+        order = make_spec(OrderSpec, {**resolved, **given}, "order")
+    if budget.is_decode_on_exit and "span_frames" not in given and decode.where != "cluster":
+        decode = DecodeSpec(**{**_fields(decode), "when": "exit"})
+    return PipelineConfig(
+        dataset=dataset,
+        batch=batch,
+        order=order,
+        selection=selection,
+        decode=decode,
+        feed=make_spec(FeedSpec, _packed(dataset, parts["feed"]), "feed"),
+        budget=budget,
+    )
+
+
+def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:
+    """Return `value` as a spec: itself, or made from a dict, whose unknown keys are an error."""
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be a {kind.__name__} or a dict of its fields, got {value!r}")
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for key in value:
+        if key not in known:
+            raise ConfigError(f"{name} has no field {key!r}{suggest(key, known)}")
+    try:
+        return kind(**value)
+    except TypeError as error:
+        raise ConfigError(f"{name}={dict(value)!r} is not complete: {error}") from error
+
+
+def row_bytes(dataset: Dataset) -> int:
+    """Return the bytes of one sample without its cameras: windows are kept gathered."""
+    total = 0
+    for name, feature in dataset.row_features.items():
+        if feature.kind == "vector":
+            total += feature.frame_bytes * len(dataset.window.offsets.get(name, (0,)))
+    return total
+
+
+def pixel_bytes(dataset: Dataset, decode: DecodeSpec) -> int:
+    """Return the bytes of one decoded frame of every camera."""
+    total = 0
+    for name in dataset.spec.cameras:
+        height, width, channels = decode.frame_shape(dataset.features[name])
+        total += height * width * channels * (4 if dataset.features[name].is_depth else 1)
+    return total
+
+
+def _index(dataset: Dataset, selection: SelectionSpec) -> EpisodeIndex:
+    episodes = dataset.meta.episodes
+    return index_episodes(
+        SINGLE_DATASET,
+        episodes.episode_index,
+        episodes.length,
+        fingerprint=dataset.meta.order_fingerprint,
+        selection=selection,
+    )
+
+
+def _live_spans(batch: BatchSpec) -> int:
+    return max(MIN_LIVE_SPANS, 2 * batch.size) if batch.scope == "rank" else MIN_LIVE_SPANS
+
+
+def _packed(dataset: Dataset, feed: Any) -> Any:
+    """Add how many spans share a block where that is not said: several only where blocks are small, without videos."""
+    has_videos = any(dataset.features[name].kind == "video" for name in dataset.spec.cameras)
+    if not isinstance(feed, Mapping) or "spans_per_block" in feed or dataset.spec.cameras or has_videos:
+        return feed
+    mean = max(1, dataset.meta.num_frames // max(1, len(dataset.meta.episodes)))
+    # About 8 MB a block: Ray's cost per block is the same for 10 and for 3,000 rows.
+    return {**feed, "spans_per_block": int(min(64, max(1, (8 << 20) // (row_bytes(dataset) * mean))))}
+
+
+def _fields(spec: Any) -> dict[str, Any]:
+    return {field.name: getattr(spec, field.name) for field in fields(spec)}

@@ -1,0 +1,279 @@
+"""The feeder: one small actor per pipeline and attempt that opens Ray Datasets from explicit plans.
+
+Ranks ask it for the blocks of an epoch; it plans, interleaves the ranks' queues so that Ray's split delivers each block
+to its rank, and hands out an iterator per rank. A request names everything that decides the order, so the answer does
+not depend on how often or when it is asked.
+
+::
+
+    epoch   -> groups of ranks (`ranks_per_split`)    one Dataset and split each: an executor does 50 to 100 blocks/s
+            -> chapters (`blocks_per_chapter`)        one after the other: Ray's cost of a start grows with the blocks
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+
+from raypipe.block import BlockContext, span_request
+from raypipe.errors import ConfigError, ResumeError
+from raypipe.plan import BatchSpec, EpisodeIndex, Leg, OrderSpec, RankPlan, WorldPlan, plan_epoch, plan_world
+from raypipe.plan.keyhash import Ints
+from raypipe.source import Feed, feed_order, resident_spans, simulate_split
+from raypipe.source.datasource import BlockRequest, build_dataset, split_dataset
+
+_WAIT_FOR_CPU_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedSpec:
+    """How blocks travel. Nothing here changes the order."""
+
+    spans_per_block: int = 1
+    """Consecutive spans of a rank that share a block. A block costs Ray 20 to 40 ms of CPU however small it is."""
+
+    ranks_per_split: int = 16
+    """Ranks that share one Ray Dataset: one executor does 50 to 100 blocks/s."""
+
+    blocks_per_chapter: int = 5000
+    """Blocks of one Ray Dataset."""
+
+    prefetch_blocks: int = 4
+    """Blocks that a rank fetches ahead of the one that it opens."""
+
+    def __post_init__(self) -> None:
+        for name in ("spans_per_block", "ranks_per_split", "blocks_per_chapter", "prefetch_blocks"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a rank asks for: the rest of an epoch. Equal on all ranks."""
+
+    order: OrderSpec
+    epoch: int
+    legs: tuple[Leg, ...]
+    world_size: int
+    batch: BatchSpec
+    fingerprint: str
+    """Of the plan, as the rank computed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a rank gets."""
+
+    iterator: Any
+    """A Ray `DataIterator` over the rank's blocks of one chapter."""
+    num_chapters: int
+    resident_spans: int
+
+
+class Feeder:
+    """Opens epochs. Runs as an actor; see `start_feeder`."""
+
+    def __init__(self, context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, is_decoding: bool) -> None:
+        self._context = ray.put(context)
+        self._index = index
+        self._spec = spec
+        self._is_decoding = is_decoding
+        self._passes: dict[int, _Pass] = {}
+        self._num_asked: dict[int, int] = {}
+
+    def open(self, rank: int, ask: Ask) -> tuple[int, Ticket]:
+        """Return the number of this pass, and the rank's part of its first chapter.
+
+        Raises:
+            ResumeError: ranks ask for different things.
+        """
+        number = self._num_asked.get(rank, 0)
+        self._num_asked[rank] = number + 1
+        if number not in self._passes:
+            _check_free_cpu()
+            self._passes[number] = _Pass(self._index, ask, self._spec)
+            for old in [n for n in self._passes if n < number - 2]:
+                del self._passes[old]
+        self._check_same(number, rank, ask)
+        return number, self.open_chapter(rank, number, 0)
+
+    def open_chapter(self, rank: int, number: int, chapter: int) -> Ticket:
+        """Return the rank's part of one chapter of a pass that it has opened."""
+        current = self._passes[number]
+        group = current.groups[rank // self._spec.ranks_per_split]
+        if chapter not in group.splits:
+            blocks = group.chapter_blocks(chapter)
+            dataset = build_dataset(self._context, blocks, is_decoding=self._is_decoding)
+            group.splits[chapter] = list(split_dataset(dataset, len(group.plans)))
+        taken = rank % self._spec.ranks_per_split
+        iterator = group.splits[chapter][taken]
+        # Kept by the rank from now on: the split's actor lives as long as someone holds an iterator.
+        group.splits[chapter][taken] = None
+        return Ticket(iterator, group.num_chapters, int(group.resident[taken]))
+
+    def _check_same(self, number: int, rank: int, ask: Ask) -> None:
+        current = self._passes[number]
+        current.asked[rank] = ask
+        if ask == current.ask:
+            return
+        others = [other for other, theirs in current.asked.items() if theirs == current.ask]
+        raise ResumeError(
+            f"ranks do not stand at the same place: rank {rank} asks for {_describe(ask)}, ranks {others} for "
+            f"{_describe(current.ask)}. Load the same state on every rank, and use the same seed, data and batch size."
+        )
+
+
+@dataclass
+class _Pass:
+    """One pass over the rest of an epoch."""
+
+    index: EpisodeIndex
+    ask: Ask
+    spec: FeedSpec
+    asked: dict[int, Ask] = field(default_factory=dict)
+
+    @cached_property
+    def groups(self) -> list["_Group"]:
+        """The groups of ranks that share a split."""
+        ask, size = self.ask, self.spec.ranks_per_split
+        plan = plan_epoch(self.index, ask.order, epoch=ask.epoch, legs=ask.legs)
+        if plan.fingerprint != ask.fingerprint:
+            raise ResumeError(
+                f"the plan of the ranks has the fingerprint {ask.fingerprint}, and the same computed here "
+                f"{plan.fingerprint}; the ranks and the driver have different data or versions of raypipe"
+            )
+        world = plan_world(plan, world_size=ask.world_size, batch=ask.batch)
+        return [
+            _Group(world, range(first, min(first + size, ask.world_size)), self.spec)
+            for first in range(0, ask.world_size, size)
+        ]
+
+
+class _Group:
+    """Ranks that share a split, and their blocks in feed order."""
+
+    def __init__(self, world: WorldPlan, ranks: Sequence[int], spec: FeedSpec) -> None:
+        self.plans: list[RankPlan] = [world.rank(rank) for rank in ranks]
+        self.splits: dict[int, list[Any]] = {}
+        self._spec = spec
+        self._feed: Feed = feed_order(
+            [plan.queue.num_rows for plan in self.plans], spans_per_block=spec.spans_per_block
+        )
+        self.resident: Ints = resident_spans(self._feed, [plan.lives() for plan in self.plans], world.steps)
+        self.num_chapters = max(1, -(-len(self._feed) // spec.blocks_per_chapter))
+
+    def chapter_blocks(self, chapter: int) -> list[BlockRequest]:
+        """Return the blocks of one chapter in feed order."""
+        first = chapter * self._spec.blocks_per_chapter
+        stop = min(first + self._spec.blocks_per_chapter, len(self._feed))
+        fillers = self._fillers(first)
+        rows = np.concatenate([np.array(fillers, dtype=np.int64), self._feed.num_rows[first:stop]])
+        ranks = np.concatenate([np.arange(len(fillers)), self._feed.rank[first:stop]])
+        assert np.array_equal(simulate_split(rows, len(self.plans)), ranks), "the split would route blocks wrongly"
+        return [*fillers, *(self._requests(i) for i in range(first, stop))]
+
+    def _fillers(self, first: int) -> list[int]:
+        """Return the rows of a filler per rank that put a later chapter's split where the one before left off.
+
+        Ray counts rows from 0 in every split; the feed order goes on counting. One row more than needed for each, since
+        a block of no rows would go anywhere.
+        """
+        if not first:
+            return []
+        sent = np.bincount(
+            self._feed.rank[:first], weights=self._feed.num_rows[:first], minlength=len(self.plans)
+        ).astype(np.int64)
+        return [int(rows) for rows in sent - sent.min() + 1]
+
+    def _requests(self, i: int) -> BlockRequest:
+        plan = self.plans[int(self._feed.rank[i])]
+        return tuple(
+            span_request(plan, arrival) for arrival in range(int(self._feed.first[i]), int(self._feed.stop[i]))
+        )
+
+
+class FeederSource:
+    """The blocks of a rank, from a feeder; a `BlockSource`."""
+
+    def __init__(self, feeder: Any, spec: FeedSpec) -> None:
+        self._feeder = feeder
+        self._spec = spec
+
+    def assigned_cpus(self) -> int:
+        """Return the CPUs that Ray gave to this process; in a driver, those that the system lets it use."""
+        runtime = ray.get_runtime_context()
+        if runtime.worker.mode != ray.WORKER_MODE:
+            return len(os.sched_getaffinity(0))
+        return max(1, int(runtime.get_assigned_resources().get("CPU", 0)))
+
+    def open(self, world: WorldPlan, rank: int) -> "RayFeed":
+        """Return the blocks that the rest of a plan sends to one rank; waits for the feeder to plan."""
+        plan = world.plan
+        per_lane = world.steps.per_lane
+        ask = Ask(
+            order=plan.spec,
+            epoch=plan.epoch,
+            legs=plan.legs,
+            world_size=world.world_size,
+            batch=BatchSpec(size=per_lane * plan.leg.lanes, scope="global"),
+            fingerprint=plan.fingerprint,
+        )
+        number, ticket = ray.get(self._feeder.open.remote(rank, ask))
+        return RayFeed(self._feeder, rank, number, ticket, self._spec.prefetch_blocks)
+
+
+class RayFeed:
+    """The blocks of one rank for the rest of an epoch; a `BlockFeed`."""
+
+    def __init__(self, feeder: Any, rank: int, number: int, ticket: Ticket, prefetch_blocks: int) -> None:
+        self.resident_spans = ticket.resident_spans
+        self._feeder = feeder
+        self._rank = rank
+        self._number = number
+        self._ticket = ticket
+        self._prefetch_blocks = prefetch_blocks
+
+    def blocks(self) -> Iterator[pa.Table]:
+        """Yield the blocks in arrival order, chapter after chapter."""
+        iterator = self._ticket.iterator
+        for chapter in range(self._ticket.num_chapters):
+            if chapter:
+                iterator = ray.get(self._feeder.open_chapter.remote(self._rank, self._number, chapter)).iterator
+            yield from iterator.iter_batches(
+                batch_size=None, batch_format="pyarrow", prefetch_batches=self._prefetch_blocks
+            )
+
+
+def start_feeder(context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, is_decoding: bool) -> Any:
+    """Start a feeder as an actor without a CPU of its own, on this node; it lives as long as its handle."""
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
+    )
+    actor = ray.remote(num_cpus=0, scheduling_strategy=strategy)(Feeder)
+    return actor.remote(context, index, spec, is_decoding=is_decoding)
+
+
+def _check_free_cpu() -> None:
+    """Raise where no CPU is left for tasks: Ray would wait for one for ever, without a word."""
+    deadline = time.monotonic() + _WAIT_FOR_CPU_S
+    while ray.available_resources().get("CPU", 0) < 1:
+        if time.monotonic() > deadline:
+            total = ray.cluster_resources().get("CPU", 0)
+            raise ConfigError(
+                f"no CPU is free for reading: all {total:g} CPUs of the Ray cluster are taken, by training workers or "
+                f"others, since {_WAIT_FOR_CPU_S:g} s. Leave at least one: fewer CPUs per worker, or more nodes."
+            )
+        time.sleep(0.5)
+
+
+def _describe(ask: Ask) -> str:
+    return (
+        f"epoch {ask.epoch}, legs {[(leg.lanes, leg.frames_per_lane) for leg in ask.legs]}, seed {ask.order.seed}, "
+        f"{ask.world_size} ranks, global batch {ask.batch.size}, plan {ask.fingerprint[:12]}"
+    )

@@ -1,0 +1,149 @@
+"""`Pipeline`: composes the stages, and alone decides where each runs.
+
+::
+
+    config.compose_config   specs                                   driver
+    plan                    order, on every rank and in the feeder  pure
+    feeder.start_feeder     plans -> Ray Datasets -> splits         actor on this node
+      datasource            read, window (and decode)               Ray tasks on any node
+    loader.RankLoader       receive, (decode), shuffle, assemble    rank
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import ray
+
+from raypipe.config import DEFAULT_LIVE_BYTES, PipelineConfig, compose_config
+from raypipe.dataset import Dataset
+from raypipe.decode.spec import Where
+from raypipe.decode.videos import check_device
+from raypipe.errors import ConfigError
+from raypipe.feeder import FeederSource, start_feeder
+from raypipe.loader import RankJob, RankLoader
+from raypipe.plan import WorldPlan, plan_epoch, plan_world, start, state_at
+from raypipe.run import LoaderSpec
+
+
+class Pipeline:
+    """A dataset, an order and a batch size: what training is fed with.
+
+    Parts may be given as specs or as plain dicts of their fields::
+
+        pipe = rp.Pipeline(ds, batch_size=64, seed=0, delta_timestamps={"action": [0.0, 0.1]}, decode={"where": "rank"})
+        for batch in pipe.loader(): ...
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: Any,
+        seed: int,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        live_bytes: int = DEFAULT_LIVE_BYTES,
+        **parts: Any,
+    ) -> None:
+        """Compose and check a pipeline; touches neither rows nor Ray.
+
+        Args:
+            dataset: what `open_dataset` returns, perhaps `windowed`.
+            batch_size: frames per rank; ``{"size": 512, "scope": "global"}`` is over all ranks.
+            seed: of the order.
+            delta_timestamps: windows in seconds, as in LeRobot.
+            live_bytes: memory of a rank for the spans at hand; decides span length where ``order`` does not.
+            parts: ``selection``, ``order``, ``decode``, ``feed``: see `SelectionSpec`, `OrderSpec`, `DecodeSpec`,
+                `FeedSpec`.
+        """
+        unknown = set(parts) - {"selection", "order", "decode", "feed"}
+        if unknown:
+            raise ConfigError(f"Pipeline has no part {sorted(unknown)[0]!r}; it has selection, order, decode and feed")
+        if delta_timestamps is not None:
+            dataset = dataset.windowed(delta_timestamps)
+        every = {"selection": {}, "order": {}, "decode": {}, "feed": {}, **parts}
+        self.config = compose_config(dataset, every, batch_size=batch_size, seed=seed, live_bytes=live_bytes)
+
+    @cached_property
+    def _index(self) -> Any:
+        return self.config.index()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"config": self.config}
+
+    def plan(self, *, epoch: int = 0, world_size: int = 1) -> WorldPlan:
+        """Return the plan of a whole epoch on `world_size` ranks; reads nothing."""
+        begin = start(self.config.order, world_size=world_size, epoch=epoch)
+        plan = plan_epoch(self._index, begin.spec, epoch=epoch, legs=begin.legs)
+        return plan_world(plan, world_size=world_size, batch=self.config.batch)
+
+    def state_at(self, step: int, *, world_size: int = 1) -> dict[str, Any]:
+        """Return the state after `step` batches of a run that never changed its ranks: a lost checkpoint, rebuilt."""
+        return state_at(self.plan(world_size=world_size), step).to_dict()
+
+    def loader(self, **settings: Any) -> RankLoader:
+        """Return the loader of a single rank, in this process; starts a local Ray if none is there.
+
+        Args:
+            settings: the fields of `LoaderSpec`: ``prefetch_batches``, ``device``, ``transform``, ``num_threads``.
+        """
+        return self.loaders(1, **settings)[0]
+
+    def loaders(self, world_size: int, **settings: Any) -> list[RankLoader]:
+        """Return the loaders of all ranks. They may be sent to other processes; all must be iterated at once."""
+        start_ray()
+        config = self._resolved()
+        is_decoding = config.decode.where == "cluster"
+        context = config.block_context()
+        feeder = start_feeder(context, self._index, config.feed, is_decoding=is_decoding)
+        source = FeederSource(feeder, config.feed)
+        spec = self._loader_spec(settings)
+        return [
+            RankLoader(
+                RankJob(
+                    context=context,
+                    index=self._index,
+                    order=config.order,
+                    batch=config.batch,
+                    rank=rank,
+                    world_size=world_size,
+                ),
+                source,
+                spec,
+            )
+            for rank in range(world_size)
+        ]
+
+    def _resolved(self) -> PipelineConfig:
+        """Return the config with the place of decoding decided."""
+        config = self.config
+        if config.decode.where != "auto":
+            return config
+        is_cluster = config.decode.when == "block" and has_spare_cpu_nodes()
+        where: Where = "cluster" if is_cluster else "rank"
+        return replace(config, decode=replace(config.decode, where=where))
+
+    def _loader_spec(self, settings: Mapping[str, Any]) -> LoaderSpec:
+        decode = self.config.decode
+        if decode.device != "cpu":
+            check_device(decode.device)
+        try:
+            return LoaderSpec(**{"num_threads": decode.num_threads, **settings})
+        except TypeError as error:
+            raise ConfigError(f"loader settings {sorted(settings)}: {error}") from error
+
+
+def start_ray() -> None:
+    """Use the Ray that is there, or start a local one and say so."""
+    if ray.is_initialized():
+        return
+    ray.init(logging_level="warning")
+    print(f"raypipe: using Ray with {ray.cluster_resources().get('CPU', 0):g} CPUs", flush=True)
+
+
+def has_spare_cpu_nodes() -> bool:
+    """Return whether the cluster has nodes with CPUs and no GPU beside nodes with GPUs."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    has_gpu = any(resources.get("GPU", 0) for resources in nodes)
+    return has_gpu and any(resources.get("CPU", 0) >= 1 and not resources.get("GPU", 0) for resources in nodes)

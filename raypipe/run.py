@@ -1,0 +1,326 @@
+"""One pass over the rest of an epoch on a rank: the threads between its blocks and its batches.
+
+::
+
+    feed -> receiver -> decoding threads -> live window -> assembler -> queue -> next(run)
+
+The *receiver* pulls blocks, checks that each is the one that the plan expects next, and starts decoding. The
+*assembler* waits for the spans that the next batch needs, and builds it. An error in either reaches ``next(run)``.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from raypipe.batch import BatchBuilder
+from raypipe.block import BlockContext, CameraPart, SpanBlock, SpanRequest, open_block, span_request, window_frames
+from raypipe.decode.spec import ASSIGNED_CPUS
+from raypipe.errors import ConfigError, RaypipeError
+from raypipe.metrics import Live, Meter
+from raypipe.plan import Batch, RankPlan, WorldPlan
+from raypipe.shuffle import LiveWindow, SpanPixels, find_pixels
+
+Transform = Callable[[dict[str, Any], torch.Tensor], dict[str, Any]]
+"""A user's change of a batch: gets the batch and the ``augment_seed`` of every sample, returns a batch."""
+
+
+class BlockFeed(Protocol):
+    """The blocks of one rank for the rest of an epoch."""
+
+    resident_spans: int
+    """How many spans the rank must be ready to hold, or ranks could wait for each other for ever."""
+
+    def blocks(self) -> Iterator[pa.Table]:
+        """Yield the blocks in arrival order."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSpec:
+    """What a rank does with its blocks."""
+
+    prefetch_batches: int = 2
+    """Batches assembled ahead of the training loop."""
+
+    num_threads: int | Literal["assigned"] = ASSIGNED_CPUS
+    """Decoding threads; see `DecodeSpec.num_threads`."""
+
+    device: str = "cpu"
+    """Where batches are handed over."""
+
+    transform: Transform | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefetch_batches < 1:
+            raise ConfigError(f"prefetch_batches must be at least 1, got {self.prefetch_batches}")
+        if self.num_threads != ASSIGNED_CPUS and self.num_threads < 1:
+            raise ConfigError(f"num_threads must be at least 1 or {ASSIGNED_CPUS!r}, got {self.num_threads}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    block: SpanBlock
+    pixels: dict[str, "Future[SpanPixels]"]
+
+
+class _Closed(Exception):  # noqa: N818
+    """The run was closed: its threads end."""
+
+
+_END: Any = object()
+
+
+class EpochRun:
+    """The batches of one rank for the rest of an epoch; an iterator that is used once."""
+
+    def __init__(self, context: BlockContext, world: WorldPlan, rank: int, spec: LoaderSpec, meter: Meter) -> None:
+        self.num_steps = world.num_steps
+        self._context = context
+        self._plan: RankPlan = world.rank(rank)
+        self._spec = spec
+        self._meter = meter
+        self._window = LiveWindow()
+        num_threads = 1 if spec.num_threads == ASSIGNED_CPUS else spec.num_threads
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="raypipe-decode")
+        self._builder = BatchBuilder(context, self._plan, self._window, num_threads)
+        self._changed = threading.Condition()
+        self._arrived: dict[int, _Arrived] = {}
+        self._num_received = 0
+        self._num_retired = 0
+        self._is_closed = False
+        self._batches: queue.Queue[Any] = queue.Queue(maxsize=spec.prefetch_batches)
+        self._threads: list[threading.Thread] = []
+
+    def start(self, feed: BlockFeed) -> None:
+        """Start the threads that turn the rank's blocks into batches."""
+        jobs = (("receive", lambda: self._receive(feed)), ("assemble", self._assemble))
+        for name, job in jobs:
+            thread = threading.Thread(target=self._run_thread, args=(job,), name=f"raypipe-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def __iter__(self) -> "EpochRun":
+        self._meter.start_iteration()
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        self._meter.ask()
+        batch = self._batches.get()
+        if batch is _END:
+            self._batches.put(_END)
+            raise StopIteration
+        if isinstance(batch, BaseException):
+            self.close()
+            raise batch
+        self._meter.hand_over(len(batch["index"]))
+        return dict(batch)
+
+    def close(self) -> None:
+        """End the threads; safe to call twice and in the middle of an epoch."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        while self._threads and any(thread.is_alive() for thread in self._threads):
+            self._drain()
+            for thread in self._threads:
+                # The receiver may stand in a call of Ray that ends with the next block.
+                thread.join(timeout=0.05)
+            if not self._threads[-1].is_alive():
+                break
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._builder.close()
+
+    def live(self) -> Live:
+        """Return what the rank holds now, and what it has decoded."""
+        counts = [decoder.counts() for decoder in self._context.decoders]
+        return Live(
+            spans=len(self._window),
+            num_bytes=self._window.num_bytes,
+            peak_bytes=self._window.peak_bytes,
+            decode_s=sum(count.seconds for count in counts),
+            decoded_frames=sum(count.frames for count in counts),
+            cache_hits=sum(count.hits for count in counts),
+            cache_misses=sum(count.misses for count in counts),
+            cache_evictions=sum(count.evictions for count in counts),
+        )
+
+    def _drain(self) -> None:
+        try:
+            while True:
+                self._batches.get_nowait()
+        except queue.Empty:
+            return
+
+    def _run_thread(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except _Closed:
+            pass
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._changed.notify_all()
+        self._drain()
+        self._batches.put(error)
+
+    def _receive(self, feed: BlockFeed) -> None:
+        expected = self._plan.queue
+        for table in feed.blocks():
+            self._meter.add(received_blocks=1, received_bytes=table.nbytes)
+            for block in open_block(self._context, table):
+                self._check_identity(block.request)
+                block.check()
+                self._wait_for_room(feed.resident_spans)
+                self._meter.add(task_decode_s=block.decode_s, task_decoded_frames=block.num_decoded)
+                pixels = {**self._find_pixels(block), **self._decode(block)}
+                with self._changed:
+                    self._arrived[self._num_received] = _Arrived(block, pixels)
+                    self._num_received += 1
+                    self._changed.notify_all()
+        if self._num_received != len(expected):
+            raise RaypipeError(
+                f"rank {self._plan.rank} received {self._num_received} of {len(expected)} spans and the feed ended; "
+                f"this is a fault of raypipe or of Ray's split, not of the data"
+            )
+
+    def _check_identity(self, request: SpanRequest) -> None:
+        """Raise if Ray sent another block than the plan expects: everything after it would be wrong."""
+        i = self._num_received
+        planned = _identity(span_request(self._plan, i)) if i < len(self._plan.queue) else ()
+        came = _identity(request)
+        if came != planned:
+            raise RaypipeError(
+                f"rank {self._plan.rank} expected as block {i} the span (epoch, dataset, episode, start, stop, lane, "
+                f"place, rows) = {planned}, and {came} came. Ray's split has routed blocks differently from its rule; "
+                f"this version of Ray may have changed it."
+            )
+
+    def _wait_for_room(self, resident_spans: int) -> None:
+        with self._changed:
+            while self._num_received - self._num_retired >= resident_spans and not self._is_closed:
+                self._changed.wait()
+            if self._is_closed:
+                raise _Closed
+
+    def _decode(self, block: SpanBlock) -> dict[str, "Future[SpanPixels]"]:
+        """Start decoding what did not come decoded; with ``when="exit"`` only images, whose bytes are at hand now."""
+        cameras = self._context.datasets[block.request.dataset].spec.cameras
+        wanted = block.stored_images if self._context.decode.when == "exit" else cameras
+        return {
+            camera: self._pool.submit(self._decode_camera, block, camera)
+            for camera in wanted
+            if camera not in block.pixels
+        }
+
+    def _decode_camera(self, block: SpanBlock, camera: str) -> SpanPixels:
+        request = block.request
+        dataset, row, length = self._context.find_episode(request)
+        windows = window_frames(dataset, camera, request.anchors, length)
+        decoder = self._context.decoders[request.dataset]
+        if camera in block.stored_images:
+            frames, stored = block.stored_images[camera]
+            order = frames.argsort()
+            frames, stored = frames[order], [stored[i] for i in order.tolist()]
+            pieces = [decoder.decode_images(row, camera, stored, frames)]
+        else:
+            frames = np.unique(windows)
+            pieces = decoder.decode_pieces(row, camera, frames)
+        ends = np.cumsum([0, *map(len, pieces)])
+        parts = [
+            CameraPart(frames[begin:end], piece.numpy() if piece.device.type == "cpu" else piece)
+            for piece, begin, end in zip(pieces, ends[:-1], ends[1:], strict=True)
+        ]
+        return find_pixels(parts, windows)
+
+    def _find_pixels(self, block: SpanBlock) -> dict[str, "Future[SpanPixels]"]:
+        dataset, _, length = self._context.find_episode(block.request)
+        found = {}
+        for camera, parts in block.pixels.items():
+            future: Future[SpanPixels] = Future()
+            future.set_result(find_pixels(parts, window_frames(dataset, camera, block.request.anchors, length)))
+            found[camera] = future
+        return found
+
+    def _assemble(self) -> None:
+        num_admitted = 0
+        for batch in self._plan.batches():
+            while num_admitted < batch.num_needed:
+                self._admit(num_admitted)
+                num_admitted += 1
+            self._put(self._build(batch))
+            with self._changed:
+                self._num_retired += len(batch.done)
+                self._changed.notify_all()
+        self._put(_END)
+
+    def _admit(self, arrival: int) -> None:
+        started = time.perf_counter()
+        with self._changed:
+            while arrival not in self._arrived and not self._is_closed:
+                self._changed.wait()
+            if self._is_closed:
+                raise _Closed
+            arrived = self._arrived.pop(arrival)
+        fetched = time.perf_counter()
+        pixels = {camera: future.result() for camera, future in arrived.pixels.items()}
+        self._meter.add(fetch_s=fetched - started, decode_wait_s=time.perf_counter() - fetched)
+        self._window.admit(arrival, arrived.block, pixels)
+
+    def _build(self, batch: Batch) -> dict[str, Any]:
+        started = time.perf_counter()
+        built = self._builder.build(batch)
+        self._window.retire(batch.done)
+        if self._spec.device != "cpu":
+            built = _move(built, self._spec.device)
+        built = self._builder.finish(built)
+        if self._spec.transform is not None:
+            built = self._spec.transform(built, built["augment_seed"])
+        emitted = len(batch.row) * len(self._context.datasets[0].spec.cameras)
+        self._meter.add(assemble_s=time.perf_counter() - started, emitted_frames=emitted)
+        return built
+
+    def _put(self, item: Any) -> None:
+        while True:
+            if self._is_closed:
+                raise _Closed
+            try:
+                self._batches.put(item, timeout=0.2)
+                return
+            except queue.Full:
+                continue
+
+
+def _identity(request: SpanRequest) -> tuple[int, ...]:
+    return (
+        request.epoch,
+        request.dataset,
+        request.episode,
+        request.start,
+        request.stop,
+        request.lane,
+        request.place,
+        len(request.anchors),
+    )
+
+
+def _move(batch: dict[str, Any], device: str) -> dict[str, Any]:
+    """Copy tensors to a device; torch keeps and reuses the pinned memory that they pass through."""
+    return {
+        key: value.pin_memory().to(device, non_blocking=True)
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu"
+        else value
+        for key, value in batch.items()
+    }

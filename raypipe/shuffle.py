@@ -1,0 +1,197 @@
+"""The live window on a rank: spans come in, frames go out in the order of the plan.
+
+Holds the rows of the spans at hand in one pool per column, so that a batch is one indexed copy per column, and their
+pixels as they arrived, so that a frame is copied once, into its batch.
+
+::
+
+    admit(arrival 5)    rows -> free places of the pool          pixels: kept as they came
+    assemble(batch)     pool[places of (span, row), ...]         one copy per frame and camera
+    retire(arrival 2)   its places are free again                pixels are let go
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.block import CameraPart, SpanBlock
+from raypipe.plan import Batch
+from raypipe.plan.keyhash import Ints
+
+_FIRST_CAPACITY: Final = 1024
+
+
+class RowPool:
+    """Rows of spans, one array per column, with places that are used again."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._free = np.arange(_FIRST_CAPACITY)[::-1]
+        self._num_free = _FIRST_CAPACITY
+
+    def add(self, columns: Mapping[str, Any], num_rows: int) -> Ints:
+        """Copy rows in; return the place of each."""
+        if num_rows > self._num_free:
+            self._grow(num_rows)
+        self._num_free -= num_rows
+        places = self._free[self._num_free : self._num_free + num_rows].copy()
+        for name, values in columns.items():
+            if name not in self._columns:
+                self._columns[name] = self._empty(values)
+            self._columns[name][places] = _as_objects(values) if isinstance(values, list) else values
+        return places
+
+    def take(self, places: Ints) -> dict[str, NDArray[Any]]:
+        """Return the rows at `places`: one indexed copy per column."""
+        return {name: values[places] for name, values in self._columns.items()}
+
+    def free(self, places: Ints) -> None:
+        """Let the rows at `places` be written over."""
+        self._free[self._num_free : self._num_free + len(places)] = places
+        self._num_free += len(places)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the pool."""
+        return sum(values.nbytes for values in self._columns.values())
+
+    def _empty(self, values: Any) -> NDArray[Any]:
+        shape, dtype = ((), object) if isinstance(values, list) else (values.shape[1:], values.dtype)
+        return np.empty((len(self._free), *shape), dtype=dtype)
+
+    def _grow(self, num_rows: int) -> None:
+        old = len(self._free)
+        new = max(2 * old, old + num_rows)
+        free = np.empty(new, dtype=np.int64)
+        free[: self._num_free] = self._free[: self._num_free]
+        free[self._num_free : self._num_free + new - old] = np.arange(old, new)[::-1]
+        self._free, self._num_free = free, self._num_free + new - old
+        for name, values in self._columns.items():
+            grown = np.empty((new, *values.shape[1:]), dtype=values.dtype)
+            grown[:old] = values
+            self._columns[name] = grown
+
+
+class FrameBuffers:
+    """Arrays for the pixels of batches, used again once nobody holds them.
+
+    numpy's reference count tells it: a tensor made from an array, and every view of that tensor, holds the array.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[int, ...], list[NDArray[Any]]] = {}
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Return an array that nobody else holds."""
+        buffers = self._buffers.setdefault((*shape, np.dtype(dtype).num), [])
+        for i in range(len(buffers)):
+            # Held by the list, and by the argument of the call: anything more is a user's.
+            if sys.getrefcount(buffers[i]) == 2:
+                return buffers[i]
+        buffers.append(np.empty(shape, dtype=dtype))
+        return buffers[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSpan:
+    """A span at hand."""
+
+    places: Ints
+    """Where its rows are in the pool."""
+    pixels: Mapping[str, "SpanPixels"]
+    """By camera; empty where frames are decoded when they leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanPixels:
+    """The decoded frames of one camera of a span."""
+
+    parts: tuple[CameraPart, ...]
+    part: NDArray[np.int64]
+    """``(rows, T)``: which part holds the frame of every window slot."""
+    index: NDArray[np.int64]
+    """``(rows, T)``: which frame of that part it is."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the pixels."""
+        return sum(int(np.prod(part.pixels.shape)) * part.pixels.itemsize for part in self.parts)
+
+
+def find_pixels(parts: Sequence[CameraPart], frames: Ints) -> SpanPixels:
+    """Return where the frames of windows, ``(rows, T)``, are in the decoded parts of a span."""
+    part, index = np.zeros_like(frames), np.zeros_like(frames)
+    for number, candidate in enumerate(parts):
+        if len(candidate.frames):
+            found = np.searchsorted(candidate.frames, frames).clip(0, len(candidate.frames) - 1)
+            is_here = candidate.frames[found] == frames
+            part[is_here], index[is_here] = number, found[is_here]
+    return SpanPixels(tuple(parts), part, index)
+
+
+class LiveWindow:
+    """The spans at hand on a rank. Not for use by several threads at once."""
+
+    def __init__(self) -> None:
+        self._rows = RowPool()
+        self._spans: dict[int, LiveSpan] = {}
+        self._buffers = FrameBuffers()
+        self._pixel_bytes = 0
+        self.peak_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of rows and pixels at hand."""
+        return self._rows.num_bytes + self._pixel_bytes
+
+    def admit(self, arrival: int, block: SpanBlock, pixels: Mapping[str, SpanPixels]) -> None:
+        """Take a span in."""
+        places = self._rows.add(block.columns, block.num_rows)
+        self._spans[arrival] = LiveSpan(places, pixels)
+        self._pixel_bytes += sum(camera.num_bytes for camera in pixels.values())
+        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+
+    def retire(self, arrivals: Ints) -> None:
+        """Let spans go."""
+        for arrival in arrivals.tolist():
+            span = self._spans.pop(arrival)
+            self._rows.free(span.places)
+            self._pixel_bytes -= sum(camera.num_bytes for camera in span.pixels.values())
+
+    def take_rows(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """Return the row columns of a batch."""
+        spans = self._spans
+        pairs = zip(batch.span.tolist(), batch.row.tolist(), strict=True)
+        places = np.fromiter((spans[span].places[row] for span, row in pairs), dtype=np.int64, count=len(batch.row))
+        return self._rows.take(places)
+
+    def take_pixels(self, batch: Batch, camera: str) -> NDArray[Any]:
+        """Return the frames of a camera: ``(B, T, height, width, channels)``."""
+        spans = [self._spans[span].pixels[camera] for span in batch.span.tolist()]
+        first = spans[0]
+        size = first.parts[0].pixels.shape[1:]
+        dtype = first.parts[0].pixels.dtype
+        frames = self._buffers.take((len(spans), first.part.shape[1], *size), dtype)
+        for i, (span, row) in enumerate(zip(spans, batch.row.tolist(), strict=True)):
+            for t in range(frames.shape[1]):
+                frames[i, t] = span.parts[span.part[row, t]].pixels[span.index[row, t]]
+        return frames
+
+    def empty_pixels(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Return a buffer for frames that are decoded as they leave."""
+        return self._buffers.take(shape, dtype)
+
+
+def _as_objects(values: list[Any]) -> NDArray[Any]:
+    # Filled one by one: numpy would make a table of lists of equal length.
+    objects = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        objects[i] = value
+    return objects
