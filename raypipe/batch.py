@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raypipe.block import BlockContext, Frames, window_frames
+from raypipe.block import BlockContext, Frames, SpanBlock, window_frames
 from raypipe.plan import Batch, RankPlan
-from raypipe.shuffle import LiveWindow
+from raypipe.shuffle import LiveWindow, find_pixels
+from raypipe.window import window_rows
 
 
 class BatchBuilder:
@@ -89,6 +90,31 @@ class BatchBuilder:
         tasks = [dataset.meta.tasks for dataset in self._context.datasets]
         pairs = zip(dataset_index.tolist(), task_index.tolist(), strict=True)
         return [tasks[number].text(index) if len(tasks[number]) else "" for number, index in pairs]
+
+
+def span_columns(context: BlockContext, block: SpanBlock) -> dict[str, Any]:
+    """Return a span as columns of samples, cameras ``(rows, [T,] channels, height, width)``: for users of Ray Data."""
+    dataset, _, length = context.find_episode(block.request)
+    block.check()
+    columns: dict[str, Any] = {}
+    for camera, parts in block.pixels.items():
+        found = find_pixels(parts, window_frames(dataset, camera, block.request.anchors, length))
+        frames = np.stack(
+            [
+                [parts[p].pixels[i] for p, i in zip(*pair, strict=True)]
+                for pair in zip(found.part, found.index, strict=True)
+            ]
+        )
+        frames = frames.transpose(0, 1, 4, 2, 3)
+        columns[camera] = frames[:, 0] if frames.shape[1] == 1 else frames
+        offsets = dataset.window.offsets.get(camera)
+        if offsets is not None:
+            columns[f"{camera}_is_pad"] = window_rows(block.request.anchors, length, offsets)[1]
+    columns.update(block.columns)
+    tasks = dataset.meta.tasks
+    columns["task"] = tasks.texts_of(block.columns["task_index"]) if len(tasks) else [""] * block.num_rows
+    columns["dataset_index"] = np.full(block.num_rows, block.request.dataset)
+    return columns
 
 
 def _identities(rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]) -> Any:

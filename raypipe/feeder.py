@@ -64,6 +64,12 @@ class Ask:
     batch: BatchSpec
     fingerprint: str
     """Of the plan, as the rank computed it."""
+    generation: int
+    """How often the ranks have left their order together."""
+
+
+PassKey = tuple[int, int]
+"""The generation, and how many asks of this rank came before in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +90,28 @@ class Feeder:
         self._index = index
         self._spec = spec
         self._is_decoding = is_decoding
-        self._passes: dict[int, _Pass] = {}
-        self._num_asked: dict[int, int] = {}
+        self._passes: dict[PassKey, _Pass] = {}
+        self._num_asked: dict[tuple[int, int], int] = {}
 
-    def open(self, rank: int, ask: Ask) -> tuple[int, Ticket]:
-        """Return the number of this pass, and the rank's part of its first chapter.
+    def open(self, rank: int, ask: Ask) -> tuple[PassKey, Ticket]:
+        """Return the key of this pass, and the rank's part of its first chapter.
 
         Raises:
             ResumeError: ranks ask for different things.
         """
-        number = self._num_asked.get(rank, 0)
-        self._num_asked[rank] = number + 1
-        if number not in self._passes:
+        count = self._num_asked.get((rank, ask.generation), 0)
+        self._num_asked[rank, ask.generation] = count + 1
+        key = (ask.generation, count)
+        if key not in self._passes:
             _check_free_cpu()
-            self._passes[number] = _Pass(self._index, ask, self._spec)
-            for old in [n for n in self._passes if n < number - 2]:
-                del self._passes[old]
-        self._check_same(number, rank, ask)
-        return number, self.open_chapter(rank, number, 0)
+            self._passes[key] = _Pass(self._index, ask, self._spec)
+            self._forget_old(key)
+        self._check_same(key, rank, ask)
+        return key, self.open_chapter(rank, key, 0)
 
-    def open_chapter(self, rank: int, number: int, chapter: int) -> Ticket:
+    def open_chapter(self, rank: int, key: PassKey, chapter: int) -> Ticket:
         """Return the rank's part of one chapter of a pass that it has opened."""
-        current = self._passes[number]
+        current = self._passes[key]
         group = current.groups[rank // self._spec.ranks_per_split]
         if chapter not in group.splits:
             blocks = group.chapter_blocks(chapter)
@@ -117,8 +123,15 @@ class Feeder:
         group.splits[chapter][taken] = None
         return Ticket(iterator, group.num_chapters, int(group.resident[taken]))
 
-    def _check_same(self, number: int, rank: int, ask: Ask) -> None:
-        current = self._passes[number]
+    def _forget_old(self, key: PassKey) -> None:
+        """Let go of passes that every rank is done with: it has asked for two later ones."""
+        generation, count = key
+        for old in list(self._passes):
+            if old[0] < generation - 1 or (old[0] == generation and old[1] < count - 2):
+                del self._passes[old]
+
+    def _check_same(self, key: PassKey, rank: int, ask: Ask) -> None:
+        current = self._passes[key]
         current.asked[rank] = ask
         if ask == current.ask:
             return
@@ -212,7 +225,7 @@ class FeederSource:
             return len(os.sched_getaffinity(0))
         return max(1, int(runtime.get_assigned_resources().get("CPU", 0)))
 
-    def open(self, world: WorldPlan, rank: int) -> "RayFeed":
+    def open(self, world: WorldPlan, rank: int, generation: int) -> "RayFeed":
         """Return the blocks that the rest of a plan sends to one rank; waits for the feeder to plan."""
         plan = world.plan
         per_lane = world.steps.per_lane
@@ -223,19 +236,20 @@ class FeederSource:
             world_size=world.world_size,
             batch=BatchSpec(size=per_lane * plan.leg.lanes, scope="global"),
             fingerprint=plan.fingerprint,
+            generation=generation,
         )
-        number, ticket = ray.get(self._feeder.open.remote(rank, ask))
-        return RayFeed(self._feeder, rank, number, ticket, self._spec.prefetch_blocks)
+        key, ticket = ray.get(self._feeder.open.remote(rank, ask))
+        return RayFeed(self._feeder, rank, key, ticket, self._spec.prefetch_blocks)
 
 
 class RayFeed:
     """The blocks of one rank for the rest of an epoch; a `BlockFeed`."""
 
-    def __init__(self, feeder: Any, rank: int, number: int, ticket: Ticket, prefetch_blocks: int) -> None:
+    def __init__(self, feeder: Any, rank: int, key: PassKey, ticket: Ticket, prefetch_blocks: int) -> None:
         self.resident_spans = ticket.resident_spans
         self._feeder = feeder
         self._rank = rank
-        self._number = number
+        self._key = key
         self._ticket = ticket
         self._prefetch_blocks = prefetch_blocks
 
@@ -244,7 +258,7 @@ class RayFeed:
         iterator = self._ticket.iterator
         for chapter in range(self._ticket.num_chapters):
             if chapter:
-                iterator = ray.get(self._feeder.open_chapter.remote(self._rank, self._number, chapter)).iterator
+                iterator = ray.get(self._feeder.open_chapter.remote(self._rank, self._key, chapter)).iterator
             yield from iterator.iter_batches(
                 batch_size=None, batch_format="pyarrow", prefetch_batches=self._prefetch_blocks
             )

@@ -3,6 +3,7 @@
 What the user holds is counted, not what is prefetched: the state after a batch is the same whatever was read ahead.
 """
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from raypipe.plan import (
     EpisodeIndex,
     OrderSpec,
     OrderState,
+    Resumed,
     WorldPlan,
     plan_epoch,
     plan_world,
@@ -23,6 +25,7 @@ from raypipe.plan import (
     start,
     state_after,
 )
+from raypipe.progress import progress_bar
 from raypipe.run import BlockFeed, EpochRun, LoaderSpec
 
 
@@ -33,8 +36,14 @@ class BlockSource(Protocol):
         """Return how many CPUs this process may use."""
         ...
 
-    def open(self, world: WorldPlan, rank: int) -> BlockFeed:
-        """Return the blocks that the rest of a plan sends to one rank."""
+    def open(self, world: WorldPlan, rank: int, generation: int) -> BlockFeed:
+        """Return the blocks that the rest of a plan sends to one rank.
+
+        Args:
+            world: the plan, at the position from which it goes on.
+            rank: the rank that asks.
+            generation: how often the rank has left its order, by a break or a loaded state; equal on all ranks.
+        """
         ...
 
 
@@ -54,33 +63,40 @@ class RankLoader:
     """The batches of one rank, and where it stands.
 
     ``iter(loader)`` gives the rest of the current epoch; then the loader stands at the next one. It is picklable as
-    long as no iteration is under way.
+    long as no iteration is under way. All ranks must do the same things in the same order: iterate, break, load.
     """
 
     def __init__(self, job: RankJob, source: BlockSource, spec: LoaderSpec) -> None:
         self._job = job
         self._source = source
         self._spec = spec
-        self._at = start(job.order, world_size=job.world_size)
-        self._world: WorldPlan | None = None
-        self._step = 0
-        self._run: EpochRun | None = None
         self._meter = Meter()
         self._last_live = Live()
+        self._generation = 0
+        self._last_epoch = spec.num_epochs - 1
+        self._ahead: _Ahead | None = None
+        self._run: EpochRun | None = None
+        self._stand_at(start(job.order, world_size=job.world_size))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the batches that are left of the current epoch."""
         run = self._open_run()
+        is_done = False
+        is_on = self._spec.progress and self._job.rank == 0
         try:
-            for batch in run:
-                self._step += 1
-                if self._step == self._plan().num_steps:
+            with progress_bar(f"epoch {self._at.epoch}", run.num_steps, is_on=is_on) as bar:
+                for batch in run:
+                    self._step += 1
+                    is_done = self._step == run.num_steps
+                    if is_done:
+                        self._stand_at_next_epoch()
+                    bar.advance(self._meter.read(Live()))
+                    yield batch
+                if not run.num_steps:
+                    is_done = True
                     self._stand_at_next_epoch()
-                yield batch
-            if not run.num_steps:
-                self._stand_at_next_epoch()
         finally:
-            self._close_run()
+            self._close_run(is_done=is_done)
 
     def __len__(self) -> int:
         """Batches left in the current epoch; the same on every rank."""
@@ -97,6 +113,7 @@ class RankLoader:
             raise ConfigError(f"num_steps must be at least 0, got {num_steps}")
         left = num_steps
         while left:
+            self._last_epoch = max(self._last_epoch, self.epoch + (left > len(self)))
             for batch in self:
                 left -= 1
                 yield batch
@@ -109,13 +126,12 @@ class RankLoader:
             return
         if epoch < 0:
             raise ConfigError(f"epoch must be at least 0, got {epoch}")
-        self._close_run()
-        self._at = start(self._at.spec, world_size=self._job.world_size, epoch=epoch)
-        self._world, self._step = None, 0
+        self._leave_order()
+        self._stand_at(start(self._at.spec, world_size=self._job.world_size, epoch=epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, as a small JSON object: the same on every rank."""
-        return self._state().to_dict()
+        return state_after(self._plan(), self._step).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, also of another number of ranks or another batch size.
@@ -123,18 +139,18 @@ class RankLoader:
         Raises:
             ResumeError: the state belongs to another order; shows both sides.
         """
-        self._close_run()
         saved = OrderState.from_dict(state)
-        self._at = resume(saved, self._job.index, self._job.order, world_size=self._job.world_size)
-        self._world, self._step = None, 0
+        at = resume(saved, self._job.index, self._job.order, world_size=self._job.world_size)
+        self._leave_order()
+        self._stand_at(at)
 
     def stats(self) -> LoaderStats:
         """Return the figures of this loader so far."""
         return self._meter.read(self._run.live() if self._run else self._last_live)
 
     def close(self) -> None:
-        """End an iteration that is under way, and its threads."""
-        self._close_run()
+        """End an iteration that is under way, and what was fetched ahead."""
+        self._leave_order()
 
     def __enter__(self) -> "RankLoader":
         return self
@@ -143,41 +159,96 @@ class RankLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        assert self._run is None, "a loader cannot be sent elsewhere while it is iterated"
-        return {**self.__dict__, "_world": None, "_meter": Meter()}
+        if self._run is not None or self._ahead is not None:
+            raise ConfigError("this loader is being iterated and cannot be sent elsewhere; call close() first")
+        return {**self.__dict__, "_world": None}
+
+    def _stand_at(self, at: Resumed) -> None:
+        self._at = at
+        self._world: WorldPlan | None = None
+        self._step = 0
+
+    def _stand_at_next_epoch(self) -> None:
+        self._stand_at(start(self._at.spec, world_size=self._job.world_size, epoch=self._at.epoch + 1))
 
     def _plan(self) -> WorldPlan:
         if self._world is None:
-            job = self._job
-            plan = plan_epoch(job.index, self._at.spec, epoch=self._at.epoch, legs=self._at.legs)
-            self._world = plan_world(plan, world_size=job.world_size, batch=job.batch)
+            self._world = self._plan_of(self._at)
         return self._world
 
-    def _state(self) -> OrderState:
-        return state_after(self._plan(), self._step)
-
-    def _stand_at_next_epoch(self) -> None:
-        spec = self._at.spec
-        self._at = start(spec, world_size=self._job.world_size, epoch=self._at.epoch + 1)
-        self._world, self._step = None, 0
+    def _plan_of(self, at: Resumed) -> WorldPlan:
+        plan = plan_epoch(self._job.index, at.spec, epoch=at.epoch, legs=at.legs)
+        return plan_world(plan, world_size=self._job.world_size, batch=self._job.batch)
 
     def _open_run(self) -> EpochRun:
         if self._run is not None:
             raise ConfigError("this loader is being iterated already; end that iteration first, or call close()")
-        world = self._plan()
         if self._step:
-            world = world.at(self._step)
-            self._at, self._world, self._step = replace(self._at, legs=world.plan.legs), world, 0
-        job = self._job
-        spec = self._spec
-        if spec.num_threads == ASSIGNED_CPUS:
-            spec = replace(spec, num_threads=self._source.assigned_cpus())
-        self._run = EpochRun(job.context, world, job.rank, spec, self._meter)
-        self._run.start(self._source.open(world, job.rank))
+            world = self._plan().at(self._step)
+            self._stand_at(replace(self._at, legs=world.plan.legs))
+            self._world = world
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._world, self._run = ahead.take()
+        else:
+            self._run = self._start_run(self._plan(), self._at.epoch)
         return self._run
 
-    def _close_run(self) -> None:
-        if self._run is not None:
-            run, self._run = self._run, None
-            self._last_live = run.live()
-            run.close()
+    def _start_run(self, world: WorldPlan, epoch: int) -> EpochRun:
+        spec, job = self._spec, self._job
+        if spec.num_threads == ASSIGNED_CPUS:
+            spec = replace(spec, num_threads=self._source.assigned_cpus())
+        run = EpochRun(job.context, world, job.rank, spec, self._meter)
+        run.start(self._source.open(world, job.rank, self._generation), lambda: self._look_ahead(epoch))
+        return run
+
+    def _look_ahead(self, epoch: int) -> None:
+        """Start the next epoch, if it is known to follow; called when the last block of `epoch` has arrived."""
+        if epoch < self._last_epoch:
+            at = start(self._at.spec, world_size=self._job.world_size, epoch=epoch + 1)
+            self._ahead = _Ahead(lambda: self._start_ahead(at))
+
+    def _start_ahead(self, at: Resumed) -> tuple[WorldPlan, EpochRun]:
+        world = self._plan_of(at)
+        return world, self._start_run(world, at.epoch)
+
+    def _close_run(self, *, is_done: bool) -> None:
+        if self._run is None:
+            return
+        run, self._run = self._run, None
+        self._last_live = run.live()
+        run.close()
+        if not is_done:
+            self._leave_order()
+
+    def _leave_order(self) -> None:
+        """Give up what is under way: the next blocks are asked for anew."""
+        self._close_run(is_done=True)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.take()[1].close()
+        self._generation += 1
+
+
+class _Ahead:
+    """The run of the next epoch, being started by a thread."""
+
+    def __init__(self, begin: Any) -> None:
+        self._result: tuple[WorldPlan, EpochRun] | BaseException | None = None
+        self._begin = begin
+        self._thread = threading.Thread(target=self._work, name="raypipe-next-epoch", daemon=True)
+        self._thread.start()
+
+    def take(self) -> tuple[WorldPlan, EpochRun]:
+        """Return the plan and the run, when they are ready."""
+        self._thread.join()
+        if isinstance(self._result, BaseException):
+            raise self._result
+        assert self._result is not None
+        return self._result
+
+    def _work(self) -> None:
+        try:
+            self._result = self._begin()
+        except BaseException as error:
+            self._result = error

@@ -16,6 +16,8 @@ from typing import Any
 
 import ray
 
+from raypipe.batch import span_columns
+from raypipe.block import span_request
 from raypipe.config import DEFAULT_LIVE_BYTES, PipelineConfig, compose_config
 from raypipe.dataset import Dataset
 from raypipe.decode.spec import Where
@@ -25,6 +27,7 @@ from raypipe.feeder import FeederSource, start_feeder
 from raypipe.loader import RankJob, RankLoader
 from raypipe.plan import WorldPlan, plan_epoch, plan_world, start, state_at
 from raypipe.run import LoaderSpec
+from raypipe.source.datasource import as_samples, build_dataset
 
 
 class Pipeline:
@@ -114,6 +117,18 @@ class Pipeline:
             )
             for rank in range(world_size)
         ]
+
+    def to_ray(self, *, epoch: int = 0) -> "ray.data.Dataset":
+        """Return one epoch as a Ray Dataset, for people who go on with Ray Data.
+
+        A row is a sample with its windows and decoded cameras; a block is a span, in the order of the plan's spans. The
+        order of frames over spans is the loader's doing, and is not in it.
+        """
+        start_ray()
+        plan = self.plan(epoch=epoch).rank(0)
+        context = ray.put(self.config.block_context())
+        blocks = [(span_request(plan, arrival),) for arrival in range(len(plan.queue))]
+        return as_samples(build_dataset(context, blocks, is_decoding=True), context, span_columns)
 
     def _resolved(self) -> PipelineConfig:
         """Return the config with the place of decoding decided."""

@@ -57,10 +57,18 @@ class LoaderSpec:
     """Where batches are handed over."""
 
     transform: Transform | None = None
+    """A user's change of every batch; runs in the assembling thread, on `device`."""
+
+    num_epochs: int = 1
+    """Epochs that will be iterated. The first blocks of an epoch that follows are fetched while this one ends."""
+
+    progress: bool = True
+    """Whether rank 0 shows a bar; only where a person looks, at a terminal or a notebook."""
 
     def __post_init__(self) -> None:
-        if self.prefetch_batches < 1:
-            raise ConfigError(f"prefetch_batches must be at least 1, got {self.prefetch_batches}")
+        for name in ("prefetch_batches", "num_epochs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_threads != ASSIGNED_CPUS and self.num_threads < 1:
             raise ConfigError(f"num_threads must be at least 1 or {ASSIGNED_CPUS!r}, got {self.num_threads}")
 
@@ -95,13 +103,14 @@ class EpochRun:
         self._arrived: dict[int, _Arrived] = {}
         self._num_received = 0
         self._num_retired = 0
+        self._num_handed = 0
         self._is_closed = False
         self._batches: queue.Queue[Any] = queue.Queue(maxsize=spec.prefetch_batches)
         self._threads: list[threading.Thread] = []
 
-    def start(self, feed: BlockFeed) -> None:
-        """Start the threads that turn the rank's blocks into batches."""
-        jobs = (("receive", lambda: self._receive(feed)), ("assemble", self._assemble))
+    def start(self, feed: BlockFeed, on_received: Callable[[], None]) -> None:
+        """Start the threads that turn the rank's blocks into batches; `on_received` is called after the last block."""
+        jobs = (("receive", lambda: self._receive(feed, on_received)), ("assemble", self._assemble))
         for name, job in jobs:
             thread = threading.Thread(target=self._run_thread, args=(job,), name=f"raypipe-{name}", daemon=True)
             self._threads.append(thread)
@@ -120,21 +129,25 @@ class EpochRun:
         if isinstance(batch, BaseException):
             self.close()
             raise batch
+        self._num_handed += 1
         self._meter.hand_over(len(batch["index"]))
         return dict(batch)
 
     def close(self) -> None:
-        """End the threads; safe to call twice and in the middle of an epoch."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        while self._threads and any(thread.is_alive() for thread in self._threads):
-            self._drain()
-            for thread in self._threads:
-                # The receiver may stand in a call of Ray that ends with the next block.
+        """End the threads; safe to call twice, after the last batch, and in the middle of an epoch."""
+        is_done = self._num_handed == self.num_steps
+        if not is_done:
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+        for thread in self._threads:
+            while thread.is_alive() and thread is not threading.current_thread():
+                if not is_done:
+                    self._drain()
                 thread.join(timeout=0.05)
-            if not self._threads[-1].is_alive():
-                break
+                if not is_done and thread is self._threads[0]:
+                    # The receiver may stand in a call of Ray that ends with the next block: it is left to it.
+                    break
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._builder.close()
 
@@ -176,7 +189,7 @@ class EpochRun:
         self._drain()
         self._batches.put(error)
 
-    def _receive(self, feed: BlockFeed) -> None:
+    def _receive(self, feed: BlockFeed, on_received: Callable[[], None]) -> None:
         expected = self._plan.queue
         for table in feed.blocks():
             self._meter.add(received_blocks=1, received_bytes=table.nbytes)
@@ -195,6 +208,7 @@ class EpochRun:
                 f"rank {self._plan.rank} received {self._num_received} of {len(expected)} spans and the feed ended; "
                 f"this is a fault of raypipe or of Ray's split, not of the data"
             )
+        on_received()
 
     def _check_identity(self, request: SpanRequest) -> None:
         """Raise if Ray sent another block than the plan expects: everything after it would be wrong."""

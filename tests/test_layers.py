@@ -20,7 +20,7 @@ LAYERS = [
     {"dataset"},
     {"block"},
     {"shuffle", "source"},
-    {"batch"},
+    {"batch", "progress"},
     {"run"},
     {"loader", "feeder"},
     {"config"},

@@ -6,6 +6,7 @@ The Ray Data settings that raypipe needs are all here, on the dataset's own cont
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import ray
 import ray.data
@@ -13,7 +14,7 @@ from ray.data import DataContext, Datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
-from raypipe.block import BlockContext, SpanRequest, add_pixels, add_windows, filler_block, read_rows
+from raypipe.block import BlockContext, SpanRequest, add_pixels, add_windows, filler_block, open_block, read_rows
 
 BlockRequest = tuple[SpanRequest, ...] | int
 """The spans of one block, or the number of rows of a filler."""
@@ -54,6 +55,32 @@ def build_dataset(
         if is_decoding:
             dataset = _map(dataset, _task(context, add_pixels, "AddPixels"))
         return dataset
+
+
+def as_samples(
+    dataset: "ray.data.Dataset", context: "ray.ObjectRef[BlockContext]", columns: Callable[..., dict[str, Any]]
+) -> "ray.data.Dataset":
+    """Return the dataset with plain columns, one row per sample, for people who go on with Ray Data.
+
+    Args:
+        dataset: what `build_dataset` returns.
+        context: the same as there.
+        columns: makes the columns of one span.
+    """
+
+    def samples(table: pa.Table) -> dict[str, Any]:
+        fetched = _fetch(context)
+        spans = [columns(fetched, block) for block in open_block(fetched, table)]
+        return {
+            name: np.concatenate([np.asarray(span[name], dtype=_dtype(span[name])) for span in spans])
+            for name in spans[0]
+        }
+
+    return dataset.map_batches(samples, batch_size=None, batch_format="pyarrow", zero_copy_batch=True)
+
+
+def _dtype(values: Any) -> Any:
+    return object if isinstance(values, list) else values.dtype
 
 
 def _data_context(current: DataContext) -> DataContext:

@@ -1,0 +1,59 @@
+"""A progress bar for an epoch, in a terminal or a notebook; elsewhere nothing."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from raypipe.metrics import LoaderStats
+
+
+class Bar(Protocol):
+    """Something that is told how far an epoch is."""
+
+    def advance(self, stats: LoaderStats) -> None:
+        """Note one more batch."""
+        ...
+
+
+class _NoBar:
+    def advance(self, stats: LoaderStats) -> None:
+        """Show nothing."""
+
+
+class _RichBar:
+    def __init__(self, progress: Any, task: Any) -> None:
+        self._progress = progress
+        self._task = task
+
+    def advance(self, stats: LoaderStats) -> None:
+        """Show one more batch, the speed, and the share of time in which training waited for data."""
+        told = f"{stats.samples_per_s:,.0f} samples/s, waiting {stats.wait_share:.0%}"
+        self._progress.update(self._task, advance=1, told=told)
+
+
+def is_shown() -> bool:
+    """Return whether a person looks: at a terminal, or at a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return sys.stderr.isatty() or type(shell).__name__ == "ZMQInteractiveShell"
+
+
+@contextmanager
+def progress_bar(title: str, num_batches: int, *, is_on: bool) -> Iterator[Bar]:
+    """Show a bar while the body runs, if `is_on` and a person looks."""
+    if not is_on or not is_shown():
+        yield _NoBar()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[told]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield _RichBar(progress, progress.add_task(title, total=num_batches, told=""))
