@@ -2,13 +2,19 @@
 
 ::
 
-    dataset on disk, object store or Hub
+    dataset on disk or object store
       | metadata.read_metadata    DatasetMeta     what exists; no pixels, O(episodes)          pure values
       | plan.plan_epoch           EpochPlan       spans, order, per-rank queues, frame order   pure
-      | dataset.open_dataset      Dataset         one sample at a time: the reference path
-      v
+      | source.SpanDatasource     Ray Dataset     one read task = one block = one span         Ray Data
+      | block.add_windows         block -> block  windows and pad masks, inside the block      Ray Data map
+      | decode.SpanDecoder        pixels          a span in one pass, in file order            Ray Data map, or rank
+      | streaming_split(world)    per-rank iters  ordered, steered to the planned rank         Ray Data
+      | shuffle.LiveWindow        frames          local frame shuffle over the live spans      rank
+      | loader.RankLoader         torch batches   resumable iterator, one per rank             rank
+      v train
 
-Importing this package imports neither torch nor Ray: each name is loaded when it is first used.
+Beside the flow stands `dataset.Dataset`, the reference path: one sample at a time. Importing this package imports
+neither torch nor Ray: each name is loaded when it is first used.
 """
 
 from importlib import import_module
@@ -17,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raypipe.dataset import Dataset, open_dataset
+    from raypipe.decode.spec import DecodeSpec
     from raypipe.errors import (
         ConfigError,
         DatasetError,
@@ -25,30 +32,54 @@ if TYPE_CHECKING:
         RaypipeError,
         ResumeError,
     )
+    from raypipe.feeder import FeedSpec
+    from raypipe.loader import RankLoader
     from raypipe.metadata import DatasetMeta, read_metadata
+    from raypipe.pipeline import Pipeline
+    from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec
+    from raypipe.run import LoaderSpec
+    from raypipe.window import WindowSpec
 
 _HOMES = {
+    "BatchSpec": "plan",
     "ConfigError": "errors",
     "Dataset": "dataset",
     "DatasetError": "errors",
     "DatasetMeta": "metadata",
     "DecodeError": "errors",
+    "DecodeSpec": "decode.spec",
     "DownloadError": "errors",
+    "FeedSpec": "feeder",
+    "LoaderSpec": "run",
+    "OrderSpec": "plan",
+    "Pipeline": "pipeline",
+    "RankLoader": "loader",
     "RaypipeError": "errors",
     "ResumeError": "errors",
+    "SelectionSpec": "plan",
+    "WindowSpec": "window",
     "open_dataset": "dataset",
     "read_metadata": "metadata",
 }
 
 __all__ = [
+    "BatchSpec",
     "ConfigError",
     "Dataset",
     "DatasetError",
     "DatasetMeta",
     "DecodeError",
+    "DecodeSpec",
     "DownloadError",
+    "FeedSpec",
+    "LoaderSpec",
+    "OrderSpec",
+    "Pipeline",
+    "RankLoader",
     "RaypipeError",
     "ResumeError",
+    "SelectionSpec",
+    "WindowSpec",
     "open_dataset",
     "read_metadata",
 ]

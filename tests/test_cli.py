@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,23 +101,3 @@ def test_debug_shows_the_traceback_wherever_it_stands(tmp_path):
 def test_an_unknown_command_or_option_is_exit_code_2(tmp_path):
     assert run("inof", tmp_path).returncode == 2
     assert run("info", tmp_path, "--jsno").returncode == 2
-
-
-def test_the_demo_runs_and_the_picture_agrees_with_the_row(tmp_path):
-    demo = Path(__file__).parents[1] / "examples" / "demo.py"
-
-    done = subprocess.run(
-        [sys.executable, demo],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-
-    assert done.returncode == 0, done.stderr
-    last = done.stdout.strip().splitlines()[-1]
-    said, row = last.split(";")
-    assert [word for word in said.split() if word.strip(",").isdigit()] == [
-        word for word in row.split() if word.strip(",").isdigit()
-    ]

@@ -10,14 +10,23 @@ import raypipe
 from raypipe import errors
 
 PUBLIC = [
+    "BatchSpec",
     "ConfigError",
     "Dataset",
     "DatasetError",
     "DatasetMeta",
     "DecodeError",
+    "DecodeSpec",
     "DownloadError",
+    "FeedSpec",
+    "LoaderSpec",
+    "OrderSpec",
+    "Pipeline",
+    "RankLoader",
     "RaypipeError",
     "ResumeError",
+    "SelectionSpec",
+    "WindowSpec",
     "open_dataset",
     "read_metadata",
 ]

@@ -1,0 +1,55 @@
+"""The README's code runs as printed, and the tests and commands that it names exist."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raypipe.testing import SynthSpec, numbered_cameras, varied_lengths, write_dataset
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.timeout(300)
+def test_readme_python_runs_as_printed(tmp_path):
+    spec = SynthSpec(lengths=varied_lengths(20, 30, seed=0), cameras=numbered_cameras(2, "96x96", "h264", gop=2))
+    write_dataset(tmp_path / "demo-data", spec)
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    code = "import ray; ray.init(address='local', num_cpus=2, include_dashboard=False)\n" + "\n".join(blocks)
+    check = "\nassert len(list(again.steps(1))) == 1 and batch['action'].shape == (32, 16, 6)"
+    check += "\nassert batch['observation.images.camera_0'].shape == (32, 3, 96, 96)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code + check],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+
+    assert blocks
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_readme_names_tests_that_exist():
+    named = set(re.findall(r"`(tests/[\w/.]+)`", README))
+
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_readme_names_commands_that_exist():
+    blocks = "\n".join(re.findall(r"```\n(.*?)```", README, flags=re.DOTALL))
+    commands = set(re.findall(r"^raypipe (\w+)", blocks, flags=re.MULTILINE))
+
+    helped = subprocess.run(
+        [Path(sys.executable).parent / "raypipe", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert commands
+    assert not [command for command in commands if f"\n  {command} " not in helped]
