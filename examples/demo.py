@@ -56,8 +56,8 @@ def main() -> None:
         after_first = stats.samples / (result["seconds"] - stats.first_batch_s)
         console.print(
             f"  rank {number}: {len(distinct)} batches, {stats.samples} samples; first batch after "
-            f"{stats.first_batch_s:.1f} s, then {after_first:,.0f} samples/s; {sum(distinct) / len(distinct):.1f} distinct episodes in a batch; "
-            f"{result['wrong']} wrong pictures"
+            f"{stats.first_batch_s:.1f} s, then {after_first:,.0f} samples/s; "
+            f"{sum(distinct) / len(distinct):.1f} distinct episodes in a batch; {result['wrong']} wrong pictures"
         )
     missing, repeated = len(dataset) - len(times), sum(count > 1 for count in times.values())
     console.print(f"  of {len(dataset)} frames {missing} are missing and {repeated} came twice: ", end="")

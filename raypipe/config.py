@@ -1,7 +1,7 @@
 """`PipelineConfig`: the specs of all stages, composed; from specs or from plain dicts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from raypipe.block import BlockContext
@@ -13,7 +13,6 @@ from raypipe.plan import (
     SINGLE_DATASET,
     BatchSpec,
     EpisodeIndex,
-    LiveBudget,
     OrderSpec,
     SelectionSpec,
     index_episodes,
@@ -39,8 +38,8 @@ class PipelineConfig:
     selection: SelectionSpec
     decode: DecodeSpec
     feed: FeedSpec
-    budget: LiveBudget
-    """What the spans at hand cost on a rank of one lane, and whether pixels had to be left out of it."""
+    live_bytes: int
+    """Memory of a rank for the spans at hand, or 0 where live spans and span length were given instead."""
 
     def index(self) -> EpisodeIndex:
         """Return the frames of an epoch."""
@@ -80,7 +79,7 @@ def compose_config(
         resolved = {"seed": seed, "live_spans": live_spans, "span_frames": budget.span_frames}
         order = make_spec(OrderSpec, {**resolved, **given}, "order")
     if budget.is_decode_on_exit and "span_frames" not in given and decode.where != "cluster":
-        decode = DecodeSpec(**{**_fields(decode), "when": "exit"})
+        decode = replace(decode, when="exit", where="rank")
     return PipelineConfig(
         dataset=dataset,
         batch=batch,
@@ -88,7 +87,7 @@ def compose_config(
         selection=selection,
         decode=decode,
         feed=make_spec(FeedSpec, _packed(dataset, parts["feed"]), "feed"),
-        budget=budget,
+        live_bytes=0 if "span_frames" in given or isinstance(parts["order"], OrderSpec) else live_bytes,
     )
 
 
@@ -149,7 +148,3 @@ def _packed(dataset: Dataset, feed: Any) -> Any:
     mean = max(1, dataset.meta.num_frames // max(1, len(dataset.meta.episodes)))
     # About 8 MB a block: Ray's cost per block is the same for 10 and for 3,000 rows.
     return {**feed, "spans_per_block": int(min(64, max(1, (8 << 20) // (row_bytes(dataset) * mean))))}
-
-
-def _fields(spec: Any) -> dict[str, Any]:
-    return {field.name: getattr(spec, field.name) for field in fields(spec)}

@@ -75,7 +75,7 @@ def open_dataset(
     return Dataset(meta=meta, spec=spec, window=WindowSpec(), missing_cameras=missing)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Dataset:
     """A LeRobot dataset of any format version: what it holds, and its samples one at a time."""
 

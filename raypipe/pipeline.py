@@ -9,6 +9,7 @@
     loader.RankLoader       receive, (decode), shuffle, assemble    rank
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,9 +19,8 @@ import ray
 
 from raypipe.batch import span_columns
 from raypipe.block import span_request
-from raypipe.config import DEFAULT_LIVE_BYTES, PipelineConfig, compose_config
+from raypipe.config import DEFAULT_LIVE_BYTES, PipelineConfig, compose_config, pixel_bytes, row_bytes
 from raypipe.dataset import Dataset
-from raypipe.decode.spec import Where
 from raypipe.decode.videos import check_device
 from raypipe.errors import ConfigError
 from raypipe.feeder import FeederSource, start_feeder
@@ -96,7 +96,7 @@ class Pipeline:
     def loaders(self, world_size: int, **settings: Any) -> list[RankLoader]:
         """Return the loaders of all ranks. They may be sent to other processes; all must be iterated at once."""
         start_ray()
-        config = self._resolved()
+        config = self._resolved(world_size)
         is_decoding = config.decode.where == "cluster"
         context = config.block_context()
         feeder = start_feeder(context, self._index, config.feed, is_decoding=is_decoding)
@@ -118,6 +118,12 @@ class Pipeline:
             for rank in range(world_size)
         ]
 
+    def live_bytes(self, *, world_size: int = 1) -> int:
+        """Return the most bytes of rows and decoded frames that the live spans of a rank hold in an epoch."""
+        config = self.config
+        pixels = pixel_bytes(config.dataset, config.decode) if config.decode.when == "block" else 0
+        return self.plan(world_size=world_size).peak_live_frames() * (row_bytes(config.dataset) + pixels)
+
     def to_ray(self, *, epoch: int = 0) -> "ray.data.Dataset":
         """Return one epoch as a Ray Dataset, for people who go on with Ray Data.
 
@@ -130,14 +136,24 @@ class Pipeline:
         blocks = [(span_request(plan, arrival),) for arrival in range(len(plan.queue))]
         return as_samples(build_dataset(context, blocks, is_decoding=True), context, span_columns)
 
-    def _resolved(self) -> PipelineConfig:
-        """Return the config with the place of decoding decided."""
-        config = self.config
-        if config.decode.where != "auto":
-            return config
-        is_cluster = config.decode.when == "block" and has_spare_cpu_nodes()
-        where: Where = "cluster" if is_cluster else "rank"
-        return replace(config, decode=replace(config.decode, where=where))
+    def _resolved(self, world_size: int) -> PipelineConfig:
+        """Return the config with where and when to decode decided for this cluster and these ranks."""
+        config, decode = self.config, self.config.decode
+        if decode.where == "auto":
+            is_cluster = decode.when == "block" and has_spare_cpu_nodes()
+            decode = replace(decode, where="cluster" if is_cluster else "rank")
+        live_bytes = self.live_bytes(world_size=world_size)
+        if decode.where == "cluster":
+            check_object_store(live_bytes * world_size)
+        elif decode.when == "block" and config.live_bytes and live_bytes > config.live_bytes:
+            warnings.warn(
+                f"{live_bytes / 1e9:.1f} GB of decoded frames would be at hand on each of {world_size} ranks, and "
+                f"live_bytes is {config.live_bytes / 1e9:.1f} GB: decoding each batch as it leaves instead. Values do "
+                f"not change. Raise live_bytes, or use more ranks, to decode each span once.",
+                stacklevel=4,
+            )
+            decode = replace(decode, when="exit")
+        return replace(config, decode=decode)
 
     def _loader_spec(self, settings: Mapping[str, Any]) -> LoaderSpec:
         decode = self.config.decode
@@ -155,6 +171,20 @@ def start_ray() -> None:
         return
     ray.init(logging_level="warning")
     print(f"raypipe: using Ray with {ray.cluster_resources().get('CPU', 0):g} CPUs", flush=True)
+
+
+def check_object_store(live_bytes: int) -> None:
+    """Raise where the frames at hand on all ranks would fill more than half of the cluster's object store.
+
+    Ranks hold views on the blocks there, which Ray does not count: beyond that it would spill to disk, or stop.
+    """
+    size = sum(node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"])
+    if live_bytes > size / 2:
+        raise ConfigError(
+            f"decoding on the cluster keeps {live_bytes / 1e9:.2f} GB of decoded frames in Ray's object store, which "
+            f"has {size / 1e9:.2f} GB, and half of it must stay free. Use decode={{'where': 'rank'}}, smaller "
+            f"live_spans or span_frames in order={{...}}, decode={{'resize': ...}}, or a larger object store."
+        )
 
 
 def has_spare_cpu_nodes() -> bool:

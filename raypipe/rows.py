@@ -155,7 +155,8 @@ class RowReader:
         episode_index = int(self._meta.episodes.episode_index[row])
         return DatasetError(
             f"episode {episode_index} of {self._meta.root!r}: {self._meta.storage.locate(name)!r} {what}. Fetch the "
-            f"file again, or leave the episode out."
+            f"file again, or leave the episode out with selection={{'exclude': ({episode_index},)}}; "
+            f"`raypipe info {self._meta.root}` shows what the dataset should hold."
         )
 
 

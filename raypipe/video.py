@@ -96,9 +96,10 @@ def episode_first_frame(meta: DatasetMeta, row: int, camera: str, index: VideoIn
 
 
 def _broken(meta: DatasetMeta, row: int, camera: str, what: str) -> DecodeError:
+    episode, path = int(meta.episodes.episode_index[row]), meta.storage.locate(meta.video_file(row, camera))
     return DecodeError(
-        f"episode {int(meta.episodes.episode_index[row])} of {meta.root!r}, camera {camera!r}: "
-        f"{meta.storage.locate(meta.video_file(row, camera))!r} {what}. Fetch the file again, or leave the episode out."
+        f"episode {episode} of {meta.root!r}, camera {camera!r}: {path!r} {what}. Fetch the file again, or leave the "
+        f"episode out with selection={{'exclude': ({episode},)}}; `ffprobe {path}` shows what the file holds."
     )
 
 

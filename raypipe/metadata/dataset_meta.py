@@ -34,7 +34,7 @@ class Source:
     """The format version, and whether a file holds one episode or several."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DatasetMeta:
     """What a dataset holds, whatever its format version."""
 

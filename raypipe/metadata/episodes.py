@@ -23,7 +23,7 @@ JSON_LINES = "meta/episodes.jsonl"
 _REQUIRED = ("episode_index", "length", "data/chunk_index", "data/file_index")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class VideoColumns:
     """Where each episode is in the files of one camera."""
 
@@ -33,7 +33,7 @@ class VideoColumns:
     """Seconds into the file at which the episode starts: 0 where an episode has a file of its own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EpisodeTable:
     """All episodes of a dataset, ascending by ``episode_index``, as columns of equal length."""
 
