@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from raypipe.block import BlockContext, Frames, SpanBlock, window_frames
+from raypipe.dataset import keeps_time_axis
 from raypipe.plan import Batch, RankPlan
 from raypipe.shuffle import LiveWindow, find_pixels
 from raypipe.window import window_rows
@@ -69,7 +70,7 @@ class BatchBuilder:
             pixels = decoded[camera] if camera in decoded else self._window.take_pixels(batch, camera)
             tensor = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
             tensor = tensor.permute(0, 1, 4, 2, 3)
-            built[camera] = tensor[:, 0] if tensor.shape[1] == 1 else tensor
+            built[camera] = tensor if keeps_time_axis(dataset, camera) else tensor[:, 0]
             if camera in dataset.window.offsets:
                 padding = self._padding(camera, rows, dataset_index)
                 built[f"{camera}_is_pad"] = torch.from_numpy(padding)
@@ -106,7 +107,7 @@ def span_columns(context: BlockContext, block: SpanBlock) -> dict[str, Any]:
             ]
         )
         frames = frames.transpose(0, 1, 4, 2, 3)
-        columns[camera] = frames[:, 0] if frames.shape[1] == 1 else frames
+        columns[camera] = frames if keeps_time_axis(dataset, camera) else frames[:, 0]
         offsets = dataset.window.offsets.get(camera)
         if offsets is not None:
             columns[f"{camera}_is_pad"] = window_rows(block.request.anchors, length, offsets)[1]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from raypipe import errors
 from raypipe.dataset import Dataset
 from raypipe.decode.spec import DecodeSpec
-from raypipe.errors import DatasetError, RaypipeError
+from raypipe.errors import DatasetError, DownloadError, RaypipeError
 from raypipe.plan import RankPlan
 from raypipe.rows import RowReader, column_values
 from raypipe.window import window_rows
@@ -203,7 +203,7 @@ def is_transient(error: BaseException) -> bool:
     """Return whether an error, or what caused it, is a fault of storage that may pass."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, TimeoutError | ConnectionError):
+        if isinstance(cause, TimeoutError | ConnectionError | DownloadError):
             return True
         if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError | PermissionError):
             # pyarrow raises a plain OSError for a damaged file: only those with a number come from the system.

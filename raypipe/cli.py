@@ -96,12 +96,12 @@ def plan(
 
     spec = parse_order_spec(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes)
     view = view_plan(root, spec, BatchSpec(size=batch_size), world_size=world_size, epoch=epoch)
-    if plot:
-        plot_plan(view.world, plot)
     if as_json:
         typer.echo(json.dumps(view.report.to_json(), indent=2))
     else:
         _print(plan_table(view.report))
+    if plot:
+        plot_plan(view.world, plot)
 
 
 def main() -> None:
@@ -110,7 +110,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
         app(arguments)
-    except RaypipeError as error:
+    except (RaypipeError, OSError) as error:
         if len(arguments) < len(sys.argv) - 1:
             raise
         typer.echo(f"raypipe: {error}", err=True)
@@ -122,4 +122,5 @@ def main() -> None:
 def _print(renderable: Any) -> None:
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 120).print(renderable)
+    # Names and tasks are data: brackets in them are no markup.
+    Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False).print(renderable)

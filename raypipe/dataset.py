@@ -5,11 +5,12 @@ is the plain implementation that notebooks use and that every faster path is tes
 decodes what one sample needs, and nothing ahead.
 """
 
+import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature, read_metadata
 from raypipe.metadata.stats import Stats
 from raypipe.rows import RowReader, column_values
 from raypipe.video import episode_first_frame
-from raypipe.window import TOLERANCE_S, WindowSpec, window_from_timestamps, window_rows
+from raypipe.window import TOLERANCE_S, WindowSpec, window_from_offsets, window_from_timestamps, window_rows
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +69,8 @@ def open_dataset(
             disk and those that cannot be decoded; a camera that is named must be there.
         timestamps: see `SampleSpec.timestamps`.
     """
+    if isinstance(cameras, str) and cameras != "all":
+        raise ConfigError(f"cameras is {cameras!r}; give a list of names, as cameras=[{cameras!r}], or 'all'")
     meta = read_metadata(root)
     missing = find_missing_cameras(meta)
     chosen = _all_cameras(meta, missing) if cameras == "all" else _named_cameras(meta, cameras, missing)
@@ -92,8 +95,16 @@ class Dataset:
     def __len__(self) -> int:
         return self.meta.num_frames
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.sample(index)
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self.sample(position) for position in range(*index.indices(len(self)))]
+        return self.sample(operator.index(index))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self.sample(index) for index in range(len(self)))
@@ -119,10 +130,19 @@ class Dataset:
         rows = {name: feature for name, feature in declared.items() if feature.kind != "video"}
         if len(self.meta.episodes):
             absent = RowReader(self.meta, list(rows)).missing_columns(0)
+            self._warn_of_absent([name for name in absent if name in rows and name not in INDEX_FEATURES])
             rows = {name: feature for name, feature in rows.items() if name not in absent}
         for name, dtype in INDEX_FEATURES.items():
             rows[name] = Feature(name=name, kind="vector", dtype=dtype, shape=(1,))
         return rows
+
+    def _warn_of_absent(self, names: Sequence[str]) -> None:
+        if names:
+            warnings.warn(
+                f"{self.meta.root}: leaving out {', '.join(names)}: declared in info.json, and the rows have no such "
+                f"column.",
+                stacklevel=4,
+            )
 
     @cached_property
     def episodes(self) -> pa.Table:
@@ -152,7 +172,7 @@ class Dataset:
         if (delta_timestamps is None) == (offsets is None):
             raise ConfigError("give either delta_timestamps (seconds) or offsets (frames)")
         if offsets is not None:
-            window = WindowSpec(offsets={key: tuple(values) for key, values in offsets.items()})
+            window = window_from_offsets(offsets)
         else:
             window = window_from_timestamps(
                 delta_timestamps or {}, fps=self.meta.fps, tolerance_s=self.spec.tolerance_s
@@ -232,7 +252,7 @@ class Dataset:
         return tensor if has_window else tensor[0]
 
     def _camera(self, name: str, row: int, table: pa.Table, frames: NDArray[np.int64]) -> "torch.Tensor":
-        """Return the pixels of `frames`: ``(C, H, W)`` for one frame, as LeRobot has it, else ``(T, C, H, W)``."""
+        """Return the pixels of `frames`, ``(C, H, W)`` or ``(T, C, H, W)``."""
         import torch
 
         feature = self.features[name]
@@ -248,7 +268,8 @@ class Dataset:
             pixels = video.read_frames(unique)[slots]
         if self.spec.camera_dtype == "float32" and not feature.is_depth:
             pixels = pixels.to(torch.float32) / 255
-        return pixels.permute(0, 3, 1, 2).contiguous().squeeze(0)
+        pixels = pixels.permute(0, 3, 1, 2).contiguous()
+        return pixels if keeps_time_axis(self, name) else pixels[0]
 
     def _image(self, feature: Feature, table: pa.Table, frame: int) -> "torch.Tensor":
         from raypipe.decode import decode_image
@@ -281,6 +302,17 @@ class Dataset:
         except DatasetError as error:
             error.add_note(f"in {place}, frame {frame}")
             raise
+
+
+def keeps_time_axis(dataset: Dataset, camera: str) -> bool:
+    """Return whether a sample of a camera has a time axis.
+
+    As in LeRobot: a window of one frame of a *video* has none, one of images stored in rows has, like any row feature.
+    """
+    offsets = dataset.window.offsets.get(camera)
+    if offsets is None:
+        return False
+    return len(offsets) > 1 or dataset.features[camera].kind == "image"
 
 
 def find_missing_cameras(meta: DatasetMeta) -> tuple[str, ...]:

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raypipe.dataset import open_dataset
+from raypipe.dataset import Dataset, open_dataset
+from raypipe.errors import DatasetError
+from raypipe.metadata import DatasetMeta, Feature
 from raypipe.rows import RowReader, read_row_group_layout
+from raypipe.video import episode_first_frame, read_video_index
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,12 +54,17 @@ class DatasetInfo:
 
 
 def describe(root: str) -> DatasetInfo:
-    """Return what the dataset at `root` holds; reads ``meta/``, a few footers, and a few episodes' timestamps."""
+    """Return what the dataset at `root` holds; lists its files, and reads ``meta/`` and a few episodes of them.
+
+    Raises:
+        DatasetError: a file that ``meta/`` names is missing, or one of those looked at is damaged.
+    """
     with warnings.catch_warnings():
         # What is left out is in the value itself: missing_cameras and notes.
         warnings.simplefilter("ignore", UserWarning)
         dataset = open_dataset(root)
     meta = dataset.meta
+    _check_files(dataset)
     lengths = meta.episodes.length
     present = [name for name in meta.cameras if name not in dataset.missing_cameras]
     return DatasetInfo(
@@ -128,20 +136,44 @@ def _shortened(texts: tuple[str, ...], most: int = 5) -> str:
     return f"{len(texts)}: {shown}" + (f"; and {len(texts) - most} more" if len(texts) > most else "")
 
 
-def _camera_text(feature: Any) -> str:
+def _camera_text(feature: Feature) -> str:
     kind = "images in the rows" if feature.kind == "image" else feature.codec or "video"
     return f"{feature.width}x{feature.height} {kind}{' depth' if feature.is_depth else ''}"
 
 
-def _largest_drift(dataset: Any) -> float:
+def _check_files(dataset: Dataset) -> None:
+    """Raise where a file that ``meta/`` names is not there, or the index of one of a few videos cannot be read."""
+    meta = dataset.meta
+    rows, videos = range(len(meta.episodes)), [name for name in dataset.spec.cameras if name in meta.episodes.videos]
+    named = {meta.data_file(row) for row in rows} | {meta.video_file(row, name) for name in videos for row in rows}
+    missing = sorted(named - set(meta.storage.list_files()))
+    if missing:
+        raise DatasetError(
+            f"{len(missing)} of {len(named)} files that meta/ names are missing at {meta.root!r}, the first is "
+            f"{missing[0]!r}. Fetch them."
+        )
+    for row in _some_rows(meta):
+        for name in videos:
+            try:
+                episode_first_frame(meta, row, name, read_video_index(meta.storage, meta.video_file(row, name)))
+            except NotImplementedError:
+                continue
+
+
+def _some_rows(meta: DatasetMeta) -> list[int]:
+    if not len(meta.episodes):
+        return []
+    rows = np.linspace(0, len(meta.episodes) - 1, _EPISODES_LOOKED_AT).round().astype(int)
+    return sorted({int(row) for row in rows})
+
+
+def _largest_drift(dataset: Dataset) -> float:
     episodes = dataset.meta.episodes.episode_index
-    if not len(episodes):
-        return 0.0
-    rows = np.unique(np.linspace(0, len(episodes) - 1, _EPISODES_LOOKED_AT).round().astype(int))
-    return max(float(np.abs(dataset.timestamp_drift(int(episodes[row]))).max()) for row in rows)
+    drifts = [dataset.timestamp_drift(int(episodes[row])) for row in _some_rows(dataset.meta)]
+    return max((float(np.abs(drift).max()) for drift in drifts), default=0.0)
 
 
-def _column_notes(dataset: Any) -> list[str]:
+def _column_notes(dataset: Dataset) -> list[str]:
     """Return what the rows have or lack beside what ``info.json`` declares."""
     meta = dataset.meta
     if not len(meta.episodes):

@@ -62,8 +62,8 @@ class RowReader:
         name = self._meta.data_file(row)
         try:
             table = self._episode_table(name, row)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise self._damaged(name, row, f"cannot be read: {error}") from error
+        except (pa.ArrowException, OSError) as error:
+            raise self._damaged(name, row, f"cannot be read: {one_line(error)}") from error
         length = int(self._meta.episodes.length[row])
         if len(table) != length:
             raise self._damaged(name, row, f"holds {len(table)} rows of it, and the episode table promises {length}")
@@ -95,9 +95,18 @@ class RowReader:
         # episode costs its whole row group.
         if self._kept[0] != (name, groups):
             present = [column for column in self._columns if column in file.parquet.schema_arrow.names]
+            self._check_present(name, present)
             table = file.parquet.read_row_groups(list(groups), columns=present, use_threads=False)
-            self._kept = ((name, groups), table)
+            self._kept = ((name, groups), _plain_index_columns(table))
         return self._kept[1]
+
+    def _check_present(self, name: str, present: Sequence[str]) -> None:
+        lost = [column for column in self._columns if column not in present and column not in INDEX_FEATURES]
+        if lost:
+            raise DatasetError(
+                f"{self._meta.storage.locate(name)!r} has no column for {lost}, which other files of the dataset have. "
+                f"Rewrite the file, or leave its episodes out."
+            )
 
     def _open(self, name: str) -> _DataFile:
         if name in self._files:
@@ -148,8 +157,22 @@ class RowReader:
 
     def _task_index(self, row: int) -> int:
         """Return the number of the episode's first task, for rows that do not say theirs."""
+        tasks = self._meta.tasks
         texts = self._meta.episodes.tasks[row].as_py() or []
-        return self._meta.tasks.indices.get(texts[0], 0) if texts else 0
+        if len(tasks) <= 1:
+            return min(tasks.texts, default=0)
+        text = str(texts[0]) if texts else ""
+        if text in tasks.indices:
+            return tasks.indices[text]
+        # Some datasets list the numbers of their tasks instead of the texts.
+        if text.isdecimal() and int(text) in tasks.texts:
+            return int(text)
+        episode_index = int(self._meta.episodes.episode_index[row])
+        raise DatasetError(
+            f"episode {episode_index} of {self._meta.root!r} has rows without task_index, and its task {text!r} in the "
+            f"episode table is none of the {len(tasks)} tasks in meta/tasks. Correct the episode table, or leave the "
+            f"episode out."
+        )
 
     def _damaged(self, name: str, row: int, what: str) -> DatasetError:
         episode_index = int(self._meta.episodes.episode_index[row])
@@ -198,7 +221,8 @@ def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per
 def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any] | list[Any]:
     """Return a column as LeRobot's sample has it: ``(rows, *shape)``, or a list for text, images and language.
 
-    Floats become float32 and integers int64, whatever the file has; a scalar (shape ``(1,)``) has no inner axis.
+    Declared floats become float32 and integers int64, whatever the file has; a scalar (shape ``(1,)``) has no inner
+    axis.
 
     Args:
         place: the dataset and episode, for messages.
@@ -208,19 +232,48 @@ def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any]
         return list(column.to_pylist())
     flat = _flatten(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
     shape = () if feature.shape == (1,) else feature.shape
-    if flat.null_count or len(flat) != len(table) * int(np.prod(shape)):
+    if flat is None or flat.null_count or len(flat) != len(table) * int(np.prod(shape)):
         raise DatasetError(
-            f"column {feature.name!r} of {place} holds {len(flat)} numbers and {flat.null_count} empty values in "
-            f"{len(table)} rows of type {column.type}; info.json declares the shape {list(feature.shape)}. Correct "
-            f"info.json, or leave the episode out."
+            f"column {feature.name!r} of {place} has empty values or lists of other lengths in {len(table)} rows of "
+            f"type {column.type}; info.json declares the shape {list(feature.shape)}. Correct info.json, or leave the "
+            f"episode out."
         )
     values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
-    return values.astype(_sample_dtype(values.dtype), copy=False).reshape(len(table), *shape)
+    wanted = _sample_dtype(np.dtype(feature.dtype))
+    cast = values.astype(wanted, copy=False)
+    if values.dtype.kind != np.dtype(wanted).kind and not np.array_equal(cast, values):
+        raise DatasetError(
+            f"column {feature.name!r} of {place} is stored as {column.type} and holds values that are no "
+            f"{feature.dtype}, which info.json declares. Correct info.json, or leave the episode out."
+        )
+    return cast.reshape(len(table), *shape)
 
 
-def _flatten(array: pa.Array) -> pa.Array:
-    """Return the numbers inside lists of any depth, whatever kind of list the writer chose."""
+def one_line(error: BaseException) -> str:
+    """Return the text of an error without its line breaks."""
+    return " ".join(str(error).split())
+
+
+def _plain_index_columns(table: pa.Table) -> pa.Table:
+    """Return the table with its index columns as plain numbers: some writers make lists of one number."""
+    for name in INDEX_FEATURES:
+        if name in table.column_names and pa.types.is_nested(table.schema.field(name).type):
+            flat = _flatten(table.column(name).combine_chunks())
+            if flat is None or len(flat) != len(table):
+                raise pa.ArrowInvalid(
+                    f"column {name!r} is of type {table.schema.field(name).type}, expected one number"
+                )
+            table = table.set_column(table.column_names.index(name), name, flat)
+    return table
+
+
+def _flatten(array: pa.Array) -> pa.Array | None:
+    """Return the numbers inside lists of any depth and kind; None where lists of one depth differ in length."""
     while isinstance(array, pa.ExtensionArray | pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+        if isinstance(array, pa.ListArray | pa.LargeListArray) and len(array):
+            lengths = pc.min_max(pc.list_value_length(array)).as_py()
+            if array.null_count or lengths["min"] != lengths["max"]:
+                return None
         array = array.storage if isinstance(array, pa.ExtensionArray) else array.flatten()
     return array
 

@@ -6,6 +6,8 @@ pickles, and opens its filesystem where it is used. It does not cache, and does 
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, Any
@@ -13,7 +15,7 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from raypipe.errors import ConfigError, DatasetError
+from raypipe.errors import ConfigError, DatasetError, DownloadError
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class Storage:
 
     def exists(self, name: str = "") -> bool:
         """Return whether there is a file or folder `name`."""
-        return bool(self.filesystem.exists(self.locate(name)))
+        with self._naming(name):
+            return bool(self.filesystem.exists(self.locate(name)))
 
     def list_files(self, folder: str = "") -> list[str]:
         """Return the names of all files below `folder`, sorted; none where the folder is missing."""
@@ -72,23 +75,27 @@ class Storage:
     def size_bytes(self, name: str) -> int:
         """Return the size of the file `name`."""
         self._check_file(name)
-        return int(self.filesystem.size(self.locate(name)))
+        with self._naming(name):
+            return int(self.filesystem.size(self.locate(name)))
 
     def open_file(self, name: str) -> IO[bytes]:
         """Open the file `name` for reading; remote files are read by range as they are used."""
         self._check_file(name)
-        opened: IO[bytes] = self.filesystem.open(self.locate(name), "rb")
+        with self._naming(name):
+            opened: IO[bytes] = self.filesystem.open(self.locate(name), "rb")
         return opened
 
     def read_bytes(self, name: str) -> bytes:
         """Return the whole file `name`."""
         self._check_file(name)
-        return bytes(self.filesystem.cat_file(self.locate(name)))
+        with self._naming(name):
+            return bytes(self.filesystem.cat_file(self.locate(name)))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of the file `name`; fewer where the file ends before `stop`."""
         self._check_file(name)
-        return bytes(self.filesystem.cat_file(self.locate(name), start=start, end=stop))
+        with self._naming(name):
+            return bytes(self.filesystem.cat_file(self.locate(name), start=start, end=stop))
 
     def write_atomic(self, name: str, content: bytes) -> None:
         """Write the file `name` so that a reader sees the old content or the new, never a part."""
@@ -109,13 +116,31 @@ class Storage:
             if os.path.exists(partial):
                 os.remove(partial)
 
+    @contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        """Give errors of a remote filesystem, which are of many classes, the name of the file."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise self._missing(name) from error
+        except Exception as error:
+            if self.is_local:
+                raise
+            raise DownloadError(
+                f"cannot reach {self.locate(name)!r} of {self.uri!r}: {type(error).__name__}: {error}. Check the "
+                f"network, the address and your permissions."
+            ) from error
+
     def _check_file(self, name: str) -> None:
-        # Only locally: for an object store this would be a request per read, and its own error names the key.
+        # Only locally: for an object store this would be a request per read.
         if self.is_local and not os.path.isfile(self.locate(name)):
-            raise DatasetError(
-                f"missing file {self.locate(name)!r}. Fetch or restore it; `raypipe info {self.uri}` shows "
-                f"what the dataset should hold."
-            )
+            raise self._missing(name)
+
+    def _missing(self, name: str) -> DatasetError:
+        return DatasetError(
+            f"missing file {self.locate(name)!r}. Fetch or restore it; `raypipe info {self.uri}` shows what the "
+            f"dataset should hold."
+        )
 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:

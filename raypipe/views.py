@@ -3,13 +3,15 @@
 Reads ``meta/`` of a dataset and plans; reads no rows and no pixels. Decides nothing that a run depends on.
 """
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raypipe.metadata import DatasetMeta, read_metadata
+from raypipe.dataset import Dataset, open_dataset
+from raypipe.errors import ConfigError
 from raypipe.plan import (
     SINGLE_DATASET,
     BatchSpec,
@@ -43,8 +45,11 @@ class PlanView:
 
 def view_plan(root: str, spec: OrderSpec, batch: BatchSpec, *, world_size: int, epoch: int = 0) -> PlanView:
     """Return the plan of one epoch of the dataset at `root`; reads ``meta/``."""
-    meta = read_metadata(root)
-    episodes = meta.episodes
+    with warnings.catch_warnings():
+        # Which cameras are left out is what `raypipe info` tells.
+        warnings.simplefilter("ignore", UserWarning)
+        dataset = open_dataset(root)
+    meta, episodes = dataset.meta, dataset.meta.episodes
     index = index_episodes(
         SINGLE_DATASET,
         episodes.episode_index,
@@ -55,15 +60,15 @@ def view_plan(root: str, spec: OrderSpec, batch: BatchSpec, *, world_size: int, 
     todo = start(spec, world_size=world_size, epoch=epoch)
     plan = plan_epoch(index, todo.spec, epoch=epoch, legs=todo.legs)
     world = plan_world(plan, world_size=world_size, batch=batch)
-    return PlanView(world=world, report=report_plan(world, measure_frame(meta)))
+    return PlanView(world=world, report=report_plan(world, measure_frame(dataset)))
 
 
-def measure_frame(meta: DatasetMeta) -> FrameSizes:
-    """Return the bytes of one frame of a dataset: its row, and its decoded cameras."""
-    features = meta.features.values()
+def measure_frame(dataset: Dataset) -> FrameSizes:
+    """Return the bytes of one frame of a dataset: its row, and the decoded cameras that are there."""
+    features = dataset.features
     return FrameSizes(
-        row_bytes=sum(feature.frame_bytes for feature in features if not feature.is_camera),
-        pixel_bytes=sum(feature.frame_bytes for feature in features if feature.is_camera),
+        row_bytes=sum(feature.frame_bytes for feature in features.values() if not feature.is_camera),
+        pixel_bytes=sum(features[name].frame_bytes for name in dataset.spec.cameras),
     )
 
 
@@ -84,6 +89,8 @@ def plot_plan(world: WorldPlan, path: Path, *, rank: int = 0) -> None:
 
     A span is a line from admission to retirement, at its place in the queue. Draws at most 1,500 of them.
     """
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise ConfigError(f"cannot draw to {str(path)!r}; give a file that ends in .png, .pdf or .svg")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -120,7 +127,7 @@ def _draw_lives(axes: Any, world: WorldPlan, rank: int, steps: list[int]) -> Non
         label="frame of a batch",
     )
     axes.set_ylabel("span, by arrival")
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
 
 
 def _draw_distinct(axes: Any, world: WorldPlan, rank: int, steps: list[int]) -> None:

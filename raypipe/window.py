@@ -10,6 +10,8 @@ the episode and is marked as padding.
       frame 3                                       2 3 4         . . x
 """
 
+import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -60,6 +62,7 @@ def window_from_timestamps(
     Raises:
         ConfigError: a delta is further than `tolerance_s` from a multiple of 1/fps; all of them are listed.
     """
+    _check_seconds(delta_timestamps)
     offsets = {key: tuple(round(delta * fps) for delta in deltas) for key, deltas in delta_timestamps.items()}
     wrong = {
         key: [d for d, o in zip(deltas, offsets[key], strict=True) if abs(d * fps - o) / fps > tolerance_s]
@@ -72,6 +75,29 @@ def window_from_timestamps(
             f"are not: {wrong}. Round them to the frame rate, or give frame offsets instead."
         )
     return WindowSpec(offsets=offsets)
+
+
+def window_from_offsets(offsets: Mapping[str, Sequence[int]]) -> WindowSpec:
+    """Return the window of relative frame numbers, given as any sequences of whole numbers."""
+    plain = {}
+    for key, values in offsets.items():
+        try:
+            plain[key] = tuple(operator.index(value) for value in values)
+        except TypeError as error:
+            raise ConfigError(
+                f"the window of {key!r} is {values!r}; give a list of frame numbers, or seconds as delta_timestamps"
+            ) from error
+    return WindowSpec(offsets=plain)
+
+
+def _check_seconds(delta_timestamps: Mapping[str, Sequence[float]]) -> None:
+    for key, deltas in delta_timestamps.items():
+        try:
+            is_finite = all(math.isfinite(delta) for delta in deltas)
+        except TypeError:
+            is_finite = False
+        if not is_finite:
+            raise ConfigError(f"the window of {key!r} is {deltas!r}; give a list of seconds")
 
 
 def window_rows(

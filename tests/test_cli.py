@@ -1,4 +1,6 @@
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -6,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import raypipe
+from raypipe.testing import SynthSpec, write_dataset
 
 PROGRAM = Path(sys.executable).parent / "raypipe"
 
@@ -18,12 +21,12 @@ def test_help_lists_every_command_with_a_sentence():
     helped = run("--help")
 
     assert helped.returncode == 0
-    for command in ("info", "synth"):
-        assert command in helped.stdout
+    for command in ("info", "plan", "synth"):
+        assert re.search(rf"^  {command}\s+\w+.*\.$", helped.stdout, flags=re.MULTILINE)
     assert run().stdout == helped.stdout
 
 
-@pytest.mark.parametrize("command", ["info", "synth"])
+@pytest.mark.parametrize("command", ["info", "plan", "synth"])
 def test_every_command_explains_its_options(command):
     helped = run(command, "--help")
 
@@ -88,6 +91,46 @@ def test_bad_input_is_one_paragraph_and_exit_code_2(tmp_path, tiny_dataset, case
     assert done.stderr.startswith("raypipe: ")
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+VIDEO = "videos/observation.images.top/chunk-000/file-000.mp4"
+ROWS = "data/chunk-000/file-000.parquet"
+
+DAMAGES = {
+    "truncated json": (lambda root: truncate(root / "meta/info.json"), "info.json"),
+    "truncated rows": (lambda root: truncate(root / ROWS), ROWS),
+    "missing rows": (lambda root: (root / ROWS).unlink(), ROWS),
+    "truncated video": (lambda root: truncate(root / VIDEO), VIDEO),
+    "missing video": (lambda root: (root / VIDEO).unlink(), VIDEO),
+    "truncated tasks": (lambda root: truncate(root / "meta/tasks.parquet"), "tasks.parquet"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_info_of_a_damaged_dataset_names_the_file(tmp_path, tiny_dataset, case):
+    damage, name = DAMAGES[case]
+    shutil.copytree(tiny_dataset, tmp_path / "copy")
+    damage(tmp_path / "copy")
+
+    done = run("info", tmp_path / "copy")
+
+    assert done.returncode == 2
+    assert name in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_brackets_in_names_are_printed_as_they_are(tmp_path):
+    spec = SynthSpec(cameras=(), lengths=(2,), tasks=("put [left] cup [/b]", "b"))
+    root = write_dataset(tmp_path / "a[bold]b", spec)
+
+    printed = run("info", root).stdout
+
+    assert "put [left] cup [/b]" in printed
+    assert "a[bold]b" in printed
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(tmp_path):

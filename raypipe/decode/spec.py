@@ -61,10 +61,10 @@ class DecodeSpec:
 
     def frame_shape(self, feature: Feature) -> tuple[int, int, int]:
         """Return ``(height, width, channels)`` of a camera's decoded frames."""
-        channels, height, width = feature.shape
+        _, height, width = feature.shape
         if self.resize != ORIGINAL_SIZE:
             height, width = self.resize
-        return height, width, 1 if feature.is_depth else channels
+        return height, width, 1 if feature.is_depth else 3
 
 
 def check_decodable(feature: Feature, root: str) -> None:

@@ -79,6 +79,10 @@ class OpenVideo:
         return decoded.data, decoded.pts_seconds.cpu().numpy()
 
     def _check_count(self) -> None:
+        if len(self._decoder) != len(self.index) and self._seek_mode == "approximate":
+            # Without a scan the header counts, which knows nothing of an edit list that cuts frames off.
+            self._seek_mode = "exact"
+            self._decoder = _open_decoder(self._storage, self._name, "exact", self._options)
         if len(self._decoder) != len(self.index):
             raise DecodeError(
                 f"{self.place!r} lists {len(self.index)} frames in its index and holds {len(self._decoder)}; the file "

@@ -13,7 +13,7 @@ import numpy as np
 from raypipe.errors import DatasetError
 from raypipe.metadata.episodes import EpisodeTable, read_episodes
 from raypipe.metadata.features import INDEX_FEATURES, Feature, read_features
-from raypipe.metadata.tables import read_json
+from raypipe.metadata.tables import read_count, read_json
 from raypipe.metadata.tasks import Tasks, read_tasks
 from raypipe.storage import Storage, open_storage
 
@@ -137,7 +137,11 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
     video_template = _video_template(info, place, is_packed=is_packed) if videos else ""
     episodes = read_episodes(storage, info, videos, is_packed=is_packed)
     _check_num_episodes(info, len(episodes), place)
+    total_tasks = read_count(info, "total_tasks", place, default=1)
+    tasks = read_tasks(storage, total_tasks)
     splits, notes = _read_splits(info, len(episodes))
+    if len(tasks) < total_tasks:
+        notes.append(f"total_tasks in info.json is {total_tasks}; meta/tasks lists {len(tasks)}")
     return DatasetMeta(
         storage=storage,
         version=version,
@@ -145,7 +149,7 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
         robot_type=str(info.get("robot_type") or "unknown"),
         features=features,
         episodes=episodes,
-        tasks=read_tasks(storage, int(info.get("total_tasks") or 0)),
+        tasks=tasks,
         splits=splits,
         data_template=data_template,
         video_template=video_template,
@@ -223,7 +227,10 @@ def _check_template(template: str, key: str, place: str) -> None:
 
 def _read_splits(info: Mapping[str, Any], num_episodes: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
     splits, notes = {}, []
-    for name, text in (info.get("splits") or {}).items():
+    declared = info.get("splits") or {}
+    if not isinstance(declared, dict):
+        return {}, [f"splits in info.json is {declared!r}, not an object of runs of episodes"]
+    for name, text in declared.items():
         match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", str(text))
         if not match:
             notes.append(f"split {name!r} in info.json is {text!r}, not a run of episodes such as '0:10'")

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.metadata.tables import read_json_lines, read_parquet
+from raypipe.metadata.tables import read_count, read_json_lines, read_parquet
 from raypipe.storage import Storage
 
 FOLDER = "meta/episodes"
@@ -76,7 +76,7 @@ def read_episodes(
         return _read_packed(storage, files, cameras)
     if storage.exists(JSON_LINES) and not is_packed:
         return _read_per_episode(storage, info, cameras)
-    if int(info.get("total_episodes") or 0) == 0:
+    if read_count(info, "total_episodes", storage.locate("meta/info.json"), default=0) == 0:
         return _per_episode_table(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.chunked_array([], _TASKS), 1000, ())
     expected = f"{FOLDER}/*/*.parquet" if is_packed else JSON_LINES
     raise DatasetError(
@@ -118,10 +118,23 @@ def _read_packed_file(storage: Storage, name: str, cameras: Sequence[str]) -> pa
     """Read the columns that say where things are: the ``stats/`` columns are most of the file."""
     places = [column for camera in cameras for column in _video_column_names(camera)]
     table = read_parquet(storage, name, _REQUIRED, optional=("tasks", "dataset_from_index", *places))
-    if "tasks" in table.column_names:
-        tasks = _as_task_lists(table.column("tasks"))
-        table = table.set_column(table.column_names.index("tasks"), "tasks", tasks)
-    return table
+    columns = {}
+    # Types differ between files: pandas writes a column of whole numbers as floats once one of them was empty.
+    for column in table.column_names:
+        try:
+            columns[column] = _as_common_type(column, table.column(column))
+        except pa.ArrowException as error:
+            raise DatasetError(
+                f"column {column!r} of {storage.locate(name)!r} is of type {table.schema.field(column).type}, which "
+                f"cannot be read as its meaning asks: {error}. Rewrite the file."
+            ) from error
+    return pa.table(columns)
+
+
+def _as_common_type(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if name == "tasks":
+        return _as_task_lists(column)
+    return column.cast(pa.float64() if name.endswith("/from_timestamp") else pa.int64())
 
 
 def _video_column_names(camera: str) -> tuple[str, str, str]:
@@ -147,7 +160,8 @@ def _read_per_episode(storage: Storage, info: Mapping[str, Any], cameras: Sequen
     length = _integers(table, "length", storage)[order]
     _check_lengths(episode_index, length, storage)
     tasks = _as_task_lists(table.column("tasks")).take(order)
-    return _per_episode_table(episode_index, length, tasks, int(info.get("chunks_size") or 1000), cameras)
+    chunks_size = read_count(info, "chunks_size", storage.locate("meta/info.json"), default=1000)
+    return _per_episode_table(episode_index, length, tasks, chunks_size, cameras)
 
 
 def _per_episode_table(
@@ -177,6 +191,8 @@ def _starts(length: NDArray[np.int64]) -> NDArray[np.int64]:
 def _as_task_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return tasks as lists of text: real datasets also hold single texts, and numbers."""
     if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
+        if pa.types.is_nested(column.type):
+            raise pa.ArrowInvalid(f"tasks are {column.type}, expected lists of text")
         lists = [pa.ListArray.from_arrays(np.arange(len(chunk) + 1, dtype=np.int32), chunk) for chunk in column.chunks]
         column = pa.chunked_array(lists, pa.list_(column.type))
     return column.cast(_TASKS)

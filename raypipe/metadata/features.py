@@ -57,8 +57,10 @@ class Feature:
     @property
     def frame_bytes(self) -> int:
         """The size of one decoded frame of a camera, or of one row of a vector."""
-        itemsize = 1 if self.is_camera else np.dtype(self.dtype).itemsize if self.kind == "vector" else 0
-        return int(np.prod(self.shape)) * itemsize
+        if self.is_camera:
+            # Depth is decoded to one float32, everything else to three bytes.
+            return self.height * self.width * (4 if self.is_depth else 3)
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize if self.kind == "vector" else 0
 
 
 def read_features(info: Mapping[str, Any], place: str) -> dict[str, Feature]:
@@ -86,15 +88,34 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
     kind = _kind(name, spec["dtype"], place)
     if kind not in ("video", "image"):
         return Feature(name=name, kind=kind, dtype=spec["dtype"], shape=shape, names=names)
-    video = {**(spec.get("video_info") or {}), **(spec.get("info") or {})}
+    video = {**_object(spec, "video_info", name, place), **_object(spec, "info", name, place)}
     return Feature(
         name=name,
         kind=kind,
         dtype="uint8",
-        shape=_camera_shape(shape, names, video),
+        shape=_camera_shape(shape, names, _sizes(video, name, place)),
         is_depth=bool(video.get("is_depth_map") or video.get("video.is_depth_map")),
         codec=str(video.get("video.codec") or ""),
     )
+
+
+def _object(spec: Mapping[str, Any], key: str, name: str, place: str) -> dict[str, Any]:
+    value = spec.get(key) or {}
+    if not isinstance(value, dict):
+        raise DatasetError(f"{key!r} of camera {name!r} in {place!r} is {value!r}; expected an object")
+    return value
+
+
+def _sizes(video: Mapping[str, Any], name: str, place: str) -> dict[str, int]:
+    """Return the sizes that the record of a video gives."""
+    sizes = {}
+    for key in ("video.channels", "video.height", "video.width"):
+        value = video.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise DatasetError(f"{key!r} of camera {name!r} in {place!r} is {value!r}; expected a whole number")
+        if value is not None:
+            sizes[key] = value
+    return sizes
 
 
 def _kind(name: str, dtype: str, place: str) -> Kind:
@@ -132,7 +153,7 @@ def _camera_shape(shape: Sequence[int], names: Sequence[str], video: Mapping[str
     else:
         height, width, channels = (*(*shape, 0, 0)[:2], 3)
     return (
-        int(video.get("video.channels") or channels),
-        int(video.get("video.height") or height),
-        int(video.get("video.width") or width),
+        video.get("video.channels", channels),
+        video.get("video.height", height),
+        video.get("video.width", width),
     )

@@ -27,7 +27,12 @@ def read_stats(storage: Storage) -> Stats:
     if storage.exists(GLOBAL):
         return _as_arrays(read_json(storage, GLOBAL), storage.locate(GLOBAL))
     if storage.exists(PER_EPISODE):
-        return _pool(_read_episode_stats(storage))
+        pooled = _pool(_read_episode_stats(storage))
+        if not pooled:
+            raise DatasetError(
+                f"damaged file {storage.locate(PER_EPISODE)!r}: it holds no statistics. Fetch or remove it."
+            )
+        return pooled
     return {}
 
 
@@ -66,7 +71,13 @@ def _pool(episodes: Iterator[Stats]) -> Stats:
     for stats in episodes:
         for feature, values in stats.items():
             if {"min", "max", "mean", "std", "count"} <= values.keys():
-                pooled.setdefault(feature, _Pool()).add(values)
+                try:
+                    pooled.setdefault(feature, _Pool()).add(values)
+                except (ValueError, IndexError) as error:
+                    raise DatasetError(
+                        f"the statistics of {feature!r} in {PER_EPISODE} differ in shape between episodes: {error}. "
+                        f"Make the file again, or remove it."
+                    ) from error
     return {feature: pool.result() for feature, pool in pooled.items()}
 
 

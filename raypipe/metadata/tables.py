@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,10 @@ from raypipe.storage import Storage
 
 _JSON_BLOCK_BYTES = 1 << 26
 """pyarrow refuses a line longer than its block; an episode with thousands of tasks makes long lines."""
+
+
+_TEXTS = {"task": pa.string(), "tasks": pa.list_(pa.string())}
+"""Told to the parser, which else takes a text that looks like a date for one."""
 
 
 def read_json(storage: Storage, name: str) -> dict[str, Any]:
@@ -31,15 +35,34 @@ def read_json(storage: Storage, name: str) -> dict[str, Any]:
 def read_json_lines(storage: Storage, name: str, columns: Sequence[str]) -> pa.Table:
     """Return `columns` of a file of JSON lines; other fields are not kept."""
     content = storage.read_bytes(name)
-    options = pyarrow.json.ReadOptions(block_size=max(_JSON_BLOCK_BYTES, len(content) // 8))
     try:
-        table = pyarrow.json.read_json(io.BytesIO(content), read_options=options)
-    except pa.ArrowInvalid as error:
-        raise _damaged(storage, name, f"not JSON lines ({len(content)} bytes): {error}") from error
+        table = _parse_json_lines(content, _TEXTS)
+    except pa.ArrowInvalid:
+        # Tasks may be numbers.
+        try:
+            table = _parse_json_lines(content, {})
+        except pa.ArrowInvalid as error:
+            raise _damaged(storage, name, f"not JSON lines ({len(content)} bytes): {error}") from error
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         raise _damaged(storage, name, f"without the fields {missing}; it has {table.column_names}")
     return table.select(list(columns))
+
+
+def read_count(info: Mapping[str, Any], key: str, place: str, *, default: int) -> int:
+    """Return a whole number of ``info.json``; `default` where it is missing or null."""
+    value = info.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise DatasetError(f"{key} is {value!r} in {place!r}; expected a whole number")
+    return value
+
+
+def _parse_json_lines(content: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
+    read = pyarrow.json.ReadOptions(block_size=max(_JSON_BLOCK_BYTES, len(content) // 8))
+    parse = pyarrow.json.ParseOptions(explicit_schema=pa.schema(list(types.items())))
+    return pyarrow.json.read_json(io.BytesIO(content), read_options=read, parse_options=parse)
 
 
 def read_parquet(storage: Storage, name: str, columns: Sequence[str] = (), optional: Sequence[str] = ()) -> pa.Table:
@@ -55,7 +78,7 @@ def read_parquet(storage: Storage, name: str, columns: Sequence[str] = (), optio
         wanted = [*columns, *(column for column in optional if column in present)] or list(present)
         try:
             return parquet.read(columns=wanted, use_threads=False)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise _damaged(storage, name, f"unreadable: {error}") from error
 
 
@@ -73,5 +96,6 @@ def open_parquet(storage: Storage, name: str) -> pq.ParquetFile:
 
 def _damaged(storage: Storage, name: str, what: str) -> DatasetError:
     return DatasetError(
-        f"damaged file {storage.locate(name)!r}: {what}. Fetch the file again, or restore it from a backup."
+        f"damaged file {storage.locate(name)!r}: {' '.join(what.split())}. Fetch the file again, or restore it "
+        f"from a backup."
     )

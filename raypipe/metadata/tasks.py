@@ -46,15 +46,17 @@ class Tasks:
 
 
 def read_tasks(storage: Storage, total_tasks: int) -> Tasks:
-    """Return the tasks of a dataset; none where it says that it has none and has no file."""
+    """Return the tasks of a dataset; none where it says that it has none, whatever files are there."""
+    if total_tasks == 0:
+        return Tasks({})
     if storage.exists(PARQUET):
         return _read_parquet_tasks(storage)
     if storage.exists(JSON_LINES):
         table = read_json_lines(storage, JSON_LINES, ("task_index", "task"))
         numbers = table.column("task_index").to_pylist()
-        return Tasks(dict(zip(map(int, numbers), map(str, table.column("task").to_pylist()), strict=True)))
-    if total_tasks == 0:
-        return Tasks({})
+        if not all(isinstance(number, int) for number in numbers):
+            raise DatasetError(f"{storage.locate(JSON_LINES)!r} has a task_index that is no number: {numbers[:10]}")
+        return Tasks(dict(zip(numbers, map(str, table.column("task").to_pylist()), strict=True)))
     raise DatasetError(
         f"no tasks at {storage.uri!r}: info.json counts {total_tasks}, and neither {PARQUET} nor {JSON_LINES} "
         f"exists. Fetch the missing file, or set total_tasks to 0."

@@ -9,8 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import numpy as np
+
 from raypipe.errors import ConfigError
 from raypipe.plan.index import EpisodeIndex
+from raypipe.plan.keyhash import Ints, mix
+from raypipe.plan.spans import ragged_arange
 from raypipe.plan.spec import WHOLE_EPISODE
 
 DEFAULT_LIVE_BYTES: Final = 2 << 30
@@ -18,8 +22,8 @@ DEFAULT_LIVE_BYTES: Final = 2 << 30
 SHORTEST_SPAN: Final = 32
 """Shorter spans cost more blocks than they save memory: a block costs Ray 20 to 40 ms."""
 
-RESIDENT_PER_LIVE: Final = 1.5
-"""Blocks that a rank holds per live span: Ray balances rows, not need, so a rank pulls ahead by 1.2 to 1.7."""
+RESIDENT_PER_LIVE: Final = 1.3
+"""Frames that a rank holds per live frame: Ray balances rows, not need, so a rank pulls ahead of its own window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +58,8 @@ def resolve_live(
     if live_spans < 1 or live_bytes < 1:
         raise ConfigError(f"live_spans and live_bytes must be at least 1, got {live_spans} and {live_bytes}")
     for frame_bytes, is_decode_on_exit in ((row_bytes + pixel_bytes, False), (row_bytes, True)):
-        for span_frames, num_spans in _span_choices(index):
-            size_bytes = _resident_frames(index, num_spans, live_spans) * frame_bytes
+        for span_frames in _span_choices(index):
+            size_bytes = _resident_frames(_span_lengths(index, span_frames), live_spans) * frame_bytes
             if size_bytes <= live_bytes:
                 return LiveBudget(
                     span_frames=span_frames,
@@ -69,15 +73,33 @@ def resolve_live(
     )
 
 
-def _span_choices(index: EpisodeIndex) -> Iterator[tuple[int | Literal["episode"], int]]:
-    """Return span lengths, longest first, with the number of spans that each gives."""
-    yield WHOLE_EPISODE, len(index)
+def _span_choices(index: EpisodeIndex) -> Iterator[int | Literal["episode"]]:
+    """Yield span lengths, longest first."""
+    yield WHOLE_EPISODE
     size = 1 << (int((index.stop - index.start).max()).bit_length() - 1)
     while size >= SHORTEST_SPAN:
-        yield size, int(((index.stop - 1) // size - index.start // size + 1).sum())
+        yield size
         size //= 2
 
 
-def _resident_frames(index: EpisodeIndex, num_spans: int, live_spans: int) -> int:
-    mean = index.num_frames / num_spans
-    return min(index.num_frames, math.ceil(RESIDENT_PER_LIVE * live_spans * mean))
+def _span_lengths(index: EpisodeIndex, span_frames: int | Literal["episode"]) -> Ints:
+    """Return the frames of every span that a span length gives, in file order."""
+    if span_frames == WHOLE_EPISODE:
+        return index.stop - index.start
+    first, last = index.start // span_frames, (index.stop - 1) // span_frames
+    count = last - first + 1
+    place = ragged_arange(first, count) * span_frames
+    start, stop = np.repeat(index.start, count), np.repeat(index.stop, count)
+    return np.minimum(stop, place + span_frames) - np.maximum(start, place)
+
+
+def _resident_frames(lengths: Ints, live_spans: int) -> int:
+    """Return about the most frames of `live_spans` spans that follow each other in a shuffled order.
+
+    A mean would do for even lengths; with a few long episodes the peak is several times that.
+    """
+    shuffled = lengths[np.argsort(mix(np.arange(len(lengths), dtype=np.uint64)))]
+    ends = np.append(0, np.cumsum(shuffled))
+    window = min(live_spans, len(lengths))
+    peak = int((ends[window:] - ends[: len(ends) - window]).max())
+    return min(int(ends[-1]), math.ceil(RESIDENT_PER_LIVE * peak))

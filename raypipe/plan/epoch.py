@@ -18,7 +18,7 @@ from raypipe.plan.keyhash import ORDER_VERSION, Ints, OrderKeys
 from raypipe.plan.lanes import LaneQueues, fill_lanes
 from raypipe.plan.livewindow import Lane, open_lane
 from raypipe.plan.spans import Spans, cut_spans, order_frames
-from raypipe.plan.spec import WORLD_SIZE, Leg, OrderSpec, first_leg
+from raypipe.plan.spec import WORLD_SIZE, Leg, OrderSpec, check_whole, first_leg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,7 @@ def plan_epoch(index: EpisodeIndex, spec: OrderSpec, *, epoch: int, legs: Sequen
             frames that cannot be shared out are left over.)
         ResumeError: a leg has consumed more frames than it had.
     """
-    if epoch < 0:
-        raise ConfigError(f"epoch must be at least 0, got {epoch}")
+    epoch = check_whole("epoch", epoch, 0, (1 << 63) - 1)
     if not legs and spec.lanes == WORLD_SIZE:
         raise ConfigError("lanes='world_size' needs the legs of a world size: legs=(first_leg(spec, world_size=...),)")
     all_legs = tuple(legs) or (first_leg(spec, world_size=1),)

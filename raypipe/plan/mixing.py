@@ -27,9 +27,11 @@ _OVERLAP_PAIRS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistinctEpisodes:
-    """Distinct episodes per batch, over the sampled full batches."""
+    """Distinct episodes per batch, over sampled full batches."""
 
     mean: float
+    """Between the first and the last 20 batches, where an epoch has more than 100."""
+
     min: int
     first: float
     """Mean of the first 20 batches."""

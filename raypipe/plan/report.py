@@ -48,7 +48,7 @@ class PlanReport:
 
     live_frames: int
     live_bytes: int
-    """Rows and pixels of the live frames; Ray's balance makes a rank hold up to 1.5 times that."""
+    """Rows and pixels of the live frames; Ray's balance makes a rank hold about 1.3 times that."""
 
     live_row_bytes: int
     live_pixel_bytes: int
@@ -108,7 +108,11 @@ def report_plan(world: WorldPlan, sizes: FrameSizes) -> PlanReport:
         resume_frames=_frames_before_first_batch(resumed),
         spans_per_1000_frames=1000 * spans / max(1, frames),
         mixing=mixing,
-        advice=(*_advise_mixing(world, mixing), *_advise_memory(world, sizes, live_frames)),
+        advice=(
+            *_advise_lanes(world),
+            *_advise_mixing(world, mixing),
+            *_advise_memory(world, sizes, live_frames),
+        ),
     )
 
 
@@ -129,6 +133,13 @@ def _describe_tail(world: WorldPlan) -> str:
     return text + extras + repeats
 
 
+def _advise_lanes(world: WorldPlan) -> list[str]:
+    asked, used = world.plan.spec.lanes, world.plan.leg.lanes
+    if asked == used:
+        return []
+    return [f"{asked} lanes do not share out over {world.world_size} ranks: this epoch has {used} lanes"]
+
+
 def _advise_mixing(world: WorldPlan, mixing: Mixing) -> list[str]:
     batch, spec = mixing.local_batch, world.plan.spec
     if not spec.shuffle or batch.mean >= _GOOD_MIXING * batch.full_shuffle:
@@ -138,11 +149,15 @@ def _advise_mixing(world: WorldPlan, mixing: Mixing) -> list[str]:
     num_spans, share = int(world.plan.spans_per_lane.min()), int(world.plan.frames_per_lane.min())
     if live_spans < min(wanted, num_spans):
         return [f"{poor}: set live_spans to {wanted}, twice the {world.steps.per_lane} frames a batch takes of a lane"]
+    longest = int((world.plan.queues.spans.stop - world.plan.queues.spans.start).max())
     if num_spans <= live_spans:
         shorter = max(SHORTEST_SPAN, _power_of_two(share // wanted))
+        if shorter >= longest:
+            return [f"{poor}: a lane has {num_spans} spans only; use more episodes, fewer lanes or a smaller batch"]
         return [f"{poor}: a lane has {num_spans} spans only, set span_frames to {shorter} to share episodes out"]
     typical = max(SHORTEST_SPAN, _power_of_two(world.plan.index.num_frames // (2 * len(world.plan.index))))
-    return [f"{poor}: lengths are uneven, set span_frames to {typical} or live_spans to {2 * live_spans}"]
+    shorter_spans = f"span_frames to {typical} or " if typical < longest else ""
+    return [f"{poor}: lengths are uneven, set {shorter_spans}live_spans to {2 * live_spans}"]
 
 
 def _advise_memory(world: WorldPlan, sizes: FrameSizes, live_frames: int) -> list[str]:
@@ -161,7 +176,7 @@ def _advise_memory(world: WorldPlan, sizes: FrameSizes, live_frames: int) -> lis
         )
     except ConfigError:
         return [f"{large}, too much even as rows: lower live_spans from {live_spans}, or lanes from {lanes} a rank"]
-    if budget.is_decode_on_exit:
+    if budget.is_decode_on_exit or budget.span_frames == world.plan.spec.span_frames:
         return [f"{large}: decode when a batch leaves (decode when='exit'), or resize the cameras"]
     return [f"{large}: set span_frames to {budget.span_frames} for {budget.live_bytes * lanes / 1e9:.1f} GB"]
 

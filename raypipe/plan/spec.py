@@ -4,6 +4,7 @@ Decides nothing itself beyond which values are possible. `OrderSpec` is the iden
 state; `BatchSpec` is not, since a run may go on with another batch size.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast, get_args
@@ -18,6 +19,9 @@ WHOLE_EPISODE: Final = "episode"
 
 WORLD_SIZE: Final = "world_size"
 """`lanes` of this value: as many lanes as the run's first start has ranks."""
+
+_MAX_COUNT: Final = 1 << 31
+"""Beyond any real count; keeps the arithmetic of keys within 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +50,13 @@ class OrderSpec:
     the global batches of many world sizes equal."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 1 << 64:
-            raise ConfigError(f"seed must be between 0 and 2**64 - 1, got {self.seed}")
-        if self.live_spans < 1:
-            raise ConfigError(f"live_spans must be at least 1, got {self.live_spans}")
-        _check_count("span_frames", self.span_frames, WHOLE_EPISODE)
-        _check_count("lanes", self.lanes, WORLD_SIZE)
+        _store_whole(self, "seed", 0, (1 << 64) - 1)
+        _store_whole(self, "live_spans", 1, _MAX_COUNT)
+        _store_whole(self, "span_frames", 1, _MAX_COUNT, WHOLE_EPISODE)
+        _store_whole(self, "lanes", 1, _MAX_COUNT, WORLD_SIZE)
         _check_choice("tail", self.tail, get_args(Tail))
+        if not isinstance(self.shuffle, bool):
+            raise ConfigError(f"shuffle must be True or False, got {self.shuffle!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +70,8 @@ class BatchSpec:
     """With "global" the global batches are the same sets on every world size that divides the lanes."""
 
     def __post_init__(self) -> None:
-        _check_count("batch_size" if self.scope == "rank" else "global_batch_size", self.size)
         _check_choice("batch scope", self.scope, get_args(BatchScope))
+        _store_whole(self, "size", 1, _MAX_COUNT, label="batch_size" if self.scope == "rank" else "global_batch_size")
 
     def per_lane(self, lanes: int, world_size: int) -> int:
         """Return the frames that a full step takes from every lane.
@@ -97,10 +101,9 @@ class Leg:
     """Frames that every lane has handed to the trainer in this leg."""
 
     def __post_init__(self) -> None:
-        _check_count("lanes", self.lanes)
-        _check_count("live_spans", self.live_spans)
-        if self.frames_per_lane < 0:
-            raise ConfigError(f"frames_per_lane must be at least 0, got {self.frames_per_lane}")
+        _store_whole(self, "lanes", 1, _MAX_COUNT)
+        _store_whole(self, "live_spans", 1, _MAX_COUNT)
+        _store_whole(self, "frames_per_lane", 0, (1 << 63) - 1)
 
 
 def parse_order_spec(*, seed: int, live_spans: int, span_frames: str, lanes: str) -> OrderSpec:
@@ -122,15 +125,30 @@ def first_leg(spec: OrderSpec, *, world_size: int) -> Leg:
 
 def check_world_size(world_size: int) -> None:
     """Raise unless there can be so many ranks."""
-    _check_count("world_size", world_size)
+    check_whole("world_size", world_size, 1, _MAX_COUNT)
 
 
-def _check_count(name: str, value: int | str, named_value: str = "") -> None:
-    if value == named_value and named_value:
-        return
-    if not isinstance(value, int) or value < 1:
+def check_whole(name: str, value: Any, least: int, most: int, named_value: str = "") -> int:
+    """Return a whole number, of any type that is one, as Python's own; the state must be plain JSON.
+
+    Raises:
+        ConfigError: it is not a whole number between `least` and `most`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number <= most:
         known = f" or {named_value!r}" if named_value else ""
-        raise ConfigError(f"{name} must be an integer of at least 1{known}, got {value!r}")
+        limit = f" and at most {most}" if number > most else ""
+        raise ConfigError(f"{name} must be an integer of at least {least}{limit}{known}, got {value!r}")
+    return number
+
+
+def _store_whole(spec: Any, name: str, least: int, most: int, named_value: str = "", *, label: str = "") -> None:
+    value = getattr(spec, name)
+    if not (named_value and isinstance(value, str) and value == named_value):
+        object.__setattr__(spec, name, check_whole(label or name, value, least, most, named_value))
 
 
 def _check_choice(name: str, value: str, known: Sequence[str]) -> None:

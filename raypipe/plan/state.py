@@ -20,7 +20,7 @@ from raypipe.errors import ConfigError, ResumeError
 from raypipe.plan.epoch import EpochPlan
 from raypipe.plan.index import EpisodeIndex, describe_selection
 from raypipe.plan.keyhash import ORDER_VERSION
-from raypipe.plan.spec import WORLD_SIZE, Leg, OrderSpec, check_world_size, first_leg
+from raypipe.plan.spec import WORLD_SIZE, Leg, OrderSpec, check_whole, check_world_size, first_leg
 from raypipe.plan.world import WorldPlan
 
 
@@ -64,6 +64,8 @@ class OrderState:
         Raises:
             ResumeError: the object is not a state of this order version.
         """
+        if not isinstance(saved, Mapping):
+            raise ResumeError(f"not a state of a raypipe order: {saved!r}")
         if saved.get("order_version") != ORDER_VERSION:
             raise ResumeError(_differs("order_version", saved.get("order_version"), ORDER_VERSION))
         try:
@@ -74,7 +76,7 @@ class OrderState:
                 fingerprint=saved["fingerprint"],
                 spec=OrderSpec(seed=saved["seed"], **order),
                 selection=selection,
-                epoch=saved["epoch"],
+                epoch=check_whole("epoch", saved["epoch"], 0, (1 << 63) - 1),
                 legs=tuple(Leg(**leg) for leg in saved["legs"]),
             )
         except (KeyError, TypeError, ConfigError) as error:
@@ -174,7 +176,7 @@ def state_at(world: WorldPlan, step: int) -> OrderState:
 
     `world` is the plan of an epoch's start; every epoch of such a run has as many steps.
     """
-    epochs, rest = divmod(step, world.num_steps)
+    epochs, rest = divmod(check_whole("step", step, 0, (1 << 63) - 1), world.num_steps)
     within = state_after(world, rest)
     return replace(within, epoch=within.epoch + epochs)
 

@@ -84,7 +84,7 @@ def plan_steps(share: int, extras: int, *, position: int, per_lane: int, tail: T
     shared out and are left over.
     """
     rest = share - position
-    if tail == "drop" or not share or (tail == "short" and not rest):
+    if tail == "drop" or not share or (not rest and (tail == "short" or not extras)):
         return Steps(position=position, per_lane=per_lane, num_full=rest // per_lane)
     if tail == "wrap":
         num_steps = -(-(rest + bool(extras)) // per_lane)

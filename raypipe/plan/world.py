@@ -108,8 +108,7 @@ class WorldPlan:
 
     def rank(self, rank: int) -> RankPlan:
         """Return what one rank receives and emits."""
-        if not 0 <= rank < self.world_size:
-            raise ConfigError(f"rank must be between 0 and {self.world_size - 1}, got {rank}")
+        self._check_rank(rank)
         parts = tuple(self._serve_lane(lane) for lane in self.lanes_of(rank))
         return RankPlan(rank=rank, lanes=parts, steps=self.steps, keys=self.plan.keys)
 
@@ -117,6 +116,7 @@ class WorldPlan:
         """Return the frames of a step on a rank, in the order of the batch, by binary search; nothing is replayed."""
         if not 0 <= step < self.num_steps:
             raise ConfigError(f"step must be between 0 and {self.num_steps - 1}, got {step}")
+        self._check_rank(rank)
         begin, end = self.steps.position_after(step), self.steps.position_after(step + 1)
         parts = []
         for number in self.lanes_of(rank):
@@ -127,6 +127,10 @@ class WorldPlan:
                 again = self._lane_frames(lane, max(0, stop - num_repeats), stop)
                 parts.append(_repeat(again, num_repeats))
         return _concat(parts)
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise ConfigError(f"rank must be between 0 and {self.world_size - 1}, got {rank}")
 
     def left_over(self) -> Frames:
         """Return the frames that no step emits: what cannot be shared out equally, or what ``tail="drop"`` leaves."""

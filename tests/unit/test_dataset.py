@@ -2,6 +2,7 @@ import io
 import json
 import pickle
 import shutil
+import subprocess
 import warnings
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torchcodec.decoders import VideoDecoder
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, DatasetError, DecodeError
@@ -272,6 +274,117 @@ def test_a_float64_column_is_read_as_float32(tiny_dataset, tmp_path, dataset):
     assert torch.equal(open_dataset(str(root))[9]["action"], dataset[9]["action"])
 
 
+def test_a_declared_dtype_decides_not_the_files(tiny_dataset, tmp_path, dataset):
+    root = copy(tiny_dataset, tmp_path)
+
+    def as_integers(table):
+        lists = pa.array([[int(x) for x in row] for row in table.column("action").to_pylist()], pa.list_(pa.int32()))
+        return table.set_column(table.column_names.index("action"), "action", lists)
+
+    rewrite_rows(root / "data/chunk-000/file-000.parquet", as_integers)
+
+    assert open_dataset(str(root))[9]["action"].dtype == torch.float32
+    assert torch.equal(open_dataset(str(root))[9]["action"], dataset[9]["action"].trunc())
+
+
+def test_lists_of_other_lengths_are_an_error_also_where_the_total_is_right(tiny_dataset, tmp_path):
+    root = copy(tiny_dataset, tmp_path)
+
+    def shift(table):
+        rows = table.column("action").to_pylist()
+        rows[0], rows[1] = rows[0][:5], [*rows[1], 0.0]
+        return table.set_column(table.column_names.index("action"), "action", pa.array(rows))
+
+    rewrite_rows(root / "data/chunk-000/file-000.parquet", shift)
+
+    with pytest.raises(DatasetError, match="lists of other lengths"):
+        open_dataset(str(root)).windowed(offsets={"action": [0, 1]})[0]
+
+
+def test_index_columns_may_be_lists_of_one_number(tiny_dataset, tmp_path, dataset):
+    root = copy(tiny_dataset, tmp_path)
+
+    def wrap(table):
+        for name in ("episode_index", "timestamp", "task_index", "frame_index", "index"):
+            lists = pa.array([[value] for value in table.column(name).to_pylist()])
+            table = table.set_column(table.column_names.index(name), name, lists)
+        return table
+
+    rewrite_rows(root / "data/chunk-000/file-000.parquet", wrap)
+
+    wrapped = open_dataset(str(root))
+    assert {key: str(value) for key, value in wrapped[9].items()} == {
+        key: str(value) for key, value in dataset[9].items()
+    }
+    np.testing.assert_allclose(wrapped.timestamp_drift(0), 0, atol=1e-5)
+
+
+def rewrite_tasks(root, tasks):
+    path = root / "meta/episodes.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("\n".join(json.dumps({**line, "tasks": tasks[i]}) for i, line in enumerate(lines)))
+
+
+def test_a_missing_task_column_is_filled_from_the_episode_or_refused(tmp_path):
+    spec = SynthSpec(version="v2.1", cameras=(), lengths=(2, 2), drop_columns=("task_index",))
+    root = write_dataset(tmp_path / "d", spec)
+    assert open_dataset(str(root)).sample_of(1, 0)["task"] == "open the drawer"
+
+    rewrite_tasks(root, [[0], [1]])
+    assert open_dataset(str(root)).sample_of(1, 0)["task"] == "open the drawer"
+
+    for unknown in (["something else"], []):
+        rewrite_tasks(root, [["pick up the cube"], unknown])
+        with pytest.raises(DatasetError, match=r"episode 1 .*none of the 2 tasks"):
+            open_dataset(str(root)).sample_of(1, 0)
+
+
+def test_a_column_that_only_some_files_have_is_never_lost_silently(tiny_dataset, tmp_path):
+    root = copy(tiny_dataset, tmp_path)
+    files = sorted((root / "data/chunk-000").glob("*.parquet"))
+    rewrite_rows(files[-1], lambda table: table.drop_columns(["action"]))
+
+    with pytest.raises(DatasetError, match=r"file-001\.parquet' has no column for \['action'\]"):
+        open_dataset(str(root))[-1]
+
+    rewrite_rows(files[0], lambda table: table.drop_columns(["action"]))
+    with pytest.warns(UserWarning, match="leaving out action"):
+        assert "action" not in open_dataset(str(root))[0]
+
+
+def test_a_window_of_one_stored_image_keeps_its_time_axis(tmp_path):
+    cameras = (CameraSpec(name="image", kind="image"), CameraSpec(name="video"))
+    dataset = open_dataset(str(write_dataset(tmp_path / "d", SynthSpec(lengths=(3,), cameras=cameras))))
+
+    sample = dataset.windowed(offsets={"image": [0], "video": [0]})[1]
+
+    assert tuple(sample["image"].shape) == (1, 3, 64, 64)
+    assert tuple(sample["video"].shape) == (3, 64, 64)
+    assert tuple(dataset[1]["image"].shape) == (3, 64, 64)
+
+
+def test_a_slice_is_a_list_of_samples(dataset):
+    assert [int(sample["index"]) for sample in dataset[3:9:2]] == [3, 5, 7]
+
+
+def test_a_video_cut_by_an_edit_list_shows_what_a_player_shows(tmp_path):
+    camera = CameraSpec(name="cam", gop=250, b_frames=2)
+    root = write_dataset(tmp_path / "d", SynthSpec(version="v2.1", lengths=(40,), cameras=(camera,)))
+    path = root / "videos/chunk-000/cam/episode_000000.mp4"
+    cut = tmp_path / "cut.mp4"
+    subprocess.run(["ffmpeg", "-v", "error", "-ss", "0.25", "-i", path, "-c", "copy", cut], check=True)
+    shutil.copy(cut, path)
+    shown = VideoDecoder(str(path))
+    length = len(shown)
+    rewrite_rows(root / "data/chunk-000/episode_000000.parquet", lambda table: table.slice(0, length))
+    (root / "meta/episodes.jsonl").write_text(json.dumps({"episode_index": 0, "tasks": ["a"], "length": length}))
+
+    last = open_dataset(str(root))[-1]["cam"]
+
+    assert length < 40
+    assert torch.equal(last, shown[length - 1])
+
+
 def first_rows(root):
     return root / "data/chunk-000/file-000.parquet"
 
@@ -370,6 +483,7 @@ def test_a_depth_video_is_refused_by_name(tiny_dataset, tmp_path):
 
 
 BAD_REQUESTS = {
+    "a name for a list": ({"cameras": TOP}, "give a list of names"),
     "unknown camera": ({"cameras": ["observation.images.tpo"]}, f"no camera .*did you mean '{TOP}'"),
     "unknown dtype": ({"camera_dtype": "float64"}, "camera_dtype is 'float64'.*did you mean 'float32'"),
     "unknown timestamps": ({"timestamps": "exact"}, "timestamps is 'exact'"),
@@ -392,6 +506,10 @@ def test_wrong_windows_episodes_and_frames_are_errors(dataset):
         dataset.windowed({"action": [0.05]})
     with pytest.raises(ConfigError, match="either"):
         dataset.windowed()
+    with pytest.raises(ConfigError, match="give a list of seconds"):
+        dataset.windowed({"action": [float("nan")]})
+    with pytest.raises(ConfigError, match="give a list of frame numbers"):
+        dataset.windowed(offsets={"action": [0.5]})
     with pytest.raises(ConfigError, match="no episode 5; the dataset has 5 episodes, numbered 0 to 4"):
         dataset.sample_of(5, 0)
     with pytest.raises(ConfigError, match="no frame 7 in episode 0; it has 7 frames"):

@@ -241,6 +241,27 @@ def test_a_dataset_without_statistics_has_none(tmp_path):
     assert read_stats(read_metadata(str(root)).storage) == {}
 
 
+def test_episode_files_may_differ_in_number_types(tmp_path):
+    root = write_dataset(tmp_path / "d", SynthSpec(lengths=(4, 1, 6), episodes_per_meta_file=2))
+    last = sorted((root / "meta/episodes").rglob("*.parquet"))[-1]
+    table = pq.read_table(last)
+    name = "videos/observation.images.top/chunk_index"
+    pq.write_table(table.set_column(table.column_names.index(name), name, table.column(name).cast(pa.float64())), last)
+
+    meta = read_metadata(str(root))
+
+    assert meta.episodes.videos["observation.images.top"].chunk_index.tolist() == [0, 0, 0]
+
+
+def test_a_task_that_looks_like_a_date_stays_text(tmp_path):
+    root = write_dataset(tmp_path / "d", SynthSpec(version="v2.1", cameras=(), tasks=("2024-01-01", "b")))
+
+    meta = read_metadata(str(root))
+
+    assert meta.tasks.text(0) == "2024-01-01"
+    assert meta.episodes.tasks[0].as_py() == ["2024-01-01"]
+
+
 def test_an_empty_dataset_opens(dataset):
     shutil.rmtree(dataset / "meta/episodes")
     change_info(dataset, total_episodes=0, total_frames=0)
@@ -261,6 +282,15 @@ def test_counts_that_disagree_are_noted(dataset):
 
 
 BROKEN_INFO = {
+    "text total_tasks": ({"total_tasks": "x"}, "total_tasks is 'x'"),
+    "odd camera record": (
+        {"features": {"c": {"dtype": "video", "shape": [4, 4, 3], "info": [1]}}},
+        "'info' of camera 'c'",
+    ),
+    "text height": (
+        {"features": {"c": {"dtype": "video", "shape": [4, 4, 3], "info": {"video.height": "abc"}}}},
+        "'video.height' of camera 'c' .* 'abc'",
+    ),
     "unknown version": ({"codebase_version": "v1.6"}, r"unknown format version 'v1\.6'.*v2\.0, v2\.1, v3\.0"),
     "no version": ({"codebase_version": "remove"}, "unknown format version 'missing'"),
     "no features": ({"features": {}}, "declares no features"),

@@ -1,3 +1,6 @@
+import json
+
+import numpy as np
 import pytest
 from plan_cases import make_index, plan_start
 
@@ -8,8 +11,8 @@ from raypipe.plan import BatchSpec, Leg, OrderSpec, first_leg, plan_epoch, plan_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seed": -1}, "seed must be between 0"),
-        ({"seed": 0, "live_spans": 0}, "live_spans must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"seed": 0, "live_spans": 0}, "live_spans must be an integer of at least 1, got 0"),
         ({"seed": 0, "span_frames": 0}, "span_frames must be an integer of at least 1 or 'episode', got 0"),
         ({"seed": 0, "lanes": "ranks"}, "lanes must be an integer of at least 1 or 'world_size', got 'ranks'"),
         ({"seed": 0, "tail": "shrot"}, "tail='shrot' is not known; did you mean 'short'"),
@@ -74,13 +77,39 @@ def budget(index, **options):
 
 def test_a_memory_budget_buys_whole_episodes_then_shorter_spans_then_rows_only():
     index = make_index([300] * 100)
-    whole = 15 * 300 * 10_100
+    whole = 13 * 300 * 10_100
 
     assert budget(index, live_bytes=whole) == ("episode", False)
     assert budget(index, live_bytes=whole - 1) == (256, False)
     assert budget(index, live_bytes=whole // 4) == (64, False)
-    assert budget(index, live_bytes=15 * 31 * 10_100) == (32, False)
-    assert budget(index, live_bytes=15 * 29 * 10_100) == ("episode", True)
+    assert budget(index, live_bytes=13 * 32 * 10_100) == (32, False)
+    assert budget(index, live_bytes=13 * 31 * 10_100) == ("episode", True)
+
+
+def test_a_memory_budget_holds_the_peak_of_uneven_episodes():
+    lengths = [100] * 2000 + [20_000] * 20
+    index = make_index(lengths)
+
+    found = resolve_live(index, row_bytes=0, pixel_bytes=1000, live_spans=128, live_bytes=100_000_000)
+
+    spec = OrderSpec(seed=0, live_spans=128, span_frames=found.span_frames)
+    peak = plan_start(index, spec, world_size=1).peak_live_frames() * 1000
+    assert found.span_frames != "episode"
+    assert peak <= 100_000_000
+
+
+def test_whole_numbers_of_any_type_are_stored_as_pythons_own():
+    spec = OrderSpec(seed=np.int64(3), live_spans=np.int32(8), lanes=np.int16(4))
+
+    assert json.loads(json.dumps([spec.seed, spec.live_spans, spec.lanes])) == [3, 8, 4]
+
+
+@pytest.mark.parametrize(
+    "options", [{"seed": "3"}, {"seed": 0.7}, {"seed": 0, "lanes": True}, {"seed": 0, "shuffle": "no"}]
+)
+def test_order_spec_refuses_other_types(options):
+    with pytest.raises(ConfigError, match="got"):
+        OrderSpec(**options)
 
 
 def test_a_memory_budget_that_buys_nothing_says_what_it_takes():
