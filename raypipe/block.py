@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 from raypipe import errors
 from raypipe.dataset import Dataset
 from raypipe.decode.spec import DecodeSpec
-from raypipe.errors import DatasetError, DownloadError, RaypipeError
+from raypipe.errors import DatasetError, RaypipeError
 from raypipe.plan import RankPlan
 from raypipe.rows import RowReader, column_values
+from raypipe.storage import retry_transient
 from raypipe.window import window_rows
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ Frames = NDArray[np.int64]
 HEADER: Final = "raypipe_span"
 MARGIN: Final = "raypipe_margin"
 """Pixels (or stored images) of frames that windows show and that no row of the span is: in its first row."""
-
-_RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
-"""Waits before reading again after a passing fault of storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,29 +197,9 @@ def window_frames(dataset: Dataset, camera: str, anchors: Frames, length: int) -
     return window_rows(anchors, length, dataset.window.offsets.get(camera, (0,)))[0]
 
 
-def is_transient(error: BaseException) -> bool:
-    """Return whether an error, or what caused it, is a fault of storage that may pass."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, TimeoutError | ConnectionError | DownloadError):
-            return True
-        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError | PermissionError):
-            # pyarrow raises a plain OSError for a damaged file: only those with a number come from the system.
-            return cause.errno is not None
-        cause = cause.__cause__
-    return False
-
-
 def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[float], None]) -> _Span:
-    for wait_s in _RETRY_WAITS_S:
-        try:
-            return _read_reach(context, request)
-        except (RaypipeError, OSError) as error:
-            if not is_transient(error):
-                return _failed(request, error)
-            sleep(wait_s)
     try:
-        return _read_reach(context, request)
+        return retry_transient(lambda: _read_reach(context, request), sleep)
     except (RaypipeError, OSError) as error:
         return _failed(request, error)
 
@@ -329,7 +307,7 @@ def _guarded(stage: Callable[[BlockContext, _Span, SpanRequest], _Span], context
         return span
     try:
         return stage(context, span, request)
-    except RaypipeError as error:
+    except (RaypipeError, OSError) as error:
         return _failed(request, error)
 
 
@@ -366,7 +344,8 @@ def _unpack(table: pa.Table) -> Iterator[_Span]:
         columns = {}
         for name in table.column_names:
             array = table.column(name).slice(begin, header.num_rows)
-            if name not in (HEADER, MARGIN) and array.null_count < len(array):
+            # A filler and a span with an error have no columns: packed with others, they are padded with nulls.
+            if name not in (HEADER, MARGIN) and header.request is not None and not header.error[0]:
                 columns[name] = _only_chunk(array)
         yield _Span(header, columns, pickle.loads(margin) if margin else {})
         begin += header.num_rows

@@ -11,6 +11,7 @@ from raypipe.errors import ConfigError, suggest
 from raypipe.feeder import FeedSpec
 from raypipe.plan import (
     SINGLE_DATASET,
+    WHOLE_EPISODE,
     BatchSpec,
     EpisodeIndex,
     OrderSpec,
@@ -24,6 +25,12 @@ DEFAULT_LIVE_BYTES = 2 << 30
 
 MIN_LIVE_SPANS = 128
 """Live spans of a lane where nothing is said: twice a batch of 64, and never fewer than twice the batch."""
+
+_ROW_BLOCK_BYTES = 8 << 20
+"""Ray's cost of a block is the same for 10 and for 3,000 rows."""
+
+_PIXEL_BLOCK_BYTES = 64 << 20
+"""Above it, copying a block costs more than Ray's handling of it."""
 
 Spec = TypeVar("Spec")
 
@@ -63,7 +70,7 @@ def compose_config(
         BatchSpec(size=batch_size) if isinstance(batch_size, int) else make_spec(BatchSpec, batch_size, "batch_size")
     )
     selection = make_spec(SelectionSpec, parts["selection"], "selection")
-    decode = make_spec(DecodeSpec, parts["decode"], "decode")
+    decode = _decode_spec(dataset, parts["decode"])
     index = _index(dataset, selection)
     order = parts["order"]
     given = {} if isinstance(order, OrderSpec) else dict(order)
@@ -86,7 +93,7 @@ def compose_config(
         order=order,
         selection=selection,
         decode=decode,
-        feed=make_spec(FeedSpec, _packed(dataset, parts["feed"]), "feed"),
+        feed=make_spec(FeedSpec, _packed(parts["feed"], spans_per_block(dataset, decode, order)), "feed"),
         live_bytes=0 if "span_frames" in given or isinstance(parts["order"], OrderSpec) else live_bytes,
     )
 
@@ -125,6 +132,18 @@ def pixel_bytes(dataset: Dataset, decode: DecodeSpec) -> int:
     return total
 
 
+def _decode_spec(dataset: Dataset, decode: Any) -> DecodeSpec:
+    """Return the decode spec; where it does not say the cameras' dtype, the dataset's holds."""
+    if dataset.spec.timestamps == "strict":
+        raise ConfigError(
+            "timestamps='strict' checks one sample at a time, and a pipeline decodes spans; check the dataset with "
+            "ds.timestamp_drift(episode), and open it with timestamps='position'"
+        )
+    if isinstance(decode, Mapping):
+        decode = {"camera_dtype": dataset.spec.camera_dtype, **decode}
+    return make_spec(DecodeSpec, decode, "decode")
+
+
 def _index(dataset: Dataset, selection: SelectionSpec) -> EpisodeIndex:
     episodes = dataset.meta.episodes
     return index_episodes(
@@ -140,11 +159,23 @@ def _live_spans(batch: BatchSpec) -> int:
     return max(MIN_LIVE_SPANS, 2 * batch.size) if batch.scope == "rank" else MIN_LIVE_SPANS
 
 
-def _packed(dataset: Dataset, feed: Any) -> Any:
-    """Add how many spans share a block where that is not said: several only where blocks are small, without videos."""
-    has_videos = any(dataset.features[name].kind == "video" for name in dataset.spec.cameras)
-    if not isinstance(feed, Mapping) or "spans_per_block" in feed or dataset.spec.cameras or has_videos:
-        return feed
+def spans_per_block(dataset: Dataset, decode: DecodeSpec, order: OrderSpec) -> int:
+    """Return how many spans share a block: so many that Ray's 20 to 40 ms of CPU per block are spread over them.
+
+    With cameras at most an eighth of the live spans: a rank holds up to a block more than it needs. Images inside rows
+    travel alone, since their stored size is not known.
+    """
+    cameras = dataset.spec.cameras
+    if any(dataset.features[name].kind == "image" for name in cameras):
+        return 1
     mean = max(1, dataset.meta.num_frames // max(1, len(dataset.meta.episodes)))
-    # About 8 MB a block: Ray's cost per block is the same for 10 and for 3,000 rows.
-    return {**feed, "spans_per_block": int(min(64, max(1, (8 << 20) // (row_bytes(dataset) * mean))))}
+    if order.span_frames != WHOLE_EPISODE:
+        mean = min(mean, order.span_frames)
+    has_pixels = bool(cameras) and decode.where == "cluster"
+    frame_bytes = row_bytes(dataset) + (pixel_bytes(dataset, decode) if has_pixels else 0)
+    most = max(1, order.live_spans // 8) if cameras else 64
+    return int(min(most, max(1, (_PIXEL_BLOCK_BYTES if has_pixels else _ROW_BLOCK_BYTES) // (frame_bytes * mean))))
+
+
+def _packed(feed: Any, num_spans: int) -> Any:
+    return {"spans_per_block": num_spans, **feed} if isinstance(feed, Mapping) else feed

@@ -96,7 +96,9 @@ class RankLoader:
                     is_done = True
                     self._stand_at_next_epoch()
         finally:
-            self._close_run(is_done=is_done)
+            # Another iteration may have begun, after a break from outside.
+            if self._run is run:
+                self._close_run(is_done=is_done)
 
     def __len__(self) -> int:
         """Batches left in the current epoch; the same on every rank."""

@@ -37,6 +37,8 @@ class LoaderStats:
     """1 where each frame is decoded once; more where spans were decoded again after a resume, or for margins."""
     received_blocks: int
     received_bytes: int
+    waiting_spans: int
+    """Spans that have arrived ahead of their need, decoded or being decoded."""
     live_spans: int
     live_bytes: int
     peak_live_bytes: int
@@ -70,6 +72,7 @@ class Live:
     """What a rank holds and has decoded at one moment."""
 
     spans: int = 0
+    waiting_spans: int = 0
     num_bytes: int = 0
     peak_bytes: int = 0
     decode_s: float = 0.0
@@ -135,6 +138,7 @@ class Meter:
             decode_s=decode_s,
             decoded_frames=decoded,
             decoded_per_emitted=decoded / sums["emitted_frames"] if sums["emitted_frames"] else 0.0,
+            waiting_spans=live.waiting_spans,
             live_spans=live.spans,
             live_bytes=live.num_bytes,
             peak_live_bytes=live.peak_bytes,

@@ -19,7 +19,7 @@ import ray
 
 from raypipe.batch import span_columns
 from raypipe.block import span_request
-from raypipe.config import DEFAULT_LIVE_BYTES, PipelineConfig, compose_config, pixel_bytes, row_bytes
+from raypipe.config import DEFAULT_LIVE_BYTES, PipelineConfig, compose_config, pixel_bytes, row_bytes, spans_per_block
 from raypipe.dataset import Dataset
 from raypipe.decode.videos import check_device
 from raypipe.errors import ConfigError
@@ -142,9 +142,13 @@ class Pipeline:
         if decode.where == "auto":
             is_cluster = decode.when == "block" and has_spare_cpu_nodes()
             decode = replace(decode, where="cluster" if is_cluster else "rank")
-        live_bytes = self.live_bytes(world_size=world_size)
+        feed, live_bytes = config.feed, self.live_bytes(world_size=world_size)
         if decode.where == "cluster":
             check_object_store(live_bytes * world_size)
+            if config.decode.where == "auto":
+                # Packed for rows alone, a block would be too large with pixels in it.
+                most = spans_per_block(config.dataset, decode, config.order)
+                feed = replace(feed, spans_per_block=min(feed.spans_per_block, most))
         elif decode.when == "block" and config.live_bytes and live_bytes > config.live_bytes:
             warnings.warn(
                 f"{live_bytes / 1e9:.1f} GB of decoded frames would be at hand on each of {world_size} ranks, and "
@@ -153,7 +157,7 @@ class Pipeline:
                 stacklevel=4,
             )
             decode = replace(decode, when="exit")
-        return replace(config, decode=decode)
+        return replace(config, decode=decode, feed=feed)
 
     def _loader_spec(self, settings: Mapping[str, Any]) -> LoaderSpec:
         decode = self.config.decode

@@ -62,6 +62,9 @@ class RowReader:
         name = self._meta.data_file(row)
         try:
             table = self._episode_table(name, row)
+        except DatasetError as error:
+            error.add_note(f"while reading episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}")
+            raise
         except (pa.ArrowException, OSError) as error:
             raise self._damaged(name, row, f"cannot be read: {one_line(error)}") from error
         length = int(self._meta.episodes.length[row])

@@ -79,6 +79,13 @@ class _Arrived:
     pixels: dict[str, "Future[SpanPixels]"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Built:
+    batch: dict[str, Any]
+    """As the user's transform left it: nothing is known of its keys."""
+    num_samples: int
+
+
 class _Closed(Exception):  # noqa: N818
     """The run was closed: its threads end."""
 
@@ -122,16 +129,17 @@ class EpochRun:
 
     def __next__(self) -> dict[str, Any]:
         self._meter.ask()
-        batch = self._batches.get()
-        if batch is _END:
+        item = self._batches.get()
+        if item is _END:
             self._batches.put(_END)
             raise StopIteration
-        if isinstance(batch, BaseException):
+        if isinstance(item, BaseException):
             self.close()
-            raise batch
+            raise item
         self._num_handed += 1
-        self._meter.hand_over(len(batch["index"]))
-        return dict(batch)
+        self._meter.hand_over(item.num_samples)
+        batch: dict[str, Any] = item.batch
+        return batch
 
     def close(self) -> None:
         """End the threads; safe to call twice, after the last batch, and in the middle of an epoch."""
@@ -148,6 +156,10 @@ class EpochRun:
                 if not is_done and thread is self._threads[0]:
                     # The receiver may stand in a call of Ray that ends with the next block: it is left to it.
                     break
+        if not is_done:
+            # Whoever still iterates is told that it is over.
+            self._drain()
+            self._batches.put(_END)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._builder.close()
 
@@ -156,6 +168,7 @@ class EpochRun:
         counts = [decoder.counts() for decoder in self._context.decoders]
         return Live(
             spans=len(self._window),
+            waiting_spans=len(self._arrived),
             num_bytes=self._window.num_bytes,
             peak_bytes=self._window.peak_bytes,
             decode_s=sum(count.seconds for count in counts),
@@ -274,7 +287,7 @@ class EpochRun:
             while num_admitted < batch.num_needed:
                 self._admit(num_admitted)
                 num_admitted += 1
-            self._put(self._build(batch))
+            self._put(_Built(self._build(batch), len(batch.row)))
             with self._changed:
                 self._num_retired += len(batch.done)
                 self._changed.notify_all()
@@ -332,9 +345,10 @@ def _identity(request: SpanRequest) -> tuple[int, ...]:
 
 def _move(batch: dict[str, Any], device: str) -> dict[str, Any]:
     """Copy tensors to a device; torch keeps and reuses the pinned memory that they pass through."""
-    return {
-        key: value.pin_memory().to(device, non_blocking=True)
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu"
-        else value
-        for key, value in batch.items()
-    }
+    is_pinned = device.startswith("cuda")
+    moved = {}
+    for key, value in batch.items():
+        moved[key] = value
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+            moved[key] = (value.pin_memory() if is_pinned else value).to(device, non_blocking=is_pinned)
+    return moved

@@ -47,7 +47,8 @@ class RowPool:
 
     def take(self, places: Ints) -> dict[str, NDArray[Any]]:
         """Return the rows at `places`: one indexed copy per column."""
-        return {name: values[places] for name, values in self._columns.items()}
+        # For rows of several numbers `take` needs a quarter of the time of an index.
+        return {name: values.take(places, axis=0) for name, values in self._columns.items()}
 
     def free(self, places: Ints) -> None:
         """Let the rows at `places` be written over."""
@@ -159,8 +160,10 @@ class LiveWindow:
         self.peak_bytes = max(self.peak_bytes, self.num_bytes)
 
     def retire(self, arrivals: Ints) -> None:
-        """Let spans go."""
+        """Let spans go; those that were never admitted, since no batch asks for them, too."""
         for arrival in arrivals.tolist():
+            if arrival not in self._spans:
+                continue
             span = self._spans.pop(arrival)
             self._rows.free(span.places)
             self._pixel_bytes -= sum(camera.num_bytes for camera in span.pixels.values())

@@ -1,21 +1,28 @@
 """Where files are: a local path or any fsspec URI, behind one small value.
 
 A `Storage` is the root of a dataset. All names below it are relative, with ``/``. It is a plain value: it
-pickles, and opens its filesystem where it is used. It does not cache, and does not retry.
+pickles, and opens its filesystem where it is used. It does not cache. What fails for a while is tried again by whoever
+reads, with `retry_transient`.
 """
 
 import os
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import IO, Any
+from typing import IO, Any, Final, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from raypipe.errors import ConfigError, DatasetError, DownloadError
+from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
+
+RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
+"""Waits before reading again after a passing fault."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -151,3 +158,28 @@ def open_storage(root: str | os.PathLike[str]) -> Storage:
     if "://" not in uri:
         uri = os.path.abspath(os.path.expanduser(uri))
     return Storage(uri)
+
+
+def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] = time.sleep) -> Result:
+    """Return what `read` returns, tried again after a wait while it fails in a way that may pass."""
+    for wait_s in RETRY_WAITS_S:
+        try:
+            return read()
+        except (RaypipeError, OSError) as error:
+            if not is_transient(error):
+                raise
+            sleep(wait_s)
+    return read()
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether an error, or what caused it, is a fault of storage that may pass."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, TimeoutError | ConnectionError | DownloadError):
+            return True
+        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError | PermissionError):
+            # pyarrow raises a plain OSError for a damaged file: only those with a number come from the system.
+            return cause.errno is not None
+        cause = cause.__cause__
+    return False

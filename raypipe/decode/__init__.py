@@ -10,12 +10,28 @@
 A frame is asked for by a whole number, never by time, and what a decoder returns is checked against the index of the
 file. In memory a frame is uint8 ``(height, width, channels)``, as FFmpeg writes it; users see ``(channels, height,
 width)``.
+
+Importing this package imports no codec: torch and torchcodec cost a process 2.8 s of CPU and 300 MB, and Ray starts
+several that decode nothing (the feeder, a coordinator per epoch, tasks that read rows).
 """
 
-from raypipe.decode.images import decode_image
-from raypipe.decode.span import SpanDecoder
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from raypipe.decode.spec import DecodeSpec, check_decodable
-from raypipe.decode.videos import OpenVideo, VideoCache, open_video
+
+if TYPE_CHECKING:
+    from raypipe.decode.images import decode_image
+    from raypipe.decode.span import SpanDecoder
+    from raypipe.decode.videos import OpenVideo, VideoCache, open_video
+
+_HOMES = {
+    "OpenVideo": "videos",
+    "SpanDecoder": "span",
+    "VideoCache": "videos",
+    "decode_image": "images",
+    "open_video": "videos",
+}
 
 __all__ = [
     "DecodeSpec",
@@ -26,3 +42,9 @@ __all__ = [
     "decode_image",
     "open_video",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

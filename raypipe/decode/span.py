@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from raypipe.decode.images import decode_image
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
-from raypipe.decode.videos import VideoCache, VideoOptions
-from raypipe.errors import RaypipeError
+from raypipe.decode.videos import OpenVideo, VideoCache, VideoOptions
+from raypipe.errors import DecodeError, RaypipeError
 from raypipe.metadata import DatasetMeta
+from raypipe.storage import retry_transient
 from raypipe.video import episode_first_frame
 
 _PIECE_BYTES: Final = 16 << 20
@@ -39,22 +40,15 @@ class SpanDecoder:
     def __init__(self, meta: DatasetMeta, spec: DecodeSpec) -> None:
         self._meta = meta
         self._spec = spec
+        # A thread's open videos end with the thread: only their counts are kept here.
         self._local = threading.local()
-        self._caches: list[VideoCache] = []
         self._lock = threading.Lock()
         self._counts = DecodeCounts()
 
     def counts(self) -> DecodeCounts:
         """Return what was decoded so far, over all threads."""
         with self._lock:
-            caches = list(self._caches)
-            return DecodeCounts(
-                frames=self._counts.frames,
-                seconds=self._counts.seconds,
-                hits=sum(cache.hits for cache in caches),
-                misses=sum(cache.misses for cache in caches),
-                evictions=sum(cache.evictions for cache in caches),
-            )
+            return replace(self._counts)
 
     def decode_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
         """Return frames of the episode in row `row` of the episode table: ``(n, height, width, 3)`` uint8.
@@ -66,16 +60,27 @@ class SpanDecoder:
             DatasetError: the video is missing, damaged, or lacks a frame.
         """
         started = time.perf_counter()
+        name = self._meta.video_file(row, camera)
         try:
-            video = self._cache().open(self._meta.video_file(row, camera))
-            first = episode_first_frame(self._meta, row, camera, video.index)
-            pixels = video.read_frames(first + frames)
-        except RaypipeError as error:
+            pixels = retry_transient(lambda: self._read(name, row, camera, frames))
+        except (RaypipeError, OSError) as error:
             episode = int(self._meta.episodes.episode_index[row])
             error.add_note(f"while decoding camera {camera!r} of episode {episode} of {self._meta.root}")
+            if isinstance(error, OSError):
+                raise DecodeError(f"cannot read {self._meta.storage.locate(name)!r}: {error}") from error
             raise
         self._count(len(frames), started)
         return pixels
+
+    def _read(self, name: str, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
+        try:
+            video = self._open(name)
+            first = episode_first_frame(self._meta, row, camera, video.index)
+            return video.read_frames(first + frames)
+        except (RaypipeError, OSError):
+            # A decoder that has failed once is not asked again.
+            self._local.cache.forget(name)
+            raise
 
     def decode_pieces(self, row: int, camera: str, frames: NDArray[np.int64]) -> list[torch.Tensor]:
         """Return what `decode_video` does, cut into pieces of up to 16 MB, still decoded in one pass.
@@ -113,14 +118,18 @@ class SpanDecoder:
         ).permute(0, 2, 3, 1)
         return resized.round().clamp(0, 255).to(torch.uint8) if pixels.dtype == torch.uint8 else resized
 
-    def _cache(self) -> VideoCache:
+    def _open(self, name: str) -> OpenVideo:
         if not hasattr(self._local, "cache"):
             options = VideoOptions(resize=self._spec.resize, device=self._spec.device)
             self._local.cache = VideoCache(self._meta.storage, self._spec.open_videos, options)
-            with self._lock:
-                self._caches.append(self._local.cache)
         cache: VideoCache = self._local.cache
-        return cache
+        hits, misses, evictions = cache.hits, cache.misses, cache.evictions
+        video = cache.open(name)
+        with self._lock:
+            self._counts.hits += cache.hits - hits
+            self._counts.misses += cache.misses - misses
+            self._counts.evictions += cache.evictions - evictions
+        return video
 
     def _count(self, num_frames: int, started: float) -> None:
         with self._lock:

@@ -125,6 +125,10 @@ class VideoCache:
             self.evictions += 1
         return video
 
+    def forget(self, name: str) -> None:
+        """Close the video `name`, if it is open."""
+        self._videos.pop(name, None)
+
 
 def _read_index(storage: Storage, name: str) -> VideoIndex:
     try:

@@ -1,0 +1,105 @@
+"""What the tests of loaders share: datasets that hold a bit of everything, and batches compared with samples."""
+
+from functools import cache
+
+import numpy as np
+import torch
+
+from raypipe.testing import CameraSpec, SynthSpec
+
+TOP, WRIST = "observation.images.top", "observation.images.wrist"
+
+ADDED_KEYS = {"dataset_index", "augment_seed", "is_repeat"}
+"""What a batch has beside the keys of samples."""
+
+MODES = {
+    "rank/block": {"where": "rank", "when": "block"},
+    "rank/exit": {"where": "rank", "when": "exit"},
+    "cluster/block": {"where": "cluster", "when": "block"},
+}
+
+WINDOWS = {
+    "action": [0, 1, 2, 3],
+    "observation.state": [-1, 0],
+    "note": [-1, 0],
+    TOP: [-2, -1, 0],
+    WRIST: [0, 3],
+}
+"""Offsets in frames, into the past and the future, of rows, of text, of a video and of an image camera."""
+
+
+def varied_spec(version="v3.0", lengths=(7, 1, 12, 5, 9, 3, 10, 4, 6)) -> SynthSpec:
+    """A video camera with B-frames, an image camera, a text, a bool and a matrix, in episodes of unlike lengths."""
+    return SynthSpec(
+        version=version,
+        lengths=lengths,
+        cameras=(
+            CameraSpec(name=TOP, height=32, width=48, gop=4, b_frames=1),
+            CameraSpec(name=WRIST, height=32, width=32, kind="image"),
+        ),
+        extra_features=("next.done", "observation.grid", "note"),
+        two_tasks=True,
+        episodes_per_data_file=4,
+    )
+
+
+def rows_spec(lengths=(7, 1, 12, 5, 9, 3, 10, 4, 6)) -> SynthSpec:
+    return SynthSpec(lengths=lengths, cameras=(), state_dim=2, action_dim=2)
+
+
+def frames_of(batch) -> list[tuple[int, int]]:
+    """The (episode, frame) of every sample of a batch."""
+    return list(zip(batch["episode_index"].tolist(), batch["frame_index"].tolist(), strict=True))
+
+
+def frames_of_all(batches) -> list[tuple[int, int]]:
+    return [frame for batch in batches for frame in frames_of(batch)]
+
+
+def frames_of_dataset(dataset) -> list[tuple[int, int]]:
+    table = dataset.meta.episodes
+    pairs = zip(table.episode_index.tolist(), table.length.tolist(), strict=True)
+    return sorted((episode, frame) for episode, length in pairs for frame in range(length))
+
+
+def planned_frames(world, step, rank) -> list[tuple[int, int]]:
+    frames = world.frames_at(step, rank)
+    return list(zip(frames.episode.tolist(), frames.frame.tolist(), strict=True))
+
+
+def planned_epoch(world, rank) -> list[list[tuple[int, int]]]:
+    return [planned_frames(world, step, rank) for step in range(world.num_steps)]
+
+
+def assert_equals_samples(batch, dataset) -> None:
+    """Require every key of every sample of a batch to be exactly what the reference path gives."""
+    for i, (episode, frame) in enumerate(frames_of(batch)):
+        sample = _sample(_Same(dataset), episode, frame)
+        assert set(batch) - ADDED_KEYS == set(sample)
+        for key, wanted in sample.items():
+            found = batch[key][i]
+            place = f"{key} of frame {frame} of episode {episode}"
+            if isinstance(wanted, torch.Tensor):
+                assert found.dtype == wanted.dtype, place
+                assert found.shape == wanted.shape, f"{place}: {found.shape}, not {wanted.shape}"
+                np.testing.assert_array_equal(found.numpy(), wanted.numpy(), err_msg=place)
+            else:
+                assert found == wanted, place
+
+
+class _Same:
+    """A dataset as a key of a cache: itself, not its values, which are slow to compare."""
+
+    def __init__(self, dataset) -> None:
+        self.dataset = dataset
+
+    def __hash__(self) -> int:
+        return id(self.dataset)
+
+    def __eq__(self, other) -> bool:
+        return self.dataset is other.dataset
+
+
+@cache
+def _sample(same: _Same, episode: int, frame: int):
+    return same.dataset.sample_of(episode, frame)

@@ -1,0 +1,60 @@
+"""A `BlockSource` without Ray: reads, windows and decodes blocks one after the other, in the rank's own process."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from raypipe.block import BlockContext, add_pixels, add_windows, read_rows, span_request
+from raypipe.loader import RankJob, RankLoader
+from raypipe.pipeline import Pipeline
+from raypipe.plan import RankPlan, WorldPlan
+from raypipe.run import LoaderSpec
+from raypipe.source import feed_order, resident_spans
+
+
+@dataclass
+class LocalSource:
+    """What `FeederSource` is, with the stages of a task called in a row."""
+
+    context: BlockContext
+    spans_per_block: int = 1
+
+    def assigned_cpus(self) -> int:
+        return 1
+
+    def open(self, world: WorldPlan, rank: int, generation: int = 0) -> "LocalFeed":
+        plans = [world.rank(number) for number in range(world.world_size)]
+        feed = feed_order([plan.queue.num_rows for plan in plans], spans_per_block=self.spans_per_block)
+        resident = resident_spans(feed, [plan.lives() for plan in plans], world.steps)
+        return LocalFeed(self.context, plans[rank], int(resident[rank]), self.spans_per_block)
+
+
+@dataclass
+class LocalFeed:
+    context: BlockContext
+    plan: RankPlan
+    resident_spans: int
+    spans_per_block: int
+
+    def blocks(self) -> Iterator[pa.Table]:
+        for first in range(0, len(self.plan.queue), self.spans_per_block):
+            arrivals = range(first, min(first + self.spans_per_block, len(self.plan.queue)))
+            table = read_rows(self.context, [span_request(self.plan, arrival) for arrival in arrivals])
+            table = add_windows(self.context, table)
+            yield add_pixels(self.context, table) if self.context.decode.where == "cluster" else table
+
+
+def local_loader(pipe: Pipeline, rank: int = 0, world_size: int = 1, *, spans_per_block: int = 1, **settings: object):
+    """Return a rank's loader as `Pipeline.loaders` does, on a `LocalSource`."""
+    config = pipe.config
+    context = config.block_context()
+    job = RankJob(
+        context=context,
+        index=config.index(),
+        order=config.order,
+        batch=config.batch,
+        rank=rank,
+        world_size=world_size,
+    )
+    return RankLoader(job, LocalSource(context, spans_per_block), LoaderSpec(**settings))

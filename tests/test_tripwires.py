@@ -1,0 +1,130 @@
+"""What raypipe relies on in Ray without Ray's promise. If one of these fails, so does a rule that raypipe stands on."""
+
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray
+from ray import cloudpickle
+from ray.data import DataContext, Datasource
+from ray.data.block import BlockMetadata
+from ray.data.datasource import ReadTask
+from ray_session import IGNORED_WARNINGS, ensure_ray, run_ranks
+
+from raypipe.block import BlockContext, SpanRequest
+from raypipe.dataset import open_dataset
+from raypipe.decode.spec import DecodeSpec
+from raypipe.source import simulate_split
+from raypipe.source.datasource import build_dataset, split_dataset
+
+# The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+pytestmark = [pytest.mark.timeout(180), *(pytest.mark.filterwarnings(ignored) for ignored in IGNORED_WARNINGS)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray():
+    ensure_ray(2)
+    yield
+    ray.shutdown()
+
+
+class Tables(Datasource):
+    """Read tasks that give tables of these sizes, after different waits."""
+
+    def __init__(self, tasks):
+        self._tasks = tasks
+
+    def estimate_inmemory_data_size(self):
+        return None
+
+    def get_read_tasks(self, parallelism, per_task_row_limit=None, data_context=None):
+        return [ReadTask(reader(i, sizes), metadata(sizes)) for i, sizes in enumerate(self._tasks)]
+
+
+def metadata(sizes):
+    return BlockMetadata(num_rows=sum(sizes), size_bytes=None, exec_stats=None, input_files=None)
+
+
+def reader(task, sizes):
+    def read():
+        time.sleep(task * 7 % 5 / 20)
+        return [pa.table({"task": np.full(size, task), "part": np.full(size, i)}) for i, size in enumerate(sizes)]
+
+    return read
+
+
+def read_tables(tasks):
+    """Build a dataset with the settings of `build_dataset` on which the rules below depend."""
+    context = DataContext.get_current().copy()
+    context.target_max_block_size = None
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    with DataContext.current(context):
+        return ray.data.read_datasource(Tables(tasks), override_num_blocks=len(tasks))
+
+
+def blocks_of(iterator):
+    return list(iterator.iter_batches(batch_size=None, batch_format="pyarrow"))
+
+
+def test_split_gives_a_block_to_the_rank_with_the_fewest_rows_and_keeps_the_order():
+    sizes = [5, 3, 4, 2, 4, 4, 1, 1, 9, 2, 2, 2, 7, 1]
+    splits = split_dataset(read_tables([[size] for size in sizes]), 3)
+
+    # Rank 0 asks late and slowly: who asks when must not matter.
+    def consume(rank_and_split):
+        rank, split = rank_and_split
+        tasks = []
+        for block in split.iter_batches(batch_size=None, batch_format="pyarrow"):
+            time.sleep(0.1 if rank == 0 else 0.0)
+            tasks.append(block.column("task")[0].as_py())
+        return tasks
+
+    came = run_ranks(list(enumerate(splits)), consume)
+
+    ranks = simulate_split(np.array(sizes), 3).tolist()
+    assert came == [[task for task, rank in enumerate(ranks) if rank == wanted] for wanted in range(3)]
+
+
+def test_several_blocks_of_one_read_task_are_merged_into_one():
+    (split,) = split_dataset(read_tables([[2, 3, 4], [1]]), 1)
+
+    blocks = blocks_of(split)
+
+    # If this fails because 4 blocks came: one read task could then give several spans, each as a block of its own.
+    assert [len(block) for block in blocks] == [9, 1]
+
+
+@pytest.fixture(scope="module")
+def context(tiny_dataset):
+    return ray.put(BlockContext((open_dataset(str(tiny_dataset)),), DecodeSpec()))
+
+
+REQUESTS = [
+    (SpanRequest(epoch=0, dataset=0, episode=episode, start=0, stop=stop, lane=0, place=episode),)
+    for episode, stop in enumerate((7, 1, 12, 5, 9))
+]
+
+
+def test_one_task_gives_one_block_of_any_size_with_our_settings(context):
+    small = DataContext.get_current().copy()
+    # A decoded frame has 24 kB.
+    small.target_max_block_size = 1 << 12
+    with DataContext.current(small):
+        dataset = build_dataset(context, REQUESTS, is_decoding=True)
+
+    (split,) = split_dataset(dataset, 1)
+    blocks = blocks_of(split)
+
+    assert [len(block) for block in blocks] == [7, 1, 12, 5, 9]
+
+
+def test_reading_windowing_and_decoding_run_as_one_operator(context):
+    dataset = build_dataset(context, REQUESTS, is_decoding=True).materialize()
+
+    assert "Operator 1 ReadSpans->MapBatches(AddWindows)->MapBatches(AddPixels):" in dataset.stats()
+    assert "Operator 2" not in dataset.stats()

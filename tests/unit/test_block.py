@@ -1,0 +1,259 @@
+"""Blocks: what a task makes of a span is what a rank opens, whatever is packed, partial, or wrong with it."""
+
+import errno
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from batches import TOP, WINDOWS, WRIST, varied_spec
+
+from raypipe import errors
+from raypipe.block import (
+    BlockContext,
+    SpanRequest,
+    add_pixels,
+    add_windows,
+    filler_block,
+    open_block,
+    read_rows,
+)
+from raypipe.dataset import open_dataset
+from raypipe.decode.spec import DecodeSpec
+from raypipe.errors import DatasetError
+from raypipe.storage import Storage, is_transient
+from raypipe.testing import write_dataset
+from raypipe.window import WindowSpec
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("block") / "dataset", varied_spec())
+
+
+@pytest.fixture(scope="module")
+def context(root):
+    return BlockContext((open_dataset(str(root)).windowed(offsets=WINDOWS),), DecodeSpec())
+
+
+@pytest.fixture(scope="module")
+def without_cameras(context):
+    """The same dataset with the same windows, for samples of rows alone."""
+    dataset = context.datasets[0]
+    return replace(dataset, spec=replace(dataset.spec, cameras=()))
+
+
+@pytest.fixture(scope="module")
+def without_windows(context):
+    return replace(context.datasets[0], window=WindowSpec())
+
+
+def request(episode, start, stop, frames=()):
+    return SpanRequest(
+        epoch=2, dataset=0, episode=episode, start=start, stop=stop, lane=3, place=episode, frames=tuple(frames)
+    )
+
+
+def send(context, requests, *, is_decoding):
+    """Do what a task does, send the table as Ray does, and open it as a rank does."""
+    table = add_windows(context, read_rows(context, requests))
+    if is_decoding:
+        table = add_pixels(context, table)
+    assert len(table) == sum(len(request.anchors) for request in requests)
+    return list(open_block(context, through_ipc(table)))
+
+
+def through_ipc(table):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return pa.ipc.open_stream(sink.getvalue()).read_all()
+
+
+REQUESTS = {
+    "a whole episode": [request(2, 0, 12)],
+    "the middle of one": [request(2, 4, 8)],
+    "single frames": [request(1, 0, 1), request(2, 11, 12)],
+    "what a resume left": [request(2, 0, 12, [0, 3, 4, 9])],
+    "several packed": [request(0, 0, 7), request(2, 0, 6, [1, 5]), request(6, 5, 10), request(1, 0, 1)],
+}
+
+
+@pytest.mark.parametrize("is_decoding", [False, True])
+@pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
+def test_block_brings_its_spans_and_their_rows(context, without_cameras, requests, is_decoding):
+    blocks = send(context, requests, is_decoding=is_decoding)
+
+    assert [block.request for block in blocks] == requests
+    for block in blocks:
+        block.check()
+        samples = [without_cameras.sample_of(block.request.episode, frame) for frame in block.request.anchors.tolist()]
+        assert block.num_rows == len(samples)
+        for name, values in block.columns.items():
+            wanted = [sample[name] for sample in samples]
+            if isinstance(values, list):
+                assert values == wanted
+            else:
+                np.testing.assert_array_equal(values, np.stack([value.numpy() for value in wanted]), err_msg=name)
+                assert values.dtype == wanted[0].numpy().dtype
+
+
+@pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
+def test_decoded_block_brings_every_frame_that_its_windows_show(context, without_windows, requests):
+    dataset = context.datasets[0]
+
+    blocks = send(context, requests, is_decoding=True)
+
+    for block in blocks:
+        length = int(dataset.meta.episodes.length[dataset.meta.episodes.find_row(block.request.episode)])
+        assert set(block.pixels) == {TOP, WRIST}
+        assert block.stored_images == {}
+        for camera, parts in block.pixels.items():
+            reach = [anchor + offset for anchor in block.request.anchors.tolist() for offset in WINDOWS[camera]]
+            shown = {min(max(frame, 0), length - 1) for frame in reach}
+            brought = {frame: pixels for part in parts for frame, pixels in zip(part.frames, part.pixels, strict=True)}
+            assert shown <= set(brought)
+            assert set(brought) == shown | set(block.request.anchors.tolist())
+            for frame, pixels in brought.items():
+                sample = without_windows.sample_of(block.request.episode, int(frame))
+                np.testing.assert_array_equal(pixels.transpose(2, 0, 1), sample[camera].numpy())
+        assert block.num_decoded == sum(len(part.frames) for parts in block.pixels.values() for part in parts)
+
+
+def test_undecoded_block_brings_stored_images_of_rows_and_margins(context):
+    (block,) = send(context, [request(2, 4, 8)], is_decoding=False)
+
+    frames, images = block.stored_images[WRIST]
+    assert block.pixels == {}
+    # Frames 4 to 7 and, three frames on, 8 to 10.
+    assert sorted(frames.tolist()) == [4, 5, 6, 7, 8, 9, 10]
+    assert all(image["bytes"].startswith(b"\x89PNG") for image in images)
+
+
+def test_filler_has_its_rows_and_opens_to_nothing(context):
+    table = add_pixels(context, add_windows(context, filler_block(5)))
+
+    assert len(table) == 5
+    assert list(open_block(context, through_ipc(table))) == []
+
+
+@pytest.mark.parametrize("is_decoding", [False, True])
+def test_bad_span_keeps_its_rows_and_its_neighbours_whole(root, tmp_path, is_decoding):
+    copy = write_dataset(tmp_path / "bad", varied_spec())
+    # Episodes 4 to 7 share a file of rows.
+    (copy / "data/chunk-000/file-001.parquet").write_bytes(b"no parquet")
+    context = BlockContext((open_dataset(str(copy)),), DecodeSpec())
+
+    before, bad, after = send(context, [request(2, 0, 12), request(5, 0, 3), request(8, 0, 6)], is_decoding=is_decoding)
+
+    before.check()
+    after.check()
+    assert (bad.num_rows, bad.request) == (3, request(5, 0, 3))
+    with pytest.raises(DatasetError, match=r"file-001\.parquet"):
+        bad.check()
+    assert before.columns["frame_index"].tolist() == list(range(12))
+    assert after.columns["frame_index"].tolist() == list(range(6))
+
+
+def test_error_of_a_block_is_raised_as_the_class_that_it_had(context):
+    (block,) = send(context, [request(0, 0, 7)], is_decoding=False)
+    for kind in ("DatasetError", "DecodeError", "DownloadError"):
+        failed = replace(block, error=(kind, "what is wrong"))
+
+        with pytest.raises(getattr(errors, kind), match="what is wrong") as caught:
+            failed.check()
+
+        assert type(caught.value).__name__ == kind
+
+
+def chain(*links):
+    """Return the first error, caused by the second, and so on."""
+    for error, cause in pairwise(links):
+        error.__cause__ = cause
+    return links[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (TimeoutError("slow"), True),
+        (ConnectionResetError("gone"), True),
+        (OSError(errno.EIO, "input/output error"), True),
+        (DatasetError("damaged file"), False),
+        (FileNotFoundError(errno.ENOENT, "no such file"), False),
+        (PermissionError(errno.EACCES, "not yours"), False),
+        (OSError("Couldn't deserialize thrift"), False),
+        (chain(DatasetError("cannot be read"), OSError(errno.EIO, "input/output error")), True),
+        (chain(DatasetError("cannot be read"), DatasetError("damaged"), TimeoutError("slow")), True),
+        (chain(DatasetError("cannot be read"), FileNotFoundError(errno.ENOENT, "no such file")), False),
+        (chain(DatasetError("cannot be read"), OSError("Corrupt snappy data")), False),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, BaseException) else str(value),
+)
+def test_faults_of_storage_that_may_pass_are_told_from_bad_data(error, wanted):
+    assert is_transient(error) is wanted
+
+
+OPENED: Counter = Counter()
+"""How often each file was opened, by name."""
+
+
+@dataclass(frozen=True)
+class FlakyStorage(Storage):
+    """A local folder whose files fail with `error_number` the first `num_failures` times that they are opened."""
+
+    num_failures: int = 2
+    error_number: int = errno.EIO
+
+    def size_bytes(self, name):
+        OPENED[name] += 1
+        if OPENED[name] <= self.num_failures:
+            raise OSError(self.error_number, "the storage did not answer", name)
+        return super().size_bytes(name)
+
+
+def flaky_context(root, **options):
+    dataset = open_dataset(str(root), cameras=[])
+    # Which columns are there is read from the first file when it is first asked for: before the storage fails.
+    assert dataset.row_features
+    flaky = replace(dataset, meta=replace(dataset.meta, storage=FlakyStorage(str(root), **options)))
+    flaky.__dict__["row_features"] = dataset.row_features
+    OPENED.clear()
+    return BlockContext((flaky,), DecodeSpec())
+
+
+def test_storage_that_fails_twice_and_then_works_gives_right_rows(root, context):
+    waits = []
+    flaky = flaky_context(root, num_failures=2)
+
+    table = add_windows(flaky, read_rows(flaky, [request(2, 0, 12)], waits.append))
+
+    (block,) = open_block(flaky, table)
+    block.check()
+    assert block.columns["frame_index"].tolist() == list(range(12))
+    assert waits == [0.5, 2.0]
+
+
+def test_storage_that_keeps_failing_becomes_the_error_of_the_block(root):
+    waits = []
+    flaky = flaky_context(root, num_failures=1000)
+
+    table = add_windows(flaky, read_rows(flaky, [request(2, 0, 12)], waits.append))
+
+    (block,) = open_block(flaky, table)
+    assert len(table) == 12
+    assert waits == [0.5, 2.0, 8.0]
+    with pytest.raises(DatasetError, match=r"the storage did not answer.*file-000\.parquet"):
+        block.check()
+
+
+def test_missing_file_is_not_tried_again(root):
+    waits = []
+    flaky = flaky_context(root, num_failures=1000, error_number=errno.ENOENT)
+
+    table = read_rows(flaky, [request(2, 0, 12)], waits.append)
+
+    assert waits == []
+    assert len(table) == 12

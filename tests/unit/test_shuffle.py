@@ -1,0 +1,202 @@
+"""The live window: rows in a pool whose places are used again, pixels in buffers that nobody else holds."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raypipe.block import CameraPart, SpanBlock, SpanRequest
+from raypipe.plan import Batch
+from raypipe.shuffle import FrameBuffers, LiveWindow, RowPool, find_pixels
+
+CAMERA = "observation.images.top"
+
+
+def rows_of(name, num_rows):
+    """Columns whose every row says which span it is of and which row it is."""
+    numbers = np.arange(num_rows)
+    return {
+        "state": np.stack([np.full(num_rows, name), numbers], axis=1).astype(np.float32),
+        "index": 10_000 * name + numbers,
+        "note": [f"{name}:{row}" for row in range(num_rows)],
+    }
+
+
+def assert_rows(taken, name, wanted):
+    assert taken["state"].tolist() == [[name, row] for row in wanted]
+    assert taken["index"].tolist() == [10_000 * name + row for row in wanted]
+    assert taken["note"].tolist() == [f"{name}:{row}" for row in wanted]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(1, 900), st.integers(0, 3)), min_size=1, max_size=20))
+def test_row_pool_keeps_what_it_holds_while_others_come_and_go(history):
+    pool, held = RowPool(), {}
+
+    for name, (num_rows, num_freed) in enumerate(history):
+        held[name] = pool.add(rows_of(name, num_rows), num_rows)
+        for old in list(held)[:num_freed]:
+            pool.free(held.pop(old))
+
+    places = [place for taken in held.values() for place in taken.tolist()]
+    assert len(set(places)) == len(places)
+    for name, taken in held.items():
+        order = np.arange(len(taken))[::-1]
+        assert_rows(pool.take(taken[order]), name, order.tolist())
+
+
+def test_row_pool_uses_places_again_and_does_not_grow_for_it():
+    pool = RowPool()
+    first = pool.add(rows_of(0, 800), 800)
+    size = pool.num_bytes
+    pool.free(first)
+
+    for name in range(1, 20):
+        pool.free(pool.add(rows_of(name, 900), 900))
+
+    assert pool.num_bytes == size
+
+
+def test_row_pool_holds_a_span_larger_than_twice_itself():
+    pool = RowPool()
+    small = pool.add(rows_of(1, 10), 10)
+
+    large = pool.add(rows_of(2, 9_000), 9_000)
+
+    assert_rows(pool.take(small), 1, range(10))
+    assert_rows(pool.take(large), 2, range(9_000))
+
+
+def test_row_pool_keeps_lists_of_equal_length_as_lists():
+    pool = RowPool()
+
+    places = pool.add({"language": [["a", "b"], ["c", "d"]]}, 2)
+
+    assert pool.take(places)["language"].tolist() == [["a", "b"], ["c", "d"]]
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda array: array,
+        lambda array: array[1:, ..., 0],
+        torch.from_numpy,
+        lambda array: torch.from_numpy(array).permute(0, 3, 1, 2)[:, 0],
+        lambda array: torch.from_numpy(array)[1].flatten()[3:4],
+        lambda array: torch.from_numpy(array).numpy()[0],
+        memoryview,
+    ],
+    ids=["array", "array view", "tensor", "permuted", "part of a tensor", "back to numpy", "memoryview"],
+)
+def test_buffer_that_a_user_still_holds_a_part_of_is_not_handed_out(hold):
+    buffers = FrameBuffers()
+    held = hold(buffers.take((2, 4, 4, 3), np.uint8))
+
+    other = buffers.take((2, 4, 4, 3), np.uint8)
+
+    assert not np.shares_memory(np.asarray(held), other)
+
+
+def test_buffer_that_nobody_holds_is_handed_out_again():
+    buffers = FrameBuffers()
+    tensor = torch.from_numpy(buffers.take((2, 4, 4, 3), np.uint8))
+    address = tensor.data_ptr()
+    del tensor
+
+    again = buffers.take((2, 4, 4, 3), np.uint8)
+
+    assert again.ctypes.data == address
+
+
+def test_buffers_of_another_shape_or_dtype_are_others():
+    buffers = FrameBuffers()
+    buffers.take((2, 3), np.uint8)
+
+    assert buffers.take((3, 2), np.uint8).shape == (3, 2)
+    assert buffers.take((2, 3), np.float32).dtype == np.float32
+
+
+def part(frames):
+    """Decoded frames whose single pixel is the frame's number."""
+    numbers = np.array(frames, dtype=np.int64)
+    return CameraPart(numbers, numbers.astype(np.uint8).reshape(-1, 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [[2, 3, 4, 5, 6, 7]],
+        [[2, 3, 4], [5, 6, 7]],
+        # Rows of the span, and the margins on both sides of it.
+        [[4, 5], [2, 3, 6, 7]],
+        [[4, 5, 6, 7, 2, 3][:4], [], [2, 3]],
+    ],
+)
+def test_pixels_of_windows_are_found_in_whichever_part_holds_them(parts):
+    windows = np.array([[2, 3, 5], [7, 4, 4], [6, 2, 7]])
+
+    found = find_pixels([part(frames) for frames in parts], windows)
+
+    for row, frames in enumerate(windows.tolist()):
+        shown = [int(found.parts[found.part[row, t]].pixels[found.index[row, t]].item()) for t in range(len(frames))]
+        assert shown == frames
+
+
+def block(arrival, frames):
+    request = SpanRequest(epoch=0, dataset=0, episode=arrival, start=0, stop=len(frames), lane=0, place=arrival)
+    return SpanBlock(
+        request=request,
+        num_rows=len(frames),
+        error=("", ""),
+        columns={"frame": np.array(frames), "span": np.full(len(frames), arrival)},
+        pixels={},
+        stored_images={},
+        decode_s=0.0,
+        num_decoded=0,
+    )
+
+
+def admit(window, arrival, frames):
+    windows = np.array([[max(frame - 1, frames[0]), frame] for frame in frames])
+    window.admit(arrival, block(arrival, frames), {CAMERA: find_pixels([part(frames)], windows)})
+
+
+def batch(spans, rows):
+    return Batch(
+        step=0,
+        span=np.array(spans),
+        row=np.array(rows),
+        frame=np.array(rows),
+        is_repeat=np.zeros(len(rows), dtype=np.bool_),
+        num_needed=max(spans) + 1,
+        done=np.array([], dtype=np.int64),
+    )
+
+
+def test_live_window_gathers_rows_and_pixels_in_the_order_of_the_batch():
+    window = LiveWindow()
+    admit(window, 0, [10, 11, 12])
+    admit(window, 1, [20, 21])
+
+    wanted = batch([1, 0, 0, 1], [1, 2, 0, 0])
+
+    rows, pixels = window.take_rows(wanted), window.take_pixels(wanted, CAMERA)
+    assert rows["span"].tolist() == [1, 0, 0, 1]
+    assert rows["frame"].tolist() == [21, 12, 10, 20]
+    assert pixels.shape == (4, 2, 1, 1, 1)
+    assert pixels.reshape(4, 2).tolist() == [[20, 21], [11, 12], [10, 10], [20, 20]]
+
+
+def test_live_window_lets_go_of_what_was_retired():
+    window = LiveWindow()
+    admit(window, 0, [10, 11, 12])
+    before = window.num_bytes
+    admit(window, 1, [20, 21])
+
+    window.retire(np.array([1]))
+
+    assert (len(window), window.num_bytes) == (1, before)
+    assert window.peak_bytes > before
+    with pytest.raises(KeyError):
+        window.take_rows(batch([1], [0]))
