@@ -11,7 +11,6 @@ not depend on how often or when it is asked.
 """
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -273,17 +272,23 @@ def start_feeder(context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, 
     return actor.remote(context, index, spec, is_decoding=is_decoding)
 
 
-def _check_free_cpu() -> None:
-    """Raise where no CPU is left for tasks: Ray would wait for one for ever, without a word."""
-    deadline = time.monotonic() + _WAIT_FOR_CPU_S
-    while ray.available_resources().get("CPU", 0) < 1:
-        if time.monotonic() > deadline:
-            total = ray.cluster_resources().get("CPU", 0)
-            raise ConfigError(
-                f"no CPU is free for reading: all {total:g} CPUs of the Ray cluster are taken, by training workers or "
-                f"others, since {_WAIT_FOR_CPU_S:g} s. Leave at least one: fewer CPUs per worker, or more nodes."
-            )
-        time.sleep(0.5)
+def _check_free_cpu(wait_s: float = _WAIT_FOR_CPU_S) -> None:
+    """Raise where no CPU is left for tasks: Ray would wait for one for ever, without a word.
+
+    CPUs that other tasks hold come free; those that actors hold do not. A task of our own tells which it is.
+    """
+    if ray.available_resources().get("CPU", 0) >= 1:
+        return
+    probe = ray.remote(num_cpus=1)(lambda: None).remote()
+    ready, _ = ray.wait([probe], timeout=wait_s)
+    if ready:
+        return
+    ray.cancel(probe)
+    total = ray.cluster_resources().get("CPU", 0)
+    raise ConfigError(
+        f"no CPU is free for reading: all {total:g} CPUs of the Ray cluster were taken for {wait_s:g} s, by training "
+        f"workers or others. Leave at least one: fewer CPUs per worker, or more nodes."
+    )
 
 
 def _describe(ask: Ask) -> str:
