@@ -29,9 +29,6 @@ MIN_LIVE_SPANS = 128
 _ROW_BLOCK_BYTES = 8 << 20
 """Ray's cost of a block is the same for 10 and for 3,000 rows."""
 
-_PIXEL_BLOCK_BYTES = 64 << 20
-"""Above it, copying a block costs more than Ray's handling of it."""
-
 Spec = TypeVar("Spec")
 
 
@@ -93,7 +90,7 @@ def compose_config(
         order=order,
         selection=selection,
         decode=decode,
-        feed=make_spec(FeedSpec, _packed(parts["feed"], spans_per_block(dataset, decode, order)), "feed"),
+        feed=make_spec(FeedSpec, parts["feed"], "feed"),
         live_bytes=0 if "span_frames" in given or isinstance(parts["order"], OrderSpec) else live_bytes,
     )
 
@@ -159,23 +156,19 @@ def _live_spans(batch: BatchSpec) -> int:
     return max(MIN_LIVE_SPANS, 2 * batch.size) if batch.scope == "rank" else MIN_LIVE_SPANS
 
 
-def spans_per_block(dataset: Dataset, decode: DecodeSpec, order: OrderSpec) -> int:
-    """Return how many spans share a block: so many that Ray's 20 to 40 ms of CPU per block are spread over them.
+def spans_per_block(config: PipelineConfig, decode: DecodeSpec) -> int:
+    """Return how many spans share a block, where that is left to their size.
 
-    With cameras at most an eighth of the live spans: a rank holds up to a block more than it needs. Images inside rows
-    travel alone, since their stored size is not known.
+    Blocks of rows alone, also those whose videos the ranks decode, are packed up to 8 MB: Ray takes 20 to 40 ms of CPU
+    for a block, however small it is. With cameras at most an eighth of the live spans, since a rank holds up to a block
+    more than it needs. Blocks with pixels or stored images are one span each.
     """
-    cameras = dataset.spec.cameras
-    if any(dataset.features[name].kind == "image" for name in cameras):
+    dataset, order = config.dataset, config.order
+    has_images = any(dataset.features[name].kind == "image" for name in dataset.spec.cameras)
+    if has_images or (dataset.spec.cameras and decode.where == "cluster"):
         return 1
     mean = max(1, dataset.meta.num_frames // max(1, len(dataset.meta.episodes)))
     if order.span_frames != WHOLE_EPISODE:
         mean = min(mean, order.span_frames)
-    has_pixels = bool(cameras) and decode.where == "cluster"
-    frame_bytes = row_bytes(dataset) + (pixel_bytes(dataset, decode) if has_pixels else 0)
-    most = max(1, order.live_spans // 8) if cameras else 64
-    return int(min(most, max(1, (_PIXEL_BLOCK_BYTES if has_pixels else _ROW_BLOCK_BYTES) // (frame_bytes * mean))))
-
-
-def _packed(feed: Any, num_spans: int) -> Any:
-    return {"spans_per_block": num_spans, **feed} if isinstance(feed, Mapping) else feed
+    most = max(1, order.live_spans // 8) if dataset.spec.cameras else 64
+    return int(min(most, max(1, _ROW_BLOCK_BYTES // (row_bytes(dataset) * mean))))

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -27,15 +27,18 @@ from raypipe.plan.keyhash import Ints
 from raypipe.source import Feed, feed_order, resident_spans, simulate_split
 from raypipe.source.datasource import BlockRequest, build_dataset, split_dataset
 
-_WAIT_FOR_CPU_S = 60.0
+BY_SIZE: Final = "by_size"
+
+_WAIT_FOR_CPU_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedSpec:
     """How blocks travel. Nothing here changes the order."""
 
-    spans_per_block: int = 1
-    """Consecutive spans of a rank that share a block. A block costs Ray 20 to 40 ms of CPU however small it is."""
+    spans_per_block: int | Literal["by_size"] = BY_SIZE
+    """Consecutive spans of a rank that share a block. A block costs Ray 20 to 40 ms of CPU however small it is, so by
+    default blocks of rows alone are packed up to 8 MB; blocks with pixels are one span."""
 
     ranks_per_split: int = 16
     """Ranks that share one Ray Dataset: one executor does 50 to 100 blocks/s."""
@@ -48,7 +51,7 @@ class FeedSpec:
 
     def __post_init__(self) -> None:
         for name in ("spans_per_block", "ranks_per_split", "blocks_per_chapter", "prefetch_blocks"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) != BY_SIZE and getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
@@ -174,6 +177,7 @@ class _Group:
         self.plans: list[RankPlan] = [world.rank(rank) for rank in ranks]
         self.splits: dict[int, list[Any]] = {}
         self._spec = spec
+        assert spec.spans_per_block != BY_SIZE, "a pipeline decides it before it starts a feeder"
         self._feed: Feed = feed_order(
             [plan.queue.num_rows for plan in self.plans], spans_per_block=spec.spans_per_block
         )

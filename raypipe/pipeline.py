@@ -23,7 +23,7 @@ from raypipe.config import DEFAULT_LIVE_BYTES, PipelineConfig, compose_config, p
 from raypipe.dataset import Dataset
 from raypipe.decode.videos import check_device
 from raypipe.errors import ConfigError
-from raypipe.feeder import FeederSource, start_feeder
+from raypipe.feeder import BY_SIZE, FeederSource, start_feeder
 from raypipe.loader import RankJob, RankLoader
 from raypipe.plan import WorldPlan, plan_epoch, plan_world, start, state_at
 from raypipe.run import LoaderSpec
@@ -142,13 +142,9 @@ class Pipeline:
         if decode.where == "auto":
             is_cluster = decode.when == "block" and has_spare_cpu_nodes()
             decode = replace(decode, where="cluster" if is_cluster else "rank")
-        feed, live_bytes = config.feed, self.live_bytes(world_size=world_size)
+        live_bytes = self.live_bytes(world_size=world_size)
         if decode.where == "cluster":
             check_object_store(live_bytes * world_size)
-            if config.decode.where == "auto":
-                # Packed for rows alone, a block would be too large with pixels in it.
-                most = spans_per_block(config.dataset, decode, config.order)
-                feed = replace(feed, spans_per_block=min(feed.spans_per_block, most))
         elif decode.when == "block" and config.live_bytes and live_bytes > config.live_bytes:
             warnings.warn(
                 f"{live_bytes / 1e9:.1f} GB of decoded frames would be at hand on each of {world_size} ranks, and "
@@ -157,6 +153,9 @@ class Pipeline:
                 stacklevel=4,
             )
             decode = replace(decode, when="exit")
+        feed = config.feed
+        if feed.spans_per_block == BY_SIZE:
+            feed = replace(feed, spans_per_block=spans_per_block(config, decode))
         return replace(config, decode=decode, feed=feed)
 
     def _loader_spec(self, settings: Mapping[str, Any]) -> LoaderSpec:

@@ -3,6 +3,7 @@ import warnings
 
 import pytest
 
+from raypipe.config import spans_per_block
 from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError
@@ -61,11 +62,13 @@ def test_given_spans_are_not_changed_by_the_budget(dataset):
     assert (config.order.span_frames, config.order.live_spans, config.decode.when) == ("episode", 4, "block")
 
 
-def test_blocks_are_packed_only_without_cameras(dataset, tiny_dataset):
-    rows_only = open_dataset(str(tiny_dataset), cameras=[])
+def test_blocks_of_rows_are_packed_and_blocks_of_pixels_are_not(dataset, tiny_dataset):
+    rows_only = Pipeline(open_dataset(str(tiny_dataset), cameras=[]), batch_size=4, seed=0).config
+    with_cameras = Pipeline(dataset, batch_size=4, seed=0).config
 
-    assert Pipeline(dataset, batch_size=4, seed=0).config.feed.spans_per_block == 1
-    assert Pipeline(rows_only, batch_size=4, seed=0).config.feed.spans_per_block > 1
+    assert spans_per_block(rows_only, DecodeSpec(where="cluster")) == 64
+    assert spans_per_block(with_cameras, DecodeSpec(where="rank")) == 128 // 8
+    assert spans_per_block(with_cameras, DecodeSpec(where="cluster")) == 1
 
 
 def test_live_bytes_are_those_of_the_live_spans(dataset):
