@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,32 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def write_results(path: str | None, results: list[dict[str, Any]]) -> None:
-    """Print the results, and write them with the machine to `path` where one is given."""
+def write_results(path: str | None, results: list[dict[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Print the results, as a table of `columns` if given, and write them with the machine to `path` if given."""
     machine = describe_machine()
     print(f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['versions']}")
-    for result in results:
-        print("  " + ", ".join(f"{key} {value}" for key, value in result.items()))
+    for line in _table(results, columns) if columns else map(_line, results):
+        print(line)
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n")
+
+
+def _line(result: dict[str, Any]) -> str:
+    return "  " + ", ".join(f"{key} {value}" for key, value in result.items())
+
+
+def _table(results: list[dict[str, Any]], columns: Sequence[str]) -> list[str]:
+    used = [name for name in columns if any(result.get(name) is not None for result in results)]
+    cells = [used, *([_cell(result.get(name)) for name in used] for result in results)]
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    return [lines[0], "|" + "---|" * len(used), *lines[1:]]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    return "" if value is None else str(value).replace("\n", " ")
 
 
 def _processor() -> str:

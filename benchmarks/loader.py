@@ -1,0 +1,179 @@
+"""raypipe beside the floor and its peers: cost, speed, memory and mixing, on one dataset in one run.
+
+    python benchmarks/loader.py DATASET [--json FILE] [--peer-python PYTHON]
+    python benchmarks/loader.py --make h264
+
+Every loader runs in a new process with a Ray of its own, for two epochs; all figures but the first batch are of the
+second. CPU seconds are those of the whole process tree, Ray's daemons and tasks included; they move little with the
+load of the machine, samples/s move a lot. Memory is the peak of the sum of proportional set sizes. Batch times and
+samples/s are of a loop that does nothing else; the share of waiting is of one that sleeps `--step-ms` after a batch.
+
+LeRobot's loaders run where ``lerobot`` can be imported, here or by the Python that `--peer-python` names.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import write_results
+from made import KINDS, make_dataset
+from one_loader import LOADERS, PEERS, Request
+from processes import TreeSampler
+
+from raypipe import open_dataset
+
+COLUMNS = (
+    "loader",
+    "observation_frames",
+    "cpu_s_per_1k",
+    "floor_ratio",
+    "samples_per_s",
+    "samples_per_s_overall",
+    "first_batch_s",
+    "peak_mb",
+    "distinct_episodes",
+    "wait_share",
+    "batch_ms_p50",
+    "batch_ms_p95",
+    "batch_ms_p99",
+    "error",
+)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    with tempfile.TemporaryDirectory(prefix="raypipe-bench-") as folder:
+        root = arguments.dataset or str(make_dataset(arguments.make, Path(folder) / arguments.make))
+        results = []
+        for frames in arguments.observation_frames:
+            for name in arguments.loaders:
+                request = make_request(arguments, root, name, frames)
+                results.append(measure(request, Path(folder), arguments.peer_python))
+                print(json.dumps({key: results[-1].get(key) for key in COLUMNS[:8]}), flush=True)
+        add_ratios(results)
+    write_results(arguments.json, results, COLUMNS)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", nargs="?", help="a folder with a LeRobot dataset")
+    parser.add_argument("--make", choices=KINDS, help="write a dataset of this kind to a temporary folder instead")
+    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--observation-frames", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--loaders", nargs="+", choices=list(LOADERS), default=list(LOADERS), metavar="NAME")
+    parser.add_argument("--max-samples", type=int, help="use the first episodes only, up to so many frames")
+    parser.add_argument("--step-ms", type=float, default=50.0, help="a training step, for the share of waiting")
+    parser.add_argument("--steps", type=int, default=60, help="steps of that; 0 leaves it out")
+    parser.add_argument("--live-gb", type=float, default=3.2, help="memory of raypipe for the spans at hand")
+    parser.add_argument("--parts", type=json.loads, default={}, help="further parts of raypipe's pipeline, as JSON")
+    parser.add_argument("--peer-python", default=sys.executable, help="Python of an environment with lerobot")
+    arguments = parser.parse_args()
+    if (arguments.dataset is None) == (arguments.make is None):
+        parser.error("give either a DATASET or --make")
+    return arguments
+
+
+def make_request(arguments: argparse.Namespace, root: str, name: str, observation_frames: int) -> Request:
+    episodes = None
+    if arguments.max_samples:
+        ends = np.cumsum(open_dataset(root).meta.episodes.length)
+        episodes = list(range(max(1, int(np.searchsorted(ends, arguments.max_samples, side="right")))))
+    return Request(
+        loader=name,
+        root=str(root),
+        batch_size=arguments.batch_size,
+        observation_frames=observation_frames,
+        episodes=episodes,
+        step_ms=arguments.step_ms,
+        num_steps=arguments.steps,
+        num_cpus=os.cpu_count() or 1,
+        live_bytes=int(arguments.live_gb * 1e9),
+        parts=arguments.parts,
+    )
+
+
+def measure(request: Request, folder: Path, peer_python: str = sys.executable) -> dict[str, Any]:
+    """Return the figures of one loader, or why there are none."""
+    named = {"loader": request.loader, "observation_frames": request.observation_frames}
+    python = peer_python if request.loader in PEERS else sys.executable
+    reason = find_obstacle(request, python)
+    if reason:
+        return {**named, "error": reason}
+    files = [folder / "request.json", folder / "result.json"]
+    files[0].write_text(json.dumps(asdict(request)))
+    files[1].unlink(missing_ok=True)
+    script = Path(__file__).with_name("one_loader.py")
+    # A file and not a pipe: processes that outlive the child would keep a pipe open.
+    with (folder / "output.txt").open("w+") as output:
+        child = subprocess.Popen([python, script, *files], stdout=output, stderr=subprocess.STDOUT)
+        sampler = TreeSampler(child.pid)
+        child.wait()
+        sampler.stop()
+        output.seek(0)
+        lines = output.read().strip().splitlines()
+    if not files[1].exists():
+        return {**named, "error": "\n".join(lines[-3:])}
+    return {**named, **describe(json.loads(files[1].read_text()), sampler)}
+
+
+def find_obstacle(request: Request, python: str) -> str:
+    """Return why a loader cannot run here; an empty string where it can."""
+    if request.loader not in PEERS:
+        return ""
+    probe = "import lerobot.datasets.lerobot_dataset"
+    if request.loader.startswith("ray"):
+        probe = "import lerobot.datasets.dataset_metadata, ray.data; ray.data.read_lerobot"
+    tried = subprocess.run([python, "-c", probe], check=False, capture_output=True, text=True)
+    return "" if tried.returncode == 0 else tried.stderr.strip().splitlines()[-1]
+
+
+def describe(result: dict[str, Any], sampler: TreeSampler) -> dict[str, Any]:
+    """Return the figures of a loader from what its process wrote and what was sampled."""
+    cold, warm = result["epochs"]
+    seconds = warm["end_s"] - warm["begin_s"]
+    figures = warm["figures"]
+    decoded = figures.get("decoded_frames")
+    p50, p95, p99 = np.percentile(warm["batch_ms"], [50, 95, 99]).tolist()
+    shown = {
+        "cpu_s_per_1k": sampler.cpu_between(warm["begin_s"], warm["end_s"]) / warm["num_samples"] * 1000,
+        "cpu_s_per_1k_first_epoch": sampler.cpu_between(cold["begin_s"], cold["end_s"]) / cold["num_samples"] * 1000,
+        "samples_per_s": warm["num_samples"] / seconds,
+        "samples_per_s_overall": (cold["num_samples"] + warm["num_samples"]) / (warm["end_s"] - cold["begin_s"]),
+        "first_batch_s": cold["first_batch_s"],
+        "first_batch_second_epoch_s": warm["first_batch_s"],
+        "peak_mb": sampler.peak_mb,
+        "distinct_episodes": warm["distinct_episodes"],
+        "wait_share": result["wait_share"],
+        "batch_ms_p50": p50,
+        "batch_ms_p95": p95,
+        "batch_ms_p99": p99,
+        "fetch_s": figures.get("fetch_s"),
+        "decode_s": figures.get("decode_s"),
+        "decode_wait_s": figures.get("decode_wait_s"),
+        "assemble_s": figures.get("assemble_s"),
+        "decoded_frames_per_s": decoded / seconds if decoded else None,
+        "samples": warm["num_samples"],
+    }
+    shown |= result["settings"]
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in shown.items()}
+
+
+def add_ratios(results: list[dict[str, Any]]) -> None:
+    """Add how many times the CPU of the floor on all cores each loader takes, where that was measured."""
+    floors = {r["observation_frames"]: r.get("cpu_s_per_1k") for r in results if r["loader"] == "floor, all cores"}
+    for result in results:
+        floor, mine = floors.get(result["observation_frames"]), result.get("cpu_s_per_1k")
+        if floor and mine:
+            result["floor_ratio"] = round(mine / floor, 2)
+
+
+if __name__ == "__main__":
+    main()

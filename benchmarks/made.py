@@ -1,0 +1,85 @@
+"""The datasets that benchmarks write themselves."""
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+from raypipe.testing import CameraSpec, SynthSpec, write_dataset
+
+KINDS = ("h264", "av1", "rows")
+"""``h264``, ``av1``: 50 episodes of about 200 frames, 2 cameras 320x240. ``rows``: 2,000 episodes of 300 rows."""
+
+
+def make_dataset(kind: str, root: Path) -> Path:
+    """Write a dataset of one of `KINDS` to `root`, unless it is there."""
+    if (root / "meta" / "info.json").exists():
+        return root
+    return write_dataset(root, _rows_spec() if kind == "rows" else _video_spec(kind))
+
+
+def make_small_episodes(num_episodes: int, root: Path) -> Path:
+    """Write a dataset of 96x96 episodes of 40 frames, a file each; most videos are hard links of the first 50."""
+    if (root / "meta" / "info.json").exists():
+        return root
+    camera = CameraSpec(name="observation.images.top", height=96, width=96)
+    written = 50
+    spec = _small_spec((40,) * min(num_episodes, written), (camera,))
+    if num_episodes <= written:
+        return write_dataset(root, spec)
+    pattern = write_dataset(root.with_name(root.name + "-pattern"), spec)
+    # A whole dataset without videos, whose info.json then says that there is a camera: nothing else tells.
+    write_dataset(root, _small_spec((40,) * num_episodes, ()))
+    _add_camera(pattern, root)
+    _link_videos(pattern, root, written, num_episodes)
+    shutil.rmtree(pattern)
+    return root
+
+
+def _small_spec(lengths: tuple[int, ...], cameras: tuple[CameraSpec, ...]) -> SynthSpec:
+    # v2.1 has a file per episode, whose name tells the episode.
+    return SynthSpec(version="v2.1", lengths=lengths, fps=10, cameras=cameras, pixels="textured", with_stats=False)
+
+
+def _add_camera(pattern: Path, root: Path) -> None:
+    info, with_camera = (json.loads((folder / "meta" / "info.json").read_text()) for folder in (root, pattern))
+    for key in ("features", "video_path"):
+        info[key] = with_camera[key]
+    (root / "meta" / "info.json").write_text(json.dumps(info, indent=4))
+
+
+def _link_videos(pattern: Path, root: Path, written: int, num_episodes: int) -> None:
+    first = sorted(pattern.glob("videos/**/*.mp4"))
+    assert len(first) == written, f"{len(first)} videos in {pattern}"
+    camera = first[0].parent.name
+    for episode in range(num_episodes):
+        folder = root / "videos" / f"chunk-{episode // 1000:03d}" / camera
+        folder.mkdir(parents=True, exist_ok=True)
+        os.link(first[episode % written], folder / f"episode_{episode:06d}.mp4")
+
+
+def _video_spec(codec: str) -> SynthSpec:
+    lengths = tuple(random.Random(0).randint(140, 261) for _ in range(50))
+    cameras = tuple(
+        CameraSpec(name=f"observation.images.{place}", height=240, width=320, codec=codec)  # type: ignore[arg-type]
+        for place in ("top", "wrist")
+    )
+    return _spec(lengths, cameras)
+
+
+def _rows_spec() -> SynthSpec:
+    return _spec((300,) * 2000, ())
+
+
+def _spec(lengths: tuple[int, ...], cameras: tuple[CameraSpec, ...]) -> SynthSpec:
+    return SynthSpec(
+        lengths=lengths,
+        fps=30,
+        state_dim=14,
+        action_dim=14,
+        cameras=cameras,
+        episodes_per_data_file=500,
+        episodes_per_video_file=50,
+        pixels="textured",
+    )
