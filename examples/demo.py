@@ -55,9 +55,10 @@ def main() -> None:
         stats, distinct = result["stats"], result["distinct"]
         after_first = stats.samples / (result["seconds"] - stats.first_batch_s)
         console.print(
-            f"  rank {number}: {len(distinct)} batches, {stats.samples} samples; first batch after "
-            f"{stats.first_batch_s:.1f} s, then {after_first:,.0f} samples/s; "
-            f"{sum(distinct) / len(distinct):.1f} distinct episodes in a batch; {result['wrong']} wrong pictures"
+            f"  rank {number}: {len(distinct)} batches, {stats.samples} samples, first batch after "
+            f"{stats.first_batch_s:.1f} s, then {after_first:,.0f} samples/s\n"
+            f"          {sum(distinct) / len(distinct):.1f} distinct episodes in a batch, {result['wrong']} wrong "
+            f"pictures"
         )
     missing, repeated = len(dataset) - len(times), sum(count > 1 for count in times.values())
     console.print(f"  of {len(dataset)} frames {missing} are missing and {repeated} came twice: ", end="")

@@ -14,11 +14,17 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
+def fenced(language):
+    """Return the README's code blocks of one language."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    return [code for name, code in blocks if name == language]
+
+
 @pytest.mark.timeout(300)
 def test_readme_python_runs_as_printed(tmp_path):
     spec = SynthSpec(lengths=varied_lengths(20, 30, seed=0), cameras=numbered_cameras(2, "96x96", "h264", gop=2))
     write_dataset(tmp_path / "demo-data", spec)
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    blocks = fenced("python")
     code = "import ray; ray.init(address='local', num_cpus=2, include_dashboard=False)\n" + "\n".join(blocks)
     check = "\nassert len(list(again.steps(1))) == 1 and batch['action'].shape == (32, 16, 6)"
     check += "\nassert batch['observation.images.camera_0'].shape == (32, 3, 96, 96)"
@@ -44,8 +50,7 @@ def test_readme_names_tests_that_exist():
 
 
 def test_readme_names_commands_that_exist():
-    blocks = "\n".join(re.findall(r"```\n(.*?)```", README, flags=re.DOTALL))
-    commands = set(re.findall(r"^raypipe (\w+)", blocks, flags=re.MULTILINE))
+    commands = set(re.findall(r"^raypipe (\w+)", "\n".join(fenced("")), flags=re.MULTILINE))
 
     helped = subprocess.run(
         [Path(sys.executable).parent / "raypipe", "--help"], capture_output=True, text=True, check=True
