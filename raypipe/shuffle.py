@@ -10,6 +10,7 @@ pixels as they arrived, so that a frame is copied once, into its batch.
     retire(arrival 2)   its places are free again                pixels are let go
 """
 
+import ctypes
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,20 @@ from raypipe.plan import Batch
 from raypipe.plan.keyhash import Ints
 
 _FIRST_CAPACITY: Final = 1024
+
+
+_TRIM_BYTES: Final = 256 << 20
+
+
+def trim_memory() -> None:
+    """Give memory that is free inside the C library's pools back to the system, where that library can.
+
+    Decoders and frames of many sizes come and go in several threads, and glibc's pools fragment: without this a rank
+    that opens thousands of videos grows by a gigabyte and more.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class RowPool:
@@ -142,6 +157,8 @@ class LiveWindow:
         self._spans: dict[int, LiveSpan] = {}
         self._buffers = FrameBuffers()
         self._pixel_bytes = 0
+        self._peak_pixel_bytes = 0
+        self._retired_bytes = 0
         self.peak_bytes = 0
 
     def __len__(self) -> int:
@@ -157,6 +174,7 @@ class LiveWindow:
         places = self._rows.add(block.columns, block.num_rows)
         self._spans[arrival] = LiveSpan(places, pixels)
         self._pixel_bytes += sum(camera.num_bytes for camera in pixels.values())
+        self._peak_pixel_bytes = max(self._peak_pixel_bytes, self._pixel_bytes)
         self.peak_bytes = max(self.peak_bytes, self.num_bytes)
 
     def retire(self, arrivals: Ints) -> None:
@@ -166,7 +184,13 @@ class LiveWindow:
                 continue
             span = self._spans.pop(arrival)
             self._rows.free(span.places)
-            self._pixel_bytes -= sum(camera.num_bytes for camera in span.pixels.values())
+            size = sum(camera.num_bytes for camera in span.pixels.values())
+            self._pixel_bytes -= size
+            self._retired_bytes += size
+        # Rare enough that what is let go is mostly used again, often enough that memory stays flat.
+        if self._retired_bytes > max(_TRIM_BYTES, self._peak_pixel_bytes):
+            self._retired_bytes = 0
+            trim_memory()
 
     def take_rows(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Return the row columns of a batch."""

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raypipe import shuffle
 from raypipe.block import CameraPart, SpanBlock, SpanRequest
 from raypipe.plan import Batch
 from raypipe.shuffle import FrameBuffers, LiveWindow, RowPool, find_pixels
@@ -200,3 +201,22 @@ def test_live_window_lets_go_of_what_was_retired():
     assert window.peak_bytes > before
     with pytest.raises(KeyError):
         window.take_rows(batch([1], [0]))
+
+
+def test_live_window_gives_memory_back_after_so_much_was_retired(monkeypatch):
+    trims = []
+    monkeypatch.setattr(shuffle, "trim_memory", lambda: trims.append(1))
+    monkeypatch.setattr(shuffle, "_TRIM_BYTES", 0)
+    window = LiveWindow()
+
+    for arrival in range(20):
+        admit(window, arrival, np.arange(5))
+        window.retire(np.array([arrival]))
+
+    # Not after every span: as often as what was retired fills the window's peak again.
+    assert 5 <= len(trims) <= 20
+    assert len(window) == 0
+
+
+def test_memory_can_be_given_back_at_any_time():
+    shuffle.trim_memory()
