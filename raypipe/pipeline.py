@@ -25,7 +25,7 @@ from raypipe.decode.videos import check_device
 from raypipe.errors import ConfigError
 from raypipe.feeder import BY_SIZE, FeederSource, start_feeder
 from raypipe.loader import RankJob, RankLoader
-from raypipe.plan import WorldPlan, plan_epoch, plan_world, start, state_at
+from raypipe.plan import WHOLE_EPISODE, WorldPlan, plan_epoch, plan_world, start, state_at
 from raypipe.run import LoaderSpec
 from raypipe.source.datasource import as_samples, build_dataset
 
@@ -74,6 +74,16 @@ class Pipeline:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"config": self.config}
+
+    def __repr__(self) -> str:
+        """Tell what was picked: span length, live spans, and what they cost on a single rank."""
+        order, decode = self.config.order, self.config.decode
+        span = "whole episodes" if order.span_frames == WHOLE_EPISODE else f"{order.span_frames} frames"
+        return (
+            f"Pipeline({self.config.dataset!r}, batch of {self.config.batch.size} a {self.config.batch.scope}, seed "
+            f"{order.seed}, spans of {span}, {order.live_spans} live, up to {self.live_bytes() / 1e6:,.0f} MB at hand "
+            f"on one rank, decode {decode.where}/{decode.when})"
+        )
 
     def plan(self, *, epoch: int = 0, world_size: int = 1) -> WorldPlan:
         """Return the plan of a whole epoch on `world_size` ranks; reads nothing."""

@@ -82,6 +82,12 @@ def test_live_bytes_are_those_of_the_live_spans(dataset):
     assert pipe.live_bytes() >= 12 * frame_bytes
 
 
+def test_a_pipeline_says_what_it_picked(dataset):
+    told = repr(Pipeline(dataset, batch_size=4, seed=0, order={"live_spans": 8, "span_frames": 16}))
+
+    assert "batch of 4 a rank, seed 0, spans of 16 frames, 8 live, up to 1 MB at hand on one rank" in told
+
+
 def test_a_lost_state_is_rebuilt_from_the_step(dataset):
     pipe = Pipeline(dataset, batch_size=4, seed=0)
     num_steps = pipe.plan().num_steps

@@ -550,3 +550,18 @@ def test_stats_count_samples_blocks_and_decoded_frames(tiny_dataset):
     assert (stats.decoded_frames, stats.emitted_frames, stats.decoded_per_emitted) == (68, 68, 1.0)
     assert (stats.live_spans, stats.live_bytes > 0, stats.peak_live_bytes >= stats.live_bytes) == (0, True, True)
     assert json.loads(json.dumps(stats.to_dict()))["samples"] == 34
+
+
+@pytest.mark.parametrize("live_bytes", [3_000_000, 6_000_000, 20_000_000])
+def test_frames_at_hand_stay_within_the_budget(tmp_path, live_bytes):
+    lengths = tuple(20 + 7 * (i % 9) for i in range(30))
+    spec = SynthSpec(lengths=lengths, cameras=(CameraSpec(name=TOP),))
+    dataset = open_dataset(str(write_dataset(tmp_path / "dataset", spec)))
+    pipe = Pipeline(dataset, batch_size=4, seed=0, live_bytes=live_bytes, order={"live_spans": 8})
+    loader = local_loader(pipe)
+
+    seen = frames_of_all(list(loader))
+
+    assert sorted(seen) == frames_of_dataset(dataset)
+    # The pool of rows grows in powers of two, from 1,024 rows on.
+    assert loader.stats().peak_live_bytes <= live_bytes + 1_000_000
