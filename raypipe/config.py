@@ -1,5 +1,6 @@
 """`PipelineConfig`: the specs of all stages, composed; from specs or from plain dicts."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -82,7 +83,13 @@ def compose_config(
     if not isinstance(order, OrderSpec):
         resolved = {"seed": seed, "live_spans": live_spans, "span_frames": budget.span_frames}
         order = make_spec(OrderSpec, {**resolved, **given}, "order")
-    if budget.is_decode_on_exit and "span_frames" not in given and decode.where != "cluster":
+    if budget.is_decode_on_exit and "span_frames" not in given and decode.where != "cluster" and decode.when == "block":
+        warnings.warn(
+            f"live_bytes={live_bytes:,} does not hold {live_spans} live spans of decoded frames, not even of the "
+            f"shortest spans: decoding each batch as it leaves instead, which costs more CPU. Values do not change. Raise "
+            f"live_bytes, lower live_spans, or say decode={{'when': 'exit'}} to silence this.",
+            stacklevel=3,
+        )
         decode = replace(decode, when="exit", where="rank")
     return PipelineConfig(
         dataset=dataset,

@@ -193,26 +193,26 @@ class RankLoader:
         if ahead is not None:
             self._world, self._run = ahead.take()
         else:
-            self._run = self._start_run(self._plan(), self._at.epoch)
+            self._run = self._start_run(self._plan(), self._at.epoch, None)
         return self._run
 
-    def _start_run(self, world: WorldPlan, epoch: int) -> EpochRun:
+    def _start_run(self, world: WorldPlan, epoch: int, before: EpochRun | None) -> EpochRun:
         spec, job = self._spec, self._job
         if spec.num_threads == ASSIGNED_CPUS:
             spec = replace(spec, num_threads=self._source.assigned_cpus())
         run = EpochRun(job.context, world, job.rank, spec, self._meter)
-        run.start(self._source.open(world, job.rank, self._generation), lambda: self._look_ahead(epoch))
+        run.start(self._source.open(world, job.rank, self._generation), lambda: self._look_ahead(epoch, run), before)
         return run
 
-    def _look_ahead(self, epoch: int) -> None:
+    def _look_ahead(self, epoch: int, run: EpochRun) -> None:
         """Start the next epoch, if it is known to follow; called when the last block of `epoch` has arrived."""
         if epoch < self._last_epoch:
             at = start(self._at.spec, world_size=self._job.world_size, epoch=epoch + 1)
-            self._ahead = _Ahead(lambda: self._start_ahead(at))
+            self._ahead = _Ahead(lambda: self._start_ahead(at, run))
 
-    def _start_ahead(self, at: Resumed) -> tuple[WorldPlan, EpochRun]:
+    def _start_ahead(self, at: Resumed, before: EpochRun) -> tuple[WorldPlan, EpochRun]:
         world = self._plan_of(at)
-        return world, self._start_run(world, at.epoch)
+        return world, self._start_run(world, at.epoch, before)
 
     def _close_run(self, *, is_done: bool) -> None:
         if self._run is None:

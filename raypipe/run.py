@@ -112,11 +112,20 @@ class EpochRun:
         self._num_retired = 0
         self._num_handed = 0
         self._is_closed = False
+        self._is_over = False
         self._batches: queue.Queue[Any] = queue.Queue(maxsize=spec.prefetch_batches)
         self._threads: list[threading.Thread] = []
+        self._before: EpochRun | None = None
 
-    def start(self, feed: BlockFeed, on_received: Callable[[], None]) -> None:
-        """Start the threads that turn the rank's blocks into batches; `on_received` is called after the last block."""
+    def start(self, feed: BlockFeed, on_received: Callable[[], None], before: "EpochRun | None" = None) -> None:
+        """Start the threads that turn the rank's blocks into batches.
+
+        Args:
+            feed: the rank's blocks.
+            on_received: called after the last block.
+            before: the run of the epoch before, which has received all its blocks; the two share their room.
+        """
+        self._before = before
         jobs = (("receive", lambda: self._receive(feed, on_received)), ("assemble", self._assemble))
         for name, job in jobs:
             thread = threading.Thread(target=self._run_thread, args=(job,), name=f"raypipe-{name}", daemon=True)
@@ -160,6 +169,7 @@ class EpochRun:
             # Whoever still iterates is told that it is over.
             self._drain()
             self._batches.put(_END)
+        self._is_over = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._builder.close()
 
@@ -237,10 +247,18 @@ class EpochRun:
 
     def _wait_for_room(self, resident_spans: int) -> None:
         with self._changed:
-            while self._num_received - self._num_retired >= resident_spans and not self._is_closed:
-                self._changed.wait()
+            while self._num_resident() >= resident_spans and not self._is_closed:
+                # The run before does not tell this one when it lets a span go.
+                self._changed.wait(timeout=0.05 if self._before else None)
             if self._is_closed:
                 raise _Closed
+
+    def _num_resident(self) -> int:
+        """Return how many spans the rank holds, with those of an epoch that is ending: they need nothing of this one."""
+        before = self._before
+        if before is not None and before._is_over:
+            before = self._before = None
+        return self._num_received - self._num_retired + (before._num_resident() if before else 0)
 
     def _decode(self, block: SpanBlock) -> dict[str, "Future[SpanPixels]"]:
         """Start decoding what did not come decoded; with ``when="exit"`` only images, whose bytes are at hand now."""

@@ -49,7 +49,8 @@ def test_a_large_batch_widens_the_live_window(dataset):
 
 
 def test_little_memory_decodes_as_a_batch_leaves(dataset):
-    config = Pipeline(dataset, batch_size=4, seed=0, live_bytes=100_000).config
+    with pytest.warns(UserWarning, match="decoding each batch as it leaves"):
+        config = Pipeline(dataset, batch_size=4, seed=0, live_bytes=100_000).config
 
     assert (config.decode.when, config.decode.where) == ("exit", "rank")
 

@@ -552,7 +552,7 @@ def test_stats_count_samples_blocks_and_decoded_frames(tiny_dataset):
     assert json.loads(json.dumps(stats.to_dict()))["samples"] == 34
 
 
-@pytest.mark.parametrize("live_bytes", [3_000_000, 6_000_000, 20_000_000])
+@pytest.mark.parametrize("live_bytes", [4_500_000, 6_000_000, 20_000_000])
 def test_frames_at_hand_stay_within_the_budget(tmp_path, live_bytes):
     lengths = tuple(20 + 7 * (i % 9) for i in range(30))
     spec = SynthSpec(lengths=lengths, cameras=(CameraSpec(name=TOP),))
