@@ -254,7 +254,7 @@ class EpochRun:
                 raise _Closed
 
     def _num_resident(self) -> int:
-        """Return how many spans the rank holds, with those of an epoch that is ending: they need nothing of this one."""
+        """Return how many spans the rank holds, with those of an epoch that is ending, which needs nothing of this."""
         before = self._before
         if before is not None and before._is_over:
             before = self._before = None
