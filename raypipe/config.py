@@ -85,9 +85,9 @@ def compose_config(
         order = make_spec(OrderSpec, {**resolved, **given}, "order")
     if budget.is_decode_on_exit and "span_frames" not in given and decode.where != "cluster" and decode.when == "block":
         warnings.warn(
-            f"live_bytes={live_bytes:,} does not hold {live_spans} live spans of decoded frames, however short: decoding "
-            f"each batch as it leaves instead, which costs more CPU. Values do not change. Raise live_bytes, lower "
-            f"live_spans, or say decode={{'when': 'exit'}} to silence this.",
+            f"live_bytes={live_bytes:,} does not hold {live_spans} live spans of decoded frames, however short: "
+            f"decoding each batch as it leaves instead, which costs more CPU. Values do not change. Raise "
+            f"live_bytes, lower live_spans, or say decode={{'when': 'exit'}} to silence this.",
             stacklevel=3,
         )
         decode = replace(decode, when="exit", where="rank")
