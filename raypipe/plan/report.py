@@ -108,11 +108,7 @@ def report_plan(world: WorldPlan, sizes: FrameSizes) -> PlanReport:
         resume_frames=_frames_before_first_batch(resumed),
         spans_per_1000_frames=1000 * spans / max(1, frames),
         mixing=mixing,
-        advice=(
-            *_advise_lanes(world),
-            *_advise_mixing(world, mixing),
-            *_advise_memory(world, sizes, live_frames),
-        ),
+        advice=_advise(world, mixing, sizes, live_frames),
     )
 
 
@@ -131,6 +127,14 @@ def _describe_tail(world: WorldPlan) -> str:
     extras = f", one more from each of the first {steps.extras} lanes" if steps.extras else ""
     repeats = f", filled up with {steps.num_repeats} repeats a lane" if steps.num_repeats else ""
     return text + extras + repeats
+
+
+def _advise(world: WorldPlan, mixing: Mixing, sizes: FrameSizes, live_frames: int) -> tuple[str, ...]:
+    return (
+        *_advise_lanes(world),
+        *_advise_mixing(world, mixing),
+        *_advise_memory(world, sizes, live_frames),
+    )
 
 
 def _advise_lanes(world: WorldPlan) -> list[str]:
