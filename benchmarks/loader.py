@@ -50,7 +50,7 @@ COLUMNS = (
 def main() -> None:
     arguments = parse_arguments()
     with tempfile.TemporaryDirectory(prefix="raypipe-bench-") as folder:
-        root = arguments.dataset or str(make_dataset(arguments.make, Path(folder) / arguments.make))
+        root = arguments.dataset or str(make_dataset(arguments.make, Path(folder) / arguments.make, arguments.episodes))
         results = []
         for frames in arguments.observation_frames:
             for name in arguments.loaders:
@@ -65,6 +65,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", nargs="?", help="a folder with a LeRobot dataset")
     parser.add_argument("--make", choices=KINDS, help="write a dataset of this kind to a temporary folder instead")
+    parser.add_argument("--episodes", type=int, help="episodes of the dataset that is made")
     parser.add_argument("--json", help="also write the figures here")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--observation-frames", type=int, nargs="+", default=[1, 2])

@@ -12,11 +12,12 @@ KINDS = ("h264", "av1", "rows")
 """``h264``, ``av1``: 50 episodes of about 200 frames, 2 cameras 320x240. ``rows``: 2,000 episodes of 300 rows."""
 
 
-def make_dataset(kind: str, root: Path) -> Path:
+def make_dataset(kind: str, root: Path, num_episodes: int | None = None) -> Path:
     """Write a dataset of one of `KINDS` to `root`, unless it is there."""
     if (root / "meta" / "info.json").exists():
         return root
-    return write_dataset(root, _rows_spec() if kind == "rows" else _video_spec(kind))
+    spec = _rows_spec(num_episodes or 2000) if kind == "rows" else _video_spec(kind, num_episodes or 50)
+    return write_dataset(root, spec)
 
 
 def make_small_episodes(num_episodes: int, root: Path) -> Path:
@@ -59,8 +60,9 @@ def _link_videos(pattern: Path, root: Path, written: int, num_episodes: int) -> 
         os.link(first[episode % written], folder / f"episode_{episode:06d}.mp4")
 
 
-def _video_spec(codec: str) -> SynthSpec:
-    lengths = tuple(random.Random(0).randint(140, 261) for _ in range(50))
+def _video_spec(codec: str, num_episodes: int) -> SynthSpec:
+    draw = random.Random(0)
+    lengths = tuple(draw.randint(140, 261) for _ in range(num_episodes))
     cameras = tuple(
         CameraSpec(name=f"observation.images.{place}", height=240, width=320, codec=codec)  # type: ignore[arg-type]
         for place in ("top", "wrist")
@@ -68,8 +70,8 @@ def _video_spec(codec: str) -> SynthSpec:
     return _spec(lengths, cameras)
 
 
-def _rows_spec() -> SynthSpec:
-    return _spec((300,) * 2000, ())
+def _rows_spec(num_episodes: int) -> SynthSpec:
+    return _spec((300,) * num_episodes, ())
 
 
 def _spec(lengths: tuple[int, ...], cameras: tuple[CameraSpec, ...]) -> SynthSpec:

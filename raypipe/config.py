@@ -30,6 +30,9 @@ MIN_LIVE_SPANS = 128
 _ROW_BLOCK_BYTES = 8 << 20
 """Ray's cost of a block is the same for 10 and for 3,000 rows."""
 
+_PIXEL_BLOCK_BYTES = 64 << 20
+"""Half of what Ray itself aims at: a rank fetches some blocks ahead."""
+
 Spec = TypeVar("Spec")
 
 
@@ -166,16 +169,19 @@ def _live_spans(batch: BatchSpec) -> int:
 def spans_per_block(config: PipelineConfig, decode: DecodeSpec) -> int:
     """Return how many spans share a block, where that is left to their size.
 
-    Blocks of rows alone, also those whose videos the ranks decode, are packed up to 8 MB: Ray takes 20 to 40 ms of CPU
-    for a block, however small it is. With cameras at most an eighth of the live spans, since a rank holds up to a block
-    more than it needs. Blocks with pixels or stored images are one span each.
+    Ray takes 20 to 40 ms of CPU for a block, however small it is. So blocks of rows alone, also those whose videos the
+    ranks decode, are packed up to 8 MB, and blocks with pixels up to 64 MB. With cameras they hold at most an eighth of
+    the live spans, since a rank holds up to a block more than it needs. Blocks with stored images are one span each.
     """
     dataset, order = config.dataset, config.order
-    has_images = any(dataset.features[name].kind == "image" for name in dataset.spec.cameras)
-    if has_images or (dataset.spec.cameras and decode.where == "cluster"):
+    if any(dataset.features[name].kind == "image" for name in dataset.spec.cameras):
         return 1
     mean = max(1, dataset.meta.num_frames // max(1, len(dataset.meta.episodes)))
     if order.span_frames != WHOLE_EPISODE:
         mean = min(mean, order.span_frames)
     most = max(1, order.live_spans // 8) if dataset.spec.cameras else 64
-    return int(min(most, max(1, _ROW_BLOCK_BYTES // (row_bytes(dataset) * mean))))
+    if dataset.spec.cameras and decode.where == "cluster":
+        fitting = _PIXEL_BLOCK_BYTES // ((row_bytes(dataset) + pixel_bytes(dataset, decode)) * mean)
+    else:
+        fitting = _ROW_BLOCK_BYTES // (row_bytes(dataset) * mean)
+    return int(min(most, max(1, fitting)))

@@ -38,7 +38,7 @@ class FeedSpec:
 
     spans_per_block: int | Literal["by_size"] = BY_SIZE
     """Consecutive spans of a rank that share a block. A block costs Ray 20 to 40 ms of CPU however small it is, so by
-    default blocks of rows alone are packed up to 8 MB; blocks with pixels are one span."""
+    default blocks of rows alone are packed up to 8 MB, and those with pixels up to 64 MB."""
 
     ranks_per_split: int = 16
     """Ranks that share one Ray Dataset: one executor does 50 to 100 blocks/s."""

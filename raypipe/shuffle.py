@@ -11,9 +11,11 @@ pixels as they arrived, so that a frame is copied once, into its batch.
 """
 
 import ctypes
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -25,19 +27,55 @@ from raypipe.plan.keyhash import Ints
 
 _FIRST_CAPACITY: Final = 1024
 
-
 _TRIM_BYTES: Final = 256 << 20
+_SPARE_BYTES: Final = 1 << 30
+"""Resident memory beside what the C library has handed out, of which code and other libraries are some hundred MB."""
 
 
-def trim_memory() -> None:
-    """Give memory that is free inside the C library's pools back to the system, where that library can.
+def trim_memory() -> bool:
+    """Give memory that is free inside the C library's pools back to the system, if it is much and the library can.
 
     Decoders and frames of many sizes come and go in several threads, and glibc's pools fragment: without this a rank
-    that opens thousands of videos grows by a gigabyte and more.
+    that opens thousands of videos grows by a gigabyte and more. Where the pools are used again there is little to give,
+    and giving it would cost the page faults of taking it back: a tenth of the decoding time.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "malloc_trim"):
+        return False
+    if spare_bytes(library) > _SPARE_BYTES:
+        library.malloc_trim(0)
+        return True
+    return False
+
+
+def spare_bytes(library: ctypes.CDLL) -> int:
+    """Return how much more memory is resident than the C library has handed out; a large number if it cannot tell."""
+    if not hasattr(library, "mallinfo2"):
+        return sys.maxsize
+    library.mallinfo2.restype = _Mallinfo2
+    info = library.mallinfo2()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident - int(info.uordblks) - int(info.hblkhd)
+
+
+class _Mallinfo2(ctypes.Structure):
+    """glibc's ``struct mallinfo2``, since 2.33."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
 
 
 class RowPool:

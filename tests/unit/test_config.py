@@ -3,7 +3,8 @@ import warnings
 
 import pytest
 
-from raypipe.config import spans_per_block
+from raypipe import config as config_module
+from raypipe.config import pixel_bytes, row_bytes, spans_per_block
 from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError
@@ -63,13 +64,18 @@ def test_given_spans_are_not_changed_by_the_budget(dataset):
     assert (config.order.span_frames, config.order.live_spans, config.decode.when) == ("episode", 4, "block")
 
 
-def test_blocks_of_rows_are_packed_and_blocks_of_pixels_are_not(dataset, tiny_dataset):
+def test_blocks_are_packed_by_size(dataset, tiny_dataset, monkeypatch):
     rows_only = Pipeline(open_dataset(str(tiny_dataset), cameras=[]), batch_size=4, seed=0).config
     with_cameras = Pipeline(dataset, batch_size=4, seed=0).config
 
     assert spans_per_block(rows_only, DecodeSpec(where="cluster")) == 64
     assert spans_per_block(with_cameras, DecodeSpec(where="rank")) == 128 // 8
-    assert spans_per_block(with_cameras, DecodeSpec(where="cluster")) == 1
+    assert spans_per_block(with_cameras, DecodeSpec(where="cluster")) == 128 // 8
+    mean = dataset.meta.num_frames // len(dataset.meta.episodes)
+    episode_bytes = mean * (row_bytes(dataset) + pixel_bytes(dataset, DecodeSpec()))
+    monkeypatch.setattr(config_module, "_PIXEL_BLOCK_BYTES", 3 * episode_bytes)
+    assert spans_per_block(with_cameras, DecodeSpec(where="cluster")) == 3
+    assert spans_per_block(with_cameras, DecodeSpec(where="rank")) == 128 // 8
 
 
 def test_live_bytes_are_those_of_the_live_spans(dataset):
