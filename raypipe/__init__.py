@@ -11,7 +11,7 @@
       | streaming_split(world)    per-rank iters  ordered, steered to the planned rank         Ray Data
       | shuffle.LiveWindow        frames          local frame shuffle over the live spans      rank
       | loader.RankLoader         torch batches   resumable iterator, one per rank             rank
-      v train
+      v train.get_loader          Ray Train       a loader per training worker
 
 Beside the flow stands `dataset.Dataset`, the reference path: one sample at a time. Importing this package imports
 neither torch nor Ray: each name is loaded when it is first used.
@@ -88,6 +88,8 @@ __version__ = _version("raypipe")
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("testing", "train"):
+        return import_module(f"raypipe.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'raypipe' has no attribute {name!r}")
     return getattr(import_module(f"raypipe.{_HOMES[name]}"), name)

@@ -28,6 +28,7 @@ from raypipe import errors
 from raypipe.dataset import Dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError, RaypipeError
+from raypipe.metrics import TaskTimes
 from raypipe.plan import RankPlan
 from raypipe.rows import RowReader, column_values
 from raypipe.storage import retry_transient
@@ -134,6 +135,8 @@ class SpanBlock:
     """By camera, frames and bytes of images that the rank decodes."""
     decode_s: float
     num_decoded: int
+    task: TaskTimes
+    """Of the task that made the block, which may hold other spans too."""
 
     def check(self) -> None:
         """Raise the error that the block carries, as the class that it had in the task."""
@@ -150,8 +153,11 @@ class _Header:
     first: int = 0
     """The frame of the first row read."""
     error: tuple[str, str] = ("", "")
+    read_s: float = 0.0
     decode_s: float = 0.0
     num_decoded: int = 0
+    finished_at: float = 0.0
+    """Seconds since 1970 when the last stage of the task was done with the span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +188,16 @@ def add_pixels(context: BlockContext, table: pa.Table) -> pa.Table:
 
 def open_block(context: BlockContext, table: pa.Table) -> Iterator[SpanBlock]:
     """Yield the spans of a block as arrays; a filler yields nothing."""
-    for span in _unpack(table):
+    spans = list(_unpack(table))
+    headers = [span.header for span in spans]
+    task = TaskTimes(
+        read_s=sum(header.read_s for header in headers),
+        decode_s=sum(header.decode_s for header in headers),
+        finished_at=max(header.finished_at for header in headers),
+    )
+    for span in spans:
         if span.header.request is not None:
-            yield _open_span(context, span, span.header.request)
+            yield _open_span(context, span, span.header.request, task)
 
 
 def filler_block(num_rows: int) -> pa.Table:
@@ -198,8 +211,10 @@ def window_frames(dataset: Dataset, camera: str, anchors: Frames, length: int) -
 
 
 def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[float], None]) -> _Span:
+    started = time.perf_counter()
     try:
-        return retry_transient(lambda: _read_reach(context, request), sleep)
+        span = retry_transient(lambda: _read_reach(context, request), sleep)
+        return replace(span, header=replace(span.header, read_s=time.perf_counter() - started, finished_at=time.time()))
     except (RaypipeError, OSError) as error:
         return _failed(request, error)
 
@@ -217,7 +232,7 @@ def _read_reach(context: BlockContext, request: SpanRequest) -> _Span:
 def _window_span(context: BlockContext, span: _Span, request: SpanRequest) -> _Span:
     dataset, _, length = context.find_episode(request)
     place = f"episode {request.episode} of {dataset.meta.root!r}"
-    first, anchors = span.header.first, request.anchors
+    first, anchors, started = span.header.first, request.anchors, time.perf_counter()
     rows, columns, margins = pa.table(span.columns), {}, {}
     for name, feature in dataset.row_features.items():
         if feature.kind == "image":
@@ -232,7 +247,8 @@ def _window_span(context: BlockContext, span: _Span, request: SpanRequest) -> _S
         columns[name] = _as_array(values[wanted]) if isinstance(values, np.ndarray) else _as_texts(values, wanted)
         if offsets:
             columns[f"{name}_is_pad"] = _as_array(padding)
-    return _Span(replace(span.header, num_rows=len(anchors)), columns, margins)
+    read_s = span.header.read_s + time.perf_counter() - started
+    return _Span(replace(span.header, num_rows=len(anchors), read_s=read_s), columns, margins)
 
 
 def _decode_span(context: BlockContext, span: _Span, request: SpanRequest) -> _Span:
@@ -261,7 +277,7 @@ def _margin_frames(dataset: Dataset, camera: str, anchors: Frames, length: int) 
     return np.setdiff1d(window_frames(dataset, camera, anchors, length), anchors)
 
 
-def _open_span(context: BlockContext, span: _Span, request: SpanRequest) -> SpanBlock:
+def _open_span(context: BlockContext, span: _Span, request: SpanRequest, task: TaskTimes) -> SpanBlock:
     dataset = context.datasets[request.dataset]
     columns: dict[str, Any] = {}
     pixels: dict[str, tuple[CameraPart, ...]] = {}
@@ -285,6 +301,7 @@ def _open_span(context: BlockContext, span: _Span, request: SpanRequest) -> Span
         stored_images=stored,
         decode_s=span.header.decode_s,
         num_decoded=span.header.num_decoded,
+        task=task,
     )
 
 
@@ -306,7 +323,8 @@ def _guarded(stage: Callable[[BlockContext, _Span, SpanRequest], _Span], context
     if request is None or span.header.error[0]:
         return span
     try:
-        return stage(context, span, request)
+        done = stage(context, span, request)
+        return replace(done, header=replace(done.header, finished_at=time.time()))
     except (RaypipeError, OSError) as error:
         return _failed(request, error)
 

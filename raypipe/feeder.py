@@ -11,8 +11,10 @@ not depend on how often or when it is asked.
 """
 
 import os
+import threading
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -22,14 +24,18 @@ import ray
 
 from raypipe.block import BlockContext, span_request
 from raypipe.errors import ConfigError, ResumeError
-from raypipe.plan import BatchSpec, EpisodeIndex, Leg, OrderSpec, RankPlan, WorldPlan, plan_epoch, plan_world
+from raypipe.gauges import RankGauges
+from raypipe.metrics import LoaderStats
+from raypipe.plan import BatchSpec, EpisodeIndex, RankPlan, WorldPlan, plan_epoch, plan_world
 from raypipe.plan.keyhash import Ints
+from raypipe.rollcall import Ask, RollCall, describe_difference, name_ranks
 from raypipe.source import Feed, feed_order, resident_spans, simulate_split
 from raypipe.source.datasource import BlockRequest, build_dataset, split_dataset
 
 BY_SIZE: Final = "by_size"
 
 _WAIT_FOR_CPU_S: Final = 60.0
+_WAIT_FOR_RANKS_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,21 +61,6 @@ class FeedSpec:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """What a rank asks for: the rest of an epoch. Equal on all ranks."""
-
-    order: OrderSpec
-    epoch: int
-    legs: tuple[Leg, ...]
-    world_size: int
-    batch: BatchSpec
-    fingerprint: str
-    """Of the plan, as the rank computed it."""
-    generation: int
-    """How often the ranks have left their order together."""
-
-
 PassKey = tuple[int, int]
 """The generation, and how many asks of this rank came before in it."""
 
@@ -85,34 +76,59 @@ class Ticket:
 
 
 class Feeder:
-    """Opens epochs. Runs as an actor; see `start_feeder`."""
+    """Opens epochs. Runs as an actor, whose calls come in a thread each; see `start_feeder`."""
 
     def __init__(self, context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, is_decoding: bool) -> None:
         self._context = ray.put(context)
         self._index = index
         self._spec = spec
         self._is_decoding = is_decoding
+        self._lock = threading.RLock()
+        self._roll_call = RollCall()
         self._passes: dict[PassKey, _Pass] = {}
         self._num_asked: dict[tuple[int, int], int] = {}
+        self._stats: dict[int, LoaderStats] = {}
 
     def open(self, rank: int, ask: Ask) -> tuple[PassKey, Ticket]:
         """Return the key of this pass, and the rank's part of its first chapter.
 
+        The first pass after a start, a break or a loaded state waits until all ranks have asked, and compares.
+
         Raises:
-            ResumeError: ranks ask for different things.
+            ResumeError: ranks ask for different things; every rank gets it.
         """
-        count = self._num_asked.get((rank, ask.generation), 0)
-        self._num_asked[rank, ask.generation] = count + 1
+        with self._lock:
+            count = self._num_asked.get((rank, ask.generation), 0)
+            self._num_asked[rank, ask.generation] = count + 1
+        if not count:
+            self._roll_call.answer(rank, ask)
         key = (ask.generation, count)
-        if key not in self._passes:
-            _check_free_cpu()
-            self._passes[key] = _Pass(self._index, ask, self._spec)
-            self._forget_old(key)
-        self._check_same(key, rank, ask)
-        return key, self.open_chapter(rank, key, 0)
+        with self._lock:
+            if key not in self._passes:
+                _check_free_cpu()
+                self._passes[key] = _Pass(self._index, rank, ask, self._spec)
+                self._forget_old(key)
+            self._check_same(key, rank, ask)
+            return key, self._open_chapter(rank, key, 0)
 
     def open_chapter(self, rank: int, key: PassKey, chapter: int) -> Ticket:
         """Return the rank's part of one chapter of a pass that it has opened."""
+        with self._lock:
+            return self._open_chapter(rank, key, chapter)
+
+    def missing_ranks(self, world_size: int) -> list[int]:
+        """Return the ranks that have not asked while others wait for them."""
+        return self._roll_call.missing(world_size)
+
+    def tell(self, rank: int, stats: LoaderStats) -> None:
+        """Note the figures of a rank."""
+        self._stats[rank] = stats
+
+    def figures(self) -> dict[int, LoaderStats]:
+        """Return the figures that each rank has told last."""
+        return dict(self._stats)
+
+    def _open_chapter(self, rank: int, key: PassKey, chapter: int) -> Ticket:
         current = self._passes[key]
         group = current.groups[rank // self._spec.ranks_per_split]
         if chapter not in group.splits:
@@ -134,14 +150,9 @@ class Feeder:
 
     def _check_same(self, key: PassKey, rank: int, ask: Ask) -> None:
         current = self._passes[key]
-        current.asked[rank] = ask
-        if ask == current.ask:
-            return
-        others = [other for other, theirs in current.asked.items() if theirs == current.ask]
-        raise ResumeError(
-            f"ranks do not stand at the same place: rank {rank} asks for {_describe(ask)}, ranks {others} for "
-            f"{_describe(current.ask)}. Load the same state on every rank, and use the same seed, data and batch size."
-        )
+        difference = describe_difference({current.rank: current.ask, rank: ask})
+        if difference:
+            raise ResumeError(difference)
 
 
 @dataclass
@@ -149,9 +160,10 @@ class _Pass:
     """One pass over the rest of an epoch."""
 
     index: EpisodeIndex
+    rank: int
+    """Who asked first."""
     ask: Ask
     spec: FeedSpec
-    asked: dict[int, Ask] = field(default_factory=dict)
 
     @cached_property
     def groups(self) -> list["_Group"]:
@@ -220,6 +232,11 @@ class FeederSource:
     def __init__(self, feeder: Any, spec: FeedSpec) -> None:
         self._feeder = feeder
         self._spec = spec
+        self._gauges: dict[tuple[str, int], RankGauges] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Counters count what one process has seen.
+        return {**self.__dict__, "_gauges": {}}
 
     def assigned_cpus(self) -> int:
         """Return the CPUs that Ray gave to this process; in a driver, those that the system lets it use."""
@@ -241,8 +258,32 @@ class FeederSource:
             fingerprint=plan.fingerprint,
             generation=generation,
         )
-        key, ticket = ray.get(self._feeder.open.remote(rank, ask))
+        asked = self._feeder.open.remote(rank, ask)
+        self._warn_of_waiting(asked, rank, world.world_size)
+        key, ticket = ray.get(asked)
         return RayFeed(self._feeder, rank, key, ticket, self._spec.prefetch_blocks)
+
+    def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
+        """Show the figures of a rank on Ray's metrics port, and tell them to the other ranks."""
+        gauges = self._gauges.setdefault((name, rank), RankGauges(name, rank))
+        gauges.show(stats)
+        self._feeder.tell.remote(rank, stats)
+
+    def collect(self) -> dict[int, LoaderStats]:
+        """Return the figures of all ranks, as they told them last."""
+        figures: dict[int, LoaderStats] = ray.get(self._feeder.figures.remote())
+        return figures
+
+    def _warn_of_waiting(self, asked: Any, rank: int, world_size: int) -> None:
+        if ray.wait([asked], timeout=_WAIT_FOR_RANKS_S)[0]:
+            return
+        missing = ray.get(self._feeder.missing_ranks.remote(world_size))
+        if missing:
+            warnings.warn(
+                f"rank {rank} of {world_size} has waited {_WAIT_FOR_RANKS_S:g} s for {name_ranks(missing)} to start "
+                f"the epoch. Every rank must iterate its loader, all at once.",
+                stacklevel=2,
+            )
 
 
 class RayFeed:
@@ -267,12 +308,16 @@ class RayFeed:
             )
 
 
-def start_feeder(context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, is_decoding: bool) -> Any:
+def start_feeder(
+    context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, world_size: int, is_decoding: bool
+) -> Any:
     """Start a feeder as an actor without a CPU of its own, on this node; it lives as long as its handle."""
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=False
     )
-    actor = ray.remote(num_cpus=0, scheduling_strategy=strategy)(Feeder)
+    # All ranks may wait in a call at once, each for this epoch and the one that it fetches ahead.
+    num_threads = 2 * world_size + 2
+    actor = ray.remote(num_cpus=0, max_concurrency=num_threads, scheduling_strategy=strategy)(Feeder)
     return actor.remote(context, index, spec, is_decoding=is_decoding)
 
 
@@ -292,11 +337,4 @@ def _check_free_cpu(wait_s: float = _WAIT_FOR_CPU_S) -> None:
     raise ConfigError(
         f"no CPU is free for reading: all {total:g} CPUs of the Ray cluster were taken for {wait_s:g} s, by training "
         f"workers or others. Leave at least one: fewer CPUs per worker, or more nodes."
-    )
-
-
-def _describe(ask: Ask) -> str:
-    return (
-        f"epoch {ask.epoch}, legs {[(leg.lanes, leg.frames_per_lane) for leg in ask.legs]}, seed {ask.order.seed}, "
-        f"{ask.world_size} ranks, global batch {ask.batch.size}, plan {ask.fingerprint[:12]}"
     )

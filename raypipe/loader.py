@@ -4,14 +4,15 @@ What the user holds is counted, not what is prefetched: the state after a batch 
 """
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from raypipe.block import BlockContext
 from raypipe.decode.spec import ASSIGNED_CPUS
 from raypipe.errors import ConfigError
-from raypipe.metrics import Live, LoaderStats, Meter
+from raypipe.metrics import Live, LoaderStats, Meter, WorldStats, sum_up
 from raypipe.plan import (
     BatchSpec,
     EpisodeIndex,
@@ -26,7 +27,9 @@ from raypipe.plan import (
     state_after,
 )
 from raypipe.progress import progress_bar
-from raypipe.run import BlockFeed, EpochRun, LoaderSpec
+from raypipe.run import BlockFeed, EpochRun, LoaderSpec, change_spec
+
+_PUBLISH_EVERY_S: Final = 2.0
 
 
 class BlockSource(Protocol):
@@ -44,6 +47,14 @@ class BlockSource(Protocol):
             rank: the rank that asks.
             generation: how often the rank has left its order, by a break or a loaded state; equal on all ranks.
         """
+        ...
+
+    def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
+        """Show the figures of a rank to those who watch the run."""
+        ...
+
+    def collect(self) -> dict[int, LoaderStats]:
+        """Return the figures of all ranks, as they published them last."""
         ...
 
 
@@ -66,12 +77,17 @@ class RankLoader:
     long as no iteration is under way. All ranks must do the same things in the same order: iterate, break, load.
     """
 
-    def __init__(self, job: RankJob, source: BlockSource, spec: LoaderSpec) -> None:
+    name: str
+    """What the run calls it: the file of its state in a checkpoint, and the tag of its metrics."""
+
+    def __init__(self, job: RankJob, source: BlockSource, spec: LoaderSpec, name: str = "train") -> None:
+        self.name = name
         self._job = job
         self._source = source
         self._spec = spec
         self._meter = Meter()
         self._last_live = Live()
+        self._published_at = 0.0
         self._generation = 0
         self._last_epoch = spec.num_epochs - 1
         self._ahead: _Ahead | None = None
@@ -91,6 +107,8 @@ class RankLoader:
                     if is_done:
                         self._stand_at_next_epoch()
                     bar.advance(self._meter.read(Live()))
+                    if time.monotonic() > self._published_at + _PUBLISH_EVERY_S:
+                        self._publish()
                     yield batch
                 if not run.num_steps:
                     is_done = True
@@ -98,6 +116,7 @@ class RankLoader:
         finally:
             # Another iteration may have begun, after a break from outside.
             if self._run is run:
+                self._publish()
                 self._close_run(is_done=is_done)
 
     def __len__(self) -> int:
@@ -150,6 +169,18 @@ class RankLoader:
         """Return the figures of this loader so far."""
         return self._meter.read(self._run.live() if self._run else self._last_live)
 
+    def world_stats(self) -> WorldStats:
+        """Return the figures of all ranks together: which one waits most, and for what."""
+        self._publish()
+        return sum_up({**self._source.collect(), self._job.rank: self.stats()})
+
+    def with_settings(self, **settings: Any) -> "RankLoader":
+        """Return this rank's loader with other fields of `LoaderSpec`, standing where this one stands."""
+        changed = RankLoader(self._job, self._source, change_spec(self._spec, settings), self.name)
+        changed.load_state_dict(self.state_dict())
+        changed._generation = self._generation
+        return changed
+
     def close(self) -> None:
         """End an iteration that is under way, and what was fetched ahead."""
         self._leave_order()
@@ -164,6 +195,10 @@ class RankLoader:
         if self._run is not None or self._ahead is not None:
             raise ConfigError("this loader is being iterated and cannot be sent elsewhere; call close() first")
         return {**self.__dict__, "_world": None}
+
+    def _publish(self) -> None:
+        self._published_at = time.monotonic()
+        self._source.publish(self.name, self._job.rank, self.stats())
 
     def _stand_at(self, at: Resumed) -> None:
         self._at = at
@@ -193,7 +228,12 @@ class RankLoader:
         if ahead is not None:
             self._world, self._run = ahead.take()
         else:
-            self._run = self._start_run(self._plan(), self._at.epoch, None)
+            try:
+                self._run = self._start_run(self._plan(), self._at.epoch, None)
+            except BaseException:
+                # Ranks differ, or the user has lost patience: the next try asks anew.
+                self._generation += 1
+                raise
         return self._run
 
     def _start_run(self, world: WorldPlan, epoch: int, before: EpochRun | None) -> EpochRun:

@@ -2,8 +2,15 @@
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
+
+STAGES: Final = ("read", "decode", "transport", "assembly")
+"""Where a batch may be late."""
+
+_HARDLY: Final = 0.02
+"""Below this share of its time a training loop does not wait for data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +30,13 @@ class LoaderStats:
     wait_share: float
     """``wait_s / (wait_s + step_s)``: 0 where data is never waited for."""
     fetch_s: float
-    """Time in which the next batch waited for blocks: reading and transport."""
+    """Time in which the next batch waited for blocks, for whatever reason."""
+    read_wait_s: float
+    """The part of it in which their rows were being read, or tasks waited for a CPU to read."""
+    transport_wait_s: float
+    """The part of it in which they were done and on their way to this rank."""
     decode_wait_s: float
-    """Time in which the next batch waited for its pixels."""
+    """Time in which the next batch waited for its pixels, decoded here or in tasks."""
     assemble_s: float
     """Time spent putting batches together."""
     decode_s: float
@@ -46,9 +57,94 @@ class LoaderStats:
     cache_misses: int
     cache_evictions: int
 
+    @property
+    def waits_for(self) -> str:
+        """The stage that the training loop waits for most, one of `STAGES`; "nothing" where it hardly waits."""
+        if self.wait_share < _HARDLY:
+            return "nothing"
+        seconds = (self.read_wait_s, self.decode_wait_s, self.transport_wait_s, self.assemble_s)
+        return max(zip(seconds, STAGES, strict=True))[1]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as a JSON object."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTimes:
+    """How long the task that made a block worked, and when it was done."""
+
+    read_s: float
+    decode_s: float
+    finished_at: float
+    """Seconds since 1970, by the clock of the task's node."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitParts:
+    """A wait for a block, by what was going on meanwhile."""
+
+    read_s: float
+    decode_s: float
+    transport_s: float
+
+
+def split_wait(begin: float, end: float, task: TaskTimes) -> WaitParts:
+    """Return what a rank that waited from `begin` to `end`, in seconds since 1970, waited for.
+
+    ::
+
+        begin                                                   end
+          |---- before the task ----|-- read --|-- decode --|----|
+                                                        finished_at  transport
+
+    The time before the task began, when no CPU was free for it, is shared out as the task's own work is: that is what
+    the CPUs were busy with.
+    """
+    done = min(max(task.finished_at, begin), end)
+    decoding = min(task.decode_s, done - begin)
+    reading = min(task.read_s, done - begin - decoding)
+    before = done - begin - decoding - reading
+    work_s = task.read_s + task.decode_s
+    decode_share = task.decode_s / work_s if work_s else 0.0
+    return WaitParts(
+        read_s=reading + before * (1 - decode_share),
+        decode_s=decoding + before * decode_share,
+        transport_s=end - done,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldStats:
+    """The figures of all ranks of a run, as far as they have told them."""
+
+    num_ranks: int
+    samples_per_s: float
+    """Of all ranks together."""
+    wait_share: float
+    """The mean over the ranks."""
+    worst_rank: int
+    """The one that waits most; with collectives all others wait for it."""
+    worst_wait_share: float
+    waits_for: str
+    """What the worst rank waits for: one of `STAGES`, or "nothing"."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as a JSON object."""
+        return asdict(self)
+
+
+def sum_up(ranks: Mapping[int, LoaderStats]) -> WorldStats:
+    """Return the figures of a world from those of its ranks, of which there is at least one."""
+    worst = max(ranks, key=lambda rank: (ranks[rank].wait_share, -rank))
+    return WorldStats(
+        num_ranks=len(ranks),
+        samples_per_s=sum(stats.samples_per_s for stats in ranks.values()),
+        wait_share=sum(stats.wait_share for stats in ranks.values()) / len(ranks),
+        worst_rank=worst,
+        worst_wait_share=ranks[worst].wait_share,
+        waits_for=ranks[worst].waits_for,
+    )
 
 
 @dataclass(slots=True)
@@ -58,6 +154,8 @@ class _Sums:
     wait_s: float = 0.0
     step_s: float = 0.0
     fetch_s: float = 0.0
+    read_wait_s: float = 0.0
+    transport_wait_s: float = 0.0
     decode_wait_s: float = 0.0
     assemble_s: float = 0.0
     task_decode_s: float = 0.0

@@ -26,7 +26,7 @@ from raypipe.errors import ConfigError
 from raypipe.feeder import BY_SIZE, FeederSource, start_feeder
 from raypipe.loader import RankJob, RankLoader
 from raypipe.plan import WHOLE_EPISODE, WorldPlan, plan_epoch, plan_world, start, state_at
-from raypipe.run import LoaderSpec
+from raypipe.run import LoaderSpec, change_spec
 from raypipe.source.datasource import as_samples, build_dataset
 
 
@@ -103,13 +103,13 @@ class Pipeline:
         """
         return self.loaders(1, **settings)[0]
 
-    def loaders(self, world_size: int, **settings: Any) -> list[RankLoader]:
+    def loaders(self, world_size: int, *, name: str = "train", **settings: Any) -> list[RankLoader]:
         """Return the loaders of all ranks. They may be sent to other processes; all must be iterated at once."""
         start_ray()
         config = self._resolved(world_size)
         is_decoding = config.decode.where == "cluster"
         context = config.block_context()
-        feeder = start_feeder(context, self._index, config.feed, is_decoding=is_decoding)
+        feeder = start_feeder(context, self._index, config.feed, world_size=world_size, is_decoding=is_decoding)
         source = FeederSource(feeder, config.feed)
         spec = self._loader_spec(settings)
         return [
@@ -124,6 +124,7 @@ class Pipeline:
                 ),
                 source,
                 spec,
+                name,
             )
             for rank in range(world_size)
         ]
@@ -172,10 +173,7 @@ class Pipeline:
         decode = self.config.decode
         if decode.device != "cpu":
             check_device(decode.device)
-        try:
-            return LoaderSpec(**{"num_threads": decode.num_threads, **settings})
-        except TypeError as error:
-            raise ConfigError(f"loader settings {sorted(settings)}: {error}") from error
+        return change_spec(LoaderSpec(num_threads=decode.num_threads), settings)
 
 
 def start_ray() -> None:

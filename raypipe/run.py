@@ -11,9 +11,9 @@ The *receiver* pulls blocks, checks that each is the one that the plan expects n
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -23,8 +23,8 @@ import torch
 from raypipe.batch import BatchBuilder
 from raypipe.block import BlockContext, CameraPart, SpanBlock, SpanRequest, open_block, span_request, window_frames
 from raypipe.decode.spec import ASSIGNED_CPUS
-from raypipe.errors import ConfigError, RaypipeError
-from raypipe.metrics import Live, Meter
+from raypipe.errors import ConfigError, RaypipeError, suggest
+from raypipe.metrics import Live, Meter, split_wait
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.shuffle import LiveWindow, SpanPixels, find_pixels
 
@@ -71,6 +71,15 @@ class LoaderSpec:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_threads != ASSIGNED_CPUS and self.num_threads < 1:
             raise ConfigError(f"num_threads must be at least 1 or {ASSIGNED_CPUS!r}, got {self.num_threads}")
+
+
+def change_spec(spec: LoaderSpec, settings: Mapping[str, Any]) -> LoaderSpec:
+    """Return a spec with some fields changed; an unknown one is a `ConfigError`."""
+    known = [field.name for field in fields(LoaderSpec)]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"a loader has no setting {name!r}{suggest(name, known)}")
+    return replace(spec, **settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,16 +321,22 @@ class EpochRun:
         self._put(_END)
 
     def _admit(self, arrival: int) -> None:
-        started = time.perf_counter()
+        started = time.time()
         with self._changed:
             while arrival not in self._arrived and not self._is_closed:
                 self._changed.wait()
             if self._is_closed:
                 raise _Closed
             arrived = self._arrived.pop(arrival)
-        fetched = time.perf_counter()
+        fetched = time.time()
         pixels = {camera: future.result() for camera, future in arrived.pixels.items()}
-        self._meter.add(fetch_s=fetched - started, decode_wait_s=time.perf_counter() - fetched)
+        waited = split_wait(started, fetched, arrived.block.task)
+        self._meter.add(
+            fetch_s=fetched - started,
+            read_wait_s=waited.read_s,
+            transport_wait_s=waited.transport_s,
+            decode_wait_s=waited.decode_s + time.time() - fetched,
+        )
         self._window.admit(arrival, arrived.block, pixels)
 
     def _build(self, batch: Batch) -> dict[str, Any]:

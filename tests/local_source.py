@@ -1,12 +1,13 @@
 """A `BlockSource` without Ray: reads, windows and decodes blocks one after the other, in the rank's own process."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from raypipe.block import BlockContext, add_pixels, add_windows, read_rows, span_request
 from raypipe.loader import RankJob, RankLoader
+from raypipe.metrics import LoaderStats
 from raypipe.pipeline import Pipeline
 from raypipe.plan import RankPlan, WorldPlan
 from raypipe.run import LoaderSpec
@@ -19,9 +20,16 @@ class LocalSource:
 
     context: BlockContext
     spans_per_block: int = 1
+    published: dict[int, list[tuple[str, LoaderStats]]] = field(default_factory=dict)
 
     def assigned_cpus(self) -> int:
         return 1
+
+    def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
+        self.published.setdefault(rank, []).append((name, stats))
+
+    def collect(self) -> dict[int, LoaderStats]:
+        return {rank: told[-1][1] for rank, told in self.published.items()}
 
     def open(self, world: WorldPlan, rank: int, generation: int = 0) -> "LocalFeed":
         plans = [world.rank(number) for number in range(world.world_size)]

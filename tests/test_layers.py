@@ -20,22 +20,22 @@ LAYERS = [
     {"dataset"},
     {"block"},
     {"shuffle", "source"},
-    {"batch", "progress"},
+    {"batch", "progress", "rollcall", "gauges"},
     {"run"},
     {"loader", "feeder"},
     {"config"},
     {"pipeline"},
-    {"testing", "info"},
+    {"train", "testing", "info"},
     {"views"},
     {"cli"},
 ]
 
 HOMES = {
-    "torch": {"decode", "dataset", "batch", "run", "testing"},
+    "torch": {"decode", "dataset", "batch", "run", "train", "testing"},
     "torchcodec": {"decode", "testing"},
     "matplotlib": {"views"},
     "PIL": {"decode", "testing"},
-    "ray": {"source", "feeder", "pipeline"},
+    "ray": {"source", "gauges", "feeder", "pipeline", "train"},
     "huggingface_hub": set(),
 }
 

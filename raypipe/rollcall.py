@@ -1,0 +1,101 @@
+"""Whether all ranks stand at the same place: what each asks for, and the comparison before the first batch.
+
+A run whose ranks differ in state, seed, data or batch size would train on frames twice and miss others without a word.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from raypipe.errors import ResumeError
+from raypipe.plan import BatchSpec, Leg, OrderSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a rank asks for: the rest of an epoch. Equal on all ranks."""
+
+    order: OrderSpec
+    epoch: int
+    legs: tuple[Leg, ...]
+    world_size: int
+    batch: BatchSpec
+    fingerprint: str
+    """Of the plan, as the rank computed it."""
+    generation: int
+    """How often the ranks have left their order together."""
+
+
+class RollCall:
+    """Waits until every rank stands at the start of a pass, and compares what they ask for.
+
+    Ranks that differ ask for different passes, so it is not one pass whose ranks are counted: when all ranks wait here
+    and do not ask for the same, none of them would ever go on.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[int, _Answer] = {}
+
+    def answer(self, rank: int, ask: Ask) -> None:
+        """Return when all ranks ask for the same.
+
+        Raises:
+            ResumeError: all ranks are here and do not; names those that differ. Or this rank has asked again meanwhile.
+        """
+        answer = _Answer(ask)
+        with self._changed:
+            if rank in self._waiting:
+                self._waiting[rank].decide(f"rank {rank} has asked for something else meanwhile: {_describe(ask)}")
+            self._waiting[rank] = answer
+            if len(self._waiting) == ask.world_size:
+                verdict = describe_difference({number: waiting.ask for number, waiting in self._waiting.items()})
+                for waiting in self._waiting.values():
+                    waiting.decide(verdict)
+                self._waiting = {}
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: answer.is_decided)
+        if answer.verdict:
+            raise ResumeError(answer.verdict)
+
+    def missing(self, world_size: int) -> list[int]:
+        """Return the ranks that others wait for; none if nobody waits."""
+        with self._changed:
+            return sorted(set(range(world_size)) - set(self._waiting)) if self._waiting else []
+
+
+@dataclass(slots=True)
+class _Answer:
+    ask: Ask
+    is_decided: bool = False
+    verdict: str = ""
+
+    def decide(self, verdict: str) -> None:
+        self.is_decided, self.verdict = True, verdict
+
+
+def describe_difference(asks: Mapping[int, Ask]) -> str:
+    """Return who asks for what where it is not the same; an empty string where it is."""
+    groups: dict[Ask, list[int]] = {}
+    for rank, ask in sorted(asks.items()):
+        groups.setdefault(ask, []).append(rank)
+    if len(groups) == 1:
+        return ""
+    sides = "; ".join(f"{name_ranks(ranks)} asked for {_describe(ask)}" for ask, ranks in groups.items())
+    return (
+        f"ranks do not stand at the same place: {sides}. Load the same state on every rank, and use the same seed, "
+        f"data and batch size."
+    )
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as words."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _describe(ask: Ask) -> str:
+    return (
+        f"epoch {ask.epoch}, legs {[(leg.lanes, leg.frames_per_lane) for leg in ask.legs]}, seed {ask.order.seed}, "
+        f"{ask.world_size} ranks, global batch {ask.batch.size}, plan {ask.fingerprint[:12]}"
+        + (f", after {ask.generation} breaks or loads" if ask.generation else "")
+    )
