@@ -23,7 +23,7 @@ import pyarrow as pa
 import ray
 
 from raypipe.block import BlockContext, span_request
-from raypipe.errors import ConfigError, ResumeError
+from raypipe.errors import ConfigError, RaypipeError, ResumeError
 from raypipe.gauges import RankGauges
 from raypipe.metrics import LoaderStats
 from raypipe.plan import BatchSpec, EpisodeIndex, RankPlan, WorldPlan, plan_epoch, plan_world
@@ -260,7 +260,7 @@ class FeederSource:
         )
         asked = self._feeder.open.remote(rank, ask)
         self._warn_of_waiting(asked, rank, world.world_size)
-        key, ticket = ray.get(asked)
+        key, ticket = _get(asked)
         return RayFeed(self._feeder, rank, key, ticket, self._spec.prefetch_blocks)
 
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
@@ -302,10 +302,20 @@ class RayFeed:
         iterator = self._ticket.iterator
         for chapter in range(self._ticket.num_chapters):
             if chapter:
-                iterator = ray.get(self._feeder.open_chapter.remote(self._rank, self._key, chapter)).iterator
+                iterator = _get(self._feeder.open_chapter.remote(self._rank, self._key, chapter)).iterator
             yield from iterator.iter_batches(
                 batch_size=None, batch_format="pyarrow", prefetch_batches=self._prefetch_blocks
             )
+
+
+def _get(answer: Any) -> Any:
+    """Return an answer of the feeder; an error of raypipe is raised as it is, without Ray's words around it."""
+    try:
+        return ray.get(answer)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, RaypipeError):
+            raise error.cause from None
+        raise
 
 
 def start_feeder(

@@ -5,7 +5,7 @@ import re
 from itertools import islice
 
 import pytest
-from batches import frames_of, frames_of_all, frames_of_dataset, planned_epoch
+from batches import frames_of, frames_of_all, frames_of_dataset, planned_epoch, planned_frames
 from ray_session import run_ranks
 
 from raypipe.errors import ResumeError
@@ -44,19 +44,43 @@ def test_rest_of_an_epoch_is_the_same_in_new_loaders_and_exactly_once_on_other_r
     assert (end["epoch"], end["legs"]) == (1, [])
 
 
-def test_ranks_that_load_different_states_are_told_so(rows):
+@pytest.mark.parametrize("differs", ["state", "number of loads"])
+def test_ranks_that_load_different_states_are_all_told_so_before_the_first_batch(rows, differs):
+    pipe = Pipeline(rows, batch_size=4, seed=1, order={"live_spans": 3})
+    loaders = pipe.loaders(3)
+    for rank, loader in enumerate(loaders):
+        if differs == "state" or rank == 1:
+            loader.load_state_dict(pipe.state_at(2 + (rank == 1), world_size=3))
+
+    messages = run_ranks(loaders, message_of_error)
+
+    assert len(set(messages)) == 1
+    assert re.search(
+        r"^ranks do not stand.*ranks 0, 2 asked for epoch 0, legs .*; rank 1 asked for epoch 0, legs \[\(3, 12\)\]",
+        messages[0],
+    )
+    assert "Load the same state on every rank" in messages[0]
+
+
+def message_of_error(loader):
+    with pytest.raises(ResumeError) as caught:
+        next(iter(loader))
+    return str(caught.value)
+
+
+def test_ranks_that_differed_may_try_again_together(rows):
     pipe = Pipeline(rows, batch_size=4, seed=1, order={"live_spans": 3})
     loaders = pipe.loaders(2)
-    for rank, loader in enumerate(loaders):
-        loader.load_state_dict(pipe.state_at(2 + rank, world_size=2))
+    loaders[1].set_epoch(3)
+    run_ranks(loaders, message_of_error)
+    for loader in loaders:
+        loader.load_state_dict(pipe.state_at(2, world_size=2))
+    # One has left its order once more than the other: by the epoch that it was set to.
+    loaders[0].load_state_dict(pipe.state_at(2, world_size=2))
 
-    with pytest.raises(ResumeError) as caught:
-        run_ranks(loaders)
+    rests = run_ranks(loaders)
 
-    message = str(caught.value)
-    assert re.search(r"rank [01] asks for epoch 0, legs \[\(2, \d+\)\]", message)
-    assert re.search(r"ranks \[[01]\] for epoch 0, legs \[\(2, \d+\)\]", message)
-    assert "Load the same state on every rank" in message
+    assert [frames_of(rank[0]) for rank in rests] == [planned_frames(pipe.plan(world_size=2), 2, r) for r in range(2)]
 
 
 def test_rest_that_is_too_little_for_the_ranks_ends_the_epoch_without_a_batch(rows):

@@ -1,0 +1,86 @@
+"""All ranks are compared before the first batch, whatever the order in which they come."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from raypipe.errors import ResumeError
+from raypipe.plan import BatchSpec, Leg, OrderSpec
+from raypipe.rollcall import Ask, RollCall, describe_difference
+
+ASK = Ask(
+    order=OrderSpec(seed=7, live_spans=4),
+    epoch=2,
+    legs=(Leg(lanes=3, live_spans=4, frames_per_lane=12),),
+    world_size=3,
+    batch=BatchSpec(size=12, scope="global"),
+    fingerprint="0123456789abcdef",
+    generation=0,
+)
+
+DIFFERENCES = {
+    "seed": (replace(ASK, order=OrderSpec(seed=8, live_spans=4)), "seed 8"),
+    "epoch": (replace(ASK, epoch=3), "epoch 3"),
+    "legs": (replace(ASK, legs=()), r"legs \[\]"),
+    "batch size": (replace(ASK, batch=BatchSpec(size=24, scope="global")), "global batch 24"),
+    "data": (replace(ASK, fingerprint="fedcba9876543210"), "plan fedcba987654"),
+    "number of loads": (replace(ASK, generation=1), "after 1 breaks or loads"),
+}
+
+
+def answer_all(roll_call, asks):
+    """Let every rank answer in a thread of its own; return the message that each got, or an empty string."""
+
+    def answer(pair):
+        try:
+            roll_call.answer(*pair)
+        except ResumeError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(asks)) as pool:
+        return list(pool.map(answer, asks.items()))
+
+
+def test_ranks_that_ask_for_the_same_go_on_also_a_second_time():
+    roll_call = RollCall()
+
+    first = answer_all(roll_call, {2: ASK, 0: ASK, 1: ASK})
+    second = answer_all(roll_call, dict.fromkeys(range(3), replace(ASK, generation=1)))
+
+    assert first == second == ["", "", ""]
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_every_rank_is_told_which_ranks_differ_and_how(name):
+    other, shown = DIFFERENCES[name]
+
+    messages = answer_all(RollCall(), {0: ASK, 1: other, 2: ASK})
+
+    assert len(set(messages)) == 1
+    with pytest.raises(ResumeError, match=f"ranks 0, 2 asked for epoch 2.*; rank 1 asked for .*{shown}"):
+        raise ResumeError(messages[0])
+
+
+def test_a_rank_that_asks_again_takes_its_earlier_answer_back():
+    roll_call = RollCall()
+    later = replace(ASK, generation=1)
+
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(roll_call.answer, 0, ASK)
+        while roll_call.missing(3) != [1, 2]:
+            pass
+        messages = answer_all(roll_call, dict.fromkeys(range(3), later))
+
+    assert messages == ["", "", ""]
+    with pytest.raises(ResumeError, match="rank 0 has asked for something else meanwhile"):
+        early.result()
+
+
+def test_nobody_is_missed_where_nobody_waits():
+    assert RollCall().missing(3) == []
+
+
+def test_equal_asks_have_no_difference():
+    assert describe_difference({0: ASK, 5: replace(ASK)}) == ""
