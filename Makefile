@@ -11,7 +11,7 @@ READY  := $(VENV)/.ready
 help:  ## Show the commands
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
 
-demo: $(READY) ffmpeg  ## Write a small dataset and see what raypipe makes of it
+demo: $(READY) ffmpeg  ## Write a dataset, train, lose a worker, resume on others, and account for every frame
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) ffmpeg  ## Run all tests
@@ -23,7 +23,7 @@ lint: $(READY)  ## Check style, format and types
 	@$(BIN)/mypy
 
 clean:  ## Remove the virtual environment and everything made
-	rm -rf $(VENV) demo-data build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo-data demo-run build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt

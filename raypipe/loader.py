@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from raypipe.block import BlockContext
+from raypipe.dataset import Dataset
 from raypipe.decode.spec import ASSIGNED_CPUS
 from raypipe.errors import ConfigError
 from raypipe.metrics import Live, LoaderStats, Meter, WorldStats, sum_up
@@ -122,6 +123,11 @@ class RankLoader:
     def __len__(self) -> int:
         """Batches left in the current epoch; the same on every rank."""
         return self._plan().num_steps - self._step
+
+    @property
+    def dataset(self) -> Dataset:
+        """What the batches are made of; its `features` and `stats` are what a policy is built from."""
+        return self._job.context.datasets[0]
 
     @property
     def epoch(self) -> int:
