@@ -151,8 +151,8 @@ def tell(console: Console, dataset: rp.Dataset, lines: list[dict[str, Any]]) -> 
         rate = sum(line["samples_per_s"] for line in last.values())
         console.print(
             f"  attempt {attempt}: {len(last)} workers, steps {steps[0]} to {steps[-1]}, first batch after "
-            f"{last[0]['first_batch_s']:.1f} s, {rate:,.0f} samples/s\n             at least {min(distinct[:-2])} of the "
-            f"{len(dataset.meta.episodes)} episodes in every batch of all workers together"
+            f"{last[0]['first_batch_s']:.1f} s, {rate:,.0f} samples/s\n             at least {min(distinct[:-2])} of "
+            f"the {len(dataset.meta.episodes)} episodes in every batch of all workers together"
         )
     kept = [line for line in lines if line["attempt"] == 2 or line["step"] <= resumed_at]
     times = Counter(index for line in kept for index in line["index"])
