@@ -37,6 +37,12 @@ BY_SIZE: Final = "by_size"
 _WAIT_FOR_CPU_S: Final = 60.0
 _WAIT_FOR_RANKS_S: Final = 60.0
 
+_LOSSES: Final = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
+_LOST: Final = (
+    "raypipe's feeder or its node is gone, and with it the rest of this epoch's blocks. Start the ranks again from the "
+    "last checkpoint, as Ray Train does with FailureConfig(max_failures=...): the order goes on exactly there."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedSpec:
@@ -303,9 +309,13 @@ class RayFeed:
         for chapter in range(self._ticket.num_chapters):
             if chapter:
                 iterator = _get(self._feeder.open_chapter.remote(self._rank, self._key, chapter)).iterator
-            yield from iterator.iter_batches(
-                batch_size=None, batch_format="pyarrow", prefetch_batches=self._prefetch_blocks
-            )
+            try:
+                yield from iterator.iter_batches(
+                    batch_size=None, batch_format="pyarrow", prefetch_batches=self._prefetch_blocks
+                )
+            except _LOSSES as error:
+                error.add_note(_LOST)
+                raise
 
 
 def _get(answer: Any) -> Any:
@@ -315,6 +325,9 @@ def _get(answer: Any) -> Any:
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, RaypipeError):
             raise error.cause from None
+        raise
+    except _LOSSES as error:
+        error.add_note(_LOST)
         raise
 
 
