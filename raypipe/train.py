@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import ray
 import ray.train
+import ray.train.torch
 import torch
 import torch.distributed as dist
 
@@ -60,8 +61,9 @@ def get_loader(name: str = "train", **settings: Any) -> RankLoader:
             worker's GPU where it has one.
     """
     try:
+        # Without worker processes (num_workers=0) Ray asserts that it knows the name.
         shard = ray.train.get_dataset_shard(name)
-    except KeyError as error:
+    except (KeyError, AssertionError) as error:
         raise ConfigError(f"the trainer has no pipeline {name!r}; pass it as rp.train.ingest({name}=...)") from error
     # Without worker processes (num_workers=0) Ray hands out the pipeline itself.
     loader = shard.loaders(1, name=name)[0] if isinstance(shard, Pipeline) else shard

@@ -4,7 +4,7 @@ import threading
 
 import ray
 
-RAY_FOLDERS = {"contracts", "faults"}
+RAY_FOLDERS = {"contracts", "e2e", "faults"}
 
 IGNORED_WARNINGS = (
     # Ray warns of its own settings when it copies a DataContext, whatever they are.

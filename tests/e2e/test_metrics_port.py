@@ -1,0 +1,82 @@
+"""What Prometheus finds on the metrics port of a Ray node while raypipe runs."""
+
+import re
+import socket
+import sys
+import time
+import urllib.request
+
+import pytest
+import ray
+from ray import cloudpickle
+
+import raypipe as rp
+from raypipe.gauges import COUNTERS, GAUGES
+
+# The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SAMPLE = re.compile(r"^(?P<name>ray_raypipe_\w+)\{(?P<tags>.*)\} (?P<value>\S+)$", re.MULTILINE)
+
+
+@pytest.fixture
+def metrics_url():
+    """The metrics page of a local Ray of its own."""
+    ray.shutdown()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        logging_level="warning",
+        log_to_driver=False,
+        _metrics_export_port=port,
+    )
+    yield f"http://127.0.0.1:{port}/metrics"
+    ray.shutdown()
+
+
+@ray.remote(num_cpus=0)
+class Rank:
+    def run(self, loader):
+        return sum(len(batch["index"]) for batch in loader)
+
+
+def scrape(url):
+    """The metrics of raypipe as {name: {(pipeline, rank): value}}."""
+    # Loopback: a proxy of the environment must not see it.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        page = opener.open(url, timeout=10).read().decode()
+    except OSError:
+        return {}
+    found = {}
+    for match in SAMPLE.finditer(page):
+        tags = dict(re.findall(r'(\w+)="([^"]*)"', match["tags"]))
+        found.setdefault(match["name"], {})[tags["pipeline"], tags["rank"]] = float(match["value"])
+    return found
+
+
+def test_samples_of_all_ranks_add_up_to_the_epoch_on_the_metrics_port(tiny_dataset, metrics_url):
+    pipe = rp.Pipeline(rp.open_dataset(str(tiny_dataset)), batch_size=4, seed=0)
+    ranks = [Rank.remote() for _ in range(2)]
+    counts = ray.get(
+        [rank.run.remote(loader) for rank, loader in zip(ranks, pipe.loaders(2, name="demo"), strict=True)]
+    )
+
+    # Ray hands metrics to the node's agent every few seconds.
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        found = scrape(metrics_url)
+        samples = found.get("ray_raypipe_samples_total", {})
+        if sum(samples.values()) == sum(counts):
+            break
+        time.sleep(1)
+
+    assert samples == {("demo", "0"): counts[0], ("demo", "1"): counts[1]}
+    assert sum(counts) == len(pipe.config.dataset)
+    # A counter that never counted is not shown.
+    assert set(found) <= {*(f"ray_{name}_total" for name in COUNTERS), *(f"ray_{name}" for name in GAUGES)}
+    assert {"ray_raypipe_wait_seconds_total", "ray_raypipe_live_bytes"} <= set(found)

@@ -1,0 +1,239 @@
+"""Ray Train: every start of the workers goes on from the checkpoint, exactly once and in the order of the plan."""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import committed
+import pytest
+import ray.train
+import torch
+from batches import frames_of_dataset, planned_epoch, rows_spec
+from committed import Journal, committed_frames, flatten, plan_from, read_attempts
+from ray import cloudpickle
+from ray.train.torch import TorchTrainer, prepare_model
+from ray_session import ensure_ray
+
+import raypipe as rp
+from raypipe.testing import write_dataset
+
+# The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
+for module in (sys.modules[__name__], committed):
+    cloudpickle.register_pickle_by_value(module)
+
+RUN = "run"
+
+
+@pytest.fixture(autouse=True)
+def _ray():
+    # Three workers, and a CPU for reading.
+    ensure_ray(4)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """57 frames without cameras: 5 steps of 6 frames on two ranks."""
+    return rp.open_dataset(str(write_dataset(tmp_path_factory.mktemp("rows") / "dataset", rows_spec())))
+
+
+@pytest.fixture(scope="module")
+def pipe(rows):
+    return rp.Pipeline(rows, batch_size=6, seed=3, order={"live_spans": 3})
+
+
+def fit(loop, folder, num_workers, pipelines, max_failures=0, **config):
+    """Train with storage and journals in `folder`."""
+    journals = Path(folder) / "journals"
+    journals.mkdir(exist_ok=True)
+    return TorchTrainer(
+        loop,
+        train_loop_config={"journals": str(journals), **config},
+        scaling_config=ray.train.ScalingConfig(num_workers=num_workers),
+        run_config=ray.train.RunConfig(
+            name=RUN,
+            storage_path=str(Path(folder) / "storage"),
+            failure_config=ray.train.FailureConfig(max_failures=max_failures),
+        ),
+        **rp.train.ingest(**pipelines),
+    ).fit()
+
+
+def train_loop(config):
+    """Note every step, and save after some; at most `stop_after` steps, or trouble on rank 1 in the first attempt."""
+    loader = rp.train.get_loader("train")
+    context = ray.train.get_context()
+    rank = context.get_world_rank()
+    journal = Journal(config["journals"], rank, context.get_world_size(), loader)
+    for step, batch in enumerate(loader, start=1):
+        journal.add(batch, loader)
+        if step == config.get("trouble_after") and rank == 1:
+            make_trouble_once(config, is_saved=step > min(config.get("save_after", [step])))
+        if step in config.get("save_after", ()):
+            save(loader, rank)
+        if step == config.get("stop_after"):
+            return
+
+
+def save(loader, rank):
+    with tempfile.TemporaryDirectory() as folder:
+        rp.train.report({"epoch": loader.epoch}, folder if rank == 0 else None, loader)
+
+
+def make_trouble_once(config, is_saved):
+    flag = Path(config["journals"]) / "trouble"
+    if flag.exists():
+        return
+    flag.touch()
+    # A report returns before the controller has taken it: a checkpoint counts when it is in the run's snapshot.
+    snapshot = Path(config["journals"]).parent / "storage" / RUN / "checkpoint_manager_snapshot.json"
+    while is_saved and not snapshot.exists():
+        time.sleep(0.1)
+    if config["trouble"] == "raise":
+        raise RuntimeError("a worker fails")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("trouble", ["raise", "SIGKILL"])
+def test_committed_steps_are_exactly_once_and_in_plan_order_when_a_rank_fails(tmp_path, rows, pipe, trouble):
+    fit(train_loop, tmp_path, 2, {"train": pipe}, 1, save_after=(2,), trouble_after=4, trouble=trouble)
+
+    attempts = read_attempts(tmp_path / "journals")
+    steps = committed_frames(attempts)
+    assert [len(attempt[0]) for attempt in steps] == [2, 3]
+    # Two more were done in the first attempt, and done again.
+    assert len(attempts[0].frames(1)) == 4
+    assert sorted(flatten(steps)) == frames_of_dataset(rows)
+    for rank in range(2):
+        assert steps[0][rank] + steps[1][rank] == planned_epoch(pipe.plan(world_size=2), rank)
+
+
+def test_epoch_starts_over_where_nothing_was_saved_before_the_failure(tmp_path, rows, pipe):
+    fit(train_loop, tmp_path, 2, {"train": pipe}, 1, trouble_after=2, trouble="raise")
+
+    attempts = read_attempts(tmp_path / "journals")
+    assert [(attempt.state["epoch"], attempt.state["legs"]) for attempt in attempts] == [(0, []), (0, [])]
+    assert len(attempts[0].frames(1)) == 2
+    assert sorted(flatten(committed_frames(attempts))) == frames_of_dataset(rows)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, pipe):
+    """A run of two ranks that ended after 3 of its 5 steps, with a checkpoint."""
+    ensure_ray(4)
+    folder = tmp_path_factory.mktemp("stopped")
+    fit(train_loop, folder, 2, {"train": pipe}, save_after=(3,), stop_after=3)
+    return folder
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_second_fit_on_other_ranks_goes_on_as_the_plan_says(tmp_path, rows, pipe, stopped, num_workers):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+
+    fit(train_loop, tmp_path, num_workers, {"train": pipe})
+
+    first, second = read_attempts(tmp_path / "journals")
+    steps = committed_frames([first, second])
+    assert len(steps[0][0]) == 3
+    planned = plan_from(pipe, second.state, num_workers)
+    assert steps[1] == [planned_epoch(planned, rank) for rank in range(num_workers)]
+    assert sorted(flatten(steps)) == frames_of_dataset(rows)
+
+
+def test_damaged_state_in_a_checkpoint_is_an_error_that_names_the_file(tmp_path, pipe, stopped):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    (state,) = (tmp_path / "storage" / RUN).glob("checkpoint_*/raypipe/train.json")
+    state.write_bytes(state.read_bytes()[:40])
+
+    with pytest.raises(ray.train.TrainingFailedError, match=r"ResumeError: damaged state '.*raypipe/train\.json'"):
+        fit(train_loop, tmp_path, 2, {"train": pipe})
+
+
+def ddp_loop(config):
+    """Train an epoch with gradients that are averaged over ranks, then read the evaluation data."""
+    loader, val = rp.train.get_loader("train"), rp.train.get_loader("val")
+    context = ray.train.get_context()
+    rank, world_size = context.get_world_rank(), context.get_world_size()
+    assert isinstance(ray.train.get_dataset_shard("train"), rp.RankLoader)
+    torch.manual_seed(0)
+    model = prepare_model(torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    journal = Journal(config["journals"] + "/train", rank, world_size, loader)
+    for batch in loader:
+        loss = torch.nn.functional.mse_loss(model(batch["observation.state"]), batch["action"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        gradients = [parameter.grad.tolist() for parameter in model.parameters()]
+        journal.add(batch, loader, loss=loss.item(), gradients=gradients)
+    journal = Journal(config["journals"] + "/val", rank, world_size, val)
+    for batch in val:
+        journal.add(batch, val)
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = {**rp.train.loader_metrics(loader), **rp.train.loader_metrics(val)}
+        rp.train.report(metrics, folder if rank == 0 else None, loader, val)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, rows, pipe):
+    """What came of an epoch on two ranks: the result, and the attempts of both loaders."""
+    ensure_ray(4)
+    folder = tmp_path_factory.mktemp("trained")
+    for name in ("train", "val"):
+        (folder / "journals" / name).mkdir(parents=True)
+    val = rp.Pipeline(rows, batch_size=8, seed=0, order={"shuffle": False})
+    result = fit(ddp_loop, folder, 2, {"train": pipe, "val": val})
+    return result, *(read_attempts(folder / "journals" / name) for name in ("train", "val"))
+
+
+def test_ranks_train_an_epoch_exactly_once_with_the_same_gradients(trained, rows, pipe):
+    (attempt,) = trained[1]
+
+    assert sorted(flatten(committed_frames([attempt]))) == frames_of_dataset(rows)
+    assert attempt.frames(0) == planned_epoch(pipe.plan(world_size=2), 0)
+    zero, one = attempt.ranks
+    assert [line["gradients"] for line in zero] == [line["gradients"] for line in one]
+    assert all(a["loss"] != b["loss"] for a, b in zip(zero, one, strict=True))
+
+
+def test_val_loader_stands_beside_the_train_loader(trained, rows):
+    result, _, (attempt,) = trained
+
+    assert sorted(flatten(committed_frames([attempt]))) == frames_of_dataset(rows)
+    # In file order: the first rank has the first half.
+    assert [frame for step in attempt.frames(0) for frame in step] == frames_of_dataset(rows)[:29]
+    states = {name: rp.train.read_checkpoint(result.checkpoint, name) for name in ("train", "val")}
+    assert [(state["epoch"], state["legs"]) for state in states.values()] == [(1, []), (1, [])]
+
+
+def test_reported_figures_are_those_of_all_ranks(trained):
+    metrics = trained[0].metrics
+
+    assert metrics["train/num_ranks"] == metrics["val/num_ranks"] == 2
+    assert metrics["train/samples_per_s"] > 0
+    assert metrics["train/worst_rank"] in (0, 1)
+    assert 0 <= metrics["train/wait_share"] <= metrics["train/worst_wait_share"] <= 1
+
+
+def test_local_mode_trains_in_this_process(tmp_path, rows, pipe):
+    result = fit(train_loop, tmp_path, 0, {"train": pipe}, save_after=(10,))
+
+    assert result.metrics == {"epoch": 1}
+    (attempt,) = read_attempts(tmp_path / "journals")
+    assert attempt.frames(0) == planned_epoch(pipe.plan(world_size=1), 0)
+    assert sorted(flatten(committed_frames([attempt]))) == frames_of_dataset(rows)
+
+
+def wrong_name_loop(config):
+    rp.train.get_loader("training")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_wrong_name_of_a_loader_is_an_error_that_says_how_to_give_it(tmp_path, pipe, num_workers):
+    with pytest.raises(Exception, match=r"the trainer has no pipeline 'training'; pass it as rp.train.ingest") as error:
+        fit(wrong_name_loop, tmp_path, num_workers, {"train": pipe})
+
+    assert "ConfigError" in (type(error.value).__name__ + str(error.value))

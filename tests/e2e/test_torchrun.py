@@ -1,0 +1,58 @@
+"""Processes that torchrun starts: each gets its loader, exactly once, and others go on from what rank 0 has written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+from batches import frames_of_dataset, planned_epoch, rows_spec
+from committed import committed_frames, flatten, plan_from, read_attempts
+from ray_session import ensure_ray
+from torchrun_ranks import open_pipe
+
+import raypipe as rp
+from raypipe.errors import ConfigError
+from raypipe.testing import write_dataset
+
+RANKS = Path(__file__).parent / "torchrun_ranks.py"
+
+
+@pytest.fixture
+def root(tmp_path):
+    return write_dataset(tmp_path / "dataset", rows_spec())
+
+
+def launch(num_processes, root, folder, stop_after):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+    done = subprocess.run(
+        [*torchrun, RANKS, root, folder, str(stop_after)],
+        env={**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("then", [1, 3])
+def test_processes_share_an_epoch_and_others_go_on_from_the_written_state(tmp_path, root, then):
+    ensure_ray(4)
+    pipe = open_pipe(root)
+
+    launch(2, root, tmp_path, stop_after=3)
+    launch(then, root, tmp_path, stop_after=100)
+
+    first, second = read_attempts(tmp_path)
+    assert second.state == rp.train.read_state(tmp_path / "first")
+    steps = committed_frames([first, second])
+    assert steps[0] == [planned_epoch(pipe.plan(world_size=2), rank)[:3] for rank in range(2)]
+    rest = plan_from(pipe, second.state, then)
+    assert steps[1] == [planned_epoch(rest, rank) for rank in range(then)]
+    assert sorted(flatten(steps)) == frames_of_dataset(pipe.config.dataset)
+
+
+def test_process_without_a_group_is_told_to_make_one(root):
+    with pytest.raises(ConfigError, match=r"call torch.distributed.init_process_group.*In a single process use"):
+        rp.train.share_loader(open_pipe(root))

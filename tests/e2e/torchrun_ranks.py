@@ -1,0 +1,34 @@
+"""What `test_torchrun` lets torchrun start: takes some batches, and rank 0 writes where the data stands."""
+
+import sys
+from itertools import islice
+from pathlib import Path
+
+import torch.distributed as dist
+from committed import Journal
+
+import raypipe as rp
+
+
+def open_pipe(root):
+    return rp.Pipeline(rp.open_dataset(str(root)), batch_size=6, seed=3, order={"live_spans": 3})
+
+
+def main(root, folder, stop_after):
+    dist.init_process_group("gloo")
+    loader = rp.train.share_loader(open_pipe(root))
+    states = [path for path in (folder / "first", folder / "second") if path.exists()]
+    dist.barrier()
+    if states:
+        loader.load_state_dict(rp.train.read_state(states[-1]))
+    journal = Journal(folder, dist.get_rank(), dist.get_world_size(), loader)
+    for batch in islice(loader, stop_after):
+        journal.add(batch, loader)
+    if dist.get_rank() == 0:
+        rp.train.write_states(folder / ("second" if states else "first"), loader)
+    loader.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
