@@ -6,6 +6,8 @@
     videos.py   an open video and its frames by number; the cache   OpenVideo, VideoCache
     images.py   images stored inside the rows                       decode_image
     span.py     the frames of a span of one camera, in one pass     SpanDecoder
+    journal.py  what was being decoded when a process died          Journal
+    isolated.py decoding in a subprocess                            decode_isolated
 
 A frame is asked for by a whole number, never by time, and what a decoder returns is checked against the index of the
 file. In memory a frame is uint8 ``(height, width, channels)``, as FFmpeg writes it; users see ``(channels, height,

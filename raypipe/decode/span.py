@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -11,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from raypipe.decode.images import decode_image
+from raypipe.decode.isolated import IsolatedRequest, decode_isolated
+from raypipe.decode.journal import process_journal, video_key
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
 from raypipe.decode.videos import OpenVideo, VideoCache, VideoOptions
 from raypipe.errors import DecodeError, RaypipeError
@@ -20,6 +23,10 @@ from raypipe.video import episode_first_frame
 
 _PIECE_BYTES: Final = 16 << 20
 """Below the 32 MB at which the C library stops keeping freed memory."""
+
+_MAX_DEATHS: Final = 2
+"""Processes that may die over an episode before it is decoded in a subprocess. One may have been killed for a reason of
+its own."""
 
 
 @dataclass(slots=True)
@@ -44,6 +51,7 @@ class SpanDecoder:
         self._local = threading.local()
         self._lock = threading.Lock()
         self._counts = DecodeCounts()
+        self._isolated: set[int] = set()
 
     def counts(self) -> DecodeCounts:
         """Return what was decoded so far, over all threads."""
@@ -62,7 +70,7 @@ class SpanDecoder:
         started = time.perf_counter()
         name = self._meta.video_file(row, camera)
         try:
-            pixels = retry_transient(lambda: self._read(name, row, camera, frames))
+            pixels = self._read_guarded(name, row, camera, frames)
         except (RaypipeError, OSError) as error:
             episode = int(self._meta.episodes.episode_index[row])
             error.add_note(f"while decoding camera {camera!r} of episode {episode} of {self._meta.root}")
@@ -71,6 +79,28 @@ class SpanDecoder:
             raise
         self._count(len(frames), started)
         return pixels
+
+    def read_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
+        """Return what `decode_video` does, in this process, however many have died over it: for the subprocess."""
+        name = self._meta.video_file(row, camera)
+        return retry_transient(lambda: self._read(name, row, camera, frames))
+
+    def _read_guarded(self, name: str, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
+        episode = int(self._meta.episodes.episode_index[row])
+        key, journal = video_key(self._meta.storage, name, episode, camera), process_journal()
+        num_deaths = journal.count_deaths(key)
+        if num_deaths < _MAX_DEATHS:
+            with journal.marking(key):
+                return self.read_video(row, camera, frames)
+        if key not in self._isolated:
+            self._isolated.add(key)
+            warnings.warn(
+                f"decoding camera {camera!r} of episode {episode} of {self._meta.root!r} in a subprocess, which is "
+                f"slower: {num_deaths} processes on this machine died while they decoded it from "
+                f"{self._meta.storage.locate(name)!r}",
+                stacklevel=2,
+            )
+        return decode_isolated(IsolatedRequest(meta=self._meta, spec=self._spec, row=row, camera=camera, frames=frames))
 
     def _read(self, name: str, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
         try:

@@ -15,6 +15,7 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
 from raypipe.block import BlockContext, SpanRequest, add_pixels, add_windows, filler_block, open_block, read_rows
+from raypipe.decode.journal import journal_scope
 
 BlockRequest = tuple[SpanRequest, ...] | int
 """The spans of one block, or the number of rows of a filler."""
@@ -108,7 +109,9 @@ def _task(
     context: "ray.ObjectRef[BlockContext]", stage: Callable[[BlockContext, pa.Table], pa.Table], name: str
 ) -> Callable[[pa.Table], pa.Table]:
     def run(table: pa.Table) -> pa.Table:
-        return stage(_fetch(context), table)
+        # A task keeps its id when Ray tries it again: deaths of others are not its own.
+        with journal_scope(ray.get_runtime_context().get_task_id()):
+            return stage(_fetch(context), table)
 
     run.__name__ = run.__qualname__ = name
     return run

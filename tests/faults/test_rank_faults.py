@@ -63,7 +63,6 @@ def test_rank_that_raises_changes_nothing_in_the_order(rows):
     with training.attempt(pipe, 2, raise_after=4) as attempt:
         with pytest.raises(RuntimeError, match="rank 1 fails after 4 steps"):
             attempt.join()
-        assert is_feeding()
     with training.attempt(pipe, 2) as attempt:
         attempt.join()
 
@@ -136,7 +135,6 @@ def test_epoch_goes_on_exactly_on_4_then_2_then_3_then_4_ranks(rows):
         with training.attempt(pipe, world_size, raise_after=2) as attempt:
             with pytest.raises(RuntimeError, match=f"rank {world_size - 1} fails after 2 steps"):
                 attempt.join()
-            assert is_feeding()
     with training.attempt(pipe, 4) as attempt:
         attempt.join()
 
@@ -156,7 +154,6 @@ def test_another_batch_size_cuts_the_same_sequence_differently(rows):
     with training.attempt(before, 2, raise_after=5) as attempt:
         with pytest.raises(RuntimeError, match="rank 1 fails after 5 steps"):
             attempt.join()
-        assert is_feeding()
     with training.attempt(after, 2) as attempt:
         attempt.join()
 

@@ -1,0 +1,200 @@
+"""Decoding in a subprocess, for a video that may take its process down.
+
+Decides what it means when the subprocess dies, or does not come to an end: bad data. Not which videos are decoded so.
+
+::
+
+    python -m raypipe.decode.isolated     requests on standard input, answers on standard output, until the input ends
+
+Importing torch takes a process seconds, so the subprocess is kept for a minute for the next request. It decodes one
+request at a time: whatever it dies of, it is known on which. It writes nothing to the journal.
+"""
+
+import atexit
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raypipe.decode.spec import DecodeSpec
+from raypipe.errors import DecodeError, RaypipeError
+from raypipe.metadata import DatasetMeta
+
+TIMEOUT_S: Final = 600.0
+"""A span takes seconds; over a slow network minutes."""
+
+IDLE_S: Final = 60.0
+"""How long the subprocess, with 300 MB, waits for the next request."""
+
+Answer = NDArray[np.uint8] | Exception | int
+"""Pixels, or the error of the subprocess, or the exit code with which it died."""
+
+_NOT_STARTED: Final = 0
+_DEATHS: Final = (EOFError, OSError, pickle.UnpicklingError)
+"""What reading from, or writing to, a process that has died raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolatedRequest:
+    """Frames of one camera of one episode."""
+
+    meta: DatasetMeta
+    spec: DecodeSpec
+    row: int
+    """Of the episode table."""
+    camera: str
+    frames: NDArray[np.int64]
+    """Ascending positions in the episode."""
+    timeout_s: float = TIMEOUT_S
+
+
+def decode_isolated(request: IsolatedRequest) -> torch.Tensor:
+    """Return what `SpanDecoder.read_video` does, decoded in a subprocess: ``(n, height, width, 3)`` uint8.
+
+    Raises:
+        DecodeError: the subprocess died, or was not done in time.
+        RaypipeError, OSError: as the subprocess raised it.
+    """
+    answer = _process_child().ask(request)
+    if isinstance(answer, int):
+        raise _bad_data(request, answer)
+    if isinstance(answer, Exception):
+        raise answer
+    return torch.from_numpy(answer).to(request.spec.device)
+
+
+class _Child:
+    """The subprocess that decodes for this process: started when it is needed, asked by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, request: IsolatedRequest) -> Answer:
+        """Return the answer to a request, which a fresh subprocess gives where the one at hand has died."""
+        content = pickle.dumps(request)
+        with self._lock:
+            answer: Answer = _NOT_STARTED if self._process is None else self._exchange(self._process, content)
+            if isinstance(answer, int):
+                # One that has worked before may die of that, or of idleness: only a fresh one is a witness.
+                answer = self._exchange(_start(), content)
+            return answer
+
+    def close(self) -> None:
+        """End the subprocess, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            _end(process)
+
+    def _exchange(self, process: "subprocess.Popen[bytes]", content: bytes) -> Answer:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = None
+        try:
+            process.stdin.write(content)
+            process.stdin.flush()
+            answer: Answer = pickle.load(process.stdout)
+        except _DEATHS:
+            return _end(process)
+        except BaseException:
+            # Interrupted: its answer would be taken for that to the next request.
+            _end(process)
+            raise
+        self._process = process
+        return answer
+
+
+_children: dict[int, _Child] = {}
+"""By process: after a fork the child has its parent's in here, and may not use it."""
+
+
+def _process_child() -> _Child:
+    process = os.getpid()
+    if process not in _children:
+        _children.setdefault(process, _Child())
+    return _children[process]
+
+
+@atexit.register
+def _end_child() -> None:
+    if os.getpid() in _children:
+        _process_child().close()
+
+
+def _start() -> "subprocess.Popen[bytes]":
+    # It must find the modules that this process finds, in a script's folder or a runtime environment.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(folder) or os.getcwd() for folder in sys.path)}
+    command = [sys.executable, "-P", "-m", "raypipe.decode.isolated"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> int:
+    process.kill()
+    process.communicate()
+    return process.returncode
+
+
+def _bad_data(request: IsolatedRequest, exit_code: int) -> DecodeError:
+    meta = request.meta
+    episode = int(meta.episodes.episode_index[request.row])
+    path = meta.storage.locate(meta.video_file(request.row, request.camera))
+    return DecodeError(
+        f"decoding episode {episode} of {meta.root!r}, camera {request.camera!r}, ends the process that does it: "
+        f"several died over {path!r}, and a subprocess that did nothing else {_fate(exit_code, request.timeout_s)}. "
+        f"Fetch the file again, re-encode it, or leave the episode out with selection={{'exclude': ({episode},)}}."
+    )
+
+
+def _fate(exit_code: int, timeout_s: float) -> str:
+    if exit_code == -signal.SIGALRM:
+        return f"was not done after {timeout_s:g} s"
+    if exit_code == -signal.SIGKILL:
+        return "died of SIGKILL, which a machine that runs out of memory sends too"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}, for a reason that its output tells"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"died of {names.get(-exit_code, f'signal {-exit_code}')}"
+
+
+def main() -> None:
+    """Answer requests until standard input ends: in the subprocess."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    # What a library prints must not get among the answers.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    # The parent is told of Ctrl-C too, and closes the input when it ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # An alarm ends a process also inside a codec, and when nobody is left to wait for it.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    while True:
+        signal.setitimer(signal.ITIMER_REAL, IDLE_S)
+        try:
+            request = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_REAL, request.timeout_s)
+        pickle.dump(_answer(request), answers, protocol=5)
+        answers.flush()
+
+
+def _answer(request: IsolatedRequest) -> NDArray[np.uint8] | Exception:
+    from raypipe.decode.span import SpanDecoder
+
+    try:
+        pixels = SpanDecoder(request.meta, request.spec).read_video(request.row, request.camera, request.frames)
+    except (RaypipeError, OSError) as error:
+        return error
+    array: NDArray[np.uint8] = pixels.cpu().numpy()
+    return array
+
+
+if __name__ == "__main__":
+    main()

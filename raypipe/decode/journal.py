@@ -1,0 +1,221 @@
+"""Which videos were being decoded on this machine when a process died.
+
+A decoder that crashes takes its process with it. So a process writes down beforehand what it decodes, and whoever wants
+to decode the same later finds what the dead have left. Decides what counts as a death, not what follows from it.
+
+::
+
+    raypipe-UID/decoding.1     a line per process, a slot per thread that decodes now
+        line 0   | key |  0  |  0  | ...     locked: its process lives
+        line 1   |  0  | key |  0  | ...     not locked: its process died while it decoded `key`
+    raypipe-UID/deaths/KEY/    an empty file per death
+
+The kernel drops the lock of a process that ends, however it ends. One that is killed for a reason of its own counts
+too. Where there are no such locks (Windows), or nothing can be written, the journal is off, never an error.
+"""
+
+import hashlib
+import os
+import stat
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Final
+
+import numpy as np
+
+from raypipe.storage import Storage
+
+with suppress(ImportError):
+    # Missing on Windows, where the journal has no folder and never comes to it.
+    import fcntl
+
+NUM_SLOTS: Final = 64
+"""Threads of one process that are written down; any more decode unseen."""
+
+FORGET_S: Final = 7 * 24 * 3600.0
+"""A death is forgotten after a week: by then the file, the codec or the machine may be another."""
+
+_SLOT_BYTES: Final = 8
+_LINE_BYTES: Final = NUM_SLOTS * _SLOT_BYTES
+_MAX_LINES: Final = 4096
+_NO_SLOT: Final = -1
+
+_scope: ContextVar[str] = ContextVar("raypipe_journal_scope", default="")
+
+
+@contextmanager
+def journal_scope(name: str) -> Iterator[None]:
+    """Count only deaths within the scope `name`, for as long as the context lasts.
+
+    In a Ray task `name` is the task's id, which it keeps when Ray tries it again after its process has died. Tasks that
+    Ray ends, with their job for one, are never tried again, and what they were decoding is not to blame.
+    """
+    token = _scope.set(name)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def video_key(storage: Storage, name: str, episode: int, camera: str) -> int:
+    """Return the number that stands for an episode in its video, in this scope.
+
+    A local file that is replaced gives another one. An episode, not a span: a resume cuts spans at other frames.
+    """
+    parts = [_scope.get(), storage.uri, name, str(episode), camera]
+    if storage.is_local:
+        # A missing file is an error of whoever opens it.
+        with suppress(OSError):
+            found = os.stat(storage.locate(name))
+            parts += [str(found.st_size), str(found.st_mtime_ns)]
+    digest = hashlib.blake2b(os.fsencode("\0".join(parts)), digest_size=_SLOT_BYTES).digest()
+    # 0 is an empty slot.
+    return int.from_bytes(digest, "little") or 1
+
+
+class Journal:
+    """What this process decodes now, and what others decoded when they died; for all threads.
+
+    There must be one at most per process and folder: a process does not lock itself out, and closing a file drops all
+    locks that the process has on it. So the file stays open until the process ends.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._path = os.path.join(folder, "decoding.1")
+        self._lock = threading.Lock()
+        self._is_tried = False
+        self._file = -1
+        self._line = -1
+        # Stays empty where the journal is off.
+        self._free: list[int] = []
+
+    def count_deaths(self, key: int) -> int:
+        """Return how many processes died while they decoded `key`; 0 where the journal is off."""
+        self._open_once()
+        try:
+            self._bury_dead(key)
+            since = time.time() - FORGET_S
+            with os.scandir(self._grave(key)) as deaths:
+                return sum(death.stat().st_mtime > since for death in deaths)
+        except OSError:
+            # Nearly always: there is no such folder.
+            return 0
+
+    @contextmanager
+    def marking(self, key: int) -> Iterator[None]:
+        """Write down that a thread decodes `key`, for as long as the context lasts."""
+        self._open_once()
+        with self._lock:
+            slot = self._free.pop() if self._free else _NO_SLOT
+        self._write_slot(slot, key)
+        try:
+            yield
+        finally:
+            self._write_slot(slot, 0)
+            if slot != _NO_SLOT:
+                self._free.append(slot)
+
+    def _open_once(self) -> None:
+        if self._is_tried:
+            return
+        with self._lock:
+            if not self._is_tried:
+                with suppress(OSError):
+                    self._open()
+                self._is_tried = True
+
+    def _open(self) -> None:
+        _make_private_folder(self._folder)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._forget_old()
+        for line in range(_MAX_LINES):
+            if self._try_lock(line):
+                self._bury(line)
+                self._line = line
+                self._free.extend(range(NUM_SLOTS))
+                return
+
+    def _bury_dead(self, key: int) -> None:
+        """Count the deaths of processes that left `key` behind."""
+        size = os.fstat(self._file).st_size // _SLOT_BYTES * _SLOT_BYTES
+        slots = np.frombuffer(os.pread(self._file, size, 0), dtype="<u8")
+        for line in set((np.flatnonzero(slots == np.uint64(key)) // NUM_SLOTS).tolist()) - {self._line}:
+            # Two threads of one process would both get the lock of a line.
+            with self._lock:
+                if self._try_lock(line):
+                    try:
+                        self._bury(line)
+                    finally:
+                        fcntl.lockf(self._file, fcntl.LOCK_UN, _LINE_BYTES, line * _LINE_BYTES)
+
+    def _bury(self, line: int) -> None:
+        """Turn what a dead process left into deaths, and clear its line, whose lock this process has."""
+        left = os.pread(self._file, _LINE_BYTES, line * _LINE_BYTES).ljust(_LINE_BYTES, b"\0")
+        for key in set(np.frombuffer(left, dtype="<u8").tolist()) - {0}:
+            os.makedirs(self._grave(key), mode=0o700, exist_ok=True)
+            # A file of its own: two processes that count at once lose none.
+            open(os.path.join(self._grave(key), uuid.uuid4().hex), "xb").close()
+        os.pwrite(self._file, bytes(_LINE_BYTES), line * _LINE_BYTES)
+
+    def _try_lock(self, line: int) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, _LINE_BYTES, line * _LINE_BYTES)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def _write_slot(self, slot: int, key: int) -> None:
+        if slot == _NO_SLOT:
+            return
+        # Written, not mapped into memory: on a full disk a write is an error, and a store would end the process.
+        with suppress(OSError):
+            os.pwrite(self._file, key.to_bytes(_SLOT_BYTES, "little"), self._line * _LINE_BYTES + slot * _SLOT_BYTES)
+
+    def _grave(self, key: int) -> str:
+        return os.path.join(self._folder, "deaths", f"{key:016x}")
+
+    def _forget_old(self) -> None:
+        since = time.time() - FORGET_S
+        for folder, _, deaths in os.walk(os.path.join(self._folder, "deaths"), topdown=False):
+            for death in deaths:
+                path = os.path.join(folder, death)
+                # Another process may forget it at the same moment.
+                with suppress(OSError):
+                    if os.stat(path).st_mtime <= since:
+                        os.remove(path)
+            with suppress(OSError):
+                os.rmdir(folder)
+
+
+_journals: dict[int, Journal] = {}
+"""By process: after a fork the child has its parent's in here, and may not use it."""
+
+
+def process_journal() -> Journal:
+    """Return the journal of this process."""
+    process = os.getpid()
+    if process not in _journals:
+        _journals.setdefault(process, Journal(_default_folder()))
+    return _journals[process]
+
+
+def _default_folder() -> str:
+    try:
+        return os.path.join(tempfile.gettempdir(), f"raypipe-{os.getuid()}")
+    except (OSError, AttributeError):
+        # No folder for temporary files, or Windows: a folder that cannot be made, so the journal is off.
+        return ""
+
+
+def _make_private_folder(folder: str) -> None:
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        # Folders for temporary files are open to all: someone else may have put it there.
+        raise PermissionError(f"{folder!r} belongs to another user")
