@@ -60,9 +60,11 @@ def test_rank_that_raises_changes_nothing_in_the_order(rows):
     pipe = Pipeline(rows, batch_size=6, seed=1, order={"live_spans": 2}, feed=FEED)
     training = Training()
 
-    with training.attempt(pipe, 2, raise_after=4) as attempt:
-        with pytest.raises(RuntimeError, match="rank 1 fails after 4 steps"):
-            attempt.join()
+    with (
+        training.attempt(pipe, 2, raise_after=4) as attempt,
+        pytest.raises(RuntimeError, match="rank 1 fails after 4 steps"),
+    ):
+        attempt.join()
     with training.attempt(pipe, 2) as attempt:
         attempt.join()
 
@@ -132,9 +134,11 @@ def test_epoch_goes_on_exactly_on_4_then_2_then_3_then_4_ranks(rows):
     training = Training()
 
     for world_size in (4, 2, 3):
-        with training.attempt(pipe, world_size, raise_after=2) as attempt:
-            with pytest.raises(RuntimeError, match=f"rank {world_size - 1} fails after 2 steps"):
-                attempt.join()
+        with (
+            training.attempt(pipe, world_size, raise_after=2) as attempt,
+            pytest.raises(RuntimeError, match=f"rank {world_size - 1} fails after 2 steps"),
+        ):
+            attempt.join()
     with training.attempt(pipe, 4) as attempt:
         attempt.join()
 
@@ -151,9 +155,11 @@ def test_another_batch_size_cuts_the_same_sequence_differently(rows):
     before, after = (Pipeline(rows, batch_size=size, seed=5, order={"live_spans": 2}, feed=FEED) for size in (4, 10))
     training = Training()
 
-    with training.attempt(before, 2, raise_after=5) as attempt:
-        with pytest.raises(RuntimeError, match="rank 1 fails after 5 steps"):
-            attempt.join()
+    with (
+        training.attempt(before, 2, raise_after=5) as attempt,
+        pytest.raises(RuntimeError, match="rank 1 fails after 5 steps"),
+    ):
+        attempt.join()
     with training.attempt(after, 2) as attempt:
         attempt.join()
 
