@@ -33,14 +33,18 @@ def describe_machine() -> dict[str, Any]:
 
 
 def write_results(path: str | None, results: list[dict[str, Any]], columns: Sequence[str] = ()) -> None:
-    """Print the results, as a table of `columns` if given, and write them with the machine to `path` if given."""
+    """Print the results, as a table of `columns` if given, and write them to `path` if given.
+
+    The file is a list of objects, each with the machine that it was measured on.
+    """
     machine = describe_machine()
     print(f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['versions']}")
     for line in _table(results, columns) if columns else map(_line, results):
         print(line)
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n")
+        objects = [{**result, "machine": machine} for result in results]
+        Path(path).write_text(json.dumps(objects, indent=2) + "\n")
 
 
 def _line(result: dict[str, Any]) -> str:
