@@ -28,7 +28,7 @@ from raypipe.gauges import RankGauges
 from raypipe.metrics import LoaderStats
 from raypipe.plan import BatchSpec, EpisodeIndex, RankPlan, WorldPlan, plan_epoch, plan_world
 from raypipe.plan.keyhash import Ints
-from raypipe.rollcall import Ask, RollCall, describe_difference, name_ranks
+from raypipe.rollcall import Ask, PassPlace, RollCall, describe_difference, name_ranks
 from raypipe.source import Feed, feed_order, resident_spans, simulate_split
 from raypipe.source.datasource import BlockRequest, build_dataset, split_dataset
 
@@ -67,10 +67,6 @@ class FeedSpec:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
-PassKey = tuple[int, int]
-"""The generation, and how many asks of this rank came before in it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """What a rank gets."""
@@ -91,36 +87,33 @@ class Feeder:
         self._is_decoding = is_decoding
         self._lock = threading.RLock()
         self._roll_call = RollCall()
-        self._passes: dict[PassKey, _Pass] = {}
-        self._num_asked: dict[tuple[int, int], int] = {}
+        self._passes: dict[PassPlace, _Pass] = {}
         self._stats: dict[int, LoaderStats] = {}
 
-    def open(self, rank: int, ask: Ask) -> tuple[PassKey, Ticket]:
-        """Return the key of this pass, and the rank's part of its first chapter.
+    def open(self, rank: int, ask: Ask, place: PassPlace | None) -> tuple[PassPlace, Ticket]:
+        """Return the place of this pass, and the rank's part of its first chapter.
 
-        The first pass after a start, a break or a loaded state waits until all ranks have asked, and compares.
+        Without a place the rank begins a series of passes: that waits until all ranks do, and compares.
 
         Raises:
             ResumeError: ranks ask for different things; every rank gets it.
         """
+        if place is None:
+            place = PassPlace(self._roll_call.answer(rank, ask), 0)
+        if place not in self._passes:
+            # Not under the lock: it may take a minute, and all ranks shall hear of it at once.
+            _check_free_cpu()
         with self._lock:
-            count = self._num_asked.get((rank, ask.generation), 0)
-            self._num_asked[rank, ask.generation] = count + 1
-        if not count:
-            self._roll_call.answer(rank, ask)
-        key = (ask.generation, count)
-        with self._lock:
-            if key not in self._passes:
-                _check_free_cpu()
-                self._passes[key] = _Pass(self._index, rank, ask, self._spec)
-                self._forget_old(key)
-            self._check_same(key, rank, ask)
-            return key, self._open_chapter(rank, key, 0)
+            if place not in self._passes:
+                self._passes[place] = _Pass(self._index, rank, ask, self._spec)
+                self._forget_old(place)
+            self._check_same(place, rank, ask)
+            return place, self._open_chapter(rank, place, 0)
 
-    def open_chapter(self, rank: int, key: PassKey, chapter: int) -> Ticket:
-        """Return the rank's part of one chapter of a pass that it has opened."""
+    def open_chapter(self, rank: int, place: PassPlace, chapter: int) -> Ticket:
+        """Return the rank's part of one chapter of a pass that it has opened; once each."""
         with self._lock:
-            return self._open_chapter(rank, key, chapter)
+            return self._open_chapter(rank, place, chapter)
 
     def missing_ranks(self, world_size: int) -> list[int]:
         """Return the ranks that have not asked while others wait for them."""
@@ -134,8 +127,8 @@ class Feeder:
         """Return the figures that each rank has told last."""
         return dict(self._stats)
 
-    def _open_chapter(self, rank: int, key: PassKey, chapter: int) -> Ticket:
-        current = self._passes[key]
+    def _open_chapter(self, rank: int, place: PassPlace, chapter: int) -> Ticket:
+        current = self._passes[place]
         group = current.groups[rank // self._spec.ranks_per_split]
         if chapter not in group.splits:
             blocks = group.chapter_blocks(chapter)
@@ -147,15 +140,14 @@ class Feeder:
         group.splits[chapter][taken] = None
         return Ticket(iterator, group.num_chapters, int(group.resident[taken]))
 
-    def _forget_old(self, key: PassKey) -> None:
-        """Let go of passes that every rank is done with: it has asked for two later ones."""
-        generation, count = key
+    def _forget_old(self, place: PassPlace) -> None:
+        """Let go of passes that every rank is done with: it has asked for two later ones, or begun anew."""
         for old in list(self._passes):
-            if old[0] < generation - 1 or (old[0] == generation and old[1] < count - 2):
+            if old.series < place.series or old.number < place.number - 2:
                 del self._passes[old]
 
-    def _check_same(self, key: PassKey, rank: int, ask: Ask) -> None:
-        current = self._passes[key]
+    def _check_same(self, place: PassPlace, rank: int, ask: Ask) -> None:
+        current = self._passes[place]
         difference = describe_difference({current.rank: current.ask, rank: ask})
         if difference:
             raise ResumeError(difference)
@@ -251,7 +243,7 @@ class FeederSource:
             return len(os.sched_getaffinity(0))
         return max(1, int(runtime.get_assigned_resources().get("CPU", 0)))
 
-    def open(self, world: WorldPlan, rank: int, generation: int) -> "RayFeed":
+    def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "RayFeed":
         """Return the blocks that the rest of a plan sends to one rank; waits for the feeder to plan."""
         plan = world.plan
         per_lane = world.steps.per_lane
@@ -262,12 +254,11 @@ class FeederSource:
             world_size=world.world_size,
             batch=BatchSpec(size=per_lane * plan.leg.lanes, scope="global"),
             fingerprint=plan.fingerprint,
-            generation=generation,
         )
-        asked = self._feeder.open.remote(rank, ask)
+        asked = self._feeder.open.remote(rank, ask, place)
         self._warn_of_waiting(asked, rank, world.world_size)
-        key, ticket = _get(asked)
-        return RayFeed(self._feeder, rank, key, ticket, self._spec.prefetch_blocks)
+        opened, ticket = _get(asked)
+        return RayFeed(self._feeder, rank, opened, ticket, self._spec.prefetch_blocks)
 
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
         """Show the figures of a rank on Ray's metrics port, and tell them to the other ranks."""
@@ -277,7 +268,7 @@ class FeederSource:
 
     def collect(self) -> dict[int, LoaderStats]:
         """Return the figures of all ranks, as they told them last."""
-        figures: dict[int, LoaderStats] = ray.get(self._feeder.figures.remote())
+        figures: dict[int, LoaderStats] = _get(self._feeder.figures.remote())
         return figures
 
     def _warn_of_waiting(self, asked: Any, rank: int, world_size: int) -> None:
@@ -295,11 +286,11 @@ class FeederSource:
 class RayFeed:
     """The blocks of one rank for the rest of an epoch; a `BlockFeed`."""
 
-    def __init__(self, feeder: Any, rank: int, key: PassKey, ticket: Ticket, prefetch_blocks: int) -> None:
+    def __init__(self, feeder: Any, rank: int, place: PassPlace, ticket: Ticket, prefetch_blocks: int) -> None:
         self.resident_spans = ticket.resident_spans
+        self.place = place
         self._feeder = feeder
         self._rank = rank
-        self._key = key
         self._ticket = ticket
         self._prefetch_blocks = prefetch_blocks
 
@@ -308,7 +299,7 @@ class RayFeed:
         iterator = self._ticket.iterator
         for chapter in range(self._ticket.num_chapters):
             if chapter:
-                iterator = _get(self._feeder.open_chapter.remote(self._rank, self._key, chapter)).iterator
+                iterator = _get(self._feeder.open_chapter.remote(self._rank, self.place, chapter)).iterator
             try:
                 yield from iterator.iter_batches(
                     batch_size=None, batch_format="pyarrow", prefetch_batches=self._prefetch_blocks

@@ -19,6 +19,10 @@ COUNTERS: Final = {
     "raypipe_read_wait_seconds": ("read_wait_s", "Time in which a batch waited for rows to be read."),
     "raypipe_decode_wait_seconds": ("decode_wait_s", "Time in which a batch waited for its pixels."),
     "raypipe_transport_wait_seconds": ("transport_wait_s", "Time in which a batch waited for blocks on their way."),
+    "raypipe_assembly_wait_seconds": (
+        "assembly_wait_s",
+        "Time in which a batch was waited for while it was assembled.",
+    ),
     "raypipe_decode_seconds": ("decode_s", "Time spent decoding, summed over threads and tasks."),
 }
 """By metric: the field of `LoaderStats`, and the description. Prometheus adds ``_total``."""
@@ -38,9 +42,11 @@ class RankGauges:
 
     def show(self, stats: LoaderStats) -> None:
         """Publish the figures as they are now."""
+        if stats.samples < self._told["raypipe_samples"]:
+            # Another loader of the rank: its figures begin anew.
+            self._told = dict.fromkeys(COUNTERS, 0.0)
         for name, (field, text) in COUNTERS.items():
             value = float(getattr(stats, field))
-            # A counter takes what is new; the figures of a closed run may fall back.
             if value > self._told[name]:
                 _counter(name, text).inc(value - self._told[name], tags=self._tags)
                 self._told[name] = value

@@ -28,6 +28,7 @@ from raypipe.plan import (
     state_after,
 )
 from raypipe.progress import progress_bar
+from raypipe.rollcall import PassPlace
 from raypipe.run import BlockFeed, EpochRun, LoaderSpec, change_spec
 
 _PUBLISH_EVERY_S: Final = 2.0
@@ -40,13 +41,14 @@ class BlockSource(Protocol):
         """Return how many CPUs this process may use."""
         ...
 
-    def open(self, world: WorldPlan, rank: int, generation: int) -> BlockFeed:
+    def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> BlockFeed:
         """Return the blocks that the rest of a plan sends to one rank.
 
         Args:
             world: the plan, at the position from which it goes on.
             rank: the rank that asks.
-            generation: how often the rank has left its order, by a break or a loaded state; equal on all ranks.
+            place: of this pass, where it follows one before; None where the rank begins: at its start, and when it has
+                left its order by a break or a loaded state.
         """
         ...
 
@@ -89,7 +91,8 @@ class RankLoader:
         self._meter = Meter()
         self._last_live = Live()
         self._published_at = 0.0
-        self._generation = 0
+        self._lock = threading.Lock()
+        self._place: PassPlace | None = None
         self._last_epoch = spec.num_epochs - 1
         self._ahead: _Ahead | None = None
         self._run: EpochRun | None = None
@@ -97,6 +100,7 @@ class RankLoader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the batches that are left of the current epoch."""
+        self._meter.start_iteration()
         run = self._open_run()
         is_done = False
         is_on = self._spec.progress and self._job.rank == 0
@@ -117,8 +121,8 @@ class RankLoader:
         finally:
             # Another iteration may have begun, after a break from outside.
             if self._run is run:
-                self._publish()
                 self._close_run(is_done=is_done)
+                self._publish()
 
     def __len__(self) -> int:
         """Batches left in the current epoch; the same on every rank."""
@@ -184,7 +188,6 @@ class RankLoader:
         """Return this rank's loader with other fields of `LoaderSpec`, standing where this one stands."""
         changed = RankLoader(self._job, self._source, change_spec(self._spec, settings), self.name)
         changed.load_state_dict(self.state_dict())
-        changed._generation = self._generation
         return changed
 
     def close(self) -> None:
@@ -200,7 +203,11 @@ class RankLoader:
     def __getstate__(self) -> dict[str, Any]:
         if self._run is not None or self._ahead is not None:
             raise ConfigError("this loader is being iterated and cannot be sent elsewhere; call close() first")
-        return {**self.__dict__, "_world": None}
+        # A place is of one process: the copy begins anew. Clocks are of one machine.
+        return {**self.__dict__, "_world": None, "_lock": None, "_place": None, "_published_at": 0.0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     def _publish(self) -> None:
         self._published_at = time.monotonic()
@@ -230,52 +237,65 @@ class RankLoader:
             world = self._plan().at(self._step)
             self._stand_at(replace(self._at, legs=world.plan.legs))
             self._world = world
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            self._world, self._run = ahead.take()
-        else:
-            try:
-                self._run = self._start_run(self._plan(), self._at.epoch, None)
-            except BaseException:
-                # Ranks differ, or the user has lost patience: the next try asks anew.
-                self._generation += 1
-                raise
-        return self._run
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+            place = self._place.following if self._place else None
+        try:
+            self._world, run = ahead.take() if ahead else (self._plan(), self._start_run(self._plan(), place, None))
+        except BaseException:
+            # Ranks differ, or the user has lost patience: the next try begins anew.
+            self._place = None
+            raise
+        run.follow = lambda: self._look_ahead(run)
+        with self._lock:
+            self._run, self._place = run, run.place
+        if run.is_received:
+            self._look_ahead(run)
+        return run
 
-    def _start_run(self, world: WorldPlan, epoch: int, before: EpochRun | None) -> EpochRun:
+    def _start_run(self, world: WorldPlan, place: PassPlace | None, before: EpochRun | None) -> EpochRun:
         spec, job = self._spec, self._job
         if spec.num_threads == ASSIGNED_CPUS:
             spec = replace(spec, num_threads=self._source.assigned_cpus())
         run = EpochRun(job.context, world, job.rank, spec, self._meter)
-        run.start(self._source.open(world, job.rank, self._generation), lambda: self._look_ahead(epoch, run), before)
+        run.start(self._source.open(world, job.rank, place), before)
         return run
 
-    def _look_ahead(self, epoch: int, run: EpochRun) -> None:
-        """Start the next epoch, if it is known to follow; called when the last block of `epoch` has arrived."""
-        if epoch < self._last_epoch:
-            at = start(self._at.spec, world_size=self._job.world_size, epoch=epoch + 1)
-            self._ahead = _Ahead(lambda: self._start_ahead(at, run))
+    def _look_ahead(self, run: EpochRun) -> None:
+        """Start the next epoch, if it is known to follow; called when the last block of `run` has arrived.
 
-    def _start_ahead(self, at: Resumed, before: EpochRun) -> tuple[WorldPlan, EpochRun]:
+        Only for the run that is being iterated: one that was fetched ahead may have all its blocks long before, and
+        one that was left may get its last block after it.
+        """
+        with self._lock:
+            if run is not self._run or self._ahead is not None or run.epoch >= self._last_epoch:
+                return
+            at = start(self._at.spec, world_size=self._job.world_size, epoch=run.epoch + 1)
+            place = run.place.following
+            self._ahead = _Ahead(lambda: self._start_ahead(at, place, run))
+
+    def _start_ahead(self, at: Resumed, place: PassPlace, before: EpochRun) -> tuple[WorldPlan, EpochRun]:
         world = self._plan_of(at)
-        return world, self._start_run(world, at.epoch, before)
+        return world, self._start_run(world, place, before)
 
     def _close_run(self, *, is_done: bool) -> None:
-        if self._run is None:
+        with self._lock:
+            run, self._run = self._run, None
+        if run is None:
             return
-        run, self._run = self._run, None
-        self._last_live = run.live()
         run.close()
+        self._last_live = replace(run.live(), spans=0, waiting_spans=0, num_bytes=0)
         if not is_done:
             self._leave_order()
 
     def _leave_order(self) -> None:
-        """Give up what is under way: the next blocks are asked for anew."""
+        """Give up what is under way: the next blocks are asked for anew, together with the other ranks."""
         self._close_run(is_done=True)
-        ahead, self._ahead = self._ahead, None
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+            self._place = None
         if ahead is not None:
-            ahead.take()[1].close()
-        self._generation += 1
+            ahead.discard()
 
 
 class _Ahead:
@@ -294,6 +314,12 @@ class _Ahead:
             raise self._result
         assert self._result is not None
         return self._result
+
+    def discard(self) -> None:
+        """Close the run, when it is ready; what went wrong with it is nobody's concern."""
+        self._thread.join()
+        if isinstance(self._result, tuple):
+            self._result[1].close()
 
     def _work(self) -> None:
         try:

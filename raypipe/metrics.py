@@ -30,15 +30,17 @@ class LoaderStats:
     wait_share: float
     """``wait_s / (wait_s + step_s)``: 0 where data is never waited for."""
     fetch_s: float
-    """Time in which the next batch waited for blocks, for whatever reason."""
-    read_wait_s: float
-    """The part of it in which their rows were being read, or tasks waited for a CPU to read."""
-    transport_wait_s: float
-    """The part of it in which they were done and on their way to this rank."""
-    decode_wait_s: float
-    """Time in which the next batch waited for its pixels, decoded here or in tasks."""
+    """Time in which a batch waited for blocks, also while others were ready for the training loop."""
     assemble_s: float
-    """Time spent putting batches together."""
+    """Time spent putting batches together, also while others were ready."""
+    read_wait_s: float
+    """Time in which no batch was ready and the rows of the next were being read, or waited for a CPU to be read."""
+    decode_wait_s: float
+    """Time in which no batch was ready and the pixels of the next were being decoded, here or in tasks."""
+    transport_wait_s: float
+    """Time in which no batch was ready and the blocks of the next were done and on their way to this rank."""
+    assembly_wait_s: float
+    """Time in which no batch was ready and the next was being put together."""
     decode_s: float
     """Time spent decoding, summed over threads or tasks."""
     decoded_frames: int
@@ -62,7 +64,7 @@ class LoaderStats:
         """The stage that the training loop waits for most, one of `STAGES`; "nothing" where it hardly waits."""
         if self.wait_share < _HARDLY:
             return "nothing"
-        seconds = (self.read_wait_s, self.decode_wait_s, self.transport_wait_s, self.assemble_s)
+        seconds = (self.read_wait_s, self.decode_wait_s, self.transport_wait_s, self.assembly_wait_s)
         return max(zip(seconds, STAGES, strict=True))[1]
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,10 +156,11 @@ class _Sums:
     wait_s: float = 0.0
     step_s: float = 0.0
     fetch_s: float = 0.0
-    read_wait_s: float = 0.0
-    transport_wait_s: float = 0.0
-    decode_wait_s: float = 0.0
     assemble_s: float = 0.0
+    read_wait_s: float = 0.0
+    decode_wait_s: float = 0.0
+    transport_wait_s: float = 0.0
+    assembly_wait_s: float = 0.0
     task_decode_s: float = 0.0
     task_decoded_frames: int = 0
     emitted_frames: int = 0
@@ -187,6 +190,7 @@ class Meter:
         self._lock = threading.Lock()
         self._sums = _Sums()
         self._first_batch_s = 0.0
+        self._started_at = 0.0
         self._asked_at = 0.0
         self._left_at = 0.0
 
@@ -203,14 +207,17 @@ class Meter:
                 setattr(self._sums, name, getattr(self._sums, name) + amount)
 
     def start_iteration(self) -> None:
-        """Note that the training loop begins to iterate."""
+        """Note that the training loop begins to iterate: it waits from now on."""
         self._left_at = 0.0
+        self._started_at = time.perf_counter()
 
     def ask(self) -> None:
         """Note that the training loop asks for a batch."""
-        self._asked_at = time.perf_counter()
         if self._left_at:
+            self._asked_at = time.perf_counter()
             self.add(step_s=self._asked_at - self._left_at)
+        else:
+            self._asked_at = self._started_at
 
     def hand_over(self, num_samples: int) -> None:
         """Note that the training loop gets its batch."""

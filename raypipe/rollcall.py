@@ -6,6 +6,7 @@ A run whose ranks differ in state, seed, data or batch size would train on frame
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from raypipe.errors import ResumeError
 from raypipe.plan import BatchSpec, Leg, OrderSpec
@@ -22,23 +23,34 @@ class Ask:
     batch: BatchSpec
     fingerprint: str
     """Of the plan, as the rank computed it."""
-    generation: int
-    """How often the ranks have left their order together."""
+
+
+class PassPlace(NamedTuple):
+    """Which pass over the rest of an epoch it is: the same on all ranks."""
+
+    series: int
+    number: int
+    """Passes of the series before it."""
+
+    @property
+    def following(self) -> "PassPlace":
+        """The place of the next pass."""
+        return PassPlace(self.series, self.number + 1)
 
 
 class RollCall:
-    """Waits until every rank stands at the start of a pass, and compares what they ask for.
+    """Waits until every rank begins a series of passes, and compares what they ask for.
 
-    Ranks that differ ask for different passes, so it is not one pass whose ranks are counted: when all ranks wait here
-    and do not ask for the same, none of them would ever go on.
+    A rank begins one when it starts, and when it has left its order by a break or a loaded state.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: dict[int, _Answer] = {}
+        self._num_series = 0
 
-    def answer(self, rank: int, ask: Ask) -> None:
-        """Return when all ranks ask for the same.
+    def answer(self, rank: int, ask: Ask) -> int:
+        """Return the number of the series, the same for all ranks, when all ask for the same.
 
         Raises:
             ResumeError: all ranks are here and do not; names those that differ. Or this rank has asked again meanwhile.
@@ -50,13 +62,15 @@ class RollCall:
             self._waiting[rank] = answer
             if len(self._waiting) == ask.world_size:
                 verdict = describe_difference({number: waiting.ask for number, waiting in self._waiting.items()})
+                self._num_series += 1
                 for waiting in self._waiting.values():
-                    waiting.decide(verdict)
+                    waiting.decide(verdict, self._num_series)
                 self._waiting = {}
             self._changed.notify_all()
             self._changed.wait_for(lambda: answer.is_decided)
         if answer.verdict:
             raise ResumeError(answer.verdict)
+        return answer.series
 
     def missing(self, world_size: int) -> list[int]:
         """Return the ranks that others wait for; none if nobody waits."""
@@ -69,9 +83,10 @@ class _Answer:
     ask: Ask
     is_decided: bool = False
     verdict: str = ""
+    series: int = 0
 
-    def decide(self, verdict: str) -> None:
-        self.is_decided, self.verdict = True, verdict
+    def decide(self, verdict: str, series: int = 0) -> None:
+        self.is_decided, self.verdict, self.series = True, verdict, series
 
 
 def describe_difference(asks: Mapping[int, Ask]) -> str:
@@ -97,5 +112,4 @@ def _describe(ask: Ask) -> str:
     return (
         f"epoch {ask.epoch}, legs {[(leg.lanes, leg.frames_per_lane) for leg in ask.legs]}, seed {ask.order.seed}, "
         f"{ask.world_size} ranks, global batch {ask.batch.size}, plan {ask.fingerprint[:12]}"
-        + (f", after {ask.generation} breaks or loads" if ask.generation else "")
     )

@@ -26,6 +26,7 @@ from raypipe.decode.spec import ASSIGNED_CPUS
 from raypipe.errors import ConfigError, RaypipeError, suggest
 from raypipe.metrics import Live, Meter, split_wait
 from raypipe.plan import Batch, RankPlan, WorldPlan
+from raypipe.rollcall import PassPlace
 from raypipe.shuffle import LiveWindow, SpanPixels, find_pixels
 
 Transform = Callable[[dict[str, Any], torch.Tensor], dict[str, Any]]
@@ -37,6 +38,9 @@ class BlockFeed(Protocol):
 
     resident_spans: int
     """How many spans the rank must be ready to hold, or ranks could wait for each other for ever."""
+
+    place: PassPlace
+    """Of this pass."""
 
     def blocks(self) -> Iterator[pa.Table]:
         """Yield the blocks in arrival order."""
@@ -107,6 +111,11 @@ class EpochRun:
 
     def __init__(self, context: BlockContext, world: WorldPlan, rank: int, spec: LoaderSpec, meter: Meter) -> None:
         self.num_steps = world.num_steps
+        self.epoch = world.plan.epoch
+        self.place = PassPlace(0, 0)
+        self.is_received = False
+        self.follow: Callable[[], None] = _do_nothing
+        """Called after the last block, if it is set by then; `is_received` tells whether it was."""
         self._context = context
         self._plan: RankPlan = world.rank(rank)
         self._spec = spec
@@ -122,27 +131,28 @@ class EpochRun:
         self._num_handed = 0
         self._is_closed = False
         self._is_over = False
+        self._is_iterated = False
         self._batches: queue.Queue[Any] = queue.Queue(maxsize=spec.prefetch_batches)
         self._threads: list[threading.Thread] = []
         self._before: EpochRun | None = None
 
-    def start(self, feed: BlockFeed, on_received: Callable[[], None], before: "EpochRun | None" = None) -> None:
+    def start(self, feed: BlockFeed, before: "EpochRun | None" = None) -> None:
         """Start the threads that turn the rank's blocks into batches.
 
         Args:
             feed: the rank's blocks.
-            on_received: called after the last block.
             before: the run of the epoch before, which has received all its blocks; the two share their room.
         """
+        self.place = feed.place
         self._before = before
-        jobs = (("receive", lambda: self._receive(feed, on_received)), ("assemble", self._assemble))
+        jobs = (("receive", lambda: self._receive(feed)), ("assemble", self._assemble))
         for name, job in jobs:
             thread = threading.Thread(target=self._run_thread, args=(job,), name=f"raypipe-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def __iter__(self) -> "EpochRun":
-        self._meter.start_iteration()
+        self._is_iterated = True
         return self
 
     def __next__(self) -> dict[str, Any]:
@@ -221,7 +231,7 @@ class EpochRun:
         self._drain()
         self._batches.put(error)
 
-    def _receive(self, feed: BlockFeed, on_received: Callable[[], None]) -> None:
+    def _receive(self, feed: BlockFeed) -> None:
         expected = self._plan.queue
         for table in feed.blocks():
             self._meter.add(received_blocks=1, received_bytes=table.nbytes)
@@ -240,7 +250,11 @@ class EpochRun:
                 f"rank {self._plan.rank} received {self._num_received} of {len(expected)} spans and the feed ended; "
                 f"this is a fault of raypipe or of Ray's split, not of the data"
             )
-        on_received()
+        if self._is_closed:
+            raise _Closed
+        # In this order: whoever sets `follow` looks at `is_received` afterwards.
+        self.is_received = True
+        self.follow()
 
     def _check_identity(self, request: SpanRequest) -> None:
         """Raise if Ray sent another block than the plan expects: everything after it would be wrong."""
@@ -321,26 +335,32 @@ class EpochRun:
         self._put(_END)
 
     def _admit(self, arrival: int) -> None:
-        started = time.time()
+        started, is_late = time.perf_counter(), self._is_late()
         with self._changed:
             while arrival not in self._arrived and not self._is_closed:
                 self._changed.wait()
             if self._is_closed:
                 raise _Closed
             arrived = self._arrived.pop(arrival)
-        fetched = time.time()
+        fetched = time.perf_counter()
+        now = time.time()
         pixels = {camera: future.result() for camera, future in arrived.pixels.items()}
-        waited = split_wait(started, fetched, arrived.block.task)
-        self._meter.add(
-            fetch_s=fetched - started,
-            read_wait_s=waited.read_s,
-            transport_wait_s=waited.transport_s,
-            decode_wait_s=waited.decode_s + time.time() - fetched,
-        )
+        self._meter.add(fetch_s=fetched - started)
+        if is_late:
+            waited = split_wait(now - (fetched - started), now, arrived.block.task)
+            self._meter.add(
+                read_wait_s=waited.read_s,
+                transport_wait_s=waited.transport_s,
+                decode_wait_s=waited.decode_s + time.perf_counter() - fetched,
+            )
         self._window.admit(arrival, arrived.block, pixels)
 
+    def _is_late(self) -> bool:
+        """Whether the training loop has nothing to take: only then does it wait for what goes on here."""
+        return self._is_iterated and self._batches.empty()
+
     def _build(self, batch: Batch) -> dict[str, Any]:
-        started = time.perf_counter()
+        started, is_late = time.perf_counter(), self._is_late()
         built = self._builder.build(batch)
         self._window.retire(batch.done)
         if self._spec.device != "cpu":
@@ -349,7 +369,8 @@ class EpochRun:
         if self._spec.transform is not None:
             built = self._spec.transform(built, built["augment_seed"])
         emitted = len(batch.row) * len(self._context.datasets[0].spec.cameras)
-        self._meter.add(assemble_s=time.perf_counter() - started, emitted_frames=emitted)
+        seconds = time.perf_counter() - started
+        self._meter.add(assemble_s=seconds, assembly_wait_s=seconds if is_late else 0.0, emitted_frames=emitted)
         return built
 
     def _put(self, item: Any) -> None:
@@ -361,6 +382,10 @@ class EpochRun:
                 return
             except queue.Full:
                 continue
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _identity(request: SpanRequest) -> tuple[int, ...]:

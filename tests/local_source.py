@@ -10,6 +10,7 @@ from raypipe.loader import RankJob, RankLoader
 from raypipe.metrics import LoaderStats
 from raypipe.pipeline import Pipeline
 from raypipe.plan import RankPlan, WorldPlan
+from raypipe.rollcall import PassPlace
 from raypipe.run import LoaderSpec
 from raypipe.source import feed_order, resident_spans
 
@@ -31,11 +32,12 @@ class LocalSource:
     def collect(self) -> dict[int, LoaderStats]:
         return {rank: told[-1][1] for rank, told in self.published.items()}
 
-    def open(self, world: WorldPlan, rank: int, generation: int = 0) -> "LocalFeed":
+    def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "LocalFeed":
         plans = [world.rank(number) for number in range(world.world_size)]
         feed = feed_order([plan.queue.num_rows for plan in plans], spans_per_block=self.spans_per_block)
         resident = resident_spans(feed, [plan.lives() for plan in plans], world.steps)
-        return LocalFeed(self.context, plans[rank], int(resident[rank]), self.spans_per_block)
+        place = place or PassPlace(0, 0)
+        return LocalFeed(self.context, plans[rank], int(resident[rank]), self.spans_per_block, place)
 
 
 @dataclass
@@ -44,6 +46,7 @@ class LocalFeed:
     plan: RankPlan
     resident_spans: int
     spans_per_block: int
+    place: PassPlace
 
     def blocks(self) -> Iterator[pa.Table]:
         for first in range(0, len(self.plan.queue), self.spans_per_block):

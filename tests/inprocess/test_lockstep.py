@@ -15,6 +15,7 @@ from raypipe.block import add_windows, read_rows, span_request
 from raypipe.dataset import open_dataset
 from raypipe.loader import RankLoader
 from raypipe.pipeline import Pipeline
+from raypipe.rollcall import PassPlace
 from raypipe.run import LoaderSpec
 from raypipe.source import feed_order, resident_spans
 from raypipe.testing import write_dataset
@@ -43,11 +44,12 @@ class OneFeed:
 class StrictSource(LocalSource):
     feed: OneFeed = field(default_factory=lambda: OneFeed(1))
 
-    def open(self, world, rank, generation=0):
+    def open(self, world, rank, place):
         plans = [world.rank(number) for number in range(world.world_size)]
         order = feed_order([plan.queue.num_rows for plan in plans], spans_per_block=self.feed.spans_per_block)
         resident = resident_spans(order, [plan.lives() for plan in plans], world.steps)
-        return StrictFeed(self.context, plans[rank], rank, order, self.feed, int(resident[rank]))
+        place = place or PassPlace(0, 0)
+        return StrictFeed(self.context, plans[rank], rank, order, self.feed, int(resident[rank]), place)
 
 
 @dataclass
@@ -58,6 +60,7 @@ class StrictFeed:
     order: object
     feed: OneFeed
     resident_spans: int
+    place: PassPlace
 
     def blocks(self):
         for number in (self.order.rank == self.rank).nonzero()[0].tolist():

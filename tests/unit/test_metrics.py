@@ -46,9 +46,9 @@ def test_a_wait_is_put_down_to_what_was_going_on(name):
     ("figures", "stage"),
     [
         ({"wait_share": 0.5, "read_wait_s": 3.0, "decode_wait_s": 2.0}, "read"),
-        ({"wait_share": 0.5, "decode_wait_s": 2.0, "assemble_s": 1.0}, "decode"),
+        ({"wait_share": 0.5, "decode_wait_s": 2.0, "assemble_s": 9.0}, "decode"),
         ({"wait_share": 0.5, "transport_wait_s": 2.0}, "transport"),
-        ({"wait_share": 0.5, "assemble_s": 1.0, "read_wait_s": 0.5}, "assembly"),
+        ({"wait_share": 0.5, "assembly_wait_s": 1.0, "read_wait_s": 0.5}, "assembly"),
         ({"wait_share": 0.01, "read_wait_s": 3.0}, "nothing"),
     ],
 )
