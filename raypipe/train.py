@@ -15,10 +15,12 @@ has started, `share_loader` gives each its loader.
 """
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow.fs
 import ray
 import ray.train
 import ray.train.torch
@@ -76,6 +78,12 @@ def get_loader(name: str = "train", **settings: Any) -> RankLoader:
     state = read_checkpoint(checkpoint, name) if checkpoint is not None else None
     if state is not None:
         loader.load_state_dict(state)
+    elif checkpoint is not None and not _has_states(checkpoint):
+        warnings.warn(
+            f"the checkpoint {checkpoint.path!r} has no state of any loader: {name!r} starts at epoch 0. Save states "
+            f"with rp.train.report(metrics, checkpoint_dir, loader), with a checkpoint_dir on rank 0.",
+            stacklevel=2,
+        )
     return loader
 
 
@@ -129,10 +137,20 @@ def share_loader(pipeline: Pipeline, name: str = "train", **settings: Any) -> Ra
         )
     start_ray()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    shared: list[Any] = [None]
+    cluster = ray.get_runtime_context().gcs_address
+    shared: list[Any] = [None, cluster]
     if rank == 0:
-        shared = [ray.cloudpickle.dumps(pipeline.loaders(world_size, name=name))]
+        try:
+            shared[0] = ray.cloudpickle.dumps(pipeline.loaders(world_size, name=name))
+        except Exception as error:
+            # The others wait for the broadcast: they shall hear of it.
+            dist.broadcast_object_list([error, cluster], src=0)
+            raise
     dist.broadcast_object_list(shared, src=0)
+    if isinstance(shared[0], Exception):
+        raise shared[0]
+    if shared[1] != cluster:
+        raise ConfigError(f"rank {rank} is on the Ray at {cluster}, rank 0 on that at {shared[1]}; set RAY_ADDRESS")
     loaders: list[RankLoader] = ray.cloudpickle.loads(shared[0])
     return loaders[rank].with_settings(**settings)
 
@@ -145,7 +163,10 @@ def write_states(checkpoint_dir: str | Path, *loaders: RankLoader) -> None:
     folder = Path(checkpoint_dir) / STATE_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for loader in loaders:
-        (folder / f"{loader.name}.json").write_text(json.dumps(loader.state_dict(), indent=2))
+        path = folder / f"{loader.name}.json"
+        # Whole or not at all: the folder may hold the state of an earlier step.
+        path.with_suffix(".new").write_text(json.dumps(loader.state_dict(), indent=2))
+        path.with_suffix(".new").replace(path)
 
 
 def read_state(checkpoint_dir: str | Path, name: str = "train") -> dict[str, Any] | None:
@@ -163,6 +184,11 @@ def read_checkpoint(checkpoint: ray.train.Checkpoint, name: str = "train") -> di
     except FileNotFoundError:
         return None
     return _parse_state(content, path)
+
+
+def _has_states(checkpoint: ray.train.Checkpoint) -> bool:
+    info = checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{STATE_FOLDER}")
+    return bool(info.type != pyarrow.fs.FileType.NotFound)
 
 
 def _parse_state(content: bytes, place: str) -> dict[str, Any]:

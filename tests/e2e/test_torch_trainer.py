@@ -172,6 +172,9 @@ def ddp_loop(config):
     journal = Journal(config["journals"] + "/val", rank, world_size, val)
     for batch in val:
         journal.add(batch, val)
+    # The other rank tells its figures when it is done with the epoch too.
+    while val.world_stats().num_ranks < world_size:
+        time.sleep(0.05)
     with tempfile.TemporaryDirectory() as folder:
         metrics = {**rp.train.loader_metrics(loader), **rp.train.loader_metrics(val)}
         rp.train.report(metrics, folder if rank == 0 else None, loader, val)
