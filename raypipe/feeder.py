@@ -143,7 +143,7 @@ class Feeder:
     def _forget_old(self, place: PassPlace) -> None:
         """Let go of passes that every rank is done with: it has asked for two later ones, or begun anew."""
         for old in list(self._passes):
-            if old.series < place.series or old.number < place.number - 2:
+            if old.is_over_at(place):
                 del self._passes[old]
 
     def _check_same(self, place: PassPlace, rank: int, ask: Ask) -> None:

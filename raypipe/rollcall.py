@@ -37,6 +37,14 @@ class PassPlace(NamedTuple):
         """The place of the next pass."""
         return PassPlace(self.series, self.number + 1)
 
+    def is_over_at(self, place: "PassPlace") -> bool:
+        """Whether all ranks are done with this pass when one asks for that at `place`.
+
+        Ranks begin a series together. Within one, a rank that fetches ahead is two passes before the last at most. A
+        late request of an earlier series ends nothing of a later one.
+        """
+        return self.series < place.series or (self.series == place.series and self.number < place.number - 2)
+
 
 class RollCall:
     """Waits until every rank begins a series of passes, and compares what they ask for.

@@ -7,7 +7,7 @@ import pytest
 
 from raypipe.errors import ResumeError
 from raypipe.plan import BatchSpec, Leg, OrderSpec
-from raypipe.rollcall import Ask, RollCall, describe_difference
+from raypipe.rollcall import Ask, PassPlace, RollCall, describe_difference
 
 ASK = Ask(
     order=OrderSpec(seed=7, live_spans=4),
@@ -84,3 +84,18 @@ def test_nobody_is_missed_where_nobody_waits():
 
 def test_equal_asks_have_no_difference():
     assert describe_difference({0: ASK, 5: replace(ASK)}) == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "asked", "is_over"),
+    [
+        ((1, 5), (2, 0), True),
+        ((1, 0), (1, 3), True),
+        ((1, 1), (1, 3), False),
+        ((1, 3), (1, 3), False),
+        # A request that was under way when the ranks began anew.
+        ((2, 0), (1, 7), False),
+    ],
+)
+def test_pass_is_over_when_all_ranks_have_gone_on(old, asked, is_over):
+    assert PassPlace(*old).is_over_at(PassPlace(*asked)) == is_over
