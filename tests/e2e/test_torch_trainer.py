@@ -129,8 +129,9 @@ def stopped(tmp_path_factory, pipe):
     return folder
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_second_fit_on_other_ranks_goes_on_as_the_plan_says(tmp_path, rows, pipe, stopped, num_workers):
+def test_second_fit_on_other_ranks_goes_on_as_the_plan_says(tmp_path, rows, pipe, stopped):
+    # 3 ranks do not divide the 2 lanes of the run: the rest is a new leg.
+    num_workers = 3
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
 
     fit(train_loop, tmp_path, num_workers, {"train": pipe})

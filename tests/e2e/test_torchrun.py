@@ -38,9 +38,9 @@ def launch(num_processes, *command, cwd=None):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("then", [3])
-def test_processes_share_an_epoch_and_others_go_on_from_the_written_state(tmp_path, root, then):
+def test_processes_share_an_epoch_and_others_go_on_from_the_written_state(tmp_path, root):
     ensure_ray(4)
+    then = 3
     pipe = open_pipe(root)
 
     launch(2, RANKS, root, tmp_path, "3")
