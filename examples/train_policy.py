@@ -127,7 +127,7 @@ def save(policy: nn.Module, optimizer: torch.optim.Optimizer, step: int, loader:
     metrics = {"step": step, "loss": loss, **rp.train.loader_metrics(loader)}
     # Every worker must report, at the same steps; the weights are the same on all.
     if ray.train.get_context().get_world_rank() > 0:
-        rp.train.report(metrics, None)
+        rp.train.report(metrics, None, loader)
         return
     with tempfile.TemporaryDirectory() as folder:
         saved = {"policy": policy.state_dict(), "optimizer": optimizer.state_dict(), "step": step}

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     )
     from raypipe.feeder import FeedSpec
     from raypipe.loader import RankLoader
+    from raypipe.loader_spec import LoaderSpec
     from raypipe.metadata import DatasetMeta, read_metadata
     from raypipe.pipeline import Pipeline
     from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec
-    from raypipe.run import LoaderSpec
     from raypipe.window import WindowSpec
 
 _HOMES = {
@@ -50,7 +50,7 @@ _HOMES = {
     "DecodeSpec": "decode.spec",
     "DownloadError": "errors",
     "FeedSpec": "feeder",
-    "LoaderSpec": "run",
+    "LoaderSpec": "loader_spec",
     "OrderSpec": "plan",
     "Pipeline": "pipeline",
     "RankLoader": "loader",

@@ -2,7 +2,8 @@
 
 Cameras are ``(B, channels, height, width)``, or ``(B, T, channels, height, width)`` with a window of several frames; in
 memory the channels come last, as FFmpeg writes them and as convolutions on a GPU want them. Beside LeRobot's keys a
-batch has ``dataset_index`` and ``augment_seed``, and with ``tail="wrap"`` ``is_repeat``.
+batch has ``dataset_index`` and ``augment_seed``, and ``is_repeat`` where frames may come twice: with ``tail="wrap"``
+and with ``on_bad_episode="skip"``.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,8 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raypipe.block import BlockContext, Frames, SpanBlock, window_frames
+from raypipe.block import BlockContext, SpanBlock, window_frames
 from raypipe.dataset import keeps_time_axis
+from raypipe.errors import DatasetError
+from raypipe.packed import Frames
 from raypipe.plan import Batch, RankPlan
 from raypipe.shuffle import LiveWindow, find_pixels
 from raypipe.window import window_rows
@@ -43,7 +46,7 @@ class BatchBuilder:
         built["augment_seed"] = torch.from_numpy(
             self._plan.keys.augment_seeds(dataset_index, rows["episode_index"], rows["frame_index"])
         )
-        if self._plan.steps.num_repeats:
+        if self._plan.steps.num_repeats or self._context.bad_data.on_bad_episode == "skip":
             built["is_repeat"] = torch.from_numpy(batch.is_repeat.copy())
         return built
 
@@ -122,6 +125,15 @@ def _identities(rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64])
     return zip(dataset_index.tolist(), rows["episode_index"].tolist(), rows["frame_index"].tolist(), strict=True)
 
 
+class SpanErrors(Exception):  # noqa: N818
+    """Episodes of a batch could not be decoded as it left."""
+
+    def __init__(self, errors: dict[tuple[int, int], DatasetError]) -> None:
+        super().__init__(f"{len(errors)} episodes could not be decoded")
+        self.errors = errors
+        """By dataset and episode."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """One window of one sample: where its frames go in the batch, and which they are."""
@@ -150,9 +162,11 @@ class ExitDecoder:
             width = len(dataset.window.offsets.get(camera, (0,)))
             buffers[camera] = window.empty_pixels((len(dataset_index), width, *shape), np.uint8)
             for (number, episode), wanted in self._group(camera, rows, dataset_index).items():
-                jobs.append(self._submit(number, episode, camera, wanted, buffers[camera]))
-        for job in jobs:
-            job.result()
+                job = self._submit(number, episode, camera, wanted, buffers[camera])
+                jobs.append(((number, episode), job))
+        errors = {key: error for key, job in jobs if isinstance(error := job.exception(), Exception)}
+        if errors:
+            raise _first_or_all(errors)
         return buffers
 
     def close(self) -> None:
@@ -186,3 +200,10 @@ class ExitDecoder:
         pixels = self._context.decoders[number].decode_video(row, camera, frames).cpu().numpy()
         for want in wanted:
             out[want.sample] = pixels[np.searchsorted(frames, want.frames)]
+
+
+def _first_or_all(errors: dict[tuple[int, int], Exception]) -> Exception:
+    """Return what to raise: bad data of all episodes together, anything else as it is."""
+    bad = {key: error for key, error in errors.items() if isinstance(error, DatasetError)}
+    other = [error for error in errors.values() if not isinstance(error, DatasetError)]
+    return other[0] if other else SpanErrors(bad)

@@ -12,73 +12,43 @@ pack several spans. **Nothing here raises for bad data**: the block keeps its pl
 rank, since a task that fails, or a row too few, would upset Ray's split for all ranks.
 """
 
-import json
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from raypipe import errors
+from raypipe.account import frame_numbers
 from raypipe.dataset import Dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError, RaypipeError
 from raypipe.metrics import TaskTimes
-from raypipe.plan import RankPlan
+from raypipe.packed import (
+    Frames,
+    PackedSpan,
+    SpanHeader,
+    SpanRequest,
+    as_array,
+    as_numpy,
+    as_texts,
+    only_chunk,
+    pack_spans,
+    unpack_spans,
+)
 from raypipe.rows import RowReader, column_values
+from raypipe.skips import RAISE, BadDataSpec
 from raypipe.storage import retry_transient
 from raypipe.window import window_rows
 
 if TYPE_CHECKING:
     from raypipe.decode.span import SpanDecoder
 
-Frames = NDArray[np.int64]
-
-HEADER: Final = "raypipe_span"
-MARGIN: Final = "raypipe_margin"
-"""Pixels (or stored images) of frames that windows show and that no row of the span is: in its first row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanRequest:
-    """One span of a plan: what to read, and the identity that its block carries."""
-
-    epoch: int
-    dataset: int
-    episode: int
-    start: int
-    stop: int
-    lane: int
-    place: int
-    """Position in the lane's queue."""
-    frames: tuple[int, ...] = ()
-    """The frames to emit where they are not all of [start, stop): what an interrupted epoch left of the span."""
-
-    @property
-    def anchors(self) -> Frames:
-        """The frames to emit, ascending: one per row of the block."""
-        return np.array(self.frames, dtype=np.int64) if self.frames else np.arange(self.start, self.stop)
-
-
-def span_request(plan: RankPlan, arrival: int) -> SpanRequest:
-    """Return what to read for one block of a rank's queue."""
-    queue = plan.queue
-    is_whole = queue.num_rows[arrival] == queue.stop[arrival] - queue.start[arrival]
-    return SpanRequest(
-        epoch=plan.keys.epoch,
-        dataset=int(queue.dataset[arrival]),
-        episode=int(queue.episode[arrival]),
-        start=int(queue.start[arrival]),
-        stop=int(queue.stop[arrival]),
-        lane=int(queue.lane[arrival]),
-        place=int(queue.place[arrival]),
-        frames=() if is_whole else tuple(plan.frames_of(arrival).tolist()),
-    )
+_TRAINED_ON: Final = ("action", "observation")
+"""Features of which a value that is no number would end in the weights; a reward may be unknown."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +57,7 @@ class BlockContext:
 
     datasets: tuple[Dataset, ...]
     decode: DecodeSpec
+    bad_data: BadDataSpec = RAISE
 
     @cached_property
     def readers(self) -> tuple[RowReader, ...]:
@@ -102,7 +73,17 @@ class BlockContext:
 
     def __getstate__(self) -> dict[str, Any]:
         # Open files and decoders stay behind: each process opens its own.
-        return {"datasets": self.datasets, "decode": self.decode}
+        return {"datasets": self.datasets, "decode": self.decode, "bad_data": self.bad_data}
+
+    def frame_numbers(self, dataset: Frames, episode: Frames, frame: Frames) -> Frames:
+        """Return the number of every frame on the axis of accounts, which holds all datasets; see `frame_numbers`."""
+        numbers = np.empty(len(frame), dtype=np.int64)
+        for i, one in enumerate(self.datasets):
+            mine = dataset == i if len(self.datasets) > 1 else slice(None)
+            episodes = one.meta.episodes
+            row = np.searchsorted(episodes.episode_index, episode[mine])
+            numbers[mine] = frame_numbers(i, episodes.first_frames[row] + frame[mine])
+        return numbers
 
     def find_episode(self, request: SpanRequest) -> tuple[Dataset, int, int]:
         """Return the dataset of a span, the row of its episode in the episode table, and the episode's length."""
@@ -145,50 +126,26 @@ class SpanBlock:
             raise getattr(errors, kind, DatasetError)(message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Header:
-    request: SpanRequest | None
-    """None in a filler."""
-    num_rows: int
-    first: int = 0
-    """The frame of the first row read."""
-    error: tuple[str, str] = ("", "")
-    read_s: float = 0.0
-    decode_s: float = 0.0
-    num_decoded: int = 0
-    finished_at: float = 0.0
-    """Seconds since 1970 when the last stage of the task was done with the span."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """One span of a block on its way: its header, its columns, and its margins by camera."""
-
-    header: _Header
-    columns: dict[str, pa.Array]
-    margins: dict[str, tuple[Frames, Any]]
-
-
 def read_rows(
     context: BlockContext, requests: Sequence[SpanRequest], sleep: Callable[[float], None] = time.sleep
 ) -> pa.Table:
     """Return the rows of the spans and of their windows' reach, or their errors."""
-    return _pack([_read_span(context, request, sleep) for request in requests])
+    return pack_spans([_read_span(context, request, sleep) for request in requests])
 
 
 def add_windows(context: BlockContext, table: pa.Table) -> pa.Table:
     """Return one row per frame to emit, with the windows of row features gathered."""
-    return _pack([_guarded(_window_span, context, span) for span in _unpack(table)])
+    return pack_spans([_guarded(_window_span, context, span) for span in unpack_spans(table)])
 
 
 def add_pixels(context: BlockContext, table: pa.Table) -> pa.Table:
     """Return the table with the decoded frames of every camera."""
-    return _pack([_guarded(_decode_span, context, span) for span in _unpack(table)])
+    return pack_spans([_guarded(_decode_span, context, span) for span in unpack_spans(table)])
 
 
 def open_block(context: BlockContext, table: pa.Table) -> Iterator[SpanBlock]:
     """Yield the spans of a block as arrays; a filler yields nothing."""
-    spans = list(_unpack(table))
+    spans = list(unpack_spans(table))
     headers = [span.header for span in spans]
     task = TaskTimes(
         read_s=sum(header.read_s for header in headers),
@@ -202,7 +159,7 @@ def open_block(context: BlockContext, table: pa.Table) -> Iterator[SpanBlock]:
 
 def filler_block(num_rows: int) -> pa.Table:
     """Return a block of rows that stand for nothing: it moves Ray's row counts, and the rank throws it away."""
-    return _pack([_Span(_Header(request=None, num_rows=num_rows), {}, {})])
+    return pack_spans([PackedSpan(SpanHeader(request=None, num_rows=num_rows), {}, {})])
 
 
 def window_frames(dataset: Dataset, camera: str, anchors: Frames, length: int) -> Frames:
@@ -210,7 +167,7 @@ def window_frames(dataset: Dataset, camera: str, anchors: Frames, length: int) -
     return window_rows(anchors, length, dataset.window.offsets.get(camera, (0,)))[0]
 
 
-def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[float], None]) -> _Span:
+def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[float], None]) -> PackedSpan:
     started = time.perf_counter()
     try:
         span = retry_transient(lambda: _read_reach(context, request), sleep)
@@ -219,39 +176,69 @@ def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[flo
         return _failed(request, error)
 
 
-def _read_reach(context: BlockContext, request: SpanRequest) -> _Span:
+def _read_reach(context: BlockContext, request: SpanRequest) -> PackedSpan:
     dataset, row, length = context.find_episode(request)
     anchors = request.anchors
     before, after = dataset.window.reach(list(dataset.row_features))
     first, stop = max(int(anchors[0]) + before, 0), min(int(anchors[-1]) + after + 1, length)
     table = context.readers[request.dataset].read_frames(row, first, stop)
-    columns = {name: _only_chunk(table.column(name)) for name in table.column_names}
-    return _Span(_Header(request=request, num_rows=len(table), first=first), columns, {})
+    columns = {name: only_chunk(table.column(name)) for name in table.column_names}
+    return PackedSpan(SpanHeader(request=request, num_rows=len(table), first=first), columns, {})
 
 
-def _window_span(context: BlockContext, span: _Span, request: SpanRequest) -> _Span:
-    dataset, _, length = context.find_episode(request)
-    place = f"episode {request.episode} of {dataset.meta.root!r}"
+def _window_span(context: BlockContext, span: PackedSpan, request: SpanRequest) -> PackedSpan:
+    dataset, row, length = context.find_episode(request)
+    file = dataset.meta.storage.locate(dataset.meta.data_file(row))
+    place = f"episode {request.episode} of {dataset.meta.root!r}, in {file!r},"
     first, anchors, started = span.header.first, request.anchors, time.perf_counter()
     rows, columns, margins = pa.table(span.columns), {}, {}
     for name, feature in dataset.row_features.items():
         if feature.kind == "image":
             extra = _margin_frames(dataset, name, anchors, length)
             margins[name] = (extra, rows.column(name).take(extra - first).to_pylist())
-            columns[name] = _only_chunk(rows.column(name).take(anchors - first))
+            columns[name] = only_chunk(rows.column(name).take(anchors - first))
             continue
         values = column_values(rows, feature, place)
+        if context.bad_data.check_finite and name.startswith(_TRAINED_ON):
+            _check_finite(values, name, first, place)
+        if name == "task_index":
+            _check_tasks(dataset, values, place)
         offsets = dataset.window.offsets.get(name)
         slots, padding = window_rows(anchors, length, offsets or (0,))
         wanted = slots - first if offsets else anchors - first
-        columns[name] = _as_array(values[wanted]) if isinstance(values, np.ndarray) else _as_texts(values, wanted)
+        columns[name] = as_array(values[wanted]) if isinstance(values, np.ndarray) else as_texts(values, wanted)
         if offsets:
-            columns[f"{name}_is_pad"] = _as_array(padding)
+            columns[f"{name}_is_pad"] = as_array(padding)
     read_s = span.header.read_s + time.perf_counter() - started
-    return _Span(replace(span.header, num_rows=len(anchors), read_s=read_s), columns, margins)
+    return PackedSpan(replace(span.header, num_rows=len(anchors), read_s=read_s), columns, margins)
 
 
-def _decode_span(context: BlockContext, span: _Span, request: SpanRequest) -> _Span:
+def _check_tasks(dataset: Dataset, task_index: Any, place: str) -> None:
+    """Raise if a row names a task that the dataset does not have."""
+    tasks = dataset.meta.tasks
+    try:
+        for index in np.unique(task_index).tolist() if len(tasks) else ():
+            tasks.text(index)
+    except DatasetError as error:
+        error.add_note(f"in {place.rstrip(',')}")
+        raise
+
+
+def _check_finite(values: Any, name: str, first: int, place: str) -> None:
+    """Raise if a feature has NaN or infinite values; `first` is the frame of the first row."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+        return
+    is_finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    if not is_finite.all():
+        frame = int(np.argmin(is_finite))
+        raise DatasetError(
+            f"feature {name!r} of {place} has {np.count_nonzero(~is_finite)} frames with NaN or infinite values, the "
+            f"first is frame {first + frame}: {values[frame].tolist()}. Exclude the episode, skip it by "
+            f"on_bad_episode='skip', or train on it all the same by check_finite=False"
+        )
+
+
+def _decode_span(context: BlockContext, span: PackedSpan, request: SpanRequest) -> PackedSpan:
     dataset, row, length = context.find_episode(request)
     decoder, anchors = context.decoders[request.dataset], request.anchors
     columns, margins = dict(span.columns), {}
@@ -267,17 +254,17 @@ def _decode_span(context: BlockContext, span: _Span, request: SpanRequest) -> _S
             pixels = decoder.decode_video(row, camera, frames)
         num_decoded += len(frames)
         values = pixels.numpy()
-        columns[camera] = _as_array(values if not len(extra) else values[np.searchsorted(frames, anchors)])
+        columns[camera] = as_array(values if not len(extra) else values[np.searchsorted(frames, anchors)])
         margins[camera] = (extra, values[np.searchsorted(frames, extra)])
     seconds = time.perf_counter() - started
-    return _Span(replace(span.header, decode_s=seconds, num_decoded=num_decoded), columns, margins)
+    return PackedSpan(replace(span.header, decode_s=seconds, num_decoded=num_decoded), columns, margins)
 
 
 def _margin_frames(dataset: Dataset, camera: str, anchors: Frames, length: int) -> Frames:
     return np.setdiff1d(window_frames(dataset, camera, anchors, length), anchors)
 
 
-def _open_span(context: BlockContext, span: _Span, request: SpanRequest, task: TaskTimes) -> SpanBlock:
+def _open_span(context: BlockContext, span: PackedSpan, request: SpanRequest, task: TaskTimes) -> SpanBlock:
     dataset = context.datasets[request.dataset]
     columns: dict[str, Any] = {}
     pixels: dict[str, tuple[CameraPart, ...]] = {}
@@ -285,9 +272,9 @@ def _open_span(context: BlockContext, span: _Span, request: SpanRequest, task: T
     for name, array in span.columns.items():
         if name not in dataset.spec.cameras:
             shape = _row_shape(dataset, name)
-            columns[name] = array.to_pylist() if shape is None else _as_numpy(array, shape)
+            columns[name] = array.to_pylist() if shape is None else as_numpy(array, shape)
         elif pa.types.is_fixed_size_list(array.type):
-            values = _as_numpy(array, context.decode.frame_shape(dataset.features[name]))
+            values = as_numpy(array, context.decode.frame_shape(dataset.features[name]))
             pixels[name] = (CameraPart(request.anchors, values), CameraPart(*span.margins[name]))
         else:
             extra, images = span.margins[name]
@@ -317,7 +304,9 @@ def _row_shape(dataset: Dataset, column: str) -> tuple[int, ...] | None:
     return (*window, *(() if feature.shape == (1,) else feature.shape))
 
 
-def _guarded(stage: Callable[[BlockContext, _Span, SpanRequest], _Span], context: BlockContext, span: _Span) -> _Span:
+def _guarded(
+    stage: Callable[[BlockContext, PackedSpan, SpanRequest], PackedSpan], context: BlockContext, span: PackedSpan
+) -> PackedSpan:
     """Run a stage on a span; what is wrong with its data becomes the span's error."""
     request = span.header.request
     if request is None or span.header.error[0]:
@@ -329,72 +318,8 @@ def _guarded(stage: Callable[[BlockContext, _Span, SpanRequest], _Span], context
         return _failed(request, error)
 
 
-def _failed(request: SpanRequest, error: RaypipeError | OSError) -> _Span:
+def _failed(request: SpanRequest, error: RaypipeError | OSError) -> PackedSpan:
     kind = type(error).__name__ if isinstance(error, RaypipeError) else DatasetError.__name__
     text = str(error) if isinstance(error, RaypipeError) else f"{type(error).__name__}: {error}"
     message = "; ".join([text, *getattr(error, "__notes__", ())])
-    return _Span(_Header(request=request, num_rows=len(request.anchors), error=(kind, message)), {}, {})
-
-
-def _pack(spans: Sequence[_Span]) -> pa.Table:
-    tables = []
-    for span in spans:
-        header = json.dumps(asdict(span.header)).encode()
-        margin = pickle.dumps(span.margins) if span.margins else None
-        rest = [None] * (span.header.num_rows - 1)
-        tables.append(
-            pa.table(
-                {
-                    HEADER: pa.array([header, *rest], pa.large_binary()),
-                    MARGIN: pa.array([margin, *rest], pa.large_binary()),
-                    **span.columns,
-                }
-            )
-        )
-    return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
-
-
-def _unpack(table: pa.Table) -> Iterator[_Span]:
-    begin = 0
-    while begin < len(table):
-        header = _parse_header(table.column(HEADER)[begin].as_py())
-        margin = table.column(MARGIN)[begin].as_py()
-        columns = {}
-        for name in table.column_names:
-            array = table.column(name).slice(begin, header.num_rows)
-            # A filler and a span with an error have no columns: packed with others, they are padded with nulls.
-            if name not in (HEADER, MARGIN) and header.request is not None and not header.error[0]:
-                columns[name] = _only_chunk(array)
-        yield _Span(header, columns, pickle.loads(margin) if margin else {})
-        begin += header.num_rows
-
-
-def _parse_header(content: bytes) -> _Header:
-    fields = json.loads(content)
-    if fields["request"] is not None:
-        frames = tuple(fields["request"].pop("frames"))
-        fields["request"] = SpanRequest(**fields["request"], frames=frames)
-    fields["error"] = tuple(fields["error"])
-    return _Header(**fields)
-
-
-def _only_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _as_array(values: NDArray[Any]) -> pa.Array:
-    """Return an Arrow array with a row per entry of the first axis, sharing the memory where it can."""
-    if values.ndim == 1:
-        return pa.array(values)
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, int(np.prod(values.shape[1:])))
-
-
-def _as_texts(values: list[Any], wanted: Frames) -> pa.Array:
-    return pa.array([[values[i] for i in row] if isinstance(row, list) else values[row] for row in wanted.tolist()])
-
-
-def _as_numpy(array: pa.Array, shape: tuple[int, ...]) -> NDArray[Any]:
-    flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
-    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
-    return values.reshape(len(array), *shape)
+    return PackedSpan(SpanHeader(request=request, num_rows=len(request.anchors), error=(kind, message)), {}, {})

@@ -104,6 +104,117 @@ def plan(
         plot_plan(view.world, plot)
 
 
+@app.command()
+def validate(
+    root: Root,
+    deep: Annotated[bool, typer.Option("--deep", help="Also decode every frame of every camera.")] = False,
+    json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write all as JSON; - prints it.")] = "",
+    exclude_file: Annotated[Path | None, typer.Option(help="Write the numbers of bad episodes to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with plots and frames to this file.")] = None,
+    where: Annotated[str, typer.Option(help="process, ray, or auto: Ray unless the dataset is small.")] = "auto",
+) -> None:
+    """Check a dataset and tell what is wrong; exits with 1 for warnings and 2 for errors."""
+    from raypipe.validate import validate_dataset, write_report
+    from raypipe.validate.table import findings_table
+
+    report = validate_dataset(root, deep=deep, where=where, progress=True)  # type: ignore[arg-type]
+    write_report(report, json_file=json_file, exclude_file=exclude_file, html_file=html)
+    if json_file == "-":
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        _print(findings_table(report))
+    raise typer.Exit(report.exit_code)
+
+
+@app.command()
+def reshard(
+    root: Root,
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder of the copy; it appears when it is complete.")],
+    exclude: Annotated[str, typer.Option(help="Episodes to leave out, as 3,7; the others are numbered anew.")] = "",
+    exclude_file: Annotated[Path | None, typer.Option(help="Also leave out the episodes that this file lists.")] = None,
+    drop_camera: Annotated[list[str] | None, typer.Option(help="A camera to leave out; may be repeated.")] = None,
+    gop: Annotated[str, typer.Option(help="Re-encode: a keyframe every so many frames.")] = "source",
+    size: Annotated[str, typer.Option(help="Re-encode: size of every camera, as HEIGHTxWIDTH.")] = "source",
+    codec: Annotated[str, typer.Option(help="Re-encode: h264, hevc, av1 or vp9.")] = "source",
+    crf: Annotated[int, typer.Option(help="Quality where videos are re-encoded; lower is better.")] = 24,
+    data_mb: Annotated[int, typer.Option(help="Size at which a data file is closed.")] = 100,
+    video_mb: Annotated[int, typer.Option(help="Size at which a video file is closed.")] = 200,
+    allow_findings: Annotated[bool, typer.Option("--allow-findings", help="Keep errors of the source.")] = False,
+    where: Annotated[str, typer.Option(help="process, ray, or auto: Ray unless the dataset is small.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Write a dataset anew: v3.0, one row group per episode, videos without loss; goes on where it was killed."""
+    from raypipe.reshard import parse_spec, report_lines, reshard_dataset
+
+    spec = parse_spec(
+        exclude=exclude,
+        exclude_file=exclude_file,
+        drop_cameras=drop_camera or (),
+        encoding={"gop": gop, "size": size, "codec": codec, "crf": crf},
+        limits={"data_mb": data_mb, "video_mb": video_mb},
+    )
+    report = reshard_dataset(root, out, spec, where=where, progress=True, allow_findings=allow_findings)  # type: ignore[arg-type]
+    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report_lines(report)))
+
+
+@app.command()
+def account(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint, or a run's folder: a path or a URI.")],
+    root: Annotated[str, typer.Option(help="Where the dataset is now, if not where the run had it.")] = "",
+    name: Annotated[str, typer.Option(help="The loader, where the run has several.")] = "",
+    json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write it as JSON; - prints it.")] = "",
+) -> None:
+    """Check that a run has handed over every frame exactly once; exit code 1 if not, 2 if that cannot be told."""
+    from raypipe.account.check import check_run
+    from raypipe.account.report import verdict_table
+
+    checked = check_run(folder, root=root, name=name)
+    if json_file == "-":
+        typer.echo(json.dumps(checked.to_json(), indent=2))
+    else:
+        if json_file:
+            Path(json_file).write_text(json.dumps(checked.to_json(), indent=2))
+        _print(verdict_table(checked))
+        typer.echo("\n".join(checked.describe()))
+    raise typer.Exit(0 if checked.is_exact else 1)
+
+
+@app.command()
+def where(
+    step: Annotated[int, typer.Argument(help="Counted from 0 at the run's start, or at that of --epoch.")],
+    rank: Annotated[int, typer.Argument(help="Counted from 0.")],
+    folder: Annotated[str, typer.Option("--account", metavar="DIR", help="A checkpoint or a run's folder.")] = "",
+    root: Annotated[str, typer.Option(help="A LeRobot dataset: a local path or an fsspec URI.")] = "",
+    name: Annotated[str, typer.Option(help="The loader of the account, where the run has several.")] = "",
+    batch_size: Annotated[int, typer.Option(help="Frames of a batch on each rank.")] = 0,
+    world_size: Annotated[int, typer.Option(help="Ranks.")] = 1,
+    seed: Annotated[int, typer.Option(help="Decides the order.")] = 0,
+    epoch: Annotated[int | None, typer.Option(help="Count the steps of this epoch alone.")] = None,
+    live_spans: Annotated[int, typer.Option(help="Spans that are live at once in a lane.")] = 128,
+    span_frames: Annotated[str, typer.Option(help="Longest span in frames, or 'episode'.")] = "episode",
+    lanes: Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")] = "world_size",
+    tail: Annotated[str, typer.Option(help="The end of an epoch: short, drop or wrap.")] = "short",
+    as_json: Json = False,
+) -> None:
+    """Tell which frames a step gave to a rank, by the plan: of a run with an account, or of the options."""
+    from raypipe.account.report import step_table
+    from raypipe.account.where import PlannedRun, StepQuery, locate_planned, locate_recorded
+    from raypipe.plan import parse_order_spec
+
+    query = StepQuery(step=step, rank=rank, epoch=epoch)
+    if folder:
+        located = locate_recorded(folder, query, root=root, name=name)
+    else:
+        spec = parse_order_spec(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes)
+        run = PlannedRun(root=root, spec=spec, batch_size=batch_size, world_size=world_size, tail=tail)
+        located = locate_planned(run, query)
+    if as_json:
+        typer.echo(json.dumps(located.to_json(), indent=2))
+    else:
+        typer.echo(located.describe())
+        _print(step_table(located))
+
+
 def main() -> None:
     """Run the command line; the entry point of the ``raypipe`` program."""
     # Taken out here so that it may stand anywhere, also behind the command.

@@ -20,6 +20,7 @@ from raypipe.plan import (
     index_episodes,
     resolve_live,
 )
+from raypipe.skips import BadDataSpec
 
 DEFAULT_LIVE_BYTES = 2 << 30
 """Memory of the spans at hand on a rank."""
@@ -45,6 +46,7 @@ class PipelineConfig:
     order: OrderSpec
     selection: SelectionSpec
     decode: DecodeSpec
+    bad_data: BadDataSpec
     feed: FeedSpec
     live_bytes: int
     """Memory of a rank for the spans at hand, or 0 where live spans and span length were given instead."""
@@ -55,7 +57,7 @@ class PipelineConfig:
 
     def block_context(self) -> BlockContext:
         """Return what tasks and ranks need to make and open blocks."""
-        return BlockContext((self.dataset,), self.decode)
+        return BlockContext((self.dataset,), self.decode, self.bad_data)
 
 
 def compose_config(
@@ -64,7 +66,7 @@ def compose_config(
     """Return the config of a pipeline; live spans and span length that are not given are resolved from `live_bytes`.
 
     Args:
-        parts: ``selection``, ``order``, ``decode`` and ``feed``, each a spec or a dict of its fields.
+        parts: ``selection``, ``order``, ``decode``, ``bad_data`` and ``feed``, each a spec or a dict of its fields.
         batch_size: frames per rank, or a `BatchSpec` or a dict of its fields.
     """
     batch = (
@@ -100,6 +102,7 @@ def compose_config(
         order=order,
         selection=selection,
         decode=decode,
+        bad_data=make_spec(BadDataSpec, parts["bad_data"], "bad_data"),
         feed=make_spec(FeedSpec, parts["feed"], "feed"),
         live_bytes=0 if "span_frames" in given or isinstance(parts["order"], OrderSpec) else live_bytes,
     )

@@ -129,12 +129,35 @@ class Dataset:
         declared = {name: f for name, f in self.features.items() if not f.is_camera or name in self.spec.cameras}
         rows = {name: feature for name, feature in declared.items() if feature.kind != "video"}
         if len(self.meta.episodes):
-            absent = RowReader(self.meta, list(rows)).missing_columns(0)
+            absent = self._absent_columns(list(rows))
             self._warn_of_absent([name for name in absent if name in rows and name not in INDEX_FEATURES])
             rows = {name: feature for name, feature in rows.items() if name not in absent}
         for name, dtype in INDEX_FEATURES.items():
             rows[name] = Feature(name=name, kind="vector", dtype=dtype, shape=(1,))
         return rows
+
+    def _absent_columns(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns that the rows do not have, by the first, middle and last data file.
+
+        One that only some files lack is damage of those, and so are files that cannot be opened: reading them tells.
+        Where none of the three opens, the others are tried in turn.
+        """
+        reader, count = RowReader(self.meta, names), len(self.meta.episodes)
+        absent: set[str] | None = None
+        errors: dict[str, DatasetError] = {}
+        for tried, row in enumerate((0, count // 2, count - 1, *range(count))):
+            if tried >= 3 and absent is not None:
+                break
+            name = self.meta.data_file(row)
+            try:
+                missing = set(reader.missing_columns(row)) if name not in errors else None
+            except DatasetError as error:
+                errors[name], missing = error, None
+            if missing is not None:
+                absent = missing if absent is None else absent & missing
+        if absent is None:
+            raise next(iter(errors.values()))
+        return tuple(name for name in names if name in absent)
 
     def _warn_of_absent(self, names: Sequence[str]) -> None:
         if names:

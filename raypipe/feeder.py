@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -22,13 +23,15 @@ import numpy as np
 import pyarrow as pa
 import ray
 
-from raypipe.block import BlockContext, span_request
+from raypipe.block import BlockContext
 from raypipe.errors import ConfigError, RaypipeError, ResumeError
 from raypipe.gauges import RankGauges
 from raypipe.metrics import LoaderStats
+from raypipe.packed import span_request
 from raypipe.plan import BatchSpec, EpisodeIndex, RankPlan, WorldPlan, plan_epoch, plan_world
 from raypipe.plan.keyhash import Ints
 from raypipe.rollcall import Ask, PassPlace, RollCall, describe_difference, name_ranks
+from raypipe.skips import BadSpan, SkipList
 from raypipe.source import Feed, feed_order, resident_spans, simulate_split
 from raypipe.source.datasource import BlockRequest, build_dataset, split_dataset
 
@@ -89,6 +92,8 @@ class Feeder:
         self._roll_call = RollCall()
         self._passes: dict[PassPlace, _Pass] = {}
         self._stats: dict[int, LoaderStats] = {}
+        num_episodes = len(np.unique(np.stack([index.dataset, index.episode]), axis=1).T)
+        self._skips = SkipList(context.bad_data, num_episodes)
 
     def open(self, rank: int, ask: Ask, place: PassPlace | None) -> tuple[PassPlace, Ticket]:
         """Return the place of this pass, and the rank's part of its first chapter.
@@ -118,6 +123,18 @@ class Feeder:
     def missing_ranks(self, world_size: int) -> list[int]:
         """Return the ranks that have not asked while others wait for them."""
         return self._roll_call.missing(world_size)
+
+    def report_bad(self, span: BadSpan) -> None:
+        """Note a span that a rank leaves out.
+
+        Raises:
+            DatasetError: more episodes are bad than may be.
+        """
+        self._skips.add(span)
+
+    def bad_spans(self) -> list[BadSpan]:
+        """Return the first bad span of every episode that a rank has left out."""
+        return self._skips.spans()
 
     def tell(self, rank: int, stats: LoaderStats) -> None:
         """Note the figures of a rank."""
@@ -231,6 +248,8 @@ class FeederSource:
         self._feeder = feeder
         self._spec = spec
         self._gauges: dict[tuple[str, int], RankGauges] = {}
+        self.attempt = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+        """The name of this start of the ranks, by which accounts are sorted; no order depends on it."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Counters count what one process has seen.
@@ -271,6 +290,11 @@ class FeederSource:
         figures: dict[int, LoaderStats] = _get(self._feeder.figures.remote())
         return figures
 
+    def bad_spans(self) -> list[BadSpan]:
+        """Return the first bad span of every episode that any rank has left out."""
+        spans: list[BadSpan] = _get(self._feeder.bad_spans.remote())
+        return spans
+
     def _warn_of_waiting(self, asked: Any, rank: int, world_size: int) -> None:
         if ray.wait([asked], timeout=_WAIT_FOR_RANKS_S)[0]:
             return
@@ -293,6 +317,10 @@ class RayFeed:
         self._rank = rank
         self._ticket = ticket
         self._prefetch_blocks = prefetch_blocks
+
+    def report_bad(self, span: BadSpan) -> None:
+        """Tell the feeder of a span that is left out; raises where more episodes are bad than may be."""
+        _get(self._feeder.report_bad.remote(span))
 
     def blocks(self) -> Iterator[pa.Table]:
         """Yield the blocks in arrival order, chapter after chapter."""

@@ -23,6 +23,7 @@ COUNTERS: Final = {
         "assembly_wait_s",
         "Time in which a batch was waited for while it was assembled.",
     ),
+    "raypipe_skipped_frames": ("skipped_frames", "Samples that were left out as bad data."),
     "raypipe_decode_seconds": ("decode_s", "Time spent decoding, summed over threads and tasks."),
 }
 """By metric: the field of `LoaderStats`, and the description. Prometheus adds ``_total``."""

@@ -5,14 +5,19 @@ What the user holds is counted, not what is prefetched: the state after a batch 
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from raypipe.account import Account, Header, Ledger, Part
+from raypipe.ahead import Ahead
 from raypipe.block import BlockContext
 from raypipe.dataset import Dataset
 from raypipe.decode.spec import ASSIGNED_CPUS
 from raypipe.errors import ConfigError
+from raypipe.keeper import AccountKeeper
+from raypipe.loader_spec import LoaderSpec, change_spec
 from raypipe.metrics import Live, LoaderStats, Meter, WorldStats, sum_up
 from raypipe.plan import (
     BatchSpec,
@@ -20,6 +25,7 @@ from raypipe.plan import (
     OrderSpec,
     OrderState,
     Resumed,
+    SelectionSpec,
     WorldPlan,
     plan_epoch,
     plan_world,
@@ -29,7 +35,11 @@ from raypipe.plan import (
 )
 from raypipe.progress import progress_bar
 from raypipe.rollcall import PassPlace
-from raypipe.run import BlockFeed, EpochRun, LoaderSpec, change_spec
+from raypipe.run import BlockFeed, EpochRun
+from raypipe.skips import BadSpan, describe_spans
+
+if TYPE_CHECKING:
+    import pyarrow.fs
 
 _PUBLISH_EVERY_S: Final = 2.0
 
@@ -39,6 +49,11 @@ class BlockSource(Protocol):
 
     def assigned_cpus(self) -> int:
         """Return how many CPUs this process may use."""
+        ...
+
+    @property
+    def attempt(self) -> str:
+        """The name of this start of the ranks: later ones sort behind earlier ones."""
         ...
 
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> BlockFeed:
@@ -71,6 +86,8 @@ class RankJob:
     batch: BatchSpec
     rank: int
     world_size: int
+    selection: SelectionSpec
+    """Which `index` was made with: for the account."""
 
 
 class RankLoader:
@@ -92,9 +109,12 @@ class RankLoader:
         self._last_live = Live()
         self._published_at = 0.0
         self._lock = threading.Lock()
+        self._ledger = Ledger(attempt=source.attempt)
+        self._skipped: list[BadSpan] = []
+        self._keeper: AccountKeeper | None = None
         self._place: PassPlace | None = None
         self._last_epoch = spec.num_epochs - 1
-        self._ahead: _Ahead | None = None
+        self._ahead: Ahead | None = None
         self._run: EpochRun | None = None
         self._stand_at(start(job.order, world_size=job.world_size))
 
@@ -114,6 +134,7 @@ class RankLoader:
                     bar.advance(self._meter.read(Live()))
                     if time.monotonic() > self._published_at + _PUBLISH_EVERY_S:
                         self._publish()
+                        self._keep_account(is_due_only=True)
                     yield batch
                 if not run.num_steps:
                     is_done = True
@@ -123,6 +144,7 @@ class RankLoader:
             if self._run is run:
                 self._close_run(is_done=is_done)
                 self._publish()
+                self._keep_account()
 
     def __len__(self) -> int:
         """Batches left in the current epoch; the same on every rank."""
@@ -132,6 +154,16 @@ class RankLoader:
     def dataset(self) -> Dataset:
         """What the batches are made of; its `features` and `stats` are what a policy is built from."""
         return self._job.context.datasets[0]
+
+    @property
+    def rank(self) -> int:
+        """Who it is among the ranks."""
+        return self._job.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self._job.world_size
 
     @property
     def epoch(self) -> int:
@@ -173,7 +205,38 @@ class RankLoader:
         saved = OrderState.from_dict(state)
         at = resume(saved, self._job.index, self._job.order, world_size=self._job.world_size)
         self._leave_order()
+        self._ledger = Ledger(attempt=self._source.attempt)
         self._stand_at(at)
+
+    def account(self) -> Account:
+        """Return what this rank has handed over, by epoch and leg, with the parts that it carries of earlier ones."""
+        header = Header(
+            root=str(self.dataset.meta.root),
+            selection=asdict(self._job.selection),
+            state=self.state_dict(),
+            name=self.name,
+        )
+        return Account(header=header, parts=self._ledger.parts())
+
+    def load_account(self, parts: Iterable[Part]) -> None:
+        """Carry the parts of an account on that led to the loaded state; on one rank, rank 0. Call it after loading."""
+        self._ledger = Ledger(tuple(parts), attempt=self._source.attempt)
+
+    def keep_account(self, folder: str, filesystem: "pyarrow.fs.FileSystem | None" = None) -> None:
+        """Write the account to a folder from now on, every 2 s or so and after every epoch: for `raypipe account`.
+
+        So it is known afterwards what was handed over after the last checkpoint, and again after a restart.
+
+        Args:
+            folder: of the run, for all ranks and attempts; a path or URI.
+            filesystem: of the folder, where it is no plain path or URI.
+        """
+        self._keeper = AccountKeeper(folder, filesystem, self.name, self._source.attempt)
+
+    @property
+    def skipped(self) -> tuple[BadSpan, ...]:
+        """What this rank has left out as bad data since it was made, where the policy says so."""
+        return (*self._skipped, *(self._run.bad_spans if self._run else ()))
 
     def stats(self) -> LoaderStats:
         """Return the figures of this loader so far."""
@@ -188,6 +251,8 @@ class RankLoader:
         """Return this rank's loader with other fields of `LoaderSpec`, standing where this one stands."""
         changed = RankLoader(self._job, self._source, change_spec(self._spec, settings), self.name)
         changed.load_state_dict(self.state_dict())
+        changed.load_account(self._ledger.parts())
+        changed._keeper = self._keeper
         return changed
 
     def close(self) -> None:
@@ -212,6 +277,10 @@ class RankLoader:
     def _publish(self) -> None:
         self._published_at = time.monotonic()
         self._source.publish(self.name, self._job.rank, self.stats())
+
+    def _keep_account(self, *, is_due_only: bool = False) -> None:
+        if self._keeper is not None and (self._keeper.is_due or not is_due_only):
+            self._keeper.write(self.account(), self._job.rank, self._job.world_size)
 
     def _stand_at(self, at: Resumed) -> None:
         self._at = at
@@ -241,12 +310,15 @@ class RankLoader:
             ahead, self._ahead = self._ahead, None
             place = self._place.following if self._place else None
         try:
-            self._world, run = ahead.take() if ahead else (self._plan(), self._start_run(self._plan(), place, None))
+            world, run = ahead.take() if ahead else (self._plan(), self._start_run(self._plan(), place, None))
         except BaseException:
             # Ranks differ, or the user has lost patience: the next try begins anew.
             self._place = None
             raise
+        self._world = world
         run.follow = lambda: self._look_ahead(run)
+        self._ledger.begin(world, self._job.rank)
+        run.record = self._ledger.record
         with self._lock:
             self._run, self._place = run, run.place
         if run.is_received:
@@ -272,7 +344,7 @@ class RankLoader:
                 return
             at = start(self._at.spec, world_size=self._job.world_size, epoch=run.epoch + 1)
             place = run.place.following
-            self._ahead = _Ahead(lambda: self._start_ahead(at, place, run))
+            self._ahead = Ahead(lambda: self._start_ahead(at, place, run))
 
     def _start_ahead(self, at: Resumed, place: PassPlace, before: EpochRun) -> tuple[WorldPlan, EpochRun]:
         world = self._plan_of(at)
@@ -284,9 +356,19 @@ class RankLoader:
         if run is None:
             return
         run.close()
+        self._note_skips(run)
         self._last_live = replace(run.live(), spans=0, waiting_spans=0, num_bytes=0)
         if not is_done:
             self._leave_order()
+
+    def _note_skips(self, run: EpochRun) -> None:
+        bad = run.bad_spans
+        if bad:
+            self._skipped.extend(bad)
+            warnings.warn(
+                f"rank {self._job.rank} left out {len(bad)} bad spans in epoch {run.epoch}:\n{describe_spans(bad)}",
+                stacklevel=2,
+            )
 
     def _leave_order(self) -> None:
         """Give up what is under way: the next blocks are asked for anew, together with the other ranks."""
@@ -296,33 +378,3 @@ class RankLoader:
             self._place = None
         if ahead is not None:
             ahead.discard()
-
-
-class _Ahead:
-    """The run of the next epoch, being started by a thread."""
-
-    def __init__(self, begin: Any) -> None:
-        self._result: tuple[WorldPlan, EpochRun] | BaseException | None = None
-        self._begin = begin
-        self._thread = threading.Thread(target=self._work, name="raypipe-next-epoch", daemon=True)
-        self._thread.start()
-
-    def take(self) -> tuple[WorldPlan, EpochRun]:
-        """Return the plan and the run, when they are ready."""
-        self._thread.join()
-        if isinstance(self._result, BaseException):
-            raise self._result
-        assert self._result is not None
-        return self._result
-
-    def discard(self) -> None:
-        """Close the run, when it is ready; what went wrong with it is nobody's concern."""
-        self._thread.join()
-        if isinstance(self._result, tuple):
-            self._result[1].close()
-
-    def _work(self) -> None:
-        try:
-            self._result = self._begin()
-        except BaseException as error:
-            self._result = error

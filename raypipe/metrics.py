@@ -44,6 +44,8 @@ class LoaderStats:
     decode_s: float
     """Time spent decoding, summed over threads or tasks."""
     decoded_frames: int
+    skipped_frames: int
+    """Samples that were left out as bad data, where the policy says so."""
     emitted_frames: int
     """Samples times cameras: frames that windows show besides are not counted, since they are decoded once too."""
     decoded_per_emitted: float
@@ -163,6 +165,7 @@ class _Sums:
     assembly_wait_s: float = 0.0
     task_decode_s: float = 0.0
     task_decoded_frames: int = 0
+    skipped_frames: int = 0
     emitted_frames: int = 0
     received_blocks: int = 0
     received_bytes: int = 0

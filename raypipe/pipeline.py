@@ -11,22 +11,23 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 
 import ray
 
 from raypipe.batch import span_columns
-from raypipe.block import span_request
 from raypipe.config import DEFAULT_LIVE_BYTES, PipelineConfig, compose_config, pixel_bytes, row_bytes, spans_per_block
 from raypipe.dataset import Dataset
 from raypipe.decode.videos import check_device
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, suggest
 from raypipe.feeder import BY_SIZE, FeederSource, start_feeder
 from raypipe.loader import RankJob, RankLoader
+from raypipe.loader_spec import LoaderSpec, change_spec
+from raypipe.packed import span_request
 from raypipe.plan import WHOLE_EPISODE, WorldPlan, plan_epoch, plan_world, start, state_at
-from raypipe.run import LoaderSpec, change_spec
+from raypipe.skips import BadDataSpec
 from raypipe.source.datasource import as_samples, build_dataset
 
 
@@ -58,14 +59,16 @@ class Pipeline:
             delta_timestamps: windows in seconds, as in LeRobot.
             live_bytes: memory of a rank for the spans at hand; decides span length where ``order`` does not.
             parts: ``selection``, ``order``, ``decode``, ``feed``: see `SelectionSpec`, `OrderSpec`, `DecodeSpec`,
-                `FeedSpec`.
+                `FeedSpec`; and the fields of `BadDataSpec`, such as ``on_bad_episode="skip"``.
         """
-        unknown = set(parts) - {"selection", "order", "decode", "feed"}
-        if unknown:
-            raise ConfigError(f"Pipeline has no part {sorted(unknown)[0]!r}; it has selection, order, decode and feed")
+        known = ("selection", "order", "decode", "feed", *(field.name for field in fields(BadDataSpec)))
+        for name in parts:
+            if name not in known:
+                raise ConfigError(f"Pipeline has no part {name!r}{suggest(name, known)}")
         if delta_timestamps is not None:
             dataset = dataset.windowed(delta_timestamps)
-        every = {"selection": {}, "order": {}, "decode": {}, "feed": {}, **parts}
+        bad_data = {field.name: parts.pop(field.name) for field in fields(BadDataSpec) if field.name in parts}
+        every = {"selection": {}, "order": {}, "decode": {}, "feed": {}, "bad_data": bad_data, **parts}
         self.config = compose_config(dataset, every, batch_size=batch_size, seed=seed, live_bytes=live_bytes)
 
     @cached_property
@@ -108,19 +111,22 @@ class Pipeline:
         start_ray()
         config = self._resolved(world_size)
         is_decoding = config.decode.where == "cluster"
-        context = config.block_context()
-        feeder = start_feeder(context, self._index, config.feed, world_size=world_size, is_decoding=is_decoding)
+        feeder = start_feeder(
+            config.block_context(), self._index, config.feed, world_size=world_size, is_decoding=is_decoding
+        )
         source = FeederSource(feeder, config.feed)
         spec = self._loader_spec(settings)
         return [
             RankLoader(
                 RankJob(
-                    context=context,
+                    # One for each: decoders count what they do.
+                    context=config.block_context(),
                     index=self._index,
                     order=config.order,
                     batch=config.batch,
                     rank=rank,
                     world_size=world_size,
+                    selection=config.selection,
                 ),
                 source,
                 spec,

@@ -11,26 +11,25 @@ The *receiver* pulls blocks, checks that each is the one that the plan expects n
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
-import torch
 
-from raypipe.batch import BatchBuilder
-from raypipe.block import BlockContext, CameraPart, SpanBlock, SpanRequest, open_block, span_request, window_frames
+from raypipe.account import Handed
+from raypipe.assembly import Assembler, Built
+from raypipe.block import BlockContext, open_block
 from raypipe.decode.spec import ASSIGNED_CPUS
-from raypipe.errors import ConfigError, RaypipeError, suggest
+from raypipe.errors import DatasetError, RaypipeError
+from raypipe.loader_spec import LoaderSpec
 from raypipe.metrics import Live, Meter, split_wait
+from raypipe.opening import Arrived, SpanOpener
+from raypipe.packed import SpanRequest, span_request
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.rollcall import PassPlace
-from raypipe.shuffle import LiveWindow, SpanPixels, find_pixels
-
-Transform = Callable[[dict[str, Any], torch.Tensor], dict[str, Any]]
-"""A user's change of a batch: gets the batch and the ``augment_seed`` of every sample, returns a batch."""
+from raypipe.skips import BadSpan
 
 
 class BlockFeed(Protocol):
@@ -46,57 +45,9 @@ class BlockFeed(Protocol):
         """Yield the blocks in arrival order."""
         ...
 
-
-@dataclass(frozen=True, kw_only=True)
-class LoaderSpec:
-    """What a rank does with its blocks."""
-
-    prefetch_batches: int = 2
-    """Batches assembled ahead of the training loop."""
-
-    num_threads: int | Literal["assigned"] = ASSIGNED_CPUS
-    """Decoding threads; see `DecodeSpec.num_threads`."""
-
-    device: str = "cpu"
-    """Where batches are handed over."""
-
-    transform: Transform | None = None
-    """A user's change of every batch; runs in the assembling thread, on `device`."""
-
-    num_epochs: int = 1
-    """Epochs that will be iterated. The first blocks of an epoch that follows are fetched while this one ends."""
-
-    progress: bool = True
-    """Whether rank 0 shows a bar; only where a person looks, at a terminal or a notebook."""
-
-    def __post_init__(self) -> None:
-        for name in ("prefetch_batches", "num_epochs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_threads != ASSIGNED_CPUS and self.num_threads < 1:
-            raise ConfigError(f"num_threads must be at least 1 or {ASSIGNED_CPUS!r}, got {self.num_threads}")
-
-
-def change_spec(spec: LoaderSpec, settings: Mapping[str, Any]) -> LoaderSpec:
-    """Return a spec with some fields changed; an unknown one is a `ConfigError`."""
-    known = [field.name for field in fields(LoaderSpec)]
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"a loader has no setting {name!r}{suggest(name, known)}")
-    return replace(spec, **settings)
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    block: SpanBlock
-    pixels: dict[str, "Future[SpanPixels]"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Built:
-    batch: dict[str, Any]
-    """As the user's transform left it: nothing is known of its keys."""
-    num_samples: int
+    def report_bad(self, span: BadSpan) -> None:
+        """Note for all ranks that a span is left out; raises where more episodes are bad than may be."""
+        ...
 
 
 class _Closed(Exception):  # noqa: N818
@@ -116,16 +67,18 @@ class EpochRun:
         self.is_received = False
         self.follow: Callable[[], None] = _do_nothing
         """Called after the last block, if it is set by then; `is_received` tells whether it was."""
+        self.record: Callable[[Handed], None] = _record_nothing
+        """Called with what every batch holds, when it is handed over."""
         self._context = context
         self._plan: RankPlan = world.rank(rank)
         self._spec = spec
         self._meter = meter
-        self._window = LiveWindow()
         num_threads = 1 if spec.num_threads == ASSIGNED_CPUS else spec.num_threads
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="raypipe-decode")
-        self._builder = BatchBuilder(context, self._plan, self._window, num_threads)
+        self._opener = SpanOpener(context, self._pool)
+        self._assembler = Assembler(context, world, rank, replace(spec, num_threads=num_threads))
         self._changed = threading.Condition()
-        self._arrived: dict[int, _Arrived] = {}
+        self._arrived: dict[int, Arrived] = {}
         self._num_received = 0
         self._num_retired = 0
         self._num_handed = 0
@@ -144,6 +97,7 @@ class EpochRun:
             before: the run of the epoch before, which has received all its blocks; the two share their room.
         """
         self.place = feed.place
+        self._assembler.report_bad = feed.report_bad
         self._before = before
         jobs = (("receive", lambda: self._receive(feed)), ("assemble", self._assemble))
         for name, job in jobs:
@@ -165,7 +119,9 @@ class EpochRun:
             self.close()
             raise item
         self._num_handed += 1
-        self._meter.hand_over(item.num_samples)
+        self._meter.hand_over(len(item.handed.numbers))
+        self._meter.add(emitted_frames=item.num_emitted, skipped_frames=item.handed.num_skipped)
+        self.record(item.handed)
         batch: dict[str, Any] = item.batch
         return batch
 
@@ -190,16 +146,21 @@ class EpochRun:
             self._batches.put(_END)
         self._is_over = True
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._builder.close()
+        self._assembler.close()
+
+    @property
+    def bad_spans(self) -> list[BadSpan]:
+        """What was left out so far, under a policy that does so."""
+        return list(self._assembler.bad_spans)
 
     def live(self) -> Live:
         """Return what the rank holds now, and what it has decoded."""
         counts = [decoder.counts() for decoder in self._context.decoders]
         return Live(
-            spans=len(self._window),
+            spans=len(self._assembler.window),
             waiting_spans=len(self._arrived),
-            num_bytes=self._window.num_bytes,
-            peak_bytes=self._window.peak_bytes,
+            num_bytes=self._assembler.window.num_bytes,
+            peak_bytes=self._assembler.window.peak_bytes,
             decode_s=sum(count.seconds for count in counts),
             decoded_frames=sum(count.frames for count in counts),
             cache_hits=sum(count.hits for count in counts),
@@ -237,12 +198,11 @@ class EpochRun:
             self._meter.add(received_blocks=1, received_bytes=table.nbytes)
             for block in open_block(self._context, table):
                 self._check_identity(block.request)
-                block.check()
                 self._wait_for_room(feed.resident_spans)
                 self._meter.add(task_decode_s=block.decode_s, task_decoded_frames=block.num_decoded)
-                pixels = {**self._find_pixels(block), **self._decode(block)}
+                arrived = self._opener.open(block)
                 with self._changed:
-                    self._arrived[self._num_received] = _Arrived(block, pixels)
+                    self._arrived[self._num_received] = arrived
                     self._num_received += 1
                     self._changed.notify_all()
         if self._num_received != len(expected):
@@ -283,52 +243,13 @@ class EpochRun:
             before = self._before = None
         return self._num_received - self._num_retired + (before._num_resident() if before else 0)
 
-    def _decode(self, block: SpanBlock) -> dict[str, "Future[SpanPixels]"]:
-        """Start decoding what did not come decoded; with ``when="exit"`` only images, whose bytes are at hand now."""
-        cameras = self._context.datasets[block.request.dataset].spec.cameras
-        wanted = block.stored_images if self._context.decode.when == "exit" else cameras
-        return {
-            camera: self._pool.submit(self._decode_camera, block, camera)
-            for camera in wanted
-            if camera not in block.pixels
-        }
-
-    def _decode_camera(self, block: SpanBlock, camera: str) -> SpanPixels:
-        request = block.request
-        dataset, row, length = self._context.find_episode(request)
-        windows = window_frames(dataset, camera, request.anchors, length)
-        decoder = self._context.decoders[request.dataset]
-        if camera in block.stored_images:
-            frames, stored = block.stored_images[camera]
-            order = frames.argsort()
-            frames, stored = frames[order], [stored[i] for i in order.tolist()]
-            pieces = [decoder.decode_images(row, camera, stored, frames)]
-        else:
-            frames = np.unique(windows)
-            pieces = decoder.decode_pieces(row, camera, frames)
-        ends = np.cumsum([0, *map(len, pieces)])
-        parts = [
-            CameraPart(frames[begin:end], piece.numpy() if piece.device.type == "cpu" else piece)
-            for piece, begin, end in zip(pieces, ends[:-1], ends[1:], strict=True)
-        ]
-        return find_pixels(parts, windows)
-
-    def _find_pixels(self, block: SpanBlock) -> dict[str, "Future[SpanPixels]"]:
-        dataset, _, length = self._context.find_episode(block.request)
-        found = {}
-        for camera, parts in block.pixels.items():
-            future: Future[SpanPixels] = Future()
-            future.set_result(find_pixels(parts, window_frames(dataset, camera, block.request.anchors, length)))
-            found[camera] = future
-        return found
-
     def _assemble(self) -> None:
         num_admitted = 0
         for batch in self._plan.batches():
             while num_admitted < batch.num_needed:
                 self._admit(num_admitted)
                 num_admitted += 1
-            self._put(_Built(self._build(batch), len(batch.row)))
+            self._put(self._build(batch))
             with self._changed:
                 self._num_retired += len(batch.done)
                 self._changed.notify_all()
@@ -344,7 +265,14 @@ class EpochRun:
             arrived = self._arrived.pop(arrival)
         fetched = time.perf_counter()
         now = time.time()
-        pixels = {camera: future.result() for camera, future in arrived.pixels.items()}
+        try:
+            arrived.block.check()
+            pixels = {camera: future.result() for camera, future in arrived.pixels.items()}
+            for probe in arrived.probes:
+                probe.result()
+        except DatasetError as error:
+            self._assembler.leave_out(arrival, error)
+            return
         self._meter.add(fetch_s=fetched - started)
         if is_late:
             waited = split_wait(now - (fetched - started), now, arrived.block.task)
@@ -353,25 +281,19 @@ class EpochRun:
                 transport_wait_s=waited.transport_s,
                 decode_wait_s=waited.decode_s + time.perf_counter() - fetched,
             )
-        self._window.admit(arrival, arrived.block, pixels)
+        self._assembler.window.admit(arrival, arrived.block, pixels)
+
+    def _build(self, batch: Batch) -> Built:
+        started, is_late = time.perf_counter(), self._is_late()
+        built = self._assembler.build(batch)
+        self._assembler.window.retire(batch.done)
+        seconds = time.perf_counter() - started
+        self._meter.add(assemble_s=seconds, assembly_wait_s=seconds if is_late else 0.0)
+        return built
 
     def _is_late(self) -> bool:
         """Whether the training loop has nothing to take: only then does it wait for what goes on here."""
         return self._is_iterated and self._batches.empty()
-
-    def _build(self, batch: Batch) -> dict[str, Any]:
-        started, is_late = time.perf_counter(), self._is_late()
-        built = self._builder.build(batch)
-        self._window.retire(batch.done)
-        if self._spec.device != "cpu":
-            built = _move(built, self._spec.device)
-        built = self._builder.finish(built)
-        if self._spec.transform is not None:
-            built = self._spec.transform(built, built["augment_seed"])
-        emitted = len(batch.row) * len(self._context.datasets[0].spec.cameras)
-        seconds = time.perf_counter() - started
-        self._meter.add(assemble_s=seconds, assembly_wait_s=seconds if is_late else 0.0, emitted_frames=emitted)
-        return built
 
     def _put(self, item: Any) -> None:
         while True:
@@ -388,6 +310,10 @@ def _do_nothing() -> None:
     pass
 
 
+def _record_nothing(_: Handed) -> None:
+    pass
+
+
 def _identity(request: SpanRequest) -> tuple[int, ...]:
     return (
         request.epoch,
@@ -399,14 +325,3 @@ def _identity(request: SpanRequest) -> tuple[int, ...]:
         request.place,
         len(request.anchors),
     )
-
-
-def _move(batch: dict[str, Any], device: str) -> dict[str, Any]:
-    """Copy tensors to a device; torch keeps and reuses the pinned memory that they pass through."""
-    is_pinned = device.startswith("cuda")
-    moved = {}
-    for key, value in batch.items():
-        moved[key] = value
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-            moved[key] = (value.pin_memory() if is_pinned else value).to(device, non_blocking=is_pinned)
-    return moved

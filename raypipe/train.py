@@ -15,8 +15,10 @@ has started, `share_loader` gives each its loader.
 """
 
 import json
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +28,10 @@ import ray.train
 import ray.train.torch
 import torch
 import torch.distributed as dist
+from ray.train.collective import broadcast_from_rank_zero
 
 from raypipe.errors import ConfigError, ResumeError
+from raypipe.keeper import read_rank_accounts, write_rank_account
 from raypipe.loader import RankLoader
 from raypipe.pipeline import Pipeline, start_ray
 
@@ -76,34 +80,61 @@ def get_loader(name: str = "train", **settings: Any) -> RankLoader:
     loader = loader.with_settings(**{"device": _worker_device(), **settings})
     checkpoint = ray.train.get_checkpoint()
     state = read_checkpoint(checkpoint, name) if checkpoint is not None else None
-    if state is not None:
-        loader.load_state_dict(state)
+    if checkpoint is not None and state is not None:
+        _go_on(loader, state, checkpoint.filesystem, checkpoint.path)
     elif checkpoint is not None and not _has_states(checkpoint):
         warnings.warn(
             f"the checkpoint {checkpoint.path!r} has no state of any loader: {name!r} starts at epoch 0. Save states "
             f"with rp.train.report(metrics, checkpoint_dir, loader), with a checkpoint_dir on rank 0.",
             stacklevel=2,
         )
+    _keep_account(loader)
     return loader
+
+
+def _keep_account(loader: RankLoader) -> None:
+    """Let a loader write its account beside the run's checkpoints.
+
+    Ray Train tells workers where the run is stored by an interface for developers only; it is used here alone.
+    """
+    try:
+        storage = ray.train.get_context().get_storage()
+    except NotImplementedError:
+        # Without worker processes (num_workers=0) there is no storage.
+        return
+    loader.keep_account(storage.experiment_fs_path, storage.storage_filesystem)
+
+
+@contextmanager
+def _folder(given: str | Path | None) -> Iterator[Path]:
+    """Yield the folder, or a new one that is removed again."""
+    if given is not None:
+        yield Path(given)
+        return
+    with tempfile.TemporaryDirectory(prefix="raypipe-account-") as folder:
+        yield Path(folder)
 
 
 def report(metrics: Mapping[str, Any], checkpoint_dir: str | Path | None, *loaders: RankLoader) -> None:
     """Report metrics and a checkpoint, as `ray.train.report` does, with the state of `loaders` inside.
 
-    Call it on every worker. The state is the same on all of them, so rank 0 writes it.
+    Call it on every worker. The state is the same on all of them, so rank 0 writes it; the account of what it handed
+    over each writes itself.
 
     Args:
         metrics: as Ray Train takes them.
         checkpoint_dir: a folder with what this worker saves; None where it saves nothing. Rank 0 must give one, or
             nothing is saved.
-        loaders: those whose state is saved.
+        loaders: those whose state is saved; the same on every worker.
     """
-    if checkpoint_dir is None:
+    # Every worker saves what it handed over, so each must know whether a checkpoint is made.
+    is_saving = broadcast_from_rank_zero(checkpoint_dir is not None)
+    if checkpoint_dir is None and not (is_saving and loaders):
         ray.train.report(dict(metrics))
         return
-    if ray.train.get_context().get_world_rank() == 0:
-        write_states(checkpoint_dir, *loaders)
-    ray.train.report(dict(metrics), checkpoint=ray.train.Checkpoint.from_directory(str(checkpoint_dir)))
+    with _folder(checkpoint_dir) as folder:
+        write_states(folder, *loaders)
+        ray.train.report(dict(metrics), checkpoint=ray.train.Checkpoint.from_directory(str(folder)))
 
 
 def loader_metrics(loader: RankLoader) -> dict[str, Any]:
@@ -123,7 +154,7 @@ def share_loader(pipeline: Pipeline, name: str = "train", **settings: Any) -> Ra
 
     Call it in every process, after ``torch.distributed.init_process_group``. All processes must reach the same Ray:
     give its address by ``RAY_ADDRESS``, or start them on a node of the cluster. Do not let Accelerate prepare the
-    loader: it would share out each rank's batches a second time.
+    loader: it would share out each rank's batches a second time. The feeder lives as long as the process of rank 0.
 
     Args:
         pipeline: the same in every process; that of rank 0 counts.
@@ -156,17 +187,40 @@ def share_loader(pipeline: Pipeline, name: str = "train", **settings: Any) -> Ra
 
 
 def write_states(checkpoint_dir: str | Path, *loaders: RankLoader) -> None:
-    """Write where loaders stand into a folder that becomes a checkpoint."""
+    """Write where loaders stand, and the account of what led there, into a folder that becomes a checkpoint.
+
+    The state is written by rank 0, the account by every rank that calls it. Where rank 0 alone does, the account is
+    not complete, and the state is.
+    """
     names = [loader.name for loader in loaders]
     if len(set(names)) < len(names):
         raise ConfigError(f"loaders of one checkpoint need different names, got {names}")
     folder = Path(checkpoint_dir) / STATE_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for loader in loaders:
-        path = folder / f"{loader.name}.json"
-        # Whole or not at all: the folder may hold the state of an earlier step.
-        path.with_suffix(".new").write_text(json.dumps(loader.state_dict(), indent=2))
-        path.with_suffix(".new").replace(path)
+        write_rank_account(folder, loader.account(), loader.rank, loader.world_size)
+        if loader.rank == 0:
+            path = folder / f"{loader.name}.json"
+            # Whole or not at all: the folder may hold the state of an earlier step.
+            path.with_suffix(".new").write_text(json.dumps(loader.state_dict(), indent=2))
+            path.with_suffix(".new").replace(path)
+
+
+def restore(checkpoint_dir: str | Path, loader: RankLoader) -> bool:
+    """Let a loader go on from a folder that `write_states` wrote to; returns whether it has a state of the loader."""
+    state = read_state(checkpoint_dir, loader.name)
+    if state is None:
+        return False
+    filesystem, path = pyarrow.fs.FileSystem.from_uri(str(Path(checkpoint_dir).absolute()))
+    _go_on(loader, state, filesystem, path)
+    return True
+
+
+def _go_on(loader: RankLoader, state: dict[str, Any], filesystem: pyarrow.fs.FileSystem, path: str) -> None:
+    loader.load_state_dict(state)
+    if loader.rank == 0:
+        # One rank carries what all of them did before.
+        loader.load_account(read_rank_accounts(filesystem, f"{path}/{STATE_FOLDER}", loader.name))
 
 
 def read_state(checkpoint_dir: str | Path, name: str = "train") -> dict[str, Any] | None:

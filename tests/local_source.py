@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import pyarrow as pa
 
-from raypipe.block import BlockContext, add_pixels, add_windows, read_rows, span_request
+from raypipe.block import BlockContext, add_pixels, add_windows, read_rows
 from raypipe.loader import RankJob, RankLoader
+from raypipe.loader_spec import LoaderSpec
 from raypipe.metrics import LoaderStats
+from raypipe.packed import span_request
 from raypipe.pipeline import Pipeline
 from raypipe.plan import RankPlan, WorldPlan
 from raypipe.rollcall import PassPlace
-from raypipe.run import LoaderSpec
+from raypipe.skips import BadSpan, SkipList
 from raypipe.source import feed_order, resident_spans
 
 
@@ -22,6 +25,15 @@ class LocalSource:
     context: BlockContext
     spans_per_block: int = 1
     published: dict[int, list[tuple[str, LoaderStats]]] = field(default_factory=dict)
+    attempt: str = "local"
+
+    @cached_property
+    def skips(self) -> SkipList:
+        num_episodes = len(self.context.datasets[0].meta.episodes)
+        return SkipList(self.context.bad_data, num_episodes)
+
+    def __getstate__(self) -> dict:
+        return {key: value for key, value in self.__dict__.items() if key != "skips"}
 
     def assigned_cpus(self) -> int:
         return 1
@@ -37,7 +49,7 @@ class LocalSource:
         feed = feed_order([plan.queue.num_rows for plan in plans], spans_per_block=self.spans_per_block)
         resident = resident_spans(feed, [plan.lives() for plan in plans], world.steps)
         place = place or PassPlace(0, 0)
-        return LocalFeed(self.context, plans[rank], int(resident[rank]), self.spans_per_block, place)
+        return LocalFeed(self.context, plans[rank], int(resident[rank]), self.spans_per_block, place, self.skips)
 
 
 @dataclass
@@ -47,6 +59,10 @@ class LocalFeed:
     resident_spans: int
     spans_per_block: int
     place: PassPlace
+    skips: SkipList
+
+    def report_bad(self, span: BadSpan) -> None:
+        self.skips.add(span)
 
     def blocks(self) -> Iterator[pa.Table]:
         for first in range(0, len(self.plan.queue), self.spans_per_block):
@@ -67,5 +83,6 @@ def local_loader(pipe: Pipeline, rank: int = 0, world_size: int = 1, *, spans_pe
         batch=config.batch,
         rank=rank,
         world_size=world_size,
+        selection=config.selection,
     )
     return RankLoader(job, LocalSource(context, spans_per_block), LoaderSpec(**settings))

@@ -13,9 +13,10 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 from ray_session import IGNORED_WARNINGS, ensure_ray, run_ranks
 
-from raypipe.block import BlockContext, SpanRequest
+from raypipe.block import BlockContext
 from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
+from raypipe.packed import SpanRequest
 from raypipe.source import simulate_split
 from raypipe.source.datasource import build_dataset, split_dataset
 

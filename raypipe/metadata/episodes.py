@@ -6,6 +6,7 @@ file per episode and a list of lengths. Here both are columns of numbers, and a 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,11 @@ class EpisodeTable:
 
     def __len__(self) -> int:
         return len(self.episode_index)
+
+    @cached_property
+    def first_frames(self) -> NDArray[np.int64]:
+        """The number of the episode's first frame where all are counted on: `from_index`, if the dataset counts so."""
+        return _starts(self.length)
 
     def find_row(self, episode_index: int) -> int:
         """Return the row of an episode in this table."""

@@ -14,8 +14,9 @@ from ray.data import DataContext, Datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
-from raypipe.block import BlockContext, SpanRequest, add_pixels, add_windows, filler_block, open_block, read_rows
+from raypipe.block import BlockContext, add_pixels, add_windows, filler_block, open_block, read_rows
 from raypipe.decode.journal import journal_scope
+from raypipe.packed import SpanRequest
 
 BlockRequest = tuple[SpanRequest, ...] | int
 """The spans of one block, or the number of rows of a filler."""

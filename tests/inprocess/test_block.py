@@ -13,7 +13,6 @@ from batches import TOP, WINDOWS, WRIST, varied_spec
 from raypipe import errors
 from raypipe.block import (
     BlockContext,
-    SpanRequest,
     add_pixels,
     add_windows,
     filler_block,
@@ -23,6 +22,7 @@ from raypipe.block import (
 from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError
+from raypipe.packed import SpanRequest
 from raypipe.storage import Storage, is_transient
 from raypipe.testing import write_dataset
 from raypipe.window import WindowSpec

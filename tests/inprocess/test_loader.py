@@ -601,7 +601,7 @@ class LateEnd:
     """A feed whose last block has come while it does not tell yet that it was the last."""
 
     def __init__(self, feed, ends):
-        self.resident_spans, self.place = feed.resident_spans, feed.place
+        self.resident_spans, self.place, self.report_bad = feed.resident_spans, feed.place, feed.report_bad
         self._feed, self._ends = feed, ends
 
     def blocks(self):

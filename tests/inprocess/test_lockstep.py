@@ -11,12 +11,13 @@ from batches import frames_of, frames_of_dataset, rows_spec
 from local_source import LocalSource, local_loader
 from ray_session import run_ranks
 
-from raypipe.block import add_windows, read_rows, span_request
+from raypipe.block import add_windows, read_rows
 from raypipe.dataset import open_dataset
 from raypipe.loader import RankLoader
+from raypipe.loader_spec import LoaderSpec
+from raypipe.packed import span_request
 from raypipe.pipeline import Pipeline
 from raypipe.rollcall import PassPlace
-from raypipe.run import LoaderSpec
 from raypipe.source import feed_order, resident_spans
 from raypipe.testing import write_dataset
 
@@ -61,6 +62,9 @@ class StrictFeed:
     feed: OneFeed
     resident_spans: int
     place: PassPlace
+
+    def report_bad(self, span):
+        raise AssertionError(f"nothing is bad here: {span}")
 
     def blocks(self):
         for number in (self.order.rank == self.rank).nonzero()[0].tolist():

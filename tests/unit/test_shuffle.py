@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypipe import shuffle
-from raypipe.block import CameraPart, SpanBlock, SpanRequest
+from raypipe.block import CameraPart, SpanBlock
 from raypipe.metrics import TaskTimes
+from raypipe.packed import SpanRequest
 from raypipe.plan import Batch
 from raypipe.shuffle import FrameBuffers, LiveWindow, RowPool, find_pixels
 

@@ -1,0 +1,149 @@
+"""The axis on which accounts count: one whole number for every frame of every dataset of a run.
+
+::
+
+    dataset 0                                dataset 1
+    episode 0   episode 1      episode 4     episode 0
+    0 ... 9     10 ... 24      25 ... 31     2**40 ... 2**40 + 7         numbered by the lengths of the episodes
+
+Within a dataset the number is LeRobot's `index` where the dataset counts as LeRobot does, so a person can look it up.
+Frames that follow each other in an episode follow each other here, so an episode is one run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.account.runs import Runs, count_ranges
+from raypipe.errors import DatasetError
+from raypipe.plan import EpisodeIndex
+from raypipe.plan.keyhash import Ints
+
+DATASET_BITS: Final = 40
+"""Frames of one dataset are numbered below 2**40, which leaves 23 bits for datasets."""
+
+
+def frame_numbers(dataset: NDArray[Any] | int, index: Ints) -> Ints:
+    """Return the numbers of frames on the axis of accounts.
+
+    Args:
+        dataset: position of the dataset in the mixture, one for all or one for each.
+        index: dataset-wide numbers of frames, counted by the lengths of the episodes in ascending order.
+    """
+    return np.asarray((np.asarray(dataset, dtype=np.int64) << DATASET_BITS) | index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameRange:
+    """Frames that follow each other, with the names that a person knows them by."""
+
+    dataset: str
+    episode: int
+    """LeRobot's `episode_index`; -1 for frames that no dataset of the run has."""
+
+    start: int
+    stop: int
+    """Frame numbers within the episode; numbers on the axis where there is no episode."""
+
+    times: int = 1
+
+    @property
+    def num_frames(self) -> int:
+        """Frames, each as often as it counts."""
+        return (self.stop - self.start) * self.times
+
+    def describe(self) -> str:
+        """Return the frames in words."""
+        often = f" ({self.times} times)" if self.times > 1 else ""
+        frames = f"frame {self.start}" if self.stop == self.start + 1 else f"frames {self.start} to {self.stop - 1}"
+        if self.episode < 0:
+            return f"no dataset of the run has {frames} of the axis{often}"
+        place = f"episode {self.episode}" + (f" of {self.dataset!r}" if self.dataset else "")
+        return f"{place}: {frames}{often}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameAxis:
+    """Where every episode of every dataset of a run lies on the axis, as columns; see `lay_out`."""
+
+    names: tuple[str, ...]
+    dataset: Ints
+    episode: Ints
+    first: Ints
+    """Number of the episode's frame 0; ascending."""
+
+    length: Ints
+
+    def starts_of(self, dataset: NDArray[Any], episode: Ints) -> Ints:
+        """Return the number of frame 0 of each of these episodes.
+
+        Raises:
+            DatasetError: the datasets have no such episode.
+        """
+        begins = np.searchsorted(self.dataset, np.arange(len(self.names) + 1))
+        starts = np.empty(len(episode), dtype=np.int64)
+        for number in np.unique(dataset).tolist():
+            begin, end = begins[number], begins[number + 1]
+            mine = dataset == number
+            row = begin + np.searchsorted(self.episode[begin:end], episode[mine])
+            is_known = row < end
+            is_known &= self.episode[np.minimum(row, len(self.episode) - 1)] == episode[mine]
+            if not is_known.all():
+                unknown = int(episode[mine][~is_known][0])
+                raise DatasetError(f"dataset {self.names[number]!r} has no episode {unknown}; the plan has")
+            starts[mine] = self.first[row]
+        return starts
+
+    def expected(self, index: EpisodeIndex) -> Runs:
+        """Return the anchor frames of an index: what an epoch must emit."""
+        start = self.starts_of(index.dataset, index.episode)
+        return count_ranges(start + index.start, start + index.stop)
+
+    def name_frames(self, runs: Runs) -> tuple[FrameRange, ...]:
+        """Return runs as frames of episodes; a run over several episodes becomes several ranges."""
+        ranges = []
+        columns = (runs.start.tolist(), runs.stop.tolist(), runs.times.tolist())
+        for start, stop, times in zip(*columns, strict=True):
+            begin = start
+            while begin < stop:
+                named = self._name_first(begin, stop, times)
+                ranges.append(named)
+                begin += named.stop - named.start
+        return tuple(ranges)
+
+    def _name_first(self, start: int, stop: int, times: int) -> FrameRange:
+        """Return the frames of ``[start, stop)`` that lie in one episode, or in none, from `start` on."""
+        row = int(np.searchsorted(self.first, start, side="right")) - 1
+        first = int(self.first[row]) if row >= 0 else 0
+        end = first + int(self.length[row]) if row >= 0 else 0
+        if row < 0 or start >= end:
+            following = int(self.first[row + 1]) if row + 1 < len(self.first) else stop
+            return FrameRange(dataset="", episode=-1, start=start, stop=min(stop, following), times=times)
+        name = self.names[int(self.dataset[row])] if len(self.names) > 1 else ""
+        return FrameRange(
+            dataset=name,
+            episode=int(self.episode[row]),
+            start=start - first,
+            stop=min(stop, end) - first,
+            times=times,
+        )
+
+
+def lay_out(names: Sequence[str], episodes: Sequence[tuple[Ints, Ints]]) -> FrameAxis:
+    """Return the axis of datasets.
+
+    Args:
+        names: of the datasets, as in the mixture.
+        episodes: for every dataset the numbers of all its episodes, selected or not, ascending, and their lengths.
+    """
+    firsts = [frame_numbers(i, np.cumsum(length) - length) for i, (_, length) in enumerate(episodes)]
+    return FrameAxis(
+        names=tuple(names),
+        dataset=np.repeat(np.arange(len(episodes)), [len(number) for number, _ in episodes]),
+        episode=np.concatenate([np.asarray(number, dtype=np.int64) for number, _ in episodes]),
+        first=np.concatenate(firsts),
+        length=np.concatenate([np.asarray(length, dtype=np.int64) for _, length in episodes]),
+    )

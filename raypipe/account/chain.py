@@ -1,0 +1,140 @@
+"""Which parts of an account count: each must begin where the one before it ended.
+
+A run may go back: a loop that begins an epoch again, or loads an earlier state, hands frames over a second time. What
+lies after the place to which it went back is *rolled back*; what lies before counts.
+
+::
+
+    recorded     |---- a ----|---- b ----|            then a state inside b is loaded
+                                   |---- c ----|
+    counts       |---- a ----|-- b-|---- c ----|      and the rest of b is rolled back
+"""
+
+from dataclasses import dataclass, replace
+
+from raypipe.account.parts import Part
+from raypipe.account.replay import Replay
+from raypipe.errors import RaypipeError
+from raypipe.plan import Leg, OrderState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A part in its place."""
+
+    part: Part
+    num_steps: int
+    """Steps that count: all, unless the run went back into the part."""
+
+    gap: str = ""
+    """What is wrong between the part before and this one; empty if nothing is."""
+
+    error: str = ""
+    """Why there is no plan of this part; empty if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """The parts of one epoch that count, in order, and those that were rolled back as a whole."""
+
+    links: tuple[Link, ...]
+    rolled_back: tuple[Part, ...]
+
+
+def link_parts(parts: tuple[Part, ...], replay: Replay) -> Chain:
+    """Return the parts of one epoch, given in the order in which they were recorded, as a chain."""
+    links: list[Link] = []
+    rolled_back: list[Part] = []
+    for part in parts:
+        while links and not links[-1].error and not _is_before(links[-1], part, replay):
+            last = links.pop()
+            steps = _steps_to(last, part, replay)
+            if steps:
+                links.append(replace(last, num_steps=steps))
+                break
+            rolled_back.append(last.part)
+        links.append(_link(links[-1] if links else None, part, replay))
+    return Chain(links=tuple(links), rolled_back=tuple(rolled_back))
+
+
+def drop_later_epochs(parts: tuple[Part, ...], state: OrderState) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """Return the parts that count, and those of epochs before which the run went back later.
+
+    A run that stands at the start of an epoch has gone back before all that is recorded of it.
+    """
+    kept: list[Part] = []
+    dropped: list[Part] = []
+    for part in parts:
+        while kept and kept[-1].epoch > part.epoch:
+            dropped.append(kept.pop())
+        kept.append(part)
+    while kept and kept[-1].epoch >= state.epoch and not state.legs:
+        dropped.append(kept.pop())
+    return tuple(kept), tuple(dropped)
+
+
+def end_legs(link: Link, replay: Replay) -> tuple[Leg, ...]:
+    """Return the legs of the state in which the steps of a link end, for an epoch that is not over."""
+    position = replay.world(link.part).steps.position_after(link.num_steps)
+    *before, last = link.part.legs
+    return tuple(leg for leg in (*before, replace(last, frames_per_lane=position)) if leg.frames_per_lane)
+
+
+def is_finished(link: Link, replay: Replay) -> bool:
+    """Return whether the epoch is over after the steps of a link."""
+    return link.num_steps == replay.world(link.part).num_steps
+
+
+def _link(before: Link | None, part: Part, replay: Replay) -> Link:
+    try:
+        world = replay.world(part)
+    except RaypipeError as error:
+        return Link(part=part, num_steps=part.num_steps, error=f"{part.describe()}: {error}")
+    if part.num_steps > world.num_steps:
+        told = f"{part.describe()}: the plan has only {world.num_steps} steps from there"
+        return Link(part=part, num_steps=part.num_steps, error=told)
+    return Link(part=part, num_steps=part.num_steps, gap=_find_gap(before, part, replay))
+
+
+def _find_gap(before: Link | None, part: Part, replay: Replay) -> str:
+    if before is None:
+        is_start = len(part.legs) == 1 and not part.legs[0].frames_per_lane
+        return "" if is_start else f"nothing leads up to {part.describe()}: what came before it is not in the account"
+    if before.error:
+        return ""
+    if (part.spec.tail, part.spec.span_frames, part.selection) != (
+        before.part.spec.tail,
+        before.part.spec.span_frames,
+        before.part.selection,
+    ):
+        return f"{part.describe()} has another order or selection than the part before it"
+    ends = end_legs(before, replay)
+    if part.legs == ends or (part.legs[:-1] == ends and not part.legs[-1].frames_per_lane):
+        return ""
+    return f"{part.describe()} does not begin where the part before it ends: {before.part.describe()}"
+
+
+def _is_before(link: Link, part: Part, replay: Replay) -> bool:
+    """Return whether a part begins at or after the end of a link, be there a gap or not."""
+    legs, begin = link.part.legs, part.legs
+    if len(begin) < len(legs) or begin[: len(legs) - 1] != legs[:-1]:
+        return False
+    here = begin[len(legs) - 1]
+    end = replay.world(link.part).steps.position_after(link.num_steps)
+    return _is_same(here, legs[-1]) and here.frames_per_lane >= end and not is_finished(link, replay)
+
+
+def _steps_to(link: Link, part: Part, replay: Replay) -> int:
+    """Return after how many steps of a link a part begins, or the leg before it ends; 0 if not inside the link."""
+    legs, begin = link.part.legs, part.legs
+    if len(begin) < len(legs) or begin[: len(legs) - 1] != legs[:-1] or not _is_same(begin[len(legs) - 1], legs[-1]):
+        return 0
+    steps, position = replay.world(link.part).steps, begin[len(legs) - 1].frames_per_lane
+    full, rest = divmod(position - steps.position, steps.per_lane)
+    choices = [full] if not rest and 0 < full <= steps.num_full else range(steps.num_full + 1, steps.num_steps)
+    found = [number for number in choices if steps.position_after(number) == position]
+    return found[0] if found and found[0] < link.num_steps else 0
+
+
+def _is_same(leg: Leg, other: Leg) -> bool:
+    return (leg.lanes, leg.live_spans) == (other.lanes, other.live_spans)

@@ -1,0 +1,107 @@
+"""What a check says of one epoch: counts, and by name all that is not as it should be."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from raypipe.account.axis import FrameRange
+
+_MAX_SHOWN: Final = 20
+"""Lines of each kind in `EpochVerdict.describe`; the JSON has all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedFrames:
+    """Frames of an episode that were left out, and why."""
+
+    dataset: str
+    episode: int
+    frames: tuple[FrameRange, ...]
+    why: str
+
+    @property
+    def num_frames(self) -> int:
+        """How many."""
+        return sum(frames.num_frames for frames in self.frames)
+
+    def describe(self) -> str:
+        """Return the frames and the reason in words."""
+        place = f"episode {self.episode}" + (f" of {self.dataset!r}" if self.dataset else "")
+        return f"{place}: {self.num_frames} frames: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochVerdict:
+    """What became of the frames of one epoch."""
+
+    epoch: int
+    is_finished: bool
+    num_frames: int
+    """Frames of the epoch, by the selection."""
+
+    num_emitted: int
+    num_repeated: int
+    num_left_over: int
+    """Frames that could not be shared out equally, or that ``tail="drop"`` leaves."""
+
+    num_to_come: int
+    num_rolled_back: int
+    """Frames handed over after a state to which the run went back; they were, or will be, handed over again."""
+
+    skipped: tuple[SkippedFrames, ...] = ()
+
+    missing: tuple[FrameRange, ...] = ()
+    doubled: tuple[FrameRange, ...] = ()
+    foreign: tuple[FrameRange, ...] = ()
+    """Frames that the dataset does not have, or that the selection leaves out."""
+
+    out_of_order: tuple[str, ...] = ()
+    missing_ranks: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
+    """Where a part does not begin at the end of the one before."""
+
+    @property
+    def num_skipped(self) -> int:
+        """Frames left out as bad data."""
+        return sum(skip.num_frames for skip in self.skipped)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every frame is accounted for exactly once, and all were handed over in the order of the plan."""
+        wrong = (self.missing, self.doubled, self.foreign, self.out_of_order, self.missing_ranks, self.gaps)
+        return not any(wrong)
+
+    def describe(self) -> tuple[str, ...]:
+        """Return the verdict as lines: one that says it all, then what was skipped and what is wrong."""
+        return (
+            f"epoch {self.epoch}: {self._summary()}",
+            *_shown("skipped", [skip.describe() for skip in self.skipped]),
+            *_shown("missing", [frames.describe() for frames in self.missing]),
+            *_shown("doubled", [frames.describe() for frames in self.doubled]),
+            *_shown("foreign", [frames.describe() for frames in self.foreign]),
+            *_shown("out of order", self.out_of_order),
+            *_shown("missing ranks", self.missing_ranks),
+            *_shown("gap", self.gaps),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as a JSON object."""
+        return {**asdict(self), "num_skipped": self.num_skipped, "is_exact": self.is_exact}
+
+    def _summary(self) -> str:
+        if self.is_exact:
+            so_far = "" if self.is_finished else " so far"
+            return f"exactly once{so_far}: {self.num_emitted:,} of {self.num_frames:,} frames emitted"
+        found = []
+        for word, frames in (("missing", self.missing), ("doubled", self.doubled), ("foreign", self.foreign)):
+            if frames:
+                found.append(f"{sum(one.num_frames for one in frames):,} frames {word}")
+        for word, lines in (("out of order", self.out_of_order), ("without a rank", self.missing_ranks)):
+            if lines:
+                found.append(f"{len(lines)} {word}")
+        return "NOT exactly once: " + ", ".join([*found, *([f"{len(self.gaps)} gaps"] if self.gaps else [])])
+
+
+def _shown(word: str, lines: Sequence[str]) -> list[str]:
+    more = len(lines) - _MAX_SHOWN
+    return [f"  {word}: {line}" for line in lines[:_MAX_SHOWN]] + ([f"  {word}: and {more} more"] if more > 0 else [])

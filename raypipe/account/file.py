@@ -1,0 +1,224 @@
+"""An account as one parquet file: a row per run, and everything else as JSON in the schema's metadata.
+
+::
+
+    part  kind      skip  start  stop  times         part: its place in the account
+    0     emitted   -1    0      300   1             skip: its place in the part's list of skipped episodes
+    0     skipped    0    300    410   1
+    1     repeated  -1    17     18    1
+
+Ten thousand runs take about 50 kB. A reader sees the old file or the new one, never a part.
+"""
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from raypipe.account.parts import Account, Header, Part, RankRecord, Skip
+from raypipe.account.runs import Runs, empty_runs, make_runs
+from raypipe.errors import DatasetError, RaypipeError
+from raypipe.plan import Leg, OrderSpec
+
+ACCOUNT_VERSION: Final = 1
+_KEY: Final = b"raypipe.account"
+_KINDS: Final = ("emitted", "repeated", "skipped")
+_NO_SKIP: Final = -1
+_SCHEMA: Final = pa.schema(
+    {
+        "part": pa.int32(),
+        "kind": pa.dictionary(pa.int8(), pa.string()),
+        "skip": pa.int32(),
+        "start": pa.int64(),
+        "stop": pa.int64(),
+        "times": pa.int64(),
+    }
+)
+
+
+def write_account(path: str | os.PathLike[str], account: Account, filesystem: Any = None) -> None:
+    """Write an account, whole or not at all; folders are made as needed.
+
+    Args:
+        path: the file, in the terms of `filesystem`.
+        filesystem: of pyarrow or of fsspec; None is the local one.
+    """
+    content = dump_account(account)
+    arrow = _arrow_filesystem(filesystem)
+    target = str(path) if filesystem is not None else os.path.abspath(path)
+    partial = f"{target}.{uuid.uuid4().hex}.part"
+    arrow.create_dir(target.rpartition("/")[0] or ".", recursive=True)
+    try:
+        with arrow.open_output_stream(partial) as stream:
+            stream.write(content)
+        arrow.move(partial, target)
+    except BaseException:
+        if arrow.get_file_info(partial).type != pyarrow.fs.FileType.NotFound:
+            arrow.delete_file(partial)
+        raise
+
+
+def read_account(path: str | os.PathLike[str], filesystem: Any = None) -> Account:
+    """Return the account in a file.
+
+    Raises:
+        DatasetError: the file is missing or damaged, or of another version.
+    """
+    place = str(path) if filesystem is not None else os.path.abspath(path)
+    try:
+        with _arrow_filesystem(filesystem).open_input_file(place) as file:
+            content = file.read()
+    except FileNotFoundError as error:
+        raise DatasetError(f"there is no account at {place!r}") from error
+    return load_account(content, place)
+
+
+def dump_account(account: Account) -> bytes:
+    """Return an account as the content of its file."""
+    columns: dict[str, list[Any]] = {name: [] for name in _SCHEMA.names}
+    for number, part in enumerate(account.parts):
+        for kind, skip, runs in _listed(part):
+            size = len(runs)
+            columns["part"].append(np.full(size, number))
+            columns["kind"].append(np.full(size, _KINDS.index(kind)))
+            columns["skip"].append(np.full(size, skip))
+            columns["start"].append(runs.start)
+            columns["stop"].append(runs.stop)
+            columns["times"].append(runs.times)
+    joined = {name: np.concatenate([np.empty(0, dtype=np.int64), *arrays]) for name, arrays in columns.items()}
+    kinds = pa.DictionaryArray.from_arrays(pa.array(joined.pop("kind"), pa.int8()), pa.array(_KINDS))
+    table = pa.table({**{name: pa.array(values, _SCHEMA.field(name).type) for name, values in joined.items()}})
+    table = table.add_column(1, "kind", kinds).select(_SCHEMA.names)
+    told = {"version": ACCOUNT_VERSION, "header": asdict(account.header), "parts": list(map(_part_json, account.parts))}
+    return _as_parquet(table.replace_schema_metadata({_KEY: json.dumps(told).encode()}))
+
+
+def load_account(content: bytes, place: str) -> Account:
+    """Return the account in the content of a file; `place` names it in errors.
+
+    Raises:
+        DatasetError: it is damaged or of another version.
+    """
+    try:
+        table = pq.read_table(pa.BufferReader(content))
+        told = json.loads((table.schema.metadata or {})[_KEY])
+        if told["version"] != ACCOUNT_VERSION:
+            raise DatasetError(
+                f"the account {place!r} is of version {told['version']}, and this raypipe reads {ACCOUNT_VERSION}"
+            )
+        runs = _split_runs(table.select(_SCHEMA.names))
+        parts = tuple(_load_part(saved, number, runs) for number, saved in enumerate(told["parts"]))
+        unknown = [key for key in runs if key not in _known_keys(parts)]
+        if unknown:
+            raise ValueError(f"rows of no part or skip: {unknown[0]}")
+        header = Header(**told["header"])
+        return Account(header=replace(header, selection=_as_tuples(header.selection)), parts=parts)
+    except (pa.ArrowException, KeyError, TypeError, ValueError, AssertionError, RaypipeError) as error:
+        if isinstance(error, DatasetError):
+            raise
+        raise DatasetError(
+            f"{place!r} is no account, or is damaged ({type(error).__name__}: {error}). Take the account of an earlier "
+            f"checkpoint."
+        ) from error
+
+
+def _arrow_filesystem(filesystem: Any) -> Any:
+    if filesystem is None:
+        return pyarrow.fs.LocalFileSystem()
+    if isinstance(filesystem, pyarrow.fs.FileSystem):
+        return filesystem
+    return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(filesystem))
+
+
+def _as_parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    delta = {"start": "DELTA_BINARY_PACKED", "stop": "DELTA_BINARY_PACKED"}
+    names = ["part", "kind", "skip", "times"]
+    pq.write_table(table, sink, compression="zstd", use_dictionary=names, column_encoding=delta)
+    return bytes(sink.getvalue())
+
+
+def _listed(part: Part) -> list[tuple[str, int, Runs]]:
+    skipped = [("skipped", number, skip.frames) for number, skip in enumerate(part.skipped)]
+    return [("emitted", _NO_SKIP, part.emitted), ("repeated", _NO_SKIP, part.repeated), *skipped]
+
+
+def _part_json(part: Part) -> dict[str, Any]:
+    return {
+        "epoch": part.epoch,
+        "legs": [asdict(leg) for leg in part.legs],
+        "spec": asdict(part.spec),
+        "selection": part.selection,
+        "world_size": part.world_size,
+        "per_lane": part.per_lane,
+        "num_steps": part.num_steps,
+        "ranks": [asdict(record) for record in part.ranks],
+        "skipped": [{"dataset": skip.dataset, "episode": skip.episode, "why": skip.why} for skip in part.skipped],
+        "attempt": part.attempt,
+        "turn": part.turn,
+    }
+
+
+RunKey = tuple[int, str, int]
+
+
+def _load_part(saved: Mapping[str, Any], number: int, runs: Mapping[RunKey, Runs]) -> Part:
+    ranks = tuple(
+        RankRecord(**{**record, "lanes": tuple((lane, frames) for lane, frames in record["lanes"])})
+        for record in saved["ranks"]
+    )
+    skipped = tuple(
+        Skip(frames=runs.get((number, "skipped", place), empty_runs()), **skip)
+        for place, skip in enumerate(saved["skipped"])
+    )
+    return Part(
+        **{
+            **saved,
+            "legs": tuple(Leg(**leg) for leg in saved["legs"]),
+            "spec": OrderSpec(**saved["spec"]),
+            "ranks": ranks,
+            "skipped": skipped,
+            "emitted": runs.get((number, "emitted", _NO_SKIP), empty_runs()),
+            "repeated": runs.get((number, "repeated", _NO_SKIP), empty_runs()),
+        }
+    )
+
+
+def _known_keys(parts: tuple[Part, ...]) -> set[RunKey]:
+    return {(number, kind, skip) for number, part in enumerate(parts) for kind, skip, _ in _listed(part)}
+
+
+def _split_runs(table: pa.Table) -> dict[RunKey, Runs]:
+    """Return the runs of every part and kind, checked to be in the form in which they are written."""
+    kinds = table.column("kind").cast(pa.string())
+    kind = np.array([_KINDS.index(name) for name in kinds.unique().to_pylist()], dtype=np.int64)
+    kind = kind[kinds.dictionary_encode().combine_chunks().indices.to_numpy()] if len(table) else kind
+    columns = {name: table.column(name).to_numpy().astype(np.int64) for name in ("part", "skip", "start", "stop")}
+    times = table.column("times").to_numpy().astype(np.int64)
+    keys = np.stack([columns["part"], kind, columns["skip"]], axis=1)
+    cuts = np.flatnonzero(np.any(keys[1:] != keys[:-1], axis=1)) + 1
+    found: dict[RunKey, Runs] = {}
+    for rows in np.split(np.arange(len(table)), cuts) if len(table) else []:
+        part, number, skip = keys[rows[0]].tolist()
+        runs = Runs(columns["start"][rows], columns["stop"][rows], times[rows])
+        key = (part, _KINDS[number], skip)
+        if key in found or make_runs(runs.start, runs.stop, runs.times) != runs:
+            raise ValueError(f"the runs of part {part} ({_KINDS[number]}) are not ascending and disjoint")
+        found[key] = runs
+    return found
+
+
+def _as_tuples(selection: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a selection with tuples, which JSON has made lists."""
+
+    def change(value: Any) -> Any:
+        return tuple(map(change, value)) if isinstance(value, list) else value
+
+    return {name: change(value) for name, value in selection.items()}

@@ -1,0 +1,162 @@
+"""The accounts that a run has left behind: in its checkpoints, and in what its ranks wrote down while running.
+
+::
+
+    checkpoint_000003/raypipe/account/train/rank-00000-of-00004.parquet     saved with the state: what counts
+    raypipe-account/train/2026-08-01T10-00-00/rank-00000-of-00004.parquet   by start of the run, newest last
+
+Takes the account of the last attempt where all its ranks stopped after the same step, as they do when a run ends. Else
+that of the newest checkpoint. All other attempts tell what was rolled back.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from raypipe.account.file import load_account
+from raypipe.account.parts import Account, Part, merge_accounts
+from raypipe.errors import ConfigError, DatasetError, RaypipeError, suggest
+from raypipe.storage import Storage, open_storage, retry_transient
+
+CHECKPOINT_FOLDER: Final = "raypipe/account"
+"""In a checkpoint: below it a folder for every loader, by name."""
+
+RUN_FOLDER: Final = "raypipe-account"
+"""In a run's folder: below it a folder for every loader, and in it one for every attempt."""
+
+DEFAULT_NAME: Final = "train"
+
+_FILE: Final = r"rank-(?P<rank>\d+)-of-(?P<world>\d+)\.parquet$"
+_IN_CHECKPOINT: Final = re.compile(rf"^(?:(?P<place>.*)/)?{CHECKPOINT_FOLDER}/(?P<name>[^/]+)/{_FILE}")
+_IN_RUN: Final = re.compile(rf"^(?:(?P<place>.*)/)?{RUN_FOLDER}/(?P<name>[^/]+)/(?P<attempt>[^/]+)/{_FILE}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAccount:
+    """The account of a run, and what else is known of it."""
+
+    account: Account
+    place: str
+    """The folder that it was read from."""
+
+    attempts: tuple[Part, ...]
+    """What the other attempts wrote down."""
+
+    problem: str = ""
+    """Why the account is not complete; empty if it is."""
+
+
+def account_name(rank: int, world_size: int) -> str:
+    """Return the file name of the account of one rank."""
+    return f"rank-{rank:05d}-of-{world_size:05d}.parquet"
+
+
+def read_run_account(folder: str | os.PathLike[str], name: str = "") -> RunAccount:
+    """Return the newest account in a checkpoint or in a run's folder, and the other attempts of the run.
+
+    Args:
+        folder: a path or an fsspec URI.
+        name: of the loader; empty: the only one, or ``train`` where there are several.
+
+    Raises:
+        ConfigError: there is no account in the folder, or none of that name.
+        DatasetError: a file is damaged.
+        RaypipeError: no account is complete enough to be checked.
+    """
+    storage = open_storage(folder)
+    if not storage.exists():
+        raise ConfigError(f"there is no folder {storage.uri!r}")
+    sets = _pick_name(storage, _find_sets(storage), name)
+    attempts = sorted((one for one in sets if one.attempt), key=lambda one: one.attempt)
+    last = [one for one in attempts if one.attempt == attempts[-1].attempt]
+    checkpoints = [one for one in sets if not one.attempt]
+    newest = sorted(checkpoints, key=lambda one: _position(storage, one), reverse=True)
+    chosen, account, problem = _choose(storage, [*last, *newest])
+    others = [one for one in attempts if one.folder != chosen.folder]
+    parts = tuple(part for one in others for account in _read_files(storage, one) for part in account.parts)
+    return RunAccount(account=account, place=storage.locate(chosen.folder), attempts=parts, problem=problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FileSet:
+    """The files of the ranks of one world in one folder."""
+
+    name: str
+    folder: str
+    attempt: str
+    """Empty in a checkpoint."""
+
+    world_size: int
+    files: tuple[str, ...]
+
+
+def _find_sets(storage: Storage) -> list[_FileSet]:
+    groups: dict[tuple[str, str, str, int], list[str]] = {}
+    for path in storage.list_files():
+        match = _IN_RUN.match(path) or _IN_CHECKPOINT.match(path)
+        if match:
+            attempt = match.groupdict().get("attempt", "")
+            key = (match["name"], path.rpartition("/")[0], attempt, int(match["world"]))
+            groups.setdefault(key, []).append(path)
+    return [
+        _FileSet(name=name, folder=folder, attempt=attempt, world_size=world_size, files=tuple(sorted(files)))
+        for (name, folder, attempt, world_size), files in groups.items()
+    ]
+
+
+def _pick_name(storage: Storage, sets: list[_FileSet], name: str) -> list[_FileSet]:
+    names = sorted({one.name for one in sets})
+    if not names:
+        raise ConfigError(
+            f"there is no account in {storage.uri!r}; give a checkpoint (a folder with {CHECKPOINT_FOLDER}/NAME/) or a "
+            f"run's folder (with checkpoints, or with {RUN_FOLDER}/NAME/ATTEMPT/)"
+        )
+    wanted = name or (names[0] if len(names) == 1 else DEFAULT_NAME)
+    if wanted not in names:
+        raise ConfigError(f"{storage.uri!r} has no account of a loader {wanted!r}{suggest(wanted, names)} Use --name.")
+    return [one for one in sets if one.name == wanted]
+
+
+def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Account, str]:
+    """Return the first complete account, else the first that can be checked at all, with what it lacks."""
+    incomplete: list[tuple[_FileSet, Account, str]] = []
+    problems = []
+    for one in candidates:
+        try:
+            account = merge_accounts(_read_files(storage, one))
+        except DatasetError:
+            raise
+        except RaypipeError as error:
+            # Ranks of an attempt that died stopped after different steps.
+            problems.append(f"{storage.locate(one.folder)}: {error}")
+            continue
+        problem = _find_problem(one, account)
+        if not problem:
+            return one, account, ""
+        incomplete.append((one, account, problem))
+    if incomplete:
+        # One that lost a file can be checked all the same: the frames of that rank are missing. Checkpoints first.
+        return min(incomplete, key=lambda item: bool(item[0].attempt))
+    raise RaypipeError(f"no account in {storage.uri!r} can be checked: {'; '.join(problems[:3])}")
+
+
+def _find_problem(files: _FileSet, account: Account) -> str:
+    if len(files.files) < files.world_size:
+        return f"{files.folder or 'the folder'} has {len(files.files)} of {files.world_size} files"
+    ranks = account.missing_ranks
+    return f"rank {', '.join(map(str, ranks))} has no record in some part" if ranks else ""
+
+
+def _position(storage: Storage, files: _FileSet) -> tuple[int, int]:
+    """Return how far an account goes: its epoch, and the frames emitted in it."""
+    state = _read_file(storage, files.files[0]).header.order_state
+    return state.epoch, sum(leg.lanes * leg.frames_per_lane for leg in state.legs)
+
+
+def _read_files(storage: Storage, files: _FileSet) -> list[Account]:
+    return [_read_file(storage, name) for name in files.files]
+
+
+def _read_file(storage: Storage, name: str) -> Account:
+    return load_account(retry_transient(lambda: storage.read_bytes(name)), storage.locate(name))

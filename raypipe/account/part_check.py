@@ -1,0 +1,59 @@
+"""One part against the plan: frames that were not planned there, other orders, other counts, other repeats."""
+
+from collections.abc import Iterator, Sequence
+
+from raypipe.account.parts import Part, RankRecord
+from raypipe.account.replay import RankReplay, Replay
+from raypipe.account.runs import Runs, add_runs, keep_values, subtract_runs
+
+
+def check_part(part: Part, replay: Replay, epoch_skipped: Runs) -> Iterator[str]:
+    """Yield what is not as planned.
+
+    Args:
+        part: one of which there is a plan.
+        replay: of the datasets.
+        epoch_skipped: what any part of the epoch skipped.
+    """
+    skipped = add_runs(*(skip.frames for skip in part.skipped))
+    yield from _check_frames(part, replay, skipped)
+    replays = []
+    for record in part.ranks:
+        if not 0 <= record.rank < part.world_size:
+            yield f"{part.describe()}: there is a record of rank {record.rank}"
+            continue
+        replays.append(replay.rank(part, record.rank, skipped, epoch_skipped))
+        yield from _check_rank(part, record, replays[-1])
+    yield from _check_repeats(part, replay, replays, epoch_skipped)
+
+
+def _check_frames(part: Part, replay: Replay, skipped: Runs) -> Iterator[str]:
+    unplanned = subtract_runs(add_runs(part.emitted, skipped), replay.frames(part, 0, part.num_steps))
+    if unplanned:
+        first = replay.axis.name_frames(unplanned)[0]
+        yield f"{part.describe()}: {unplanned.num_values} frames are not of these steps, first {first.describe()}"
+    told = sum(record.num_frames for record in part.ranks)
+    if told != part.emitted.num_values:
+        yield f"{part.describe()}: the ranks count {told} frames, and {part.emitted.num_values} are listed"
+
+
+def _check_rank(part: Part, record: RankRecord, replay: RankReplay) -> Iterator[str]:
+    where = f"rank {record.rank} of {part.describe()}"
+    if record.digest != replay.digest:
+        yield f"{where}: its frames, or their order, are not those of the plan"
+    if record.num_frames != replay.num_frames:
+        yield f"{where}: it counts {record.num_frames} frames, and the plan {replay.num_frames}"
+    if record.lanes != replay.lanes:
+        yield f"{where}: its lanes gave {dict(record.lanes)} frames, and by the plan {dict(replay.lanes)}"
+
+
+def _check_repeats(part: Part, replay: Replay, replays: Sequence[RankReplay], epoch_skipped: Runs) -> Iterator[str]:
+    planned = add_runs(*(one.repeated for one in replays))
+    lost = subtract_runs(subtract_runs(planned, keep_values(planned, epoch_skipped)), part.repeated)
+    if lost:
+        first = replay.axis.name_frames(lost)[0]
+        yield f"{part.describe()}: {lost.num_values} repeats of the tail are missing, first {first.describe()}"
+    num_more = subtract_runs(part.repeated, planned).num_values
+    least, most = sum(one.least_stand_ins for one in replays), sum(one.most_stand_ins for one in replays)
+    if not least <= num_more <= most:
+        yield f"{part.describe()}: {num_more} repeats are not the tail's, and {least} batches have no frame"

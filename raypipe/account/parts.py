@@ -1,0 +1,206 @@
+"""What was handed to the trainer, as values: parts, which merge over ranks, and the account that they make.
+
+A *part* is what ranks handed over from where a pass of an epoch began up to some state. It is built from the frames in
+the batches, never from the plan: else the two could not differ.
+
+::
+
+    epoch 0                                             epoch 1
+    |---- part, 4 ranks ----|-- part, 4 ranks --|- part, 3 ranks -|---- part ...
+    start                   restart             restart, new leg
+
+    part    emitted   runs of frames, each rank's together
+            repeated  runs: the tail's repeats, and what stands in for batches of bad data
+            skipped   runs by episode, with the reason
+            ranks     for each: frames, frames per lane, and a digest of their order
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from raypipe.account.runs import Runs, add_runs, runs_once
+from raypipe.errors import RaypipeError
+from raypipe.plan import Leg, OrderSpec, OrderState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skip:
+    """Frames of an episode that were left out."""
+
+    dataset: int
+    episode: int
+    frames: Runs
+    """On the axis of accounts, each once."""
+
+    why: str
+    """The first line of the error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """What one rank handed over in a part."""
+
+    rank: int
+    num_frames: int
+    """Frames emitted, repeats not counted."""
+
+    lanes: tuple[tuple[int, int], ...]
+    """(lane, frames that it gave, skipped ones included and repeats not), by lane."""
+
+    digest: str
+    """Of the frames of every batch in their order, repeats left out; see `FrameDigest`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What ranks handed over from one start of an epoch's pass up to one state."""
+
+    epoch: int
+    legs: tuple[Leg, ...]
+    """As at the part's start."""
+
+    spec: OrderSpec
+    """The order at the part's start: tail and span length may change between epochs."""
+
+    selection: str
+    """Which frames are anchors, as `describe_selection` says it."""
+
+    world_size: int
+    per_lane: int
+    """Frames that a full step takes from every lane."""
+
+    num_steps: int
+    ranks: tuple[RankRecord, ...]
+    """By rank: one in a rank's own part, all when they are merged."""
+
+    emitted: Runs
+    repeated: Runs
+    skipped: tuple[Skip, ...] = ()
+
+    attempt: str = ""
+    """The start of the run's processes that recorded it: tells a part that was carried along from one done again."""
+
+    turn: int = 0
+    """Parts with the same start that the attempt recorded before: more than 0 if it went back to do frames again."""
+
+    @property
+    def start_key(self) -> tuple[Any, ...]:
+        """What tells where, by whom and which time the part begins; equal on all ranks and at every later state."""
+        return (*self.place_key, self.attempt, self.turn)
+
+    @property
+    def place_key(self) -> tuple[Any, ...]:
+        """What tells where the part begins."""
+        return (self.epoch, self.legs, self.spec, self.selection, self.world_size, self.per_lane)
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks whose record is not here."""
+        present = {record.rank for record in self.ranks}
+        return tuple(rank for rank in range(self.world_size) if rank not in present)
+
+    def describe(self) -> str:
+        """Return where the part begins and how far it goes, in words."""
+        leg = self.legs[-1]
+        return (
+            f"epoch {self.epoch}, leg {len(self.legs)} ({leg.lanes} lanes) from frame {leg.frames_per_lane} of every "
+            f"lane, {self.num_steps} steps on {self.world_size} ranks"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What an account is of, and up to where."""
+
+    root: str
+    selection: dict[str, Any]
+    """The fields of the `SelectionSpec`."""
+
+    state: dict[str, Any]
+    """The `OrderState` up to which the account goes, as its JSON object."""
+
+    name: str = "train"
+    """Of the loader."""
+
+    @property
+    def order_state(self) -> OrderState:
+        """The state up to which the account goes."""
+        return OrderState.from_dict(self.state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """Parts in the order in which the run did them, of one rank or of all."""
+
+    header: Header
+    parts: tuple[Part, ...]
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks that have no record in some part."""
+        return tuple(sorted({rank for part in self.parts for rank in part.missing_ranks}))
+
+
+def merge_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Return parts of several ranks as parts of all: those with the same start and as many steps become one.
+
+    Parts keep the order of their first appearance. Ranks that stopped after different steps stay apart.
+
+    Raises:
+        RaypipeError: two parts hold the record of the same rank.
+    """
+    groups: dict[tuple[Any, ...], list[Part]] = {}
+    for part in parts:
+        groups.setdefault((*part.start_key, part.num_steps), []).append(part)
+    return tuple(_merge_group(group) for group in groups.values())
+
+
+def merge_accounts(accounts: Iterable[Account]) -> Account:
+    """Return the accounts of ranks as one, with the header of the first.
+
+    Raises:
+        RaypipeError: there is none, they are of different runs or states, or two hold the record of the same rank.
+    """
+    every = tuple(accounts)
+    if not every:
+        raise RaypipeError("there is no account to merge")
+    header = every[0].header
+    for account in every[1:]:
+        if account.header != header:
+            raise RaypipeError(
+                f"these accounts are not of one state of one run: {header} and {account.header}. Give files of one "
+                f"checkpoint or of one attempt."
+            )
+    return Account(header=header, parts=merge_parts(part for account in every for part in account.parts))
+
+
+def merge_skips(skips: Iterable[Skip]) -> tuple[Skip, ...]:
+    """Return one entry for every episode and reason, by dataset and episode; every frame once."""
+    groups: dict[tuple[int, int, str], list[Runs]] = {}
+    for skip in skips:
+        groups.setdefault((skip.dataset, skip.episode, skip.why), []).append(skip.frames)
+    return tuple(
+        Skip(dataset=dataset, episode=episode, why=why, frames=runs_once(add_runs(*frames)))
+        for (dataset, episode, why), frames in sorted(groups.items(), key=lambda item: item[0])
+    )
+
+
+def _merge_group(parts: list[Part]) -> Part:
+    if len(parts) == 1:
+        return parts[0]
+    records = sorted((record for part in parts for record in part.ranks), key=lambda record: record.rank)
+    for one, other in pairwise(records):
+        if one.rank == other.rank:
+            raise RaypipeError(
+                f"rank {one.rank} is there twice in the account of {parts[0].describe()}: give every rank's file once, "
+                f"and let one rank alone carry the parts of earlier starts"
+            )
+    return replace(
+        parts[0],
+        ranks=tuple(records),
+        emitted=add_runs(*(part.emitted for part in parts)),
+        repeated=add_runs(*(part.repeated for part in parts)),
+        skipped=merge_skips(skip for part in parts for skip in part.skipped),
+    )

@@ -1,0 +1,164 @@
+"""What the plan says of a part: which frames, in which order, and how many of every lane.
+
+The one place where an account meets the plan. Plans legs anew, and goes through the batches of a rank many at once:
+three to four million frames a second, in memory of a plan and a chunk of batches.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.account.axis import FrameAxis
+from raypipe.account.ledger import FrameDigest
+from raypipe.account.parts import Part
+from raypipe.account.runs import Runs, add_runs, count_ranges, count_values, empty_runs
+from raypipe.errors import ConfigError
+from raypipe.plan import BatchSpec, EpisodeIndex, EpochPlan, WorldPlan, describe_selection, plan_epoch, plan_world
+from raypipe.plan.keyhash import Ints
+from raypipe.plan.livewindow import Lane
+from raypipe.plan.spans import order_frames, ragged_arange
+
+_PLANS_KEPT: Final = 3
+"""Of a million episodes a plan takes some 60 MB; a part and the one before it are looked at in turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReplay:
+    """What a rank must have recorded if it handed over what was planned, less what was skipped."""
+
+    num_frames: int
+    lanes: tuple[tuple[int, int], ...]
+    digest: str
+
+    repeated: Runs
+    """Repeats of the tail, those of skipped frames included."""
+
+    least_stand_ins: int
+    """Batches of which every frame was skipped: each must have a repeat in its place."""
+
+    most_stand_ins: int
+    """The same and those whose repeats, too, may have been left out, since the epoch has skipped their frames."""
+
+
+class Replay:
+    """Plans of the parts of a run, made when they are asked for."""
+
+    def __init__(self, index: EpisodeIndex, axis: FrameAxis) -> None:
+        self.index = index
+        self.axis = axis
+        self._selection = describe_selection(index)
+        self._plans: dict[tuple[Any, ...], EpochPlan] = {}
+
+    def world(self, part: Part) -> WorldPlan:
+        """Return the plan of a part, standing where the part begins.
+
+        Raises:
+            RaypipeError: there is no such plan of these frames.
+        """
+        if part.selection != self._selection:
+            raise ConfigError(
+                f"its frames were chosen otherwise: {part.selection} there, and {self._selection} of the dataset here"
+            )
+        leg = part.legs[-1]
+        plan = self._plan(part, (*part.legs[:-1], replace(leg, frames_per_lane=0))).at(leg.frames_per_lane)
+        batch = BatchSpec(size=part.per_lane * leg.lanes, scope="global")
+        return plan_world(plan, world_size=part.world_size, batch=batch)
+
+    def frames(self, part: Part, first: int, stop: int) -> Runs:
+        """Return the frames of the steps [first, stop) of a part on all ranks, repeats left out."""
+        world = self.world(part)
+        lanes = range(world.plan.leg.lanes)
+        begins = [_position(world, lane, first) for lane in lanes]
+        return self._frames_between(world, begins, [_position(world, lane, stop) for lane in lanes])
+
+    def frames_after(self, part: Part, num_steps: int) -> Runs:
+        """Return the frames of the epoch that are left after so many steps of a part."""
+        world = self.world(part)
+        lanes = range(world.plan.leg.lanes)
+        begins = [_position(world, lane, num_steps) for lane in lanes]
+        return self._frames_between(world, begins, world.plan.frames_per_lane.tolist())
+
+    def rank(self, part: Part, rank: int, skipped: Runs, epoch_skipped: Runs) -> RankReplay:
+        """Return what a rank must have recorded in a part that left the frames `skipped` out.
+
+        Args:
+            part: one of which there is a plan.
+            rank: below its world size.
+            skipped: what the part skipped.
+            epoch_skipped: what any part of the epoch skipped; the tail may ask for such a frame again, in vain.
+        """
+        world, digest = self.world(part), FrameDigest()
+        plan = world.rank(rank)
+        base = self.axis.starts_of(plan.queue.dataset, plan.queue.episode)
+        num_frames, least, most = 0, 0, 0
+        repeats: list[Ints] = []
+        for chunk in plan.chunks():
+            count = min(len(chunk.span), part.num_steps - chunk.step)
+            if count <= 0:
+                break
+            numbers, is_repeat = base[chunk.span[:count]] + chunk.frame[:count], chunk.is_repeat[:count]
+            is_hole, may_be_hole = _is_in(skipped, numbers), _is_in(epoch_skipped, numbers)
+            repeats.append(numbers[is_repeat])
+            is_out = is_repeat | is_hole
+            num_frames += int(is_out.size - is_out.sum())
+            least += int(is_hole.all(axis=1).sum())
+            most += int((is_hole | (is_repeat & may_be_hole)).all(axis=1).sum())
+            _add_batches(digest, numbers, is_out)
+        return RankReplay(
+            num_frames=num_frames,
+            lanes=_frames_given(world, rank, part.num_steps),
+            digest=digest.hexdigest(),
+            repeated=count_values(np.concatenate(repeats)) if repeats else empty_runs(),
+            least_stand_ins=least,
+            most_stand_ins=most,
+        )
+
+    def _plan(self, part: Part, legs: tuple[Any, ...]) -> EpochPlan:
+        key = (part.epoch, part.spec, legs)
+        plan = self._plans.pop(key, None) or plan_epoch(self.index, part.spec, epoch=part.epoch, legs=legs)
+        self._plans[key] = plan
+        if len(self._plans) > _PLANS_KEPT:
+            del self._plans[next(iter(self._plans))]
+        return plan
+
+    def _frames_between(self, world: WorldPlan, begins: list[int], ends: list[int]) -> Runs:
+        found = []
+        for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            if end > begin:
+                found.append(self._lane_frames(world.plan, world.plan.lane(number), begin, end))
+        return add_runs(*found)
+
+    def _lane_frames(self, plan: EpochPlan, lane: Lane, begin: int, end: int) -> Runs:
+        spans = lane.spans
+        before = lane.cursor(begin).spread(0, len(lane), spans.count)
+        taken = lane.cursor(end).spread(0, len(lane), spans.count) - before
+        is_whole = taken == spans.stop - spans.start
+        whole, cut = np.flatnonzero(is_whole), np.flatnonzero((taken > 0) & ~is_whole)
+        base = self.axis.starts_of(spans.dataset, spans.episode)
+        ranges = count_ranges(base[whole] + spans.start[whole], base[whole] + spans.stop[whole])
+        frames, offsets = order_frames(spans.take(cut), plan.keys)
+        chosen = frames[ragged_arange(offsets[:-1] + before[cut], taken[cut])]
+        return add_runs(ranges, count_values(np.repeat(base[cut], taken[cut]) + chosen))
+
+
+def _is_in(runs: Runs, numbers: Ints) -> NDArray[np.bool_]:
+    return runs.times_of(numbers) > 0 if len(runs) else np.zeros(numbers.shape, dtype=np.bool_)
+
+
+def _position(world: WorldPlan, lane: int, num_steps: int) -> int:
+    return world.steps.position_after(num_steps) + (world.steps.extra(lane, num_steps - 1) if num_steps else 0)
+
+
+def _frames_given(world: WorldPlan, rank: int, num_steps: int) -> tuple[tuple[int, int], ...]:
+    given = [(lane, _position(world, lane, num_steps) - world.steps.position) for lane in world.lanes_of(rank)]
+    return tuple((lane, frames) for lane, frames in given if frames)
+
+
+def _add_batches(digest: FrameDigest, numbers: Ints, is_out: NDArray[np.bool_]) -> None:
+    if not is_out.any():
+        digest.add_equal(numbers)
+        return
+    for row, out in zip(numbers.astype("<i8", copy=False), is_out, strict=True):
+        digest.add(row[~out].tobytes())

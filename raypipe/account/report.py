@@ -1,0 +1,38 @@
+"""Verdicts and frames as tables for a terminal."""
+
+from typing import TYPE_CHECKING
+
+from raypipe.account.check import CheckedRun
+from raypipe.account.where import LocatedStep
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_COLUMNS = ("frames", "emitted", "skipped", "left_over", "to_come", "repeated", "rolled_back")
+
+
+def verdict_table(checked: CheckedRun) -> "Table":
+    """Return a row per epoch."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("epoch", *_COLUMNS):
+        table.add_column(name.replace("_", " "), justify="right")
+    table.add_column("verdict")
+    for verdict in checked.verdicts:
+        counts = [f"{getattr(verdict, f'num_{name}'):,}" for name in _COLUMNS]
+        table.add_row(str(verdict.epoch), *counts, "exactly once" if verdict.is_exact else "NOT exactly once")
+    return table
+
+
+def step_table(located: LocatedStep) -> "Table":
+    """Return a row per frame."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("dataset", "episode", "frame", "index", ""):
+        table.add_column(name, justify="left" if name in ("dataset", "") else "right")
+    for frame in located.frames:
+        values = (frame.dataset, frame.episode, frame.frame, frame.index, "repeat" if frame.is_repeat else "")
+        table.add_row(*map(str, values))
+    return table

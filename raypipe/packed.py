@@ -1,0 +1,155 @@
+"""Spans as rows of an Arrow table: how they are packed into a block on one side and taken out on the other.
+
+The first row of a span carries its header in the column `HEADER`; a block may pack several spans. The rows of a span
+are the frames to emit, and a span with an error keeps its planned rows without columns.
+"""
+
+import json
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raypipe.plan import RankPlan
+
+Frames = NDArray[np.int64]
+
+HEADER: Final = "raypipe_span"
+MARGIN: Final = "raypipe_margin"
+"""Pixels (or stored images) of frames that windows show and that no row of the span is: in its first row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanRequest:
+    """One span of a plan: what to read, and the identity that its block carries."""
+
+    epoch: int
+    dataset: int
+    episode: int
+    start: int
+    stop: int
+    lane: int
+    place: int
+    """Position in the lane's queue."""
+    frames: tuple[int, ...] = ()
+    """The frames to emit where they are not all of [start, stop): what an interrupted epoch left of the span."""
+
+    @property
+    def anchors(self) -> Frames:
+        """The frames to emit, ascending: one per row of the block."""
+        return np.array(self.frames, dtype=np.int64) if self.frames else np.arange(self.start, self.stop)
+
+
+def span_request(plan: RankPlan, arrival: int) -> SpanRequest:
+    """Return what to read for one block of a rank's queue."""
+    queue = plan.queue
+    is_whole = queue.num_rows[arrival] == queue.stop[arrival] - queue.start[arrival]
+    return SpanRequest(
+        epoch=plan.keys.epoch,
+        dataset=int(queue.dataset[arrival]),
+        episode=int(queue.episode[arrival]),
+        start=int(queue.start[arrival]),
+        stop=int(queue.stop[arrival]),
+        lane=int(queue.lane[arrival]),
+        place=int(queue.place[arrival]),
+        frames=() if is_whole else tuple(plan.frames_of(arrival).tolist()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanHeader:
+    """What the first row of a span says of it."""
+
+    request: SpanRequest | None
+    """None in a filler."""
+    num_rows: int
+    first: int = 0
+    """The frame of the first row read."""
+    error: tuple[str, str] = ("", "")
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    num_decoded: int = 0
+    finished_at: float = 0.0
+    """Seconds since 1970 when the last stage of the task was done with the span."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSpan:
+    """One span of a block on its way: its header, its columns, and its margins by camera."""
+
+    header: SpanHeader
+    columns: dict[str, pa.Array]
+    margins: dict[str, tuple[Frames, Any]]
+
+
+def pack_spans(spans: Sequence[PackedSpan]) -> pa.Table:
+    """Return the block that holds these spans."""
+    tables = []
+    for span in spans:
+        header = json.dumps(asdict(span.header)).encode()
+        margin = pickle.dumps(span.margins) if span.margins else None
+        rest = [None] * (span.header.num_rows - 1)
+        tables.append(
+            pa.table(
+                {
+                    HEADER: pa.array([header, *rest], pa.large_binary()),
+                    MARGIN: pa.array([margin, *rest], pa.large_binary()),
+                    **span.columns,
+                }
+            )
+        )
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
+
+
+def unpack_spans(table: pa.Table) -> Iterator[PackedSpan]:
+    """Yield the spans of a block."""
+    begin = 0
+    while begin < len(table):
+        header = _parse_header(table.column(HEADER)[begin].as_py())
+        margin = table.column(MARGIN)[begin].as_py()
+        columns = {}
+        for name in table.column_names:
+            array = table.column(name).slice(begin, header.num_rows)
+            # A filler and a span with an error have no columns: packed with others, they are padded with nulls.
+            if name not in (HEADER, MARGIN) and header.request is not None and not header.error[0]:
+                columns[name] = only_chunk(array)
+        yield PackedSpan(header, columns, pickle.loads(margin) if margin else {})
+        begin += header.num_rows
+
+
+def _parse_header(content: bytes) -> SpanHeader:
+    fields = json.loads(content)
+    if fields["request"] is not None:
+        frames = tuple(fields["request"].pop("frames"))
+        fields["request"] = SpanRequest(**fields["request"], frames=frames)
+    fields["error"] = tuple(fields["error"])
+    return SpanHeader(**fields)
+
+
+def only_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, copied only if it has several chunks."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def as_array(values: NDArray[Any]) -> pa.Array:
+    """Return an Arrow array with a row per entry of the first axis, sharing the memory where it can."""
+    if values.ndim == 1:
+        return pa.array(values)
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, int(np.prod(values.shape[1:])))
+
+
+def as_texts(values: list[Any], wanted: Frames) -> pa.Array:
+    """Return the values at `wanted`, ``(rows,)`` or ``(rows, T)``, as an Arrow array."""
+    return pa.array([[values[i] for i in row] if isinstance(row, list) else values[row] for row in wanted.tolist()])
+
+
+def as_numpy(array: pa.Array, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return what `as_array` was given, as a view where Arrow allows it."""
+    flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
+    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
+    return values.reshape(len(array), *shape)

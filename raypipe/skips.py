@@ -1,0 +1,104 @@
+"""What becomes of data that cannot be read or decoded: the policy, and the list of what was left out.
+
+A span that is left out keeps its positions in the order, as holes: no other frame moves, batches with holes are shorter
+on their rank, and every rank does the same steps. The feeder keeps one `SkipList` for all ranks.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from raypipe.errors import ConfigError, DatasetError, suggest
+
+OnBadEpisode = Literal["raise", "skip"]
+
+_MAX_SHOWN: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadDataSpec:
+    """What a pipeline does about data that cannot be read or decoded."""
+
+    on_bad_episode: OnBadEpisode = "raise"
+    """ "raise" ends the run on the rank that needs the data; "skip" leaves the span out, lists it, and goes on."""
+
+    max_bad_episodes: int | float = 0.01
+    """With "skip", how many episodes of a run may be bad: a count, or below 1 a share of all, of which at least one may
+    be. One more ends the run, with the list: a path that is wrong or a disk that is gone is no bad episode."""
+
+    check_finite: bool = True
+    """Whether NaN and infinite values of actions and observations are bad data. They would end in the weights."""
+
+    def __post_init__(self) -> None:
+        known = get_args(OnBadEpisode)
+        if self.on_bad_episode not in known:
+            raise ConfigError(
+                f"on_bad_episode={self.on_bad_episode!r} is not known{suggest(self.on_bad_episode, known)}"
+            )
+        most = self.max_bad_episodes
+        if isinstance(most, bool) or not isinstance(most, int | float) or most < 0 or (most >= 1 and most != int(most)):
+            raise ConfigError(f"max_bad_episodes must be a count, or a share between 0 and 1, got {most!r}")
+
+    def budget(self, num_episodes: int) -> int:
+        """Return how many of so many episodes may be bad."""
+        if isinstance(self.max_bad_episodes, int) or self.max_bad_episodes >= 1:
+            return int(self.max_bad_episodes)
+        return max(1, int(self.max_bad_episodes * num_episodes)) if self.max_bad_episodes else 0
+
+
+RAISE: Final = BadDataSpec()
+"""Where nothing is said: bad data ends the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadSpan:
+    """A span that could not be read or decoded, and was left out."""
+
+    epoch: int
+    dataset: int
+    root: str
+    episode: int
+    start: int
+    stop: int
+    why: str
+
+    def describe(self) -> str:
+        """Return a line that says which frames of what, and why."""
+        return f"episode {self.episode} of {self.root!r}, frames {self.start} to {self.stop - 1}: {self.why}"
+
+
+class SkipList:
+    """The spans that ranks have left out, and how many episodes may still be bad. Threads share it."""
+
+    def __init__(self, spec: BadDataSpec, num_episodes: int) -> None:
+        self._lock = threading.Lock()
+        self._spec = spec
+        self._num_episodes = num_episodes
+        self._first: dict[tuple[int, int], BadSpan] = {}
+
+    def add(self, span: BadSpan) -> None:
+        """Note a span.
+
+        Raises:
+            DatasetError: more episodes are bad than may be; lists them.
+        """
+        with self._lock:
+            self._first.setdefault((span.dataset, span.episode), span)
+            bad, budget = list(self._first.values()), self._spec.budget(self._num_episodes)
+        if len(bad) > budget:
+            raise DatasetError(
+                f"{len(bad)} of {self._num_episodes} episodes are bad, and max_bad_episodes="
+                f"{self._spec.max_bad_episodes} lets {budget} be skipped:\n{describe_spans(bad)}\nSee all by "
+                f"'raypipe validate {span.root}', mend or exclude them, or raise max_bad_episodes."
+            )
+
+    def spans(self) -> list[BadSpan]:
+        """Return the first bad span of every episode, in the order in which they were found."""
+        with self._lock:
+            return list(self._first.values())
+
+
+def describe_spans(spans: "list[BadSpan]") -> str:
+    """Return a line per span; of many, the first ones and how many more there are."""
+    lines = [f"  {span.describe()}" for span in spans[:_MAX_SHOWN]]
+    return "\n".join([*lines, *([f"  and {len(spans) - _MAX_SHOWN} more"] if len(spans) > _MAX_SHOWN else [])])

@@ -1,0 +1,228 @@
+"""The account that loaders write down: true of what they hand over, through stops, restarts, other ranks and skips."""
+
+import itertools
+import pickle
+from itertools import islice
+
+import pyarrow.fs
+import pytest
+from batches import frames_of_all, rows_spec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from local_source import local_loader
+
+from raypipe.account import lay_out, merge_accounts
+from raypipe.account.file import read_account
+from raypipe.account.verdict import check_account
+from raypipe.dataset import open_dataset
+from raypipe.keeper import read_rank_accounts, write_rank_account
+from raypipe.pipeline import Pipeline
+from raypipe.plan import SINGLE_DATASET
+from raypipe.testing import write_dataset
+
+NUM_FRAMES = 57
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return open_dataset(str(write_dataset(tmp_path_factory.mktemp("rows") / "dataset", rows_spec())))
+
+
+def make_pipe(rows, **parts):
+    return Pipeline(rows, **{"batch_size": 4, "seed": 1, "order": {"live_spans": 3}, **parts})
+
+
+def start(pipe, world_size, state=None, parts=()):
+    loaders = [local_loader(pipe, rank, world_size) for rank in range(world_size)]
+    for loader in loaders:
+        loader._source.attempt = f"attempt-{next(_numbers)}" if loader.rank == 0 else loaders[0]._source.attempt
+        if state is not None:
+            loader.load_state_dict(state)
+        if loader.rank == 0:
+            loader.load_account(parts)
+        else:
+            loader.load_account(())
+    return loaders
+
+
+_numbers = itertools.count()
+
+
+def run(loaders, num_steps):
+    """Take so many batches on every rank, at most to the end of the epoch."""
+    return [list(islice(loader, num_steps)) for loader in loaders]
+
+
+def check(pipe, loaders, attempts=()):
+    episodes = pipe.config.dataset.meta.episodes
+    axis = lay_out([SINGLE_DATASET], [(episodes.episode_index, episodes.length)])
+    account = merge_accounts([loader.account() for loader in loaders])
+    return check_account(pipe.config.index(), axis, account, attempts)
+
+
+def test_account_of_an_epoch_says_exactly_once(rows):
+    pipe = make_pipe(rows)
+    loaders = start(pipe, 2)
+
+    batches = run(loaders, 100)
+
+    (verdict,) = check(pipe, loaders)
+    assert verdict.is_exact, verdict.describe()
+    assert verdict.num_emitted == len(frames_of_all(batches[0] + batches[1])) == NUM_FRAMES
+
+
+def test_account_holds_what_was_handed_over_and_not_what_was_prefetched(rows):
+    pipe = make_pipe(rows)
+    loaders = start(pipe, 2)
+
+    run(loaders, 3)
+
+    (verdict,) = check(pipe, loaders)
+    assert verdict.is_exact, verdict.describe()
+    assert (verdict.num_emitted, verdict.num_to_come) == (24, NUM_FRAMES - 24)
+
+
+def test_a_loop_that_is_broken_off_and_goes_on_is_exactly_once(rows):
+    pipe = make_pipe(rows)
+    loaders = start(pipe, 2)
+
+    run(loaders, 2)
+    run(loaders, 3)
+    run(loaders, 100)
+    run(loaders, 1)
+
+    first, second = check(pipe, loaders)
+    assert first.is_exact, first.describe()
+    assert first.num_emitted == NUM_FRAMES
+    assert second.is_exact, second.describe()
+    assert second.num_emitted == 8
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    legs=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.integers(0, 2)), min_size=1, max_size=4),
+    tail=st.sampled_from(["short", "drop", "wrap"]),
+    seed=st.integers(0, 99),
+)
+def test_account_balances_through_restarts_on_other_ranks_that_roll_steps_back(rows, legs, tail, seed):
+    pipe = make_pipe(rows, batch_size={"size": 12, "scope": "global"}, seed=seed, order={"live_spans": 3, "tail": tail})
+    state, parts, attempts, num_lost = None, (), [], 0
+
+    for world_size, num_steps, num_more in legs:
+        loaders = start(pipe, world_size, state, parts)
+        if loaders[0].epoch > 0 or len(loaders[0]) == 0:
+            break
+        run(loaders, num_steps)
+        state = loaders[0].state_dict()
+        account = merge_accounts([loader.account() for loader in loaders])
+        parts = account.parts
+        if loaders[0].epoch == 0:
+            # Handed over after the state that the next start loads: rolled back.
+            num_lost += sum(len(frames_of_all(batches)) for batches in run(loaders, num_more))
+        attempts += [part for loader in loaders for part in loader.account().parts]
+    loaders = start(pipe, 2, state, parts)
+    if loaders[0].epoch == 0:
+        run(loaders, 100)
+
+    verdict = check(pipe, loaders, attempts)[0]
+    assert verdict.is_exact, verdict.describe()
+    assert verdict.num_emitted + verdict.num_left_over == NUM_FRAMES
+    if tail != "wrap":
+        assert verdict.num_rolled_back == num_lost
+
+
+def test_skipped_frames_are_in_the_account_with_the_reason(rows, tmp_path):
+    root = write_dataset(tmp_path / "dataset", rows_spec())
+    pipe = make_pipe(open_dataset(str(root)), on_bad_episode="skip", max_bad_episodes=5)
+    for path in (root / "data").rglob("*.parquet"):
+        path.write_bytes(b"")
+        break
+    loaders = start(pipe, 2)
+
+    with pytest.warns(UserWarning, match="left out"):
+        batches = run(loaders, 100)
+
+    (verdict,) = check(pipe, loaders)
+    assert verdict.is_exact, verdict.describe()
+    handed = [
+        frame
+        for batch in batches[0] + batches[1]
+        for frame, is_repeat in zip(frames_of_all([batch]), batch["is_repeat"].tolist(), strict=True)
+        if not is_repeat
+    ]
+    assert verdict.num_emitted == len(handed)
+    assert verdict.num_skipped == NUM_FRAMES - len(handed) > 0
+    assert {skip.episode for skip in verdict.skipped} == {span.episode for loader in loaders for span in loader.skipped}
+    assert all("parquet" in skip.why for skip in verdict.skipped)
+
+
+def test_account_passes_through_the_files_of_a_checkpoint(rows, tmp_path):
+    pipe = make_pipe(rows)
+    loaders = start(pipe, 3)
+    run(loaders, 2)
+    state = loaders[0].state_dict()
+    for loader in loaders:
+        write_rank_account(tmp_path, loader.account(), loader.rank, 3)
+
+    parts = read_rank_accounts(pyarrow.fs.LocalFileSystem(), str(tmp_path), "train")
+    going_on = start(pipe, 2, state, parts)
+    run(going_on, 100)
+
+    (verdict,) = check(pipe, going_on)
+    assert verdict.is_exact, verdict.describe()
+    for loader in going_on:
+        write_rank_account(tmp_path, loader.account(), loader.rank, 2)
+    assert sorted(path.name for path in (tmp_path / "account/train").iterdir()) == [
+        "rank-00000-of-00002.parquet",
+        "rank-00001-of-00002.parquet",
+    ]
+
+
+def test_a_damaged_account_of_a_checkpoint_is_warned_of_and_the_run_goes_on(rows, tmp_path):
+    (loader,) = start(make_pipe(rows), 1)
+    write_rank_account(tmp_path, loader.account(), 0, 1)
+    (path,) = (tmp_path / "account/train").iterdir()
+    path.write_bytes(path.read_bytes()[:30])
+
+    with pytest.warns(UserWarning, match=r"begins anew: .*rank-00000-of-00001.parquet"):
+        parts = read_rank_accounts(pyarrow.fs.LocalFileSystem(), str(tmp_path), "train")
+
+    assert parts == ()
+
+
+def test_kept_account_is_there_after_the_epoch_and_after_a_break(rows, tmp_path):
+    (loader,) = start(make_pipe(rows), 1)
+    loader.keep_account(str(tmp_path))
+
+    for _ in islice(loader, 2):
+        pass
+
+    (path,) = tmp_path.glob("raypipe-account/train/*/rank-00000-of-00001.parquet")
+    assert read_account(path).parts[0].num_steps == 2
+    for _ in loader:
+        pass
+    assert sum(part.emitted.num_values for part in read_account(path).parts) == NUM_FRAMES
+
+
+def test_a_folder_that_cannot_be_written_is_warned_of_and_the_run_goes_on(rows, tmp_path):
+    (tmp_path / "raypipe-account").write_text("in the way")
+    (loader,) = start(make_pipe(rows), 1)
+    loader.keep_account(str(tmp_path))
+
+    with pytest.warns(UserWarning, match="the account of rank 0 was not written to"):
+        batches = list(loader)
+
+    assert len(frames_of_all(batches)) == NUM_FRAMES
+
+
+def test_a_loader_that_is_sent_elsewhere_keeps_its_account(rows):
+    (loader,) = start(make_pipe(rows), 1)
+    run([loader], 2)
+    loader.close()
+
+    sent = pickle.loads(pickle.dumps(loader))
+
+    assert [part.num_steps for part in sent.account().parts] == [2]
+    list(sent)
+    (verdict,) = check(make_pipe(rows), [sent])
+    assert verdict.is_exact, verdict.describe()
