@@ -20,6 +20,8 @@ from ray.train.torch import TorchTrainer, prepare_model
 from rich.console import Console
 
 import raypipe as rp
+from raypipe.account.check import check_run
+from raypipe.account.report import verdict_table
 from raypipe.info import describe, info_table
 from raypipe.testing import SynthSpec, numbered_cameras, read_stamp, varied_lengths, write_dataset
 
@@ -166,6 +168,8 @@ def tell(console: Console, dataset: rp.Dataset, lines: list[dict[str, Any]]) -> 
         end="",
     )
     console.print("exactly once" if not missing and not repeated else "NOT exactly once", style="bold")
+    console.print(f"\n  The workers' own account says, as `raypipe account {RUN}/demo` does:\n")
+    console.print(verdict_table(check_run(RUN / "demo")))
 
 
 if __name__ == "__main__":

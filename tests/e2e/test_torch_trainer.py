@@ -1,5 +1,6 @@
 """Ray Train: every start of the workers goes on from the checkpoint, exactly once and in the order of the plan."""
 
+import json
 import os
 import shutil
 import signal
@@ -17,8 +18,10 @@ from committed import Journal, committed_frames, flatten, plan_from, read_attemp
 from ray import cloudpickle
 from ray.train.torch import TorchTrainer, prepare_model
 from ray_session import ensure_ray
+from typer.testing import CliRunner
 
 import raypipe as rp
+from raypipe.cli import app
 from raypipe.testing import write_dataset
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
@@ -109,6 +112,19 @@ def test_committed_steps_are_exactly_once_and_in_plan_order_when_a_rank_fails(tm
     assert sorted(flatten(steps)) == frames_of_dataset(rows)
     for rank in range(2):
         assert steps[0][rank] + steps[1][rank] == planned_epoch(pipe.plan(world_size=2), rank)
+    verdict = account_of(tmp_path)
+    assert verdict["is_exact"]
+    assert verdict["num_emitted"] == len(frames_of_dataset(rows))
+    # What a killed process had handed over since it wrote its account last is not known.
+    assert verdict["num_rolled_back"] >= (12 if trouble == "raise" else 0)
+
+
+def account_of(folder):
+    """The verdict of ``raypipe account`` over the run's only epoch."""
+    told = CliRunner().invoke(app, ["account", str(Path(folder) / "storage" / RUN), "--json", "-"])
+    assert told.exit_code in (0, 1), told.output
+    (verdict,) = json.loads(told.stdout)["epochs"]
+    return verdict
 
 
 def test_epoch_starts_over_where_nothing_was_saved_before_the_failure(tmp_path, rows, pipe):
@@ -142,6 +158,9 @@ def test_second_fit_on_other_ranks_goes_on_as_the_plan_says(tmp_path, rows, pipe
     planned = plan_from(pipe, second.state, num_workers)
     assert steps[1] == [planned_epoch(planned, rank) for rank in range(num_workers)]
     assert sorted(flatten(steps)) == frames_of_dataset(rows)
+    verdict = account_of(tmp_path)
+    assert (verdict["is_exact"], verdict["is_finished"]) == (True, True)
+    assert verdict["num_emitted"] + verdict["num_left_over"] == len(frames_of_dataset(rows))
 
 
 def test_damaged_state_in_a_checkpoint_is_an_error_that_names_the_file(tmp_path, pipe, stopped):
