@@ -67,7 +67,7 @@ def read_run_account(folder: str | os.PathLike[str], name: str = "") -> RunAccou
     storage = open_storage(folder)
     if not storage.exists():
         raise ConfigError(f"there is no folder {storage.uri!r}")
-    sets = _pick_name(storage, _find_sets(storage), name)
+    sets = _pick_run(storage, _pick_name(storage, _find_sets(storage), name))
     attempts = sorted((one for one in sets if one.attempt), key=lambda one: one.attempt)
     last = [one for one in attempts if one.attempt == attempts[-1].attempt]
     checkpoints = [one for one in sets if not one.attempt]
@@ -83,6 +83,9 @@ class _FileSet:
     """The files of the ranks of one world in one folder."""
 
     name: str
+    place: str
+    """The checkpoint, or the run's folder of an attempt; relative."""
+
     folder: str
     attempt: str
     """Empty in a checkpoint."""
@@ -92,16 +95,16 @@ class _FileSet:
 
 
 def _find_sets(storage: Storage) -> list[_FileSet]:
-    groups: dict[tuple[str, str, str, int], list[str]] = {}
+    groups: dict[tuple[str, str, str, str, int], list[str]] = {}
     for path in storage.list_files():
         match = _IN_RUN.match(path) or _IN_CHECKPOINT.match(path)
         if match:
             attempt = match.groupdict().get("attempt", "")
-            key = (match["name"], path.rpartition("/")[0], attempt, int(match["world"]))
+            key = (match["name"], match["place"] or "", path.rpartition("/")[0], attempt, int(match["world"]))
             groups.setdefault(key, []).append(path)
     return [
-        _FileSet(name=name, folder=folder, attempt=attempt, world_size=world_size, files=tuple(sorted(files)))
-        for (name, folder, attempt, world_size), files in groups.items()
+        _FileSet(name=name, place=place, folder=folder, attempt=attempt, world_size=world, files=tuple(sorted(files)))
+        for (name, place, folder, attempt, world), files in groups.items()
     ]
 
 
@@ -116,6 +119,15 @@ def _pick_name(storage: Storage, sets: list[_FileSet], name: str) -> list[_FileS
     if wanted not in names:
         raise ConfigError(f"{storage.uri!r} has no account of a loader {wanted!r}{suggest(wanted, names)} Use --name.")
     return [one for one in sets if one.name == wanted]
+
+
+def _pick_run(storage: Storage, sets: list[_FileSet]) -> list[_FileSet]:
+    """Return the files of the one run in the folder; attempts of two runs must not be taken for one."""
+    runs = sorted({one.place for one in sets if one.attempt})
+    if len(runs) > 1:
+        raise ConfigError(f"{storage.uri!r} holds {len(runs)} runs; give the folder of one: {', '.join(runs[:5])}")
+    below = f"{runs[0]}/" if runs and runs[0] else ""
+    return [one for one in sets if f"{one.place}/".startswith(below)]
 
 
 def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Account, str]:

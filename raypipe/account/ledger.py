@@ -1,7 +1,7 @@
 """`Ledger`: what one rank writes down as it hands batches over.
 
-Records frames that are in batches; knows of the plan only where a pass begins. Costs a few microseconds a batch: values
-are kept as bytes, and every 65,536 of them are turned into runs.
+Records frames that are in batches; knows of the plan only where a pass begins. Costs about 10 us a batch: values are
+kept as bytes, and some 65,536 of them at a time are turned into runs.
 """
 
 import hashlib
@@ -19,6 +19,9 @@ from raypipe.plan import WorldPlan
 from raypipe.plan.keyhash import Ints
 
 _VALUES_TO_COMPACT: Final = 1 << 16
+_VALUES_PER_RUN: Final = 4
+"""Where there are many runs, so many values for each are kept before all are sorted again: it is the costly part."""
+
 _LITTLE: Final = np.dtype("<i8")
 
 
@@ -183,10 +186,10 @@ class _OpenPart:
         given.append(lanes)
         self._num_steps += 1
         self._num_frames += len(numbers)
-        self._num_buffered += len(handed.numbers) + len(lanes)
+        self._num_buffered += len(handed.numbers)
         for hole in handed.holes:
             self._skipped.append(_skip(hole))
-        if self._num_buffered > 2 * _VALUES_TO_COMPACT:
+        if self._num_buffered > max(_VALUES_TO_COMPACT, _VALUES_PER_RUN * len(self._emitted)):
             self._compact()
 
     def part(self) -> Part:

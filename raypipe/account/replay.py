@@ -1,7 +1,7 @@
 """What the plan says of a part: which frames, in which order, and how many of every lane.
 
 The one place where an account meets the plan. Plans legs anew, and goes through the batches of a rank many at once:
-three to four million frames a second, in memory of a plan and a chunk of batches.
+four to eight million frames a second, in memory of a plan and a chunk of batches.
 """
 
 from dataclasses import dataclass, replace

@@ -29,7 +29,7 @@ def check_account(
 ) -> tuple[EpochVerdict, ...]:
     """Return a verdict for every epoch of an account, and for those that were begun and rolled back.
 
-    Goes through every frame once more by the plan: three to four million a second, in memory of the runs.
+    Goes through every frame once more by the plan: four to eight million a second, in memory of the runs.
 
     Args:
         index: the frames of an epoch, by the selection of the account.

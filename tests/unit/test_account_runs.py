@@ -1,0 +1,94 @@
+"""Multisets as runs, against Python's own."""
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypipe.account.runs import (
+    Runs,
+    add_runs,
+    count_ranges,
+    count_values,
+    empty_runs,
+    intersect_runs,
+    keep_values,
+    make_runs,
+    runs_beyond_once,
+    runs_once,
+    subtract_runs,
+    unite_runs,
+)
+
+values = st.lists(st.integers(-5, 40) | st.integers(2**40, 2**40 + 5), max_size=60)
+
+
+def counted(numbers) -> Runs:
+    return count_values(np.array(numbers, dtype=np.int64))
+
+
+def as_counter(runs: Runs) -> Counter:
+    """Return the multiset as a Counter; check the canonical form on the way."""
+    assert (runs.start < runs.stop).all()
+    assert (runs.times > 0).all()
+    follows = runs.start[1:] == runs.stop[:-1]
+    assert (runs.start[1:] >= runs.stop[:-1]).all()
+    assert (runs.times[1:] != runs.times[:-1])[follows].all()
+    return Counter(runs.values().tolist())
+
+
+@given(values)
+def test_values_come_back_as_often_as_they_went_in(numbers):
+    runs = counted(numbers)
+
+    assert as_counter(runs) == Counter(numbers)
+    assert runs.num_values == len(numbers)
+
+
+@given(values, values)
+def test_operations_are_those_of_multisets(one, other):
+    a, b, count_a, count_b = counted(one), counted(other), Counter(one), Counter(other)
+
+    assert as_counter(add_runs(a, b)) == count_a + count_b
+    assert as_counter(subtract_runs(a, b)) == count_a - count_b
+    assert as_counter(intersect_runs(a, b)) == count_a & count_b
+    assert as_counter(unite_runs(a, b)) == count_a | count_b
+    assert as_counter(keep_values(a, b)) == Counter({value: n for value, n in count_a.items() if value in count_b})
+    assert as_counter(runs_once(a)) == Counter(set(one))
+    assert as_counter(runs_beyond_once(a)) == count_a - Counter(set(one))
+
+
+@given(st.lists(values, max_size=5))
+def test_a_sum_is_the_same_in_any_order_and_at_once(lists):
+    at_once = add_runs(*map(counted, lists))
+    one_by_one = empty_runs()
+    for numbers in reversed(lists):
+        one_by_one = add_runs(one_by_one, counted(numbers))
+
+    assert at_once == one_by_one == counted([number for numbers in lists for number in numbers])
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8), st.integers(1, 3)), max_size=20))
+def test_overlapping_ranges_add_up(ranges):
+    start, length, times = np.array(ranges, dtype=np.int64).reshape(-1, 3).T
+    wanted = Counter(v for begin, size, n in ranges for v in range(begin, begin + size) for _ in range(n))
+
+    assert as_counter(make_runs(start, start + length, times)) == wanted
+    assert as_counter(count_ranges(start, start + length)) == Counter(
+        v for begin, size, _ in ranges for v in range(begin, begin + size)
+    )
+
+
+@given(values, values)
+def test_times_of_tells_how_often_each_value_is_there(numbers, asked):
+    times = counted(numbers).times_of(np.array(asked, dtype=np.int64))
+
+    assert times.tolist() == [Counter(numbers)[value] for value in asked]
+
+
+def test_equality_is_by_value_and_never_with_something_else():
+    assert counted([1, 2, 3]) == counted([3, 1, 2])
+    assert counted([1, 2]) != counted([1, 2, 2])
+    assert counted([1]) != [1]
+    assert not empty_runs()
