@@ -1,25 +1,22 @@
 """``raypipe account`` and ``raypipe where``: what was handed over, and which frames a step had."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from account_cases import HandRun
+from program import run_program
 
 import raypipe
 from raypipe.account import count_values
 from raypipe.account.check import read_frames
 from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec, plan_epoch, plan_world, start
 
-PROGRAM = Path(sys.executable).parent / "raypipe"
 SPEC = OrderSpec(seed=3, live_spans=2)
 
 
 def run(*arguments):
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)
+    return run_program(*arguments)
 
 
 def hand_run(root, **options):

@@ -1,20 +1,16 @@
 """``raypipe plan``: what an epoch costs and gives, as a table, as JSON and as a picture."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from program import run_program
 
 from raypipe.plan import BatchSpec, OrderSpec
 from raypipe.views import view_plan
 
-PROGRAM = Path(sys.executable).parent / "raypipe"
-
 
 def run(*arguments):
-    return subprocess.run([PROGRAM, "plan", *map(str, arguments)], capture_output=True, text=True, check=False)
+    return run_program("plan", *arguments)
 
 
 def test_plan_json_has_the_promised_keys(tiny_dataset):
