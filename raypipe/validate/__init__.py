@@ -1,0 +1,37 @@
+"""Checks a dataset before it is trained on: what is wrong, where, and what to do. Writes nothing into it.
+
+::
+
+    outline.py    meta/, as much of it as can be read        Outline
+    structure.py  keys, counts, files, the episode table     findings, and the units of work
+    promises.py   what files are held against                Promises
+    data.py       one data file, with frames.py, values.py   DataResult     a unit of work
+    video.py      one video file, with container.py          VideoResult    a unit of work
+    deep.py       every pixel of one file
+    summary.py    what is kept of every episode              columns, O(episodes)
+    whole.py      what only all files together tell          pure
+    stats.py      the stored statistics against the values
+    run.py        all of it, in this process or on Ray       validate_dataset -> Report
+    findings.py, kinds.py                                    the values
+    report.py, exclude.py, table.py, page.py                 for people and for the pipeline
+
+A bad file is a finding, never the end: whatever else can be checked is.
+"""
+
+from raypipe.validate.exclude import bad_episodes, format_exclude_file, read_exclude_file
+from raypipe.validate.findings import KINDS, Counts, Finding, Place, Report
+from raypipe.validate.report import write_report
+from raypipe.validate.run import validate_dataset
+
+__all__ = [
+    "KINDS",
+    "Counts",
+    "Finding",
+    "Place",
+    "Report",
+    "bad_episodes",
+    "format_exclude_file",
+    "read_exclude_file",
+    "validate_dataset",
+    "write_report",
+]

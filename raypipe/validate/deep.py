@@ -1,0 +1,215 @@
+"""Every pixel of a file: decoded in file order, kept by nobody.
+
+A decoder that meets damaged data may raise, may crash, or may paint over the damage and say so only in FFmpeg's log.
+So the log is read too. What a decoder was doing when the process died is known to whoever started it.
+
+It proves that decoders do not complain, not that every pixel is right: 16 wrong bytes in a frame are told by H.264's
+decoder in most cases, by those of AV1, HEVC and VP9 in few, since these formats carry nothing to check against.
+"""
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.errors import DatasetError, RaypipeError
+from raypipe.metadata.tables import open_parquet
+from raypipe.rows import one_line
+from raypipe.storage import Storage
+from raypipe.validate.container import Container
+from raypipe.validate.findings import Finding, Place, make_finding
+from raypipe.validate.promises import Promises
+from raypipe.validate.structure import DataUnit, VideoUnit
+
+if TYPE_CHECKING:
+    from raypipe.decode import OpenVideo
+    from raypipe.validate.video import Spans
+
+_PIECE_BYTES: Final = 16 << 20
+"""As in `raypipe.decode.span`: larger pieces cost page faults."""
+
+_LOOK_AHEAD: Final = 4
+"""Frames by which a decoder may read ahead of what it gives out, where frames are stored in another order."""
+
+_LOG_LEVEL: Final = "TORCHCODEC_FFMPEG_LOG_LEVEL"
+_LOG_LINE: Final = re.compile(r"^\[\S+ @ 0x[0-9a-f]+\] (.*)$")
+"""How FFmpeg begins a line: ``[h264 @ 0x55d0c8] concealing 48 DC, 48 AC, 48 MV errors in I frame``."""
+_COMPLAINT: Final = re.compile(
+    r"conceal|error|invalid|corrupt|illegal|damaged|overread|out of range|non-existing|no frame|failed|missing picture",
+    re.IGNORECASE,
+)
+"""What decoders say of damaged data. They also tell their version, and give advice."""
+
+
+def decode_video(
+    promises: Promises, unit: VideoUnit, container: Container, spans: "Spans"
+) -> tuple[list[Finding], int]:
+    """Return the episodes of a video that cannot be decoded without errors, and how many frames were decoded."""
+    from raypipe.decode import check_decodable
+
+    meta = promises.meta
+    try:
+        check_decodable(meta.features[unit.camera], meta.root)
+    except RaypipeError:
+        message = "depth of 12 bits is not decoded"
+        return [make_finding("camera-undecodable", message, Place(file=unit.name, feature=unit.camera))], 0
+    reader = _Reader(meta.storage, unit.name, container)
+    try:
+        said = reader.open()
+    except DatasetError as error:
+        said = one_line(error)
+    if said:
+        place = Place(file=unit.name, episodes=promises.numbers(unit.rows), feature=unit.camera)
+        return [make_finding("video-damaged", f"on opening it: {said}", place)], 0
+    if container.index is None:
+        return _check_unindexed(promises, unit, reader.video)
+    return _decode_spans(promises, unit, reader, spans)
+
+
+def _decode_spans(promises: Promises, unit: VideoUnit, reader: "_Reader", spans: "Spans") -> tuple[list[Finding], int]:
+    findings: list[Finding] = []
+    count = 0
+    for position in np.flatnonzero(spans.is_there):
+        first, stop = int(spans.first[position]), int(spans.first[position] + spans.length[position])
+        failure = reader.decode(first, stop)
+        if failure is None:
+            count += stop - first
+            continue
+        frame, said = failure
+        rows = [int(spans.rows[position])]
+        if reader.container.is_reordered and frame >= stop - _LOOK_AHEAD and position + 1 < len(spans.rows):
+            rows.append(int(spans.rows[position + 1]))
+        frames = tuple(number for number in (frame - 1, frame, frame + 1) if first <= number < stop)
+        place = Place(file=unit.name, episodes=promises.numbers(tuple(rows)), feature=unit.camera, frames=frames)
+        message = f"decoding frames {first} to {stop - 1} goes wrong at frame {frame}: {said}"
+        findings.append(make_finding("video-damaged", message, place))
+    return findings, count
+
+
+def _check_unindexed(promises: Promises, unit: VideoUnit, video: "OpenVideo") -> tuple[list[Finding], int]:
+    """Check a video whose frames were counted by decoding it when it was opened."""
+    from raypipe.video import episode_first_frame
+
+    findings = []
+    for row in unit.rows:
+        try:
+            episode_first_frame(promises.meta, row, unit.camera, video.index)
+        except DatasetError as error:
+            place = Place(file=unit.name, episodes=promises.numbers((row,)), feature=unit.camera)
+            findings.append(make_finding("video-short", one_line(error), place))
+    return findings, len(video.index)
+
+
+class _Reader:
+    """Decodes one video under the eyes of the log."""
+
+    def __init__(self, storage: Storage, name: str, container: Container) -> None:
+        self.container = container
+        self._storage = storage
+        self._name = name
+        self.video: OpenVideo
+
+    def open(self) -> str:
+        """Open the video afresh; return what the decoder says to that, empty if nothing."""
+        from raypipe.decode import open_video
+
+        # torchcodec sets the level of the log when it opens a file.
+        with read_decoder_log() as log:
+            self.video = open_video(self._storage, self._name)
+        return f"the decoder says: {log[0]}" if log else ""
+
+    def decode(self, first: int, stop: int) -> tuple[int, str] | None:
+        """Decode frames ``[first, stop)``; return the frame at which it went wrong and what was said, or None."""
+        size = max(1, _PIECE_BYTES // max(1, 3 * self.container.height * self.container.width))
+        for start in range(first, stop, size):
+            frames = np.arange(start, min(start + size, stop))
+            said = self._decode_piece(frames)
+            if said:
+                return self._locate(frames, said)
+        return None
+
+    def _decode_piece(self, frames: NDArray[np.int64]) -> str:
+        try:
+            with read_decoder_log() as log:
+                self.video.read_frames(frames)
+        except DatasetError as error:
+            return one_line(error)
+        return f"the decoder says: {log[0]}" if log else ""
+
+    def _locate(self, frames: NDArray[np.int64], said: str) -> tuple[int, str]:
+        """Return the first of some frames that goes wrong when they are decoded one by one."""
+        # A decoder that has failed once is not asked again.
+        self.open()
+        for frame in frames:
+            alone = self._decode_piece(np.array([frame]))
+            if alone:
+                self.open()
+                return int(frame), alone
+        return int(frames[0]), said
+
+
+@contextmanager
+def read_decoder_log() -> Iterator[list[str]]:
+    """Collect what decoders complain of in FFmpeg's log while the body runs; the list is filled when it ends.
+
+    FFmpeg writes to the process's standard error, whatever Python's is. Anything else that is written there meanwhile
+    is passed on afterwards. Not for use by several threads at once.
+    """
+    lines: list[str] = []
+    before = os.environ.get(_LOG_LEVEL)
+    # Concealment is told at this level, not among the errors.
+    os.environ[_LOG_LEVEL] = "INFO"
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            if before is None:
+                os.environ.pop(_LOG_LEVEL, None)
+            else:
+                os.environ[_LOG_LEVEL] = before
+            log.seek(0)
+            for line in log.read().decode(errors="replace").splitlines():
+                found = _LOG_LINE.match(line)
+                if found is None and line.strip():
+                    print(line, file=sys.stderr)
+                elif found is not None and _COMPLAINT.search(found[1]):
+                    lines.append(found[1])
+
+
+def decode_images(promises: Promises, unit: DataUnit) -> tuple[list[Finding], int]:
+    """Return the episodes of a data file with images that cannot be decoded, and how many images were decoded."""
+    from raypipe.decode import decode_image
+
+    meta = promises.meta
+    cameras = [meta.features[name] for name in meta.cameras if meta.features[name].kind == "image"]
+    findings: list[Finding] = []
+    count = 0
+    with open_parquet(meta.storage, unit.name) as parquet:
+        names = parquet.schema_arrow.names
+        chosen = [feature for feature in cameras if feature.name in names]
+        if not chosen or "episode_index" not in names:
+            return [], 0
+        columns = ["episode_index", *(feature.name for feature in chosen)]
+        for batch in parquet.iter_batches(batch_size=64, columns=columns, use_threads=False):
+            episodes = batch.column("episode_index").to_pylist()
+            for feature in chosen:
+                for episode, stored in zip(episodes, batch.column(feature.name), strict=True):
+                    try:
+                        decode_image(stored.as_py(), feature, f"episode {episode}")
+                        count += 1
+                    except DatasetError as error:
+                        place = Place(file=unit.name, episodes=(int(episode),), feature=feature.name)
+                        findings.append(make_finding("image-undecodable", one_line(error), place))
+    return findings, count

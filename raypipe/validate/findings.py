@@ -1,0 +1,137 @@
+"""What validate has to say: a `Finding` each, in a `Report`. Values only.
+
+Every kind of finding is listed in `KINDS`, with how bad it is and what to do. Names of kinds are stable: people
+filter by them.
+"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from raypipe.validate.kinds import KINDS, Severity
+
+if TYPE_CHECKING:
+    from raypipe.validate.summary import EpisodeSummary
+
+__all__ = ["KINDS", "Counts", "Finding", "Place", "Report", "Severity", "make_finding"]
+
+_EXIT_CODES: dict[Severity, int] = {"note": 0, "warning": 1, "error": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where something is; the parts that do not apply are empty."""
+
+    file: str = ""
+    """Relative to the root of the dataset."""
+    episodes: tuple[int, ...] = ()
+    """LeRobot's numbers."""
+    feature: str = ""
+    """A feature; a camera is one."""
+    frames: tuple[int, ...] = ()
+    """A few frames that show it: of the file for a video, of the episode for rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that validate has to say."""
+
+    kind: str
+    """One of `KINDS`."""
+    severity: Severity
+    place: Place
+    message: str
+    """With the values: both sides of a mismatch."""
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What was looked at."""
+
+    episodes: int
+    frames: int
+    data_files: int
+    video_files: int
+    decoded_frames: int
+    """0 unless deep."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Report:
+    """The findings of one dataset, the worst first."""
+
+    root: str
+    version: str
+    fps: float
+    is_deep: bool
+    findings: tuple[Finding, ...]
+    counts: Counts
+    elapsed_s: float
+    summary: "EpisodeSummary"
+    """What was measured of every episode; not part of the JSON."""
+
+    @property
+    def severity(self) -> Severity | Literal["none"]:
+        """The worst severity of all findings."""
+        return self.findings[0].severity if self.findings else "none"
+
+    @property
+    def exit_code(self) -> int:
+        """0 without findings or with notes only, 1 with warnings, 2 with errors."""
+        severity = self.severity
+        return 0 if severity == "none" else _EXIT_CODES[severity]
+
+    @property
+    def tally(self) -> dict[str, int]:
+        """The number of findings of each kind that was found, the worst first."""
+        return dict(Counter(finding.kind for finding in self.findings))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object, with every finding."""
+        return {
+            "root": self.root,
+            "version": self.version,
+            "is_deep": self.is_deep,
+            "severity": self.severity,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "counts": asdict(self.counts),
+            "tally": self.tally,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def make_finding(kind: str, message: str, place: Place, *, severity: Severity | None = None) -> Finding:
+    """Return a finding with the severity and the remedy of its kind.
+
+    Args:
+        severity: where a kind may be better or worse than it usually is.
+    """
+    known = KINDS[kind]
+    return Finding(kind=kind, severity=severity or known.severity, place=place, message=message, remedy=known.remedy)
+
+
+def worst_first(findings: list[Finding], root: str) -> tuple[Finding, ...]:
+    """Return findings ordered by severity, kind and place, with the root in their remedies' commands."""
+    ranks = {name: rank for rank, name in enumerate(reversed(_EXIT_CODES))}
+    ordered = sorted(
+        findings,
+        key=lambda found: (
+            ranks[found.severity],
+            found.kind,
+            found.place.feature,
+            found.place.episodes,
+            found.place.file,
+            found.message,
+        ),
+    )
+    return tuple(
+        Finding(
+            kind=found.kind,
+            severity=found.severity,
+            place=found.place,
+            message=found.message,
+            remedy=found.remedy.replace("ROOT", root),
+        )
+        for found in ordered
+    )

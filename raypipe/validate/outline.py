@@ -1,0 +1,208 @@
+"""``meta/`` of a dataset that may be damaged: as much of it as can be read, and what could not be.
+
+A sound dataset comes out as `read_metadata` gives it. Otherwise its parts are read one by one, and each that fails is
+a finding and is left empty: no episodes, no tasks, a frame rate of NaN, the usual path templates.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raypipe.errors import DatasetError
+from raypipe.metadata import DatasetMeta, EpisodeTable, Feature, Tasks, read_metadata
+from raypipe.metadata.dataset_meta import VERSIONS
+from raypipe.metadata.episodes import FOLDER, JSON_LINES, read_episodes
+from raypipe.metadata.features import read_features
+from raypipe.metadata.tables import read_json
+from raypipe.metadata.tasks import JSON_LINES as TASK_LINES
+from raypipe.metadata.tasks import PARQUET, read_tasks
+from raypipe.rows import one_line
+from raypipe.storage import Storage
+from raypipe.validate.findings import Finding, Place, make_finding
+
+INFO = "meta/info.json"
+
+DAMAGE = (DatasetError, pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError)
+"""As what damage in ``meta/`` may come up: a text that is no UTF-8, a number where a list should be."""
+
+_DATA_TEMPLATES = {
+    True: "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+    False: "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+}
+_VIDEO_TEMPLATES = {
+    True: "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+    False: "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outline:
+    """What a dataset says of itself, and the files that are there."""
+
+    meta: DatasetMeta
+    info: Mapping[str, Any]
+    files: tuple[str, ...]
+    has_episodes: bool
+    """False where the episode table could not be read: nothing is promised then."""
+    has_tasks: bool
+    findings: tuple[Finding, ...]
+
+
+def read_outline(storage: Storage) -> Outline:
+    """Return the outline of the dataset at `storage`; lists all files and reads ``meta/``.
+
+    Raises:
+        DatasetError: there is nothing at all at that place.
+    """
+    if not storage.exists():
+        raise DatasetError(f"no such folder: {storage.uri!r}. Give the root of a LeRobot dataset, as a path or a URI.")
+    files = tuple(storage.list_files())
+    try:
+        meta = read_metadata(storage)
+    except DAMAGE as error:
+        return _salvage(storage, files, error)
+    info = read_json(storage, INFO)
+    return Outline(meta=meta, info=info, files=files, has_episodes=True, has_tasks=True, findings=())
+
+
+def _salvage(storage: Storage, files: tuple[str, ...], failure: Exception) -> Outline:
+    """Read part by part what could not be read as a whole."""
+    findings: list[Finding] = []
+    info = _salvage_info(storage, findings)
+    version, is_packed = _salvage_version(info, files, findings)
+    features = _salvage_features(info, findings)
+    videos = [name for name, feature in features.items() if feature.kind == "video"]
+    episodes, has_episodes = _salvage_episodes(storage, info, videos, is_packed, findings)
+    tasks, has_tasks = _salvage_tasks(storage, info, findings)
+    meta = DatasetMeta(
+        storage=storage,
+        version=version,
+        fps=_salvage_fps(info, findings),
+        robot_type=str(info.get("robot_type") or "unknown"),
+        features=features,
+        episodes=episodes,
+        tasks=tasks,
+        splits={},
+        data_template=_salvage_template(info, "data_path", _DATA_TEMPLATES[is_packed], findings),
+        video_template=_salvage_template(info, "video_path", _VIDEO_TEMPLATES[is_packed], findings) if videos else "",
+        is_packed=is_packed,
+        notes=(),
+    )
+    if has_episodes:
+        findings += _missing_episodes(info, len(episodes))
+    if not any(finding.severity == "error" for finding in findings):
+        findings.append(make_finding("metadata-unreadable", one_line(failure), Place(file="meta")))
+    return Outline(
+        meta=meta, info=info, files=files, has_episodes=has_episodes, has_tasks=has_tasks, findings=tuple(findings)
+    )
+
+
+def _salvage_info(storage: Storage, findings: list[Finding]) -> dict[str, Any]:
+    try:
+        return read_json(storage, INFO)
+    except DAMAGE as error:
+        findings.append(make_finding("info-unreadable", one_line(error), Place(file=INFO)))
+        return {}
+
+
+def _salvage_version(info: Mapping[str, Any], files: tuple[str, ...], findings: list[Finding]) -> tuple[str, bool]:
+    """Return the version, and whether files hold several episodes; by the look of the files if it is not said."""
+    looks_packed = any(name.startswith(f"{FOLDER}/") for name in files)
+    version = str(info.get("codebase_version", "missing"))
+    if version not in VERSIONS:
+        version = "v3.0" if looks_packed else "v2.1"
+        if info:
+            message = (
+                f"codebase_version is {info.get('codebase_version')!r}; raypipe reads {', '.join(VERSIONS)}. By its "
+                f"files it is {version}"
+            )
+            findings.append(make_finding("version-unknown", message, Place(file=INFO)))
+    template = info.get("data_path")
+    if isinstance(template, str):
+        return version, "{episode_index" not in template
+    return version, version == "v3.0"
+
+
+def _salvage_features(info: Mapping[str, Any], findings: list[Finding]) -> dict[str, Feature]:
+    declared = info.get("features")
+    if not isinstance(declared, dict) or not declared:
+        if info:
+            message = f"features is {_shown(declared)}; expected an object with a feature per name"
+            findings.append(make_finding("info-key", message, Place(file=INFO, feature="features")))
+        return {}
+    features = {}
+    for name, spec in declared.items():
+        try:
+            features.update(read_features({"features": {name: spec}}, INFO))
+        except DAMAGE as error:
+            findings.append(make_finding("feature-invalid", one_line(error), Place(file=INFO, feature=name)))
+    return features
+
+
+def _salvage_episodes(
+    storage: Storage, info: Mapping[str, Any], videos: list[str], is_packed: bool, findings: list[Finding]
+) -> tuple[EpisodeTable, bool]:
+    counts = {
+        key: info[key]
+        for key in ("total_episodes", "chunks_size")
+        if isinstance(info.get(key), int) and not isinstance(info[key], bool) and info[key] > 0
+    }
+    # Without a count, a missing table would pass for a dataset of no episodes.
+    try:
+        return read_episodes(storage, {"total_episodes": 1, **counts}, videos, is_packed=is_packed), True
+    except DAMAGE as error:
+        place = Place(file=FOLDER if is_packed else JSON_LINES)
+        findings.append(make_finding("episodes-unreadable", one_line(error), place))
+    none = np.zeros(0, np.int64)
+    tasks = pa.chunked_array([], pa.list_(pa.string()))
+    return EpisodeTable(none, none, none, none, none, tasks, {}), False
+
+
+def _salvage_tasks(storage: Storage, info: Mapping[str, Any], findings: list[Finding]) -> tuple[Tasks, bool]:
+    total = info.get("total_tasks")
+    try:
+        return read_tasks(storage, total if isinstance(total, int) and total >= 0 else 1), True
+    except DAMAGE as error:
+        is_parquet = storage.exists(PARQUET) or not storage.exists("meta/episodes.jsonl")
+        place = Place(file=PARQUET if is_parquet else TASK_LINES)
+        findings.append(make_finding("tasks-unreadable", one_line(error), place))
+        return Tasks({}), False
+
+
+def _salvage_fps(info: Mapping[str, Any], findings: list[Finding]) -> float:
+    fps = info.get("fps")
+    if isinstance(fps, int | float) and not isinstance(fps, bool) and 0 < fps < float("inf"):
+        return float(fps)
+    if info:
+        message = f"fps is {_shown(fps)}; expected a positive number of frames per second"
+        findings.append(make_finding("info-key", message, Place(file=INFO, feature="fps")))
+    return float("nan")
+
+
+def _salvage_template(info: Mapping[str, Any], key: str, usual: str, findings: list[Finding]) -> str:
+    template = info.get(key) or usual
+    try:
+        str(template).format(chunk_index=0, file_index=0, episode_chunk=0, episode_index=0, video_key="")
+    except (KeyError, ValueError, IndexError) as error:
+        message = (
+            f"{key} is {template!r}, which cannot be filled in: {error!r}. It may use chunk_index, file_index, "
+            f"episode_chunk, episode_index and video_key; checked with {usual!r}"
+        )
+        findings.append(make_finding("template-invalid", message, Place(file=INFO, feature=key)))
+        return usual
+    return str(template)
+
+
+def _missing_episodes(info: Mapping[str, Any], num_episodes: int) -> list[Finding]:
+    promised = info.get("total_episodes")
+    if not isinstance(promised, int) or num_episodes >= promised:
+        return []
+    message = f"total_episodes is {promised}, and the episode table lists {num_episodes}: a file of meta/ is cut off"
+    return [make_finding("count-mismatch", message, Place(file=INFO, feature="total_episodes"), severity="error")]
+
+
+def _shown(value: Any) -> str:
+    return "missing" if value is None else repr(value)

@@ -1,0 +1,26 @@
+"""A report as files: JSON, an exclude file, an HTML page."""
+
+import json
+from pathlib import Path
+
+from raypipe.validate.exclude import format_exclude_file
+from raypipe.validate.findings import Report
+
+
+def write_report(
+    report: Report, *, json_file: str = "", exclude_file: Path | None = None, html_file: Path | None = None
+) -> None:
+    """Write the report to the files that are given; a `json_file` of ``-`` is the caller's to print."""
+    if json_file not in ("", "-"):
+        _write(Path(json_file), json.dumps(report.to_json(), indent=2) + "\n")
+    if exclude_file is not None:
+        _write(exclude_file, format_exclude_file(report))
+    if html_file is not None:
+        from raypipe.validate.page import format_page
+
+        _write(html_file, format_page(report))
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

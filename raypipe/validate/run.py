@@ -1,0 +1,211 @@
+"""Checks a whole dataset: plans the units of work, has them done, and puts together what they tell.
+
+::
+
+    outline -> plan_units -> [check_unit, ...]  in this process, or as Ray tasks
+                                 |
+            structure + whole + stats  ->  Report
+
+A unit is one file. Units are packed into tasks of some size, since a task costs Ray about a millisecond, and a fixed
+number of tasks is in flight. A task that raises is an error of raypipe; bad data makes findings.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final, Literal, get_args
+
+from raypipe.errors import ConfigError, suggest
+from raypipe.progress import is_shown
+from raypipe.storage import open_storage
+from raypipe.validate.data import DataResult, check_data_file
+from raypipe.validate.findings import Counts, Finding, Place, Report, make_finding, worst_first
+from raypipe.validate.outline import read_outline
+from raypipe.validate.promises import Promises, read_promises
+from raypipe.validate.stats import check_stats
+from raypipe.validate.structure import DataUnit, Unit, check_structure, plan_units
+from raypipe.validate.summary import join_summaries
+from raypipe.validate.video import VideoResult, check_video_file
+from raypipe.validate.whole import check_whole
+
+Where = Literal["auto", "process", "ray"]
+Result = DataResult | VideoResult
+Advance = Callable[[int], None]
+
+_TASK_FRAMES: Final = 50_000
+_TASK_FILES: Final = 64
+"""A task has about so many rows, and no more files: some tenths of a second."""
+
+_SMALL_FRAMES: Final = {False: 500_000, True: 20_000}
+_SMALL_FILES: Final = 500
+"""Up to here a dataset is checked sooner than Ray starts; fewer frames if they are decoded."""
+
+
+def validate_dataset(root: str, *, deep: bool = False, where: Where = "auto", progress: bool = False) -> Report:
+    """Return all that is wrong with the dataset at `root`; reads every data file, and the index of every video.
+
+    Args:
+        deep: also decode every frame of every camera.
+        where: ``process`` runs in this process, ``ray`` on a Ray cluster, and ``auto`` in this process if the dataset
+            is small.
+        progress: show a bar, if a person looks.
+
+    Raises:
+        DatasetError: there is no folder at `root`. Everything else that is wrong with a dataset is a finding.
+    """
+    if where not in get_args(Where):
+        raise ConfigError(f"where is {where!r}{suggest(where, get_args(Where))}")
+    started = time.monotonic()
+    outline = read_outline(open_storage(root))
+    promises = read_promises(outline, is_deep=deep)
+    units, findings = plan_units(outline)
+    findings += [*promises.findings, *check_structure(outline)]
+    on_ray = where == "ray" or (where == "auto" and not _is_small(promises, units))
+    with _bar(len(units), is_on=progress) as advance:
+        results = _run_on_ray(promises, units, advance) if on_ray else _run_here(promises, units, advance)
+    findings += [finding for result in results for finding in result.findings]
+    data = [result for result in results if isinstance(result, DataResult)]
+    summary = join_summaries([result.summary for result in data])
+    findings += [*check_whole(promises, data, summary), *check_stats(promises, outline.files, summary)]
+    return Report(
+        root=outline.meta.root,
+        version=outline.meta.version,
+        fps=outline.meta.fps,
+        is_deep=deep,
+        findings=worst_first(findings, outline.meta.root),
+        counts=_count(promises, results),
+        elapsed_s=time.monotonic() - started,
+        summary=summary,
+    )
+
+
+def _count(promises: Promises, results: Sequence[Result]) -> Counts:
+    num_data = sum(isinstance(result, DataResult) for result in results)
+    return Counts(
+        episodes=len(promises.meta.episodes),
+        frames=promises.meta.num_frames,
+        data_files=num_data,
+        video_files=len(results) - num_data,
+        decoded_frames=sum(result.decoded_frames for result in results),
+    )
+
+
+def check_unit(promises: Promises, unit: Unit) -> Result:
+    """Return what one file tells."""
+    if not isinstance(unit, DataUnit):
+        return check_video_file(promises, unit)
+    result = check_data_file(promises, unit)
+    if not promises.is_deep or not result.columns:
+        return result
+    from raypipe.validate.deep import decode_images
+
+    found, num_decoded = decode_images(promises, unit)
+    return replace(result, findings=(*result.findings, *found), decoded_frames=num_decoded)
+
+
+def pack_units(promises: Promises, units: Sequence[Unit]) -> list[list[Unit]]:
+    """Return the units in tasks of some size; a video that is decoded is a task of its own, as it may crash."""
+    tasks: list[list[Unit]] = []
+    frames, kind = 0, ""
+    for unit in units:
+        is_video = not isinstance(unit, DataUnit)
+        count = int(promises.meta.episodes.length[list(unit.rows)].sum()) if not is_video else 0
+        is_alone = is_video and promises.is_deep
+        is_full = frames + count > _TASK_FRAMES or (tasks and len(tasks[-1]) >= _TASK_FILES)
+        if not tasks or is_alone or is_full or kind != type(unit).__name__:
+            tasks.append([])
+            frames = 0
+        tasks[-1].append(unit)
+        frames, kind = frames + count, type(unit).__name__
+    return tasks
+
+
+def _is_small(promises: Promises, units: Sequence[Unit]) -> bool:
+    return len(units) <= _SMALL_FILES and promises.meta.num_frames <= _SMALL_FRAMES[promises.is_deep]
+
+
+def _run_here(promises: Promises, units: Sequence[Unit], advance: Advance) -> list[Result]:
+    results = []
+    for unit in units:
+        results.append(check_unit(promises, unit))
+        advance(1)
+    return results
+
+
+def _check_units(promises: Promises, units: Sequence[Unit]) -> list[Result]:
+    return [check_unit(promises, unit) for unit in units]
+
+
+def _run_on_ray(promises: Promises, units: Sequence[Unit], advance: Advance) -> list[Result]:
+    """Run the units as Ray tasks, a bounded number in flight; results are in the order in which they come."""
+    import ray
+
+    with _ray():
+        # Bad data raises nothing, so what raises is a defect and is not tried again; what crashes is tried once more.
+        task = ray.remote(num_cpus=1, max_retries=1, retry_exceptions=False)(_check_units)
+        shared = ray.put(promises)
+        waiting = pack_units(promises, units)[::-1]
+        bound = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        flying: dict[Any, list[Unit]] = {}
+        results: list[Result] = []
+        while waiting or flying:
+            while waiting and len(flying) < bound:
+                chosen = waiting.pop()
+                flying[task.remote(shared, chosen)] = chosen
+            done, _ = ray.wait(list(flying), num_returns=1)
+            chosen = flying.pop(done[0])
+            try:
+                found: list[Result] = ray.get(done[0])
+            except ray.exceptions.WorkerCrashedError as error:
+                if len(chosen) > 1:
+                    # One of them is to blame: each on its own.
+                    waiting += [[unit] for unit in chosen]
+                    continue
+                found = [_crashed(promises, chosen[0], error)]
+            results += found
+            advance(len(chosen))
+        return results
+
+
+def _crashed(promises: Promises, unit: Unit, error: Exception) -> Result:
+    if isinstance(unit, DataUnit):
+        raise error
+    place = Place(file=unit.name, episodes=promises.numbers(unit.rows), feature=unit.camera)
+    message = "two processes died while they decoded it, and nothing else"
+    finding: Finding = make_finding("video-crash", message, place)
+    return VideoResult(unit=unit, findings=(finding,))
+
+
+@contextmanager
+def _ray() -> Iterator[None]:
+    """Use the Ray that is there, or have one while the body runs."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    ray.init(logging_level="warning", log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _bar(total: int, *, is_on: bool) -> Iterator[Advance]:
+    """Show a bar of files while the body runs, if `is_on` and a person looks."""
+    if not is_on or not is_shown():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # A copy of the terminal: standard error itself is listened to while a video is decoded.
+    with os.fdopen(os.dup(2), "w") as terminal:
+        console = Console(file=terminal, force_terminal=True)
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("checking files", total=total)
+            yield lambda count: bar.advance(task, count)

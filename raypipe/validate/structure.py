@@ -1,0 +1,193 @@
+"""What ``meta/`` and the list of files tell, before any of them is opened. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from raypipe.metadata import DatasetMeta
+from raypipe.validate.findings import Finding, Place, make_finding
+from raypipe.validate.outline import INFO, Outline
+
+_KEYS = ("total_episodes", "total_frames", "total_tasks", "chunks_size", "data_path", "robot_type")
+"""Keys that every writer gives and that raypipe can do without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataUnit:
+    """One data file, and the rows of the episode table that it should hold."""
+
+    name: str
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoUnit:
+    """One video file of a camera, and the rows of the episode table that it should hold."""
+
+    name: str
+    camera: str
+    rows: tuple[int, ...]
+
+
+Unit = DataUnit | VideoUnit
+
+
+def plan_units(outline: Outline) -> tuple[list[Unit], list[Finding]]:
+    """Return the files to look into, and what is to say of those that are not there or not named."""
+    meta, there = outline.meta, set(outline.files)
+    data = _by_file(meta.data_file(row) for row in range(len(meta.episodes)))
+    findings = [_missing(meta, name, rows, "") for name, rows in data.items() if name not in there]
+    units: list[Unit] = [DataUnit(name=name, rows=rows) for name, rows in data.items() if name in there]
+    named = set(data)
+    for camera in (name for name in meta.cameras if meta.features[name].kind == "video"):
+        columns = meta.episodes.videos
+        videos = (
+            _by_file(meta.video_file(row, camera) for row in range(len(meta.episodes))) if camera in columns else {}
+        )
+        named |= set(videos)
+        if outline.has_episodes and not any(name in there for name in videos):
+            findings += _missing_camera(meta, camera, videos)
+            continue
+        findings += [_missing(meta, name, rows, camera) for name, rows in videos.items() if name not in there]
+        units += [VideoUnit(name=name, camera=camera, rows=rows) for name, rows in videos.items() if name in there]
+    if outline.has_episodes:
+        return units, [*findings, *_extra_files(outline.files, named)]
+    # Nothing is promised: what is there is looked at for itself.
+    units += [DataUnit(name=name, rows=()) for name in outline.files if _is_below(name, "data", ".parquet")]
+    units += [VideoUnit(name=name, camera="", rows=()) for name in outline.files if _is_below(name, "videos", ".mp4")]
+    return units, findings
+
+
+def check_structure(outline: Outline) -> list[Finding]:
+    """Return what is to say of ``info.json`` and of the episode table."""
+    findings = [*outline.findings, *_check_keys(outline.info), *_check_layout(outline)]
+    if outline.has_episodes:
+        findings += [*_check_counts(outline), *_check_splits(outline), *_check_numbers(outline.meta)]
+        if outline.has_tasks:
+            findings += _check_task_texts(outline.meta)
+    return findings
+
+
+def _by_file(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row, name in enumerate(names):
+        rows[name].append(row)
+    return {name: tuple(numbers) for name, numbers in rows.items()}
+
+
+def _numbers(meta: DatasetMeta, rows: Sequence[int]) -> tuple[int, ...]:
+    return tuple(meta.episodes.episode_index[list(rows)].tolist())
+
+
+def _missing(meta: DatasetMeta, name: str, rows: Sequence[int], camera: str) -> Finding:
+    kind = "video-missing" if camera else "data-missing"
+    message = f"{name!r} is not there; {len(rows)} episodes should be in it"
+    return make_finding(kind, message, Place(file=name, episodes=_numbers(meta, rows), feature=camera))
+
+
+def _missing_camera(meta: DatasetMeta, camera: str, videos: Mapping[str, Any]) -> list[Finding]:
+    if not len(meta.episodes):
+        return []
+    if videos:
+        message = f"none of its {len(videos)} files is there, the first is {next(iter(videos))!r}"
+    else:
+        message = "the episode table says for no episode, or not for all, where it is"
+    return [make_finding("camera-missing", message, Place(file=next(iter(videos), INFO), feature=camera))]
+
+
+def _is_below(name: str, folder: str, suffix: str) -> bool:
+    return name.startswith(f"{folder}/") and name.endswith(suffix)
+
+
+def _extra_files(files: Sequence[str], named: set[str]) -> list[Finding]:
+    findings = []
+    for name in files:
+        if name not in named and _is_below(name, "data", ".parquet"):
+            message = "a data file that the episode table does not name"
+            findings.append(make_finding("file-extra", message, Place(file=name)))
+        elif name not in named and name.split("/")[0] in ("data", "videos", "video"):
+            message = "a file that the episode table does not name"
+            findings.append(make_finding("file-extra", message, Place(file=name), severity="note"))
+    return findings
+
+
+def _check_keys(info: Mapping[str, Any]) -> list[Finding]:
+    """Return the keys that are missing and have a default; those without one are told by the outline."""
+    return [
+        make_finding("info-key", f"{key} is missing", Place(file=INFO, feature=key), severity="warning")
+        for key in _KEYS
+        if info and key not in info
+    ]
+
+
+def _check_layout(outline: Outline) -> list[Finding]:
+    meta = outline.meta
+    if not outline.info or meta.is_packed == (meta.version == "v3.0"):
+        return []
+    layout = "several episodes" if meta.is_packed else "one episode"
+    message = f"codebase_version is {meta.version}, and data_path {meta.data_template!r} has {layout} per file"
+    return [make_finding("layout-mismatch", message, Place(file=INFO, feature="data_path"))]
+
+
+def _check_counts(outline: Outline) -> list[Finding]:
+    meta, info = outline.meta, outline.info
+    videos = len(meta.episodes.videos) * len(meta.episodes)
+    counted = {
+        "total_episodes": (len(meta.episodes), "the episode table lists"),
+        "total_frames": (meta.num_frames, "the lengths in the episode table add up to"),
+        "total_tasks": (len(meta.tasks), "meta/tasks lists"),
+        "total_videos": (videos, "episodes times cameras are"),
+        "total_chunks": (len(np.unique(meta.episodes.chunk_index)), "the chunk folders are"),
+    }
+    findings = []
+    for key, (count, how) in counted.items():
+        is_told = any(f.kind == "count-mismatch" and f.place.feature == key for f in outline.findings)
+        if key not in info or info[key] == count or is_told or (key == "total_tasks" and not outline.has_tasks):
+            continue
+        # Only the datasets of v2.x have these two, and nobody reads them.
+        is_unused = key in ("total_videos", "total_chunks")
+        if is_unused and meta.is_packed:
+            continue
+        message = f"{key} is {info[key]!r}, and {how} {count}"
+        place = Place(file=INFO, feature=key)
+        findings.append(make_finding("count-mismatch", message, place, severity="note" if is_unused else "warning"))
+    return findings
+
+
+def _check_splits(outline: Outline) -> list[Finding]:
+    return [
+        make_finding("split-invalid", note, Place(file=INFO, feature="splits"))
+        for note in outline.meta.notes
+        if note.startswith("split")
+    ]
+
+
+def _check_numbers(meta: DatasetMeta) -> list[Finding]:
+    numbers = meta.episodes.episode_index
+    wrong = np.flatnonzero(numbers != np.arange(len(numbers)))
+    if not len(wrong):
+        return []
+    first = int(wrong[0])
+    message = f"the episode at position {first} of {len(numbers)} has the number {numbers[first]}"
+    return [make_finding("episode-numbers", message, Place(file="meta", episodes=(int(numbers[first]),)))]
+
+
+def _check_task_texts(meta: DatasetMeta) -> list[Finding]:
+    """Return the texts in the episode table that are no task; numbers of tasks pass too, as some datasets have them."""
+    if not len(meta.tasks):
+        return []
+    texts = pc.unique(pc.list_flatten(meta.episodes.tasks.combine_chunks())).to_pylist()
+    known = set(meta.tasks.texts.values()) | {str(number) for number in meta.tasks.texts}
+    unknown = sorted(text for text in texts if text and text not in known)
+    if not unknown:
+        return []
+    listed = meta.episodes.tasks.to_pylist()
+    rows = [row for row, tasks in enumerate(listed) if set(tasks or ()) & set(unknown)]
+    message = f"the episode table has the task {unknown[0]!r}, and meta/tasks lists {len(meta.tasks)} others"
+    if len(unknown) > 1:
+        message += f"; {len(unknown)} such tasks in all"
+    return [make_finding("task-unlisted", message, Place(file="meta", episodes=_numbers(meta, rows)))]

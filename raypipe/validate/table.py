@@ -1,0 +1,113 @@
+"""Findings for a person at a terminal: one line for all that are alike."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raypipe.validate.findings import Finding, Report, Severity
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_SHOWN_RUNS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Findings of one kind on one feature."""
+
+    kind: str
+    severity: Severity
+    feature: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def episodes(self) -> tuple[int, ...]:
+        """All episodes of the findings, ascending, each once."""
+        return tuple(sorted({number for finding in self.findings for number in finding.place.episodes}))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files of the findings, each once."""
+        return tuple(dict.fromkeys(finding.place.file for finding in self.findings if finding.place.file))
+
+    @property
+    def place(self) -> str:
+        """Where the findings are, shortened."""
+        parts = [self.feature] if self.feature else []
+        if self.files:
+            parts.append(self.files[0] + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""))
+        if self.episodes:
+            parts.append(f"episode{'s' * (len(self.episodes) > 1)} {format_runs(self.episodes)}")
+        return "\n".join(parts)
+
+    @property
+    def message(self) -> str:
+        """What the first of them says, and how many say the like."""
+        more = len(self.findings) - 1
+        return self.findings[0].message + (f" (and {more} more like it)" if more else "")
+
+
+def fold_findings(findings: Iterable[Finding]) -> list[Fold]:
+    """Return the findings with those of the same kind, severity and feature put together, in their order."""
+    alike: dict[tuple[str, Severity, str], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        alike[finding.kind, finding.severity, finding.place.feature].append(finding)
+    return [
+        Fold(kind=kind, severity=severity, feature=feature, findings=tuple(found))
+        for (kind, severity, feature), found in alike.items()
+    ]
+
+
+def format_runs(numbers: Sequence[int], most: int = _SHOWN_RUNS) -> str:
+    """Return ascending numbers as runs: ``0-2, 5, 7-9``, the last ones left out beyond `most` runs."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs[:most])
+    left = sum(last - first + 1 for first, last in runs[most:])
+    return shown + (f" and {left} more" if left else "")
+
+
+def summary_lines(report: Report) -> list[tuple[str, str]]:
+    """Return what was looked at and what came of it, as names and texts."""
+    counts = report.counts
+    numbers = {name: sum(found.severity == name for found in report.findings) for name in ("error", "warning", "note")}
+    found = [f"{number:,} {name}{'s' * (number != 1)}" for name, number in numbers.items()]
+    decoded = f", {counts.decoded_frames:,} camera frames decoded" if report.is_deep else ""
+    return [
+        ("root", report.root),
+        ("format", f"{report.version}, {report.fps:g} fps"),
+        ("looked at", f"{counts.episodes:,} episodes, {counts.frames:,} frames"),
+        ("files", f"{counts.data_files:,} of rows, {counts.video_files:,} of video{decoded}"),
+        ("found", f"{', '.join(found)} in {report.elapsed_s:.1f} s"),
+    ]
+
+
+def findings_table(report: Report) -> "Group":
+    """Return the report for a terminal: what was looked at, then a table with a row for findings that are alike."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Table(show_header=False, box=None, pad_edge=False)
+    head.add_column(style="bold", no_wrap=True)
+    head.add_column(overflow="fold")
+    for name, text in summary_lines(report):
+        head.add_row(name, Text(text))
+    table = Table(show_lines=True)
+    for title, options in (("severity", {"no_wrap": True}), ("kind", {"no_wrap": True})):
+        table.add_column(title, **options)  # type: ignore[arg-type]
+    for title in ("place", "what", "remedy"):
+        table.add_column(title, overflow="fold")
+    for fold in fold_findings(report.findings):
+        severity = Text(fold.severity, style=_STYLES[fold.severity])
+        # Names of files and tasks are data: no markup in them.
+        cells = [Text(text) for text in (fold.kind, fold.place, fold.message, fold.findings[0].remedy)]
+        table.add_row(severity, *cells)
+    return Group(head, table) if report.findings else Group(head, Text("nothing is wrong with it", style="green"))

@@ -1,0 +1,140 @@
+"""Every damage is found, with the right episodes and files, and nothing else is said; sound data gives notes only."""
+
+import json
+import random
+import shutil
+
+import pytest
+from damages import DAMAGES, LENGTHS, SOUND, base_spec
+
+from raypipe.testing import write_dataset
+from raypipe.validate import KINDS, validate_dataset
+
+CASES = [
+    pytest.param(damage, version, id=f"{name}-{version}")
+    for name, damage in DAMAGES.items()
+    for version in damage.versions
+]
+
+
+@pytest.fixture(scope="session")
+def bases(tmp_path_factory):
+    """The sound datasets that damages start from, by version."""
+    roots = tmp_path_factory.mktemp("sound")
+    return {version: write_dataset(roots / version, base_spec(version)) for version in ("v3.0", "v2.1")}
+
+
+@pytest.fixture
+def damaged(request, bases, tmp_path):
+    """A damaged copy of a sound dataset: its root, and what was hit."""
+    damage, version = request.param
+    root = tmp_path / "dataset"
+    shutil.copytree(bases[version], root)
+    return damage, root, damage.apply(root)
+
+
+def pair(case):
+    return pytest.param(case.values, id=case.id)
+
+
+@pytest.mark.parametrize("damaged", [pair(case) for case in CASES], indirect=True)
+def test_a_damage_is_found_where_it_is_and_nothing_else(damaged):
+    damage, root, hit = damaged
+
+    report = validate_dataset(str(root), where="process", deep=damage.needs_deep)
+
+    told = [finding for finding in report.findings if finding.severity != "note"]
+    own = [finding for finding in told if finding.kind == damage.kind]
+    assert own, f"not found; instead: {told}"
+    assert {finding.kind for finding in told} <= {damage.kind, *damage.also}, told
+    assert {number for finding in own for number in finding.place.episodes} == set(hit.episodes)
+    assert {finding.place.file for finding in own} == set(hit.files)
+    assert all(finding.message and finding.remedy and "ROOT" not in finding.remedy for finding in told)
+    assert report.exit_code == (2 if any(finding.severity == "error" for finding in told) else 1)
+
+
+def test_damages_of_each_kind_that_follow_are_met_in_some_version():
+    for damage in DAMAGES.values():
+        assert {damage.kind, *damage.also} <= set(KINDS)
+    assert len(DAMAGES) >= 22
+
+
+def test_corrupted_bytes_are_found_by_decoding_only(bases, tmp_path):
+    shutil.copytree(bases["v3.0"], tmp_path / "dataset")
+    DAMAGES["corrupted-bytes"].apply(tmp_path / "dataset")
+
+    assert validate_dataset(str(tmp_path / "dataset"), where="process").findings == ()
+
+
+@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("deep", [False, True], ids=["", "deep"])
+def test_a_sound_dataset_gives_neither_error_nor_warning(tmp_path_factory, sound, name, deep):
+    report = validate_dataset(str(sound(name)), where="process", deep=deep)
+
+    assert [finding for finding in report.findings if finding.severity != "note"] == []
+    assert report.exit_code == 0
+    assert report.counts.frames == sum(SOUND[name].lengths)
+    if deep:
+        cameras = len(SOUND[name].cameras)
+        assert report.counts.decoded_frames == cameras * sum(SOUND[name].lengths)
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory):
+    """A function that returns the root of a sound dataset, written once."""
+    folder, roots = tmp_path_factory.mktemp("ünicode [and] blanks"), {}
+
+    def root(name):
+        if name not in roots:
+            roots[name] = write_dataset(folder / str(len(roots)), SOUND[name])
+        return roots[name]
+
+    return root
+
+
+def test_a_dataset_without_info_is_still_looked_into(bases, tmp_path):
+    root = tmp_path / "dataset"
+    shutil.copytree(bases["v3.0"], root)
+    DAMAGES["truncated-video"].apply(root)
+    DAMAGES["zero-byte-parquet"].apply(root)
+    (root / "meta/info.json").unlink()
+
+    kinds = validate_dataset(str(root), where="process").tally
+
+    assert {"info-unreadable", "data-unreadable"} <= set(kinds)
+
+
+def test_a_dataset_with_many_damages_tells_all_of_them(bases, tmp_path):
+    root = tmp_path / "dataset"
+    shutil.copytree(bases["v2.1"], root)
+    names = ["inf-state", "missing-video", "wrong-stats", "wrong-codec", "extra-data-file", "missing-total"]
+    for name in names:
+        DAMAGES[name].apply(root)
+    edit = json.loads((root / "meta/info.json").read_text())
+    del edit["fps"]
+    (root / "meta/info.json").write_text(json.dumps(edit))
+
+    report = validate_dataset(str(root), where="process")
+
+    assert {DAMAGES[name].kind for name in names} <= set(report.tally)
+    assert sum(LENGTHS) == report.counts.frames
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_random_damage_stops_it(bases, tmp_path, seed):
+    draw = random.Random(seed)
+    root = tmp_path / "dataset"
+    shutil.copytree(bases[draw.choice(["v3.0", "v2.1"])], root)
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    # Half of them in meta/, where damage means most.
+    chosen = draw.choice([path for path in files if draw.random() < 0.5 or "meta" in path.parts])
+    content = bytearray(chosen.read_bytes())
+    if draw.random() < 0.3:
+        content = content[: draw.randrange(1, len(content))]
+    for _ in range(draw.choice([1, 5, 50])):
+        content[draw.randrange(len(content))] = draw.randrange(256)
+    chosen.write_bytes(bytes(content))
+
+    report = validate_dataset(str(root), where="process")
+
+    assert json.loads(json.dumps(report.to_json()))["severity"] == report.severity
