@@ -1,0 +1,25 @@
+"""Rewrites a dataset of any version as v3.0 with one row group per episode; never in place.
+
+::
+
+    spec.py         what the copy is like                     ReshardSpec, ReshardReport
+    request.py      can it be done
+    workspace.py    OUT.partial-...: resuming, renaming       Workspace
+    plan.py         episodes -> files                         pure
+    mp4.py, mux.py  packets of an mp4, and an mp4 of packets
+    pieces.py       where a video can be cut                  pure, but for reading the index
+    encode.py       episodes -> clips, if pixels change
+    data.py, videos.py                                        one file of the copy: a unit of work
+    columns.py, info.py, stats.py, source_meta.py, meta.py    meta/ of the copy
+    tasks.py        units in this process or on Ray
+    finish.py, run.py                                         the steps in order
+
+Rows keep their values and videos their packets, unless pixels are asked to change. Episodes keep their numbers,
+unless some are left out: then the others are numbered anew from 0, and ``meta/reshard_episodes.parquet`` says what
+each was.
+"""
+
+from raypipe.reshard.run import reshard_dataset
+from raypipe.reshard.spec import ReshardReport, ReshardSpec, parse_spec, report_lines
+
+__all__ = ["ReshardReport", "ReshardSpec", "parse_spec", "report_lines", "reshard_dataset"]

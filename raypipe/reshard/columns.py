@@ -1,0 +1,89 @@
+"""Which columns the rows of the copy have, and how ``info.json`` declares them.
+
+All columns of the source's rows are kept. Where the source's ``info.json`` does not agree with its rows, the
+rows win: LeRobot reads rows by what is declared.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from raypipe.metadata import INDEX_FEATURES, DatasetMeta
+from raypipe.metadata.tables import open_parquet
+from raypipe.reshard.plan import Numbering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The columns of the copy's rows."""
+
+    names: tuple[str, ...]
+    """In order, the index columns included."""
+    derived: tuple[str, ...]
+    """Index columns that the source's rows lack."""
+    absent: tuple[str, ...]
+    """Declared features without a column; they are declared no more."""
+    undeclared: tuple[str, ...]
+    """Columns that ``info.json`` does not name."""
+    dropped: tuple[str, ...]
+    """Cameras to leave out."""
+    added: tuple[tuple[str, dict[str, Any]], ...]
+    """Declarations of the undeclared and the derived ones, as far as LeRobot's format has words for them."""
+
+    def notes(self) -> list[str]:
+        """Return what differs from the source, in words."""
+        notes = []
+        if self.derived:
+            notes.append(f"the rows had no column {', '.join(self.derived)}; derived from the episode table")
+        if self.absent:
+            notes.append(f"info.json declared {', '.join(self.absent)} and the rows have no such column; left out")
+        declared = dict(self.added)
+        named = [name for name in self.undeclared if name in declared]
+        if named:
+            notes.append(f"info.json did not declare the columns {', '.join(named)}; it does now, by their types")
+        unnamed = [name for name in self.undeclared if name not in declared]
+        if unnamed:
+            notes.append(f"the columns {', '.join(unnamed)} stay undeclared: LeRobot has no words for their types")
+        return notes
+
+
+def read_columns(meta: DatasetMeta, numbering: Numbering, drop_cameras: Sequence[str]) -> Columns:
+    """Return the columns of the copy, from the file of its first episode."""
+    if not len(numbering):
+        names = tuple(name for name, feature in meta.features.items() if feature.kind != "video")
+        return Columns(names=names, derived=(), absent=(), undeclared=(), dropped=tuple(drop_cameras), added=())
+    with open_parquet(meta.storage, meta.data_file(int(numbering.rows[0]))) as parquet:
+        schema = parquet.schema_arrow
+    present = [name for name in schema.names if name not in drop_cameras]
+    derived = tuple(name for name in INDEX_FEATURES if name not in present)
+    undeclared = tuple(name for name in present if name not in meta.features and name not in INDEX_FEATURES)
+    rows = [name for name, feature in meta.features.items() if feature.kind != "video" and name not in drop_cameras]
+    absent = tuple(name for name in rows if name not in present and name not in INDEX_FEATURES)
+    declared = {name: _declare(schema.field(name).type) for name in undeclared}
+    declared |= {
+        name: {"dtype": dtype, "shape": [1], "names": None}
+        for name, dtype in INDEX_FEATURES.items()
+        if name not in meta.features
+    }
+    return Columns(
+        names=(*present, *derived),
+        derived=derived,
+        absent=absent,
+        undeclared=undeclared,
+        dropped=tuple(drop_cameras),
+        added=tuple((name, feature) for name, feature in declared.items() if feature),
+    )
+
+
+def _declare(kind: pa.DataType) -> dict[str, Any]:
+    """Return the declaration of a column by its type; empty where there is none."""
+    shape = [1]
+    if pa.types.is_fixed_size_list(kind):
+        shape, kind = [kind.list_size], kind.value_type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return {"dtype": "string", "shape": shape, "names": None} if shape == [1] else {}
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return {"dtype": str(kind.to_pandas_dtype()().dtype), "shape": shape, "names": None}
+    return {}

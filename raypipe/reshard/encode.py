@@ -1,0 +1,109 @@
+"""Re-encode episodes: one small video each, which is then joined like any other.
+
+So every episode starts at a keyframe, whatever the length of a group of pictures, and a killed run keeps the
+episodes that it had finished. One thread an episode: the same frames give the same bytes.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from torchcodec.encoders import Encoder, VideoStream
+
+from raypipe.decode.videos import OpenVideo, VideoCache, VideoOptions
+from raypipe.errors import ConfigError
+from raypipe.metadata import DatasetMeta
+from raypipe.reshard.info import Encoding
+from raypipe.reshard.workspace import Workspace
+from raypipe.testing import encoders
+from raypipe.video import episode_first_frame
+
+_FRAMES_AT_ONCE: Final = 32
+_PRESETS: Final = {"h264": "veryfast", "hevc": "veryfast", "av1": "8"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeUnit:
+    """Some episodes of one camera."""
+
+    camera: str
+    encoding: Encoding
+    rows: tuple[int, ...]
+
+
+def clip_name(camera: str, row: int) -> str:
+    """Return the name of a re-encoded episode in the folder of clips."""
+    return f"{camera}/{row:08d}.mp4"
+
+
+def check_encoder(codec: str, camera: str) -> None:
+    """Raise a `ConfigError` where FFmpeg here cannot write `codec`."""
+    known = encoders()
+    if codec not in known:
+        raise ConfigError(
+            f"camera {camera!r} would be re-encoded to {codec!r}, and FFmpeg here can write "
+            f"{', '.join(known) or 'none'}. Choose one of these with --codec, or get a full FFmpeg."
+        )
+
+
+def encode_episodes(shared: tuple[DatasetMeta, Workspace], unit: EncodeUnit) -> None:
+    """Write the clips of some episodes, those that are there already left alone."""
+    meta, workspace = shared
+    size = unit.encoding.height, unit.encoding.width
+    videos = VideoCache(meta.storage, 1, VideoOptions(resize=size))
+    for row in unit.rows:
+        target = workspace.clips / clip_name(unit.camera, row)
+        if target.exists():
+            continue
+        video = videos.open(meta.video_file(row, unit.camera))
+        part = workspace.part_path(".mp4")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with _open_encoder(part, unit.encoding, meta.fps) as stream:
+            _encode(meta, video, unit.camera, row, stream)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(part, target)
+
+
+def _encode(meta: DatasetMeta, video: OpenVideo, camera: str, row: int, stream: VideoStream) -> None:
+    first = episode_first_frame(meta, row, camera, video.index)
+    stop = first + int(meta.episodes.length[row])
+    for start in range(first, stop, _FRAMES_AT_ONCE):
+        frames = video.read_frames(np.arange(start, min(start + _FRAMES_AT_ONCE, stop)))
+        stream.add_frames(frames.permute(0, 3, 1, 2).contiguous())
+
+
+@contextmanager
+def _open_encoder(path: Path, encoding: Encoding, fps: float) -> Iterator[VideoStream]:
+    # SVT-AV1 prints 15 lines for each file, and has no option against it but this variable.
+    os.environ.setdefault("SVT_LOG", "1")
+    encoder = Encoder()
+    stream = encoder.add_video(
+        height=encoding.height,
+        width=encoding.width,
+        frame_rate=fps,
+        codec=encoders()[encoding.codec],
+        pixel_format="yuv420p",
+        crf=encoding.crf,
+        preset=_PRESETS.get(encoding.codec),
+        extra_options=_codec_options(encoding),
+    )
+    with encoder.open_file(path):
+        yield stream
+
+
+def _codec_options(encoding: Encoding) -> dict[str, int | str]:
+    """Return options that put keyframes `gop` apart, without B-frames, on one thread."""
+    gop = encoding.gop
+    if encoding.codec == "h264":
+        return {"g": gop, "sc_threshold": 0, "threads": 1, "bf": 0}
+    if encoding.codec == "hevc":
+        shape = f"scenecut=0:open-gop=0:keyint={gop}:min-keyint={gop}:bframes=0"
+        return {"g": gop, "x265-params": f"log-level=none:pools=1:frame-threads=1:{shape}"}
+    if encoding.codec == "vp9":
+        # deadline 1 is "realtime"; torchcodec takes numbers only. Without b=0, crf is capped by a bitrate.
+        return {"g": gop, "b": 0, "threads": 1, "deadline": 1, "cpu-used": 8, "lag-in-frames": 0, "auto-alt-ref": 0}
+    return {"g": gop, "svtav1-params": "lp=1"}

@@ -1,0 +1,73 @@
+"""The last look at a copy before it appears: counts against the source, and everything that validate knows."""
+
+from collections.abc import Mapping
+from typing import IO
+
+import numpy as np
+
+from raypipe.errors import DatasetError
+from raypipe.metadata import DatasetMeta, read_metadata
+from raypipe.reshard.plan import Numbering
+from raypipe.reshard.tasks import Where
+from raypipe.reshard.workspace import Workspace
+from raypipe.validate import validate_dataset
+
+_WRITTEN = ("meta/info.json", "meta/stats.json", "meta/tasks", "meta/episodes", "meta/reshard")
+"""What stands in meta/ of any version and is written anew."""
+
+
+def copy_other_files(meta: DatasetMeta, workspace: Workspace, size_of: Mapping[str, int]) -> list[str]:
+    """Copy what else belongs to a dataset, further files of meta/ and its README; return what was left out."""
+    used = {meta.data_file(row) for row in range(len(meta.episodes))}
+    for camera in meta.episodes.videos:
+        used |= {meta.video_file(row, camera) for row in range(len(meta.episodes))}
+    left = []
+    for name in sorted(size_of.keys() - used):
+        if name.startswith(_WRITTEN):
+            continue
+        if name.startswith("meta/") or name.startswith(("README", "LICENSE")):
+            _copy_file(meta, workspace, name)
+        else:
+            left.append(name)
+    if not left:
+        return []
+    told = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
+    return [f"{len(left)} files that no episode uses were left out: {told}"]
+
+
+def _copy_file(meta: DatasetMeta, workspace: Workspace, name: str) -> None:
+    content = meta.storage.read_bytes(name)
+
+    def write(stream: IO[bytes]) -> None:
+        stream.write(content)
+
+    workspace.write_file(workspace.dataset / name, write)
+
+
+def check_copy(
+    meta: DatasetMeta, numbering: Numbering, workspace: Workspace, *, where: Where, allow_findings: bool
+) -> list[str]:
+    """Raise where the copy is not what it should be; return what validate found, in words.
+
+    Raises:
+        DatasetError: the copy has other episodes than planned, or errors by validate that are not allowed.
+    """
+    copy = read_metadata(str(workspace.dataset))
+    expected = meta.episodes.length[numbering.rows]
+    if not np.array_equal(copy.episodes.length, expected) or copy.notes:
+        raise DatasetError(
+            f"the copy in {str(workspace.dataset)!r} has {len(copy.episodes)} episodes and {copy.num_frames} frames, "
+            f"expected {len(expected)} and {int(expected.sum())} ({'; '.join(copy.notes) or 'no notes'}). Remove it "
+            f"and run again: rm -r {workspace.folder}"
+        )
+    report = validate_dataset(str(workspace.dataset), where=where)
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    if errors and not allow_findings:
+        told = "; ".join(f"{found.kind}, {found.place.file}: {found.message}" for found in errors[:3])
+        raise DatasetError(
+            f"the copy of {meta.root!r} has {len(errors)} errors by validate, as its source has: {told}. Leave the bad "
+            f"episodes out: `raypipe validate {meta.root} --exclude-file bad.txt`, then `--exclude-file bad.txt` here "
+            f"(and rm -r {workspace.folder}); or run the same command with --allow-findings to keep them."
+        )
+    counts = report.tally
+    return [f"validate found {', '.join(f'{count} {kind}' for kind, count in counts.items())}"] if counts else []

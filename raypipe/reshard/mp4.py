@@ -1,0 +1,173 @@
+"""The video track of an mp4 as columns: where every packet is, when it is shown, and how it is described.
+
+Reads the ``moov`` box and nothing else. What cannot be told from it (a fragmented file, several edits) is a
+`NotImplementedError`: such a file is copied as it is.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.errors import DatasetError
+from raypipe.storage import Storage
+from raypipe.video import _boxes, _child, _edit, _numbers, _read_box, _sample_keyframes, _sample_pts, _timescale
+
+_ENTRY_HEADER: Final = 86
+"""Bytes of a visual sample entry before its inner boxes: size, type, and 78 bytes of fields."""
+
+CODEC_OF_ENTRY: Final = {
+    b"avc1": "h264",
+    b"avc3": "h264",
+    b"hev1": "hevc",
+    b"hvc1": "hevc",
+    b"av01": "av1",
+    b"vp09": "vp9",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What the packets of two files must share so that one file may hold both."""
+
+    samples: bytes
+    """The sample description (``stsd``) without its bit rates, which say nothing to a decoder."""
+    timescale: int
+    """Ticks per second."""
+    display: bytes
+    """Rotation, width and height as shown."""
+
+    @property
+    def codec(self) -> str:
+        """The codec's short name, or the four letters of an entry that is not known."""
+        entry = self.samples[12:16]
+        return CODEC_OF_ENTRY.get(entry, entry.decode("latin-1"))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Track:
+    """The packets of a video in decoding order, as columns of equal length; times in ticks."""
+
+    offset: NDArray[np.int64]
+    """The byte of the file at which a packet starts."""
+    size: NDArray[np.int64]
+    dts: NDArray[np.int64]
+    duration: NDArray[np.int64]
+    pts: NDArray[np.int64]
+    """When the packet's frame is shown, the edit list applied."""
+    is_keyframe: NDArray[np.bool_]
+    description: Description
+    has_other_tracks: bool
+    """Whether the file also holds sound or other tracks."""
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+
+def read_track(storage: Storage, name: str) -> Track:
+    """Return the video track of the mp4 `name`.
+
+    Raises:
+        DatasetError: the file is missing, is no mp4, or is cut off.
+        NotImplementedError: the file is sound, but of a kind whose packets cannot be told apart by its index.
+    """
+    try:
+        with storage.open_file(name) as stream:
+            moov = _read_box(stream, b"moov")
+        if moov is None:
+            raise ValueError("no index ('moov' box)")
+        track = _parse(moov)
+        if len(track) and int((track.offset + track.size).max()) > storage.size_bytes(name):
+            raise ValueError(f"its index points behind the end of its {storage.size_bytes(name)} bytes")
+    except (struct.error, EOFError, IndexError, ValueError, KeyError) as error:
+        raise DatasetError(f"damaged video {storage.locate(name)!r}: {error}. Fetch the file again.") from error
+    return track
+
+
+def _parse(moov: bytes) -> Track:
+    if _child(moov, b"mvex") is not None:
+        raise NotImplementedError("a fragmented mp4")
+    tracks = [body for kind, body in _boxes(moov) if kind == b"trak"]
+    videos = [body for body in tracks if (_child(body, b"mdia", b"hdlr") or b"")[8:12] == b"vide"]
+    if len(videos) != 1:
+        raise NotImplementedError(f"an mp4 with {len(videos)} video tracks")
+    video = videos[0]
+    table = _need(video, b"mdia", b"minf", b"stbl")
+    timescale = _timescale(_need(video, b"mdia", b"mdhd"))
+    size = _sizes(table)
+    shift, stop = _edit(_child(video, b"edts", b"elst"), timescale, _timescale(_need(moov, b"mvhd")))
+    pts = _sample_pts(table)
+    steps = _numbers(_child(table, b"stts"), 2)
+    duration = np.repeat(steps[:, 1], steps[:, 0])
+    if len(pts) != len(size):
+        raise ValueError(f"its index has {len(pts)} times and {len(size)} packets")
+    if len(pts) and (pts.min() + shift < 0 or pts.max() + shift >= stop):
+        raise NotImplementedError("an mp4 whose edit list cuts frames off")
+    return Track(
+        offset=_offsets(table, size),
+        size=size,
+        dts=np.cumsum(duration) - duration,
+        duration=duration,
+        pts=pts + shift,
+        is_keyframe=_sample_keyframes(table, len(size)),
+        description=_description(video, table, timescale),
+        has_other_tracks=len(tracks) > 1,
+    )
+
+
+def _need(content: bytes, *path: bytes) -> bytes:
+    found = _child(content, *path)
+    if found is None:
+        raise ValueError(f"no box {b'/'.join(path).decode('latin-1')!r}")
+    return found
+
+
+def _sizes(table: bytes) -> NDArray[np.int64]:
+    body = _child(table, b"stsz")
+    if body is None:
+        raise NotImplementedError("an mp4 with packed packet sizes")
+    common, count = struct.unpack_from(">II", body, 4)
+    if common:
+        return np.full(count, common, dtype=np.int64)
+    return np.frombuffer(body, dtype=">u4", count=count, offset=12).astype(np.int64)
+
+
+def _offsets(table: bytes, size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each packet starts: packets lie back to back inside a chunk, and the file lists chunks."""
+    wide = _child(table, b"co64")
+    dtype, body = (">u8", wide) if wide is not None else (">u4", _need(table, b"stco"))
+    (num_chunks,) = struct.unpack_from(">I", body, 4)
+    chunk_offset = np.frombuffer(body, dtype=dtype, count=num_chunks, offset=8).astype(np.int64)
+    runs = _numbers(_need(table, b"stsc"), 3)
+    if len(runs) and runs[:, 2].max() > 1:
+        raise NotImplementedError("an mp4 with several sample descriptions")
+    repeats = np.diff(np.append(runs[:, 0], num_chunks + 1))
+    per_chunk = np.repeat(runs[:, 1], repeats)
+    if len(per_chunk) != num_chunks or per_chunk.sum() != len(size):
+        raise ValueError(f"its chunks hold {int(per_chunk.sum())} packets, and it lists {len(size)}")
+    before = np.cumsum(size) - size
+    first = np.cumsum(per_chunk) - per_chunk
+    start_of_chunk = np.where(per_chunk > 0, before[np.minimum(first, max(len(size) - 1, 0))], 0)
+    return np.repeat(chunk_offset - start_of_chunk, per_chunk) + before
+
+
+def _description(video: bytes, table: bytes, timescale: int) -> Description:
+    samples = _need(table, b"stsd")
+    if struct.unpack_from(">I", samples, 4)[0] != 1:
+        raise NotImplementedError("an mp4 with several sample descriptions")
+    header = _need(video, b"tkhd")
+    # Matrix, width and height are the last 44 bytes in both versions of the box.
+    return Description(samples=_without_bit_rate(samples), timescale=timescale, display=header[-44:])
+
+
+def _without_bit_rate(samples: bytes) -> bytes:
+    entry = samples[8:]
+    kept = [
+        struct.pack(">I4s", 8 + len(body), kind) + body
+        for kind, body in _boxes(entry[_ENTRY_HEADER:])
+        if kind != b"btrt"
+    ]
+    body = entry[4:_ENTRY_HEADER] + b"".join(kept)
+    return samples[:8] + struct.pack(">I", 4 + len(body)) + body

@@ -1,0 +1,218 @@
+"""Write an mp4 from packets of other mp4 files, byte for byte: only the index is new.
+
+::
+
+    clips      | I P P | I P |    | I B P |         packets in decoding order, from any files of one description
+    out   ftyp | moov | mdat: I P P I P I B P |      times shifted so that each clip starts where the one before ends
+
+Where there are B-frames, a packet is decoded before it is shown; one edit at the start takes the largest such
+delay off, so that the first frame is shown at 0.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.reshard.mp4 import Description, Track
+from raypipe.storage import Storage
+
+_COPY_BYTES: Final = 8 << 20
+_UINT32: Final = 2**32
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Clip:
+    """The packets ``[start, stop)`` of a track, and the file that holds them."""
+
+    storage: Storage
+    name: str
+    track: Track
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Samples:
+    """The packets of the new file in order: times in ticks, and how many each clip has."""
+
+    size: NDArray[np.int64]
+    duration: NDArray[np.int64]
+    delay: NDArray[np.int64]
+    """From decoding to showing, before the edit."""
+    is_keyframe: NDArray[np.bool_]
+    counts: NDArray[np.int64]
+    edit_start: int
+    """What the edit list takes off: the largest time by which a frame would be shown before it is decoded."""
+
+
+def write_mp4(stream: IO[bytes], clips: Sequence[Clip], frame_ticks: int) -> None:
+    """Write the clips one after the other as one mp4, its index in front.
+
+    All clips have the same description. The content depends on the clips alone.
+
+    Args:
+        frame_ticks: how long the last frame of a clip is shown where its file does not say.
+    """
+    description = clips[0].track.description
+    assert all(clip.track.description == description for clip in clips), "clips that one file cannot hold"
+    samples = _join(clips, frame_ticks)
+    stream.write(_header(description, samples))
+    for clip in clips:
+        _copy_packets(clip, stream)
+
+
+def clip_ticks(track: Track, start: int, stop: int, frame_ticks: int) -> int:
+    """Return how long the packets ``[start, stop)`` are shown."""
+    duration = track.duration[start:stop]
+    pts = track.pts[start:stop]
+    total = int(duration[:-1].sum()) + (int(duration[-1]) or frame_ticks)
+    # A frame is never shown at the time of the next clip's first one.
+    return max(total, int(pts.max() - pts.min()) + 1)
+
+
+def _join(clips: Sequence[Clip], frame_ticks: int) -> _Samples:
+    size, duration, ahead, is_keyframe = [], [], [], []
+    for clip in clips:
+        track, part = clip.track, slice(clip.start, clip.stop)
+        steps = track.duration[part].copy()
+        steps[-1] = clip_ticks(track, clip.start, clip.stop, frame_ticks) - int(steps[:-1].sum())
+        size.append(track.size[part])
+        duration.append(steps)
+        shown = track.pts[part] - track.pts[part].min()
+        ahead.append(shown - (track.dts[part] - track.dts[clip.start]))
+        is_keyframe.append(track.is_keyframe[part])
+    early = np.concatenate(ahead)
+    edit_start = max(0, -int(early.min()))
+    return _Samples(
+        size=np.concatenate(size),
+        duration=np.concatenate(duration),
+        delay=early + edit_start,
+        is_keyframe=np.concatenate(is_keyframe),
+        counts=np.array([clip.stop - clip.start for clip in clips], dtype=np.int64),
+        edit_start=edit_start,
+    )
+
+
+def _header(description: Description, samples: _Samples) -> bytes:
+    """Return everything in front of the packets: file type, index, and the head of the packets' box."""
+    content = int(samples.size.sum())
+    file_type = _box(b"ftyp", b"isom", struct.pack(">I", 512), b"isomiso2mp41")
+    is_wide = content + 16 + len(samples.size) * 64 >= _UINT32
+    head = struct.pack(">I4sQ", 1, b"mdat", content + 16) if is_wide else struct.pack(">I4s", content + 8, b"mdat")
+    # The index says where packets are, which depends on its own length: its length is taken first.
+    length = len(_moov(description, samples, first_byte=0, is_wide=is_wide))
+    first_byte = len(file_type) + length + len(head)
+    return file_type + _moov(description, samples, first_byte=first_byte, is_wide=is_wide) + head
+
+
+def _moov(description: Description, samples: _Samples, *, first_byte: int, is_wide: bool) -> bytes:
+    ticks = int(samples.duration.sum())
+    # The movie's clock is the video's own, so that the edit is exact.
+    movie = _times(0, struct.pack(">I", description.timescale), ticks) + _MOVIE_TAIL
+    identity = struct.pack(">II", 1, 0)
+    track = _times(3, identity, ticks) + struct.pack(">QHHHH", 0, 0, 0, 0, 0) + description.display
+    media = _times(0, struct.pack(">I", description.timescale), ticks) + struct.pack(">HH", _UNDETERMINED, 0)
+    edit = struct.pack(">IIQqI", 1 << 24, 1, ticks, samples.edit_start, 1 << 16)
+    table = _box(
+        b"stbl",
+        _box(b"stsd", description.samples),
+        _box(b"stts", _runs(samples.duration)),
+        *([] if samples.is_keyframe.all() else [_box(b"stss", _column(np.flatnonzero(samples.is_keyframe) + 1))]),
+        *([_box(b"ctts", _runs(samples.delay))] if samples.delay.any() else []),
+        _box(b"stsc", _chunk_runs(samples.counts)),
+        _box(b"stsz", struct.pack(">III", 0, 0, len(samples.size)), samples.size.astype(">u4").tobytes()),
+        _chunk_offsets(samples, first_byte, is_wide=is_wide),
+    )
+    information = _box(b"minf", _box(b"vmhd", struct.pack(">IQ", 1, 0)), _box(b"dinf", _DATA_REFERENCE), table)
+    return _box(
+        b"moov",
+        _box(b"mvhd", movie),
+        _box(
+            b"trak",
+            _box(b"tkhd", track),
+            _box(b"edts", _box(b"elst", edit)),
+            _box(b"mdia", _box(b"mdhd", media), _box(b"hdlr", _HANDLER), information),
+        ),
+    )
+
+
+_UNDETERMINED: Final = 0x55C4
+"""No language, in three packed letters."""
+
+_MOVIE_TAIL: Final = (
+    struct.pack(">IHHQ", 1 << 16, 1 << 8, 0, 0)
+    + struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+    + bytes(24)
+    + struct.pack(">I", 2)
+)
+"""Rate, volume, the identity matrix, and the number that a next track would have."""
+
+_HANDLER: Final = struct.pack(">II4s", 0, 0, b"vide") + bytes(12) + b"VideoHandler\0"
+
+
+def _box(kind: bytes, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return struct.pack(">I4s", 8 + len(body), kind) + body
+
+
+_DATA_REFERENCE: Final = _box(b"dref", struct.pack(">II", 0, 1), _box(b"url ", struct.pack(">I", 1)))
+
+
+def _times(flags: int, clock: bytes, ticks: int) -> bytes:
+    """Return the head of a box with times: none for creation, so that the same clips give the same bytes."""
+    if ticks < _UINT32:
+        return struct.pack(">III", flags, 0, 0) + clock + struct.pack(">I", ticks)
+    return struct.pack(">IQQ", flags | 1 << 24, 0, 0) + clock + struct.pack(">Q", ticks)
+
+
+def _runs(values: NDArray[np.int64]) -> bytes:
+    """Return a table of (count, value), one entry for each run of equal values."""
+    starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    counts = np.diff(np.append(starts, len(values)))
+    table = np.stack([counts, values[starts]], axis=1)
+    return struct.pack(">II", 0, len(table)) + table.astype(">u4").tobytes()
+
+
+def _column(values: NDArray[np.int64]) -> bytes:
+    return struct.pack(">II", 0, len(values)) + values.astype(">u4").tobytes()
+
+
+def _chunk_runs(counts: NDArray[np.int64]) -> bytes:
+    """Return how many packets each chunk has; a chunk is a clip."""
+    starts = np.flatnonzero(np.concatenate([[True], counts[1:] != counts[:-1]]))
+    table = np.stack([starts + 1, counts[starts], np.ones(len(starts), dtype=np.int64)], axis=1)
+    return struct.pack(">II", 0, len(table)) + table.astype(">u4").tobytes()
+
+
+def _chunk_offsets(samples: _Samples, first_byte: int, *, is_wide: bool) -> bytes:
+    firsts = np.cumsum(samples.counts) - samples.counts
+    before = np.cumsum(samples.size) - samples.size
+    offsets = first_byte + before[firsts]
+    table = offsets.astype(">u8" if is_wide else ">u4").tobytes()
+    return _box(b"co64" if is_wide else b"stco", struct.pack(">II", 0, len(offsets)), table)
+
+
+def _copy_packets(clip: Clip, stream: IO[bytes]) -> None:
+    with clip.storage.open_file(clip.name) as source:
+        for start, stop in packet_ranges(clip.track, clip.start, clip.stop):
+            position = source.seek(start)
+            while position < stop:
+                data = source.read(min(_COPY_BYTES, stop - position))
+                if not data:
+                    raise EOFError(f"{clip.storage.locate(clip.name)!r} ends at byte {position}, expected {stop}")
+                stream.write(data)
+                position += len(data)
+
+
+def packet_ranges(track: Track, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the bytes of the packets ``[start, stop)`` in order, packets that lie back to back together."""
+    offset, end = track.offset[start:stop], (track.offset + track.size)[start:stop]
+    breaks = np.flatnonzero(offset[1:] != end[:-1]) + 1
+    firsts = np.concatenate([[0], breaks])
+    lasts = np.concatenate([breaks, [len(offset)]]) - 1
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        yield int(offset[first]), int(end[last])

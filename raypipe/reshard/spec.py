@@ -1,0 +1,173 @@
+"""What a resharded copy is like, and what came of it: values and their checks, no files."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from raypipe.errors import ConfigError
+from raypipe.validate import read_exclude_file
+
+SOURCE: Final = "source"
+"""As the source has it."""
+
+CODECS: Final = ("h264", "av1", "hevc", "vp9")
+"""What a video can be re-encoded to, where FFmpeg here has the encoder."""
+
+FILES_PER_CHUNK: Final = 1000
+"""Files of one chunk folder, as LeRobot counts them."""
+
+RECORDER_GOP: Final = 2
+"""A keyframe every so many frames, as LeRobot's recorder writes: a random access costs one extra frame."""
+
+_LEAST_SIZE = {"h264": 32, "hevc": 32, "vp9": 32, "av1": 64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshardSpec:
+    """How the copy differs from its source. Without any choice, all is kept: rows, packets, numbers."""
+
+    exclude: tuple[int, ...] = ()
+    """Episodes to leave out, by their number in the source. The others are numbered anew from 0: LeRobot finds an
+    episode by its position."""
+    drop_cameras: tuple[str, ...] = ()
+    data_mb: int = 100
+    video_mb: int = 200
+    """A file is closed before it reaches so many megabytes (2**20 bytes): LeRobot's own limits. An episode is never
+    cut, so one that is larger has a larger file."""
+    gop: int | Literal["source"] = SOURCE
+    """A keyframe every so many frames. ``source`` keeps the packets, or is 2 where videos are re-encoded."""
+    size: tuple[int, int] | Literal["source"] = SOURCE
+    """Height and width of every camera."""
+    codec: str = SOURCE
+    crf: int = 24
+    """Quality of re-encoded videos, lower is better: finer than the recorder's 30, as the source was coded once."""
+
+    def __post_init__(self) -> None:
+        for name in ("data_mb", "video_mb"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1 megabyte, got {getattr(self, name)}")
+        if self.codec != SOURCE and self.codec not in CODECS:
+            raise ConfigError(f"codec must be one of {', '.join(map(repr, (SOURCE, *CODECS)))}, got {self.codec!r}")
+        if self.gop != SOURCE and self.gop < 1:
+            raise ConfigError(f"gop must be at least 1 frame, got {self.gop}")
+        if self.crf < 0:
+            raise ConfigError(f"crf must be at least 0, got {self.crf}")
+        if self.size != SOURCE:
+            check_size(self.size, self.codec, "size")
+        negative = [episode for episode in self.exclude if episode < 0]
+        if negative:
+            raise ConfigError(f"exclude has the episodes {negative[:10]}; an episode's number is at least 0")
+
+    @property
+    def is_reencoded(self) -> bool:
+        """Whether pixels are coded again; else every packet is copied."""
+        return (self.gop, self.size, self.codec) != (SOURCE, SOURCE, SOURCE)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the spec as plain values; the same for the same meaning, whatever the order it was given in."""
+        return asdict(self) | {
+            "exclude": sorted(set(self.exclude)),
+            "drop_cameras": sorted(set(self.drop_cameras)),
+            "size": self.size if isinstance(self.size, str) else list(self.size),
+        }
+
+
+def check_size(size: Sequence[int], codec: str, name: str) -> None:
+    """Raise a `ConfigError` for a height and width that no encoder of `codec` takes."""
+    least = _LEAST_SIZE.get(codec, 32)
+    shown = "x".join(map(str, size))
+    if len(size) != 2 or min(size) < least:
+        raise ConfigError(f"{name} is {shown} (height x width); it needs at least {least}x{least}")
+    # yuv420p halves the chroma planes.
+    if size[0] % 2 or size[1] % 2:
+        raise ConfigError(f"{name} is {shown} (height x width); a video needs an even height and width")
+
+
+def parse_spec(
+    *,
+    exclude: str,
+    exclude_file: Path | None,
+    drop_cameras: Sequence[str],
+    encoding: Mapping[str, Any],
+    limits: Mapping[str, int],
+) -> ReshardSpec:
+    """Return the spec of words of the command line."""
+    listed = read_exclude_file(exclude_file) if exclude_file is not None else ()
+    return ReshardSpec(
+        exclude=(*parse_episodes(exclude), *listed),
+        drop_cameras=tuple(drop_cameras),
+        gop=parse_gop(encoding["gop"]),
+        size=parse_size(encoding["size"]),
+        codec=encoding["codec"],
+        crf=encoding["crf"],
+        **limits,
+    )
+
+
+def parse_size(text: str) -> tuple[int, int] | Literal["source"]:
+    """Return height and width from ``HxW``, or ``source``."""
+    if text == SOURCE:
+        return "source"
+    match = re.fullmatch(r"(\d+)x(\d+)", text)
+    if not match:
+        raise ConfigError(f"the size of a camera is HEIGHTxWIDTH, as 240x320, or 'source', got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def parse_gop(text: str) -> int | Literal["source"]:
+    """Return a number of frames, or ``source``."""
+    if text == SOURCE:
+        return "source"
+    if not text.isdecimal():
+        raise ConfigError(f"gop is a number of frames, or 'source', got {text!r}")
+    return int(text)
+
+
+def parse_episodes(text: str) -> tuple[int, ...]:
+    """Return the episode numbers of a list such as ``3,7``; none for an empty text."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    wrong = [part for part in parts if not part.isdecimal()]
+    if wrong:
+        raise ConfigError(f"episodes are given as numbers with commas, as 3,7; got {wrong[0]!r} in {text!r}")
+    return tuple(int(part) for part in parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshardReport:
+    """What a resharded copy holds and what there is to know of it."""
+
+    root: str
+    out: Path
+    num_episodes: int
+    num_frames: int
+    num_excluded: int
+    num_data_files: int
+    num_video_files: int
+    size_bytes: int
+    num_kept_files: int
+    """Files that an earlier, interrupted run had finished."""
+    was_complete: bool
+    """True where `out` was there already, made by the same arguments; nothing was done then."""
+    notes: tuple[str, ...]
+    """What was derived, carried over or left out, in words."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return asdict(self) | {"out": str(self.out), "notes": list(self.notes)}
+
+
+def report_lines(report: ReshardReport) -> list[str]:
+    """Return the report for a person."""
+    if report.was_complete:
+        return [f"{report.out} is complete already: {report.num_episodes} episodes, {report.num_frames} frames"]
+    counts: Mapping[str, int] = {"data": report.num_data_files, "video": report.num_video_files}
+    files = " and ".join(f"{count} {kind} files" for kind, count in counts.items())
+    lines = [
+        f"wrote {report.num_episodes} episodes, {report.num_frames} frames to {report.out}: {files}, "
+        f"{report.size_bytes / 2**20:.1f} MB"
+    ]
+    if report.num_kept_files:
+        lines.append(f"{report.num_kept_files} files were there from an earlier run")
+    return [*lines, *(f"note: {note}" for note in report.notes)]

@@ -1,0 +1,156 @@
+"""Run units of work, in this process or as Ray tasks: nothing is decided here.
+
+A unit writes one file, or a few, and may be run twice: so it is tried again when storage fails for a while, and by
+Ray when a worker dies. An error of the data is raised as it is, and ends the run; what was finished stays finished.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol, TypeVar, get_args
+
+from raypipe.errors import ConfigError, suggest
+from raypipe.progress import is_shown
+from raypipe.storage import retry_transient
+
+Where = Literal["auto", "process", "ray"]
+
+_SMALL_BYTES = 200 << 20
+"""What is copied in this process in less time than Ray needs to start: about 5 s."""
+
+Shared = TypeVar("Shared")
+Unit = TypeVar("Unit")
+Result = TypeVar("Result")
+
+_IN_FLIGHT_PER_CPU = 2
+"""One runs and one waits, so that no CPU waits for the driver."""
+
+
+class Runner(Protocol):
+    """Runs a function over units."""
+
+    def run(
+        self, title: str, work: Callable[[Shared, Unit], Result], shared: Shared, units: Sequence[Unit]
+    ) -> list[Result]:
+        """Return ``work(shared, unit)`` for every unit, in the order of the units."""
+        ...
+
+
+def choose_where(where: Where, size_bytes: int, *, is_reencoded: bool) -> Where:
+    """Return where to run: in this process if the dataset is small and no pixels are coded, else on Ray."""
+    if where not in get_args(Where):
+        raise ConfigError(f"where is {where!r}{suggest(where, get_args(Where))}")
+    if where != "auto":
+        return where
+    return "process" if size_bytes < _SMALL_BYTES and not is_reencoded else "ray"
+
+
+@contextmanager
+def open_runner(where: Where, *, progress: bool) -> Iterator[Runner]:
+    """Give a runner of a chosen place; Ray is started if it is not there, and ended again then."""
+    with _bars(is_on=progress) as bars:
+        if where == "process":
+            yield _InProcess(bars)
+            return
+        import ray
+
+        was_there = ray.is_initialized()
+        if not was_there:
+            ray.init(logging_level="warning", log_to_driver=False)
+        try:
+            yield _OnRay(bars)
+        finally:
+            if not was_there:
+                ray.shutdown()
+
+
+class _InProcess:
+    def __init__(self, bars: "_Bars") -> None:
+        self._bars = bars
+
+    def run(
+        self, title: str, work: Callable[[Shared, Unit], Result], shared: Shared, units: Sequence[Unit]
+    ) -> list[Result]:
+        advance = self._bars.add(title, len(units))
+        results = []
+        for unit in units:
+            results.append(_work(work, shared, unit))
+            advance()
+        return results
+
+
+class _OnRay:
+    def __init__(self, bars: "_Bars") -> None:
+        self._bars = bars
+
+    def run(
+        self, title: str, work: Callable[[Shared, Unit], Result], shared: Shared, units: Sequence[Unit]
+    ) -> list[Result]:
+        import ray
+
+        advance = self._bars.add(title, len(units))
+        remote = ray.remote(num_cpus=1)(_work)
+        # Once for all tasks: the episode table of a large dataset is megabytes.
+        everywhere = ray.put(shared)
+        limit = max(1, int(_IN_FLIGHT_PER_CPU * ray.cluster_resources().get("CPU", 1)))
+        results: dict[int, Result] = {}
+        pending: dict[Any, int] = {}
+        left = iter(enumerate(units))
+        # After an error, tasks in flight are left to end by themselves: what they write is whole and wanted. Cancelling
+        # a task that ends at that moment aborts the driver in Ray 2.60 ("tried to complete task that was not pending").
+        while len(results) < len(units):
+            while len(pending) < limit and (taken := next(left, None)) is not None:
+                pending[remote.remote(work, everywhere, taken[1])] = taken[0]
+            done, _ = ray.wait(list(pending), num_returns=1)
+            results[pending.pop(done[0])] = _result(done[0])
+            advance()
+        return [results[number] for number in range(len(units))]
+
+
+def _work(work: Callable[[Shared, Unit], Result], shared: Shared, unit: Unit) -> Result:
+    return retry_transient(lambda: work(shared, unit))
+
+
+def _result(reference: Any) -> Any:
+    import ray
+
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        # The error itself, as if it had been raised here: its text names the file and the remedy.
+        if isinstance(error.cause, Exception):
+            raise error.cause from None
+        raise
+
+
+class _Bars(Protocol):
+    def add(self, title: str, total: int) -> Callable[[], None]:
+        """Show a bar; what is returned moves it on by one."""
+        ...
+
+
+class _NoBars:
+    def add(self, title: str, total: int) -> Callable[[], None]:  # noqa: ARG002
+        return lambda: None
+
+
+class _RichBars:
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+
+    def add(self, title: str, total: int) -> Callable[[], None]:
+        task = self._progress.add_task(title, total=total)
+        return lambda: self._progress.advance(task)
+
+
+@contextmanager
+def _bars(*, is_on: bool) -> Iterator[_Bars]:
+    """Show bars while the body runs, if `is_on` and a person looks."""
+    if not is_on or not is_shown():
+        yield _NoBars()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield _RichBars(progress)

@@ -1,0 +1,261 @@
+"""Where an unfinished copy stands, so that a killed run goes on and no half-written dataset is ever seen.
+
+::
+
+    OUT.partial-<fingerprint>/manifest.json    the arguments that made it
+                              lock             held by the run that is at work
+                              dataset/...      finished files, under their final names
+                              records/...      one per finished file: its size and what meta/ must say of it
+                              parts/...        files being written, under names of their own
+    OUT                                        dataset/ renamed, once everything is there and was checked
+
+A file is written in ``parts``, renamed into ``dataset``, then recorded: what has a record is whole.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from raypipe.errors import ConfigError, DatasetError, ResumeError
+from raypipe.metadata import DatasetMeta
+from raypipe.reshard.spec import ReshardSpec
+from raypipe.storage import Storage
+
+LAYOUT: Final = 1
+"""Of what a copy looks like: another number makes an unfinished copy of an older raypipe start again."""
+
+ORIGIN: Final = "meta/reshard.json"
+"""The file of a finished copy that says what it was made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """The folder of an unfinished copy."""
+
+    out: Path
+    folder: Path
+    fingerprint: str
+
+    @property
+    def dataset(self) -> Path:
+        """The copy as far as it is there."""
+        return self.folder / "dataset"
+
+    @property
+    def clips(self) -> Path:
+        """Re-encoded episodes, one video each, before they are joined."""
+        return self.folder / "clips"
+
+    def record_of(self, path: str) -> Path:
+        """Return where the record of the file `path` is."""
+        return self.folder / "records" / f"{path}.json"
+
+    def write_file(self, target: Path, write: Callable[[IO[bytes]], None]) -> int:
+        """Write a file so that it is there whole or not at all, and return its size in bytes."""
+        part = self.part_path(target.suffix)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with open(part, "wb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        size_bytes = part.stat().st_size
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(part, target)
+        return size_bytes
+
+    def part_path(self, suffix: str) -> Path:
+        """Return a new name for a file that is being written."""
+        return self.folder / "parts" / f"{uuid.uuid4().hex}{suffix}"
+
+    def write_record(self, path: str, record: dict[str, Any]) -> None:
+        """Note that the file `path` of the dataset is finished."""
+        content = json.dumps(record).encode()
+        self.write_file(self.record_of(path), lambda stream: _write(stream, content))
+
+    def write_stats(self, path: str, stats: list[dict[str, Any]]) -> None:
+        """Keep what was computed of the episodes in the data file `path`; before its record is written."""
+        content = json.dumps(stats).encode()
+        self.write_file(self._stats_of(path), lambda stream: _write(stream, content))
+
+    def read_stats(self, path: str) -> list[dict[str, Any]]:
+        """Return what was computed of the episodes in the finished data file `path`."""
+        stats: list[dict[str, Any]] = json.loads(self._stats_of(path).read_bytes())
+        return stats
+
+    def _stats_of(self, path: str) -> Path:
+        # Apart from the record, which is read at every start: this is kilobytes per episode.
+        return self.folder / "records" / f"{path}.stats.json"
+
+    def find_record(self, path: str) -> dict[str, Any] | None:
+        """Return the record of the file `path` if it is finished, else None."""
+        place, file = self.record_of(path), self.dataset / path
+        if not place.exists() or not file.exists():
+            return None
+        record: dict[str, Any] = json.loads(place.read_bytes())
+        return record if record["size_bytes"] == file.stat().st_size else None
+
+
+def find_workspace(meta: DatasetMeta, spec: ReshardSpec, out: Path, size_of: Mapping[str, int]) -> Workspace:
+    """Return where the copy is made: nowhere yet, or where an interrupted run of the same arguments left it.
+
+    Writes nothing.
+
+    Args:
+        size_of: the sizes of the source's files by name.
+
+    Raises:
+        ConfigError: `out` is the source, is inside it or holds it, or is there already and is something else.
+        ResumeError: an unfinished copy of other arguments, or of a source that has changed, stands beside `out`.
+    """
+    _check_apart(meta.storage, out)
+    fingerprint = fingerprint_of(meta.storage, spec, size_of)
+    folder = out.with_name(f"{out.name}.partial-{fingerprint[:12]}")
+    workspace = Workspace(out=out, folder=folder, fingerprint=fingerprint)
+    if find_finished(workspace) is None:
+        _check_free(out)
+        _check_no_other(workspace, spec)
+    return workspace
+
+
+@contextmanager
+def hold_workspace(workspace: Workspace, meta: DatasetMeta, spec: ReshardSpec) -> Iterator[None]:
+    """Make the folder of the unfinished copy, note the arguments in it, and keep other runs out of it.
+
+    Raises:
+        ResumeError: another run is at work there.
+    """
+    workspace.folder.mkdir(parents=True, exist_ok=True)
+    with open(workspace.folder / "lock", "wb") as lock:
+        try:
+            # Let go by the system when the process ends, however it ends.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ResumeError(
+                f"another run of the same arguments is at work in {str(workspace.folder)!r}; wait for its end"
+            ) from error
+        manifest = {"fingerprint": workspace.fingerprint, "root": meta.root, "spec": spec.to_json(), "layout": LAYOUT}
+        content = json.dumps(manifest, indent=2).encode()
+        workspace.write_file(workspace.folder / "manifest.json", lambda stream: _write(stream, content))
+        yield
+
+
+def find_finished(workspace: Workspace) -> dict[str, Any] | None:
+    """Return the origin of `out` if it is the finished copy of these arguments, else None."""
+    place = workspace.out / ORIGIN
+    if not place.is_file():
+        return None
+    try:
+        origin: dict[str, Any] = json.loads(place.read_bytes())
+    except ValueError:
+        return None
+    return origin if origin.get("fingerprint") == workspace.fingerprint else None
+
+
+def publish(workspace: Workspace) -> None:
+    """Rename the finished dataset to `out`, and remove the rest."""
+    try:
+        # A folder replaces an empty one: nothing that somebody put there meanwhile is lost.
+        os.rename(workspace.dataset, workspace.out)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot rename the finished copy {str(workspace.dataset)!r} to {str(workspace.out)!r}: {error}. Make "
+            f"room, and run the same command again: nothing is written twice."
+        ) from error
+    clean_up(workspace)
+
+
+def clean_up(workspace: Workspace) -> None:
+    """Remove what is left of the unfinished copy."""
+    shutil.rmtree(workspace.folder, ignore_errors=True)
+
+
+def fingerprint_of(storage: Storage, spec: ReshardSpec, size_of: Mapping[str, int]) -> str:
+    """Return a hash of the arguments and of the source: its files by name and size, and its info.json."""
+    digest = hashlib.sha256(json.dumps([LAYOUT, storage.uri, spec.to_json()]).encode())
+    digest.update(storage.read_bytes("meta/info.json"))
+    for name, size in sorted(size_of.items()):
+        digest.update(f"{name}\0{size}\n".encode())
+    return digest.hexdigest()
+
+
+def list_sizes(storage: Storage) -> dict[str, int]:
+    """Return the size of every file of a dataset by name, from one listing; hidden files are left out."""
+    prefix = len(storage.path.rstrip("/")) + 1
+    found = storage.filesystem.find(storage.path, detail=True)
+    named = {str(path)[prefix:]: int(entry["size"] or 0) for path, entry in found.items()}
+    return {name: size for name, size in named.items() if not any(part.startswith(".") for part in name.split("/"))}
+
+
+def _write(stream: IO[bytes], content: bytes) -> None:
+    stream.write(content)
+
+
+def _check_apart(storage: Storage, out: Path) -> None:
+    if not storage.is_local:
+        return
+    root = Path(storage.path).resolve()
+    target = out.resolve()
+    if target == root or root in target.parents or target in root.parents:
+        where = "is the dataset itself" if target == root else "and the dataset are inside one another"
+        raise ConfigError(
+            f"OUT {str(out)!r} {where} ({str(root)!r}); reshard never changes a dataset in place. Choose a folder "
+            f"beside it, as {str(root.with_name(root.name + '-resharded'))!r}."
+        )
+
+
+def _check_free(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(
+            f"OUT {str(out)!r} is there already, and was not made by these arguments. Choose another folder, or "
+            f"remove it first: rm -r {out}"
+        )
+
+
+def _check_no_other(workspace: Workspace, spec: ReshardSpec) -> None:
+    out = workspace.out
+    others = sorted(
+        path
+        for path in (out.parent.iterdir() if out.parent.is_dir() else ())
+        if path.name.startswith(f"{out.name}.partial-") and path != workspace.folder
+    )
+    if not others:
+        return
+    manifest = others[0] / "manifest.json"
+    try:
+        before = json.loads(manifest.read_bytes())
+        wanted = spec.to_json()
+        changed = {key: (value, wanted.get(key)) for key, value in before["spec"].items() if wanted.get(key) != value}
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ResumeError(
+            f"an unfinished copy stands in {str(others[0])!r} and cannot be told apart ({error}). Remove it: "
+            f"rm -r {others[0]}"
+        ) from error
+    told = ", ".join(f"{key} was {old!r} and is {new!r}" for key, (old, new) in changed.items())
+    told = told or f"its source {before.get('root')!r} is another one or has changed since"
+    raise ResumeError(
+        f"an unfinished copy of other arguments stands in {str(others[0])!r}: {told}. Run with the arguments it was "
+        f"started with to finish it, or remove it: rm -r {others[0]}"
+    )
+
+
+def check_finished(workspace: Workspace, path: str) -> dict[str, Any]:
+    """Return the record of a file that a task says it has written.
+
+    Raises:
+        DatasetError: it is not there, as where the task ran on a machine that does not share the folder.
+    """
+    record = workspace.find_record(path)
+    if record is None:
+        raise DatasetError(
+            f"a task wrote {path!r}, and it is not in {str(workspace.dataset)!r} here. On a cluster of several "
+            f"machines OUT must be on storage that all of them share; else run reshard on one machine."
+        )
+    return record

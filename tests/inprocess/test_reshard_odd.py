@@ -1,0 +1,121 @@
+"""Videos that are not as the recorder writes them, and the command line around it all."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+import torch
+from reshard_checks import assert_times_exact, camera_packets, packets
+from typer.testing import CliRunner
+
+from raypipe.cli import app
+from raypipe.dataset import open_dataset
+from raypipe.reshard import ReshardSpec, reshard_dataset
+from raypipe.testing import CameraSpec, SynthSpec, read_stamp, write_dataset
+
+TOP = "observation.images.top"
+VIDEO = f"videos/chunk-000/{TOP}/episode_00000{{}}.mp4"
+
+needs_ffmpeg = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="there is no ffmpeg command")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    spec = SynthSpec(version="v2.1", lengths=(8, 6, 7), cameras=(CameraSpec(name=TOP, gop=4),))
+    return write_dataset(tmp_path_factory.mktemp("made") / "dataset", spec)
+
+
+@pytest.fixture
+def source(made, tmp_path):
+    """A copy of the made dataset to change."""
+    return shutil.copytree(made, tmp_path / "source")
+
+
+def change(root, episode, *options):
+    """Write an episode's video again with ffmpeg, its packets copied."""
+    path = root / VIDEO.format(episode)
+    before = path.with_name("before.mp4")
+    path.rename(before)
+    command = ["ffmpeg", "-v", "error", "-y", "-i", str(before), *options, "-c:v", "copy", str(path)]
+    subprocess.run(command, check=True)
+    before.unlink()
+
+
+def reshard(root, out, **choices):
+    return reshard_dataset(str(root), out, ReshardSpec(**choices), where="process", allow_findings=True)
+
+
+def assert_same_frames(made, out):
+    for old, new in zip(open_dataset(str(made)), open_dataset(str(out)), strict=True):
+        assert torch.equal(old[TOP], new[TOP])
+
+
+@needs_ffmpeg
+def test_a_fragmented_video_is_copied_as_it_is(made, source, tmp_path):
+    change(source, 1, "-movflags", "frag_keyframe+empty_moov")
+    fragmented = (source / VIDEO.format(1)).read_bytes()
+
+    report = reshard(source, tmp_path / "copy")
+
+    assert any("1 videos without a plain index" in note for note in report.notes)
+    assert (tmp_path / f"copy/videos/{TOP}/chunk-000/file-001.mp4").read_bytes() == fragmented
+    assert report.num_video_files == 3
+    assert_same_frames(made, tmp_path / "copy")
+
+
+@needs_ffmpeg
+def test_sound_is_left_out_and_told(made, source, tmp_path):
+    change(source, 0, "-f", "lavfi", "-i", "sine=d=0.5", "-c:a", "aac", "-map", "0:v", "-map", "1:a")
+
+    report = reshard(source, tmp_path / "copy")
+
+    assert any("sound and other tracks of 1 videos were left out" in note for note in report.notes)
+    assert camera_packets(tmp_path / "copy", TOP) == camera_packets(made, TOP)
+    assert_same_frames(made, tmp_path / "copy")
+
+
+@needs_ffmpeg
+def test_a_video_of_another_clock_gets_a_file_of_its_own(made, source, tmp_path):
+    change(source, 1, "-video_track_timescale", "90000")
+
+    report = reshard(source, tmp_path / "copy")
+
+    assert report.num_video_files == 3
+    assert_times_exact(tmp_path / "copy")
+    assert_same_frames(made, tmp_path / "copy")
+
+
+def test_frames_behind_the_end_of_an_episode_stay_between_the_episodes(source, tmp_path):
+    # Episode 1 has 6 rows, and now a video of 8 frames.
+    shutil.copy(source / VIDEO.format(0), source / VIDEO.format(1))
+
+    reshard(source, tmp_path / "copy")
+
+    copy = open_dataset(str(tmp_path / "copy"))
+    path = next((tmp_path / "copy").rglob("*.mp4"))
+    assert len(packets(path)) == 8 + 8 + 7
+    assert_times_exact(tmp_path / "copy")
+    stamps = [read_stamp(sample[TOP]) for sample in copy]
+    assert [(stamp.episode, stamp.frame) for stamp in stamps[14:]] == [(2, frame) for frame in range(7)]
+
+
+def test_the_command_line_leaves_out_what_it_is_told(source, tmp_path):
+    listed = tmp_path / "bad.txt"
+    listed.write_text("# too short\n1\n")
+    options = ["--exclude", "0", "--exclude-file", str(listed), "--json"]
+
+    result = CliRunner().invoke(app, ["reshard", str(source), str(tmp_path / "copy"), *options])
+
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert (told["num_episodes"], told["num_frames"], told["num_excluded"]) == (1, 7, 2)
+    again = CliRunner().invoke(app, ["reshard", str(source), str(tmp_path / "copy"), *options[:-1]])
+    assert "is complete already: 1 episodes, 7 frames" in again.stdout
+
+
+def test_a_place_that_is_none_is_refused(source, tmp_path):
+    with pytest.raises(ValueError, match="where is 'moon'"):
+        reshard_dataset(str(source), tmp_path / "copy", where="moon")
+
+    assert not list(tmp_path.glob("copy*"))
