@@ -92,10 +92,8 @@ class Assembler:
                 samples = self._builder.build(kept) if len(kept.row) else _copy(self._stand_in)
                 break
             except SpanErrors as failed:
-                for arrival in dict.fromkeys(kept.span.tolist()):
-                    request = span_request(self._plan, arrival)
-                    if (request.dataset, request.episode) in failed.errors:
-                        self.leave_out(arrival, failed.errors[request.dataset, request.episode])
+                for arrival, error in failed.errors.items():
+                    self.leave_out(arrival, error)
         handed = Handed(
             numbers=self._context.frame_numbers(
                 *(samples[key].numpy() for key in ("dataset_index", "episode_index", "frame_index"))

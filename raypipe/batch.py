@@ -68,7 +68,7 @@ class BatchBuilder:
     def _cameras(self, batch: Batch, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
         dataset = self._context.datasets[0]
         built: dict[str, Any] = {}
-        decoded = self._exit.decode(rows, dataset_index, self._window)
+        decoded = self._exit.decode(batch.span, rows, dataset_index, self._window)
         for camera in dataset.spec.cameras:
             pixels = decoded[camera] if camera in decoded else self._window.take_pixels(batch, camera)
             tensor = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
@@ -126,12 +126,12 @@ def _identities(rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64])
 
 
 class SpanErrors(Exception):  # noqa: N818
-    """Episodes of a batch could not be decoded as it left."""
+    """Spans of a batch could not be decoded as it left."""
 
-    def __init__(self, errors: dict[tuple[int, int], DatasetError]) -> None:
-        super().__init__(f"{len(errors)} episodes could not be decoded")
+    def __init__(self, errors: dict[int, DatasetError]) -> None:
+        super().__init__(f"{len(errors)} spans could not be decoded")
         self.errors = errors
-        """By dataset and episode."""
+        """By arrival number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +152,29 @@ class ExitDecoder:
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="raypipe-exit-decode") for _ in range(num_threads)]
 
     def decode(
-        self, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64], window: LiveWindow
+        self, span: Frames, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64], window: LiveWindow
     ) -> dict[str, NDArray[Any]]:
-        """Return the frames of its cameras: ``(B, T, height, width, channels)``."""
+        """Return the frames of its cameras: ``(B, T, height, width, channels)``.
+
+        Args:
+            span: the arrival number of the span of every sample.
+            rows: the row columns of the batch.
+            dataset_index: of every sample.
+            window: whose buffers are used.
+
+        Raises:
+            SpanErrors: some spans could not be decoded.
+        """
         dataset = self._context.datasets[0]
         buffers, jobs = {}, []
         for camera in self._cameras:
             shape = self._context.decode.frame_shape(dataset.features[camera])
             width = len(dataset.window.offsets.get(camera, (0,)))
             buffers[camera] = window.empty_pixels((len(dataset_index), width, *shape), np.uint8)
-            for (number, episode), wanted in self._group(camera, rows, dataset_index).items():
+            for (arrival, number, episode), wanted in self._group(camera, span, rows, dataset_index).items():
                 job = self._submit(number, episode, camera, wanted, buffers[camera])
-                jobs.append(((number, episode), job))
-        errors = {key: error for key, job in jobs if isinstance(error := job.exception(), Exception)}
+                jobs.append((arrival, job))
+        errors = {arrival: error for arrival, job in jobs if isinstance(error := job.exception(), Exception)}
         if errors:
             raise _first_or_all(errors)
         return buffers
@@ -175,14 +185,15 @@ class ExitDecoder:
             thread.shutdown(wait=False, cancel_futures=True)
 
     def _group(
-        self, camera: str, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]
-    ) -> dict[tuple[int, int], list[_Wanted]]:
-        groups: dict[tuple[int, int], list[_Wanted]] = {}
-        for sample, (number, episode, frame) in enumerate(_identities(rows, dataset_index)):
+        self, camera: str, span: Frames, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]
+    ) -> dict[tuple[int, int, int], list[_Wanted]]:
+        groups: dict[tuple[int, int, int], list[_Wanted]] = {}
+        samples = zip(span.tolist(), _identities(rows, dataset_index), strict=True)
+        for sample, (arrival, (number, episode, frame)) in enumerate(samples):
             dataset = self._context.datasets[number]
             length = int(dataset.meta.episodes.length[dataset.meta.episodes.find_row(episode)])
             frames = window_frames(dataset, camera, np.array([frame]), length)[0]
-            groups.setdefault((number, episode), []).append(_Wanted(sample, frames))
+            groups.setdefault((arrival, number, episode), []).append(_Wanted(sample, frames))
         return groups
 
     def _submit(
@@ -202,8 +213,8 @@ class ExitDecoder:
             out[want.sample] = pixels[np.searchsorted(frames, want.frames)]
 
 
-def _first_or_all(errors: dict[tuple[int, int], Exception]) -> Exception:
-    """Return what to raise: bad data of all episodes together, anything else as it is."""
+def _first_or_all(errors: dict[int, Exception]) -> Exception:
+    """Return what to raise: bad data of all spans together, anything else as it is."""
     bad = {key: error for key, error in errors.items() if isinstance(error, DatasetError)}
     other = [error for error in errors.values() if not isinstance(error, DatasetError)]
     return other[0] if other else SpanErrors(bad)

@@ -25,7 +25,7 @@ from raypipe import errors
 from raypipe.account import frame_numbers
 from raypipe.dataset import Dataset
 from raypipe.decode.spec import DecodeSpec
-from raypipe.errors import DatasetError, RaypipeError
+from raypipe.errors import DatasetError, DownloadError, RaypipeError
 from raypipe.metrics import TaskTimes
 from raypipe.packed import (
     Frames,
@@ -41,7 +41,7 @@ from raypipe.packed import (
 )
 from raypipe.rows import RowReader, column_values
 from raypipe.skips import RAISE, BadDataSpec
-from raypipe.storage import retry_transient
+from raypipe.storage import is_transient, retry_transient
 from raypipe.window import window_rows
 
 if TYPE_CHECKING:
@@ -172,41 +172,54 @@ def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[flo
     try:
         span = retry_transient(lambda: _read_reach(context, request), sleep)
         return replace(span, header=replace(span.header, read_s=time.perf_counter() - started, finished_at=time.time()))
-    except (RaypipeError, OSError) as error:
+    except (RaypipeError, OSError, ValueError, TypeError, pa.ArrowException) as error:
         return _failed(request, error)
 
 
 def _read_reach(context: BlockContext, request: SpanRequest) -> PackedSpan:
+    """Return the values of all rows that windows of the span show.
+
+    Also of a span of which some frames were emitted before: what is bad about it was bad then. Types are made alike
+    here, since files may differ in them and a block packs spans of several.
+    """
     dataset, row, length = context.find_episode(request)
-    anchors = request.anchors
     before, after = dataset.window.reach(list(dataset.row_features))
-    first, stop = max(int(anchors[0]) + before, 0), min(int(anchors[-1]) + after + 1, length)
+    first, stop = max(request.start + before, 0), min(request.stop + after, length)
     table = context.readers[request.dataset].read_frames(row, first, stop)
-    columns = {name: only_chunk(table.column(name)) for name in table.column_names}
-    return PackedSpan(SpanHeader(request=request, num_rows=len(table), first=first), columns, {})
-
-
-def _window_span(context: BlockContext, span: PackedSpan, request: SpanRequest) -> PackedSpan:
-    dataset, row, length = context.find_episode(request)
     file = dataset.meta.storage.locate(dataset.meta.data_file(row))
     place = f"episode {request.episode} of {dataset.meta.root!r}, in {file!r},"
-    first, anchors, started = span.header.first, request.anchors, time.perf_counter()
-    rows, columns, margins = pa.table(span.columns), {}, {}
+    columns: dict[str, pa.Array] = {}
     for name, feature in dataset.row_features.items():
-        if feature.kind == "image":
-            extra = _margin_frames(dataset, name, anchors, length)
-            margins[name] = (extra, rows.column(name).take(extra - first).to_pylist())
-            columns[name] = only_chunk(rows.column(name).take(anchors - first))
+        if feature.kind != "vector":
+            columns[name] = only_chunk(table.column(name))
             continue
-        values = column_values(rows, feature, place)
+        values = column_values(table, feature, place)
         if context.bad_data.check_finite and name.startswith(_TRAINED_ON):
             _check_finite(values, name, first, place)
         if name == "task_index":
             _check_tasks(dataset, values, place)
+        columns[name] = as_array(np.asarray(values))
+    return PackedSpan(SpanHeader(request=request, num_rows=len(table), first=first), columns, {})
+
+
+def _window_span(context: BlockContext, span: PackedSpan, request: SpanRequest) -> PackedSpan:
+    dataset, _, length = context.find_episode(request)
+    first, anchors, started = span.header.first, request.anchors, time.perf_counter()
+    columns, margins = {}, {}
+    for name, feature in dataset.row_features.items():
+        rows = span.columns[name]
+        if feature.kind == "image":
+            extra = _margin_frames(context, request, name)
+            margins[name] = (extra, rows.take(pa.array(extra - first)).to_pylist())
+            columns[name] = rows.take(pa.array(anchors - first))
+            continue
         offsets = dataset.window.offsets.get(name)
         slots, padding = window_rows(anchors, length, offsets or (0,))
         wanted = slots - first if offsets else anchors - first
-        columns[name] = as_array(values[wanted]) if isinstance(values, np.ndarray) else as_texts(values, wanted)
+        if feature.kind == "vector":
+            columns[name] = as_array(as_numpy(rows, () if feature.shape == (1,) else feature.shape)[wanted])
+        else:
+            columns[name] = as_texts(rows.to_pylist(), wanted)
         if offsets:
             columns[f"{name}_is_pad"] = as_array(padding)
     read_s = span.header.read_s + time.perf_counter() - started
@@ -239,12 +252,12 @@ def _check_finite(values: Any, name: str, first: int, place: str) -> None:
 
 
 def _decode_span(context: BlockContext, span: PackedSpan, request: SpanRequest) -> PackedSpan:
-    dataset, row, length = context.find_episode(request)
+    dataset, row, _ = context.find_episode(request)
     decoder, anchors = context.decoders[request.dataset], request.anchors
     columns, margins = dict(span.columns), {}
     started, num_decoded = time.perf_counter(), 0
     for camera in dataset.spec.cameras:
-        extra = _margin_frames(dataset, camera, anchors, length)
+        extra = _margin_frames(context, request, camera)
         frames = np.union1d(anchors, extra)
         if dataset.features[camera].kind == "image":
             stored = dict(zip(anchors.tolist(), span.columns[camera].to_pylist(), strict=True))
@@ -260,8 +273,20 @@ def _decode_span(context: BlockContext, span: PackedSpan, request: SpanRequest) 
     return PackedSpan(replace(span.header, decode_s=seconds, num_decoded=num_decoded), columns, margins)
 
 
-def _margin_frames(dataset: Dataset, camera: str, anchors: Frames, length: int) -> Frames:
-    return np.setdiff1d(window_frames(dataset, camera, anchors, length), anchors)
+def shown_frames(context: BlockContext, request: SpanRequest, camera: str) -> Frames:
+    """Return the frames of a camera that are decoded for a span, ascending.
+
+    Where bad spans are left out, all that the whole span shows, also if some of it was emitted before: whether a span
+    is bad does not depend on where a run was interrupted.
+    """
+    dataset, _, length = context.find_episode(request)
+    is_whole = context.bad_data.on_bad_episode == "skip"
+    anchors = np.arange(request.start, request.stop) if is_whole else request.anchors
+    return np.unique(window_frames(dataset, camera, anchors, length))
+
+
+def _margin_frames(context: BlockContext, request: SpanRequest, camera: str) -> Frames:
+    return np.setdiff1d(shown_frames(context, request, camera), request.anchors)
 
 
 def _open_span(context: BlockContext, span: PackedSpan, request: SpanRequest, task: TaskTimes) -> SpanBlock:
@@ -314,12 +339,15 @@ def _guarded(
     try:
         done = stage(context, span, request)
         return replace(done, header=replace(done.header, finished_at=time.time()))
-    except (RaypipeError, OSError) as error:
+    except (RaypipeError, OSError, ValueError, TypeError, pa.ArrowException) as error:
         return _failed(request, error)
 
 
-def _failed(request: SpanRequest, error: RaypipeError | OSError) -> PackedSpan:
+def _failed(request: SpanRequest, error: Exception) -> PackedSpan:
     kind = type(error).__name__ if isinstance(error, RaypipeError) else DatasetError.__name__
     text = str(error) if isinstance(error, RaypipeError) else f"{type(error).__name__}: {error}"
+    if is_transient(error):
+        # Storage that does not answer is no bad data: it may not be left out.
+        kind = DownloadError.__name__
     message = "; ".join([text, *getattr(error, "__notes__", ())])
     return PackedSpan(SpanHeader(request=request, num_rows=len(request.anchors), error=(kind, message)), {}, {})

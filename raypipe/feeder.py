@@ -13,7 +13,7 @@ not depend on how often or when it is asked.
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -131,6 +131,10 @@ class Feeder:
             DatasetError: more episodes are bad than may be.
         """
         self._skips.add(span)
+
+    def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
+        """Count episodes as bad that were left out before this start."""
+        self._skips.note(episodes)
 
     def bad_spans(self) -> list[BadSpan]:
         """Return the first bad span of every episode that a rank has left out."""
@@ -289,6 +293,10 @@ class FeederSource:
         """Return the figures of all ranks, as they told them last."""
         figures: dict[int, LoaderStats] = _get(self._feeder.figures.remote())
         return figures
+
+    def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
+        """Count episodes as bad that were left out before this start."""
+        _get(self._feeder.note_bad.remote(dict(episodes)))
 
     def bad_spans(self) -> list[BadSpan]:
         """Return the first bad span of every episode that any rank has left out."""

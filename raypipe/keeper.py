@@ -4,25 +4,38 @@
 
     run/checkpoint_.../raypipe/account/train/rank-00000-of-00004.parquet           what led to this checkpoint
     run/raypipe-account/train/20260105T101500.000000/rank-00000-of-00004.parquet   what an attempt has done so far
+    run/raypipe-account/train/saved/0123456789abcdef/rank-00001-of-00004.parquet   what led to a state
 
 The first are carried on when a run goes on from the checkpoint. The second tell what was handed over after it and is
-handed over again.
+handed over again. The last are of ranks that put nothing into the checkpoint: all there is to tell them of it is that
+they stand at the same state.
 """
 
+import hashlib
+import json
 import time
 import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import fsspec
+import pyarrow as pa
 import pyarrow.fs
 
 from raypipe.account import Account, Part, merge_parts
 from raypipe.account.file import read_account, write_account
 from raypipe.account.folder import RUN_FOLDER, account_name
 from raypipe.errors import RaypipeError
+from raypipe.storage import retry_transient
 
 ACCOUNTS: Final = "account"
 """The folder with accounts inside raypipe's folder of a checkpoint."""
+
+_SAVED: Final = "saved"
+_SAVED_KEPT: Final = 4
+"""Accounts beside checkpoints: as many as Ray Train may have under way, and some."""
 
 _WRITE_EVERY_S: Final = 2.0
 _MOST_OF_TIME: Final = 0.01
@@ -30,31 +43,66 @@ _MOST_OF_TIME: Final = 0.01
 
 
 class AccountKeeper:
-    """Writes the account of one rank of one attempt, again and again, to a folder of the run."""
+    """Writes the account of one rank to a folder of the run, again and again."""
 
-    def __init__(self, folder: str, filesystem: pyarrow.fs.FileSystem | None, name: str, attempt: str) -> None:
+    def __init__(self, folder: str, filesystem: pyarrow.fs.FileSystem | None, name: str) -> None:
         if filesystem is None:
-            place = folder if "://" in folder else str(Path(folder).absolute())
-            filesystem, folder = pyarrow.fs.FileSystem.from_uri(place)
+            filesystem, folder = open_filesystem(folder)
         self._filesystem = filesystem
-        self._folder = f"{folder}/{RUN_FOLDER}/{name}/{attempt}"
+        self._folder = f"{folder}/{RUN_FOLDER}/{name}"
         self._due_at = 0.0
+        self._has_warned = False
+        self._saved: list[str] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Clocks are of one machine.
+        return {**self.__dict__, "_due_at": 0.0}
 
     @property
     def is_due(self) -> bool:
         """Whether it is time to write: every 2 s, or less often where that would cost a hundredth of the time."""
         return time.monotonic() > self._due_at
 
-    def write(self, account: Account, rank: int, world_size: int) -> None:
-        """Write the account as it is now; a storage that fails is warned of, and the run goes on."""
+    def write(self, attempt: str, account: Callable[[], Account], rank: int, world_size: int) -> None:
+        """Write the account of an attempt as it is now."""
         started = time.monotonic()
-        path = f"{self._folder}/{account_name(rank, world_size)}"
-        try:
-            write_account(path, account, self._filesystem)
-        except OSError as error:
-            warnings.warn(f"the account of rank {rank} was not written to {path!r}: {error}", stacklevel=2)
+        self._write(f"{self._folder}/{attempt}/{account_name(rank, world_size)}", account())
         now = time.monotonic()
         self._due_at = now + max(_WRITE_EVERY_S, (now - started) / _MOST_OF_TIME)
+
+    def save(self, account: Account, rank: int, world_size: int) -> None:
+        """Write the account that leads to a state; the last few are kept."""
+        folder = f"{self._folder}/{_SAVED}/{state_key(account.header.state)}"
+        self._write(f"{folder}/{account_name(rank, world_size)}", account)
+        self._saved.append(f"{folder}/{account_name(rank, world_size)}")
+        if len(self._saved) > _SAVED_KEPT:
+            with suppress(Exception):
+                self._filesystem.delete_file(self._saved.pop(0))
+
+    def _write(self, path: str, account: Account) -> None:
+        """Write a file; a storage that fails is warned of once, and the run goes on."""
+        try:
+            write_account(path, account, self._filesystem)
+        except Exception as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn(f"an account was not written to {path!r}: {type(error).__name__}: {error}", stacklevel=2)
+
+
+def open_filesystem(folder: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    """Return the file system of a path or URI, of those that pyarrow or fsspec know, and the path on it."""
+    if "://" not in folder:
+        return pyarrow.fs.LocalFileSystem(), str(Path(folder).expanduser().absolute())
+    try:
+        return pyarrow.fs.FileSystem.from_uri(folder)  # type: ignore[no-any-return]
+    except pa.ArrowException:
+        filesystem, path = fsspec.core.url_to_fs(folder)
+        return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(filesystem)), str(path)
+
+
+def state_key(state: Mapping[str, Any]) -> str:
+    """Return a name for a state, the same on every rank."""
+    return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def write_rank_account(folder: Path, account: Account, rank: int, world_size: int) -> None:
@@ -73,12 +121,30 @@ def write_rank_account(folder: Path, account: Account, rank: int, world_size: in
 def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str) -> tuple[Part, ...]:
     """Return what all ranks had handed over when they wrote a checkpoint; nothing where they wrote no account.
 
-    An account that is damaged is warned of: a run goes on without it.
+    Ranks that put nothing into the checkpoint have left theirs beside it. An account that is damaged is warned of: a
+    run goes on without it.
+
+    Args:
+        filesystem: of the checkpoint.
+        folder: raypipe's folder in the checkpoint.
+        name: of the loader.
     """
-    selector = pyarrow.fs.FileSelector(f"{folder}/{ACCOUNTS}/{name}", allow_not_found=True)
-    paths = sorted(info.path for info in filesystem.get_file_info(selector) if info.path.endswith(".parquet"))
     try:
-        return merge_parts(part for path in paths for part in read_account(path, filesystem).parts)
-    except RaypipeError as error:
+        accounts = retry_transient(lambda: _read_folder(filesystem, f"{folder}/{ACCOUNTS}/{name}"))
+        states = {state_key(account.header.state) for account in accounts.values()}
+        beside = f"{folder.rsplit('/', 2)[0]}/{RUN_FOLDER}/{name}/{_SAVED}"
+        for state in states:
+            saved = retry_transient(lambda state=state: _read_folder(filesystem, f"{beside}/{state}"))  # type: ignore[misc]
+            accounts = {**saved, **accounts}
+        return merge_parts(part for account in accounts.values() for part in account.parts)
+    except (RaypipeError, OSError) as error:
         warnings.warn(f"the account of this run begins anew: {error}", stacklevel=2)
         return ()
+
+
+def _read_folder(filesystem: pyarrow.fs.FileSystem, folder: str) -> dict[str, Account]:
+    selector = pyarrow.fs.FileSelector(folder, allow_not_found=True)
+    infos = sorted(filesystem.get_file_info(selector), key=lambda info: str(info.path))
+    return {
+        str(info.base_name): read_account(info.path, filesystem) for info in infos if info.path.endswith(".parquet")
+    }

@@ -7,12 +7,12 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from raypipe.account import Account, Header, Ledger, Part
 from raypipe.ahead import Ahead
-from raypipe.block import BlockContext
 from raypipe.dataset import Dataset
 from raypipe.decode.spec import ASSIGNED_CPUS
 from raypipe.errors import ConfigError
@@ -20,12 +20,8 @@ from raypipe.keeper import AccountKeeper
 from raypipe.loader_spec import LoaderSpec, change_spec
 from raypipe.metrics import Live, LoaderStats, Meter, WorldStats, sum_up
 from raypipe.plan import (
-    BatchSpec,
-    EpisodeIndex,
-    OrderSpec,
     OrderState,
     Resumed,
-    SelectionSpec,
     WorldPlan,
     plan_epoch,
     plan_world,
@@ -34,60 +30,15 @@ from raypipe.plan import (
     state_after,
 )
 from raypipe.progress import progress_bar
+from raypipe.rank_job import BlockSource, RankJob
 from raypipe.rollcall import PassPlace
-from raypipe.run import BlockFeed, EpochRun
+from raypipe.run import EpochRun
 from raypipe.skips import BadSpan, describe_spans
 
 if TYPE_CHECKING:
     import pyarrow.fs
 
 _PUBLISH_EVERY_S: Final = 2.0
-
-
-class BlockSource(Protocol):
-    """Where ranks get their blocks."""
-
-    def assigned_cpus(self) -> int:
-        """Return how many CPUs this process may use."""
-        ...
-
-    @property
-    def attempt(self) -> str:
-        """The name of this start of the ranks: later ones sort behind earlier ones."""
-        ...
-
-    def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> BlockFeed:
-        """Return the blocks that the rest of a plan sends to one rank.
-
-        Args:
-            world: the plan, at the position from which it goes on.
-            rank: the rank that asks.
-            place: of this pass, where it follows one before; None where the rank begins: at its start, and when it has
-                left its order by a break or a loaded state.
-        """
-        ...
-
-    def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
-        """Show the figures of a rank to those who watch the run."""
-        ...
-
-    def collect(self) -> dict[int, LoaderStats]:
-        """Return the figures of all ranks, as they published them last."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankJob:
-    """What a rank loads: the frames, their order, and who it is among how many."""
-
-    context: BlockContext
-    index: EpisodeIndex
-    order: OrderSpec
-    batch: BatchSpec
-    rank: int
-    world_size: int
-    selection: SelectionSpec
-    """Which `index` was made with: for the account."""
 
 
 class RankLoader:
@@ -109,7 +60,8 @@ class RankLoader:
         self._last_live = Live()
         self._published_at = 0.0
         self._lock = threading.Lock()
-        self._ledger = Ledger(attempt=source.attempt)
+        self._num_loads = 0
+        self._ledger = Ledger(attempt=self._attempt)
         self._skipped: list[BadSpan] = []
         self._keeper: AccountKeeper | None = None
         self._place: PassPlace | None = None
@@ -205,7 +157,11 @@ class RankLoader:
         saved = OrderState.from_dict(state)
         at = resume(saved, self._job.index, self._job.order, world_size=self._job.world_size)
         self._leave_order()
-        self._ledger = Ledger(attempt=self._source.attempt)
+        recorded = self._ledger.parts()
+        if recorded:
+            # What was handed over since then is rolled back: the account goes on under another name.
+            self._num_loads += 1
+        self._ledger = Ledger(recorded, attempt=self._attempt)
         self._stand_at(at)
 
     def account(self) -> Account:
@@ -219,10 +175,17 @@ class RankLoader:
         return Account(header=header, parts=self._ledger.parts())
 
     def load_account(self, parts: Iterable[Part]) -> None:
-        """Carry the parts of an account on that led to the loaded state; on one rank, rank 0. Call it after loading."""
-        self._ledger = Ledger(tuple(parts), attempt=self._source.attempt)
+        """Carry the parts of an account on that led to the loaded state; on one rank, rank 0. Call it after loading.
 
-    def keep_account(self, folder: str, filesystem: "pyarrow.fs.FileSystem | None" = None) -> None:
+        Episodes that were bad before count in `BadDataSpec.max_bad_episodes`.
+        """
+        carried = tuple(parts)
+        self._ledger = Ledger(carried, attempt=self._attempt)
+        known = {(skip.dataset, skip.episode): skip.why for part in carried for skip in part.skipped}
+        if known:
+            self._source.note_bad(known)
+
+    def keep_account(self, folder: str | Path, filesystem: "pyarrow.fs.FileSystem | None" = None) -> None:
         """Write the account to a folder from now on, every 2 s or so and after every epoch: for `raypipe account`.
 
         So it is known afterwards what was handed over after the last checkpoint, and again after a restart.
@@ -231,12 +194,12 @@ class RankLoader:
             folder: of the run, for all ranks and attempts; a path or URI.
             filesystem: of the folder, where it is no plain path or URI.
         """
-        self._keeper = AccountKeeper(folder, filesystem, self.name, self._source.attempt)
+        self._keeper = AccountKeeper(str(folder), filesystem, self.name)
 
     @property
     def skipped(self) -> tuple[BadSpan, ...]:
         """What this rank has left out as bad data since it was made, where the policy says so."""
-        return (*self._skipped, *(self._run.bad_spans if self._run else ()))
+        return tuple(dict.fromkeys([*self._skipped, *(self._run.bad_spans if self._run else ())]))
 
     def stats(self) -> LoaderStats:
         """Return the figures of this loader so far."""
@@ -251,6 +214,7 @@ class RankLoader:
         """Return this rank's loader with other fields of `LoaderSpec`, standing where this one stands."""
         changed = RankLoader(self._job, self._source, change_spec(self._spec, settings), self.name)
         changed.load_state_dict(self.state_dict())
+        changed._num_loads = self._num_loads
         changed.load_account(self._ledger.parts())
         changed._keeper = self._keeper
         return changed
@@ -280,7 +244,19 @@ class RankLoader:
 
     def _keep_account(self, *, is_due_only: bool = False) -> None:
         if self._keeper is not None and (self._keeper.is_due or not is_due_only):
-            self._keeper.write(self.account(), self._job.rank, self._job.world_size)
+            self._keeper.write(self._attempt, self.account, self._job.rank, self._job.world_size)
+
+    def save_account(self) -> None:
+        """Write the account beside the run's checkpoints, under the state that it leads to.
+
+        For a rank that puts nothing into a checkpoint: whoever goes on from it finds the account there.
+        """
+        if self._keeper is not None:
+            self._keeper.save(self.account(), self._job.rank, self._job.world_size)
+
+    @property
+    def _attempt(self) -> str:
+        return f"{self._source.attempt}-{self._num_loads:03d}" if self._num_loads else self._source.attempt
 
     def _stand_at(self, at: Resumed) -> None:
         self._at = at
@@ -362,7 +338,7 @@ class RankLoader:
             self._leave_order()
 
     def _note_skips(self, run: EpochRun) -> None:
-        bad = run.bad_spans
+        bad = [span for span in run.bad_spans if span not in self._skipped]
         if bad:
             self._skipped.extend(bad)
             warnings.warn(

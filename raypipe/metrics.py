@@ -132,6 +132,8 @@ class WorldStats:
     worst_wait_share: float
     waits_for: str
     """What the worst rank waits for: one of `STAGES`, or "nothing"."""
+    skipped_frames: int
+    """Samples that all ranks together have left out as bad data."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as a JSON object."""
@@ -148,6 +150,7 @@ def sum_up(ranks: Mapping[int, LoaderStats]) -> WorldStats:
         worst_rank=worst,
         worst_wait_share=ranks[worst].wait_share,
         waits_for=ranks[worst].waits_for,
+        skipped_frames=sum(stats.skipped_frames for stats in ranks.values()),
     )
 
 

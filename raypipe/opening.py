@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raypipe.block import BlockContext, CameraPart, SpanBlock, window_frames
+from raypipe.block import BlockContext, CameraPart, SpanBlock, shown_frames, window_frames
 from raypipe.packed import SpanRequest
 from raypipe.shuffle import SpanPixels, find_pixels
 
@@ -54,8 +54,8 @@ class SpanOpener:
         return tuple(self._pool.submit(self._probe_camera, block.request, camera) for camera in videos)
 
     def _probe_camera(self, request: SpanRequest, camera: str) -> None:
-        dataset, row, length = self._context.find_episode(request)
-        frames = np.unique(window_frames(dataset, camera, request.anchors, length))
+        _, row, _ = self._context.find_episode(request)
+        frames = shown_frames(self._context, request, camera)
         self._context.decoders[request.dataset].decode_video(row, camera, np.unique(frames[[0, -1]]))
 
     def _decode_camera(self, block: SpanBlock, camera: str) -> SpanPixels:
@@ -69,7 +69,7 @@ class SpanOpener:
             frames, stored = frames[order], [stored[i] for i in order.tolist()]
             pieces = [decoder.decode_images(row, camera, stored, frames)]
         else:
-            frames = np.unique(windows)
+            frames = shown_frames(self._context, request, camera)
             pieces = decoder.decode_pieces(row, camera, frames)
         ends = np.cumsum([0, *map(len, pieces)])
         parts = [

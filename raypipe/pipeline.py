@@ -23,10 +23,11 @@ from raypipe.dataset import Dataset
 from raypipe.decode.videos import check_device
 from raypipe.errors import ConfigError, suggest
 from raypipe.feeder import BY_SIZE, FeederSource, start_feeder
-from raypipe.loader import RankJob, RankLoader
+from raypipe.loader import RankLoader
 from raypipe.loader_spec import LoaderSpec, change_spec
 from raypipe.packed import span_request
 from raypipe.plan import WHOLE_EPISODE, WorldPlan, plan_epoch, plan_world, start, state_at
+from raypipe.rank_job import RankJob
 from raypipe.skips import BadDataSpec
 from raypipe.source.datasource import as_samples, build_dataset
 

@@ -198,7 +198,7 @@ def _row_groups(
         column = names.index("episode_index")
         for group in range(len(counts)):
             statistics = metadata.row_group(group).column(column).statistics
-            if statistics is not None and statistics.has_min_max:
+            if statistics is not None and statistics.has_min_max and isinstance(statistics.min, int):
                 bounds[:, group] = statistics.min, statistics.max
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64), bounds[0], bounds[1]
 
@@ -241,9 +241,15 @@ def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any]
             f"type {column.type}; info.json declares the shape {list(feature.shape)}. Correct info.json, or leave the "
             f"episode out."
         )
-    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
     wanted = _sample_dtype(np.dtype(feature.dtype))
-    cast = values.astype(wanted, copy=False)
+    try:
+        values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
+        cast = values.astype(wanted, copy=False)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise DatasetError(
+            f"column {feature.name!r} of {place} is stored as {column.type}, and info.json declares {feature.dtype}: "
+            f"{one_line(error)}. Correct info.json, or leave the episode out."
+        ) from error
     if values.dtype.kind != np.dtype(wanted).kind and not np.array_equal(cast, values):
         raise DatasetError(
             f"column {feature.name!r} of {place} is stored as {column.type} and holds values that are no "

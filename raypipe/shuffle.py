@@ -141,13 +141,16 @@ class FrameBuffers:
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """Return an array that nobody else holds."""
-        buffers = self._buffers.setdefault((*shape, np.dtype(dtype).num), [])
+        # Batches are of many lengths where bad data is left out: a shorter one is a view of a longer buffer.
+        buffers = self._buffers.setdefault((*shape[1:], np.dtype(dtype).num), [])
         for i in range(len(buffers)):
             # Held by the list, and by the argument of the call: anything more is a user's.
-            if sys.getrefcount(buffers[i]) == 2:
-                return buffers[i]
-        buffers.append(np.empty(shape, dtype=dtype))
-        return buffers[-1]
+            if len(buffers[i]) >= shape[0] and sys.getrefcount(buffers[i]) == 2:
+                return buffers[i][: shape[0]]
+        longest = max([shape[0], *map(len, buffers)])
+        buffers[:] = [buffer for buffer in buffers if len(buffer) == longest]
+        buffers.append(np.empty((longest, *shape[1:]), dtype=dtype))
+        return buffers[-1][: shape[0]]
 
 
 @dataclass(frozen=True, slots=True)

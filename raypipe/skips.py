@@ -4,8 +4,11 @@ A span that is left out keeps its positions in the order, as holes: no other fra
 on their rank, and every rank does the same steps. The feeder keeps one `SkipList` for all ranks.
 """
 
+import math
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Final, Literal, get_args
 
 from raypipe.errors import ConfigError, DatasetError, suggest
@@ -36,7 +39,8 @@ class BadDataSpec:
                 f"on_bad_episode={self.on_bad_episode!r} is not known{suggest(self.on_bad_episode, known)}"
             )
         most = self.max_bad_episodes
-        if isinstance(most, bool) or not isinstance(most, int | float) or most < 0 or (most >= 1 and most != int(most)):
+        is_number = isinstance(most, Real) and not isinstance(most, bool) and math.isfinite(most)
+        if not is_number or most < 0 or (most >= 1 and most != int(most)):
             raise ConfigError(f"max_bad_episodes must be a count, or a share between 0 and 1, got {most!r}")
 
     def budget(self, num_episodes: int) -> int:
@@ -75,6 +79,12 @@ class SkipList:
         self._spec = spec
         self._num_episodes = num_episodes
         self._first: dict[tuple[int, int], BadSpan] = {}
+        self._before: dict[tuple[int, int], str] = {}
+
+    def note(self, episodes: Mapping[tuple[int, int], str]) -> None:
+        """Count episodes, by dataset and number, that were left out before, with the reason of each."""
+        with self._lock:
+            self._before.update(episodes)
 
     def add(self, span: BadSpan) -> None:
         """Note a span.
@@ -85,11 +95,14 @@ class SkipList:
         with self._lock:
             self._first.setdefault((span.dataset, span.episode), span)
             bad, budget = list(self._first.values()), self._spec.budget(self._num_episodes)
-        if len(bad) > budget:
+            before = {key: why for key, why in self._before.items() if key not in self._first}
+        if len(bad) + len(before) > budget:
+            earlier = [f"  episode {episode}, left out before: {why}" for (_, episode), why in before.items()]
             raise DatasetError(
-                f"{len(bad)} of {self._num_episodes} episodes are bad, and max_bad_episodes="
-                f"{self._spec.max_bad_episodes} lets {budget} be skipped:\n{describe_spans(bad)}\nSee all by "
-                f"'raypipe validate {span.root}', mend or exclude them, or raise max_bad_episodes."
+                f"{len(bad) + len(before)} of {self._num_episodes} episodes are bad, and max_bad_episodes="
+                f"{self._spec.max_bad_episodes} lets {budget} be skipped:\n"
+                + "\n".join([describe_spans(bad), *earlier[:_MAX_SHOWN]])
+                + f"\nSee all by 'raypipe validate {span.root}', mend or exclude them, or raise max_bad_episodes."
             )
 
     def spans(self) -> list[BadSpan]:

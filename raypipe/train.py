@@ -15,10 +15,8 @@ has started, `share_loader` gives each its loader.
 """
 
 import json
-import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +26,6 @@ import ray.train
 import ray.train.torch
 import torch
 import torch.distributed as dist
-from ray.train.collective import broadcast_from_rank_zero
 
 from raypipe.errors import ConfigError, ResumeError
 from raypipe.keeper import read_rank_accounts, write_rank_account
@@ -105,21 +102,11 @@ def _keep_account(loader: RankLoader) -> None:
     loader.keep_account(storage.experiment_fs_path, storage.storage_filesystem)
 
 
-@contextmanager
-def _folder(given: str | Path | None) -> Iterator[Path]:
-    """Yield the folder, or a new one that is removed again."""
-    if given is not None:
-        yield Path(given)
-        return
-    with tempfile.TemporaryDirectory(prefix="raypipe-account-") as folder:
-        yield Path(folder)
-
-
 def report(metrics: Mapping[str, Any], checkpoint_dir: str | Path | None, *loaders: RankLoader) -> None:
     """Report metrics and a checkpoint, as `ray.train.report` does, with the state of `loaders` inside.
 
-    Call it on every worker. The state is the same on all of them, so rank 0 writes it; the account of what it handed
-    over each writes itself.
+    Call it on every worker. The state is the same on all of them, so rank 0 writes it. The account of what it handed
+    over each writes itself: into the checkpoint if it gives a folder, else beside the checkpoints of the run.
 
     Args:
         metrics: as Ray Train takes them.
@@ -127,14 +114,13 @@ def report(metrics: Mapping[str, Any], checkpoint_dir: str | Path | None, *loade
             nothing is saved.
         loaders: those whose state is saved; the same on every worker.
     """
-    # Every worker saves what it handed over, so each must know whether a checkpoint is made.
-    is_saving = broadcast_from_rank_zero(checkpoint_dir is not None)
-    if checkpoint_dir is None and not (is_saving and loaders):
+    if checkpoint_dir is None:
+        for loader in loaders:
+            loader.save_account()
         ray.train.report(dict(metrics))
         return
-    with _folder(checkpoint_dir) as folder:
-        write_states(folder, *loaders)
-        ray.train.report(dict(metrics), checkpoint=ray.train.Checkpoint.from_directory(str(folder)))
+    write_states(checkpoint_dir, *loaders)
+    ray.train.report(dict(metrics), checkpoint=ray.train.Checkpoint.from_directory(str(checkpoint_dir)))
 
 
 def loader_metrics(loader: RankLoader) -> dict[str, Any]:

@@ -308,7 +308,7 @@ def wrong_fps(root: Path) -> Damaged:
     return Damaged((), ("meta/info.json",))
 
 
-@damage("video-size", "harmless")
+@damage("video-size", "refuses")
 def wrong_size(root: Path) -> Damaged:
     edit_info(root, lambda info: info["features"][TOP]["info"].update({"video.width": 64}))
     return Damaged((), tuple(sorted({video_file(root, episode) for episode in range(5)})))

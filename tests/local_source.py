@@ -7,12 +7,13 @@ from functools import cached_property
 import pyarrow as pa
 
 from raypipe.block import BlockContext, add_pixels, add_windows, read_rows
-from raypipe.loader import RankJob, RankLoader
+from raypipe.loader import RankLoader
 from raypipe.loader_spec import LoaderSpec
 from raypipe.metrics import LoaderStats
 from raypipe.packed import span_request
 from raypipe.pipeline import Pipeline
 from raypipe.plan import RankPlan, WorldPlan
+from raypipe.rank_job import RankJob
 from raypipe.rollcall import PassPlace
 from raypipe.skips import BadSpan, SkipList
 from raypipe.source import feed_order, resident_spans
@@ -37,6 +38,9 @@ class LocalSource:
 
     def assigned_cpus(self) -> int:
         return 1
+
+    def note_bad(self, episodes) -> None:
+        self.skips.note(episodes)
 
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
         self.published.setdefault(rank, []).append((name, stats))

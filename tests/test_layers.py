@@ -23,7 +23,7 @@ LAYERS = [
     {"batch", "progress", "rollcall", "gauges", "loader_spec", "opening"},
     {"assembly"},
     {"run"},
-    {"ahead", "keeper"},
+    {"ahead", "keeper", "rank_job"},
     {"loader", "feeder"},
     {"config"},
     {"pipeline"},

@@ -177,17 +177,18 @@ def merge_accounts(accounts: Iterable[Account]) -> Account:
 
 
 def merge_skips(skips: Iterable[Skip]) -> tuple[Skip, ...]:
-    """Return one entry for every episode and reason, by dataset and episode; every frame once."""
-    groups: dict[tuple[int, int, str], list[Runs]] = {}
+    """Return one entry for every episode, by dataset and episode, with its first reason; every frame once."""
+    groups: dict[tuple[int, int], list[Skip]] = {}
     for skip in skips:
-        groups.setdefault((skip.dataset, skip.episode, skip.why), []).append(skip.frames)
+        groups.setdefault((skip.dataset, skip.episode), []).append(skip)
     return tuple(
-        Skip(dataset=dataset, episode=episode, why=why, frames=runs_once(add_runs(*frames)))
-        for (dataset, episode, why), frames in sorted(groups.items(), key=lambda item: item[0])
+        replace(group[0], frames=runs_once(add_runs(*(skip.frames for skip in group))))
+        for _, group in sorted(groups.items(), key=lambda item: item[0])
     )
 
 
 def _merge_group(parts: list[Part]) -> Part:
+    parts = _without_copies(parts)
     if len(parts) == 1:
         return parts[0]
     records = sorted((record for part in parts for record in part.ranks), key=lambda record: record.rank)
@@ -204,3 +205,15 @@ def _merge_group(parts: list[Part]) -> Part:
         repeated=add_runs(*(part.repeated for part in parts)),
         skipped=merge_skips(skip for part in parts for skip in part.skipped),
     )
+
+
+def _without_copies(parts: list[Part]) -> list[Part]:
+    """Return parts without those whose records another has too.
+
+    A rank that died before it wrote its file anew has left an earlier one, with a part that another rank carries since.
+    """
+    kept: list[Part] = []
+    for part in sorted(parts, key=lambda part: -len(part.ranks)):
+        if not any(set(part.ranks) <= set(other.ranks) for other in kept):
+            kept.append(part)
+    return [part for part in parts if any(part is one for one in kept)]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from raypipe.errors import DecodeError
 from raypipe.metadata import Feature
@@ -24,7 +24,8 @@ def decode_image(stored: Any, feature: Feature, place: str) -> torch.Tensor:
     try:
         with Image.open(io.BytesIO(content)) as image:
             pixels = np.array(image if feature.is_depth else image.convert("RGB"))
-    except (UnidentifiedImageError, OSError, ValueError) as error:
+    except Exception as error:
+        # Pillow raises what its many formats raise: SyntaxError for a broken PNG.
         raise DecodeError(
             f"cannot decode the image {feature.name!r} of {place} ({len(content)} bytes): {error}. Leave the episode "
             f"out."

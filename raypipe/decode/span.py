@@ -16,9 +16,9 @@ from raypipe.decode.isolated import IsolatedRequest, decode_isolated
 from raypipe.decode.journal import process_journal, video_key
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
 from raypipe.decode.videos import OpenVideo, VideoCache, VideoOptions
-from raypipe.errors import DecodeError, RaypipeError
+from raypipe.errors import DecodeError, DownloadError, RaypipeError
 from raypipe.metadata import DatasetMeta
-from raypipe.storage import retry_transient
+from raypipe.storage import is_transient, retry_transient
 from raypipe.video import episode_first_frame
 
 _PIECE_BYTES: Final = 16 << 20
@@ -74,11 +74,24 @@ class SpanDecoder:
         except (RaypipeError, OSError) as error:
             episode = int(self._meta.episodes.episode_index[row])
             error.add_note(f"while decoding camera {camera!r} of episode {episode} of {self._meta.root}")
+            if is_transient(error):
+                raise DownloadError(f"cannot read {self._meta.storage.locate(name)!r}: {error}") from error
             if isinstance(error, OSError):
                 raise DecodeError(f"cannot read {self._meta.storage.locate(name)!r}: {error}") from error
             raise
+        where = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"
+        self._check_size(pixels, camera, f"{where}, in {self._meta.storage.locate(name)!r},")
         self._count(len(frames), started)
         return pixels
+
+    def _check_size(self, pixels: torch.Tensor, camera: str, place: str) -> None:
+        wanted = self._spec.frame_shape(self._meta.features[camera])
+        if tuple(pixels.shape[-3:]) != wanted:
+            raise DecodeError(
+                f"camera {camera!r} of {place} has frames of {tuple(pixels.shape[-3:])}, and info.json declares "
+                f"{wanted} (height, width, channels). Correct info.json, leave the episode out, or choose a size by "
+                f"decode={{'resize': (height, width)}}"
+            )
 
     def read_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
         """Return what `decode_video` does, in this process, however many have died over it: for the subprocess."""
@@ -132,11 +145,12 @@ class SpanDecoder:
         started = time.perf_counter()
         feature = self._meta.features[camera]
         where = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"
-        images = [
-            decode_image(content, feature, f"{where}, frame {frame}")
-            for content, frame in zip(stored, frames.tolist(), strict=True)
-        ]
-        pixels = self._resized(torch.stack(images))
+        images = []
+        for content, frame in zip(stored, frames.tolist(), strict=True):
+            image = self._resized(decode_image(content, feature, f"{where}, frame {frame}")[None])[0]
+            self._check_size(image, camera, f"{where}, frame {frame},")
+            images.append(image)
+        pixels = torch.stack(images)
         self._count(len(frames), started)
         return pixels
 

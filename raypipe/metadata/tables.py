@@ -37,11 +37,11 @@ def read_json_lines(storage: Storage, name: str, columns: Sequence[str]) -> pa.T
     content = storage.read_bytes(name)
     try:
         table = _parse_json_lines(content, _TEXTS)
-    except pa.ArrowInvalid:
+    except (pa.ArrowInvalid, UnicodeDecodeError):
         # Tasks may be numbers.
         try:
             table = _parse_json_lines(content, {})
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise _damaged(storage, name, f"not JSON lines ({len(content)} bytes): {error}") from error
     missing = [column for column in columns if column not in table.column_names]
     if missing:

@@ -44,6 +44,11 @@ class SelectionSpec:
         for name in ("drop_first_frames", "drop_last_frames"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+        # Lists, ranges and arrays are welcome; what is kept is plain, comparable, and JSON.
+        if not isinstance(self.episodes, str):
+            object.__setattr__(self, "episodes", tuple(map(int, self.episodes)))
+        object.__setattr__(self, "exclude", tuple(map(int, self.exclude)))
+        object.__setattr__(self, "segments", tuple(tuple(map(int, segment)) for segment in self.segments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

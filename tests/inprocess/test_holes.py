@@ -250,3 +250,41 @@ def test_a_row_with_an_unknown_task_is_bad_data(rows_alone, tmp_path):
         found, _ = handed(local_loader(Pipeline(dataset, batch_size=4, seed=0, **SKIP)))
 
     assert sum(map(len, found)) == sum(LENGTHS) - LENGTHS[4]
+
+
+def test_a_loop_that_is_broken_off_often_lists_and_warns_of_a_bad_span_once(rows_alone, tmp_path):
+    root = copy_without_files(rows_alone, tmp_path / "bad", {3})
+    pipe = Pipeline(open_dataset(str(root)), batch_size=4, seed=0, order={"live_spans": 8}, **SKIP)
+    loader = local_loader(pipe)
+
+    def take_two_by_two():
+        while loader.epoch == 0:
+            for _ in zip(loader, range(2), strict=False):
+                pass
+
+    with pytest.warns(UserWarning, match="left out") as warned:
+        take_two_by_two()
+
+    assert len(warned) == len(loader.skipped) == 1
+
+
+@pytest.mark.filterwarnings("ignore:rank . left out")
+def test_episodes_that_were_bad_before_a_restart_count_in_the_budget(rows_alone, tmp_path):
+    root = copy_without_files(rows_alone, tmp_path / "bad", {0, 7})
+    pipe = Pipeline(
+        open_dataset(str(root)),
+        batch_size=6,
+        seed=0,
+        order={"shuffle": False},
+        on_bad_episode="skip",
+        max_bad_episodes=1,
+    )
+    first = local_loader(pipe)
+    for _ in zip(range(3), first, strict=False):
+        pass
+    again = local_loader(pipe)
+    again.load_state_dict(first.state_dict())
+    again.load_account(first.account().parts)
+
+    with pytest.raises(DatasetError, match=r"2 of 8 episodes are bad(.|\n)*episode 0, left out before"):
+        list(again)

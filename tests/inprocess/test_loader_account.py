@@ -4,6 +4,7 @@ import itertools
 import pickle
 from itertools import islice
 
+import numpy as np
 import pyarrow.fs
 import pytest
 from batches import frames_of_all, rows_spec
@@ -209,7 +210,7 @@ def test_a_folder_that_cannot_be_written_is_warned_of_and_the_run_goes_on(rows, 
     (loader,) = start(make_pipe(rows), 1)
     loader.keep_account(str(tmp_path))
 
-    with pytest.warns(UserWarning, match="the account of rank 0 was not written to"):
+    with pytest.warns(UserWarning, match="an account was not written to"):
         batches = list(loader)
 
     assert len(frames_of_all(batches)) == NUM_FRAMES
@@ -226,3 +227,64 @@ def test_a_loader_that_is_sent_elsewhere_keeps_its_account(rows):
     list(sent)
     (verdict,) = check(make_pipe(rows), [sent])
     assert verdict.is_exact, verdict.describe()
+
+
+def test_going_back_in_the_same_process_is_told_as_rolled_back(rows, tmp_path):
+    pipe = make_pipe(rows)
+    loaders = start(pipe, 2)
+    for loader in loaders:
+        loader.keep_account(str(tmp_path))
+    run(loaders, 2)
+    state = loaders[0].state_dict()
+    run(loaders, 3)
+
+    for loader in loaders:
+        loader.load_state_dict(state)
+    run(loaders, 100)
+
+    (verdict,) = check(pipe, loaders)
+    assert verdict.is_exact, verdict.describe()
+    assert (verdict.num_emitted, verdict.num_rolled_back) == (NUM_FRAMES, 24)
+    assert len(list(tmp_path.glob("raypipe-account/train/*/"))) == 2
+
+
+def test_an_old_file_of_a_rank_that_died_before_it_wrote_anew_loses_nothing(rows, tmp_path):
+    pipe = make_pipe(rows)
+    loaders = start(pipe, 2)
+    run(loaders, 2)
+    for loader in loaders:
+        write_rank_account(tmp_path, loader.account(), loader.rank, 2)
+    local = pyarrow.fs.LocalFileSystem()
+    going_on = start(pipe, 2, loaders[0].state_dict(), read_rank_accounts(local, str(tmp_path), "train"))
+    run(going_on, 1)
+    write_rank_account(tmp_path, going_on[0].account(), 0, 2)
+
+    parts = read_rank_accounts(local, str(tmp_path), "train")
+
+    assert [(part.num_steps, len(part.ranks)) for part in parts] == [(2, 2), (1, 1)]
+
+
+@pytest.mark.parametrize("exclude", [np.array([1, 2]), range(1, 3), [np.int64(1), 2]])
+def test_account_of_any_kind_of_selection_can_be_written(rows, tmp_path, exclude):
+    (loader,) = start(make_pipe(rows, selection={"exclude": exclude}), 1)
+    run([loader], 1)
+
+    write_rank_account(tmp_path, loader.account(), 0, 1)
+
+    (path,) = (tmp_path / "account/train").iterdir()
+    assert read_account(path).header.selection["exclude"] == (1, 2)
+
+
+def test_account_of_a_rank_that_puts_nothing_into_the_checkpoint_is_found_beside_it(rows, tmp_path):
+    pipe = make_pipe(rows)
+    loaders = start(pipe, 2)
+    for loader in loaders:
+        loader.keep_account(str(tmp_path))
+    run(loaders, 2)
+    write_rank_account(tmp_path / "checkpoint/raypipe", loaders[0].account(), 0, 2)
+    loaders[1].save_account()
+    run(loaders, 1)
+
+    parts = read_rank_accounts(pyarrow.fs.LocalFileSystem(), str(tmp_path / "checkpoint/raypipe"), "train")
+
+    assert [(part.num_steps, len(part.ranks)) for part in parts] == [(2, 2)]

@@ -115,6 +115,17 @@ def test_buffer_that_nobody_holds_is_handed_out_again():
     assert again.ctypes.data == address
 
 
+def test_shorter_batches_use_the_buffers_of_longer_ones():
+    buffers = FrameBuffers()
+    longest = buffers.take((8, 4, 3), np.uint8)
+    address = longest.ctypes.data
+    del longest
+
+    for length in (5, 3, 8, 1):
+        assert buffers.take((length, 4, 3), np.uint8).shape == (length, 4, 3)
+        assert buffers.take((length, 4, 3), np.uint8).ctypes.data == address
+
+
 def test_buffers_of_another_shape_or_dtype_are_others():
     buffers = FrameBuffers()
     buffers.take((2, 3), np.uint8)

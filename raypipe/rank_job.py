@@ -1,0 +1,61 @@
+"""What a rank loads, and where its blocks come from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from raypipe.block import BlockContext
+from raypipe.metrics import LoaderStats
+from raypipe.plan import BatchSpec, EpisodeIndex, OrderSpec, SelectionSpec, WorldPlan
+from raypipe.rollcall import PassPlace
+from raypipe.run import BlockFeed
+
+
+class BlockSource(Protocol):
+    """Where ranks get their blocks."""
+
+    def assigned_cpus(self) -> int:
+        """Return how many CPUs this process may use."""
+        ...
+
+    @property
+    def attempt(self) -> str:
+        """The name of this start of the ranks: later ones sort behind earlier ones."""
+        ...
+
+    def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
+        """Count episodes, by dataset and number, as bad that were left out before this start, and say why."""
+        ...
+
+    def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> BlockFeed:
+        """Return the blocks that the rest of a plan sends to one rank.
+
+        Args:
+            world: the plan, at the position from which it goes on.
+            rank: the rank that asks.
+            place: of this pass, where it follows one before; None where the rank begins: at its start, and when it has
+                left its order by a break or a loaded state.
+        """
+        ...
+
+    def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
+        """Show the figures of a rank to those who watch the run."""
+        ...
+
+    def collect(self) -> dict[int, LoaderStats]:
+        """Return the figures of all ranks, as they published them last."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankJob:
+    """What a rank loads: the frames, their order, and who it is among how many."""
+
+    context: BlockContext
+    index: EpisodeIndex
+    order: OrderSpec
+    batch: BatchSpec
+    rank: int
+    world_size: int
+    selection: SelectionSpec
+    """Which `index` was made with: for the account."""
