@@ -120,7 +120,7 @@ class RowReader:
         doubled = sorted({column for column in names if names.count(column) > 1})
         if doubled:
             raise DatasetError(f"{self._meta.storage.locate(name)!r} has the columns {doubled} twice; rewrite the file")
-        self._files[name] = _DataFile(parquet, *_row_groups(parquet.metadata))
+        self._files[name] = _DataFile(parquet, *row_group_bounds(parquet.metadata))
         if len(self._files) > _OPEN_FILES:
             self._files.popitem(last=False)[1].parquet.close()
         return self._files[name]
@@ -186,7 +186,7 @@ class RowReader:
         )
 
 
-def _row_groups(
+def row_group_bounds(
     metadata: pq.FileMetaData,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return where row groups start, and the bounds of ``episode_index`` in each."""
@@ -213,7 +213,7 @@ def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per
     rows = np.unique(np.linspace(0, len(meta.episodes) - 1, num_files).round().astype(int))
     for name in dict.fromkeys(meta.data_file(int(row)) for row in rows):
         with open_parquet(meta.storage, name) as parquet:
-            _, low, high = _row_groups(parquet.metadata)
+            _, low, high = row_group_bounds(parquet.metadata)
         if meta.is_packed and (np.any(low != high) or len(np.unique(low)) < len(low)):
             return "other"
         if not meta.is_packed and len(low) > 1:

@@ -10,13 +10,12 @@ timestamps decide nothing but the first frame of an episode in a packed file, on
 """
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.boxes import box_timescale, find_box, list_boxes, read_box, read_edit, sample_keyframes, sample_pts
 from raypipe.errors import DatasetError, DecodeError
 from raypipe.metadata import DatasetMeta
 from raypipe.storage import Storage
@@ -117,7 +116,7 @@ def read_video_index(storage: Storage, name: str) -> VideoIndex:
     place = storage.locate(name)
     with storage.open_file(name) as stream:
         try:
-            moov = _read_box(stream, b"moov")
+            moov = read_box(stream, b"moov")
         except (struct.error, EOFError) as error:
             raise DatasetError(f"damaged video {place!r}: {error}. Fetch the file again.") from error
     if moov is None:
@@ -126,138 +125,31 @@ def read_video_index(storage: Storage, name: str) -> VideoIndex:
             f"a Git-LFS pointer, or no mp4. Fetch the file again."
         )
     try:
-        return _parse_moov(moov)
+        return parse_moov(moov)
     except (struct.error, IndexError, ValueError, KeyError) as error:
         raise DatasetError(
             f"damaged video {place!r}: its index cannot be read ({error}). Fetch the file again."
         ) from error
 
 
-def _read_box(stream: IO[bytes], wanted: bytes) -> bytes | None:
-    """Return the content of the first top-level box `wanted`, skipping over the others without reading them."""
-    end = stream.seek(0, 2)
-    position = 0
-    while position + 8 <= end:
-        stream.seek(position)
-        size, kind = struct.unpack(">I4s", stream.read(8))
-        header = 8
-        if size == 1:
-            (size,) = struct.unpack(">Q", stream.read(8))
-            header = 16
-        size = end - position if size == 0 else size
-        if size < header:
-            raise EOFError(f"a box {kind!r} of {size} bytes at byte {position}")
-        if kind == wanted:
-            content = stream.read(size - header)
-            if len(content) < size - header:
-                raise EOFError(f"the {wanted.decode()!r} box needs {size} bytes, the file has {end - position} left")
-            return content
-        if position + size > end:
-            raise EOFError(
-                f"the box {kind!r} at byte {position} needs {size} bytes, the file has {end - position} left"
-            )
-        position += size
-    return None
-
-
-def _boxes(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    position = 0
-    while position + 8 <= len(content):
-        size, kind = struct.unpack_from(">I4s", content, position)
-        header = 8
-        if size == 1:
-            (size,) = struct.unpack_from(">Q", content, position + 8)
-            header = 16
-        size = len(content) - position if size == 0 else size
-        if size < header:
-            raise ValueError(f"a box {kind!r} of {size} bytes")
-        yield kind, content[position + header : position + size]
-        position += size
-
-
-def _child(content: bytes, *path: bytes) -> bytes | None:
-    for wanted in path:
-        found = next((body for kind, body in _boxes(content) if kind == wanted), None)
-        if found is None:
-            return None
-        content = found
-    return content
-
-
-def _parse_moov(moov: bytes) -> VideoIndex:
-    if _child(moov, b"mvex") is not None:
+def parse_moov(moov: bytes) -> VideoIndex:
+    """Return the index that a ``moov`` box holds; see `read_video_index` for what may be wrong with it."""
+    if find_box(moov, b"mvex") is not None:
         raise NotImplementedError("a fragmented mp4")
-    tracks = [body for kind, body in _boxes(moov) if kind == b"trak"]
-    track = next((t for t in tracks if (_child(t, b"mdia", b"hdlr") or b"")[8:12] == b"vide"), None)
+    tracks = [body for kind, body in list_boxes(moov) if kind == b"trak"]
+    track = next((t for t in tracks if (find_box(t, b"mdia", b"hdlr") or b"")[8:12] == b"vide"), None)
     if track is None:
         raise ValueError("no video track")
-    samples = _child(track, b"mdia", b"minf", b"stbl")
-    header = _child(track, b"mdia", b"mdhd")
-    movie = _child(moov, b"mvhd")
+    samples = find_box(track, b"mdia", b"minf", b"stbl")
+    header = find_box(track, b"mdia", b"mdhd")
+    movie = find_box(moov, b"mvhd")
     if samples is None or header is None or movie is None:
         raise ValueError("no sample table")
-    timescale = _timescale(header)
-    pts = _sample_pts(samples)
-    shift, stop = _edit(_child(track, b"edts", b"elst"), timescale, _timescale(movie))
+    timescale = box_timescale(header)
+    pts = sample_pts(samples)
+    shift, stop = read_edit(find_box(track, b"edts", b"elst"), timescale, box_timescale(movie))
     # FFmpeg leaves out what an edit list cuts off; which frames exactly is its own affair.
     if len(pts) and (pts.min() + shift < 0 or pts.max() + shift >= stop):
         raise NotImplementedError("an mp4 whose edit list cuts frames off")
     order = np.argsort(pts, kind="stable")
-    return VideoIndex((pts[order] + shift) / timescale, _sample_keyframes(samples, len(pts))[order])
-
-
-def _timescale(header: bytes) -> int:
-    (timescale,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
-    if timescale == 0:
-        raise ValueError("a time scale of 0")
-    return int(timescale)
-
-
-def _numbers(body: bytes | None, width: int, *, signed: bool = False) -> NDArray[np.int64]:
-    """Return the table of a full box whose entries are `width` 32-bit numbers."""
-    if body is None:
-        return np.zeros((0, width), dtype=np.int64)
-    (count,) = struct.unpack_from(">I", body, 4)
-    table = np.frombuffer(body, dtype=">i4" if signed else ">u4", count=count * width, offset=8)
-    return table.reshape(count, width).astype(np.int64)
-
-
-def _sample_pts(samples: bytes) -> NDArray[np.int64]:
-    """Return the showing time of every sample, in decoding order, in ticks and before any edit."""
-    durations = _numbers(_child(samples, b"stts"), 2)
-    steps = np.repeat(durations[:, 1], durations[:, 0])
-    pts = np.cumsum(steps) - steps
-    offsets = _numbers(_child(samples, b"ctts"), 2, signed=True)
-    if len(offsets):
-        pts = pts + np.repeat(offsets[:, 1], offsets[:, 0])[: len(pts)]
-    return pts
-
-
-def _sample_keyframes(samples: bytes, count: int) -> NDArray[np.bool_]:
-    """Return which samples are keyframes, in decoding order; all of them where the file lists none."""
-    body = _child(samples, b"stss")
-    if body is None:
-        return np.ones(count, dtype=np.bool_)
-    is_keyframe = np.zeros(count, dtype=np.bool_)
-    is_keyframe[_numbers(body, 1)[:, 0] - 1] = True
-    return is_keyframe
-
-
-def _edit(body: bytes | None, timescale: int, movie_timescale: int) -> tuple[int, float]:
-    """Return what the edit list adds to every showing time, and the time at which it ends, in ticks."""
-    if body is None:
-        return 0, float("inf")
-    version, count = body[0], struct.unpack_from(">I", body, 4)[0]
-    entry = ">QqI" if version == 1 else ">IiI"
-    edits = [struct.unpack_from(entry, body, 8 + i * struct.calcsize(entry)) for i in range(count)]
-    delay = 0
-    if edits and edits[0][1] == -1:
-        delay = edits.pop(0)[0] * timescale // movie_timescale
-    if not edits:
-        return delay, float("inf")
-    if len(edits) > 1:
-        raise NotImplementedError("an mp4 with several edits")
-    duration, media_time, _ = edits[0]
-    # A duration of 0 means all; a movie's clock is coarser than the video's, so allow one tick of it.
-    stop = float("inf") if duration == 0 else delay + (duration + 1) * timescale / movie_timescale
-    return delay - media_time, stop
+    return VideoIndex((pts[order] + shift) / timescale, sample_keyframes(samples, len(pts))[order])

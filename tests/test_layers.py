@@ -12,7 +12,7 @@ import raypipe
 PACKAGE = Path(raypipe.__file__).parent
 
 LAYERS = [
-    {"errors"},
+    {"errors", "boxes"},
     {"storage"},
     {"metadata"},
     {"plan", "window", "rows", "video", "metrics", "skips"},

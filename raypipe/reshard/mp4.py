@@ -11,9 +11,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.boxes import (
+    box_numbers,
+    box_timescale,
+    find_box,
+    list_boxes,
+    read_box,
+    read_edit,
+    sample_keyframes,
+    sample_pts,
+)
 from raypipe.errors import DatasetError
 from raypipe.storage import Storage
-from raypipe.video import _boxes, _child, _edit, _numbers, _read_box, _sample_keyframes, _sample_pts, _timescale
 
 _ENTRY_HEADER: Final = 86
 """Bytes of a visual sample entry before its inner boxes: size, type, and 78 bytes of fields."""
@@ -75,7 +84,7 @@ def read_track(storage: Storage, name: str) -> Track:
     """
     try:
         with storage.open_file(name) as stream:
-            moov = _read_box(stream, b"moov")
+            moov = read_box(stream, b"moov")
         if moov is None:
             raise ValueError("no index ('moov' box)")
         track = _parse(moov)
@@ -87,19 +96,19 @@ def read_track(storage: Storage, name: str) -> Track:
 
 
 def _parse(moov: bytes) -> Track:
-    if _child(moov, b"mvex") is not None:
+    if find_box(moov, b"mvex") is not None:
         raise NotImplementedError("a fragmented mp4")
-    tracks = [body for kind, body in _boxes(moov) if kind == b"trak"]
-    videos = [body for body in tracks if (_child(body, b"mdia", b"hdlr") or b"")[8:12] == b"vide"]
+    tracks = [body for kind, body in list_boxes(moov) if kind == b"trak"]
+    videos = [body for body in tracks if (find_box(body, b"mdia", b"hdlr") or b"")[8:12] == b"vide"]
     if len(videos) != 1:
         raise NotImplementedError(f"an mp4 with {len(videos)} video tracks")
     video = videos[0]
     table = _need(video, b"mdia", b"minf", b"stbl")
-    timescale = _timescale(_need(video, b"mdia", b"mdhd"))
+    timescale = box_timescale(_need(video, b"mdia", b"mdhd"))
     size = _sizes(table)
-    shift, stop = _edit(_child(video, b"edts", b"elst"), timescale, _timescale(_need(moov, b"mvhd")))
-    pts = _sample_pts(table)
-    steps = _numbers(_child(table, b"stts"), 2)
+    shift, stop = read_edit(find_box(video, b"edts", b"elst"), timescale, box_timescale(_need(moov, b"mvhd")))
+    pts = sample_pts(table)
+    steps = box_numbers(find_box(table, b"stts"), 2)
     duration = np.repeat(steps[:, 1], steps[:, 0])
     if len(pts) != len(size):
         raise ValueError(f"its index has {len(pts)} times and {len(size)} packets")
@@ -111,21 +120,21 @@ def _parse(moov: bytes) -> Track:
         dts=np.cumsum(duration) - duration,
         duration=duration,
         pts=pts + shift,
-        is_keyframe=_sample_keyframes(table, len(size)),
+        is_keyframe=sample_keyframes(table, len(size)),
         description=_description(video, table, timescale),
         has_other_tracks=len(tracks) > 1,
     )
 
 
 def _need(content: bytes, *path: bytes) -> bytes:
-    found = _child(content, *path)
+    found = find_box(content, *path)
     if found is None:
         raise ValueError(f"no box {b'/'.join(path).decode('latin-1')!r}")
     return found
 
 
 def _sizes(table: bytes) -> NDArray[np.int64]:
-    body = _child(table, b"stsz")
+    body = find_box(table, b"stsz")
     if body is None:
         raise NotImplementedError("an mp4 with packed packet sizes")
     common, count = struct.unpack_from(">II", body, 4)
@@ -136,11 +145,11 @@ def _sizes(table: bytes) -> NDArray[np.int64]:
 
 def _offsets(table: bytes, size: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where each packet starts: packets lie back to back inside a chunk, and the file lists chunks."""
-    wide = _child(table, b"co64")
+    wide = find_box(table, b"co64")
     dtype, body = (">u8", wide) if wide is not None else (">u4", _need(table, b"stco"))
     (num_chunks,) = struct.unpack_from(">I", body, 4)
     chunk_offset = np.frombuffer(body, dtype=dtype, count=num_chunks, offset=8).astype(np.int64)
-    runs = _numbers(_need(table, b"stsc"), 3)
+    runs = box_numbers(_need(table, b"stsc"), 3)
     if len(runs) and runs[:, 2].max() > 1:
         raise NotImplementedError("an mp4 with several sample descriptions")
     repeats = np.diff(np.append(runs[:, 0], num_chunks + 1))
@@ -166,7 +175,7 @@ def _without_bit_rate(samples: bytes) -> bytes:
     entry = samples[8:]
     kept = [
         struct.pack(">I4s", 8 + len(body), kind) + body
-        for kind, body in _boxes(entry[_ENTRY_HEADER:])
+        for kind, body in list_boxes(entry[_ENTRY_HEADER:])
         if kind != b"btrt"
     ]
     body = entry[4:_ENTRY_HEADER] + b"".join(kept)

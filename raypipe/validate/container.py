@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+# One reading of the box serves both: a video of 10,000 frames has 200 kB of it, and a remote one costs a request.
+from raypipe.boxes import box_numbers, find_box, list_boxes, read_box, sample_pts
 from raypipe.errors import DatasetError
 from raypipe.storage import Storage
-
-# One reading of the box serves both: a video of 10,000 frames has 200 kB of it, and a remote one costs a request.
-from raypipe.video import VideoIndex, _boxes, _child, _numbers, _parse_moov, _read_box, _sample_pts
+from raypipe.video import VideoIndex, parse_moov
 
 _CODECS = {
     b"avc1": "h264",
@@ -83,7 +83,7 @@ def read_container(storage: Storage, name: str) -> Container:
     size_bytes = storage.size_bytes(name)
     with storage.open_file(name) as stream:
         try:
-            moov = _read_box(stream, b"moov")
+            moov = read_box(stream, b"moov")
         except (struct.error, EOFError) as error:
             raise DatasetError(f"damaged video of {size_bytes} bytes: {error}") from error
     if moov is None:
@@ -98,18 +98,18 @@ def read_container(storage: Storage, name: str) -> Container:
 
 def _parse(moov: bytes, size_bytes: int) -> Container:
     try:
-        index: VideoIndex | None = _parse_moov(moov)
+        index: VideoIndex | None = parse_moov(moov)
     except NotImplementedError:
         index = None
-    tracks = [body for kind, body in _boxes(moov) if kind == b"trak"]
-    track = next((body for body in tracks if (_child(body, b"mdia", b"hdlr") or b"")[8:12] == b"vide"), None)
-    samples = _child(track, b"mdia", b"minf", b"stbl") if track is not None else None
+    tracks = [body for kind, body in list_boxes(moov) if kind == b"trak"]
+    track = next((body for body in tracks if (find_box(body, b"mdia", b"hdlr") or b"")[8:12] == b"vide"), None)
+    samples = find_box(track, b"mdia", b"minf", b"stbl") if track is not None else None
     if track is None or samples is None:
         raise ValueError("no video track")
     codec, width, height = _sample_entry(samples)
-    if _is_turned(_child(track, b"tkhd")):
+    if _is_turned(find_box(track, b"tkhd")):
         width, height = height, width
-    pts = _sample_pts(samples)
+    pts = sample_pts(samples)
     ends = _sample_ends(samples) if index is not None else np.zeros(0, np.int64)
     if index is not None and len(ends) != len(pts):
         raise ValueError(f"{len(pts)} times for {len(ends)} frames")
@@ -120,7 +120,7 @@ def _parse(moov: bytes, size_bytes: int) -> Container:
 
 def _sample_entry(samples: bytes) -> tuple[str, int, int]:
     """Return codec, width and height of the first sample description."""
-    body = _child(samples, b"stsd")
+    body = find_box(samples, b"stsd")
     if body is None:
         raise ValueError("no sample description")
     # A full box with a count, then the entry: size, four letters, 24 bytes, width, height.
@@ -141,13 +141,13 @@ def _is_turned(header: bytes | None) -> bool:
 def _sample_ends(samples: bytes) -> NDArray[np.int64]:
     """Return the byte behind every sample, in the order in which they are stored."""
     sizes = _sample_sizes(samples)
-    wide = _child(samples, b"co64")
+    wide = find_box(samples, b"co64")
     if wide is not None:
         (count,) = struct.unpack_from(">I", wide, 4)
         chunks = np.frombuffer(wide, ">u8", count=count, offset=8).astype(np.int64)
     else:
-        chunks = _numbers(_child(samples, b"stco"), 1)[:, 0]
-    runs = _numbers(_child(samples, b"stsc"), 3)
+        chunks = box_numbers(find_box(samples, b"stco"), 1)[:, 0]
+    runs = box_numbers(find_box(samples, b"stsc"), 3)
     if not len(sizes) or not len(runs):
         return np.zeros(0, np.int64)
     # A run says from which chunk on (counted from 1) a chunk has so many samples.
@@ -161,7 +161,7 @@ def _sample_ends(samples: bytes) -> NDArray[np.int64]:
 
 
 def _sample_sizes(samples: bytes) -> NDArray[np.int64]:
-    body = _child(samples, b"stsz")
+    body = find_box(samples, b"stsz")
     if body is None:
         return np.zeros(0, np.int64)
     same, count = struct.unpack_from(">II", body, 4)

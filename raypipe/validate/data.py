@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from raypipe.errors import DatasetError
 from raypipe.metadata import INDEX_FEATURES, Feature
 from raypipe.metadata.tables import open_parquet
-from raypipe.rows import _row_groups as row_group_bounds
-from raypipe.rows import one_line
+from raypipe.rows import one_line, row_group_bounds
 from raypipe.storage import is_transient, retry_transient
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.frames import (

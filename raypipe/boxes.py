@@ -1,0 +1,122 @@
+"""The boxes of an mp4: how to find them, and the tables of samples that they hold.
+
+Pure functions on bytes, but for `read_box`, which reads one box of a file and seeks over the others.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def read_box(stream: IO[bytes], wanted: bytes) -> bytes | None:
+    """Return the content of the first top-level box `wanted`, skipping over the others without reading them."""
+    end = stream.seek(0, 2)
+    position = 0
+    while position + 8 <= end:
+        stream.seek(position)
+        size, kind = struct.unpack(">I4s", stream.read(8))
+        header = 8
+        if size == 1:
+            (size,) = struct.unpack(">Q", stream.read(8))
+            header = 16
+        size = end - position if size == 0 else size
+        if size < header:
+            raise EOFError(f"a box {kind!r} of {size} bytes at byte {position}")
+        if kind == wanted:
+            content = stream.read(size - header)
+            if len(content) < size - header:
+                raise EOFError(f"the {wanted.decode()!r} box needs {size} bytes, the file has {end - position} left")
+            return content
+        if position + size > end:
+            raise EOFError(
+                f"the box {kind!r} at byte {position} needs {size} bytes, the file has {end - position} left"
+            )
+        position += size
+    return None
+
+
+def list_boxes(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield kind and content of the boxes inside a box."""
+    position = 0
+    while position + 8 <= len(content):
+        size, kind = struct.unpack_from(">I4s", content, position)
+        header = 8
+        if size == 1:
+            (size,) = struct.unpack_from(">Q", content, position + 8)
+            header = 16
+        size = len(content) - position if size == 0 else size
+        if size < header:
+            raise ValueError(f"a box {kind!r} of {size} bytes")
+        yield kind, content[position + header : position + size]
+        position += size
+
+
+def find_box(content: bytes, *path: bytes) -> bytes | None:
+    """Return the content of the box at a path of kinds; None if there is none."""
+    for wanted in path:
+        found = next((body for kind, body in list_boxes(content) if kind == wanted), None)
+        if found is None:
+            return None
+        content = found
+    return content
+
+
+def box_timescale(header: bytes) -> int:
+    """Return the ticks per second that a header box gives."""
+    (timescale,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
+    if timescale == 0:
+        raise ValueError("a time scale of 0")
+    return int(timescale)
+
+
+def box_numbers(body: bytes | None, width: int, *, signed: bool = False) -> NDArray[np.int64]:
+    """Return the table of a full box whose entries are `width` 32-bit numbers."""
+    if body is None:
+        return np.zeros((0, width), dtype=np.int64)
+    (count,) = struct.unpack_from(">I", body, 4)
+    table = np.frombuffer(body, dtype=">i4" if signed else ">u4", count=count * width, offset=8)
+    return table.reshape(count, width).astype(np.int64)
+
+
+def sample_pts(samples: bytes) -> NDArray[np.int64]:
+    """Return the showing time of every sample, in decoding order, in ticks and before any edit."""
+    durations = box_numbers(find_box(samples, b"stts"), 2)
+    steps = np.repeat(durations[:, 1], durations[:, 0])
+    pts = np.cumsum(steps) - steps
+    offsets = box_numbers(find_box(samples, b"ctts"), 2, signed=True)
+    if len(offsets):
+        pts = pts + np.repeat(offsets[:, 1], offsets[:, 0])[: len(pts)]
+    return pts
+
+
+def sample_keyframes(samples: bytes, count: int) -> NDArray[np.bool_]:
+    """Return which samples are keyframes, in decoding order; all of them where the file lists none."""
+    body = find_box(samples, b"stss")
+    if body is None:
+        return np.ones(count, dtype=np.bool_)
+    is_keyframe = np.zeros(count, dtype=np.bool_)
+    is_keyframe[box_numbers(body, 1)[:, 0] - 1] = True
+    return is_keyframe
+
+
+def read_edit(body: bytes | None, timescale: int, movie_timescale: int) -> tuple[int, float]:
+    """Return what the edit list adds to every showing time, and the time at which it ends, in ticks."""
+    if body is None:
+        return 0, float("inf")
+    version, count = body[0], struct.unpack_from(">I", body, 4)[0]
+    entry = ">QqI" if version == 1 else ">IiI"
+    edits = [struct.unpack_from(entry, body, 8 + i * struct.calcsize(entry)) for i in range(count)]
+    delay = 0
+    if edits and edits[0][1] == -1:
+        delay = edits.pop(0)[0] * timescale // movie_timescale
+    if not edits:
+        return delay, float("inf")
+    if len(edits) > 1:
+        raise NotImplementedError("an mp4 with several edits")
+    duration, media_time, _ = edits[0]
+    # A duration of 0 means all; a movie's clock is coarser than the video's, so allow one tick of it.
+    stop = float("inf") if duration == 0 else delay + (duration + 1) * timescale / movie_timescale
+    return delay - media_time, stop
