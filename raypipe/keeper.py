@@ -11,11 +11,9 @@ handed over again. The last are of ranks that put nothing into the checkpoint: a
 they stand at the same state.
 """
 
-import hashlib
-import json
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -26,14 +24,13 @@ import pyarrow.fs
 
 from raypipe.account import Account, Part, merge_parts
 from raypipe.account.file import read_account, write_account
-from raypipe.account.folder import RUN_FOLDER, account_name
+from raypipe.account.folder import RUN_FOLDER, SAVED_FOLDER, account_name, state_key
 from raypipe.errors import RaypipeError
 from raypipe.storage import retry_transient
 
 ACCOUNTS: Final = "account"
 """The folder with accounts inside raypipe's folder of a checkpoint."""
 
-_SAVED: Final = "saved"
 _SAVED_KEPT: Final = 4
 """Accounts beside checkpoints: as many as Ray Train may have under way, and some."""
 
@@ -72,7 +69,7 @@ class AccountKeeper:
 
     def save(self, account: Account, rank: int, world_size: int) -> None:
         """Write the account that leads to a state; the last few are kept."""
-        folder = f"{self._folder}/{_SAVED}/{state_key(account.header.state)}"
+        folder = f"{self._folder}/{SAVED_FOLDER}/{state_key(account.header.state)}"
         self._write(f"{folder}/{account_name(rank, world_size)}", account)
         self._saved.append(f"{folder}/{account_name(rank, world_size)}")
         if len(self._saved) > _SAVED_KEPT:
@@ -98,11 +95,6 @@ def open_filesystem(folder: str) -> tuple[pyarrow.fs.FileSystem, str]:
     except pa.ArrowException:
         filesystem, path = fsspec.core.url_to_fs(folder)
         return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(filesystem)), str(path)
-
-
-def state_key(state: Mapping[str, Any]) -> str:
-    """Return a name for a state, the same on every rank."""
-    return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def write_rank_account(folder: Path, account: Account, rank: int, world_size: int) -> None:
@@ -132,11 +124,12 @@ def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str
     try:
         accounts = retry_transient(lambda: _read_folder(filesystem, f"{folder}/{ACCOUNTS}/{name}"))
         states = {state_key(account.header.state) for account in accounts.values()}
-        beside = f"{folder.rsplit('/', 2)[0]}/{RUN_FOLDER}/{name}/{_SAVED}"
+        beside = f"{folder.rsplit('/', 2)[0]}/{RUN_FOLDER}/{name}/{SAVED_FOLDER}"
         for state in states:
             saved = retry_transient(lambda state=state: _read_folder(filesystem, f"{beside}/{state}"))  # type: ignore[misc]
             accounts = {**saved, **accounts}
-        return merge_parts(part for account in accounts.values() for part in account.parts)
+        # By rank: rank 0 carries what was done before, and parts stand in the order in which they appear.
+        return merge_parts(part for file in sorted(accounts) for part in accounts[file].parts)
     except (RaypipeError, OSError) as error:
         warnings.warn(f"the account of this run begins anew: {error}", stacklevel=2)
         return ()

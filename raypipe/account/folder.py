@@ -4,15 +4,20 @@
 
     checkpoint_000003/raypipe/account/train/rank-00000-of-00004.parquet     saved with the state: what counts
     raypipe-account/train/2026-08-01T10-00-00/rank-00000-of-00004.parquet   by start of the run, newest last
+    raypipe-account/train/saved/0123456789abcdef/rank-00001-of-00004.parquet    by state: completes a checkpoint
 
-Takes the account of the last attempt where all its ranks stopped after the same step, as they do when a run ends. Else
-that of the newest checkpoint. All other attempts tell what was rolled back.
+Takes the account of the last attempt where all its ranks stopped after the same step, as they do when a run ends, and
+no checkpoint of that attempt goes further. Else that of the newest checkpoint. All other attempts tell what was rolled
+back.
 """
 
+import hashlib
+import json
 import os
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from raypipe.account.file import load_account
 from raypipe.account.parts import Account, Part, merge_accounts
@@ -25,11 +30,15 @@ CHECKPOINT_FOLDER: Final = "raypipe/account"
 RUN_FOLDER: Final = "raypipe-account"
 """In a run's folder: below it a folder for every loader, and in it one for every attempt."""
 
+SAVED_FOLDER: Final = "saved"
+"""Beside the attempts: what ranks that put nothing into a checkpoint wrote down for it, by `state_key`."""
+
 DEFAULT_NAME: Final = "train"
 
 _FILE: Final = r"rank-(?P<rank>\d+)-of-(?P<world>\d+)\.parquet$"
 _IN_CHECKPOINT: Final = re.compile(rf"^(?:(?P<place>.*)/)?{CHECKPOINT_FOLDER}/(?P<name>[^/]+)/{_FILE}")
 _IN_RUN: Final = re.compile(rf"^(?:(?P<place>.*)/)?{RUN_FOLDER}/(?P<name>[^/]+)/(?P<attempt>[^/]+)/{_FILE}")
+_SAVED: Final = re.compile(rf"^(?:.*/)?{RUN_FOLDER}/(?P<name>[^/]+)/{SAVED_FOLDER}/(?P<state>[^/]+)/{_FILE}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,11 @@ def account_name(rank: int, world_size: int) -> str:
     return f"rank-{rank:05d}-of-{world_size:05d}.parquet"
 
 
+def state_key(state: Mapping[str, Any]) -> str:
+    """Return a name for a state, the same on every rank."""
+    return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
 def read_run_account(folder: str | os.PathLike[str], name: str = "") -> RunAccount:
     """Return the newest account in a checkpoint or in a run's folder, and the other attempts of the run.
 
@@ -70,9 +84,10 @@ def read_run_account(folder: str | os.PathLike[str], name: str = "") -> RunAccou
     sets = _pick_run(storage, _pick_name(storage, _find_sets(storage), name))
     attempts = sorted((one for one in sets if one.attempt), key=lambda one: one.attempt)
     last = [one for one in attempts if one.attempt == attempts[-1].attempt]
-    checkpoints = [one for one in sets if not one.attempt]
+    checkpoints = [_complete(storage, one) for one in sets if not one.attempt]
     newest = sorted(checkpoints, key=lambda one: _position(storage, one), reverse=True)
-    chosen, account, problem = _choose(storage, [*last, *newest])
+    further = [one for one in newest if last and _goes_further(storage, one, last[0])]
+    chosen, account, problem = _choose(storage, list(dict.fromkeys([*further, *last, *newest])))
     others = [one for one in attempts if one.folder != chosen.folder]
     parts = tuple(part for one in others for account in _read_files(storage, one) for part in account.parts)
     return RunAccount(account=account, place=storage.locate(chosen.folder), attempts=parts, problem=problem)
@@ -92,6 +107,32 @@ class _FileSet:
 
     world_size: int
     files: tuple[str, ...]
+
+
+def _complete(storage: Storage, files: _FileSet) -> _FileSet:
+    """Return the files of a checkpoint with those that other ranks left beside it, for the same state."""
+    if len(files.files) == files.world_size:
+        return files
+    key = state_key(_read_file(storage, files.files[0]).header.state)
+    present = {name.rpartition("/")[2] for name in files.files}
+    beside = []
+    for path in storage.list_files():
+        match = _SAVED.match(path)
+        is_wanted = match and (match["name"], match["state"], int(match["world"])) == (
+            files.name,
+            key,
+            files.world_size,
+        )
+        if is_wanted and path.rpartition("/")[2] not in present:
+            beside.append(path)
+    return replace(files, files=(*files.files, *sorted(beside)))
+
+
+def _goes_further(storage: Storage, checkpoint: _FileSet, attempt: _FileSet) -> bool:
+    """Whether a checkpoint of an attempt is newer than what its ranks wrote down last."""
+    parts = _read_file(storage, checkpoint.files[0]).parts
+    is_of_attempt = any(part.attempt == attempt.attempt for part in parts)
+    return is_of_attempt and _position(storage, checkpoint) > _position(storage, attempt)
 
 
 def _find_sets(storage: Storage) -> list[_FileSet]:
@@ -155,7 +196,10 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
 
 def _find_problem(files: _FileSet, account: Account) -> str:
     if len(files.files) < files.world_size:
-        return f"{files.folder or 'the folder'} has {len(files.files)} of {files.world_size} files"
+        return (
+            f"{files.folder or 'the folder'} has {len(files.files)} of {files.world_size} files; ranks that gave "
+            f"report() no folder left theirs in the run's folder: give that"
+        )
     ranks = account.missing_ranks
     return f"rank {', '.join(map(str, ranks))} has no record in some part" if ranks else ""
 

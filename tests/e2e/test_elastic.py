@@ -9,10 +9,11 @@ from pathlib import Path
 import committed
 import pytest
 import ray.train
-from attempts import FEED, LENGTHS, kill_node, local_nodes, wait_until
+from attempts import FEED, LENGTHS, alive_nodes, kill_node, local_nodes, wait_until
 from batches import frames_of_dataset, planned_epoch, rows_spec
 from committed import Journal, committed_frames, flatten, plan_from, read_attempts
 from ray import cloudpickle
+from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import get_or_create_autoscaling_coordinator
 from ray.train.torch import TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from typer.testing import CliRunner
@@ -34,8 +35,7 @@ SAVE_EVERY, HOLD_AFTER = 2, 5
 """Steps of an attempt. The workers are held one step after a checkpoint: a resize throws that step away."""
 
 PATIENCE_S = 240.0
-"""How long a resize may take. Ray looks for new nodes every 20 s, then starts all workers anew: 10 s, or minutes where
-much else runs."""
+"""How long a resize may take. Ray Train starts all workers anew: in 10 s, or in minutes where much else runs."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def rows(tmp_path_factory):
 @pytest.fixture
 def nodes(monkeypatch):
     """A node for read tasks, and one for a worker."""
-    # For up to 20 s Ray counts on a node that is gone, and waits for it: a minute each time if nothing else is said.
+    # Where Ray Train still counts on a node that is gone, it waits for it: a minute if nothing else is said.
     monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "5")
     # Reports are taken, and workers looked at, every 2 s if nothing else is said.
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
@@ -108,6 +108,12 @@ def wait_until_held(running, folder, world_size):
     wait_until(are_held, f"{world_size} workers are held", PATIENCE_S)
 
 
+def let_ray_see_nodes():
+    """Let Ray Train know which nodes there are. It learns that by itself too, every 20 s."""
+    coordinator = get_or_create_autoscaling_coordinator()
+    ray.get(coordinator.get_reserved_resources.remote("nobody", recompute=True), timeout=PATIENCE_S)
+
+
 # A process of its own: Ray Train wants the main thread, and so does whoever adds a node.
 @ray.remote(num_cpus=0, max_retries=0)
 def fit_elastic(pipe, folder):
@@ -143,8 +149,11 @@ def test_running_group_grows_and_shrinks_and_every_frame_comes_exactly_once(node
     running = fit_elastic.options(scheduling_strategy=here).remote(pipe, tmp_path)
     wait_until_held(running, journals, 1)
     added = nodes.add_node(**TRAINER)
+    let_ray_see_nodes()
     wait_until_held(running, journals, 2)
     kill_node(nodes, added)
+    wait_until(lambda: added.node_id not in alive_nodes(), "Ray knows that the node is gone")
+    let_ray_see_nodes()
     metrics = ray.get(running, timeout=PATIENCE_S)
 
     attempts = read_attempts(journals)

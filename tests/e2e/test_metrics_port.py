@@ -1,11 +1,14 @@
 """What Prometheus finds on the metrics port of a Ray node while raypipe runs."""
 
 import re
+import shutil
 import socket
 import sys
 import time
 import urllib.request
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
 from ray import cloudpickle
@@ -59,8 +62,21 @@ def scrape(url):
     return found
 
 
-def test_samples_of_all_ranks_add_up_to_the_epoch_on_the_metrics_port(tiny_dataset, metrics_url):
-    pipe = rp.Pipeline(rp.open_dataset(str(tiny_dataset)), batch_size=4, seed=0)
+@pytest.fixture
+def damaged(tiny_dataset, tmp_path):
+    """A copy of the dataset with NaN in an action of episode 1."""
+    root = shutil.copytree(tiny_dataset, tmp_path / "dataset")
+    path = min((root / "data").rglob("*.parquet"))
+    table = pq.read_table(path)
+    actions = table.column("action").to_pylist()
+    actions[table.column("episode_index").to_pylist().index(1)][0] = float("nan")
+    place = table.column_names.index("action")
+    pq.write_table(table.set_column(place, "action", pa.array(actions, table.schema.field("action").type)), path)
+    return rp.open_dataset(str(root))
+
+
+def test_samples_and_skipped_frames_of_all_ranks_add_up_to_the_epoch_on_the_metrics_port(damaged, metrics_url):
+    pipe = rp.Pipeline(damaged, batch_size=4, seed=0, on_bad_episode="skip")
     ranks = [Rank.remote() for _ in range(2)]
     counts = ray.get(
         [rank.run.remote(loader) for rank, loader in zip(ranks, pipe.loaders(2, name="demo"), strict=True)]
@@ -71,12 +87,14 @@ def test_samples_of_all_ranks_add_up_to_the_epoch_on_the_metrics_port(tiny_datas
     while time.monotonic() < deadline:
         found = scrape(metrics_url)
         samples = found.get("ray_raypipe_samples_total", {})
-        if sum(samples.values()) == sum(counts):
+        skipped = sum(found.get("ray_raypipe_skipped_frames_total", {}).values())
+        if sum(samples.values()) == sum(counts) and skipped:
             break
         time.sleep(1)
 
     assert samples == {("demo", "0"): counts[0], ("demo", "1"): counts[1]}
-    assert sum(counts) == len(pipe.config.dataset)
+    assert skipped == pipe.config.dataset.meta.episodes.length[1]
+    assert sum(counts) == len(pipe.config.dataset) - skipped
     # A counter that never counted is not shown.
     assert set(found) <= {*(f"ray_{name}_total" for name in COUNTERS), *(f"ray_{name}" for name in GAUGES)}
     assert {"ray_raypipe_wait_seconds_total", "ray_raypipe_live_bytes"} <= set(found)

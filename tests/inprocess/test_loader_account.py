@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import shutil
 from itertools import islice
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from local_source import local_loader
 
 from raypipe.account import lay_out, merge_accounts
+from raypipe.account.check import check_run
 from raypipe.account.file import read_account
 from raypipe.account.verdict import check_account
 from raypipe.dataset import open_dataset
@@ -288,3 +290,29 @@ def test_account_of_a_rank_that_puts_nothing_into_the_checkpoint_is_found_beside
     parts = read_rank_accounts(pyarrow.fs.LocalFileSystem(), str(tmp_path / "checkpoint/raypipe"), "train")
 
     assert [(part.num_steps, len(part.ranks)) for part in parts] == [(2, 2)]
+
+
+def test_run_whose_other_ranks_put_nothing_into_checkpoints_goes_on_and_is_exact(rows, tmp_path):
+    """Twice: the second time rank 0 carries parts, and stands behind what the others left beside the checkpoint."""
+    pipe, local = make_pipe(rows), pyarrow.fs.LocalFileSystem()
+    state, parts = None, ()
+    for number in range(3):
+        checkpoint = tmp_path / f"checkpoint_{number}"
+        loaders = start(pipe, 2, state, parts)
+        for loader in loaders:
+            loader.keep_account(str(tmp_path))
+        run(loaders, 2)
+        write_rank_account(checkpoint / "raypipe", loaders[0].account(), 0, 2)
+        loaders[1].save_account()
+        state = loaders[0].state_dict()
+        parts = read_rank_accounts(local, str(checkpoint / "raypipe"), "train")
+
+    checked = check_run(tmp_path)
+
+    assert [(part.num_steps, len(part.ranks)) for part in parts] == [(2, 2)] * 3
+    assert checked.is_exact, checked.describe()
+    assert checked.verdicts[0].num_emitted == 48
+    shutil.rmtree(tmp_path / "raypipe-account/train" / loaders[0]._attempt)
+    from_checkpoint = check_run(tmp_path)
+    assert from_checkpoint.is_exact, from_checkpoint.describe()
+    assert from_checkpoint.verdicts[0].num_emitted == 48
