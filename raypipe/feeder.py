@@ -91,6 +91,7 @@ class Feeder:
         self._lock = threading.RLock()
         self._roll_call = RollCall()
         self._passes: dict[PassPlace, _Pass] = {}
+        self._places: dict[int, PassPlace] = {}
         self._stats: dict[int, LoaderStats] = {}
         num_episodes = len(np.unique(np.stack([index.dataset, index.episode]), axis=1).T)
         self._skips = SkipList(context.bad_data, num_episodes)
@@ -104,7 +105,8 @@ class Feeder:
             ResumeError: ranks ask for different things; every rank gets it.
         """
         if place is None:
-            place = PassPlace(self._roll_call.answer(rank, ask), 0)
+            place = PassPlace(self._roll_call.answer(rank, ask, self._places.get(rank)), 0)
+        self._places[rank] = place
         if place not in self._passes:
             # Not under the lock: it may take a minute, and all ranks shall hear of it at once.
             _check_free_cpu()
@@ -119,6 +121,10 @@ class Feeder:
         """Return the rank's part of one chapter of a pass that it has opened; once each."""
         with self._lock:
             return self._open_chapter(rank, place, chapter)
+
+    def go_on(self, rank: int, place: PassPlace) -> None:
+        """Note that a rank begins a pass; see `RollCall.go_on`."""
+        self._roll_call.go_on(rank, place)
 
     def missing_ranks(self, world_size: int) -> list[int]:
         """Return the ranks that have not asked while others wait for them."""
@@ -135,10 +141,6 @@ class Feeder:
     def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
         """Count episodes as bad that were left out before this start."""
         self._skips.note(episodes)
-
-    def bad_spans(self) -> list[BadSpan]:
-        """Return the first bad span of every episode that a rank has left out."""
-        return self._skips.spans()
 
     def tell(self, rank: int, stats: LoaderStats) -> None:
         """Note the figures of a rank."""
@@ -283,6 +285,10 @@ class FeederSource:
         opened, ticket = _get(asked)
         return RayFeed(self._feeder, rank, opened, ticket, self._spec.prefetch_blocks)
 
+    def go_on(self, rank: int, place: PassPlace) -> None:
+        """Tell the feeder that a rank begins the pass that follows; raises where others have left the order."""
+        _get(self._feeder.go_on.remote(rank, place))
+
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
         """Show the figures of a rank on Ray's metrics port, and tell them to the other ranks."""
         gauges = self._gauges.setdefault((name, rank), RankGauges(name, rank))
@@ -297,11 +303,6 @@ class FeederSource:
     def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
         """Count episodes as bad that were left out before this start."""
         _get(self._feeder.note_bad.remote(dict(episodes)))
-
-    def bad_spans(self) -> list[BadSpan]:
-        """Return the first bad span of every episode that any rank has left out."""
-        spans: list[BadSpan] = _get(self._feeder.bad_spans.remote())
-        return spans
 
     def _warn_of_waiting(self, asked: Any, rank: int, world_size: int) -> None:
         if ray.wait([asked], timeout=_WAIT_FOR_RANKS_S)[0]:

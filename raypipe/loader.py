@@ -282,6 +282,7 @@ class RankLoader:
             world = self._plan().at(self._step)
             self._stand_at(replace(self._at, legs=world.plan.legs))
             self._world = world
+        self._check_others_go_on()
         with self._lock:
             ahead, self._ahead = self._ahead, None
             place = self._place.following if self._place else None
@@ -300,6 +301,15 @@ class RankLoader:
         if run.is_received:
             self._look_ahead(run)
         return run
+
+    def _check_others_go_on(self) -> None:
+        if self._place is None:
+            return
+        try:
+            self._source.go_on(self._job.rank, self._place.following)
+        except BaseException:
+            self._leave_order()
+            raise
 
     def _start_run(self, world: WorldPlan, place: PassPlace | None, before: EpochRun | None) -> EpochRun:
         spec, job = self._spec, self._job

@@ -38,6 +38,10 @@ class BlockSource(Protocol):
         """
         ...
 
+    def go_on(self, rank: int, place: PassPlace) -> None:
+        """Note that a rank begins the pass that follows its last one; raises where other ranks left the order."""
+        ...
+
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
         """Show the figures of a rank to those who watch the run."""
         ...

@@ -57,13 +57,18 @@ class RollCall:
         self._waiting: dict[int, _Answer] = {}
         self._num_series = 0
 
-    def answer(self, rank: int, ask: Ask) -> int:
+    def answer(self, rank: int, ask: Ask, left: PassPlace | None = None) -> int:
         """Return the number of the series, the same for all ranks, when all ask for the same.
+
+        Args:
+            rank: who asks.
+            ask: what for.
+            left: the last pass that it has opened before.
 
         Raises:
             ResumeError: all ranks are here and do not; names those that differ. Or this rank has asked again meanwhile.
         """
-        answer = _Answer(ask)
+        answer = _Answer(ask, left)
         with self._changed:
             if rank in self._waiting:
                 self._waiting[rank].decide(f"rank {rank} has asked for something else meanwhile: {_describe(ask)}")
@@ -80,6 +85,28 @@ class RollCall:
             raise ResumeError(answer.verdict)
         return answer.series
 
+    def go_on(self, rank: int, place: PassPlace) -> None:
+        """Note that a rank begins a pass of its series at `place`, as all others must.
+
+        A rank that is behind may still begin passes that others have left: those that they never opened tell.
+
+        Raises:
+            ResumeError: others have left the series before this pass and wait for all to do so; they get it too.
+        """
+        with self._changed:
+            others = [number for number in sorted(self._waiting) if self._waiting[number].has_left_before(place)]
+            if not others:
+                return
+            verdict = (
+                f"{name_ranks(others)} left an epoch by a break or a loaded state and begin anew, and rank {rank} goes "
+                f"on with the next one: they would wait for each other for ever. All ranks must iterate, break and "
+                f"load at the same places."
+            )
+            for number in others:
+                self._waiting.pop(number).decide(verdict)
+            self._changed.notify_all()
+        raise ResumeError(verdict)
+
     def missing(self, world_size: int) -> list[int]:
         """Return the ranks that others wait for; none if nobody waits."""
         with self._changed:
@@ -89,9 +116,13 @@ class RollCall:
 @dataclass(slots=True)
 class _Answer:
     ask: Ask
+    left: PassPlace | None
     is_decided: bool = False
     verdict: str = ""
     series: int = 0
+
+    def has_left_before(self, place: PassPlace) -> bool:
+        return self.left is not None and self.left.series == place.series and self.left.number < place.number
 
     def decide(self, verdict: str, series: int = 0) -> None:
         self.is_decided, self.verdict, self.series = True, verdict, series

@@ -42,6 +42,9 @@ class LocalSource:
     def note_bad(self, episodes) -> None:
         self.skips.note(episodes)
 
+    def go_on(self, rank: int, place: PassPlace) -> None:
+        pass
+
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
         self.published.setdefault(rank, []).append((name, stats))
 

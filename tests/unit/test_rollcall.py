@@ -99,3 +99,37 @@ def test_equal_asks_have_no_difference():
 )
 def test_pass_is_over_when_all_ranks_have_gone_on(old, asked, is_over):
     assert PassPlace(*old).is_over_at(PassPlace(*asked)) == is_over
+
+
+def wait_for(roll_call, rank, left):
+    """Let a rank begin anew in a thread of its own; return its future when it waits."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(roll_call.answer, rank, ASK, left)
+    while rank in roll_call.missing(3) or not roll_call.missing(3):
+        pass
+    pool.shutdown(wait=False)
+    return future
+
+
+def test_a_rank_that_goes_on_where_another_has_left_is_told_so_and_so_is_the_other():
+    roll_call = RollCall()
+    waiting = wait_for(roll_call, 1, PassPlace(4, 2))
+
+    with pytest.raises(ResumeError, match=r"rank 1 left an epoch by a break .* and rank 0 goes on with the next"):
+        roll_call.go_on(0, PassPlace(4, 3))
+
+    with pytest.raises(ResumeError, match="rank 0 goes on with the next"):
+        waiting.result(timeout=10)
+    # Nobody waits any more: they may begin anew together.
+    assert len(set(answer_all(roll_call, dict.fromkeys(range(3), ASK)))) == 1
+
+
+@pytest.mark.parametrize("left", [None, PassPlace(4, 3), PassPlace(3, 1)], ids=["new", "ahead", "another series"])
+def test_a_rank_that_is_merely_behind_may_go_on(left):
+    roll_call = RollCall()
+    waiting = wait_for(roll_call, 1, left)
+
+    roll_call.go_on(0, PassPlace(4, 3))
+    answer_all(roll_call, {0: ASK, 2: ASK})
+
+    assert isinstance(waiting.result(timeout=10), int)
