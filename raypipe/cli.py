@@ -220,7 +220,7 @@ def main() -> None:
     # Taken out here so that it may stand anywhere, also behind the command.
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        app(arguments)
+        app(arguments, prog_name="raypipe")
     except (RaypipeError, OSError) as error:
         if len(arguments) < len(sys.argv) - 1:
             raise
