@@ -186,8 +186,17 @@ def _read_reach(context: BlockContext, request: SpanRequest) -> PackedSpan:
     before, after = dataset.window.reach(list(dataset.row_features))
     first, stop = max(request.start + before, 0), min(request.stop + after, length)
     table = context.readers[request.dataset].read_frames(row, first, stop)
-    file = dataset.meta.storage.locate(dataset.meta.data_file(row))
-    place = f"episode {request.episode} of {dataset.meta.root!r}, in {file!r},"
+    try:
+        columns = _column_arrays(context, dataset, table, first, f"episode {request.episode} of {dataset.meta.root!r}")
+    except DatasetError as error:
+        error.add_note(f"in {dataset.meta.storage.locate(dataset.meta.data_file(row))!r}")
+        raise
+    return PackedSpan(SpanHeader(request=request, num_rows=len(table), first=first), columns, {})
+
+
+def _column_arrays(
+    context: BlockContext, dataset: Dataset, table: pa.Table, first: int, place: str
+) -> dict[str, pa.Array]:
     columns: dict[str, pa.Array] = {}
     for name, feature in dataset.row_features.items():
         if feature.kind != "vector":
@@ -199,7 +208,7 @@ def _read_reach(context: BlockContext, request: SpanRequest) -> PackedSpan:
         if name == "task_index":
             _check_tasks(dataset, values, place)
         columns[name] = as_array(np.asarray(values))
-    return PackedSpan(SpanHeader(request=request, num_rows=len(table), first=first), columns, {})
+    return columns
 
 
 def _window_span(context: BlockContext, span: PackedSpan, request: SpanRequest) -> PackedSpan:
@@ -233,7 +242,7 @@ def _check_tasks(dataset: Dataset, task_index: Any, place: str) -> None:
         for index in np.unique(task_index).tolist() if len(tasks) else ():
             tasks.text(index)
     except DatasetError as error:
-        error.add_note(f"in {place.rstrip(',')}")
+        error.add_note(f"in {place}")
         raise
 
 

@@ -89,8 +89,9 @@ class Dataset:
     """Declared cameras of which no file was found."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Open files and decoders stay behind: each process opens its own.
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        # Open files and decoders stay behind: each process opens its own. Which columns there are is read once.
+        known = {name: self.__dict__[name] for name in ("row_features",) if name in self.__dict__}
+        return {**{field.name: getattr(self, field.name) for field in fields(self)}, **known}
 
     def __len__(self) -> int:
         return self.meta.num_frames

@@ -314,7 +314,7 @@ def frames_by_rank(steps: Sequence[Step]) -> list[list[list[tuple[int, int]]]]:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedMeta(DatasetMeta):
-    """Metadata that notes reads of episodes by workers in a folder, and lets some wait until a gate opens.
+    """Metadata that notes reads of episodes by tasks in a folder, and lets some wait until a gate opens.
 
     A read task asks it for the file of every span.
     """
@@ -324,8 +324,9 @@ class WatchedMeta(DatasetMeta):
     """The rows of the episode table that wait."""
 
     def data_file(self, row):
-        # Whoever opens the dataset asks for some files too, to see their columns.
-        if ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
+        # Drivers and actors that open the dataset ask for some files too, to see their columns.
+        context = ray.get_runtime_context()
+        if context.worker.mode == ray.WORKER_MODE and context.get_actor_id() is None:
             folder = Path(self.folder)
             node = ray.get_runtime_context().get_node_id()
             (folder / f"{time.time_ns()}-{row}-{os.getpid()}-{node}.read").touch()
