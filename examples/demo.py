@@ -169,8 +169,8 @@ def tell(console: Console, dataset: rp.Dataset, lines: list[dict[str, Any]]) -> 
     )
     console.print("exactly once" if not missing and not repeated else "NOT exactly once", style="bold")
     console.print(
-        f"\n  The workers' own account says, as `raypipe account {RUN}/demo` does (of what is rolled back it knows what a "
-        f"killed\n  worker had written down, which it does every 2 s):\n"
+        f"\n  The workers' own account says, as `raypipe account {RUN}/demo` does (of what is rolled back it knows "
+        f"what a killed\n  worker had written down, which it does every 2 s):\n"
     )
     console.print(verdict_table(check_run(RUN / "demo")))
 
