@@ -20,8 +20,8 @@ from ray.train.torch import TorchTrainer, prepare_model
 from rich.console import Console
 
 import raypipe as rp
-from raypipe.account.check import check_run
-from raypipe.account.report import verdict_table
+from raypipe.audit.check import check_run
+from raypipe.audit.report import verdict_table
 from raypipe.info import describe, info_table
 from raypipe.testing import SynthSpec, numbered_cameras, read_stamp, varied_lengths, write_dataset
 

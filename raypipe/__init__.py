@@ -13,7 +13,8 @@
       | loader.RankLoader         torch batches   resumable iterator, one per rank             rank
       v train.get_loader          Ray Train       a loader per training worker
 
-Beside the flow stands `dataset.Dataset`, the reference path: one sample at a time. Importing this package imports
+Beside the flow stand `dataset.Dataset`, the reference path: one sample at a time; and `mixture.Mixture`, many unlike
+datasets as one. Importing this package imports
 neither torch nor Ray: each name is loaded when it is first used.
 """
 
@@ -22,7 +23,7 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raypipe.dataset import Dataset, open_dataset
+    from raypipe.dataset import Dataset
     from raypipe.decode.spec import DecodeSpec
     from raypipe.errors import (
         ConfigError,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from raypipe.loader import RankLoader
     from raypipe.loader_spec import LoaderSpec
     from raypipe.metadata import DatasetMeta, read_metadata
+    from raypipe.mixture import MemberSpec, Mixture, MixtureSpec, open_dataset
+    from raypipe.normalise import MixtureStats, Normaliser
     from raypipe.pipeline import Pipeline
     from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec
     from raypipe.window import WindowSpec
@@ -51,6 +54,11 @@ _HOMES = {
     "DownloadError": "errors",
     "FeedSpec": "feeder",
     "LoaderSpec": "loader_spec",
+    "MemberSpec": "mixture",
+    "Mixture": "mixture",
+    "MixtureSpec": "mixture",
+    "MixtureStats": "normalise",
+    "Normaliser": "normalise",
     "OrderSpec": "plan",
     "Pipeline": "pipeline",
     "RankLoader": "loader",
@@ -58,7 +66,7 @@ _HOMES = {
     "ResumeError": "errors",
     "SelectionSpec": "plan",
     "WindowSpec": "window",
-    "open_dataset": "dataset",
+    "open_dataset": "mixture",
     "read_metadata": "metadata",
 }
 
@@ -73,6 +81,11 @@ __all__ = [
     "DownloadError",
     "FeedSpec",
     "LoaderSpec",
+    "MemberSpec",
+    "Mixture",
+    "MixtureSpec",
+    "MixtureStats",
+    "Normaliser",
     "OrderSpec",
     "Pipeline",
     "RankLoader",

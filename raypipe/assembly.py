@@ -36,7 +36,7 @@ class Built:
     """As the user's transform left it: nothing is known of its keys."""
     handed: Handed
     num_emitted: int
-    """Frames of cameras, windows not counted."""
+    """Frames of cameras that the samples' datasets have, windows not counted."""
 
 
 class Assembler:
@@ -53,6 +53,10 @@ class Assembler:
         self._context = context
         self._plan = world.rank(rank)
         self._lane = self._plan.queue.lane.astype(np.int64)
+        self._first_laps = world.first_laps
+        self._lap = self._plan.queue.lap - self._first_laps[self._plan.queue.dataset]
+        members = context.batch_schema.members
+        self._num_cameras = np.array([len(member.cameras) for member in members])[self._plan.queue.dataset]
         self._index = world.plan.index
         self._spec = spec
         self._bad: dict[int, str] = {}
@@ -96,14 +100,16 @@ class Assembler:
                     self.leave_out(arrival, error)
         handed = Handed(
             numbers=self._context.frame_numbers(
-                *(samples[key].numpy() for key in ("dataset_index", "episode_index", "frame_index"))
+                samples["dataset_index"].numpy(),
+                samples["episode_index"].numpy(),
+                samples["frame_index"].numpy(),
+                self._lap[kept.span] if len(kept.row) else np.array([0]),
             ),
             is_repeat=kept.is_repeat if len(kept.row) else np.array([True]),
             lanes=self._lane[batch.span[~batch.is_repeat]],
             holes=self._holes(batch, is_hole & ~batch.is_repeat),
         )
-        num_emitted = len(kept.row) * len(self._context.datasets[0].spec.cameras)
-        return Built(self._finish(samples), handed, num_emitted)
+        return Built(self._finish(samples), handed, int(self._num_cameras[kept.span].sum()))
 
     def _finish(self, samples: dict[str, Any]) -> dict[str, Any]:
         built = _move(samples, self._spec.device) if self._spec.device != "cpu" else samples
@@ -115,8 +121,9 @@ class Assembler:
         for arrival in np.unique(batch.span[is_hole]).tolist():
             request = span_request(self._plan, arrival)
             frames = batch.frame[is_hole & (batch.span == arrival)]
-            episode = np.full(len(frames), request.episode)
-            numbers = self._context.frame_numbers(np.full(len(frames), request.dataset), episode, frames)
+            dataset, episode = np.full(len(frames), request.dataset), np.full(len(frames), request.episode)
+            lap = np.full(len(frames), self._lap[arrival])
+            numbers = self._context.frame_numbers(dataset, episode, frames, lap)
             holes.append(Hole(request.dataset, request.episode, numbers, self._bad[arrival]))
         return tuple(holes)
 
@@ -132,6 +139,7 @@ class Assembler:
             request = SpanRequest(
                 epoch=self._plan.keys.epoch,
                 dataset=int(self._index.dataset[i]),
+                lap=int(self._first_laps[self._index.dataset[i]]),
                 episode=int(self._index.episode[i]),
                 start=int(self._index.start[i]),
                 stop=int(self._index.start[i]) + 1,
@@ -140,19 +148,19 @@ class Assembler:
             )
             (block,) = open_block(context, add_pixels(context, add_windows(context, read_rows(context, [request]))))
             if not block.error[0]:
-                return self._as_batch(span_columns(context, block))
+                return self._as_batch(span_columns(context, block), request.lap)
         raise DatasetError(
             f"a batch without a frame cannot be trained on, and not one of {len(self._index)} episodes can be read; "
             f"those met so far:\n{describe_spans(self.bad_spans)}"
         )
 
-    def _as_batch(self, columns: dict[str, Any]) -> dict[str, Any]:
+    def _as_batch(self, columns: dict[str, Any], lap: int) -> dict[str, Any]:
         batch = {
             name: torch.from_numpy(np.array(values)) if isinstance(values, np.ndarray) else values
             for name, values in columns.items()
         }
         seeds = self._plan.keys.augment_seeds(
-            columns["dataset_index"], columns["episode_index"], columns["frame_index"]
+            columns["dataset_index"], np.array([lap]), columns["episode_index"], columns["frame_index"]
         )
         return {**batch, "augment_seed": torch.from_numpy(seeds), "is_repeat": torch.tensor([True])}
 

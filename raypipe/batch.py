@@ -3,7 +3,8 @@
 Cameras are ``(B, channels, height, width)``, or ``(B, T, channels, height, width)`` with a window of several frames; in
 memory the channels come last, as FFmpeg writes them and as convolutions on a GPU want them. Beside LeRobot's keys a
 batch has ``dataset_index`` and ``augment_seed``, and ``is_repeat`` where frames may come twice: with ``tail="wrap"``
-and with ``on_bad_episode="skip"``.
+and with ``on_bad_episode="skip"``. A batch of several datasets has ``robot_type`` too, and the masks of its schema; the
+cameras that a robot lacks are black.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from raypipe.block import BlockContext, SpanBlock, window_frames
-from raypipe.dataset import keeps_time_axis
 from raypipe.errors import DatasetError
 from raypipe.packed import Frames
 from raypipe.plan import Batch, RankPlan
@@ -30,9 +30,7 @@ class BatchBuilder:
         self._context = context
         self._plan = plan
         self._window = window
-        cameras = context.datasets[0].spec.cameras if context.decode.when == "exit" else ()
-        videos = tuple(name for name in cameras if context.datasets[0].features[name].kind == "video")
-        self._exit = ExitDecoder(context, videos, num_threads)
+        self._exit = ExitDecoder(context, num_threads)
 
     def build(self, batch: Batch) -> dict[str, Any]:
         """Return a batch as tensors on the CPU, cameras as uint8."""
@@ -44,8 +42,13 @@ class BatchBuilder:
         built["task"] = self._tasks(dataset_index, rows["task_index"])
         built["dataset_index"] = torch.from_numpy(dataset_index)
         built["augment_seed"] = torch.from_numpy(
-            self._plan.keys.augment_seeds(dataset_index, rows["episode_index"], rows["frame_index"])
+            self._plan.keys.augment_seeds(
+                dataset_index, self._plan.queue.lap[batch.span], rows["episode_index"], rows["frame_index"]
+            )
         )
+        for name, mask in self._context.batch_schema.masks(dataset_index).items():
+            built[name] = torch.from_numpy(mask)
+        built.update(_robot_types(self._context, dataset_index))
         if self._plan.steps.num_repeats or self._context.bad_data.on_bad_episode == "skip":
             built["is_repeat"] = torch.from_numpy(batch.is_repeat.copy())
         return built
@@ -66,15 +69,15 @@ class BatchBuilder:
         self._exit.close()
 
     def _cameras(self, batch: Batch, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
-        dataset = self._context.datasets[0]
+        schema, blanks = self._context.batch_schema, self._context.blanks
         built: dict[str, Any] = {}
-        decoded = self._exit.decode(batch.span, rows, dataset_index, self._window)
-        for camera in dataset.spec.cameras:
-            pixels = decoded[camera] if camera in decoded else self._window.take_pixels(batch, camera)
-            tensor = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
-            tensor = tensor.permute(0, 1, 4, 2, 3)
-            built[camera] = tensor if keeps_time_axis(dataset, camera) else tensor[:, 0]
-            if camera in dataset.window.offsets:
+        decoded = self._exit.decode(batch, rows, dataset_index, self._window)
+        for camera in schema.cameras:
+            is_decoded = camera in decoded
+            pixels = decoded[camera] if is_decoded else self._window.take_pixels(batch, camera, blanks[camera])
+            tensor = torch.from_numpy(pixels).permute(0, 1, 4, 2, 3)
+            built[camera] = tensor if camera in schema.time_axes else tensor[:, 0]
+            if camera in schema.windows:
                 padding = self._padding(camera, rows, dataset_index)
                 built[f"{camera}_is_pad"] = torch.from_numpy(padding)
         return built
@@ -82,13 +85,15 @@ class BatchBuilder:
     def _padding(
         self, camera: str, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        padding = []
-        for number, episode, frame in _identities(rows, dataset_index):
-            dataset = self._context.datasets[number]
-            length = int(dataset.meta.episodes.length[dataset.meta.episodes.find_row(episode)])
-            wanted = frame + np.asarray(dataset.window.offsets[camera])
-            padding.append((wanted < 0) | (wanted >= length))
-        return np.stack(padding)
+        schema = self._context.batch_schema
+        padding = np.ones((len(dataset_index), schema.windows[camera]), dtype=np.bool_)
+        for i, (number, episode, frame) in enumerate(_identities(rows, dataset_index)):
+            dataset, own = self._context.datasets[number], schema.members[number].cameras.get(camera)
+            if own is not None:
+                length = int(dataset.meta.episodes.length[dataset.meta.episodes.find_row(episode)])
+                wanted = frame + np.asarray(dataset.window.offsets[own])
+                padding[i] = (wanted < 0) | (wanted >= length)
+        return padding
 
     def _tasks(self, dataset_index: NDArray[np.int64], task_index: NDArray[np.int64]) -> list[str]:
         tasks = [dataset.meta.tasks for dataset in self._context.datasets]
@@ -98,27 +103,41 @@ class BatchBuilder:
 
 def span_columns(context: BlockContext, block: SpanBlock) -> dict[str, Any]:
     """Return a span as columns of samples, cameras ``(rows, [T,] channels, height, width)``: for users of Ray Data."""
-    dataset, _, length = context.find_episode(block.request)
     block.check()
+    schema, number = context.batch_schema, block.request.dataset
     columns: dict[str, Any] = {}
-    for camera, parts in block.pixels.items():
-        found = find_pixels(parts, window_frames(dataset, camera, block.request.anchors, length))
-        frames = np.stack(
-            [
-                [parts[p].pixels[i] for p, i in zip(*pair, strict=True)]
-                for pair in zip(found.part, found.index, strict=True)
-            ]
-        )
+    for camera in schema.cameras:
+        frames, padding = _span_camera(context, block, camera)
         frames = frames.transpose(0, 1, 4, 2, 3)
-        columns[camera] = frames if keeps_time_axis(dataset, camera) else frames[:, 0]
-        offsets = dataset.window.offsets.get(camera)
-        if offsets is not None:
-            columns[f"{camera}_is_pad"] = window_rows(block.request.anchors, length, offsets)[1]
+        columns[camera] = frames if camera in schema.time_axes else frames[:, 0]
+        if camera in schema.windows:
+            columns[f"{camera}_is_pad"] = padding
     columns.update(block.columns)
-    tasks = dataset.meta.tasks
+    tasks = context.datasets[number].meta.tasks
     columns["task"] = tasks.texts_of(block.columns["task_index"]) if len(tasks) else [""] * block.num_rows
-    columns["dataset_index"] = np.full(block.num_rows, block.request.dataset)
+    columns["dataset_index"] = np.full(block.num_rows, number)
+    columns.update(schema.masks(columns["dataset_index"]))
+    columns.update(_robot_types(context, columns["dataset_index"]))
     return columns
+
+
+def _span_camera(context: BlockContext, block: SpanBlock, camera: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the frames of a camera in every window of a span, and which of them are padding: all of a black one."""
+    dataset, _, length = context.find_episode(block.request)
+    own, blank = context.member_of(block.request).cameras.get(camera), context.blanks[camera]
+    if own is None:
+        return np.zeros((block.num_rows, *blank.shape), blank.dtype), np.ones((block.num_rows, len(blank)), np.bool_)
+    windows, padding = window_rows(block.request.anchors, length, dataset.window.offsets.get(own, (0,)))
+    parts, found = block.pixels[camera], find_pixels(block.pixels[camera], windows)
+    pairs = zip(found.part, found.index, strict=True)
+    return np.stack([[parts[p].pixels[i] for p, i in zip(*pair, strict=True)] for pair in pairs]), padding
+
+
+def _robot_types(context: BlockContext, dataset_index: NDArray[np.int64]) -> dict[str, list[str]]:
+    """Return the key that says which robot every sample is of; one robot says nothing."""
+    if len(context.datasets) == 1:
+        return {}
+    return {"robot_type": [context.robots[number] for number in dataset_index.tolist()]}
 
 
 def _identities(rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]) -> Any:
@@ -143,37 +162,37 @@ class _Wanted:
 
 
 class ExitDecoder:
-    """Decodes the frames of some cameras as a batch leaves: per episode in one pass, files spread over threads."""
+    """Decodes frames of videos as a batch leaves, if it says so: per episode in one pass, files spread over threads."""
 
-    def __init__(self, context: BlockContext, cameras: tuple[str, ...], num_threads: int) -> None:
+    def __init__(self, context: BlockContext, num_threads: int) -> None:
         self._context = context
-        self._cameras = cameras
+        self._videos = _video_cameras(context) if context.decode.when == "exit" else {}
         # A file always goes to the same thread, so that it is open in one decoder, not in one per thread.
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="raypipe-exit-decode") for _ in range(num_threads)]
 
     def decode(
-        self, span: Frames, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64], window: LiveWindow
+        self, batch: Batch, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64], window: LiveWindow
     ) -> dict[str, NDArray[Any]]:
-        """Return the frames of its cameras: ``(B, T, height, width, channels)``.
+        """Return the frames of cameras that some dataset has as videos: ``(B, T, height, width, channels)``.
 
         Args:
-            span: the arrival number of the span of every sample.
+            batch: which samples.
             rows: the row columns of the batch.
             dataset_index: of every sample.
-            window: whose buffers are used.
+            window: whose buffers are used, and which has the frames of datasets that store the camera as images.
 
         Raises:
             SpanErrors: some spans could not be decoded.
         """
-        dataset = self._context.datasets[0]
         buffers, jobs = {}, []
-        for camera in self._cameras:
-            shape = self._context.decode.frame_shape(dataset.features[camera])
-            width = len(dataset.window.offsets.get(camera, (0,)))
-            buffers[camera] = window.empty_pixels((len(dataset_index), width, *shape), np.uint8)
-            for (arrival, number, episode), wanted in self._group(camera, span, rows, dataset_index).items():
-                job = self._submit(number, episode, camera, wanted, buffers[camera])
+        for camera, own_names in self._videos.items():
+            blank = self._context.blanks[camera]
+            buffers[camera] = window.empty_pixels((len(dataset_index), *blank.shape), blank.dtype)
+            for (arrival, number, episode), wanted in self._group(camera, batch.span, rows, dataset_index).items():
+                job = self._submit(number, episode, own_names[number], wanted, buffers[camera])
                 jobs.append((arrival, job))
+            others = [i for i, number in enumerate(dataset_index.tolist()) if number not in own_names]
+            window.copy_pixels(batch, camera, blank, buffers[camera], others)
         errors = {arrival: error for arrival, job in jobs if isinstance(error := job.exception(), Exception)}
         if errors:
             raise _first_or_all(errors)
@@ -190,10 +209,11 @@ class ExitDecoder:
         groups: dict[tuple[int, int, int], list[_Wanted]] = {}
         samples = zip(span.tolist(), _identities(rows, dataset_index), strict=True)
         for sample, (arrival, (number, episode, frame)) in enumerate(samples):
-            dataset = self._context.datasets[number]
-            length = int(dataset.meta.episodes.length[dataset.meta.episodes.find_row(episode)])
-            frames = window_frames(dataset, camera, np.array([frame]), length)[0]
-            groups.setdefault((arrival, number, episode), []).append(_Wanted(sample, frames))
+            dataset, own = self._context.datasets[number], self._videos[camera].get(number)
+            if own is not None:
+                length = int(dataset.meta.episodes.length[dataset.meta.episodes.find_row(episode)])
+                frames = window_frames(dataset, own, np.array([frame]), length)[0]
+                groups.setdefault((arrival, number, episode), []).append(_Wanted(sample, frames))
         return groups
 
     def _submit(
@@ -211,6 +231,16 @@ class ExitDecoder:
         pixels = self._context.decoders[number].decode_video(row, camera, frames).cpu().numpy()
         for want in wanted:
             out[want.sample] = pixels[np.searchsorted(frames, want.frames)]
+
+
+def _video_cameras(context: BlockContext) -> dict[str, dict[int, str]]:
+    """Return the cameras of a batch that are videos in some dataset: in which ones, and under which own name."""
+    videos: dict[str, dict[int, str]] = {}
+    for number, member in enumerate(context.batch_schema.members):
+        for camera, own in member.cameras.items():
+            if not context.stores_images(number, own):
+                videos.setdefault(camera, {})[number] = own
+    return videos
 
 
 def _first_or_all(errors: dict[int, Exception]) -> Exception:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from raypipe import __version__
-from raypipe.errors import RaypipeError
+from raypipe.errors import ConfigError, RaypipeError
 
 app = typer.Typer(
     name="raypipe",
@@ -21,7 +21,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Root = Annotated[str, typer.Argument(metavar="ROOT", help="A LeRobot dataset: a local path or an fsspec URI.")]
+Root = Annotated[
+    str,
+    typer.Argument(
+        metavar="ROOT",
+        help="A LeRobot dataset (a local path or an fsspec URI), or a mixture file (.yaml, .yml, .toml).",
+    ),
+]
+DatasetRoot = Annotated[str, typer.Argument(metavar="ROOT", help="A LeRobot dataset: a local path or an fsspec URI.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -40,14 +47,17 @@ def _options(
 
 @app.command()
 def info(root: Root, as_json: Json = False) -> None:
-    """Tell what a dataset holds."""
+    """Tell what a dataset or a mixture holds."""
     from raypipe.info import describe, info_table
+    from raypipe.mixture import is_mixture_file
+    from raypipe.mixture_info import describe_mixture, mixture_table
 
-    described = describe(root)
+    is_mixture = is_mixture_file(root)
+    described: Any = describe_mixture(root) if is_mixture else describe(root)
     if as_json:
         typer.echo(json.dumps(described.to_json(), indent=2))
     else:
-        _print(info_table(described))
+        _print(mixture_table(described) if is_mixture else info_table(described))
 
 
 @app.command()
@@ -109,26 +119,30 @@ def validate(
     root: Root,
     deep: Annotated[bool, typer.Option("--deep", help="Also decode every frame of every camera.")] = False,
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write all as JSON; - prints it.")] = "",
-    exclude_file: Annotated[Path | None, typer.Option(help="Write the numbers of bad episodes to this file.")] = None,
+    exclude_file: Annotated[Path | None, typer.Option(help="Write the bad episodes to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with plots and frames to this file.")] = None,
     where: Annotated[str, typer.Option(help="process, ray, or auto: Ray unless the dataset is small.")] = "auto",
 ) -> None:
-    """Check a dataset and tell what is wrong; exits with 1 for warnings and 2 for errors."""
-    from raypipe.validate import validate_dataset, write_report
+    """Check a dataset or a mixture and tell what is wrong; exits with 1 for warnings and 2 for errors."""
+    from raypipe.mixture import is_mixture_file
+    from raypipe.validate import validate_dataset, validate_mixture, write_report
+    from raypipe.validate.mixture_table import mixture_findings_table
     from raypipe.validate.table import findings_table
 
-    report = validate_dataset(root, deep=deep, where=where, progress=True)  # type: ignore[arg-type]
+    is_mixture = is_mixture_file(root)
+    check: Any = validate_mixture if is_mixture else validate_dataset
+    report = check(root, deep=deep, where=where, progress=True)
     write_report(report, json_file=json_file, exclude_file=exclude_file, html_file=html)
     if json_file == "-":
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
-        _print(findings_table(report))
+        _print(mixture_findings_table(report) if is_mixture else findings_table(report))
     raise typer.Exit(report.exit_code)
 
 
 @app.command()
 def reshard(
-    root: Root,
+    root: DatasetRoot,
     out: Annotated[str, typer.Argument(metavar="OUT", help="The folder of the copy; it appears when it is complete.")],
     exclude: Annotated[str, typer.Option(help="Episodes to leave out, as 3,7; the others are numbered anew.")] = "",
     exclude_file: Annotated[Path | None, typer.Option(help="Also leave out the episodes that this file lists.")] = None,
@@ -146,6 +160,7 @@ def reshard(
     """Write a dataset anew: v3.0, one row group per episode, videos without loss; goes on where it was killed."""
     from raypipe.reshard import parse_spec, report_lines, reshard_dataset
 
+    _check_is_dataset(root)
     spec = parse_spec(
         exclude=exclude,
         exclude_file=exclude_file,
@@ -165,8 +180,8 @@ def account(
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write it as JSON; - prints it.")] = "",
 ) -> None:
     """Check that a run has handed over every frame exactly once; exit code 1 if not, 2 if that cannot be told."""
-    from raypipe.account.check import check_run
-    from raypipe.account.report import verdict_table
+    from raypipe.audit.check import check_run
+    from raypipe.audit.report import verdict_table
 
     checked = check_run(folder, root=root, name=name)
     if json_file == "-":
@@ -197,8 +212,8 @@ def where(
     as_json: Json = False,
 ) -> None:
     """Tell which frames a step gave to a rank, by the plan: of a run with an account, or of the options."""
-    from raypipe.account.report import step_table
-    from raypipe.account.where import PlannedRun, StepQuery, locate_planned, locate_recorded
+    from raypipe.audit.report import step_table
+    from raypipe.audit.where import PlannedRun, StepQuery, locate_planned, locate_recorded
     from raypipe.plan import parse_order_spec
 
     query = StepQuery(step=step, rank=rank, epoch=epoch)
@@ -228,6 +243,16 @@ def main() -> None:
         for note in getattr(error, "__notes__", ()):
             typer.echo(f"  {note}", err=True)
         sys.exit(2)
+
+
+def _check_is_dataset(root: str) -> None:
+    from raypipe.mixture import is_mixture_file
+
+    if is_mixture_file(root):
+        raise ConfigError(
+            f"{root!r} is a mixture, and reshard writes one dataset anew: reshard its members one by one, and write "
+            f"the new roots in the file; `raypipe info {root}` lists them"
+        )
 
 
 def _print(renderable: Any) -> None:

@@ -10,6 +10,7 @@ from raypipe.dataset import Dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError, suggest
 from raypipe.feeder import FeedSpec
+from raypipe.mixture import Mixture
 from raypipe.plan import (
     SINGLE_DATASET,
     WHOLE_EPISODE,
@@ -20,6 +21,7 @@ from raypipe.plan import (
     index_episodes,
     resolve_live,
 )
+from raypipe.schema import Schema, schema_of
 from raypipe.skips import BadDataSpec
 
 DEFAULT_LIVE_BYTES = 2 << 30
@@ -41,7 +43,7 @@ Spec = TypeVar("Spec")
 class PipelineConfig:
     """Everything that decides what a pipeline yields and how; nothing in it depends on the cluster."""
 
-    dataset: Dataset
+    dataset: Dataset | Mixture
     batch: BatchSpec
     order: OrderSpec
     selection: SelectionSpec
@@ -51,17 +53,28 @@ class PipelineConfig:
     live_bytes: int
     """Memory of a rank for the spans at hand, or 0 where live spans and span length were given instead."""
 
+    allow_mixture_change: bool = False
+    """Whether a run may go on, between epochs, from a state of another mixture."""
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """The mixture, where it is no dataset that stands alone."""
+        return self.dataset if isinstance(self.dataset, Mixture) else None
+
     def index(self) -> EpisodeIndex:
         """Return the frames of an epoch."""
         return _index(self.dataset, self.selection)
 
     def block_context(self) -> BlockContext:
         """Return what tasks and ranks need to make and open blocks."""
+        if isinstance(self.dataset, Mixture):
+            mixture = self.dataset
+            return BlockContext(mixture.datasets, self.decode, self.bad_data, mixture.schema, mixture.robot_types)
         return BlockContext((self.dataset,), self.decode, self.bad_data)
 
 
 def compose_config(
-    dataset: Dataset, parts: Mapping[str, Any], *, batch_size: Any, seed: int, live_bytes: int
+    dataset: Dataset | Mixture, parts: Mapping[str, Any], *, batch_size: Any, seed: int, live_bytes: int
 ) -> PipelineConfig:
     """Return the config of a pipeline; live spans and span length that are not given are resolved from `live_bytes`.
 
@@ -74,6 +87,8 @@ def compose_config(
     )
     selection = make_spec(SelectionSpec, parts["selection"], "selection")
     decode = _decode_spec(dataset, parts["decode"])
+    if isinstance(dataset, Mixture) and decode.resize != dataset.spec.resize:
+        dataset = dataset.resized(decode.resize)
     index = _index(dataset, selection)
     order = parts["order"]
     given = {} if isinstance(order, OrderSpec) else dict(order)
@@ -124,26 +139,35 @@ def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:
         raise ConfigError(f"{name}={dict(value)!r} is not complete: {error}") from error
 
 
-def row_bytes(dataset: Dataset) -> int:
+def schema_for(dataset: Dataset | Mixture) -> Schema:
+    """Return what batches are made of."""
+    return dataset.schema if isinstance(dataset, Mixture) else schema_of(dataset)
+
+
+def row_bytes(dataset: Dataset | Mixture) -> int:
     """Return the bytes of one sample without its cameras: windows are kept gathered."""
-    total = 0
-    for name, feature in dataset.row_features.items():
-        if feature.kind == "vector":
-            total += feature.frame_bytes * len(dataset.window.offsets.get(name, (0,)))
-    return total
+    schema = schema_for(dataset)
+    return sum(
+        feature.frame_bytes * schema.windows.get(name, 1)
+        for name, feature in schema.rows.items()
+        if feature.kind == "vector"
+    )
 
 
-def pixel_bytes(dataset: Dataset, decode: DecodeSpec) -> int:
+def pixel_bytes(dataset: Dataset | Mixture, decode: DecodeSpec) -> int:
     """Return the bytes of one decoded frame of every camera."""
-    total = 0
-    for name in dataset.spec.cameras:
-        height, width, channels = decode.frame_shape(dataset.features[name])
-        total += height * width * channels * (4 if dataset.features[name].is_depth else 1)
+    schema, total = schema_for(dataset), 0
+    for name in schema.cameras:
+        height, width, channels = decode.frame_shape(schema.features[name])
+        total += height * width * channels * (4 if schema.features[name].is_depth else 1)
     return total
 
 
-def _decode_spec(dataset: Dataset, decode: Any) -> DecodeSpec:
-    """Return the decode spec; where it does not say the cameras' dtype, the dataset's holds."""
+def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:
+    """Return the decode spec; where it does not say the cameras' dtype or size, the dataset's holds."""
+    if isinstance(dataset, Mixture):
+        given = {"resize": dataset.spec.resize, **decode} if isinstance(decode, Mapping) else decode
+        return make_spec(DecodeSpec, given, "decode")
     if dataset.spec.timestamps == "strict":
         raise ConfigError(
             "timestamps='strict' checks one sample at a time, and a pipeline decodes spans; check the dataset with "
@@ -154,7 +178,14 @@ def _decode_spec(dataset: Dataset, decode: Any) -> DecodeSpec:
     return make_spec(DecodeSpec, decode, "decode")
 
 
-def _index(dataset: Dataset, selection: SelectionSpec) -> EpisodeIndex:
+def _index(dataset: Dataset | Mixture, selection: SelectionSpec) -> EpisodeIndex:
+    if isinstance(dataset, Mixture):
+        if selection != SelectionSpec():
+            raise ConfigError(
+                f"selection={selection} is of one dataset, and this is a mixture of {len(dataset.members)}: give each "
+                f"member its own selection"
+            )
+        return dataset.index()
     episodes = dataset.meta.episodes
     return index_episodes(
         SINGLE_DATASET,
@@ -177,13 +208,16 @@ def spans_per_block(config: PipelineConfig, decode: DecodeSpec) -> int:
     the live spans, since a rank holds up to a block more than it needs. Blocks with stored images are one span each.
     """
     dataset, order = config.dataset, config.order
-    if any(dataset.features[name].kind == "image" for name in dataset.spec.cameras):
+    datasets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+    if any(one.features[name].kind == "image" for one in datasets for name in one.spec.cameras):
         return 1
-    mean = max(1, dataset.meta.num_frames // max(1, len(dataset.meta.episodes)))
+    num_episodes = sum(len(one.meta.episodes) for one in datasets)
+    mean = max(1, sum(one.meta.num_frames for one in datasets) // max(1, num_episodes))
     if order.span_frames != WHOLE_EPISODE:
         mean = min(mean, order.span_frames)
-    most = max(1, order.live_spans // 8) if dataset.spec.cameras else 64
-    if dataset.spec.cameras and decode.where == "cluster":
+    has_cameras = bool(schema_for(dataset).cameras)
+    most = max(1, order.live_spans // 8) if has_cameras else 64
+    if has_cameras and decode.where == "cluster":
         fitting = _PIXEL_BLOCK_BYTES // ((row_bytes(dataset) + pixel_bytes(dataset, decode)) * mean)
     else:
         fitting = _ROW_BLOCK_BYTES // (row_bytes(dataset) * mean)

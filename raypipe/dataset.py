@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError, DatasetError, DecodeError, suggest
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature, read_metadata, read_stats
 from raypipe.metadata.stats import Stats
+from raypipe.row_features import find_absent_columns, looked_at_rows, row_features_of
 from raypipe.rows import RowReader, column_values
 from raypipe.video import episode_first_frame
 from raypipe.window import TOLERANCE_S, WindowSpec, window_from_offsets, window_from_timestamps, window_rows
@@ -73,7 +74,11 @@ def open_dataset(
         raise ConfigError(f"cameras is {cameras!r}; give a list of names, as cameras=[{cameras!r}], or 'all'")
     meta = read_metadata(root)
     missing = find_missing_cameras(meta)
-    chosen = _all_cameras(meta, missing) if cameras == "all" else _named_cameras(meta, cameras, missing)
+    if cameras == "all":
+        chosen = _all_cameras(meta, missing)
+    else:
+        check_cameras(meta, cameras, missing)
+        chosen = tuple(cameras)
     spec = SampleSpec(cameras=chosen, camera_dtype=camera_dtype, timestamps=timestamps, tolerance_s=tolerance_s)
     return Dataset(meta=meta, spec=spec, window=WindowSpec(), missing_cameras=missing)
 
@@ -127,38 +132,10 @@ class Dataset:
     @cached_property
     def row_features(self) -> dict[str, Feature]:
         """The features that are read from rows: those with a column, and the index columns."""
-        declared = {name: f for name, f in self.features.items() if not f.is_camera or name in self.spec.cameras}
-        rows = {name: feature for name, feature in declared.items() if feature.kind != "video"}
-        if len(self.meta.episodes):
-            absent = self._absent_columns(list(rows))
-            self._warn_of_absent([name for name in absent if name in rows and name not in INDEX_FEATURES])
-            rows = {name: feature for name, feature in rows.items() if name not in absent}
-        for name, dtype in INDEX_FEATURES.items():
-            rows[name] = Feature(name=name, kind="vector", dtype=dtype, shape=(1,))
-        return rows
-
-    def _absent_columns(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the columns that the rows do not have, by the first, middle and last data file.
-
-        One that only some files lack is damage of those, and so are files that cannot be opened: reading them tells.
-        Where none of the three opens, the others are tried in turn.
-        """
-        reader, count = RowReader(self.meta, names), len(self.meta.episodes)
-        absent: set[str] | None = None
-        errors: dict[str, DatasetError] = {}
-        for tried, row in enumerate((0, count // 2, count - 1, *range(count))):
-            if tried >= 3 and absent is not None:
-                break
-            name = self.meta.data_file(row)
-            try:
-                missing = set(reader.missing_columns(row)) if name not in errors else None
-            except DatasetError as error:
-                errors[name], missing = error, None
-            if missing is not None:
-                absent = missing if absent is None else absent & missing
-        if absent is None:
-            raise next(iter(errors.values()))
-        return tuple(name for name in names if name in absent)
+        absent = find_absent_columns(self.meta)
+        rows = row_features_of(self.meta, self.spec.cameras, absent=())
+        self._warn_of_absent([name for name in absent if name in rows and name not in INDEX_FEATURES])
+        return row_features_of(self.meta, self.spec.cameras, absent)
 
     def _warn_of_absent(self, names: Sequence[str]) -> None:
         if names:
@@ -202,7 +179,7 @@ class Dataset:
                 delta_timestamps or {}, fps=self.meta.fps, tolerance_s=self.spec.tolerance_s
             )
         window.check_features([*self.row_features, *self.spec.cameras])
-        return replace(self, window=window)
+        return knowing_rows(replace(self, window=window), self.row_features)
 
     def sample(self, index: int) -> dict[str, Any]:
         """Return the sample at position `index` over all episodes in order; negative counts from the end."""
@@ -238,7 +215,7 @@ class Dataset:
     def _videos(self) -> "VideoCache":
         from raypipe.decode import VideoCache
 
-        return VideoCache(self.meta.storage, _OPEN_VIDEOS)
+        return VideoCache(_OPEN_VIDEOS)
 
     def _sample(self, row: int, frame: int) -> dict[str, Any]:
         table = self._reader.read_episode(row)
@@ -283,7 +260,7 @@ class Dataset:
         if feature.kind == "image":
             pixels = torch.stack([self._image(feature, table, int(frame)) for frame in frames])
         else:
-            video = self._videos.open(self.meta.video_file(row, name))
+            video = self._videos.open(self.meta.storage, self.meta.video_file(row, name))
             first = episode_first_frame(self.meta, row, name, video.index)
             if self.spec.timestamps == "strict":
                 self._check_timestamps(name, row, table, frames, video.index.pts_s[first + frames])
@@ -339,9 +316,16 @@ def keeps_time_axis(dataset: Dataset, camera: str) -> bool:
     return len(offsets) > 1 or dataset.features[camera].kind == "image"
 
 
+def knowing_rows(dataset: Dataset, row_features: dict[str, Feature]) -> Dataset:
+    """Return the dataset with its `row_features` known: it opens no data file to find them, and warns of nothing."""
+    known = replace(dataset)
+    known.__dict__["row_features"] = row_features
+    return known
+
+
 def find_missing_cameras(meta: DatasetMeta) -> tuple[str, ...]:
     """Return the video cameras of which no file is found; looks at the first, a middle and the last episode."""
-    rows = sorted({0, len(meta.episodes) // 2, len(meta.episodes) - 1}) if len(meta.episodes) else []
+    rows = sorted(set(looked_at_rows(meta)))
     return tuple(
         name
         for name in meta.cameras
@@ -350,20 +334,28 @@ def find_missing_cameras(meta: DatasetMeta) -> tuple[str, ...]:
     )
 
 
+def unreadable_cameras(meta: DatasetMeta, missing: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the cameras that cannot be read, by the reason."""
+    features = [meta.features[name] for name in meta.cameras]
+    depth = tuple(feature.name for feature in features if feature.is_depth and feature.kind == "video")
+    return {"no video file is there": tuple(missing), "depth videos cannot be decoded": depth}
+
+
 def _all_cameras(meta: DatasetMeta, missing: Sequence[str]) -> tuple[str, ...]:
     """Return the cameras that can be read; warn of those that cannot."""
-    depth = [name for name in meta.cameras if meta.features[name].is_depth and meta.features[name].kind == "video"]
-    for names, why in ((missing, "no video file is there"), (depth, "depth videos cannot be decoded")):
+    unreadable = unreadable_cameras(meta, missing)
+    for why, names in unreadable.items():
         if names:
             warnings.warn(
                 f"{meta.root}: leaving out {', '.join(names)}: {why}. Name the cameras to use, as cameras=[...], to "
                 f"silence this.",
                 stacklevel=3,
             )
-    return tuple(name for name in meta.cameras if name not in missing and name not in depth)
+    return tuple(name for name in meta.cameras if not any(name in names for names in unreadable.values()))
 
 
-def _named_cameras(meta: DatasetMeta, cameras: Sequence[str], missing: Sequence[str]) -> tuple[str, ...]:
+def check_cameras(meta: DatasetMeta, cameras: Sequence[str], missing: Sequence[str]) -> None:
+    """Raise where a camera that is named is not declared, has no file, or cannot be decoded."""
     from raypipe.decode import check_decodable
 
     for name in cameras:
@@ -376,7 +368,6 @@ def _named_cameras(meta: DatasetMeta, cameras: Sequence[str], missing: Sequence[
                 f"{meta.storage.locate(place)!r}. Fetch them, or leave the camera out."
             )
         check_decodable(meta.features[name], meta.root)
-    return tuple(cameras)
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:

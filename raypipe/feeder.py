@@ -14,7 +14,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -190,7 +190,8 @@ class _Pass:
     def groups(self) -> list["_Group"]:
         """The groups of ranks that share a split."""
         ask, size = self.ask, self.spec.ranks_per_split
-        plan = plan_epoch(self.index, ask.order, epoch=ask.epoch, legs=ask.legs)
+        index = replace(self.index, shares=ask.shares)
+        plan = plan_epoch(index, ask.order, epoch=ask.epoch, legs=ask.legs)
         if plan.fingerprint != ask.fingerprint:
             raise ResumeError(
                 f"the plan of the ranks has the fingerprint {ask.fingerprint}, and the same computed here "
@@ -279,6 +280,7 @@ class FeederSource:
             world_size=world.world_size,
             batch=BatchSpec(size=per_lane * plan.leg.lanes, scope="global"),
             fingerprint=plan.fingerprint,
+            shares=plan.index.shares,
         )
         asked = self._feeder.open.remote(rank, ask, place)
         self._warn_of_waiting(asked, rank, world.world_size)

@@ -19,10 +19,12 @@ from raypipe.errors import ConfigError
 from raypipe.keeper import AccountKeeper
 from raypipe.loader_spec import LoaderSpec, change_spec
 from raypipe.metrics import Live, LoaderStats, Meter, WorldStats, sum_up
+from raypipe.mixture import Mixture
 from raypipe.plan import (
     OrderState,
     Resumed,
     WorldPlan,
+    follow_state,
     plan_epoch,
     plan_world,
     resume,
@@ -68,6 +70,7 @@ class RankLoader:
         self._last_epoch = spec.num_epochs - 1
         self._ahead: Ahead | None = None
         self._run: EpochRun | None = None
+        self._index = job.index
         self._stand_at(start(job.order, world_size=job.world_size))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -103,9 +106,9 @@ class RankLoader:
         return self._plan().num_steps - self._step
 
     @property
-    def dataset(self) -> Dataset:
+    def dataset(self) -> Dataset | Mixture:
         """What the batches are made of; its `features` and `stats` are what a policy is built from."""
-        return self._job.context.datasets[0]
+        return self._job.dataset
 
     @property
     def rank(self) -> int:
@@ -154,10 +157,13 @@ class RankLoader:
         Raises:
             ResumeError: the state belongs to another order; shows both sides.
         """
-        saved = OrderState.from_dict(state)
-        at = resume(saved, self._job.index, self._job.order, world_size=self._job.world_size)
+        saved, index = follow_state(
+            OrderState.from_dict(state), self._job.index, allow_mixture_change=self._job.allow_mixture_change
+        )
+        at = resume(saved, index, self._job.order, world_size=self._job.world_size)
         self._leave_order()
-        recorded = self._ledger.parts()
+        self._index = index
+        recorded = self._of_this_mixture(self._ledger.parts())
         if recorded:
             # What was handed over since then is rolled back: the account goes on under another name.
             self._num_loads += 1
@@ -166,24 +172,31 @@ class RankLoader:
 
     def account(self) -> Account:
         """Return what this rank has handed over, by epoch and leg, with the parts that it carries of earlier ones."""
+        job = self._job
         header = Header(
-            root=str(self.dataset.meta.root),
-            selection=asdict(self._job.selection),
+            root="" if job.mixture else str(job.context.datasets[0].meta.root),
+            selection={} if job.mixture else asdict(job.selection),
             state=self.state_dict(),
             name=self.name,
+            members=job.mixture.sources() if job.mixture else (),
         )
         return Account(header=header, parts=self._ledger.parts())
 
     def load_account(self, parts: Iterable[Part]) -> None:
         """Carry the parts of an account on that led to the loaded state; on one rank, rank 0. Call it after loading.
 
-        Episodes that were bad before count in `BadDataSpec.max_bad_episodes`.
+        Episodes that were bad before count in `BadDataSpec.max_bad_episodes`. Where the mixture has changed, the
+        account begins anew: the epochs before are in that of the checkpoint before.
         """
-        carried = tuple(parts)
+        carried = self._of_this_mixture(parts)
         self._ledger = Ledger(carried, attempt=self._attempt)
         known = {(skip.dataset, skip.episode): skip.why for part in carried for skip in part.skipped}
         if known:
             self._source.note_bad(known)
+
+    def _of_this_mixture(self, parts: Iterable[Part]) -> tuple[Part, ...]:
+        since = self._index.shares.since if self._index.shares else 0
+        return tuple(part for part in parts if part.epoch >= since)
 
     def keep_account(self, folder: str | Path, filesystem: "pyarrow.fs.FileSystem | None" = None) -> None:
         """Write the account to a folder from now on, every 2 s or so and after every epoch: for `raypipe account`.
@@ -272,7 +285,7 @@ class RankLoader:
         return self._world
 
     def _plan_of(self, at: Resumed) -> WorldPlan:
-        plan = plan_epoch(self._job.index, at.spec, epoch=at.epoch, legs=at.legs)
+        plan = plan_epoch(self._index, at.spec, epoch=at.epoch, legs=at.legs)
         return plan_world(plan, world_size=self._job.world_size, batch=self._job.batch)
 
     def _open_run(self) -> EpochRun:

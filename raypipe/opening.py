@@ -37,7 +37,7 @@ class SpanOpener:
 
     def _decode(self, block: SpanBlock) -> dict[str, "Future[SpanPixels]"]:
         """Start decoding what did not come decoded; with ``when="exit"`` only images, whose bytes are at hand now."""
-        cameras = self._context.datasets[block.request.dataset].spec.cameras
+        cameras = self._context.member_of(block.request).cameras
         wanted = block.stored_images if self._context.decode.when == "exit" else cameras
         return {
             camera: self._pool.submit(self._decode_camera, block, camera)
@@ -47,42 +47,44 @@ class SpanOpener:
 
     def _probe(self, block: SpanBlock) -> "tuple[Future[None], ...]":
         """Start to decode the ends of a span whose frames are decoded as they leave, where a bad one is left out."""
-        dataset = self._context.datasets[block.request.dataset]
         if not self._can_skip or self._context.decode.when != "exit":
             return ()
-        videos = [camera for camera in dataset.spec.cameras if dataset.features[camera].kind == "video"]
-        return tuple(self._pool.submit(self._probe_camera, block.request, camera) for camera in videos)
+        cameras = self._context.member_of(block.request).cameras
+        videos = [own for camera, own in cameras.items() if camera not in block.stored_images]
+        return tuple(self._pool.submit(self._probe_camera, block.request, own) for own in videos)
 
-    def _probe_camera(self, request: SpanRequest, camera: str) -> None:
+    def _probe_camera(self, request: SpanRequest, own: str) -> None:
         _, row, _ = self._context.find_episode(request)
-        frames = shown_frames(self._context, request, camera)
-        self._context.decoders[request.dataset].decode_video(row, camera, np.unique(frames[[0, -1]]))
+        frames = shown_frames(self._context, request, own)
+        self._context.decoders[request.dataset].decode_video(row, own, np.unique(frames[[0, -1]]))
 
     def _decode_camera(self, block: SpanBlock, camera: str) -> SpanPixels:
         request = block.request
         dataset, row, length = self._context.find_episode(request)
-        windows = window_frames(dataset, camera, request.anchors, length)
+        own = self._context.member_of(request).cameras[camera]
+        windows = window_frames(dataset, own, request.anchors, length)
         decoder = self._context.decoders[request.dataset]
         if camera in block.stored_images:
             frames, stored = block.stored_images[camera]
             order = frames.argsort()
             frames, stored = frames[order], [stored[i] for i in order.tolist()]
-            pieces = [decoder.decode_images(row, camera, stored, frames)]
+            pieces = [decoder.decode_images(row, own, stored, frames)]
         else:
-            frames = shown_frames(self._context, request, camera)
-            pieces = decoder.decode_pieces(row, camera, frames)
+            frames = shown_frames(self._context, request, own)
+            pieces = decoder.decode_pieces(row, own, frames)
         ends = np.cumsum([0, *map(len, pieces)])
         parts = [
-            CameraPart(frames[begin:end], piece.numpy() if piece.device.type == "cpu" else piece)
+            CameraPart(frames[begin:end], piece.cpu().numpy())
             for piece, begin, end in zip(pieces, ends[:-1], ends[1:], strict=True)
         ]
         return find_pixels(parts, windows)
 
     def _find_pixels(self, block: SpanBlock) -> dict[str, "Future[SpanPixels]"]:
         dataset, _, length = self._context.find_episode(block.request)
-        found = {}
+        cameras, found = self._context.member_of(block.request).cameras, {}
         for camera, parts in block.pixels.items():
             future: Future[SpanPixels] = Future()
-            future.set_result(find_pixels(parts, window_frames(dataset, camera, block.request.anchors, length)))
+            windows = window_frames(dataset, cameras[camera], block.request.anchors, length)
+            future.set_result(find_pixels(parts, windows))
             found[camera] = future
         return found

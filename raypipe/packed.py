@@ -29,6 +29,8 @@ class SpanRequest:
 
     epoch: int
     dataset: int
+    lap: int
+    """Which pass over its dataset the span is of: in a mixture an episode may come twice in an epoch."""
     episode: int
     start: int
     stop: int
@@ -51,6 +53,7 @@ def span_request(plan: RankPlan, arrival: int) -> SpanRequest:
     return SpanRequest(
         epoch=plan.keys.epoch,
         dataset=int(queue.dataset[arrival]),
+        lap=int(queue.lap[arrival]),
         episode=int(queue.episode[arrival]),
         start=int(queue.start[arrival]),
         stop=int(queue.stop[arrival]),

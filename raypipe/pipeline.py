@@ -25,6 +25,7 @@ from raypipe.errors import ConfigError, suggest
 from raypipe.feeder import BY_SIZE, FeederSource, start_feeder
 from raypipe.loader import RankLoader
 from raypipe.loader_spec import LoaderSpec, change_spec
+from raypipe.mixture import Mixture
 from raypipe.packed import span_request
 from raypipe.plan import WHOLE_EPISODE, WorldPlan, plan_epoch, plan_world, start, state_at
 from raypipe.rank_job import RankJob
@@ -43,7 +44,7 @@ class Pipeline:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset | Mixture,
         *,
         batch_size: Any,
         seed: int,
@@ -54,14 +55,16 @@ class Pipeline:
         """Compose and check a pipeline; touches neither rows nor Ray.
 
         Args:
-            dataset: what `open_dataset` returns, perhaps `windowed`.
+            dataset: what `open_dataset` returns, or a `Mixture`; perhaps `windowed`.
             batch_size: frames per rank; ``{"size": 512, "scope": "global"}`` is over all ranks.
             seed: of the order.
             delta_timestamps: windows in seconds, as in LeRobot.
             live_bytes: memory of a rank for the spans at hand; decides span length where ``order`` does not.
             parts: ``selection``, ``order``, ``decode``, ``feed``: see `SelectionSpec`, `OrderSpec`, `DecodeSpec`,
-                `FeedSpec`; and the fields of `BadDataSpec`, such as ``on_bad_episode="skip"``.
+                `FeedSpec`; the fields of `BadDataSpec`, such as ``on_bad_episode="skip"``; and
+                ``allow_mixture_change=True``, to go on between epochs from a state of another mixture.
         """
+        allow_mixture_change = bool(parts.pop("allow_mixture_change", False))
         known = ("selection", "order", "decode", "feed", *(field.name for field in fields(BadDataSpec)))
         for name in parts:
             if name not in known:
@@ -70,7 +73,8 @@ class Pipeline:
             dataset = dataset.windowed(delta_timestamps)
         bad_data = {field.name: parts.pop(field.name) for field in fields(BadDataSpec) if field.name in parts}
         every = {"selection": {}, "order": {}, "decode": {}, "feed": {}, "bad_data": bad_data, **parts}
-        self.config = compose_config(dataset, every, batch_size=batch_size, seed=seed, live_bytes=live_bytes)
+        config = compose_config(dataset, every, batch_size=batch_size, seed=seed, live_bytes=live_bytes)
+        self.config = replace(config, allow_mixture_change=allow_mixture_change)
 
     @cached_property
     def _index(self) -> Any:
@@ -128,6 +132,8 @@ class Pipeline:
                     rank=rank,
                     world_size=world_size,
                     selection=config.selection,
+                    mixture=config.mixture,
+                    allow_mixture_change=config.allow_mixture_change,
                 ),
                 source,
                 spec,

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from raypipe.block import BlockContext
+from raypipe.dataset import Dataset
 from raypipe.metrics import LoaderStats
+from raypipe.mixture import Mixture
 from raypipe.plan import BatchSpec, EpisodeIndex, OrderSpec, SelectionSpec, WorldPlan
 from raypipe.rollcall import PassPlace
 from raypipe.run import BlockFeed
@@ -63,3 +65,14 @@ class RankJob:
     world_size: int
     selection: SelectionSpec
     """Which `index` was made with: for the account."""
+
+    mixture: Mixture | None = None
+    """Where the datasets are members of one; it has their selections."""
+
+    allow_mixture_change: bool = False
+    """Whether a state of another mixture may be gone on from, between epochs."""
+
+    @property
+    def dataset(self) -> Dataset | Mixture:
+        """What the batches are made of."""
+        return self.mixture or self.context.datasets[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from raypipe.errors import ResumeError
-from raypipe.plan import BatchSpec, Leg, OrderSpec
+from raypipe.plan import BatchSpec, Leg, OrderSpec, Shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,9 @@ class Ask:
     batch: BatchSpec
     fingerprint: str
     """Of the plan, as the rank computed it."""
+
+    shares: Shares | None = None
+    """Of a mixture: its datasets stand where the state says that the ranks have loaded."""
 
 
 class PassPlace(NamedTuple):

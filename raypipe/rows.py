@@ -73,6 +73,13 @@ class RowReader:
         table = self._in_frame_order(table, name, row)
         return self._with_index_columns(table, row).slice(start, stop - start)
 
+    def close(self) -> None:
+        """Close all files; they are opened again when they are asked for."""
+        for file in self._files.values():
+            file.parquet.close()
+        self._files.clear()
+        self._kept = (("", ()), pa.table({}))
+
     def missing_columns(self, row: int) -> tuple[str, ...]:
         """Return which of the columns asked for are not in the file of the episode in row `row`."""
         present = set(self._open(self._meta.data_file(row)).parquet.schema_arrow.names)

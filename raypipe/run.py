@@ -223,9 +223,9 @@ class EpochRun:
         came = _identity(request)
         if came != planned:
             raise RaypipeError(
-                f"rank {self._plan.rank} expected as block {i} the span (epoch, dataset, episode, start, stop, lane, "
-                f"place, rows) = {planned}, and {came} came. Ray's split has routed blocks differently from its rule; "
-                f"this version of Ray may have changed it."
+                f"rank {self._plan.rank} expected as block {i} the span (epoch, dataset, lap, episode, start, stop, "
+                f"lane, place, rows) = {planned}, and {came} came. Ray's split has routed blocks differently from its "
+                f"rule; this version of Ray may have changed it."
             )
 
     def _wait_for_room(self, resident_spans: int) -> None:
@@ -318,6 +318,7 @@ def _identity(request: SpanRequest) -> tuple[int, ...]:
     return (
         request.epoch,
         request.dataset,
+        request.lap,
         request.episode,
         request.start,
         request.stop,

@@ -240,20 +240,31 @@ class LiveWindow:
         places = np.fromiter((spans[span].places[row] for span, row in pairs), dtype=np.int64, count=len(batch.row))
         return self._rows.take(places)
 
-    def take_pixels(self, batch: Batch, camera: str) -> NDArray[Any]:
-        """Return the frames of a camera: ``(B, T, height, width, channels)``."""
-        spans = [self._spans[span].pixels[camera] for span in batch.span.tolist()]
-        first = spans[0]
-        size = first.parts[0].pixels.shape[1:]
-        dtype = first.parts[0].pixels.dtype
-        frames = self._buffers.take((len(spans), first.part.shape[1], *size), dtype)
-        for i, (span, row) in enumerate(zip(spans, batch.row.tolist(), strict=True)):
-            for t in range(frames.shape[1]):
-                frames[i, t] = span.parts[span.part[row, t]].pixels[span.index[row, t]]
+    def take_pixels(self, batch: Batch, camera: str, blank: NDArray[Any]) -> NDArray[Any]:
+        """Return the frames of a camera: ``(B, T, height, width, channels)``.
+
+        Args:
+            blank: what samples show whose span has no such camera, ``(T, height, width, channels)``.
+        """
+        frames = self.empty_pixels((len(batch.span), *blank.shape), blank.dtype)
+        self.copy_pixels(batch, camera, blank, frames, range(len(frames)))
         return frames
 
+    def copy_pixels(
+        self, batch: Batch, camera: str, blank: NDArray[Any], frames: NDArray[Any], samples: Sequence[int]
+    ) -> None:
+        """Write the frames of some samples of a batch to their places in `frames`; see `take_pixels`."""
+        spans, rows = batch.span.tolist(), batch.row.tolist()
+        for i in samples:
+            pixels, row = self._spans[spans[i]].pixels.get(camera), rows[i]
+            if pixels is None:
+                frames[i] = blank
+                continue
+            for t in range(frames.shape[1]):
+                frames[i, t] = pixels.parts[pixels.part[row, t]].pixels[pixels.index[row, t]]
+
     def empty_pixels(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Return a buffer for frames that are decoded as they leave."""
+        """Return a buffer for the frames of a batch, in which anything may stand."""
         return self._buffers.take(shape, dtype)
 
 

@@ -74,10 +74,11 @@ class Storage:
     def list_files(self, folder: str = "") -> list[str]:
         """Return the names of all files below `folder`, sorted; none where the folder is missing."""
         top = self.locate(folder)
-        if not self.filesystem.exists(top):
-            return []
-        prefix = len(self.path.rstrip("/")) + 1
-        return sorted(str(found)[prefix:] for found in self.filesystem.find(top))
+        with self._naming(folder):
+            if not self.filesystem.exists(top):
+                return []
+            prefix = len(self.path.rstrip("/")) + 1
+            return sorted(str(found)[prefix:] for found in self.filesystem.find(top))
 
     def size_bytes(self, name: str) -> int:
         """Return the size of the file `name`."""

@@ -17,7 +17,8 @@ from raypipe.plan import EpisodeIndex, OrderSpec, OrderState, WorldPlan, state_a
 def axis_of(index: EpisodeIndex) -> FrameAxis:
     """Return the axis of an index that has all episodes, each in one row."""
     numbers = [index.dataset == number for number in range(len(index.dataset_names))]
-    return lay_out(index.dataset_names, [(index.episode[mine], index.length[mine]) for mine in numbers])
+    episodes = [(index.episode[mine], index.length[mine]) for mine in numbers]
+    return lay_out(index.dataset_names, episodes, has_laps=index.shares is not None)
 
 
 @dataclass
@@ -156,13 +157,15 @@ class HandRun:
         """Return what a rank records of a planned batch: frames of bad episodes are holes, as in the loader."""
         queue = self._plans[rank].queue
         dataset, episode = queue.dataset[batch.span], queue.episode[batch.span]
-        numbers = self.axis.starts_of(dataset, episode) + batch.frame
+        lap = queue.lap[batch.span] - self.world.first_laps[dataset]
+        numbers = self.axis.starts_of(dataset, episode, lap) + batch.frame
         is_hole = np.isin(episode, list(self.bad))
         lanes = queue.lane[batch.span[~batch.is_repeat]]
         holes = tuple(
-            Hole(int(dataset[mine][0]), number, numbers[mine], f"episode {number} is bad\nsecond line")
-            for number in sorted(set(episode[is_hole & ~batch.is_repeat].tolist()))
-            for mine in [is_hole & ~batch.is_repeat & (episode == number)]
+            Hole(robot, number, numbers[mine], f"episode {number} is bad\nsecond line")
+            for robot in np.unique(dataset).tolist()
+            for number in sorted(set(episode[is_hole & ~batch.is_repeat & (dataset == robot)].tolist()))
+            for mine in [is_hole & ~batch.is_repeat & (episode == number) & (dataset == robot)]
         )
         if is_hole.all():
             good = int(self.index.episode[~np.isin(self.index.episode, list(self.bad))][0])

@@ -11,10 +11,13 @@ from raypipe.plan import (
     OrderSpec,
     SelectionSpec,
     WorldPlan,
+    follow_state,
     index_episodes,
+    mix_indexes,
     plan_epoch,
     plan_world,
     resume,
+    split_frames,
     start,
 )
 
@@ -38,6 +41,17 @@ def make_index(frames, name="robot", episodes=None, fingerprint="robot-1") -> Ep
     return index_episodes(name, numbers, lengths, fingerprint=fingerprint, selection=SelectionSpec())
 
 
+@st.composite
+def mixtures(draw) -> EpisodeIndex:
+    """Draw a mixture of 1 to 4 datasets with weights that share an epoch out in fractions of laps."""
+    members = draw(st.lists(st.lists(st.integers(1, 25), min_size=1, max_size=8), min_size=1, max_size=4))
+    weights = draw(st.lists(st.floats(0.1, 5), min_size=len(members), max_size=len(members)))
+    size = draw(st.integers(12 * len(members), 200))
+    frames = [max(1, part) for part in split_frames(weights, size)]
+    indexes = [make_index(one, name=f"robot-{i}", fingerprint=f"data-{i}") for i, one in enumerate(members)]
+    return mix_indexes(indexes, frames)
+
+
 def frames_of_index(index: EpisodeIndex) -> list[tuple[int, int]]:
     return sorted(
         (int(episode), frame)
@@ -52,6 +66,7 @@ def plan_start(index, spec, *, world_size, per_lane=3, epoch=0) -> WorldPlan:
 
 
 def plan_resumed(state, index, spec, *, world_size, per_lane=3) -> WorldPlan:
+    state, index = follow_state(state, index)
     return serve(index, resume(state, index, spec, world_size=world_size), world_size, per_lane)
 
 
@@ -65,8 +80,9 @@ def serve(index, todo, world_size, per_lane) -> WorldPlan:
 class Step:
     """What all ranks emitted in one step."""
 
-    frames: list[tuple[int, int]] = field(default_factory=list)
-    repeats: list[tuple[int, int]] = field(default_factory=list)
+    frames: list[tuple[int, ...]] = field(default_factory=list)
+    """(episode, frame), or of a mixture (dataset, lap, episode, frame)."""
+    repeats: list[tuple[int, ...]] = field(default_factory=list)
 
 
 def carry_out(world: WorldPlan) -> list[Step]:
@@ -86,11 +102,19 @@ def carry_out(world: WorldPlan) -> list[Step]:
             assert rows == batch.frame.tolist()
             for frame, span, is_repeat in zip(rows, batch.span, batch.is_repeat, strict=True):
                 step = steps[batch.step]
-                (step.repeats if is_repeat else step.frames).append((int(plan.queue.episode[span]), frame))
+                queue = plan.queue
+                named = _name(world, queue.dataset[span], queue.lap[span], queue.episode[span], frame)
+                (step.repeats if is_repeat else step.frames).append(named)
         assert gone == (set(range(len(plan.queue))) if batches else set())
     return steps
 
 
-def left_over(world: WorldPlan) -> list[tuple[int, int]]:
+def left_over(world: WorldPlan) -> list[tuple[int, ...]]:
     left = world.left_over()
-    return [(int(episode), int(frame)) for episode, frame in zip(left.episode, left.frame, strict=True)]
+    return [_name(world, *frame) for frame in zip(left.dataset, left.lap, left.episode, left.frame, strict=True)]
+
+
+def _name(world: WorldPlan, dataset, lap, episode, frame) -> tuple[int, ...]:
+    if world.plan.index.shares is None:
+        return int(episode), int(frame)
+    return int(dataset), int(lap), int(episode), int(frame)

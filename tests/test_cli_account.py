@@ -9,7 +9,7 @@ from program import run_program
 
 import raypipe
 from raypipe.account import count_values
-from raypipe.account.check import read_frames
+from raypipe.audit.frames import read_frames
 from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec, plan_epoch, plan_world, start
 
 SPEC = OrderSpec(seed=3, live_spans=2)

@@ -1,6 +1,7 @@
 """``raypipe plan``: what an epoch costs and gives, as a table, as JSON and as a picture."""
 
 import json
+import shutil
 
 import pytest
 from program import run_program
@@ -60,3 +61,29 @@ def test_plan_explains_what_is_impossible(tiny_dataset, options, message):
 
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_plan_of_a_mixture_shows_what_every_dataset_gives(tiny_dataset, tmp_path):
+    shutil.copytree(tiny_dataset, tmp_path / "other")
+    mixture = tmp_path / "mixture.yaml"
+    mixture.write_text(
+        f"datasets:\n  - {{root: {tiny_dataset}, name: tiny, weight: 3}}\n  - {{root: other, weight: 1}}\n"
+    )
+    picture = tmp_path / "plan.png"
+
+    done = run(mixture, "--world-size", 2, "--batch-size", 4, "--plot", picture)
+    printed = json.loads(run(mixture, "--world-size", 2, "--batch-size", 4, "--json").stdout)
+
+    assert done.returncode == 0, done.stderr
+    # 34 frames each, 68 an epoch: three quarters of them of the first.
+    assert [line.split()[:5] for line in done.stdout.splitlines()[-2:]] == [
+        ["tiny", "34", "51", "75.00%", "1.50"],
+        ["other", "34", "17", "25.00%", "0.50"],
+    ]
+    assert "distinct datasets" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [(one["name"], one["epoch_frames"], one["laps"]) for one in printed["members"]] == [
+        ("tiny", 51, 1.5),
+        ("other", 17, 0.5),
+    ]
+    assert 1 <= printed["distinct_datasets"]["mean"] <= 2

@@ -13,9 +13,6 @@
     epoch_verdict.py   what a check says of an epoch                              EpochVerdict
     verdict.py         emitted, skipped, left over, to come: each frame once?     check_account
     folder.py          the accounts of a checkpoint or of a run's folder          RunAccount
-    check.py           what ``raypipe account`` does                              check_run
-    where.py           what ``raypipe where`` does                                LocatedStep
-    report.py          verdicts and frames as tables
 
 What is recorded comes from the batches and never from the plan, so a check by the plan can fail.
 """

@@ -7,11 +7,14 @@
     0 ... 9     10 ... 24      25 ... 31     2**40 ... 2**40 + 7         numbered by the lengths of the episodes
 
 Within a dataset the number is LeRobot's `index` where the dataset counts as LeRobot does, so a person can look it up.
-Frames that follow each other in an episode follow each other here, so an episode is one run.
+Frames that follow each other in an episode follow each other here, so an episode is one run. An epoch of a mixture may
+go through several laps of a dataset: those after its first one are numbered behind each other, so a frame that comes
+twice has two numbers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -19,8 +22,8 @@ from numpy.typing import NDArray
 
 from raypipe.account.runs import Runs, count_ranges
 from raypipe.errors import DatasetError
-from raypipe.plan import EpisodeIndex
-from raypipe.plan.keyhash import Ints
+from raypipe.plan import EpisodeIndex, OrderSpec, anchor_runs, first_laps
+from raypipe.plan.keyhash import Ints, OrderKeys
 
 DATASET_BITS: Final = 40
 """Frames of one dataset are numbered below 2**40, which leaves 23 bits for datasets."""
@@ -49,6 +52,8 @@ class FrameRange:
     """Frame numbers within the episode; numbers on the axis where there is no episode."""
 
     times: int = 1
+    lap: int = 0
+    """Laps of the dataset that the epoch had begun before, in a mixture."""
 
     @property
     def num_frames(self) -> int:
@@ -58,6 +63,7 @@ class FrameRange:
     def describe(self) -> str:
         """Return the frames in words."""
         often = f" ({self.times} times)" if self.times > 1 else ""
+        often += f" in lap {self.lap + 1} of the epoch" if self.lap else ""
         frames = f"frame {self.start}" if self.stop == self.start + 1 else f"frames {self.start} to {self.stop - 1}"
         if self.episode < 0:
             return f"no dataset of the run has {frames} of the axis{often}"
@@ -77,8 +83,23 @@ class FrameAxis:
 
     length: Ints
 
-    def starts_of(self, dataset: NDArray[Any], episode: Ints) -> Ints:
+    has_laps: bool = False
+    """Whether an epoch may go through more than one lap of a dataset."""
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Frames of every dataset, selected or not."""
+        sizes = np.zeros(len(self.names), dtype=np.int64)
+        np.add.at(sizes, self.dataset, self.length)
+        return sizes
+
+    def starts_of(self, dataset: NDArray[Any], episode: Ints, lap: Ints | int = 0) -> Ints:
         """Return the number of frame 0 of each of these episodes.
+
+        Args:
+            dataset: position of the dataset of each.
+            episode: LeRobot's number of each.
+            lap: of each; counted from the first one of its dataset in the epoch.
 
         Raises:
             DatasetError: the datasets have no such episode.
@@ -95,12 +116,15 @@ class FrameAxis:
                 unknown = int(episode[mine][~is_known][0])
                 raise DatasetError(f"dataset {self.names[number]!r} has no episode {unknown}; the plan has")
             starts[mine] = self.first[row]
-        return starts
+        return np.asarray(starts + self.sizes[dataset] * lap)
 
-    def expected(self, index: EpisodeIndex) -> Runs:
-        """Return the anchor frames of an index: what an epoch must emit."""
-        start = self.starts_of(index.dataset, index.episode)
-        return count_ranges(start + index.start, start + index.stop)
+    def expected(self, index: EpisodeIndex, spec: OrderSpec, epoch: int) -> Runs:
+        """Return what an epoch must emit: the anchor frames of an index, or the shares of a mixture."""
+        keys = OrderKeys(seed=spec.seed, epoch=epoch, shuffle=spec.shuffle, dataset_names=index.dataset_names)
+        runs = anchor_runs(index, keys)
+        dataset = index.dataset[runs.row]
+        start = self.starts_of(dataset, index.episode[runs.row], runs.lap - first_laps(index, epoch)[dataset])
+        return count_ranges(start + runs.start, start + runs.stop)
 
     def name_frames(self, runs: Runs) -> tuple[FrameRange, ...]:
         """Return runs as frames of episodes; a run over several episodes becomes several ranges."""
@@ -116,8 +140,9 @@ class FrameAxis:
 
     def _name_first(self, start: int, stop: int, times: int) -> FrameRange:
         """Return the frames of ``[start, stop)`` that lie in one episode, or in none, from `start` on."""
-        row = int(np.searchsorted(self.first, start, side="right")) - 1
-        first = int(self.first[row]) if row >= 0 else 0
+        lap, moved = self._lap_of(start)
+        row = int(np.searchsorted(self.first, start - moved, side="right")) - 1
+        first = int(self.first[row]) + moved if row >= 0 else 0
         end = first + int(self.length[row]) if row >= 0 else 0
         if row < 0 or start >= end:
             following = int(self.first[row + 1]) if row + 1 < len(self.first) else stop
@@ -129,15 +154,24 @@ class FrameAxis:
             start=start - first,
             stop=min(stop, end) - first,
             times=times,
+            lap=lap,
         )
 
+    def _lap_of(self, number: int) -> tuple[int, int]:
+        """Return the lap of a number, and how far that lap is behind the first one."""
+        dataset, place = number >> DATASET_BITS, number & ((1 << DATASET_BITS) - 1)
+        size = int(self.sizes[dataset]) if dataset < len(self.names) else 0
+        lap = place // size if self.has_laps and size else 0
+        return lap, lap * size
 
-def lay_out(names: Sequence[str], episodes: Sequence[tuple[Ints, Ints]]) -> FrameAxis:
+
+def lay_out(names: Sequence[str], episodes: Sequence[tuple[Ints, Ints]], *, has_laps: bool = False) -> FrameAxis:
     """Return the axis of datasets.
 
     Args:
         names: of the datasets, as in the mixture.
         episodes: for every dataset the numbers of all its episodes, selected or not, ascending, and their lengths.
+        has_laps: whether they are a mixture, of which an epoch may go through a dataset more than once.
     """
     firsts = [frame_numbers(i, np.cumsum(length) - length) for i, (_, length) in enumerate(episodes)]
     return FrameAxis(
@@ -146,4 +180,5 @@ def lay_out(names: Sequence[str], episodes: Sequence[tuple[Ints, Ints]]) -> Fram
         episode=np.concatenate([np.asarray(number, dtype=np.int64) for number, _ in episodes]),
         first=np.concatenate(firsts),
         length=np.concatenate([np.asarray(length, dtype=np.int64) for _, length in episodes]),
+        has_laps=has_laps,
     )

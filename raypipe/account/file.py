@@ -119,7 +119,9 @@ def load_account(content: bytes, place: str) -> Account:
         if unknown:
             raise ValueError(f"rows of no part or skip: {unknown[0]}")
         header = Header(**told["header"])
-        return Account(header=replace(header, selection=_as_tuples(header.selection)), parts=parts)
+        members = tuple({**one, "selection": _as_tuples(one["selection"])} for one in header.members)
+        header = replace(header, selection=_as_tuples(header.selection), members=members)
+        return Account(header=header, parts=parts)
     except (pa.ArrowException, KeyError, TypeError, ValueError, AssertionError, RaypipeError) as error:
         if isinstance(error, DatasetError):
             raise

@@ -124,6 +124,9 @@ class Header:
     name: str = "train"
     """Of the loader."""
 
+    members: tuple[dict[str, Any], ...] = ()
+    """Of a mixture: name, root and the fields of the selection of every dataset; `root` and `selection` are empty."""
+
     @property
     def order_state(self) -> OrderState:
         """The state up to which the account goes."""

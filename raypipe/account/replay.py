@@ -15,7 +15,16 @@ from raypipe.account.ledger import FrameDigest
 from raypipe.account.parts import Part
 from raypipe.account.runs import Runs, add_runs, count_ranges, count_values, empty_runs
 from raypipe.errors import ConfigError
-from raypipe.plan import BatchSpec, EpisodeIndex, EpochPlan, WorldPlan, describe_selection, plan_epoch, plan_world
+from raypipe.plan import (
+    BatchSpec,
+    EpisodeIndex,
+    EpochPlan,
+    WorldPlan,
+    describe_selection,
+    first_laps,
+    plan_epoch,
+    plan_world,
+)
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.livewindow import Lane
 from raypipe.plan.spans import order_frames, ragged_arange
@@ -91,7 +100,8 @@ class Replay:
         """
         world, digest = self.world(part), FrameDigest()
         plan = world.rank(rank)
-        base = self.axis.starts_of(plan.queue.dataset, plan.queue.episode)
+        queue = plan.queue
+        base = self.axis.starts_of(queue.dataset, queue.episode, queue.lap - world.first_laps[queue.dataset])
         num_frames, least, most = 0, 0, 0
         repeats: list[Ints] = []
         for chunk in plan.chunks():
@@ -136,7 +146,8 @@ class Replay:
         taken = lane.cursor(end).spread(0, len(lane), spans.count) - before
         is_whole = taken == spans.stop - spans.start
         whole, cut = np.flatnonzero(is_whole), np.flatnonzero((taken > 0) & ~is_whole)
-        base = self.axis.starts_of(spans.dataset, spans.episode)
+        first = first_laps(plan.index, plan.epoch)
+        base = self.axis.starts_of(spans.dataset, spans.episode, spans.lap - first[spans.dataset])
         ranges = count_ranges(base[whole] + spans.start[whole], base[whole] + spans.stop[whole])
         frames, offsets = order_frames(spans.take(cut), plan.keys)
         chosen = frames[ragged_arange(offsets[:-1] + before[cut], taken[cut])]

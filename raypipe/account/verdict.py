@@ -21,7 +21,7 @@ from raypipe.account.parts import Account, Part, Skip, merge_skips
 from raypipe.account.replay import Replay
 from raypipe.account.runs import Runs, add_runs, empty_runs, intersect_runs, keep_values, subtract_runs, unite_runs
 from raypipe.errors import ResumeError
-from raypipe.plan import EpisodeIndex, OrderState
+from raypipe.plan import EpisodeIndex, OrderSpec, OrderState
 
 
 def check_account(
@@ -36,7 +36,7 @@ def check_account(
         axis: of all episodes of the datasets.
         account: of all ranks.
         attempts: parts that ranks wrote down while running, perhaps beyond what was saved: what they handed over and
-            the account does not have was rolled back.
+            the account does not have was rolled back. Those of another mixture, before this one, take no part.
 
     Raises:
         ResumeError: the account is of other datasets, or its state is damaged.
@@ -48,7 +48,8 @@ def check_account(
             f"dataset is {index.fingerprint!r}. Give the dataset that the run read by --root."
         )
     replay = Replay(index, axis)
-    rolled_back = _rolled_back(account.parts, attempts)
+    since = index.shares.since if index.shares else 0
+    rolled_back = _rolled_back(account.parts, [part for part in attempts if part.epoch >= since])
     parts, dropped = drop_later_epochs(account.parts, state)
     for part in dropped:
         rolled_back[part.epoch] = add_runs(rolled_back.get(part.epoch, empty_runs()), part.emitted)
@@ -58,7 +59,8 @@ def check_account(
         chain = link_parts(tuple(part for part in parts if part.epoch == epoch), replay)
         end_gap = _check_end(chain, state, replay) if epoch == max(begun, default=-1) else ""
         is_left = epoch < max(*begun, state.epoch, -1)
-        check = _EpochCheck(epoch=epoch, chain=chain, replay=replay, is_left=is_left, end_gap=end_gap)
+        spec = chain.links[0].part.spec if chain.links else state.spec
+        check = _EpochCheck(epoch=epoch, chain=chain, replay=replay, spec=spec, is_left=is_left, end_gap=end_gap)
         verdicts.append(check.verdict(rolled_back.get(epoch, empty_runs())))
     return tuple(verdicts)
 
@@ -70,6 +72,7 @@ class _EpochCheck:
     epoch: int
     chain: Chain
     replay: Replay
+    spec: OrderSpec
     is_left: bool
     """Whether the run has gone on to a later epoch."""
 
@@ -103,7 +106,7 @@ class _EpochCheck:
 
     @cached_property
     def _expected(self) -> Runs:
-        return self.replay.axis.expected(self.replay.index)
+        return self.replay.axis.expected(self.replay.index, self.spec, self.epoch)
 
     @cached_property
     def _uncounted(self) -> tuple[Runs, ...]:

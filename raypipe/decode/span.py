@@ -44,11 +44,16 @@ class DecodeCounts:
 class SpanDecoder:
     """Decodes frames of episodes of one dataset; every thread that uses it has its own open videos."""
 
-    def __init__(self, meta: DatasetMeta, spec: DecodeSpec) -> None:
+    def __init__(self, meta: DatasetMeta, spec: DecodeSpec, local: threading.local | None = None) -> None:
+        """Prepare to decode; opens nothing yet.
+
+        Args:
+            local: where threads keep their open videos; decoders of a mixture share one, and `spec.open_videos`.
+        """
         self._meta = meta
         self._spec = spec
         # A thread's open videos end with the thread: only their counts are kept here.
-        self._local = threading.local()
+        self._local = local or threading.local()
         self._lock = threading.Lock()
         self._counts = DecodeCounts()
         self._isolated: set[int] = set()
@@ -122,7 +127,7 @@ class SpanDecoder:
             return video.read_frames(first + frames)
         except (RaypipeError, OSError):
             # A decoder that has failed once is not asked again.
-            self._local.cache.forget(name)
+            self._local.cache.forget(self._meta.storage, name)
             raise
 
     def decode_pieces(self, row: int, camera: str, frames: NDArray[np.int64]) -> list[torch.Tensor]:
@@ -165,10 +170,10 @@ class SpanDecoder:
     def _open(self, name: str) -> OpenVideo:
         if not hasattr(self._local, "cache"):
             options = VideoOptions(resize=self._spec.resize, device=self._spec.device)
-            self._local.cache = VideoCache(self._meta.storage, self._spec.open_videos, options)
+            self._local.cache = VideoCache(self._spec.open_videos, options)
         cache: VideoCache = self._local.cache
         hits, misses, evictions = cache.hits, cache.misses, cache.evictions
-        video = cache.open(name)
+        video = cache.open(self._meta.storage, name)
         with self._lock:
             self._counts.hits += cache.hits - hits
             self._counts.misses += cache.misses - misses

@@ -102,32 +102,32 @@ def open_video(storage: Storage, name: str) -> OpenVideo:
 class VideoCache:
     """Open videos, the least recently used closed beyond `size`. Not for use by several threads at once."""
 
-    def __init__(self, storage: Storage, size: int, options: VideoOptions = VideoOptions()) -> None:  # noqa: B008
-        self._storage = storage
+    def __init__(self, size: int, options: VideoOptions = VideoOptions()) -> None:  # noqa: B008
         self._size = size
         self._options = options
-        self._videos: OrderedDict[str, OpenVideo] = OrderedDict()
+        self._videos: OrderedDict[tuple[str, str], OpenVideo] = OrderedDict()
         self.hits = 0
         self.misses = 0
         self.evictions = 0
 
-    def open(self, name: str) -> OpenVideo:
-        """Return the video `name`, opened now or earlier."""
-        if name in self._videos:
+    def open(self, storage: Storage, name: str) -> OpenVideo:
+        """Return the video `name` of a dataset, opened now or earlier."""
+        key = (storage.uri, name)
+        if key in self._videos:
             self.hits += 1
-            self._videos.move_to_end(name)
-            return self._videos[name]
+            self._videos.move_to_end(key)
+            return self._videos[key]
         self.misses += 1
-        video = OpenVideo(self._storage, name, self._options)
-        self._videos[name] = video
+        video = OpenVideo(storage, name, self._options)
+        self._videos[key] = video
         if len(self._videos) > self._size:
             self._videos.popitem(last=False)
             self.evictions += 1
         return video
 
-    def forget(self, name: str) -> None:
-        """Close the video `name`, if it is open."""
-        self._videos.pop(name, None)
+    def forget(self, storage: Storage, name: str) -> None:
+        """Close the video `name` of a dataset, if it is open."""
+        self._videos.pop((storage.uri, name), None)
 
 
 def _read_index(storage: Storage, name: str) -> VideoIndex:

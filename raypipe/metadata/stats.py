@@ -1,25 +1,29 @@
 """The statistics of a dataset, read on demand: ``{feature: {statistic: array}}``.
 
-v3.0 and v2.0 store them for the whole dataset. v2.1 stores them per episode, and they are pooled here: exact
-minimum and maximum, count-weighted mean, and the standard deviation by the law of total variance. Quantiles
+v3.0 and v2.0 store them for the whole dataset. v2.1 stores them per episode, and they are pooled here. Quantiles
 are there only where the dataset stores them.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
+from raypipe.metadata.pooling import MOMENTS, Stats, pool_stats
 from raypipe.metadata.tables import read_json
 from raypipe.storage import Storage
 
 GLOBAL = "meta/stats.json"
 PER_EPISODE = "meta/episodes_stats.jsonl"
 
-Stats = Mapping[str, Mapping[str, NDArray[np.float64]]]
+__all__ = ["GLOBAL", "PER_EPISODE", "Stats", "read_stats"]
+
+_EPISODES_AT_ONCE: Final = 256
+"""Episodes whose statistics are in memory together: some megabytes, and a fifth of the time of one at a time."""
 
 
 def read_stats(storage: Storage) -> Stats:
@@ -67,49 +71,19 @@ def _as_arrays(stats: Any, place: str) -> Stats:
 
 
 def _pool(episodes: Iterator[Stats]) -> Stats:
-    pooled: dict[str, _Pool] = {}
-    for stats in episodes:
-        for feature, values in stats.items():
-            if {"min", "max", "mean", "std", "count"} <= values.keys():
-                try:
-                    pooled.setdefault(feature, _Pool()).add(values)
-                except (ValueError, IndexError) as error:
-                    raise DatasetError(
-                        f"the statistics of {feature!r} in {PER_EPISODE} differ in shape between episodes: {error}. "
-                        f"Make the file again, or remove it."
-                    ) from error
-    return {feature: pool.result() for feature, pool in pooled.items()}
+    """Return the statistics of all episodes; quantiles, which v2.1 does not store, are left out."""
+    numbered = enumerate(episodes, start=1)
+    pooled: Stats = {}
+    while chunk := list(islice(numbered, _EPISODES_AT_ONCE)):
+        parts = {f"entry {number} of {PER_EPISODE}": _countable(stats) for number, stats in chunk}
+        pooled = pool_stats([pooled, *parts.values()], names=["the entries before", *parts])
+    return pooled
 
 
-class _Pool:
-    """Running count, minimum, maximum, sum and sum of squares of one feature, in float64.
-
-    Squares are taken around the first episode's mean, so that a large offset costs no digits.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0.0
-
-    def add(self, values: Mapping[str, NDArray[np.float64]]) -> None:
-        count = float(values["count"].reshape(-1)[0])
-        if self.count == 0:
-            self.minimum, self.maximum, self.origin = values["min"], values["max"], values["mean"]
-            self.total = np.zeros_like(self.origin)
-            self.squares = np.zeros_like(self.origin)
-        shifted = values["mean"] - self.origin
-        self.minimum = np.minimum(self.minimum, values["min"])
-        self.maximum = np.maximum(self.maximum, values["max"])
-        self.total = self.total + count * shifted
-        self.squares = self.squares + count * (values["std"] ** 2 + shifted**2)
-        self.count += count
-
-    def result(self) -> dict[str, NDArray[np.float64]]:
-        shift = self.total / self.count
-        variance = np.maximum(self.squares / self.count - shift**2, 0.0)
-        return {
-            "min": self.minimum,
-            "max": self.maximum,
-            "mean": self.origin + shift,
-            "std": np.sqrt(variance),
-            "count": np.asarray([self.count]),
-        }
+def _countable(stats: Stats) -> Stats:
+    """Return what can be pooled of one episode: an episode without a frame has no part in the whole."""
+    wanted = (*MOMENTS, "count")
+    whole = {feature: values for feature, values in stats.items() if set(wanted) <= values.keys()}
+    return {
+        feature: {name: values[name] for name in wanted} for feature, values in whole.items() if values["count"].any()
+    }

@@ -6,6 +6,7 @@ this order:
 ::
 
     index.py       which frames are anchors                          EpisodeIndex
+    shares.py      of a mixture: what an epoch takes of each dataset Shares
     spans.py       cut into spans, ordered by a keyed hash           Spans
     lanes.py       shared out over lanes, equal up to one frame      LaneQueues
     livewindow.py  the frames of a lane in a sequence                Lane
@@ -16,6 +17,7 @@ this order:
     state.py       where a run stands, and how it goes on            OrderState
     budget.py      bytes -> live spans and span length               LiveBudget
     mixing.py      distinct episodes per batch                       Mixing
+    members.py     of a mixture: what each dataset gives, and when   MemberReport
     report.py      what `raypipe plan` says                          PlanReport
 
 **Lanes.** Spans in the order of their hash go to the emptiest lane; the last ones are cut so that lanes are equal. A
@@ -50,33 +52,48 @@ from raypipe.plan.index import (
     SINGLE_DATASET,
     EpisodeIndex,
     SelectionSpec,
+    Shares,
     concat_indexes,
     describe_selection,
     index_episodes,
 )
 from raypipe.plan.keyhash import ORDER_VERSION
-from raypipe.plan.mixing import DistinctEpisodes, Mixing, measure_mixing
+from raypipe.plan.members import MemberReport, emitted_frames
+from raypipe.plan.mixing import Distinct, Mixing, measure_mixing
 from raypipe.plan.rank import RankPlan, SpanQueue
 from raypipe.plan.report import FrameSizes, PlanReport, report_plan
+from raypipe.plan.shares import UNVERSIONED, anchor_runs, first_laps, lap_sizes, mix_indexes, split_frames
 from raypipe.plan.spec import WHOLE_EPISODE, WORLD_SIZE, BatchSpec, Leg, OrderSpec, first_leg, parse_order_spec
-from raypipe.plan.state import OrderState, Resumed, check_state, resume, start, state_after, state_at, state_of
+from raypipe.plan.state import (
+    OrderState,
+    Resumed,
+    check_state,
+    follow_state,
+    resume,
+    start,
+    state_after,
+    state_at,
+    state_of,
+)
 from raypipe.plan.world import Frames, WorldPlan, plan_world
 
 __all__ = [
     "ORDER_VERSION",
     "SINGLE_DATASET",
+    "UNVERSIONED",
     "WHOLE_EPISODE",
     "WORLD_SIZE",
     "Batch",
     "BatchChunk",
     "BatchSpec",
-    "DistinctEpisodes",
+    "Distinct",
     "EpisodeIndex",
     "EpochPlan",
     "FrameSizes",
     "Frames",
     "Leg",
     "LiveBudget",
+    "MemberReport",
     "Mixing",
     "OrderSpec",
     "OrderState",
@@ -84,20 +101,28 @@ __all__ = [
     "RankPlan",
     "Resumed",
     "SelectionSpec",
+    "Shares",
     "SpanQueue",
     "WorldPlan",
+    "anchor_runs",
     "check_state",
     "concat_indexes",
     "describe_selection",
+    "emitted_frames",
+    "first_laps",
     "first_leg",
+    "follow_state",
     "index_episodes",
+    "lap_sizes",
     "measure_mixing",
+    "mix_indexes",
     "parse_order_spec",
     "plan_epoch",
     "plan_world",
     "report_plan",
     "resolve_live",
     "resume",
+    "split_frames",
     "start",
     "state_after",
     "state_at",

@@ -13,9 +13,9 @@ import numpy as np
 
 from raypipe.errors import ConfigError
 from raypipe.plan.index import EpisodeIndex
-from raypipe.plan.keyhash import Ints, mix
-from raypipe.plan.spans import ragged_arange
-from raypipe.plan.spec import WHOLE_EPISODE
+from raypipe.plan.keyhash import Ints, OrderKeys, mix
+from raypipe.plan.spans import cut_spans
+from raypipe.plan.spec import WHOLE_EPISODE, OrderSpec
 
 DEFAULT_LIVE_BYTES: Final = 2 << 30
 
@@ -59,7 +59,7 @@ def resolve_live(
         raise ConfigError(f"live_spans and live_bytes must be at least 1, got {live_spans} and {live_bytes}")
     for frame_bytes, is_decode_on_exit in ((row_bytes + pixel_bytes, False), (row_bytes, True)):
         for span_frames in _span_choices(index):
-            size_bytes = _resident_frames(_span_lengths(index, span_frames), live_spans) * frame_bytes
+            size_bytes = _resident_frames(_ordered_lengths(index, span_frames), live_spans) * frame_bytes
             if size_bytes <= live_bytes:
                 return LiveBudget(
                     span_frames=span_frames,
@@ -82,24 +82,24 @@ def _span_choices(index: EpisodeIndex) -> Iterator[int | Literal["episode"]]:
         size //= 2
 
 
-def _span_lengths(index: EpisodeIndex, span_frames: int | Literal["episode"]) -> Ints:
-    """Return the frames of every span that a span length gives, in file order."""
-    if span_frames == WHOLE_EPISODE:
-        return index.stop - index.start
-    first, last = index.start // span_frames, (index.stop - 1) // span_frames
-    count = last - first + 1
-    place = ragged_arange(first, count) * span_frames
-    start, stop = np.repeat(index.start, count), np.repeat(index.stop, count)
-    return np.minimum(stop, place + span_frames) - np.maximum(start, place)
+def _ordered_lengths(index: EpisodeIndex, span_frames: int | Literal["episode"]) -> Ints:
+    """Return the frames of every span that a span length gives, in a shuffled order.
+
+    One that does not depend on the seed: of two runs that differ in it alone both get the same spans.
+    """
+    spec = OrderSpec(seed=0, span_frames=span_frames, shuffle=index.shares is not None)
+    epoch = index.shares.since if index.shares else 0
+    keys = OrderKeys(seed=spec.seed, epoch=epoch, shuffle=spec.shuffle, dataset_names=index.dataset_names)
+    lengths = cut_spans(index, spec, keys).count
+    return lengths if spec.shuffle else lengths[np.argsort(mix(np.arange(len(lengths), dtype=np.uint64)))]
 
 
 def _resident_frames(lengths: Ints, live_spans: int) -> int:
-    """Return about the most frames of `live_spans` spans that follow each other in a shuffled order.
+    """Return about the most frames of `live_spans` spans that follow each other.
 
     A mean would do for even lengths; with a few long episodes the peak is several times that.
     """
-    shuffled = lengths[np.argsort(mix(np.arange(len(lengths), dtype=np.uint64)))]
-    ends = np.append(0, np.cumsum(shuffled))
+    ends = np.append(0, np.cumsum(lengths))
     window = min(live_spans, len(lengths))
     peak = int((ends[window:] - ends[: len(ends) - window]).max())
     return min(int(ends[-1]), math.ceil(RESIDENT_PER_LIVE * peak))

@@ -70,6 +70,7 @@ class EpochPlan:
             spans.stop,
             spans.floor,
             spans.key,
+            *((spans.dataset, spans.lap) if self.index.shares else ()),
         ):
             digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
@@ -148,6 +149,8 @@ def _spans_left(queues: LaneQueues, leg: Leg, keys: OrderKeys) -> Spans:
     frames, offsets = order_frames(spans.take(begun), keys)
     owners = spans.take(begun)
     floor = spans.floor.copy()
-    floor[begun] = keys.frame_keys(keys.frame_bases(owners.dataset, owners.episode), frames[offsets[:-1] + gone[begun]])
+    floor[begun] = keys.frame_keys(
+        keys.frame_bases(owners.dataset, owners.lap, owners.episode), frames[offsets[:-1] + gone[begun]]
+    )
     left = replace(spans, floor=floor, count=spans.count - gone)
     return left.take(np.flatnonzero(left.count))

@@ -52,6 +52,42 @@ class SelectionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """What every epoch takes of each dataset of a mixture, and where each stands in its endless sequence of laps."""
+
+    names: tuple[str, ...]
+    frames: tuple[int, ...]
+    """Frames of an epoch."""
+
+    since: int
+    """The epoch from which these shares hold."""
+
+    positions: tuple[int, ...]
+    """Frames of its sequence that each dataset had given before epoch `since`."""
+
+    fingerprints: tuple[str, ...]
+    """The order fingerprint of every dataset."""
+
+    revisions: tuple[str, ...]
+
+    def begins(self, epoch: int) -> tuple[int, ...]:
+        """Return how many frames of its sequence every dataset has given before `epoch`.
+
+        Raises:
+            ConfigError: other shares held in that epoch.
+        """
+        if epoch < self.since:
+            raise ConfigError(
+                f"epoch {epoch} was of another mixture: this one holds since epoch {self.since}. Use the mixture that "
+                f"the run had then."
+            )
+        return tuple(
+            position + (epoch - self.since) * frames
+            for position, frames in zip(self.positions, self.frames, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeIndex:
     """Runs of anchor frames in file order; several rows of one episode are segments of it."""
 
@@ -73,13 +109,16 @@ class EpisodeIndex:
     fingerprint: str
     """The order fingerprint of the datasets, as their reader gives it."""
 
+    shares: Shares | None = None
+    """What an epoch takes of every dataset of a mixture; None: every anchor frame, once."""
+
     def __len__(self) -> int:
         return len(self.episode)
 
     @property
     def num_frames(self) -> int:
-        """Anchor frames, which is the number of samples of an epoch."""
-        return int((self.stop - self.start).sum())
+        """The number of samples of an epoch: the anchor frames, or the sum of the shares."""
+        return sum(self.shares.frames) if self.shares else int((self.stop - self.start).sum())
 
 
 def index_episodes(
@@ -113,18 +152,23 @@ def index_episodes(
 
 
 def concat_indexes(indexes: Sequence[EpisodeIndex]) -> EpisodeIndex:
-    """Return the index of a mixture; the names must differ, since an episode's place depends on its dataset's name."""
+    """Return several datasets as one index, every frame of which an epoch takes once; `mix_indexes` gives shares.
+
+    The names must differ, since an episode's place depends on its dataset's name.
+    """
     names = tuple(name for index in indexes for name in index.dataset_names)
     if len(set(names)) < len(names):
         raise ConfigError(f"the datasets of a mixture need different names, got {names}")
     offsets = np.cumsum([0] + [len(index.dataset_names) for index in indexes])
     shifted = [index.dataset + np.int32(offset) for index, offset in zip(indexes, offsets, strict=False)]
-    columns = ("episode", "length", "start", "stop")
     return EpisodeIndex(
         dataset_names=names,
         dataset=np.concatenate(shifted),
+        episode=np.concatenate([index.episode for index in indexes]),
+        length=np.concatenate([index.length for index in indexes]),
+        start=np.concatenate([index.start for index in indexes]),
+        stop=np.concatenate([index.stop for index in indexes]),
         fingerprint="+".join(index.fingerprint for index in indexes),
-        **{column: np.concatenate([getattr(index, column) for index in indexes]) for column in columns},
     )
 
 
@@ -133,6 +177,9 @@ def describe_selection(index: EpisodeIndex) -> str:
     digest = hashlib.blake2b(repr(index.dataset_names).encode(), digest_size=8)
     for column in (index.dataset, index.episode, index.start, index.stop):
         digest.update(np.ascontiguousarray(column).data)
+    if index.shares is not None:
+        taken = (index.shares.frames, index.shares.since, index.shares.positions)
+        digest.update(repr(taken).encode())
     return f"{len(index)} runs, {index.num_frames} frames, {digest.hexdigest()}"
 
 

@@ -1,8 +1,9 @@
 """The keyed hashes behind the order, in numpy integers.
 
-Decides one number for every span and for every frame, from (seed, epoch, dataset name, episode, frame) and nothing
-else. Not numpy's Generator: its streams may change between releases, and a resumed run must see the order it was
-started with. The parts are absorbed one after the other, never added: seed 1 at epoch 1 is not seed 2 at epoch 0.
+Decides one number for every span and for every frame, from (seed, lap, dataset name, episode, frame) and nothing else.
+A lap is one pass over a dataset: the epoch, where a dataset stands alone. Not numpy's Generator: its streams may change
+between releases, and a resumed run must see the order it was started with. The parts are absorbed one after the other,
+never added: seed 1 at epoch 1 is not seed 2 at epoch 0.
 """
 
 import hashlib
@@ -40,7 +41,7 @@ def name_key(name: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderKeys:
-    """The hashes of one (seed, epoch), and what orders the frames of a span.
+    """The hashes of one seed, the epoch, and what orders the frames of a span.
 
     ``shuffle=False`` keeps file order: a frame's order key is its number, and spans are not hashed.
     """
@@ -50,18 +51,22 @@ class OrderKeys:
     shuffle: bool
     dataset_names: tuple[str, ...]
 
-    def span_keys(self, dataset: NDArray[np.int32], episode: Ints, start: Ints) -> Hashes:
-        """Return one hash per span; spans are read in the order of these, and their frames jittered by them."""
-        return _absorb(self._episode_keys(dataset, episode, purpose="span"), start.view(np.uint64))
+    def run_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, start: Ints) -> Hashes:
+        """Return one hash per anchor run: a lap over a dataset of a mixture goes through its runs in this order."""
+        return _absorb(self._episode_keys(dataset, lap, episode, purpose="run"), start.view(np.uint64))
 
-    def frame_bases(self, dataset: NDArray[np.int32], episode: Ints) -> Hashes:
+    def span_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, start: Ints) -> Hashes:
+        """Return one hash per span; spans are read in the order of these, and their frames jittered by them."""
+        return _absorb(self._episode_keys(dataset, lap, episode, purpose="span"), start.view(np.uint64))
+
+    def frame_bases(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints) -> Hashes:
         """Return one hash per span, from which `frame_keys` makes that of its frames."""
-        return self._episode_keys(dataset, episode, purpose="frame")
+        return self._episode_keys(dataset, lap, episode, purpose="frame")
 
     def frame_keys(self, bases: Hashes, frame: Ints) -> Hashes:
         """Return the order keys of frames: distinct within an episode, and ascending in the order of emission.
 
-        The upper half is a hash of (seed, epoch, dataset, episode, frame), the lower half the frame's number. The span
+        The upper half is a hash of (seed, lap, dataset, episode, frame), the lower half the frame's number. The span
         takes no part, so a cut of a span or a new leg never moves two frames against each other: what was
         consumed of an episode's run stays "every key below a floor".
         """
@@ -75,18 +80,20 @@ class OrderKeys:
         hashed |= number
         return hashed
 
-    def augment_seeds(self, dataset: Ints, episode: Ints, frame: Ints) -> Ints:
+    def augment_seeds(self, dataset: Ints, lap: Ints, episode: Ints, frame: Ints) -> Ints:
         """Return a seed per frame for a user's augmentation, at least 0; independent of ranks, legs and batches."""
-        keys = self._episode_keys(dataset.astype(np.int32), episode, purpose="augment")
+        keys = self._episode_keys(dataset.astype(np.int32), lap, episode, purpose="augment")
         return (_absorb(keys, frame.view(np.uint64)) >> np.uint64(1)).view(np.int64)
 
-    def _episode_keys(self, dataset: NDArray[np.int32], episode: Ints, *, purpose: str) -> Hashes:
-        start = np.array([self.seed, self.epoch, name_key(purpose)], dtype=np.uint64)
-        base = np.zeros(1, dtype=np.uint64)
-        for part in start:
-            base = _absorb(base, part[None])
+    def _episode_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, *, purpose: str) -> Hashes:
+        seeded = _absorb(np.zeros(1, dtype=np.uint64), np.array([self.seed], dtype=np.uint64))
+        # Often one lap for all: then the names are hashed once each, not once for every span.
+        is_one = len(lap) > 0 and lap.min() == lap.max()
+        laps = (lap[:1] if is_one else lap).view(np.uint64)
+        base = _absorb(_absorb(seeded, laps), np.array([name_key(purpose)], dtype=np.uint64))
         names = np.array([name_key(name) for name in self.dataset_names], dtype=np.uint64)
-        return _absorb(_absorb(base, names)[dataset], episode.view(np.uint64))
+        owners = _absorb(base, names)[dataset] if is_one else _absorb(base, names[dataset])
+        return _absorb(owners, episode.view(np.uint64))
 
 
 def _absorb(state: Hashes, part: Hashes) -> Hashes:

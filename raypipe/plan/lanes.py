@@ -108,6 +108,7 @@ def _cut_pieces(spans: Spans, parent: Ints, count: Ints, keys: OrderKeys) -> Spa
         start[rows[1:]], stop[rows[:-1]] = borders, borders
     return Spans(
         dataset=pieces.dataset,
+        lap=pieces.lap,
         episode=pieces.episode,
         start=start,
         stop=stop,

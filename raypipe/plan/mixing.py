@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.plan.index import EpisodeIndex
+from raypipe.plan.epoch import EpochPlan
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.livewindow import Lane
 from raypipe.plan.world import WorldPlan
@@ -24,10 +24,12 @@ _MIDDLE_RUNS: Final = 6
 _MIDDLE_STEPS: Final = 10
 _OVERLAP_PAIRS: Final = 10
 
+_EPISODE_BITS: Final = 40
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DistinctEpisodes:
-    """Distinct episodes per batch, over sampled full batches."""
+class Distinct:
+    """Distinct episodes, or datasets, per batch, over sampled full batches."""
 
     mean: float
     """Between the first and the last 20 batches, where an epoch has more than 100."""
@@ -47,12 +49,15 @@ class DistinctEpisodes:
 class Mixing:
     """What the batches of a plan are made of."""
 
-    local_batch: DistinctEpisodes
-    global_batch: DistinctEpisodes
+    local_batch: Distinct
+    global_batch: Distinct
     overlap: dict[int, float]
     """By lag: mean of the episodes that a rank's batch shares with its batch so many steps later."""
 
     overlap_full_shuffle: float
+
+    datasets: Distinct
+    """Distinct datasets in a rank's batch."""
 
 
 def measure_mixing(world: WorldPlan) -> Mixing:
@@ -61,12 +66,14 @@ def measure_mixing(world: WorldPlan) -> Mixing:
     lanes = [world.plan.lane(lane) for lane in range(world.plan.leg.lanes)]
     runs = [read_episodes(world, lanes, first, stop) for first, stop in _sample_steps(num_steps)]
     local_runs = [_local_batches(run, world.world_size) for run in runs]
-    batch, chances = runs[0][0].size, _Chances(world.plan.index)
+    batch, chances = runs[0][0].size, _chances(world.plan)
+    robots = [run >> _EPISODE_BITS for run in local_runs]
     return Mixing(
         local_batch=_summarise(local_runs, chances.distinct(batch // world.world_size)),
         global_batch=_summarise([run.reshape(len(run), 1, -1) for run in runs], chances.distinct(batch)),
         overlap=_measure_overlap(world, [lanes[lane] for lane in world.lanes_of(0)], num_steps),
         overlap_full_shuffle=chances.shared(batch // world.world_size),
+        datasets=_summarise(robots, _dataset_chances(world.plan).distinct(batch // world.world_size)),
     )
 
 
@@ -101,10 +108,10 @@ def _local_batches(run: Ints, world_size: int) -> Ints:
     return by_rank.reshape(num_steps, world_size, -1)
 
 
-def _summarise(runs: Sequence[Ints], full_shuffle: float) -> DistinctEpisodes:
+def _summarise(runs: Sequence[Ints], full_shuffle: float) -> Distinct:
     counts = [count_distinct(run) for run in runs]
     middle = counts[1:-1] or counts
-    return DistinctEpisodes(
+    return Distinct(
         mean=float(np.concatenate(middle).mean()),
         min=int(np.concatenate(counts).min()),
         first=float(counts[0][:_END_STEPS].mean()),
@@ -124,22 +131,35 @@ def _measure_overlap(world: WorldPlan, lanes: Sequence[Lane], num_steps: int) ->
     return overlap
 
 
-class _Chances:
-    """What batches of a full shuffle hold: an episode is missed by every one of B draws without replacement."""
+def _chances(plan: EpochPlan) -> "_Chances":
+    """Return the chances of the episodes: of a mixture those that the epoch takes."""
+    if plan.index.shares is None:
+        index = plan.index
+        return _Chances(_episode_ids(index.dataset, index.episode), index.stop - index.start)
+    spans = plan.queues.spans
+    return _Chances(_episode_ids(spans.dataset, spans.episode), spans.count)
 
-    def __init__(self, index: EpisodeIndex) -> None:
-        _, episode = np.unique(_episode_ids(index.dataset, index.episode), return_inverse=True)
-        frames = np.bincount(episode, weights=index.stop - index.start).astype(np.int64)
-        self._lengths, self._num_episodes = np.unique(frames, return_counts=True)
-        self._num_frames = index.num_frames
+
+def _dataset_chances(plan: EpochPlan) -> "_Chances":
+    return _Chances(plan.queues.spans.dataset.astype(np.int64), plan.queues.spans.count)
+
+
+class _Chances:
+    """What batches of a full shuffle hold: a group is missed by every one of B draws without replacement."""
+
+    def __init__(self, group: Ints, num_frames: Ints) -> None:
+        _, number = np.unique(group, return_inverse=True)
+        frames = np.bincount(number, weights=num_frames).astype(np.int64)
+        self._lengths, self._num_groups = np.unique(frames, return_counts=True)
+        self._num_frames = int(num_frames.sum())
 
     def distinct(self, batch: int) -> float:
-        """Return the expected number of different episodes in a batch."""
-        return float((self._num_episodes * self._present(batch)).sum())
+        """Return the expected number of different groups in a batch."""
+        return float((self._num_groups * self._present(batch)).sum())
 
     def shared(self, batch: int) -> float:
-        """Return about how many episodes two batches have in common."""
-        return float((self._num_episodes * self._present(batch) ** 2).sum())
+        """Return about how many groups two batches have in common."""
+        return float((self._num_groups * self._present(batch) ** 2).sum())
 
     def _present(self, batch: int) -> NDArray[np.float64]:
         missed = np.ones(len(self._lengths))
@@ -149,4 +169,4 @@ class _Chances:
 
 
 def _episode_ids(dataset: NDArray[np.int32], episode: Ints) -> Ints:
-    return (dataset.astype(np.int64) << 40) | episode
+    return (dataset.astype(np.int64) << _EPISODE_BITS) | episode

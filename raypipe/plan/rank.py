@@ -24,6 +24,9 @@ class SpanQueue:
     """Position in the lane's queue."""
 
     dataset: NDArray[np.int32]
+    lap: Ints
+    """Which pass over its dataset the span is of."""
+
     episode: Ints
     start: Ints
     stop: Ints
@@ -61,6 +64,7 @@ class RankPlan:
             lane=lane[order],
             place=place[order],
             dataset=np.concatenate([queue.dataset for queue in queues])[order],
+            lap=np.concatenate([queue.lap for queue in queues])[order],
             episode=np.concatenate([queue.episode for queue in queues])[order],
             start=np.concatenate([queue.start for queue in queues])[order],
             stop=np.concatenate([queue.stop for queue in queues])[order],
@@ -114,6 +118,7 @@ def _queue_lane(part: RankLane) -> SpanQueue:
         lane=np.full(len(place), part.number, dtype=np.int32),
         place=place,
         dataset=spans.dataset[place],
+        lap=spans.lap[place],
         episode=spans.episode[place],
         start=spans.start[place],
         stop=spans.stop[place],

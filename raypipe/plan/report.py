@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from raypipe.errors import ConfigError
 from raypipe.plan.budget import DEFAULT_LIVE_BYTES, RESIDENT_PER_LIVE, SHORTEST_SPAN, resolve_live
+from raypipe.plan.members import MemberReport, report_members
 from raypipe.plan.mixing import Mixing, measure_mixing
 from raypipe.plan.world import WorldPlan
 
@@ -65,6 +66,9 @@ class PlanReport:
     mixing: Mixing
     advice: tuple[str, ...]
 
+    members: tuple[MemberReport, ...] = ()
+    """Of a mixture, in the order of ``dataset_index``."""
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
         plain = asdict(self)
@@ -78,6 +82,7 @@ class PlanReport:
             "distinct_episodes_global_full_shuffle": global_batch.pop("full_shuffle"),
             "overlap": mixing["overlap"],
             "overlap_full_shuffle": mixing["overlap_full_shuffle"],
+            "distinct_datasets": mixing["datasets"],
         }
 
 
@@ -109,6 +114,7 @@ def report_plan(world: WorldPlan, sizes: FrameSizes) -> PlanReport:
         spans_per_1000_frames=1000 * spans / max(1, frames),
         mixing=mixing,
         advice=_advise(world, mixing, sizes, live_frames),
+        members=report_members(world),
     )
 
 

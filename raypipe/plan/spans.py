@@ -18,9 +18,13 @@ import numpy as np
 
 from raypipe.plan.index import EpisodeIndex
 from raypipe.plan.keyhash import Hashes, Ints, OrderKeys
+from raypipe.plan.shares import AnchorRuns, anchor_runs, interleave
 from raypipe.plan.spec import WHOLE_EPISODE, OrderSpec
 
 _HASH_BITS: Final = 32
+
+_JITTER_BITS: Final = 24
+"""Low bits of a span's key: the high ones order the spans of a lap, and would jitter all datasets alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,10 @@ class Spans:
     """Spans in an order, as columns of equal length."""
 
     dataset: np.typing.NDArray[np.int32]
+
+    lap: Ints
+    """Which pass over its dataset the span is of: the epoch, but in a mixture."""
+
     episode: Ints
     start: Ints
     stop: Ints
@@ -52,20 +60,27 @@ class Spans:
 def cut_spans(index: EpisodeIndex, spec: OrderSpec, keys: OrderKeys) -> Spans:
     """Return the spans of a whole epoch, in the order in which they are read.
 
-    A span's place depends on its own hash only: leaving an episode out does not move the others against each other.
+    In a dataset, and in a lap of one, a span's place depends on its own hash only: leaving an episode out does not move
+    the others against each other. The datasets of a mixture are interleaved evenly.
     """
-    row, start, stop = _cut_runs(index, spec)
-    dataset, episode = index.dataset[row], index.episode[row]
+    runs = _cut_runs(anchor_runs(index, keys), spec)
+    dataset, episode = index.dataset[runs.row], index.episode[runs.row]
     spans = Spans(
         dataset=dataset,
+        lap=runs.lap,
         episode=episode,
-        start=start,
-        stop=stop,
-        key=keys.span_keys(dataset, episode, start),
-        floor=np.zeros(len(row), dtype=np.uint64),
-        count=stop - start,
+        start=runs.start,
+        stop=runs.stop,
+        key=keys.span_keys(dataset, runs.lap, episode, runs.start),
+        floor=np.zeros(len(dataset), dtype=np.uint64),
+        count=runs.stop - runs.start,
     )
-    return spans.take(np.argsort(spans.key, kind="stable")) if spec.shuffle else spans
+    if not spec.shuffle:
+        return spans
+    if index.shares is None:
+        return spans.take(np.argsort(spans.key, kind="stable"))
+    spans = spans.take(np.lexsort((spans.key, spans.lap, spans.dataset)))
+    return spans.take(_interleave(spans, np.array(index.shares.frames)))
 
 
 def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
@@ -76,7 +91,7 @@ def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
     length = spans.stop - spans.start
     owner = np.repeat(np.arange(len(spans)), length)
     frame = ragged_arange(spans.start, length)
-    order_key = keys.frame_keys(np.repeat(keys.frame_bases(spans.dataset, spans.episode), length), frame)
+    order_key = keys.frame_keys(np.repeat(keys.frame_bases(spans.dataset, spans.lap, spans.episode), length), frame)
     if spans.floor.any():
         left = order_key >= np.repeat(spans.floor, length)
         owner, frame, order_key = owner[left], frame[left], order_key[left]
@@ -97,14 +112,27 @@ def ragged_arange(start: Ints, length: Ints) -> Ints:
     return np.asarray(np.arange(length.sum()) + np.repeat(start - before, length))
 
 
-def _cut_runs(index: EpisodeIndex, spec: OrderSpec) -> tuple[Ints, Ints, Ints]:
+def _cut_runs(runs: AnchorRuns, spec: OrderSpec) -> AnchorRuns:
     if spec.span_frames == WHOLE_EPISODE:
-        return np.arange(len(index)), index.start, index.stop
+        return runs
     size = int(spec.span_frames)
-    first, last = index.start // size, (index.stop - 1) // size
-    row = np.repeat(np.arange(len(index)), last - first + 1)
+    first, last = runs.start // size, (runs.stop - 1) // size
+    run = np.repeat(np.arange(len(runs.row)), last - first + 1)
     cell = ragged_arange(first, last - first + 1)
-    return row, np.maximum(index.start[row], cell * size), np.minimum(index.stop[row], (cell + 1) * size)
+    return AnchorRuns(
+        row=runs.row[run],
+        lap=runs.lap[run],
+        start=np.maximum(runs.start[run], cell * size),
+        stop=np.minimum(runs.stop[run], (cell + 1) * size),
+    )
+
+
+def _interleave(spans: Spans, share: Ints) -> Ints:
+    """Return the order of spans that stand dataset by dataset."""
+    before = np.cumsum(spans.count) - spans.count
+    place = before - (np.cumsum(share) - share)[spans.dataset]
+    jitter = (spans.key & np.uint64((1 << _JITTER_BITS) - 1)).view(np.int64) * spans.count >> _JITTER_BITS
+    return interleave(place, share[spans.dataset], jitter)
 
 
 def _sort_within(owner: Ints, offset: Ints, order_key: Hashes) -> Ints:

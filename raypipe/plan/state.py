@@ -10,18 +10,28 @@ on every rank, and counts what was handed to the trainer.
                "selection": "..."},
      "legs": [{"lanes": 8, "live_spans": 128, "frames_per_lane": 7680},
               {"lanes": 6, "live_spans": 128, "frames_per_lane": 512}]}
+
+Of a mixture it also has what every epoch takes of each dataset, and where each stood in its laps at epoch `since`:
+
+::
+
+     "mixture": {"since": 0, "members": [{"name": "aloha", "fingerprint": "...", "frames": 5000, "position": 0,
+                                          "revision": "unversioned"}, ...]}
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from raypipe.errors import ConfigError, ResumeError
 from raypipe.plan.epoch import EpochPlan
-from raypipe.plan.index import EpisodeIndex, describe_selection
+from raypipe.plan.index import EpisodeIndex, Shares, describe_selection
 from raypipe.plan.keyhash import ORDER_VERSION
+from raypipe.plan.shares import describe_changes, go_on_with, shares_from_dict, shares_to_dict
 from raypipe.plan.spec import WORLD_SIZE, Leg, OrderSpec, check_whole, check_world_size, first_leg
 from raypipe.plan.world import WorldPlan
+
+_MAX_SHOWN: Final = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +50,9 @@ class OrderState:
     legs: tuple[Leg, ...] = ()
     """Legs of this epoch that have emitted something; none at the start of an epoch."""
 
+    shares: Shares | None = None
+    """Of a mixture; None for a dataset that stands alone."""
+
     def next_epoch(self) -> "OrderState":
         """Return the state at the start of the next epoch."""
         return replace(self, epoch=self.epoch + 1, legs=())
@@ -55,6 +68,7 @@ class OrderState:
             "epoch": self.epoch,
             "order": {**order, "selection": self.selection},
             "legs": [asdict(leg) for leg in self.legs],
+            **({"mixture": shares_to_dict(self.shares)} if self.shares else {}),
         }
 
     @classmethod
@@ -78,8 +92,9 @@ class OrderState:
                 selection=selection,
                 epoch=check_whole("epoch", saved["epoch"], 0, (1 << 63) - 1),
                 legs=tuple(Leg(**leg) for leg in saved["legs"]),
+                shares=shares_from_dict(saved["mixture"]) if "mixture" in saved else None,
             )
-        except (KeyError, TypeError, ConfigError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ResumeError(f"not a state of a raypipe order ({error!r}): {dict(saved)!r}") from error
 
 
@@ -121,12 +136,49 @@ def resume(state: OrderState, index: EpisodeIndex, spec: OrderSpec, *, world_siz
     return Resumed(spec=spec, epoch=state.epoch, legs=(*state.legs, leg))
 
 
+def follow_state(
+    state: OrderState, index: EpisodeIndex, *, allow_mixture_change: bool = False
+) -> tuple[OrderState, EpisodeIndex]:
+    """Return the state and the index of a mixture with which a run goes on: its datasets stand where the state says.
+
+    A dataset that stands alone comes back as it is. Where the mixture has changed and may, those of its datasets that
+    were there before go on where they stood, and the others begin.
+
+    Raises:
+        ResumeError: the mixture is another one; lists all that differs.
+    """
+    if state.shares is None or index.shares is None:
+        return state, index
+    changes = describe_changes(state.shares, index.shares)
+    if changes and (state.legs or not allow_mixture_change):
+        within = f"the state is within epoch {state.epoch}: go on with the mixture that it was saved with to its end"
+        remedy = within if state.legs else "allow_mixture_change=True lets the run go on with the new one"
+        raise ResumeError(
+            "the saved state belongs to another mixture:\n"
+            + "\n".join(f"  {line}" for line in _first_lines(changes))
+            + f"\nUse the mixture of the state; it may change between epochs only, and {remedy}."
+        )
+    index = replace(index, shares=go_on_with(state.shares, index.shares, epoch=state.epoch))
+    if not changes:
+        return state, index
+    selection = describe_selection(index)
+    return replace(state, fingerprint=index.fingerprint, selection=selection, shares=index.shares), index
+
+
+def _first_lines(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - _MAX_SHOWN
+    return [*lines[:_MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+
+
 def check_state(state: OrderState, index: EpisodeIndex, spec: OrderSpec) -> None:
     """Raise unless a run of `index` and `spec` may go on from `state`.
 
     Raises:
         ResumeError: the state belongs to another order; shows both sides.
     """
+    if (state.shares is None) != (index.shares is None):
+        kinds = ("a single dataset", "a mixture")
+        raise ResumeError(_differs("the data", kinds[state.shares is not None], kinds[index.shares is not None]))
     never = [("order fingerprint", state.fingerprint, index.fingerprint), ("seed", state.spec.seed, spec.seed)]
     for name, saved, given in never:
         if saved != given:
@@ -152,6 +204,7 @@ def state_of(plan: EpochPlan) -> OrderState:
         selection=plan.selection,
         epoch=plan.epoch,
         legs=_emitted(plan.legs),
+        shares=plan.index.shares,
     )
 
 

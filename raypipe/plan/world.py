@@ -23,6 +23,7 @@ from raypipe.plan.epoch import EpochPlan
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.livewindow import Lane
 from raypipe.plan.rank import RankPlan
+from raypipe.plan.shares import first_laps
 from raypipe.plan.spans import order_frames
 from raypipe.plan.spec import BatchSpec
 from raypipe.plan.steps import Steps, plan_steps
@@ -33,6 +34,7 @@ class Frames:
     """Frames as columns."""
 
     dataset: NDArray[np.int32]
+    lap: Ints
     episode: Ints
     frame: Ints
     is_repeat: NDArray[np.bool_]
@@ -91,6 +93,11 @@ class WorldPlan:
     def spans_per_rank(self) -> Ints:
         """Spans of every rank in this leg, emitted ones included."""
         return np.asarray(self.plan.spans_per_lane.reshape(-1, self.world_size).sum(axis=0))
+
+    @property
+    def first_laps(self) -> Ints:
+        """For every dataset the lap in which the epoch begins: without shares the epoch itself."""
+        return first_laps(self.plan.index, self.plan.epoch)
 
     def lanes_of(self, rank: int) -> range:
         """Return the lanes that a rank serves."""
@@ -166,6 +173,7 @@ class WorldPlan:
         frames, offsets = order_frames(spans, self.plan.keys)
         return Frames(
             dataset=spans.dataset[owner],
+            lap=spans.lap[owner],
             episode=spans.episode[owner],
             frame=frames[offsets[owner] + run.nth],
             is_repeat=np.zeros(len(owner), dtype=np.bool_),
@@ -176,6 +184,7 @@ def _repeat(frames: Frames, num_repeats: int) -> Frames:
     again = np.arange(num_repeats) % len(frames)
     return Frames(
         dataset=frames.dataset[again],
+        lap=frames.lap[again],
         episode=frames.episode[again],
         frame=frames.frame[again],
         is_repeat=np.ones(num_repeats, dtype=np.bool_),
@@ -185,6 +194,7 @@ def _repeat(frames: Frames, num_repeats: int) -> Frames:
 def _concat(parts: Sequence[Frames]) -> Frames:
     return Frames(
         dataset=np.concatenate([part.dataset for part in parts]),
+        lap=np.concatenate([part.lap for part in parts]),
         episode=np.concatenate([part.episode for part in parts]),
         frame=np.concatenate([part.frame for part in parts]),
         is_repeat=np.concatenate([part.is_repeat for part in parts]),

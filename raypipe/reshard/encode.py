@@ -54,12 +54,12 @@ def encode_episodes(shared: tuple[DatasetMeta, Workspace], unit: EncodeUnit) -> 
     """Write the clips of some episodes, those that are there already left alone."""
     meta, workspace = shared
     size = unit.encoding.height, unit.encoding.width
-    videos = VideoCache(meta.storage, 1, VideoOptions(resize=size))
+    videos = VideoCache(1, VideoOptions(resize=size))
     for row in unit.rows:
         target = workspace.clips / clip_name(unit.camera, row)
         if target.exists():
             continue
-        video = videos.open(meta.video_file(row, unit.camera))
+        video = videos.open(meta.storage, meta.video_file(row, unit.camera))
         part = workspace.part_path(".mp4")
         part.parent.mkdir(parents=True, exist_ok=True)
         with _open_encoder(part, unit.encoding, meta.fps) as stream:

@@ -12,14 +12,23 @@
     whole.py      what only all files together tell          pure
     stats.py      the stored statistics against the values
     run.py        all of it, in this process or on Ray       validate_dataset -> Report
-    findings.py, kinds.py                                    the values
+    mixture.py    the same for every dataset of a mixture    validate_mixture -> MixtureReport
+    findings.py, kinds.py, mixture_report.py                 the values
     report.py, exclude.py, table.py, page.py                 for people and for the pipeline
+    mixture_table.py, mixture_page.py                        the same for a mixture
 
 A bad file is a finding, never the end: whatever else can be checked is.
 """
 
-from raypipe.validate.exclude import bad_episodes, format_exclude_file, read_exclude_file
+from raypipe.validate.exclude import (
+    bad_episodes,
+    format_exclude_file,
+    format_mixture_exclude_file,
+    read_exclude_file,
+)
 from raypipe.validate.findings import KINDS, Counts, Finding, Place, Report
+from raypipe.validate.mixture import validate_mixture
+from raypipe.validate.mixture_report import MixtureReport
 from raypipe.validate.report import write_report
 from raypipe.validate.run import validate_dataset
 
@@ -27,11 +36,14 @@ __all__ = [
     "KINDS",
     "Counts",
     "Finding",
+    "MixtureReport",
     "Place",
     "Report",
     "bad_episodes",
     "format_exclude_file",
+    "format_mixture_exclude_file",
     "read_exclude_file",
     "validate_dataset",
+    "validate_mixture",
     "write_report",
 ]

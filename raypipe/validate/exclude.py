@@ -1,9 +1,14 @@
 """The numbers of bad episodes in a small text file: written for the pipeline's ``exclude``, and read back."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from raypipe.errors import ConfigError
+from raypipe.plan import SelectionSpec
 from raypipe.validate.findings import Finding, Report
+from raypipe.validate.mixture_report import MixtureReport
 
 
 def bad_episodes(report: Report) -> dict[int, Finding]:
@@ -22,6 +27,37 @@ def format_exclude_file(report: Report) -> str:
     for episode, finding in bad_episodes(report).items():
         lines += [f"# {finding.kind}: {finding.place.file}: {' '.join(finding.message.split())}", str(episode)]
     return "\n".join(lines) + "\n"
+
+
+def format_mixture_exclude_file(report: MixtureReport) -> str:
+    """Return what to write under each dataset in the mixture file, so that its bad episodes are left out.
+
+    In the language of that file. What a member selects already is part of it, since a key stands once.
+    """
+    is_toml = report.mixture.lower().endswith(".toml")
+    lines = [f"# {report.mixture}: episodes that raypipe validate found bad"]
+    lines.append("# write each selection under its dataset in the mixture file, in place of the one that is there")
+    for member in (one for one in report.members if one.name in report.reports):
+        bad = bad_episodes(report.reports[member.name])
+        if not bad:
+            continue
+        lines += ["", f"# {member.root}"]
+        lines += [
+            f"# {finding.kind}: episode {episode}: {finding.place.file}: {' '.join(finding.message.split())}"
+            for episode, finding in bad.items()
+        ]
+        selection = {**_given(member.selection), "exclude": sorted({*member.selection.exclude, *bad})}
+        name = json.dumps(member.name, ensure_ascii=False)
+        fields_text = (f"{key} = {json.dumps(value)}" for key, value in selection.items())
+        shown = f"selection = {{{', '.join(fields_text)}}}" if is_toml else f"  selection: {json.dumps(selection)}"
+        lines += [f"[{name}]" if is_toml else f"{name}:", shown]
+    return "\n".join(lines) + "\n"
+
+
+def _given(selection: SelectionSpec) -> dict[str, Any]:
+    """Return the fields that are not as they are by default."""
+    plain = asdict(SelectionSpec())
+    return {name: value for name, value in asdict(selection).items() if value != plain[name]}
 
 
 def read_exclude_file(path: str | Path) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ filter by them.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +23,8 @@ _EXIT_CODES: dict[Severity, int] = {"note": 0, "warning": 1, "error": 2}
 class Place:
     """Where something is; the parts that do not apply are empty."""
 
+    dataset: str = ""
+    """The name of a member, in findings of a mixture."""
     file: str = ""
     """Relative to the root of the dataset."""
     episodes: tuple[int, ...] = ()
@@ -74,13 +77,12 @@ class Report:
     @property
     def severity(self) -> Severity | Literal["none"]:
         """The worst severity of all findings."""
-        return self.findings[0].severity if self.findings else "none"
+        return worst_severity(self.findings)
 
     @property
     def exit_code(self) -> int:
         """0 without findings or with notes only, 1 with warnings, 2 with errors."""
-        severity = self.severity
-        return 0 if severity == "none" else _EXIT_CODES[severity]
+        return exit_code_of(self.severity)
 
     @property
     def tally(self) -> dict[str, int]:
@@ -99,6 +101,22 @@ class Report:
             "tally": self.tally,
             "findings": [asdict(finding) for finding in self.findings],
         }
+
+
+def worst_severity(findings: Iterable[Finding]) -> Severity | Literal["none"]:
+    """Return the worst severity of `findings`."""
+    return next((severity for severity, number in count_severities(findings).items() if number), "none")
+
+
+def exit_code_of(severity: Severity | Literal["none"]) -> int:
+    """Return 0 for nothing and for notes, 1 for warnings, 2 for errors."""
+    return 0 if severity == "none" else _EXIT_CODES[severity]
+
+
+def count_severities(findings: Iterable[Finding]) -> dict[Severity, int]:
+    """Return the number of errors, warnings and notes, in this order."""
+    numbers = Counter(finding.severity for finding in findings)
+    return {severity: numbers[severity] for severity in reversed(_EXIT_CODES)}
 
 
 def make_finding(kind: str, message: str, place: Place, *, severity: Severity | None = None) -> Finding:

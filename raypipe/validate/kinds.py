@@ -24,6 +24,19 @@ _EDIT_INFO = "correct meta/info.json"
 _RESHARD = "rewrite the dataset: raypipe reshard ROOT OUT"
 
 KINDS: Final[Mapping[str, Kind]] = {
+    # a mixture: ROOT stands for its file
+    "member-unusable": Kind(
+        "error",
+        "a dataset of the mixture cannot be opened with what the file says of it",
+        "mend the dataset or its lines in the file, give it weight 0, or leave out all that cannot be used with "
+        "on_bad_dataset: skip",
+    ),
+    "mixture-misfit": Kind(
+        "error", "the datasets cannot be one mixture as the file says", "change ROOT as the message says"
+    ),
+    "mixture-note": Kind(
+        "note", "what the mixture pads, fills or leaves out", "nothing to do, if that is meant; see: raypipe info ROOT"
+    ),
     # meta/
     "info-unreadable": Kind("error", "info.json is missing or no JSON object", "fetch meta/info.json again"),
     "info-key": Kind("error", "info.json lacks a key, or has it with a value that means nothing", _EDIT_INFO),

@@ -42,6 +42,9 @@ figure img { max-width: 100%; border: 1px solid #ddd; } .plot img { width: 23rem
 .thumbnail img { height: 160px; image-rendering: pixelated; }
 figcaption { font-size: 13px; max-width: 22rem; overflow-wrap: anywhere; }
 details { margin-top: .3rem; font-size: 13px; }
+section { margin-top: 3rem; border-top: 3px solid #ddd; } section h2 a { float: right; font-size: 13px; }
+h3 { font-size: 1rem; margin-top: 1.5rem; } .number { text-align: right; } .none { color: #188038; font-weight: 600; }
+pre { font: 13px/1.4 ui-monospace, monospace; overflow-x: auto; white-space: pre-wrap; margin: .3rem 0; }
 """
 
 
@@ -55,29 +58,39 @@ class Picture:
 
 def format_page(report: Report) -> str:
     """Return the report as an HTML page; draws the plots and decodes the frames of its thumbnails."""
-    thumbnails = read_thumbnails(open_storage(report.root), report.findings)
-    folds = fold_findings(report.findings)
-    parts = [
-        f"<h1>raypipe validate: <span class='{report.severity}'>{report.severity}</span></h1>",
-        _summary(report),
-        "<h2>Plots</h2>",
-        *(_figure(plot, "plot") for plot in draw_plots(report)),
-        "<h2>Findings</h2>",
-        _findings(folds),
-    ]
-    if thumbnails:
-        parts += ["<h2>Frames</h2>", *(_figure(picture, "thumbnail") for picture in thumbnails)]
-    title = f"raypipe validate {html.escape(report.root)}"
+    heading = f"<h1>raypipe validate: <span class='{report.severity}'>{report.severity}</span></h1>"
+    return format_document(f"raypipe validate {report.root}", [heading, *report_parts(report)])
+
+
+def format_document(title: str, parts: Sequence[str]) -> str:
+    """Return a whole HTML document of parts that are HTML already; the title is text."""
     return (
-        f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{title}</title>"
+        f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}</title>"
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 
 
-def _summary(report: Report) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>" for name, text in summary_lines(report)
-    )
+def report_parts(
+    report: Report, *, tag: str = "h2", has_plots: bool = True, most_thumbnails: int = MAX_THUMBNAILS
+) -> list[str]:
+    """Return the parts of a page on one dataset; draws the plots and decodes the frames of its thumbnails.
+
+    Args:
+        tag: of the headings.
+    """
+    thumbnails = read_thumbnails(open_storage(report.root), report.findings, most=most_thumbnails)
+    parts = [format_lines(summary_lines(report))]
+    if has_plots:
+        parts += [f"<{tag}>Plots</{tag}>", *(_figure(plot, "plot") for plot in draw_plots(report))]
+    parts += [f"<{tag}>Findings</{tag}>", _findings(fold_findings(report.findings))]
+    if thumbnails:
+        parts += [f"<{tag}>Frames</{tag}>", *(_figure(picture, "thumbnail") for picture in thumbnails)]
+    return parts
+
+
+def format_lines(lines: Sequence[tuple[str, str]]) -> str:
+    """Return names and texts as an HTML table."""
+    rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>" for name, text in lines)
     return f"<table class='summary'>{rows}</table>"
 
 
@@ -197,14 +210,14 @@ def _draw_drift(episodes: NDArray[np.int64], offset_s: NDArray[np.float64], drif
     return _saved(figure, "how far timestamps are from frame / fps")
 
 
-def read_thumbnails(storage: Storage, findings: Sequence[Finding]) -> list[Picture]:
-    """Return the frames that video findings point at, as far as they can be decoded, up to `MAX_THUMBNAILS`."""
+def read_thumbnails(storage: Storage, findings: Sequence[Finding], *, most: int = MAX_THUMBNAILS) -> list[Picture]:
+    """Return the frames that video findings point at, as far as they can be decoded, up to `most`."""
     pictures: list[Picture] = []
     for finding in findings:
         if finding.kind in ("video-crash", "video-unreadable") or not finding.place.file.endswith(".mp4"):
             continue
         for frame in finding.place.frames:
-            if len(pictures) == MAX_THUMBNAILS:
+            if len(pictures) == most:
                 return pictures
             pixels = _read_frame(storage, finding.place.file, frame)
             if pixels is not None:

@@ -3,22 +3,36 @@
 import json
 from pathlib import Path
 
-from raypipe.validate.exclude import format_exclude_file
+from raypipe.validate.exclude import format_exclude_file, format_mixture_exclude_file
 from raypipe.validate.findings import Report
+from raypipe.validate.mixture_report import MixtureReport
 
 
 def write_report(
-    report: Report, *, json_file: str = "", exclude_file: Path | None = None, html_file: Path | None = None
+    report: Report | MixtureReport,
+    *,
+    json_file: str = "",
+    exclude_file: Path | None = None,
+    html_file: Path | None = None,
 ) -> None:
     """Write the report to the files that are given; a `json_file` of ``-`` is the caller's to print."""
     if json_file not in ("", "-"):
         _write(Path(json_file), json.dumps(report.to_json(), indent=2) + "\n")
     if exclude_file is not None:
-        _write(exclude_file, format_exclude_file(report))
+        _write(exclude_file, _format_exclude_file(report))
     if html_file is not None:
-        from raypipe.validate.page import format_page
+        _write(html_file, _format_page(report))
 
-        _write(html_file, format_page(report))
+
+def _format_exclude_file(report: Report | MixtureReport) -> str:
+    return format_exclude_file(report) if isinstance(report, Report) else format_mixture_exclude_file(report)
+
+
+def _format_page(report: Report | MixtureReport) -> str:
+    from raypipe.validate.mixture_page import format_mixture_page
+    from raypipe.validate.page import format_page
+
+    return format_page(report) if isinstance(report, Report) else format_mixture_page(report)
 
 
 def _write(path: Path, text: str) -> None:

@@ -43,7 +43,9 @@ _SMALL_FILES: Final = 500
 """Up to here a dataset is checked sooner than Ray starts; fewer frames if they are decoded."""
 
 
-def validate_dataset(root: str, *, deep: bool = False, where: Where = "auto", progress: bool = False) -> Report:
+def validate_dataset(
+    root: str, *, deep: bool = False, where: Where = "auto", progress: bool = False, title: str = "checking files"
+) -> Report:
     """Return all that is wrong with the dataset at `root`; reads every data file, and the index of every video.
 
     Args:
@@ -51,19 +53,19 @@ def validate_dataset(root: str, *, deep: bool = False, where: Where = "auto", pr
         where: ``process`` runs in this process, ``ray`` on a Ray cluster, and ``auto`` in this process if the dataset
             is small.
         progress: show a bar, if a person looks.
+        title: what stands before the bar.
 
     Raises:
         DatasetError: there is no folder at `root`. Everything else that is wrong with a dataset is a finding.
     """
-    if where not in get_args(Where):
-        raise ConfigError(f"where is {where!r}{suggest(where, get_args(Where))}")
+    check_where(where)
     started = time.monotonic()
     outline = read_outline(open_storage(root))
     promises = read_promises(outline, is_deep=deep)
     units, findings = plan_units(outline)
     findings += [*promises.findings, *check_structure(outline)]
-    on_ray = where == "ray" or (where == "auto" and not _is_small(promises, units))
-    with _bar(len(units), is_on=progress) as advance:
+    on_ray = where == "ray" or (where == "auto" and not is_small(promises.meta.num_frames, len(units), deep))
+    with _bar(title, len(units), is_on=progress) as advance:
         results = _run_on_ray(promises, units, advance) if on_ray else _run_here(promises, units, advance)
     findings += [finding for result in results for finding in result.findings]
     data = [result for result in results if isinstance(result, DataResult)]
@@ -79,6 +81,17 @@ def validate_dataset(root: str, *, deep: bool = False, where: Where = "auto", pr
         elapsed_s=time.monotonic() - started,
         summary=summary,
     )
+
+
+def check_where(where: str) -> None:
+    """Raise if `where` is none of the places where files can be checked."""
+    if where not in get_args(Where):
+        raise ConfigError(f"where is {where!r}{suggest(where, get_args(Where))}")
+
+
+def is_small(num_frames: int, num_files: int, deep: bool) -> bool:
+    """Return whether so much is checked in this process sooner than Ray starts."""
+    return num_files <= _SMALL_FILES and num_frames <= _SMALL_FRAMES[deep]
 
 
 def _count(promises: Promises, results: Sequence[Result]) -> Counts:
@@ -122,10 +135,6 @@ def pack_units(promises: Promises, units: Sequence[Unit]) -> list[list[Unit]]:
     return tasks
 
 
-def _is_small(promises: Promises, units: Sequence[Unit]) -> bool:
-    return len(units) <= _SMALL_FILES and promises.meta.num_frames <= _SMALL_FRAMES[promises.is_deep]
-
-
 def _run_here(promises: Promises, units: Sequence[Unit], advance: Advance) -> list[Result]:
     results = []
     for unit in units:
@@ -142,7 +151,7 @@ def _run_on_ray(promises: Promises, units: Sequence[Unit], advance: Advance) -> 
     """Run the units as Ray tasks, a bounded number in flight; results are in the order in which they come."""
     import ray
 
-    with _ray():
+    with running_ray():
         # Bad data raises nothing, so what raises is a defect and is not tried again; what crashes is tried once more.
         task = ray.remote(num_cpus=1, max_retries=1, retry_exceptions=False)(_check_units)
         shared = ray.put(promises)
@@ -179,7 +188,7 @@ def _crashed(promises: Promises, unit: Unit, error: Exception) -> Result:
 
 
 @contextmanager
-def _ray() -> Iterator[None]:
+def running_ray() -> Iterator[None]:
     """Use the Ray that is there, or have one while the body runs."""
     import ray
 
@@ -194,7 +203,7 @@ def _ray() -> Iterator[None]:
 
 
 @contextmanager
-def _bar(total: int, *, is_on: bool) -> Iterator[Advance]:
+def _bar(title: str, total: int, *, is_on: bool) -> Iterator[Advance]:
     """Show a bar of files while the body runs, if `is_on` and a person looks."""
     if not is_on or not is_shown():
         yield lambda _: None
@@ -202,10 +211,10 @@ def _bar(total: int, *, is_on: bool) -> Iterator[Advance]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # A copy of the terminal: standard error itself is listened to while a video is decoded.
     with os.fdopen(os.dup(2), "w") as terminal:
         console = Console(file=terminal, force_terminal=True)
         with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("checking files", total=total)
+            task = bar.add_task(title, total=total)
             yield lambda count: bar.advance(task, count)

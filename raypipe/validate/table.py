@@ -5,12 +5,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raypipe.validate.findings import Finding, Report, Severity
+from raypipe.validate.findings import Counts, Finding, Report, Severity, count_severities
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.table import Table
 
-_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "none": "green"}
+"""Of a terminal, by severity."""
 _SHOWN_RUNS = 6
 
 
@@ -76,38 +78,66 @@ def format_runs(numbers: Sequence[int], most: int = _SHOWN_RUNS) -> str:
 
 def summary_lines(report: Report) -> list[tuple[str, str]]:
     """Return what was looked at and what came of it, as names and texts."""
-    counts = report.counts
-    numbers = {name: sum(found.severity == name for found in report.findings) for name in ("error", "warning", "note")}
-    found = [f"{number:,} {name}{'s' * (number != 1)}" for name, number in numbers.items()]
-    decoded = f", {counts.decoded_frames:,} camera frames decoded" if report.is_deep else ""
     return [
         ("root", report.root),
         ("format", f"{report.version}, {report.fps:g} fps"),
+        *count_lines(report.counts, is_deep=report.is_deep),
+        ("found", f"{severity_text(report.findings)} in {report.elapsed_s:.1f} s"),
+    ]
+
+
+def count_lines(counts: Counts, *, is_deep: bool) -> list[tuple[str, str]]:
+    """Return what was looked at, as names and texts."""
+    decoded = f", {counts.decoded_frames:,} camera frames decoded" if is_deep else ""
+    return [
         ("looked at", f"{counts.episodes:,} episodes, {counts.frames:,} frames"),
         ("files", f"{counts.data_files:,} of rows, {counts.video_files:,} of video{decoded}"),
-        ("found", f"{', '.join(found)} in {report.elapsed_s:.1f} s"),
     ]
+
+
+def severity_text(findings: Iterable[Finding]) -> str:
+    """Return how many errors, warnings and notes there are."""
+    numbers = count_severities(findings)
+    return ", ".join(f"{number:,} {name}{'s' * (number != 1)}" for name, number in numbers.items())
 
 
 def findings_table(report: Report) -> "Group":
     """Return the report for a terminal: what was looked at, then a table with a row for findings that are alike."""
     from rich.console import Group
+    from rich.text import Text
+
+    head = lines_table(summary_lines(report))
+    if not report.findings:
+        return Group(head, Text("nothing is wrong with it", style="green"))
+    return Group(head, folds_table(report.findings))
+
+
+def lines_table(lines: Iterable[tuple[str, str]]) -> "Table":
+    """Return names and texts as two columns for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
-    head = Table(show_header=False, box=None, pad_edge=False)
-    head.add_column(style="bold", no_wrap=True)
-    head.add_column(overflow="fold")
-    for name, text in summary_lines(report):
-        head.add_row(name, Text(text))
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in lines:
+        table.add_row(name, Text(text))
+    return table
+
+
+def folds_table(findings: Iterable[Finding]) -> "Table":
+    """Return findings as a table for a terminal, a row for those that are alike."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(show_lines=True)
     for title, options in (("severity", {"no_wrap": True}), ("kind", {"no_wrap": True})):
         table.add_column(title, **options)  # type: ignore[arg-type]
     for title in ("place", "what", "remedy"):
         table.add_column(title, overflow="fold")
-    for fold in fold_findings(report.findings):
-        severity = Text(fold.severity, style=_STYLES[fold.severity])
+    for fold in fold_findings(findings):
+        severity = Text(fold.severity, style=STYLES[fold.severity])
         # Names of files and tasks are data: no markup in them.
         cells = [Text(text) for text in (fold.kind, fold.place, fold.message, fold.findings[0].remedy)]
         table.add_row(severity, *cells)
-    return Group(head, table) if report.findings else Group(head, Text("nothing is wrong with it", style="green"))
+    return table

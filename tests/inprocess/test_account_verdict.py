@@ -7,12 +7,12 @@ import pytest
 from account_cases import HandRun, axis_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from plan_cases import WORLDS, lengths, make_index, specs
+from plan_cases import WORLDS, lengths, make_index, mixtures, specs
 
 from raypipe.account import Account, Skip, add_runs, count_values, subtract_runs
 from raypipe.account.verdict import check_account
 from raypipe.errors import ConfigError, ResumeError
-from raypipe.plan import OrderSpec, concat_indexes, state_after
+from raypipe.plan import OrderSpec, concat_indexes, mix_indexes, state_after
 
 worlds = st.sampled_from(WORLDS)
 sizes = st.integers(1, 5)
@@ -41,11 +41,12 @@ def steps_or_assume(run, num_steps):
         assume(False)
 
 
-@settings(max_examples=25)
-@given(lengths, specs, st.data())
-def test_an_honest_run_always_balances(frames, spec, data):
-    bad = data.draw(st.sets(st.integers(0, len(frames) - 1), max_size=3))
-    run = HandRun(make_index(frames), spec, bad=bad)
+@settings(max_examples=40)
+@given(st.one_of(lengths.map(make_index), mixtures()), specs, st.data())
+def test_an_honest_run_always_balances(index, spec, data):
+    bad = data.draw(st.sets(st.integers(0, len(set(index.episode.tolist())) - 1), max_size=3))
+    assume(len(bad) < len(set(index.episode.tolist())))
+    run = HandRun(index, spec, bad=bad)
     for _ in range(data.draw(st.integers(0, 3))):
         start_or_assume(run, data.draw(worlds), data.draw(sizes))
         steps_or_assume(run, data.draw(st.integers(0, 30)))
@@ -64,7 +65,7 @@ def test_an_honest_run_always_balances(frames, spec, data):
         assert verdict.num_skipped == run.log.count("skipped")[verdict.epoch]
         assert verdict.num_rolled_back == run.rolled_back[verdict.epoch]
         total = verdict.num_emitted + verdict.num_skipped + verdict.num_left_over + verdict.num_to_come
-        assert total == verdict.num_frames == sum(frames)
+        assert total == verdict.num_frames == index.num_frames
     assert set(run.log.count("emitted")) | set(run.rolled_back) <= {verdict.epoch for verdict in verdicts}
 
 
@@ -103,6 +104,22 @@ def test_frames_of_a_mixture_are_told_apart():
     assert check(run, account)[0].is_exact
     (verdict,) = check(run, removed)
     assert [frames.describe() for frames in verdict.missing] == ["episode 2 of 'two': frame 4"]
+
+
+def test_a_frame_that_is_missing_in_the_second_lap_of_an_epoch_is_named_with_its_lap():
+    index = mix_indexes([make_index([4], name="small"), make_index([9, 5], name="large", fingerprint="x")], [10, 14])
+    run = HandRun(index, OrderSpec(seed=3, live_spans=2))
+    run.start(2, 2)
+    run.steps(run.world.num_steps)
+    account = run.save()
+    number = int(run.axis.starts_of(np.array([0]), np.array([0]), np.array([1]))[0]) + 2
+    removed = doctor(account, lambda part: replace(part, emitted=subtract_runs(part.emitted, one(number))))
+
+    assert check(run, account)[0].is_exact
+    (verdict,) = check(run, removed)
+    assert [frames.describe() for frames in verdict.missing] == [
+        "episode 0 of 'small': frame 2 in lap 2 of the epoch"
+    ]
 
 
 def test_skipped_frames_are_listed_by_episode_with_the_first_line_of_the_error():

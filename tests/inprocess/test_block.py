@@ -52,7 +52,7 @@ def without_windows(context):
 
 def request(episode, start, stop, frames=()):
     return SpanRequest(
-        epoch=2, dataset=0, episode=episode, start=start, stop=stop, lane=3, place=episode, frames=tuple(frames)
+        epoch=2, dataset=0, lap=2, episode=episode, start=start, stop=stop, lane=3, place=episode, frames=tuple(frames)
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from local_source import local_loader
 
 from raypipe.account import lay_out, merge_accounts
-from raypipe.account.check import check_run
+from raypipe.audit.check import check_run
 from raypipe.account.file import read_account
 from raypipe.account.verdict import check_account
 from raypipe.dataset import open_dataset

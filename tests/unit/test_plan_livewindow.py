@@ -17,6 +17,7 @@ def make_lane(counts, live_spans, seed=0):
     zeros = np.zeros(len(counts), dtype=np.int64)
     spans = Spans(
         dataset=zeros.astype(np.int32),
+        lap=zeros,
         episode=np.arange(len(counts)),
         start=zeros,
         stop=counts,

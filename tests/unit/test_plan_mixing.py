@@ -2,9 +2,20 @@
 
 import numpy as np
 import pytest
-from plan_cases import make_index
+from plan_cases import make_index, plan_start
 
-from raypipe.plan import BatchSpec, FrameSizes, OrderSpec, measure_mixing, plan_epoch, plan_world, report_plan
+from raypipe.plan import (
+    BatchSpec,
+    FrameSizes,
+    OrderSpec,
+    emitted_frames,
+    measure_mixing,
+    mix_indexes,
+    plan_epoch,
+    plan_world,
+    report_plan,
+)
+from raypipe.plan.members import report_members
 
 
 def make_world(
@@ -97,3 +108,40 @@ def test_report_of_an_epoch_of_one_short_batch():
 
     assert (report.steps, report.mixing.local_batch.min) == (1, 3)
     assert report.first_batch_frames == report.frames
+
+
+def test_a_mixture_reports_what_every_dataset_gives_and_how_evenly():
+    members = [make_index([40] * 30, name="long"), make_index([10] * 20, name="short", fingerprint="x")]
+    index = mix_indexes(members, [600, 700])
+    world = plan_start(index, OrderSpec(seed=0, live_spans=16), world_size=2, per_lane=8)
+
+    long, short = report_members(world)
+    steps = np.arange(world.num_steps + 1)
+    emitted = emitted_frames(world, steps)
+
+    assert (long.frames, long.epoch_frames, long.laps) == (1200, 600, 0.5)
+    # 15 episodes, of which one is cut to make the lanes equal.
+    assert long.spans in (15, 16)
+    assert (short.frames, short.epoch_frames, short.laps) == (200, 700, 3.5)
+    assert long.share + short.share == 1
+    counted = [np.bincount(world.frames_at(step, rank).dataset, minlength=2) for step in (0, 1) for rank in (0, 1)]
+    assert emitted[2].tolist() == sum(counted).tolist()
+    worst = np.abs(emitted - emitted.sum(axis=1, keepdims=True) * np.array([long.share, short.share])).max(axis=0)
+    assert 0 < long.deviation <= worst[0]
+    assert 0 < short.deviation <= worst[1]
+
+
+def test_a_dataset_alone_has_no_report_of_members():
+    assert report_members(plan_start(make_index([40] * 30), OrderSpec(seed=0), world_size=2)) == ()
+
+
+def test_a_batch_has_no_fewer_distinct_datasets_than_under_a_full_shuffle():
+    members = [make_index([20] * 8, name=f"robot-{i}", fingerprint=str(i)) for i in range(40)]
+    index = mix_indexes(members, [160] * 40)
+    world = plan_start(index, OrderSpec(seed=0, live_spans=128), world_size=1, per_lane=64)
+
+    found = measure_mixing(world).datasets
+
+    # 40 robots of equal share: 40 * (1 - (39 / 40) ** 64) of them in 64 draws.
+    assert found.full_shuffle == pytest.approx(40 * (1 - (39 / 40) ** 64), rel=0.01)
+    assert found.full_shuffle <= found.mean <= 40

@@ -18,6 +18,9 @@ from raypipe.shuffle import FrameBuffers, LiveWindow, RowPool, find_pixels
 
 CAMERA = "observation.images.top"
 
+BLANK = np.zeros((2, 1, 1, 1), dtype=np.uint8)
+"""Windows of two frames of one pixel."""
+
 
 def rows_of(name, num_rows):
     """Columns whose every row says which span it is of and which row it is."""
@@ -161,7 +164,7 @@ def test_pixels_of_windows_are_found_in_whichever_part_holds_them(parts):
 
 
 def block(arrival, frames):
-    request = SpanRequest(epoch=0, dataset=0, episode=arrival, start=0, stop=len(frames), lane=0, place=arrival)
+    request = SpanRequest(epoch=0, dataset=0, lap=0, episode=arrival, start=0, stop=len(frames), lane=0, place=arrival)
     return SpanBlock(
         request=request,
         num_rows=len(frames),
@@ -199,11 +202,36 @@ def test_live_window_gathers_rows_and_pixels_in_the_order_of_the_batch():
 
     wanted = batch([1, 0, 0, 1], [1, 2, 0, 0])
 
-    rows, pixels = window.take_rows(wanted), window.take_pixels(wanted, CAMERA)
+    rows, pixels = window.take_rows(wanted), window.take_pixels(wanted, CAMERA, BLANK)
     assert rows["span"].tolist() == [1, 0, 0, 1]
     assert rows["frame"].tolist() == [21, 12, 10, 20]
     assert pixels.shape == (4, 2, 1, 1, 1)
     assert pixels.reshape(4, 2).tolist() == [[20, 21], [11, 12], [10, 10], [20, 20]]
+
+
+def test_sample_of_a_span_without_the_camera_shows_the_blank():
+    window, buffers = LiveWindow(), []
+    admit(window, 0, [10, 11])
+    window.admit(1, block(1, [20, 21]), {})
+    wanted = batch([1, 0, 1], [0, 1, 1])
+
+    for blank in (BLANK, BLANK + 7):
+        buffers.append(window.take_pixels(wanted, CAMERA, blank))
+
+    assert [frames.reshape(3, 2).tolist() for frames in buffers] == [
+        [[0, 0], [10, 11], [0, 0]],
+        [[7, 7], [10, 11], [7, 7]],
+    ]
+
+
+def test_some_samples_of_a_batch_are_written_and_the_others_stay():
+    window = LiveWindow()
+    admit(window, 0, [10, 11, 12])
+    frames = np.full((3, 2, 1, 1, 1), 99, dtype=np.uint8)
+
+    window.copy_pixels(batch([0, 0, 0], [2, 1, 0]), CAMERA, BLANK, frames, [0, 2])
+
+    assert frames.reshape(3, 2).tolist() == [[11, 12], [99, 99], [10, 10]]
 
 
 def test_live_window_lets_go_of_what_was_retired():

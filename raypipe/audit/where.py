@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from raypipe.account.axis import DATASET_BITS, FrameAxis
 from raypipe.account.chain import drop_later_epochs, link_parts
-from raypipe.account.check import open_frames, read_frames
 from raypipe.account.folder import read_run_account
 from raypipe.account.parts import Account
 from raypipe.account.replay import Replay
+from raypipe.audit.frames import open_frames, read_frames
 from raypipe.errors import ConfigError
 from raypipe.plan import (
     BatchSpec,
@@ -181,6 +181,7 @@ def _locate(stretches: list[_Stretch], then: _Standing, query: StepQuery, replay
 
 def _name_step(world: WorldPlan, step: int, before: int, rank: int, axis: FrameAxis) -> LocatedStep:
     found = world.frames_at(step, rank)
+    # In its dataset, whichever lap it is of: LeRobot's `index`.
     numbers = (axis.starts_of(found.dataset, found.episode) + found.frame) & ((1 << DATASET_BITS) - 1)
     columns = (found.dataset, found.episode, found.frame, numbers, found.is_repeat)
     frames = tuple(

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from raypipe.account.check import CheckedRun
-from raypipe.account.where import LocatedStep
+from raypipe.audit.check import CheckedRun
+from raypipe.audit.where import LocatedStep
 
 if TYPE_CHECKING:
     from rich.table import Table

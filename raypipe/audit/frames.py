@@ -1,0 +1,101 @@
+"""The frames of a run and the axis on which its account counts: of a dataset, or of the members of a mixture.
+
+Reads ``meta/`` of the datasets; no rows, no pixels.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from raypipe.account import FrameAxis, Header, lay_out
+from raypipe.account.folder import RunAccount
+from raypipe.errors import ConfigError, DatasetError
+from raypipe.metadata import DatasetMeta, read_metadata
+from raypipe.mixture import Mixture, is_mixture_file
+from raypipe.plan import (
+    SINGLE_DATASET,
+    EpisodeIndex,
+    SelectionSpec,
+    follow_state,
+    index_episodes,
+    mix_indexes,
+)
+
+_NUM_THREADS: Final = 32
+
+
+def open_frames(run: RunAccount, root: str) -> tuple[str, EpisodeIndex, FrameAxis]:
+    """Return what an account is of: its root, or in words its members, the frames of an epoch, and the axis."""
+    header = run.account.header
+    place = root or header.root or f"{len(header.members)} datasets"
+    try:
+        if header.members and not root:
+            index, axis = _read_members(header)
+        elif bool(header.members) != is_mixture_file(root or header.root):
+            raise ConfigError(_other_kind(run.place, place, is_mixture=bool(header.members)))
+        else:
+            index, axis = read_frames(place, parse_selection(header.selection))
+    except DatasetError as error:
+        error.add_note(f"the account {run.place!r} is of {_described(header)}; give its place now by --root")
+        raise
+    return place, follow_state(header.order_state, index)[1], axis
+
+
+def read_frames(root: str, selection: SelectionSpec) -> tuple[EpisodeIndex, FrameAxis]:
+    """Return the frames of an epoch of the dataset or mixture at `root`, and the axis of all its episodes."""
+    if is_mixture_file(root):
+        mixture = Mixture(root)
+        return mixture.index(), _lay_out(mixture.names, [dataset.meta for dataset in mixture.datasets])
+    meta = read_metadata(root)
+    episodes = meta.episodes
+    index = _index(SINGLE_DATASET, meta, selection)
+    return index, lay_out((SINGLE_DATASET,), [(episodes.episode_index, episodes.length)])
+
+
+def parse_selection(saved: Mapping[str, Any]) -> SelectionSpec:
+    """Return the selection of its fields.
+
+    Raises:
+        ConfigError: they are not those of a selection.
+    """
+    try:
+        return SelectionSpec(**saved)
+    except TypeError as error:
+        raise ConfigError(f"the account has no selection that this raypipe knows ({error}): {dict(saved)!r}") from error
+
+
+def _read_members(header: Header) -> tuple[EpisodeIndex, FrameAxis]:
+    shares = header.order_state.shares
+    names = [str(member["name"]) for member in header.members]
+    if shares is None or list(shares.names) != names:
+        raise ConfigError(f"the account lists the members {', '.join(names)}, and its state is of another mixture")
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        metas = list(pool.map(read_metadata, [str(member["root"]) for member in header.members]))
+    indexes = [
+        _index(name, meta, parse_selection(member["selection"]))
+        for name, meta, member in zip(names, metas, header.members, strict=True)
+    ]
+    return mix_indexes(indexes, shares.frames, revisions=shares.revisions), _lay_out(names, metas)
+
+
+def _index(name: str, meta: DatasetMeta, selection: SelectionSpec) -> EpisodeIndex:
+    return index_episodes(
+        name,
+        meta.episodes.episode_index,
+        meta.episodes.length,
+        fingerprint=meta.order_fingerprint,
+        selection=selection,
+    )
+
+
+def _lay_out(names: Sequence[str], metas: Sequence[DatasetMeta]) -> FrameAxis:
+    return lay_out(names, [(meta.episodes.episode_index, meta.episodes.length) for meta in metas], has_laps=True)
+
+
+def _described(header: Header) -> str:
+    return f"a mixture of {len(header.members)} datasets" if header.members else f"the dataset {header.root!r}"
+
+
+def _other_kind(place: str, root: str, *, is_mixture: bool) -> str:
+    kinds = ("a single dataset", "a mixture: give a mixture file")
+    return f"the account {place!r} is of {kinds[is_mixture]}, and {root!r} is none"

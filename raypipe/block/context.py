@@ -1,0 +1,165 @@
+"""`BlockContext`: what a task or a rank needs to make and open blocks, of one dataset or of several unlike ones."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.account import frame_numbers
+from raypipe.dataset import Dataset
+from raypipe.decode.spec import DecodeSpec
+from raypipe.metadata import INDEX_FEATURES, Feature
+from raypipe.packed import Frames, SpanRequest
+from raypipe.rows import RowReader
+from raypipe.schema import MemberMap, Schema, schema_of
+from raypipe.skips import RAISE, BadDataSpec
+from raypipe.window import window_rows
+
+if TYPE_CHECKING:
+    from raypipe.decode.span import SpanDecoder
+
+_KEPT_READERS: Final = 16
+
+_TRAINED_ON: Final = ("action", "observation")
+"""Features of which a value that is no number would end in the weights; a reward may be unknown."""
+
+
+@dataclass(frozen=True)
+class BlockContext:
+    """Everything that a task or a rank needs to make and open blocks; a process receives it once."""
+
+    datasets: tuple[Dataset, ...]
+    decode: DecodeSpec
+    bad_data: BadDataSpec = RAISE
+
+    schema: Schema | None = None
+    """Of a mixture. None where a dataset stands alone, whose schema is its own: read `batch_schema`."""
+
+    robot_types: tuple[str, ...] = ()
+    """What the robots of a mixture are called, one per dataset; empty: as the datasets say."""
+
+    @cached_property
+    def batch_schema(self) -> Schema:
+        """What a batch is made of."""
+        return schema_of(self.datasets[0]) if self.schema is None else self.schema
+
+    @cached_property
+    def robots(self) -> tuple[str, ...]:
+        """The robot type of every dataset."""
+        return self.robot_types or tuple(dataset.meta.robot_type for dataset in self.datasets)
+
+    @cached_property
+    def stored(self) -> tuple[Mapping[str, Feature], ...]:
+        """Per dataset, by own name, what is read from its rows: the features that the schema maps, and index columns.
+
+        Images that are stored in rows are among them.
+        """
+        stored = []
+        for dataset, member in zip(self.datasets, self.batch_schema.members, strict=True):
+            mapped = {*member.rows.values(), *member.cameras.values(), *INDEX_FEATURES}
+            stored.append({name: feature for name, feature in dataset.row_features.items() if name in mapped})
+        return tuple(stored)
+
+    @cached_property
+    def trained_on(self) -> tuple[frozenset[str], ...]:
+        """Per dataset, the own names of features that must hold numbers, by their own name or that in the mixture."""
+        return tuple(
+            frozenset(
+                own for name, own in member.rows.items() if name.startswith(_TRAINED_ON) or own.startswith(_TRAINED_ON)
+            )
+            for member in self.batch_schema.members
+        )
+
+    @cached_property
+    def blanks(self) -> Mapping[str, NDArray[Any]]:
+        """By camera of a batch, black frames for samples of datasets that lack it: ``(T, height, width, channels)``.
+
+        They take no memory, and say the shape and dtype of a sample.
+        """
+        schema, blanks = self.batch_schema, {}
+        for camera in schema.cameras:
+            feature = schema.features[camera]
+            shape = (schema.windows.get(camera, 1), *self.decode.frame_shape(feature))
+            blanks[camera] = np.broadcast_to(np.zeros(1, dtype=np.float32 if feature.is_depth else np.uint8), shape)
+        return blanks
+
+    @cached_property
+    def _readers(self) -> OrderedDict[int, RowReader]:
+        return OrderedDict()
+
+    def reader_of(self, dataset: int) -> RowReader:
+        """Return the row reader of a dataset; those of the least recently read ones are closed beyond a few.
+
+        A reader keeps up to 32 files open: those of hundreds of datasets would be more than a process may have.
+        """
+        if dataset not in self._readers:
+            self._readers[dataset] = RowReader(self.datasets[dataset].meta, list(self.stored[dataset]))
+            if len(self._readers) > _KEPT_READERS:
+                self._readers.popitem(last=False)[1].close()
+        self._readers.move_to_end(dataset)
+        return self._readers[dataset]
+
+    @cached_property
+    def decoders(self) -> "tuple[SpanDecoder, ...]":
+        """A span decoder per dataset."""
+        from raypipe.decode.span import SpanDecoder
+
+        # Together they keep no more videos open than one would.
+        local = threading.local()
+        return tuple(SpanDecoder(dataset.meta, self.decode, local) for dataset in self.datasets)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Open files and decoders stay behind: each process opens its own.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def member_of(self, request: SpanRequest) -> MemberMap:
+        """Return what the dataset of a span gives."""
+        return self.batch_schema.members[request.dataset]
+
+    def stores_images(self, dataset: int, camera: str) -> bool:
+        """Return whether a dataset has a camera, by its own name, as images in rows."""
+        return self.datasets[dataset].features[camera].kind == "image"
+
+    def frame_numbers(self, dataset: Frames, episode: Frames, frame: Frames, lap: Frames) -> Frames:
+        """Return the number of every frame on the axis of accounts, which holds all datasets; see `frame_numbers`.
+
+        Args:
+            lap: which pass over its dataset a frame is of, counted from the first of the epoch: numbers of the next lap
+                follow those of the whole dataset.
+        """
+        numbers = np.empty(len(frame), dtype=np.int64)
+        for i in np.unique(dataset).tolist():
+            mine = dataset == i if len(self.datasets) > 1 else slice(None)
+            meta = self.datasets[i].meta
+            row = np.searchsorted(meta.episodes.episode_index, episode[mine])
+            first = lap[mine] * meta.num_frames + meta.episodes.first_frames[row]
+            numbers[mine] = frame_numbers(i, first + frame[mine])
+        return numbers
+
+    def find_episode(self, request: SpanRequest) -> tuple[Dataset, int, int]:
+        """Return the dataset of a span, the row of its episode in the episode table, and the episode's length."""
+        dataset = self.datasets[request.dataset]
+        row = dataset.meta.episodes.find_row(request.episode)
+        return dataset, row, int(dataset.meta.episodes.length[row])
+
+
+def window_frames(dataset: Dataset, camera: str, anchors: Frames, length: int) -> Frames:
+    """Return the frames of a camera, by its own name, that the windows of `anchors` show: ``(len(anchors), T)``."""
+    return window_rows(anchors, length, dataset.window.offsets.get(camera, (0,)))[0]
+
+
+def shown_frames(context: BlockContext, request: SpanRequest, camera: str) -> Frames:
+    """Return the frames of a camera, by its own name, that are decoded for a span, ascending.
+
+    Where bad spans are left out, all that the whole span shows, also if some of it was emitted before: whether a span
+    is bad does not depend on where a run was interrupted.
+    """
+    dataset, _, length = context.find_episode(request)
+    is_whole = context.bad_data.on_bad_episode == "skip"
+    anchors = np.arange(request.start, request.stop) if is_whole else request.anchors
+    return np.unique(window_frames(dataset, camera, anchors, length))

@@ -1,0 +1,220 @@
+"""What tasks make of spans: their rows, with windows, and with pixels where decoding runs on the cluster.
+
+Rows get the names, dtypes and widths of the schema when they are read, since a block packs spans of unlike files and
+datasets. Cameras have their names in the schema too: one name may stand for frames of other sizes in another dataset.
+What a dataset lacks does not travel: the rank fills it in.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raypipe.block.context import BlockContext, shown_frames
+from raypipe.dataset import Dataset
+from raypipe.errors import DatasetError, DownloadError, RaypipeError
+from raypipe.metadata import Feature
+from raypipe.packed import (
+    Frames,
+    PackedSpan,
+    SpanHeader,
+    SpanRequest,
+    as_array,
+    as_numpy,
+    as_texts,
+    only_chunk,
+    pack_spans,
+    unpack_spans,
+)
+from raypipe.rows import column_values
+from raypipe.storage import is_transient, retry_transient
+from raypipe.window import window_rows
+
+
+def read_rows(
+    context: BlockContext, requests: Sequence[SpanRequest], sleep: Callable[[float], None] = time.sleep
+) -> pa.Table:
+    """Return the rows of the spans and of their windows' reach, or their errors."""
+    return pack_spans([_read_span(context, request, sleep) for request in requests])
+
+
+def add_windows(context: BlockContext, table: pa.Table) -> pa.Table:
+    """Return one row per frame to emit, with the windows of row features gathered."""
+    return pack_spans([_guarded(_window_span, context, span) for span in unpack_spans(table)])
+
+
+def add_pixels(context: BlockContext, table: pa.Table) -> pa.Table:
+    """Return the table with the decoded frames of every camera."""
+    return pack_spans([_guarded(_decode_span, context, span) for span in unpack_spans(table)])
+
+
+def filler_block(num_rows: int) -> pa.Table:
+    """Return a block of rows that stand for nothing: it moves Ray's row counts, and the rank throws it away."""
+    return pack_spans([PackedSpan(SpanHeader(request=None, num_rows=num_rows), {}, {})])
+
+
+def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[float], None]) -> PackedSpan:
+    started = time.perf_counter()
+    try:
+        span = retry_transient(lambda: _read_reach(context, request), sleep)
+        return replace(span, header=replace(span.header, read_s=time.perf_counter() - started, finished_at=time.time()))
+    except (RaypipeError, OSError, ValueError, TypeError, pa.ArrowException) as error:
+        return _failed(request, error)
+
+
+def _read_reach(context: BlockContext, request: SpanRequest) -> PackedSpan:
+    """Return the values of all rows that windows of the span show.
+
+    Also of a span of which some frames were emitted before: what is bad about it was bad then.
+    """
+    dataset, row, length = context.find_episode(request)
+    before, after = dataset.window.reach(list(context.stored[request.dataset]))
+    first, stop = max(request.start + before, 0), min(request.stop + after, length)
+    table = context.reader_of(request.dataset).read_frames(row, first, stop)
+    try:
+        columns = _column_arrays(context, request, table, first)
+    except DatasetError as error:
+        error.add_note(f"in {dataset.meta.storage.locate(dataset.meta.data_file(row))!r}")
+        raise
+    return PackedSpan(SpanHeader(request=request, num_rows=len(table), first=first), columns, {})
+
+
+def _column_arrays(context: BlockContext, request: SpanRequest, table: pa.Table, first: int) -> dict[str, pa.Array]:
+    dataset, member = context.datasets[request.dataset], context.member_of(request)
+    stored, trained_on = context.stored[request.dataset], context.trained_on[request.dataset]
+    place = f"episode {request.episode} of {dataset.meta.root!r}"
+    columns: dict[str, pa.Array] = {}
+    for name, own in member.rows.items():
+        if stored[own].kind != "vector":
+            columns[name] = _plain_text(only_chunk(table.column(own)))
+            continue
+        values = np.asarray(column_values(table, stored[own], place))
+        if context.bad_data.check_finite and own in trained_on:
+            _check_finite(values, own, first, place)
+        if own == "task_index":
+            _check_tasks(dataset, values, place)
+        columns[name] = as_array(values if context.schema is None else _widened(values, context.schema.features[name]))
+    for name, own in member.cameras.items():
+        if context.stores_images(request.dataset, own):
+            columns[name] = only_chunk(table.column(own))
+    return columns
+
+
+def _widened(values: NDArray[Any], feature: Feature) -> NDArray[Any]:
+    """Return rows of a vector in the dtype of the schema, with zeros up to its width."""
+    values = values.astype(feature.dtype, copy=False)
+    if feature.shape == (1,) or values.shape[1:] == feature.shape:
+        return values
+    # A scalar has no axis of its own; where it is a vector in other datasets, it is one number of it.
+    narrow = values.reshape(len(values), -1)
+    return np.pad(narrow, ((0, 0), (0, feature.shape[0] - narrow.shape[1])))
+
+
+def _plain_text(array: pa.Array) -> pa.Array:
+    """Return texts as Arrow's plain strings: writers differ, and a block packs spans of several files."""
+    return array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
+
+
+def _window_span(context: BlockContext, span: PackedSpan, request: SpanRequest) -> PackedSpan:
+    dataset, _, length = context.find_episode(request)
+    schema, member = context.batch_schema, context.member_of(request)
+    first, anchors, started = span.header.first, request.anchors, time.perf_counter()
+    columns, margins = {}, {}
+    for name, own in member.rows.items():
+        rows, feature = span.columns[name], schema.features[name]
+        offsets = dataset.window.offsets.get(own)
+        slots, padding = window_rows(anchors, length, offsets or (0,))
+        wanted = slots - first if offsets else anchors - first
+        if feature.kind == "vector":
+            columns[name] = as_array(as_numpy(rows, () if feature.shape == (1,) else feature.shape)[wanted])
+        else:
+            columns[name] = as_texts(rows.to_pylist(), wanted)
+        if offsets:
+            columns[f"{name}_is_pad"] = as_array(padding)
+    for name, own in member.cameras.items():
+        if context.stores_images(request.dataset, own):
+            extra = _margin_frames(context, request, own)
+            margins[name] = (extra, span.columns[name].take(pa.array(extra - first)).to_pylist())
+            columns[name] = span.columns[name].take(pa.array(anchors - first))
+    read_s = span.header.read_s + time.perf_counter() - started
+    return PackedSpan(replace(span.header, num_rows=len(anchors), read_s=read_s), columns, margins)
+
+
+def _check_tasks(dataset: Dataset, task_index: Any, place: str) -> None:
+    """Raise if a row names a task that the dataset does not have."""
+    tasks = dataset.meta.tasks
+    try:
+        for index in np.unique(task_index).tolist() if len(tasks) else ():
+            tasks.text(index)
+    except DatasetError as error:
+        error.add_note(f"in {place}")
+        raise
+
+
+def _check_finite(values: NDArray[Any], name: str, first: int, place: str) -> None:
+    """Raise if a feature has NaN or infinite values; `first` is the frame of the first row."""
+    if values.dtype.kind != "f":
+        return
+    is_finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    if not is_finite.all():
+        frame = int(np.argmin(is_finite))
+        raise DatasetError(
+            f"feature {name!r} of {place} has {np.count_nonzero(~is_finite)} frames with NaN or infinite values, the "
+            f"first is frame {first + frame}: {values[frame].tolist()}. Exclude the episode, skip it by "
+            f"on_bad_episode='skip', or train on it all the same by check_finite=False"
+        )
+
+
+def _decode_span(context: BlockContext, span: PackedSpan, request: SpanRequest) -> PackedSpan:
+    _, row, _ = context.find_episode(request)
+    decoder, anchors, cameras = context.decoders[request.dataset], request.anchors, context.batch_schema.cameras
+    # Stored images give way to pixels, and so do the nulls in their place where another span of the block has some.
+    columns, margins = {name: array for name, array in span.columns.items() if name not in cameras}, {}
+    started, num_decoded = time.perf_counter(), 0
+    for camera, own in context.member_of(request).cameras.items():
+        extra = _margin_frames(context, request, own)
+        frames = np.union1d(anchors, extra)
+        if context.stores_images(request.dataset, own):
+            stored = dict(zip(anchors.tolist(), span.columns[camera].to_pylist(), strict=True))
+            stored |= dict(zip(extra.tolist(), span.margins[camera][1], strict=True))
+            pixels = decoder.decode_images(row, own, [stored[frame] for frame in frames.tolist()], frames)
+        else:
+            pixels = decoder.decode_video(row, own, frames)
+        num_decoded += len(frames)
+        values = pixels.numpy()
+        columns[camera] = as_array(values if not len(extra) else values[np.searchsorted(frames, anchors)])
+        margins[camera] = (extra, values[np.searchsorted(frames, extra)])
+    seconds = time.perf_counter() - started
+    return PackedSpan(replace(span.header, decode_s=seconds, num_decoded=num_decoded), columns, margins)
+
+
+def _margin_frames(context: BlockContext, request: SpanRequest, camera: str) -> Frames:
+    return np.setdiff1d(shown_frames(context, request, camera), request.anchors)
+
+
+def _guarded(
+    stage: Callable[[BlockContext, PackedSpan, SpanRequest], PackedSpan], context: BlockContext, span: PackedSpan
+) -> PackedSpan:
+    """Run a stage on a span; what is wrong with its data becomes the span's error."""
+    request = span.header.request
+    if request is None or span.header.error[0]:
+        return span
+    try:
+        done = stage(context, span, request)
+        return replace(done, header=replace(done.header, finished_at=time.time()))
+    except (RaypipeError, OSError, ValueError, TypeError, pa.ArrowException) as error:
+        return _failed(request, error)
+
+
+def _failed(request: SpanRequest, error: Exception) -> PackedSpan:
+    kind = type(error).__name__ if isinstance(error, RaypipeError) else DatasetError.__name__
+    text = str(error) if isinstance(error, RaypipeError) else f"{type(error).__name__}: {error}"
+    if is_transient(error):
+        # Storage that does not answer is no bad data: it may not be left out.
+        kind = DownloadError.__name__
+    message = "; ".join([text, *getattr(error, "__notes__", ())])
+    return PackedSpan(SpanHeader(request=request, num_rows=len(request.anchors), error=(kind, message)), {}, {})

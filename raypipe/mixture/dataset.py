@@ -1,0 +1,264 @@
+"""`Mixture`: many unlike datasets as one, of which every epoch takes a stated share of each."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from raypipe.dataset import Dataset, knowing_rows
+from raypipe.errors import ConfigError, suggest
+from raypipe.metadata import Feature
+from raypipe.mixture.cache import DEFAULT_CACHE
+from raypipe.mixture.file import is_mixture_file, read_mixture_file
+from raypipe.mixture.open_members import BadMember, MemberNote, open_members
+from raypipe.mixture.spec import ALL_FRAMES, MemberSpec, MixtureSpec, resolve_weights
+from raypipe.mixture.unify import unify, with_windows
+from raypipe.mixture.windows import member_windows
+from raypipe.plan import EpisodeIndex, index_episodes, mix_indexes, split_frames
+from raypipe.schema import Schema
+from raypipe.window import WindowSpec
+
+if TYPE_CHECKING:
+    from raypipe.normalise import MixtureStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One dataset of a mixture, opened."""
+
+    spec: MemberSpec
+    dataset: Dataset
+
+    @property
+    def name(self) -> str:
+        """Unique in the mixture."""
+        return self.spec.name
+
+    @property
+    def robot_type(self) -> str:
+        """As the mixture calls it, or else the dataset."""
+        return self.spec.robot_type or self.dataset.meta.robot_type
+
+    def index(self) -> EpisodeIndex:
+        """Return the anchor frames of the dataset."""
+        episodes = self.dataset.meta.episodes
+        return index_episodes(
+            self.name,
+            episodes.episode_index,
+            episodes.length,
+            fingerprint=self.dataset.meta.order_fingerprint,
+            selection=self.spec.selection,
+        )
+
+
+class Mixture:
+    """Many datasets as one: given to a `Pipeline` as a dataset is.
+
+    ::
+
+        mixture = rp.Mixture([("data/aloha", 2.0), ("data/so101", 1.0)], resize=(224, 224), on_missing="fill")
+        mixture = rp.Mixture("mixture.yaml")
+        pipe = rp.Pipeline(mixture, batch_size=64, seed=0, delta_timestamps={"action": [0.0, 0.1]})
+    """
+
+    spec: MixtureSpec
+    """As it was given, of the members that are there."""
+
+    members: tuple[Member, ...]
+    schema: Schema
+    """What a batch is made of, and who gives what."""
+
+    notes: tuple[MemberNote, ...]
+    """What was left out, filled, padded, and is odd about the members."""
+
+    bad: tuple[BadMember, ...]
+    """Members that cannot be used, under ``on_bad_dataset="skip"``."""
+
+    def __init__(
+        self,
+        members: "str | Path | MixtureSpec | Sequence[Any]",
+        *,
+        cache: str | Path | None = DEFAULT_CACHE,
+        progress: bool = True,
+        **settings: Any,
+    ) -> None:
+        """Open all members and see that they can be one; reads ``meta/`` and a few footers of each.
+
+        Args:
+            members: roots, ``(root, weight)`` pairs, dicts or `MemberSpec`; or a YAML or TOML file with all of it.
+            cache: the folder that keeps metadata for the next start; None keeps nothing.
+            progress: whether to show a bar where a person looks.
+            settings: the fields of `MixtureSpec`, such as ``weights``, ``resize`` and ``on_missing``.
+
+        Raises:
+            ConfigError: the members cannot be one; it lists all that is wrong, and suggests what to write.
+            DatasetError: members cannot be opened; it lists all of them.
+        """
+        spec = _make_spec(members, settings)
+        wanted, left_out = _with_weight(spec)
+        opened = open_members(wanted.members, on_bad_dataset=spec.on_bad_dataset, cache=cache, progress=progress)
+        self.spec = _only(wanted, opened.positions)
+        self.members = tuple(
+            Member(spec=one, dataset=dataset) for one, dataset in zip(self.spec.members, opened.datasets, strict=True)
+        )
+        unified = unify(self.datasets, self.spec, self.spec.members)
+        self.schema = unified.schema
+        self.bad = opened.bad
+        self.notes = (
+            *(MemberNote(name=name, text="left out: its weight is 0") for name in left_out),
+            *opened.notes,
+            *(MemberNote(name="", text=text) for text in unified.notes),
+        )
+        self._check_shares()
+
+    def __len__(self) -> int:
+        return sum(self.shares.values())
+
+    def __repr__(self) -> str:
+        """Tell how many of what, and where they come from."""
+        episodes = sum(len(dataset.meta.episodes) for dataset in self.datasets)
+        robots = ", ".join(dict.fromkeys(self.robot_types))
+        shown = ", ".join(f"{name} {frames / len(self):.1%}" for name, frames in list(self.shares.items())[:6])
+        more = ", ..." if len(self.members) > 6 else ""
+        return (
+            f"Mixture({len(self.members)} datasets, {episodes} episodes, {len(self)} frames an epoch, robots: "
+            f"{robots}, cameras: {', '.join(self.schema.cameras) or 'none'}; {shown}{more})"
+        )
+
+    @property
+    def datasets(self) -> tuple[Dataset, ...]:
+        """The members' datasets, in the order of ``dataset_index``."""
+        return tuple(member.dataset for member in self.members)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members' names, in the order of ``dataset_index``."""
+        return tuple(member.name for member in self.members)
+
+    @property
+    def robot_types(self) -> tuple[str, ...]:
+        """The members' robot types, in the order of ``dataset_index``."""
+        return tuple(member.robot_type for member in self.members)
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """The features of a batch by name, in the shapes that hold all members."""
+        return self.schema.features
+
+    @cached_property
+    def shares(self) -> Mapping[str, int]:
+        """Frames that an epoch takes of every member; over epochs each of its frames comes equally often."""
+        indexes = self._indexes
+        frames = [index.num_frames for index in indexes]
+        weights = resolve_weights(self.spec, frames, [len(set(index.episode.tolist())) for index in indexes])
+        total = sum(frames) if self.spec.frames_per_epoch == ALL_FRAMES else self.spec.frames_per_epoch
+        return dict(zip(self.names, split_frames(weights, total), strict=True))
+
+    @cached_property
+    def stats(self) -> "MixtureStats":
+        """Statistics by dataset, by robot type, and of all together; reads those that the datasets store."""
+        from raypipe.normalise import MemberStats, mixture_stats
+
+        parts = [
+            MemberStats(
+                name=member.name,
+                robot_type=member.robot_type,
+                stats=member.dataset.stats,
+                num_frames=member.dataset.meta.num_frames,
+            )
+            for member in self.members
+        ]
+        return mixture_stats(self.schema, parts)
+
+    def index(self) -> EpisodeIndex:
+        """Return the frames of all members with their shares, for a plan."""
+        revisions = [dataset.meta.source.revision for dataset in self.datasets]
+        return mix_indexes(self._indexes, list(self.shares.values()), revisions=revisions)
+
+    def sources(self) -> tuple[dict[str, Any], ...]:
+        """Return name, root and selection of every member as plain values: what an account needs to open it again."""
+        return tuple(
+            {"name": one.name, "root": str(one.dataset.meta.root), "selection": asdict(one.spec.selection)}
+            for one in self.members
+        )
+
+    def windowed(
+        self,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        *,
+        offsets: Mapping[str, Sequence[int]] | None = None,
+    ) -> "Mixture":
+        """Return this mixture with windows, by names in a batch: seconds or frames, resolved at each member's fps."""
+        windows = member_windows(
+            self.schema,
+            self.spec,
+            [dataset.meta.fps for dataset in self.datasets],
+            delta_timestamps=delta_timestamps,
+            offsets=offsets,
+        )
+        members = tuple(
+            replace(member, dataset=_windowed(member.dataset, window))
+            for member, window in zip(self.members, windows, strict=True)
+        )
+        return self._changed(members, self.schema)
+
+    def resized(self, resize: tuple[int, int] | Literal["original"]) -> "Mixture":
+        """Return this mixture with cameras of another size, which a pipeline's decoding makes them."""
+        changed = copy.copy(self)
+        changed.spec = replace(self.spec, resize=resize)
+        unified = unify(self.datasets, changed.spec, changed.spec.members)
+        return changed._changed(self.members, unified.schema)
+
+    def _changed(self, members: tuple[Member, ...], schema: Schema) -> "Mixture":
+        changed = copy.copy(self)
+        changed.members = members
+        changed.schema = with_windows(replace(schema, windows={}, time_axes=()), changed.datasets)
+        return changed
+
+    def _check_shares(self) -> None:
+        """Raise now what a plan would raise: members without a frame, and shares of nothing."""
+        self.index()
+
+    @cached_property
+    def _indexes(self) -> list[EpisodeIndex]:
+        return [member.index() for member in self.members]
+
+
+def _windowed(dataset: Dataset, window: WindowSpec) -> Dataset:
+    # Its columns are known: a copy would open files to find them again.
+    return knowing_rows(replace(dataset, window=window), dataset.row_features)
+
+
+def _make_spec(members: Any, settings: Mapping[str, Any]) -> MixtureSpec:
+    known = [field.name for field in fields(MixtureSpec) if field.name != "members"]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"a mixture has no setting {name!r}{suggest(name, known)}")
+    if isinstance(members, MixtureSpec):
+        return replace(members, **settings)
+    if isinstance(members, str | Path):
+        if not is_mixture_file(str(members)):
+            raise ConfigError(
+                f"{str(members)!r} is no mixture file: give a .yaml, .yml or .toml file, or a list of datasets"
+            )
+        return replace(read_mixture_file(str(members)), **settings)
+    return MixtureSpec(members=members, **settings)
+
+
+def _with_weight(spec: MixtureSpec) -> tuple[MixtureSpec, list[str]]:
+    """Return the spec without members of weight 0, which are not even opened, and the names of those."""
+    given = [one.weight for one in spec.members] if isinstance(spec.weights, str) else list(spec.weights)
+    kept = [position for position, weight in enumerate(given) if weight]
+    if not kept:
+        raise ConfigError(
+            f"every member of the mixture has weight 0: {', '.join(repr(one.name) for one in spec.members)}; give at "
+            f"least one of them a weight above 0"
+        )
+    return _only(spec, kept), [one.name for one, weight in zip(spec.members, given, strict=True) if not weight]
+
+
+def _only(spec: MixtureSpec, positions: Sequence[int]) -> MixtureSpec:
+    weights = spec.weights if isinstance(spec.weights, str) else tuple(spec.weights[i] for i in positions)
+    return replace(spec, members=tuple(spec.members[i] for i in positions), weights=weights)

@@ -1,0 +1,161 @@
+"""A mixture in a YAML or TOML file: its keys are the fields of the specs, its members stand under ``datasets``.
+
+::
+
+    datasets:                                   or, with names:     datasets:
+      - data/aloha                                                    aloha: {root: data/aloha, weight: 2}
+      - {root: s3://bucket/so101, weight: 2}                          so101: {root: s3://bucket/so101}
+    temperature: 2
+
+Reads the one file and looks whether folders stand beside it. Opens no dataset.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+import yaml
+
+from raypipe.errors import ConfigError, suggest
+from raypipe.mixture.spec import MemberSpec, MixtureSpec
+from raypipe.plan import SelectionSpec
+
+_YAML: Final = (".yaml", ".yml")
+_TOML: Final = (".toml",)
+
+_MEMBERS: Final = "datasets"
+
+_HUB_NAME: Final = re.compile(r"(?!\.{1,2}/)[\w.-]+/(?!\.{1,2}$)[\w.-]+")
+"""``owner/name``, as datasets are called on the Hub."""
+
+
+def is_mixture_file(root: str) -> bool:
+    """Return whether `root` names a local file of a mixture, by its suffix, rather than a dataset."""
+    path = os.fspath(root)
+    return "://" not in path and path.lower().endswith((*_YAML, *_TOML)) and not os.path.isdir(path)
+
+
+def read_mixture_file(path: str) -> MixtureSpec:
+    """Return the mixture that a ``.yaml``, ``.yml`` or ``.toml`` file describes.
+
+    A relative root counts from the file's folder. One that reads ``owner/name`` where no such folder stands beside the
+    file stays as it is.
+
+    Raises:
+        ConfigError: the file is missing or damaged, has an unknown key, or describes an impossible mixture.
+    """
+    path = os.fspath(path)
+    content = _parse(path)
+    try:
+        known = [_MEMBERS, *(one.name for one in fields(MixtureSpec) if one.name != "members")]
+        _check_keys(content, known, "")
+        folder = os.path.dirname(os.path.abspath(path))
+        options = {key: value for key, value in content.items() if key != _MEMBERS}
+        members: Any = _members(content.get(_MEMBERS), folder)
+        return MixtureSpec(members=members, **options)
+    except ConfigError as error:
+        raise ConfigError(f"in {path!r}: {error}") from error
+
+
+def _parse(path: str) -> Mapping[str, Any]:
+    if not path.lower().endswith((*_YAML, *_TOML)):
+        raise ConfigError(f"{path!r} is no mixture file; its name ends in one of {', '.join((*_YAML, *_TOML))}")
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        content = tomllib.loads(text) if path.lower().endswith(_TOML) else yaml.load(text, _Loader)
+    except OSError as error:
+        raise ConfigError(f"cannot read the mixture file {path!r}: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path!r} is not valid YAML{place}: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path!r} is not valid YAML or TOML text: {' '.join(str(error).split())}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path!r} is not valid TOML: {error}") from error
+    if not isinstance(content, Mapping):
+        raise ConfigError(
+            f"{path!r} holds {_shown(content)}; a mixture file has keys, and its members under {_MEMBERS!r}"
+        )
+    return content
+
+
+def _members(given: Any, folder: str) -> list[Any]:
+    """Return the members as `MixtureSpec` takes them, from a list or from a mapping of names."""
+    if isinstance(given, Mapping):
+        return [_named_member(str(name), item, folder) for name, item in given.items()]
+    if isinstance(given, list):
+        return [_member(item, f"{_MEMBERS}[{position}]", folder) for position, item in enumerate(given)]
+    raise ConfigError(
+        f"{_MEMBERS!r} is {_shown(given)}; give a list of roots or objects, or a mapping of names to them"
+    )
+
+
+def _named_member(name: str, item: Any, folder: str) -> dict[str, Any]:
+    place = f"{_MEMBERS}.{name}"
+    member = _member(item, place, folder)
+    if member.setdefault("name", name) != name:
+        raise ConfigError(f"{place}.name is {member['name']!r}; the name stands before the object, leave this one out")
+    return member
+
+
+def _member(item: Any, place: str, folder: str) -> dict[str, Any]:
+    """Return the fields of a member given as a root, ``[root, weight]`` or an object; its root resolved."""
+    if isinstance(item, str):
+        item = {"root": item}
+    elif isinstance(item, list) and len(item) == 2:
+        item = {"root": item[0], "weight": item[1]}
+    if not isinstance(item, Mapping):
+        raise ConfigError(f"{place} is {_shown(item)}; give a root, [root, weight], or an object with 'root'")
+    _check_keys(item, [one.name for one in fields(MemberSpec)], place)
+    if not isinstance(item.get("root"), str):
+        raise ConfigError(f"{place}.root is {_shown(item.get('root'))}; give the path or URI of a dataset")
+    if isinstance(item.get("selection"), Mapping):
+        _check_keys(item["selection"], [one.name for one in fields(SelectionSpec)], f"{place}.selection")
+    member = {**item, "root": _resolve_root(item["root"], folder)}
+    try:
+        MemberSpec(**member)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
+    return member
+
+
+def _check_keys(given: Mapping[Any, Any], known: list[str], place: str) -> None:
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"unknown key {f'{place}.{key}' if place else str(key)!r}{suggest(str(key), known)}")
+
+
+def _resolve_root(root: str, folder: str) -> str:
+    is_local = "://" not in root and "::" not in root
+    if not root or not is_local or root.startswith("~") or os.path.isabs(root):
+        return root
+    beside = os.path.normpath(os.path.join(folder, root))
+    return root if _HUB_NAME.fullmatch(root) and not os.path.isdir(beside) else beside
+
+
+def _shown(value: Any) -> str:
+    return "missing" if value is None else repr(value)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, which also refuses a key that stands twice and reads ``1e-4`` as a number."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.composer.ComposerError(None, None, f"the key {key.value!r} stands twice", key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return node
+
+
+# YAML 1.1, as PyYAML reads it, wants a dot in a number with an exponent: 1e-4 would be text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)

@@ -1,0 +1,45 @@
+"""`open_dataset` as users call it: a dataset, or the mixture that a file lists."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from raypipe.dataset import CameraDtype, Dataset, Timestamps
+from raypipe.dataset import open_dataset as open_single
+from raypipe.errors import ConfigError
+from raypipe.mixture.dataset import Mixture
+from raypipe.mixture.file import is_mixture_file
+from raypipe.window import TOLERANCE_S
+
+
+def open_dataset(
+    root: str,
+    *,
+    cameras: Sequence[str] | Literal["all"] = "all",
+    camera_dtype: CameraDtype = "uint8",
+    timestamps: Timestamps = "position",
+    tolerance_s: float = TOLERANCE_S,
+) -> Dataset | Mixture:
+    """Open the LeRobot dataset at `root`, a path or an fsspec URI, or the mixture of a YAML or TOML file.
+
+    Reads ``meta/`` only. Returns a `Dataset` or a `Mixture`; both go into a `Pipeline`.
+
+    Args:
+        cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, those without any file on
+            disk and those that cannot be decoded; a camera that is named must be there.
+        camera_dtype: see `SampleSpec.camera_dtype`.
+        timestamps: see `SampleSpec.timestamps`.
+        tolerance_s: see `SampleSpec.tolerance_s`.
+    """
+    if not is_mixture_file(str(root)):
+        return open_single(
+            root, cameras=cameras, camera_dtype=camera_dtype, timestamps=timestamps, tolerance_s=tolerance_s
+        )
+    given = {"cameras": cameras, "camera_dtype": camera_dtype, "timestamps": timestamps, "tolerance_s": tolerance_s}
+    plain = {"cameras": "all", "camera_dtype": "uint8", "timestamps": "position", "tolerance_s": TOLERANCE_S}
+    for name, value in given.items():
+        if value != plain[name]:
+            raise ConfigError(
+                f"{name}={value!r} is of one dataset, and {str(root)!r} is a mixture: say it in the file, for its "
+                f"members, or in the Pipeline (decode={{'camera_dtype': ...}})"
+            )
+    return Mixture(root)

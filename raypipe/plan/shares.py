@@ -1,0 +1,212 @@
+"""How much of every dataset of a mixture an epoch takes, and which frames these are.
+
+A dataset is an endless sequence of *laps*, each of them a permutation of all its anchor runs. An epoch takes the next
+`frames` of it, cut by frame number where the border falls inside a run. So shares are exact, and over epochs every
+frame of a dataset is emitted equally often, give or take one:
+
+::
+
+    dataset of 10 frames, 7 an epoch
+
+    lap          0                     1                     2
+    sequence     [c   ][a ][b     ]    [b     ][c   ][a ]    [a ][b     ]...
+    epoch        |-----0------|-------1------|------2-----|----3...
+
+Where an epoch takes more than a lap, a frame comes twice in it; laps tell the two apart.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.errors import ConfigError
+from raypipe.plan.index import EpisodeIndex, Shares, concat_indexes
+from raypipe.plan.keyhash import Ints, OrderKeys
+
+UNVERSIONED: Final = "unversioned"
+"""The revision of a dataset that has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnchorRuns:
+    """The anchor runs of one epoch, as columns."""
+
+    row: Ints
+    """Which row of the index the run is of."""
+
+    lap: Ints
+    start: Ints
+    stop: Ints
+
+
+def split_frames(weights: Sequence[float], num_frames: int) -> tuple[int, ...]:
+    """Return how many of `num_frames` each weight gets: its part, rounded so that the sum is exact.
+
+    The largest remainders are rounded up, the first of equal ones first: every number is within one of its part.
+    """
+    if not weights or any(not weight >= 0 or weight == float("inf") for weight in weights) or not sum(weights):
+        raise ConfigError(f"weights must be at least 0, finite, and not all 0, got {list(weights)}")
+    exact = [Fraction(weight) for weight in weights]
+    parts = [weight * num_frames / sum(exact) for weight in exact]
+    frames = [int(part) for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda i: (frames[i] - parts[i], i))
+    for i in by_remainder[: num_frames - sum(frames)]:
+        frames[i] += 1
+    return tuple(frames)
+
+
+def mix_indexes(
+    indexes: Sequence[EpisodeIndex], frames: Sequence[int], *, revisions: Sequence[str] = ()
+) -> EpisodeIndex:
+    """Return the index of a mixture of which every epoch takes `frames` of each dataset.
+
+    Args:
+        indexes: one per dataset.
+        frames: one number per dataset, at least 1.
+        revisions: of the datasets, such as commits of the Hub; empty: they have none.
+
+    Raises:
+        ConfigError: names are equal, or a dataset would give nothing.
+    """
+    index = concat_indexes(indexes)
+    for name, number in zip(index.dataset_names, frames, strict=True):
+        if number < 1:
+            raise ConfigError(
+                f"dataset {name!r} would give {number} frames to an epoch of {sum(frames)}: raise its weight, take "
+                f"more frames per epoch, or leave it out by a weight of 0"
+            )
+    fingerprints = tuple(one.fingerprint for one in indexes)
+    digest = hashlib.sha256(repr(list(zip(index.dataset_names, fingerprints, strict=True))).encode())
+    shares = Shares(
+        names=index.dataset_names,
+        frames=tuple(map(int, frames)),
+        since=0,
+        positions=(0,) * len(indexes),
+        fingerprints=fingerprints,
+        revisions=tuple(revisions) or (UNVERSIONED,) * len(indexes),
+    )
+    return replace(index, fingerprint=digest.hexdigest()[:32], shares=shares)
+
+
+def anchor_runs(index: EpisodeIndex, keys: OrderKeys) -> AnchorRuns:
+    """Return the runs of an epoch: of a mixture its part of every dataset's laps, else all runs of the index once."""
+    if index.shares is None:
+        rows = np.arange(len(index))
+        return AnchorRuns(row=rows, lap=np.full(len(index), keys.epoch), start=index.start, stop=index.stop)
+    parts = []
+    order = np.argsort(index.dataset, kind="stable")
+    borders = np.searchsorted(index.dataset[order], np.arange(len(index.dataset_names) + 1))
+    for number, begin in enumerate(index.shares.begins(keys.epoch)):
+        rows = order[borders[number] : borders[number + 1]]
+        parts.append(_take_laps(index, rows, begin, begin + index.shares.frames[number], keys))
+    columns = [field.name for field in fields(AnchorRuns)]
+    return AnchorRuns(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns})
+
+
+def _take_laps(index: EpisodeIndex, rows: Ints, begin: int, end: int, keys: OrderKeys) -> AnchorRuns:
+    """Return the runs in ``[begin, end)`` of the endless sequence of a dataset, in its order."""
+    length = index.stop[rows] - index.start[rows]
+    size = int(length.sum())
+    laps = np.arange(begin // size, -(-end // size))
+    row, lap = np.tile(rows, len(laps)), np.repeat(laps, len(rows))
+    if keys.shuffle:
+        key = keys.run_keys(index.dataset[row], lap, index.episode[row], index.start[row])
+        row = row[np.lexsort((key, lap))]
+    length = index.stop[row] - index.start[row]
+    last = int(laps[0]) * size + np.cumsum(length)
+    first = last - length
+    start = index.start[row] + np.maximum(begin - first, 0)
+    stop = index.stop[row] - np.maximum(last - end, 0)
+    kept = stop > start
+    return AnchorRuns(row=row[kept], lap=lap[kept], start=start[kept], stop=stop[kept])
+
+
+def interleave(place: Ints, num_frames: Ints, jitter: Ints) -> Ints:
+    """Return the order of spans of several datasets in which each dataset comes evenly.
+
+    A span stands at one of its own frames, which one `jitter` says, on its dataset's share of the epoch stretched to
+    the length of all. So spans of a dataset keep their order, and at every prefix the frames of a dataset differ from
+    its part by less than its longest span and its part of everyone's longest spans.
+
+    Args:
+        place: frames of its dataset before each span's jittered frame; ascending within a dataset.
+        num_frames: share of each span's dataset.
+        jitter: added to `place`; below the span's length.
+    """
+    # 2**62 holds the largest share times the steps of the common axis: with 2**40 frames these are 4 million.
+    bits = 62 - int(num_frames.max(initial=1)).bit_length()
+    return np.argsort(((place + jitter) << bits) // num_frames, kind="stable")
+
+
+def describe_changes(saved: Shares, given: Shares) -> tuple[str, ...]:
+    """Return in words how two mixtures differ; nothing where a run may go from one to the other as if nothing were."""
+    before, now = _by_name(saved), _by_name(given)
+    lines = [f"{name!r} is in the state and not here" for name in before if name not in now]
+    lines += [f"{name!r} is here and not in the state" for name in now if name not in before]
+    for name in (name for name in before if name in now):
+        for what, one, other in zip(("data", "frames per epoch", "revision"), before[name], now[name], strict=True):
+            is_known = what != "revision" or UNVERSIONED not in (one, other)
+            if one != other and is_known:
+                lines.append(f"{what} of {name!r}: {one} in the state, {other} here")
+    if not lines and saved.names != given.names:
+        lines.append(f"the order of the datasets: {', '.join(saved.names)} in the state, {', '.join(given.names)} here")
+    return tuple(lines)
+
+
+def go_on_with(saved: Shares, given: Shares, *, epoch: int) -> Shares:
+    """Return `given` where every dataset that `saved` has, with the same data, goes on where it stood at `epoch`."""
+    if not describe_changes(saved, given):
+        return replace(given, since=saved.since, positions=saved.positions)
+    stood = dict(zip(saved.names, zip(saved.begins(epoch), saved.fingerprints, strict=True), strict=True))
+    positions = []
+    for name, fingerprint in zip(given.names, given.fingerprints, strict=True):
+        position, known = stood.get(name, (0, ""))
+        positions.append(position if known == fingerprint else 0)
+    return replace(given, since=epoch, positions=tuple(positions))
+
+
+def shares_to_dict(shares: Shares) -> dict[str, Any]:
+    """Return shares as a JSON object."""
+    columns = (shares.names, shares.fingerprints, shares.frames, shares.positions, shares.revisions)
+    keys = ("name", "fingerprint", "frames", "position", "revision")
+    return {
+        "since": shares.since,
+        "members": [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)],
+    }
+
+
+def shares_from_dict(saved: Any) -> Shares:
+    """Return the shares of a JSON object; raises `KeyError` or `TypeError` where it is not one."""
+    members = saved["members"]
+    return Shares(
+        names=tuple(str(member["name"]) for member in members),
+        frames=tuple(int(member["frames"]) for member in members),
+        since=int(saved["since"]),
+        positions=tuple(int(member["position"]) for member in members),
+        fingerprints=tuple(str(member["fingerprint"]) for member in members),
+        revisions=tuple(str(member["revision"]) for member in members),
+    )
+
+
+def lap_sizes(index: EpisodeIndex) -> NDArray[np.int64]:
+    """Return the anchor frames of every dataset: the length of its laps."""
+    return np.bincount(
+        index.dataset, weights=(index.stop - index.start).astype(np.float64), minlength=len(index.dataset_names)
+    ).astype(np.int64)
+
+
+def first_laps(index: EpisodeIndex, epoch: int) -> NDArray[np.int64]:
+    """Return for every dataset the lap in which the epoch begins; without shares an epoch is a lap."""
+    if index.shares is None:
+        return np.full(len(index.dataset_names), epoch)
+    return np.asarray(np.array(index.shares.begins(epoch)) // lap_sizes(index))
+
+
+def _by_name(shares: Shares) -> dict[str, tuple[str, int, str]]:
+    rows = zip(shares.fingerprints, shares.frames, shares.revisions, strict=True)
+    return dict(zip(shares.names, rows, strict=True))
