@@ -162,7 +162,7 @@ class _Wanted:
 
 
 class ExitDecoder:
-    """Decodes frames of videos as a batch leaves, if it says so: per episode in one pass, files spread over threads."""
+    """With ``when="exit"`` decodes videos as a batch leaves: per episode in one pass, files spread over threads."""
 
     def __init__(self, context: BlockContext, num_threads: int) -> None:
         self._context = context

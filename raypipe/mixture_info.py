@@ -4,7 +4,7 @@ Opens the members as training does, so what cannot be one fails here with the sa
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,11 +13,14 @@ from raypipe.mixture import Member, Mixture
 from raypipe.schema import IS_MISSING, Schema
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, ConsoleOptions, Group, RenderResult
     from rich.table import Table
 
 _MAX_ROWS: Final = 40
 """Rows of the table of members; more than a screen or two is for ``--json``."""
+
+_ANY_WIDTH: Final = 1000
+"""Wider than the table can be, to see how wide it must be."""
 
 _MAX_NOTES: Final = 20
 _SHOWN_NAMES: Final = 4
@@ -160,7 +163,7 @@ def mixture_table(info: MixtureInfo) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [_lines_table(_summary_lines(info)), Text(), _members_table(info)]
+    parts: list[Any] = [_lines_table(_summary_lines(info)), Text(), _Members(info)]
     notes = _note_lines(info.notes)
     bad = [("skipped", f"{name} ({root}): {error}") for name, root, error in info.bad]
     if notes or bad:
@@ -213,30 +216,80 @@ def _missing_text(info: MixtureInfo, name: str) -> str:
     return f"  (zeros for {info.missing[name]} of {info.datasets} datasets, marked in {name}{IS_MISSING})"
 
 
-def _members_table(info: MixtureInfo) -> "Table":
+class _Members:
+    """A row per member: as one table, or as two where the terminal is too narrow for a dozen columns."""
+
+    def __init__(self, info: MixtureInfo) -> None:
+        self._columns = _columns(info)
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        from rich.measure import Measurement
+
+        whole = _as_table(self._columns)
+        if Measurement.get(console, options.update(width=_ANY_WIDTH), whole).minimum <= options.max_width:
+            yield whole
+            return
+        name = self._columns[0]
+        yield _as_table([name, *(column for column in self._columns[1:] if not column.is_share)])
+        yield ""
+        yield _as_table([name, *(column for column in self._columns[1:] if column.is_share)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    title: str
+    cells: list[str]
+    is_share: bool = False
+    """Whether it is about what an epoch takes, and not about what the dataset is."""
+    is_text: bool = False
+    """Whether it may be broken to stand on several lines."""
+
+
+def _as_table(columns: Sequence[_Column]) -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    is_weighted = info.weights.startswith("as given")
-    # Without lines between columns: a dozen of them have to stand side by side.
+    # Without lines between columns, which would cost the width of one.
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("dataset", overflow="fold", min_width=12)
-    table.add_column("robot", overflow="fold", min_width=6)
-    table.add_column("format", no_wrap=True)
-    for title in ("fps", "episodes", "frames", *(["weight"] if is_weighted else []), "share", "per epoch", "passes"):
-        table.add_column(title, justify="right", no_wrap=True)
-    if info.cameras:
-        table.add_column("cameras", overflow="fold")
-    if info.members[0].widths:
-        table.add_column(", ".join(_short_names(info.members[0].widths).values()), overflow="fold")
-    shown, rest = _largest(info.members)
-    for one in shown:
-        table.add_row(*map(Text, _member_cells(one, info, is_weighted=is_weighted)))
-    if rest:
-        table.add_section()
-        table.add_row(*map(Text, _rest_cells(rest, info, is_weighted=is_weighted)))
+    for column in columns:
+        if column.is_text:
+            table.add_column(column.title, overflow="fold", min_width=min(12, max(map(len, column.cells))))
+        else:
+            table.add_column(column.title, justify="right", no_wrap=True)
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(Text, row))
     return table
+
+
+def _columns(info: MixtureInfo) -> list[_Column]:
+    """Return the columns of the table: those members that are shown, then one row for all others."""
+    shown, rest = _largest(info.members)
+    rows = [*([one] for one in shown), *([rest] if rest else [])]
+    numbers: dict[str, Callable[[Sequence[MemberInfo]], str]] = {
+        "episodes": lambda some: _selected(_sum(some, "selected_episodes"), _sum(some, "episodes")),
+        "frames": lambda some: _selected(_sum(some, "selected_frames"), _sum(some, "frames")),
+        "weight": lambda some: f"{_sum(some, 'weight'):g}",
+        "share": lambda some: _percent(_sum(some, "frames_per_epoch") / info.frames_per_epoch),
+        "per epoch": lambda some: f"{_sum(some, 'frames_per_epoch'):,}",
+        "passes": lambda some: f"{_sum(some, 'frames_per_epoch') / _sum(some, 'selected_frames'):.3g}",
+    }
+    if not info.weights.startswith("as given"):
+        del numbers["weight"]
+    columns = [
+        _Column(title="dataset", cells=[_name_cell(some) for some in rows], is_text=True),
+        _Column(title="robot", cells=[_robot_cell(some) for some in rows], is_text=True),
+        _Column(title="format", cells=[_range([one.version for one in some]) for some in rows]),
+        _Column(title="fps", cells=[_range([one.fps for one in some]) for some in rows]),
+        *(_Column(title=title, cells=list(map(cell, rows)), is_share=True) for title, cell in numbers.items()),
+    ]
+    if info.cameras:
+        columns.append(_Column(title="cameras", cells=[_camera_cell(some, info) for some in rows], is_text=True))
+    padded = info.members[0].widths
+    if padded:
+        title = ", ".join(_short_names(padded).values())
+        columns.append(_Column(title=title, cells=[_width_cell(some, padded) for some in rows], is_text=True))
+    return columns
 
 
 def _largest(members: Sequence[MemberInfo]) -> tuple[list[MemberInfo], list[MemberInfo]]:
@@ -248,47 +301,31 @@ def _largest(members: Sequence[MemberInfo]) -> tuple[list[MemberInfo], list[Memb
     return [one for one in members if one.name in names], [one for one in members if one.name not in names]
 
 
-def _member_cells(one: MemberInfo, info: MixtureInfo, *, is_weighted: bool) -> list[str]:
+def _sum(some: Sequence[MemberInfo], field: str) -> Any:
+    return sum(getattr(one, field) for one in some)
+
+
+def _name_cell(some: Sequence[MemberInfo]) -> str:
+    return some[0].name if len(some) == 1 else f"{len(some)} others"
+
+
+def _robot_cell(some: Sequence[MemberInfo]) -> str:
+    robots = {one.robot_type for one in some}
+    return some[0].robot_type or "-" if len(robots) == 1 else f"{len(robots)} robots"
+
+
+def _camera_cell(some: Sequence[MemberInfo], info: MixtureInfo) -> str:
+    """Return the cameras that a member has; of several members how many have each."""
     short = _short_names(info.cameras)
-    cells = [
-        one.name,
-        one.robot_type or "-",
-        one.version,
-        f"{one.fps:g}",
-        _selected(one.selected_episodes, one.episodes),
-        _selected(one.selected_frames, one.frames),
-        *([f"{one.weight:g}"] if is_weighted else []),
-        _percent(one.share),
-        f"{one.frames_per_epoch:,}",
-        f"{one.passes_per_epoch:.3g}",
-    ]
-    if info.cameras:
-        has = [short[name] for name in one.cameras]
-        cells.append("all" if len(has) == len(info.cameras) > 1 else ", ".join(has) or "-")
-    return [*cells, ", ".join(str(width or "-") for width in one.widths.values())] if one.widths else cells
+    counts = {short[name]: sum(name in one.cameras for one in some) for name in info.cameras}
+    if all(count == len(some) for count in counts.values()) and len(counts) > 1:
+        return "all"
+    has = [name if len(some) == 1 else f"{name} ({count})" for name, count in counts.items() if count]
+    return ", ".join(has) or "-"
 
 
-def _rest_cells(rest: Sequence[MemberInfo], info: MixtureInfo, *, is_weighted: bool) -> list[str]:
-    """Return the row that stands for members that are not shown: sums, and from where to where numbers go."""
-    frames = sum(one.frames_per_epoch for one in rest)
-    selected = sum(one.selected_frames for one in rest)
-    robots = len({one.robot_type for one in rest})
-    cells = [
-        f"{len(rest)} others",
-        f"{robots} robot{'s' * (robots != 1)}",
-        _range([one.version for one in rest]),
-        _range([one.fps for one in rest]),
-        _selected(sum(one.selected_episodes for one in rest), sum(one.episodes for one in rest)),
-        _selected(selected, sum(one.frames for one in rest)),
-        *([f"{sum(one.weight for one in rest):g}"] if is_weighted else []),
-        _percent(frames / info.frames_per_epoch),
-        f"{frames:,}",
-        f"{frames / selected:.3g}",
-    ]
-    if info.cameras:
-        cells.append("see --json")
-    widths = [_range([one.widths[name] for one in rest]) for name in rest[0].widths]
-    return [*cells, ", ".join(widths)] if widths else cells
+def _width_cell(some: Sequence[MemberInfo], padded: Iterable[str]) -> str:
+    return ", ".join(_range([one.widths[name] or "-" for one in some]) for name in padded)
 
 
 def _selected(number: int, total: int) -> str:
@@ -300,9 +337,11 @@ def _percent(part: float) -> str:
 
 
 def _range(values: Sequence[Any]) -> str:
-    low, high = min(values), max(values)
-    one, other = (value if isinstance(value, str) else f"{value:g}" for value in (low, high))
-    return one if low == high else f"{one}-{other}"
+    """Return values of several members as one text: from the least to the largest, numbers by size."""
+    numbers = [value for value in values if not isinstance(value, str)]
+    texts = sorted({value for value in values if isinstance(value, str)})
+    ends = [f"{end:g}" for end in (min(numbers), max(numbers))] if numbers else [texts[0], texts[-1]]
+    return "-".join(dict.fromkeys(ends))
 
 
 def _short_names(names: Iterable[str]) -> dict[str, str]:

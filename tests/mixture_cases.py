@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 import torch
 import yaml
 from PIL import Image
@@ -111,25 +112,25 @@ UNLIKE = {
 
 NAMES = tuple(UNLIKE)
 
-SECONDS = {"action": [0.0, 0.2, 0.4], STATE: [-0.2, 0.0], DONE: [0.0], "note": [-0.2, 0.0], MAIN: [-0.4, 0.0]}
+SECONDS = {"action": [0.0, 0.2, 0.4], STATE: [-0.2, 0.0], DONE: [0.0], "note": [-0.2, 0.0], MAIN: [-0.4, 0.0, 0.2]}
 """A fifth of a second is a whole number of frames at 10, 15, 30 and 50 frames per second. The wrist has no window."""
 
-FRAMES = {"action": [0, 1, 2, 3], STATE: [-1, 0], DONE: [0], "note": [-1, 0], MAIN: [-2, 0], WRIST: [0]}
+FRAMES = {"action": [0, 1, 2, 3], STATE: [-1, 0], DONE: [0], "note": [-1, 0], MAIN: [-2, 0, 3], WRIST: [0]}
 
 OWN_OFFSETS = {
     "seconds": {
-        "aloha": {"action": [0, 10, 20], STATE: [-10, 0], DONE: [0], MAIN: [-20, 0]},
-        "cr5": {"action": [0, 2, 4], STATE: [-2, 0], MAIN: [-4, 0]},
-        "so101": {"action": [0, 6, 12], STATE: [-6, 0], MAIN: [-12, 0]},
-        "umi": {"action": [0, 3, 6], STATE: [-3, 0], DONE: [0], "note": [-3, 0], MAIN: [-6, 0]},
+        "aloha": {"action": [0, 10, 20], STATE: [-10, 0], DONE: [0], MAIN: [-20, 0, 10]},
+        "cr5": {"action": [0, 2, 4], STATE: [-2, 0], MAIN: [-4, 0, 2]},
+        "so101": {"action": [0, 6, 12], STATE: [-6, 0], MAIN: [-12, 0, 6]},
+        "umi": {"action": [0, 3, 6], STATE: [-3, 0], DONE: [0], "note": [-3, 0], MAIN: [-6, 0, 3]},
     },
     "frames": dict.fromkeys(NAMES, FRAMES),
     # Half a frame goes up: at 15 frames per second 0.1 s is frame 1.5, and so 2.
     "frames at 10 per second": {
-        "aloha": {"action": [0, 5, 10, 15], STATE: [-5, 0], DONE: [0], MAIN: [-10, 0], WRIST: [0]},
+        "aloha": {"action": [0, 5, 10, 15], STATE: [-5, 0], DONE: [0], MAIN: [-10, 0, 15], WRIST: [0]},
         "cr5": FRAMES,
-        "so101": {"action": [0, 3, 6, 9], STATE: [-3, 0], MAIN: [-6, 0], WRIST: [0]},
-        "umi": {"action": [0, 2, 3, 5], STATE: [-1, 0], DONE: [0], "note": [-1, 0], MAIN: [-3, 0], WRIST: [0]},
+        "so101": {"action": [0, 3, 6, 9], STATE: [-3, 0], MAIN: [-6, 0, 9], WRIST: [0]},
+        "umi": {"action": [0, 2, 3, 5], STATE: [-1, 0], DONE: [0], "note": [-1, 0], MAIN: [-3, 0, 5], WRIST: [0]},
     },
 }
 """By kind of window and member, worked out by hand: the frames of each window, by names in the mixture."""
@@ -282,8 +283,12 @@ def resized_video(root: Path, camera: str, spec: SynthSpec, episode: int) -> tor
         number, place = divmod(episode, spec.episodes_per_video_file)
         path = root / f"videos/{camera}/chunk-000/file-{number:03d}.mp4"
         first = sum(spec.lengths[episode - place : episode])
-    decoder = VideoDecoder(str(path), transforms=[Resize(SIZE)])
-    return decoder.get_frames_in_range(first, first + spec.lengths[episode]).data
+    return _decoder(path).get_frames_in_range(first, first + spec.lengths[episode]).data
+
+
+@cache
+def _decoder(path: Path) -> VideoDecoder:
+    return VideoDecoder(str(path), transforms=[Resize(SIZE)])
 
 
 @cache
@@ -292,6 +297,55 @@ def resized_image(root: Path, camera: str, episode: int, frame: int) -> torch.Te
     with Image.open(io.BytesIO(_rows(root)[episode, frame][camera]["bytes"])) as image:
         resized = image.convert("RGB").resize((SIZE[1], SIZE[0]), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+
+
+REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+needs_real_data = pytest.mark.skipif(not REAL_DATA.exists(), reason="the real datasets are not part of the project")
+
+REAL_CAMERAS = {
+    "cr5_v21": {MAIN: "observation.images.top"},
+    "groot_simpnp_v20": {MAIN: "observation.images.ego_view"},
+    "piper_v30": {MAIN: "observation.images.top", WRIST: "observation.images.wrist"},
+    "so_front_v30": {MAIN: "observation.images.front"},
+    "so101_wrist_v30": {WRIST: "observation.images.wrist"},
+    "pusht_v30_novid": {},
+}
+"""The real datasets, and under which own names they have the cameras of the mixture."""
+
+
+def write_real_file(path: Path, **settings) -> Path:
+    """Write the file of a mixture of all real datasets at 10 frames per second; return its path."""
+    annotations = ["annotation.human.action.task_description", "annotation.human.validity"]
+    members = {
+        name: {"root": str(REAL_DATA / name), "weight": 1.5 if name == "cr5_v21" else 1, "cameras": cameras}
+        for name, cameras in REAL_CAMERAS.items()
+    }
+    members["groot_simpnp_v20"]["drop"] = [*annotations, "next.reward", DONE]
+    members["pusht_v30_novid"]["drop"] = ["next.reward", DONE, "next.success"]
+    content = {"resize": list(SIZE), "on_missing": "fill", "rate": 10, **settings, "datasets": members}
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def real_pixels(name: str, camera: str, episode: int, frame: int) -> torch.Tensor:
+    """A frame of a real dataset at the size of the mixture, by torchcodec alone; zeros where it lacks the camera."""
+    own = REAL_CAMERAS[name].get(camera)
+    if own is None:
+        return torch.zeros(3, *SIZE, dtype=torch.uint8)
+    if "v30" not in name:
+        path = REAL_DATA / name / f"videos/chunk-000/{own}/episode_{episode:06d}.mp4"
+        return _decoder(path).get_frame_at(frame).data
+    # Each of these cameras has one file with all episodes back to back.
+    before = sum(_real_lengths(name)[:episode])
+    return _decoder(REAL_DATA / name / f"videos/{own}/chunk-000/file-000.mp4").get_frame_at(before + frame).data
+
+
+@cache
+def _real_lengths(name: str) -> list[int]:
+    files = sorted((REAL_DATA / name / "data").rglob("*.parquet"))
+    numbers = np.concatenate([pq.read_table(file, columns=["episode_index"])["episode_index"] for file in files])
+    return np.bincount(numbers).tolist()
 
 
 @cache

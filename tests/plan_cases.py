@@ -42,11 +42,11 @@ def make_index(frames, name="robot", episodes=None, fingerprint="robot-1") -> Ep
 
 
 @st.composite
-def mixtures(draw) -> EpisodeIndex:
+def mixtures(draw, most_frames=200) -> EpisodeIndex:
     """Draw a mixture of 1 to 4 datasets with weights that share an epoch out in fractions of laps."""
     members = draw(st.lists(st.lists(st.integers(1, 25), min_size=1, max_size=8), min_size=1, max_size=4))
     weights = draw(st.lists(st.floats(0.1, 5), min_size=len(members), max_size=len(members)))
-    size = draw(st.integers(12 * len(members), 200))
+    size = draw(st.integers(12 * len(members), most_frames))
     frames = [max(1, part) for part in split_frames(weights, size)]
     indexes = [make_index(one, name=f"robot-{i}", fingerprint=f"data-{i}") for i, one in enumerate(members)]
     return mix_indexes(indexes, frames)

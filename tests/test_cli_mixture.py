@@ -1,5 +1,6 @@
 """The commands on a mixture file: what a person sees, what a program reads, and the exit codes."""
 
+import io
 import json
 import shutil
 
@@ -7,8 +8,9 @@ import pytest
 import ray
 from damages import TOP, WRIST
 from program import run_program
+from rich.console import Console
 
-from raypipe.mixture_info import describe_mixture
+from raypipe.mixture_info import describe_mixture, mixture_table
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 LENGTHS = (7, 9, 4)
@@ -100,6 +102,20 @@ def test_info_prints_a_summary_and_a_row_per_member(mixture):
     assert "'action' is padded to 14 numbers: 6 in so101; 7 in piper" in printed
 
 
+@pytest.mark.parametrize("width", [70, 90, 200])
+def test_no_column_is_cut_off_in_a_narrow_terminal(mixture, width):
+    console = Console(width=width, file=io.StringIO())
+
+    console.print(mixture_table(describe_mixture(str(mixture(WEIGHTED)))))
+
+    printed = console.file.getvalue()
+    for title in ("robot", "format", "fps", "weight", "share", "per epoch", "passes", "cameras", "state, action"):
+        assert f"{title} " in printed.replace("\n", " \n")
+    rows = [line for line in printed.splitlines() if line.startswith("so101 ")]
+    assert len(rows) == (1 if width == 200 else 2)
+    assert "1.25" in rows[-1]
+
+
 def test_info_of_a_toml_file_is_that_of_the_same_yaml_file(mixture):
     text = 'on_missing = "drop"\nweights = "sqrt"\ndatasets = ["aloha", "so101", "piper"]\n'
     toml = json.loads(run_program("info", mixture(text, "mixture.toml"), "--json").stdout)
@@ -162,7 +178,7 @@ def test_many_members_are_a_table_of_40_rows_and_all_in_json(tmp_path):
         f"set-{number}" for number in range(39)
     ]
     # The last six have weights 61 to 56 of 3510, and three frames each.
-    assert row_of(printed, "6") == "6 others 1 robot v3.0 10 6 18 351 10.0% 351 19.5"
+    assert row_of(printed, "6") == "6 others raypipe_synth v3.0 10 6 18 351 10.0% 351 19.5"
     assert len(members) == 45
     assert sum(member["frames_per_epoch"] for member in members) == 3510
 

@@ -106,7 +106,7 @@ def context(tiny_dataset):
 
 
 REQUESTS = [
-    (SpanRequest(epoch=0, dataset=0, episode=episode, start=0, stop=stop, lane=0, place=episode),)
+    (SpanRequest(epoch=0, dataset=0, lap=0, episode=episode, start=0, stop=stop, lane=0, place=episode),)
     for episode, stop in enumerate((7, 1, 12, 5, 9))
 ]
 

@@ -7,17 +7,19 @@ whatever the mixture selects or drops of it: a choice in the file may change, th
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from raypipe.dataset import Dataset
-from raypipe.errors import ConfigError, DatasetError, RaypipeError
+from raypipe.errors import ConfigError, RaypipeError
 from raypipe.metadata import DatasetMeta
-from raypipe.mixture import MemberSpec, Mixture, MixtureSpec, read_mixture_file
-from raypipe.mixture.open_members import open_members
-from raypipe.validate.findings import Finding, Place, Report, make_finding, worst_first
+from raypipe.mixture import MemberNote, MemberSpec, Mixture, MixtureSpec, read_mixture_file
+from raypipe.mixture.open_members import NUM_THREADS, Opened, open_members
+from raypipe.validate.findings import Finding, Place, Report, Severity, make_finding, worst_first
 from raypipe.validate.mixture_report import MixtureReport
 from raypipe.validate.run import Where, check_where, is_small, running_ray, validate_dataset
 
@@ -45,13 +47,13 @@ def validate_mixture(path: str, *, deep: bool = False, where: Where = "auto", pr
         for position, member in enumerate(spec.members)
         if position not in positions
     ]
-    found, datasets = check_members(_only(spec, positions), progress=progress)
-    on_ray = where == "ray" or (where == "auto" and not _are_small(datasets, deep=deep))
+    together = check_members(_only(spec, positions), progress=progress)
+    on_ray = where == "ray" or (where == "auto" and not _are_small(list(together.usable.values()), deep=deep))
     options: dict[str, Any] = {"deep": deep, "where": "ray" if on_ray else "process", "progress": progress}
     with running_ray() if on_ray else nullcontext():
         reports, lost = _validate_all(members, options)
-    known = {finding.place.dataset for finding in found if finding.kind == _UNUSABLE}
-    findings += [*found, *(finding for finding in lost if finding.place.dataset not in known)]
+    # Those that could not be opened are told of already.
+    findings += [*together.findings, *(finding for finding in lost if finding.place.dataset in together.usable)]
     return MixtureReport(
         mixture=path,
         members=members,
@@ -62,32 +64,64 @@ def validate_mixture(path: str, *, deep: bool = False, where: Where = "auto", pr
     )
 
 
-def check_members(spec: MixtureSpec, *, progress: bool = False) -> tuple[list[Finding], tuple[Dataset, ...]]:
-    """Return what keeps the members from being one mixture, and the datasets that can be opened."""
-    # A cache that lives as long as this: metadata is read once for both steps, and as the files are now.
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """What the members of a mixture are as one."""
+
+    findings: tuple[Finding, ...]
+    usable: Mapping[str, Dataset]
+    """The datasets that can be opened, by name; each of the others is told of in a finding."""
+
+
+def check_members(spec: MixtureSpec, *, progress: bool = False) -> Together:
+    """Return what keeps the members from being one mixture, and what is done to make them one."""
+    # A cache that lives as long as this: metadata is read once for all steps, and as the files are now.
     with tempfile.TemporaryDirectory(prefix="raypipe-") as cache, warnings.catch_warnings():
         # What is skipped is a finding.
         warnings.simplefilter("ignore", UserWarning)
+        findings, usable, known = _open(spec, cache, progress=progress)
+        positions = [position for position, one in enumerate(spec.members) if one.name in usable]
+        if not positions:
+            return Together(findings=tuple(findings), usable=usable)
         try:
-            opened = open_members(spec.members, on_bad_dataset="skip", cache=cache, progress=progress)
-        except DatasetError as error:
-            return [make_finding(_UNUSABLE, str(error), Place())], ()
-        findings = [
-            make_finding(
-                _UNUSABLE,
-                f"{bad.root}: {bad.error}",
-                Place(dataset=bad.name),
-                severity="error" if spec.on_bad_dataset == "raise" else "warning",
-            )
-            for bad in opened.bad
-        ]
-        try:
-            mixture = Mixture(_only(spec, opened.positions), cache=cache, progress=False)
+            mixture = Mixture(_only(spec, positions), cache=cache, progress=False)
         except RaypipeError as error:
-            return [*findings, make_finding("mixture-misfit", str(error), Place())], opened.datasets
-    # What is odd about one dataset is for its own report.
-    notes = [note.text for note in mixture.notes if note not in opened.notes]
-    return [*findings, *(make_finding("mixture-note", text, Place()) for text in notes)], opened.datasets
+            findings.append(make_finding("mixture-misfit", str(error), Place()))
+        else:
+            # What is odd about one dataset is for its own report.
+            notes = [note.text for note in mixture.notes if note not in known and not note.name]
+            findings += [make_finding("mixture-note", text, Place()) for text in notes]
+    return Together(findings=tuple(findings), usable=usable)
+
+
+def _open(
+    spec: MixtureSpec, cache: str, *, progress: bool
+) -> tuple[list[Finding], dict[str, Dataset], tuple[MemberNote, ...]]:
+    """Return what is to say of members that cannot be opened, the datasets of the others, and notes on opening."""
+    try:
+        opened = open_members(spec.members, on_bad_dataset="skip", cache=cache, progress=progress)
+    except RaypipeError as error:
+        # Worse than bad data, or nothing else: one message tells of all. The others are still seen together.
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            alone = list(pool.map(partial(_open_alone, cache=cache), spec.members))
+        usable = {one.name: found.datasets[0] for one, found in zip(spec.members, alone, strict=True) if found}
+        notes = tuple(note for found in alone if found for note in found.notes)
+        return [make_finding(_UNUSABLE, str(error), Place())], usable, notes
+    severity: Severity = "error" if spec.on_bad_dataset == "raise" else "warning"
+    findings = [
+        make_finding(_UNUSABLE, f"{bad.root}: {bad.error}", Place(dataset=bad.name), severity=severity)
+        for bad in opened.bad
+    ]
+    names = [spec.members[position].name for position in opened.positions]
+    return findings, dict(zip(names, opened.datasets, strict=True)), opened.notes
+
+
+def _open_alone(member: MemberSpec, cache: str) -> Opened | None:
+    """Return the dataset of one member; None where it cannot be opened."""
+    try:
+        return open_members((member,), cache=cache, progress=False)
+    except RaypipeError:
+        return None
 
 
 def _with_weight(spec: MixtureSpec) -> list[int]:

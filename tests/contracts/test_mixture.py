@@ -10,19 +10,27 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+import torch
 from batches import MODES, rows_spec
 from mixture_cases import (
     FRAMES,
+    MAIN,
     NAMES,
+    REAL_CAMERAS,
+    REAL_DATA,
     SECONDS,
     UNLIKE,
+    WRIST,
     Reference,
     assert_equal_visits,
     assert_equals_reference,
     frames_of,
     frames_of_plan,
+    needs_real_data,
+    real_pixels,
     visits_of,
     visits_of_ranks,
+    write_real_file,
     write_unlike,
 )
 from ray_session import ensure_ray, run_ranks
@@ -91,6 +99,37 @@ def test_every_value_of_an_epoch_is_that_of_its_own_dataset(unlike, mode, window
     assert len(visits_of_ranks(ranks)) == 249
 
 
+@needs_real_data
+def test_values_of_real_robots_as_one_are_those_of_each(tmp_path):
+    mixture = open_mixture(write_real_file(tmp_path / "real.yaml")).windowed(offsets={"action": [0, 1, 2]})
+    order = {"live_spans": 6, "span_frames": 4}
+    pipe = rp.Pipeline(mixture, batch_size=24, seed=2, order=order, decode=MODES["rank/block"])
+
+    with pipe.loader(progress=False) as loader:
+        batches = list(islice(loader, 2))
+
+    # What k tenths of a second are at 10, 20, 15, 30, 30 and 10 frames per second; 1.5 frames are 2.
+    own_offsets = [[0, 1, 2], [0, 2, 4], [0, 2, 3], [0, 3, 6], [0, 3, 6], [0, 1, 2]]
+    alone = [
+        rp.open_dataset(str(REAL_DATA / name), cameras=()).windowed(offsets={"action": offsets})
+        for name, offsets in zip(REAL_CAMERAS, own_offsets, strict=True)
+    ]
+    assert {number for batch in batches for number, _, _ in frames_of(batch)} == set(range(6))
+    for batch in batches:
+        for i, (number, episode, frame) in enumerate(frames_of(batch)):
+            name, own = list(REAL_CAMERAS)[number], alone[number].sample_of(episode, frame)
+            for key in ("action", "observation.state"):
+                width = own[key].shape[-1]
+                assert torch.equal(batch[key][i][..., :width], own[key])
+                assert not batch[key][i][..., width:].any()
+                assert batch[f"{key}_dim_is_pad"][i].tolist() == [k >= width for k in range(44)]
+            assert torch.equal(batch["action_is_pad"][i], own["action_is_pad"])
+            assert (batch["index"][i], batch["task"][i]) == (own["index"], own["task"])
+            for camera in (MAIN, WRIST):
+                assert torch.equal(batch[camera][i], real_pixels(name, camera, episode, frame)), (name, episode, frame)
+                assert batch[f"{camera}_is_missing"][i] == (camera not in REAL_CAMERAS[name])
+
+
 @dataclass(frozen=True)
 class Run:
     """Three epochs of rows on two ranks."""
@@ -153,33 +192,47 @@ def test_at_every_step_each_member_has_its_share_within_the_bound(run):
             assert (np.abs(counts - emitted * parts) <= bound).all()
 
 
-def train(pipe, world_size, state=None, num_steps=None):
-    """Let new loaders go on from a state, through JSON, for some steps; return batches, state and loaders."""
+def train(pipe, world_size, state=None, num_steps=None, parts=()):
+    """Let new loaders go on from a state, through JSON, for some steps; return batches, state and loaders.
+
+    Rank 0 carries the parts of an account along, as it does in a training run.
+    """
     loaders = pipe.loaders(world_size, progress=False)
     for loader in loaders if state is not None else ():
         loader.load_state_dict(json.loads(json.dumps(state)))
+        loader.load_account(parts if loader.rank == 0 else ())
     ranks = run_ranks(loaders, lambda loader: list(islice(loader, num_steps)))
     states = [loader.state_dict() for loader in loaders]
     assert all(other == states[0] for other in states)
     return ranks, states[0], loaders
 
 
+def parts_of(loaders):
+    return merge_accounts([loader.account() for loader in loaders]).parts
+
+
 def test_stops_and_other_world_sizes_leave_the_visits_of_an_epoch_as_they_are(unlike):
-    # 4 lanes: 1, 2 and 4 ranks divide them, and 3 do not.
+    # 4 lanes: 1, 2 and 4 ranks divide them, and 3 do not. A member gives some of its frames only.
     batch = {"size": 12, "scope": "global"}
-    mixture = open_mixture(rows_only(unlike, frames_per_epoch=204))
+    spec = rows_only(unlike, frames_per_epoch=204)
+    selected = replace(spec.members[2], selection={"episodes": [0, 2], "drop_last_frames": 4})
+    mixture = open_mixture(replace(spec, members=(*spec.members[:2], selected, spec.members[3])))
     pipe = rp.Pipeline(mixture, batch_size=batch, seed=1, order={**ORDER, "lanes": 4})
 
     whole, _, _ = train(pipe, 1)
-    first, state, _ = train(pipe, 2, None, 5)
-    second, state, _ = train(pipe, 4, state, 4)
-    third, end, _ = train(pipe, 3, state)
+    first, state, loaders = train(pipe, 2, None, 5)
+    second, state, loaders = train(pipe, 4, state, 4, parts_of(loaders))
+    third, end, loaders = train(pipe, 3, state, None, parts_of(loaders))
 
     assert (end["epoch"], end["legs"], end["mixture"]["since"]) == (1, [], 0)
     assert steps_of(first) + steps_of(second) == steps_of(whole)[:9]
     came = [visit for ranks in (first, second, third) for visit in visits_of_ranks(ranks)]
     assert sorted(came) == visits_of_ranks(whole)
-    assert len(came) == 204
+    assert {(episode, frame) for number, episode, frame, _ in came if number == 2} == {
+        (episode, frame) for episode, stop in ((0, 21), (2, 17)) for frame in range(stop)
+    }
+    (verdict,) = verdicts_of(pipe, loaders)
+    assert (verdict.is_exact, verdict.num_emitted) == (True, len(came)) == (True, 204), verdict.describe()
 
 
 def steps_of(ranks):

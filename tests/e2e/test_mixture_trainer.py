@@ -12,9 +12,8 @@ from pathlib import Path
 import committed
 import pytest
 import ray.train
-import yaml
 from committed import Journal, plan_from, read_attempts
-from mixture_cases import FRAMES, MAIN, WRIST, frames_of_plan, write_unlike
+from mixture_cases import FRAMES, MAIN, frames_of_plan, needs_real_data, write_real_file, write_unlike
 from ray import cloudpickle
 from ray.train.torch import TorchTrainer
 from ray_session import ensure_ray
@@ -27,38 +26,13 @@ from raypipe.cli import app
 for module in (sys.modules[__name__], committed):
     cloudpickle.register_pickle_by_value(module)
 
-REAL_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-
-needs_real_data = pytest.mark.skipif(not REAL_DATA.exists(), reason="the real datasets are not part of the project")
-
 RUN = "run"
 FRAMES_PER_EPOCH = 240
 NUM_EPOCHS = 2
 
 
 def write_real(folder: Path) -> Path:
-    """Write a mixture file of all real datasets; return its path."""
-    cameras = {
-        "cr5_v21": {MAIN: "observation.images.top"},
-        "groot_simpnp_v20": {MAIN: "observation.images.ego_view"},
-        "piper_v30": {MAIN: "observation.images.top", WRIST: "observation.images.wrist"},
-        "so_front_v30": {MAIN: "observation.images.front"},
-        "so101_wrist_v30": {WRIST: "observation.images.wrist"},
-        "pusht_v30_novid": {},
-    }
-    drop = {
-        "groot_simpnp_v20": ["annotation.human.action.task_description", "annotation.human.validity"],
-        "pusht_v30_novid": ["next.success"],
-    }
-    members = [
-        {"root": str(REAL_DATA / name), "weight": 1.5 if name == "cr5_v21" else 1, "cameras": given}
-        | ({"drop": drop[name]} if name in drop else {})
-        for name, given in cameras.items()
-    ]
-    content = {"resize": [32, 32], "on_missing": "fill", "rate": 10, "datasets": members}
-    path = folder / "real.yaml"
-    path.write_text(yaml.safe_dump({**content, "frames_per_epoch": FRAMES_PER_EPOCH}))
-    return path
+    return write_real_file(folder / "real.yaml", frames_per_epoch=FRAMES_PER_EPOCH)
 
 
 def write_made(folder: Path) -> Path:

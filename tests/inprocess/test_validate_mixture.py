@@ -140,7 +140,24 @@ def test_members_that_are_all_unusable_are_one_finding_with_all_of_them(folder):
     assert together.kind == "member-unusable"
     assert "2 of 2 datasets" in together.message
     assert "has no camera 'observation.images.side'" in together.message
+    assert [found for found in report.findings if found.place.dataset] == []
     assert list(report.reports) == ["aloha"]
+
+
+def test_a_member_that_asks_for_the_impossible_does_not_hide_how_the_others_fit(folder):
+    odd = "{root: piper, cameras: {x: observation.images.side}}"
+    path = write(folder, f"on_bad_dataset: skip\ndatasets: [aloha, {odd}, so101]\n")
+
+    report = check(path)
+
+    assert [(found.kind, found.severity) for found in report.findings] == [
+        ("member-unusable", "error"),
+        ("mixture-misfit", "error"),
+    ]
+    assert "has no camera 'observation.images.side'" in report.findings[0].message
+    assert "aloha" in report.findings[1].message
+    assert "piper" not in report.findings[1].message
+    assert list(report.reports) == ["aloha", "piper", "so101"]
 
 
 # what the file says, what the finding says
