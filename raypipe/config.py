@@ -208,14 +208,15 @@ def spans_per_block(config: PipelineConfig, decode: DecodeSpec) -> int:
     the live spans, since a rank holds up to a block more than it needs. Blocks with stored images are one span each.
     """
     dataset, order = config.dataset, config.order
-    datasets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
-    if any(one.features[name].kind == "image" for one in datasets for name in one.spec.cameras):
+    datasets, schema = dataset.datasets if isinstance(dataset, Mixture) else (dataset,), schema_for(dataset)
+    pairs = zip(datasets, schema.members, strict=True)
+    if any(one.features[own].kind == "image" for one, member in pairs for own in member.cameras.values()):
         return 1
     num_episodes = sum(len(one.meta.episodes) for one in datasets)
     mean = max(1, sum(one.meta.num_frames for one in datasets) // max(1, num_episodes))
     if order.span_frames != WHOLE_EPISODE:
         mean = min(mean, order.span_frames)
-    has_cameras = bool(schema_for(dataset).cameras)
+    has_cameras = bool(schema.cameras)
     most = max(1, order.live_spans // 8) if has_cameras else 64
     if has_cameras and decode.where == "cluster":
         fitting = _PIXEL_BLOCK_BYTES // ((row_bytes(dataset) + pixel_bytes(dataset, decode)) * mean)

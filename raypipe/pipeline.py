@@ -94,7 +94,11 @@ class Pipeline:
         )
 
     def plan(self, *, epoch: int = 0, world_size: int = 1) -> WorldPlan:
-        """Return the plan of a whole epoch on `world_size` ranks; reads nothing."""
+        """Return the plan of a whole epoch on `world_size` ranks; reads nothing.
+
+        As of a run that began with this dataset or mixture: a loader that goes on from a changed mixture plans by its
+        state.
+        """
         begin = start(self.config.order, world_size=world_size, epoch=epoch)
         plan = plan_epoch(self._index, begin.spec, epoch=epoch, legs=begin.legs)
         return plan_world(plan, world_size=world_size, batch=self.config.batch)

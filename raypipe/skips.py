@@ -97,7 +97,10 @@ class SkipList:
             bad, budget = list(self._first.values()), self._spec.budget(self._num_episodes)
             before = {key: why for key, why in self._before.items() if key not in self._first}
         if len(bad) + len(before) > budget:
-            earlier = [f"  episode {episode}, left out before: {why}" for (_, episode), why in before.items()]
+            earlier = [
+                f"  episode {episode} of dataset {dataset}, left out before: {why}"
+                for (dataset, episode), why in before.items()
+            ]
             raise DatasetError(
                 f"{len(bad) + len(before)} of {self._num_episodes} episodes are bad, and max_bad_episodes="
                 f"{self._spec.max_bad_episodes} lets {budget} be skipped:\n"

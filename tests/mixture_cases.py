@@ -159,7 +159,7 @@ def write_unlike_file(path: Path, **settings) -> Path:
         }
         for name, member in UNLIKE.items()
     }
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
     return path
 
 
@@ -324,7 +324,7 @@ def write_real_file(path: Path, **settings) -> Path:
     members["groot_simpnp_v20"]["drop"] = [*annotations, "next.reward", DONE]
     members["pusht_v30_novid"]["drop"] = ["next.reward", DONE, "next.success"]
     content = {"resize": list(SIZE), "on_missing": "fill", "rate": 10, **settings, "datasets": members}
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
     return path
 
 

@@ -286,5 +286,5 @@ def test_episodes_that_were_bad_before_a_restart_count_in_the_budget(rows_alone,
     again.load_state_dict(first.state_dict())
     again.load_account(first.account().parts)
 
-    with pytest.raises(DatasetError, match=r"2 of 8 episodes are bad(.|\n)*episode 0, left out before"):
+    with pytest.raises(DatasetError, match=r"2 of 8 episodes are bad(.|\n)*episode 0 of dataset 0, left out before"):
         list(again)
