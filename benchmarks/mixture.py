@@ -85,7 +85,7 @@ def run(what: str, roots: list[str], threads: int, cache: str) -> dict[str, Any]
     fsspec.register_implementation("slow", SlowFileSystem)
     # What a first use imports is no part of opening.
     open_one_by_one(roots[-1:])
-    opening.NUM_THREADS = threads  # type: ignore[misc]
+    opening.NUM_THREADS.update(local=threads, remote=threads)
     before = peak_mb()
     start, cpu = time.perf_counter(), time.process_time()
     found = open_one_by_one(roots) if what == "one by one" else open_at_once(roots, cache)

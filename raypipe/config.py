@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from raypipe.block import BlockContext
 from raypipe.dataset import Dataset
-from raypipe.decode.spec import DecodeSpec
+from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
 from raypipe.errors import ConfigError, suggest
 from raypipe.feeder import FeedSpec
 from raypipe.mixture import Mixture
@@ -69,7 +69,9 @@ class PipelineConfig:
         """Return what tasks and ranks need to make and open blocks."""
         if isinstance(self.dataset, Mixture):
             mixture = self.dataset
-            return BlockContext(mixture.datasets, self.decode, self.bad_data, mixture.schema, mixture.robot_types)
+            return BlockContext(
+                mixture.datasets, self.decode, self.bad_data, mixture.schema, mixture.robot_types, mixture.names
+            )
         return BlockContext((self.dataset,), self.decode, self.bad_data)
 
 
@@ -166,8 +168,10 @@ def pixel_bytes(dataset: Dataset | Mixture, decode: DecodeSpec) -> int:
 def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:
     """Return the decode spec; where it does not say the cameras' dtype or size, the dataset's holds."""
     if isinstance(dataset, Mixture):
-        given = {"resize": dataset.spec.resize, **decode} if isinstance(decode, Mapping) else decode
-        return make_spec(DecodeSpec, given, "decode")
+        spec, size = make_spec(DecodeSpec, decode, "decode"), dataset.spec.resize
+        if ORIGINAL_SIZE not in (spec.resize, size) and tuple(spec.resize) != tuple(size):
+            raise ConfigError(f"the mixture has resize={size}, and decode has resize={spec.resize}: say one of them")
+        return replace(spec, resize=size) if spec.resize == ORIGINAL_SIZE else spec
     if dataset.spec.timestamps == "strict":
         raise ConfigError(
             "timestamps='strict' checks one sample at a time, and a pipeline decodes spans; check the dataset with "

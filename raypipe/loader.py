@@ -361,7 +361,8 @@ class RankLoader:
             self._leave_order()
 
     def _note_skips(self, run: EpochRun) -> None:
-        bad = [span for span in run.bad_spans if span not in self._skipped]
+        # In a mixture a span may come once in every lap of an epoch.
+        bad = [span for span in dict.fromkeys(run.bad_spans) if span not in self._skipped]
         if bad:
             self._skipped.extend(bad)
             warnings.warn(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from raypipe.errors import DatasetError
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature
 from raypipe.metadata.tables import open_parquet
+from raypipe.storage import Storage
 
 _OPEN_FILES = 32
 """Footers kept by a reader: a footer of a file with 1,000 row groups is about a megabyte."""
@@ -36,18 +37,53 @@ class _DataFile:
     """Bounds of ``episode_index`` in each row group: everything where the footer has no statistics."""
 
 
+class OpenFiles:
+    """Data files that are open, the least recently used closed beyond `size`, and the last row groups that were read.
+
+    Readers of several datasets may share it. Not for use by several threads at once.
+    """
+
+    def __init__(self, size: int = _OPEN_FILES) -> None:
+        self._size = size
+        self._files: OrderedDict[tuple[str, str], _DataFile] = OrderedDict()
+        self.kept: tuple[tuple[str, str, tuple[int, ...]], pa.Table] = (("", "", ()), pa.table({}))
+        """The rows that were read last, and of which row groups they are."""
+
+    def open(self, storage: Storage, name: str) -> _DataFile:
+        """Return the file `name` of a dataset, opened now or earlier."""
+        key = (storage.uri, name)
+        if key not in self._files:
+            self._files[key] = _open_data_file(storage, name)
+            if len(self._files) > self._size:
+                self._files.popitem(last=False)[1].parquet.close()
+        self._files.move_to_end(key)
+        return self._files[key]
+
+
+def _open_data_file(storage: Storage, name: str) -> _DataFile:
+    parquet = open_parquet(storage, name)
+    names = parquet.schema_arrow.names
+    doubled = sorted({column for column in names if names.count(column) > 1})
+    if doubled:
+        raise DatasetError(f"{storage.locate(name)!r} has the columns {doubled} twice; rewrite the file")
+    return _DataFile(parquet, *row_group_bounds(parquet.metadata))
+
+
 class RowReader:
     """Reads the rows of episodes of one dataset; keeps a few footers and the last row groups that it read.
 
     Not for use by several threads at once.
     """
 
-    def __init__(self, meta: DatasetMeta, columns: Sequence[str]) -> None:
-        """Prepare to read `columns` (names of features) and the index columns; opens nothing yet."""
+    def __init__(self, meta: DatasetMeta, columns: Sequence[str], files: OpenFiles | None = None) -> None:
+        """Prepare to read `columns` (names of features) and the index columns; opens nothing yet.
+
+        Args:
+            files: kept open by several readers together.
+        """
         self._meta = meta
         self._columns = tuple(dict.fromkeys((*columns, *INDEX_FEATURES)))
-        self._files: OrderedDict[str, _DataFile] = OrderedDict()
-        self._kept: tuple[tuple[str, tuple[int, ...]], pa.Table] = (("", ()), pa.table({}))
+        self._files = files or OpenFiles()
 
     def read_episode(self, row: int) -> pa.Table:
         """Return all rows of the episode in row `row` of the episode table."""
@@ -73,13 +109,6 @@ class RowReader:
         table = self._in_frame_order(table, name, row)
         return self._with_index_columns(table, row).slice(start, stop - start)
 
-    def close(self) -> None:
-        """Close all files; they are opened again when they are asked for."""
-        for file in self._files.values():
-            file.parquet.close()
-        self._files.clear()
-        self._kept = (("", ()), pa.table({}))
-
     def missing_columns(self, row: int) -> tuple[str, ...]:
         """Return which of the columns asked for are not in the file of the episode in row `row`."""
         present = set(self._open(self._meta.data_file(row)).parquet.schema_arrow.names)
@@ -103,12 +132,13 @@ class RowReader:
     def _read_groups(self, name: str, file: _DataFile, groups: tuple[int, ...]) -> pa.Table:
         # The next episode is often in the same row groups: where files are not cut by episode, reading one
         # episode costs its whole row group.
-        if self._kept[0] != (name, groups):
+        key = (self._meta.storage.uri, name, groups)
+        if self._files.kept[0] != key:
             present = [column for column in self._columns if column in file.parquet.schema_arrow.names]
             self._check_present(name, present)
             table = file.parquet.read_row_groups(list(groups), columns=present, use_threads=False)
-            self._kept = ((name, groups), _plain_index_columns(table))
-        return self._kept[1]
+            self._files.kept = (key, _plain_index_columns(table))
+        return self._files.kept[1]
 
     def _check_present(self, name: str, present: Sequence[str]) -> None:
         lost = [column for column in self._columns if column not in present and column not in INDEX_FEATURES]
@@ -119,18 +149,7 @@ class RowReader:
             )
 
     def _open(self, name: str) -> _DataFile:
-        if name in self._files:
-            self._files.move_to_end(name)
-            return self._files[name]
-        parquet = open_parquet(self._meta.storage, name)
-        names = parquet.schema_arrow.names
-        doubled = sorted({column for column in names if names.count(column) > 1})
-        if doubled:
-            raise DatasetError(f"{self._meta.storage.locate(name)!r} has the columns {doubled} twice; rewrite the file")
-        self._files[name] = _DataFile(parquet, *row_group_bounds(parquet.metadata))
-        if len(self._files) > _OPEN_FILES:
-            self._files.popitem(last=False)[1].parquet.close()
-        return self._files[name]
+        return self._files.open(self._meta.storage, name)
 
     def _in_frame_order(self, table: pa.Table, name: str, row: int) -> pa.Table:
         if "frame_index" not in table.column_names:

@@ -91,5 +91,7 @@ def local_loader(pipe: Pipeline, rank: int = 0, world_size: int = 1, *, spans_pe
         rank=rank,
         world_size=world_size,
         selection=config.selection,
+        mixture=config.mixture,
+        allow_mixture_change=config.allow_mixture_change,
     )
     return RankLoader(job, LocalSource(context, spans_per_block), LoaderSpec(**settings))

@@ -16,6 +16,7 @@ from raypipe.plan import (
     SINGLE_DATASET,
     EpisodeIndex,
     SelectionSpec,
+    describe_changes,
     follow_state,
     index_episodes,
     mix_indexes,
@@ -38,7 +39,7 @@ def open_frames(run: RunAccount, root: str) -> tuple[str, EpisodeIndex, FrameAxi
     except DatasetError as error:
         error.add_note(f"the account {run.place!r} is of {_described(header)}; give its place now by --root")
         raise
-    return place, follow_state(header.order_state, index)[1], axis
+    return place, _at_state(index, header, place), axis
 
 
 def read_frames(root: str, selection: SelectionSpec) -> tuple[EpisodeIndex, FrameAxis]:
@@ -76,6 +77,19 @@ def _read_members(header: Header) -> tuple[EpisodeIndex, FrameAxis]:
         for name, meta, member in zip(names, metas, header.members, strict=True)
     ]
     return mix_indexes(indexes, shares.frames, revisions=shares.revisions), _lay_out(names, metas)
+
+
+def _at_state(index: EpisodeIndex, header: Header, place: str) -> EpisodeIndex:
+    """Return the index with the datasets of a mixture where the state of the account says that they stand."""
+    state = header.order_state
+    changes = describe_changes(state.shares, index.shares) if state.shares and index.shares else ()
+    if changes:
+        listed = "\n".join(f"  {line}" for line in changes)
+        raise ConfigError(
+            f"the account is of another mixture than {place!r} is:\n{listed}\nGive the mixture file as it was then, or "
+            f"none: the account knows where its datasets were."
+        )
+    return follow_state(state, index)[1]
 
 
 def _index(name: str, meta: DatasetMeta, selection: SelectionSpec) -> EpisodeIndex:

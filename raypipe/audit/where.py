@@ -116,6 +116,7 @@ def locate_recorded(folder: str | os.PathLike[str], query: StepQuery, *, root: s
     """Return the frames of a step of a run with an account; see `read_run_account`."""
     run = read_run_account(folder, name)
     _, index, axis = open_frames(run, root)
+    _check_epoch(index, query, run.place)
     if not run.account.parts:
         raise ConfigError(f"the account in {run.place!r} has no step yet; give the order by --root and the rest")
     replay = Replay(index, axis)
@@ -128,6 +129,21 @@ def locate_recorded(folder: str | os.PathLike[str], query: StepQuery, *, root: s
         stretches.append(_Stretch(world=world, before=before, num_steps=world.num_steps))
         standing = standing.next_epoch()
     return _locate(stretches, standing, query, replay)
+
+
+def _check_epoch(index: EpisodeIndex, query: StepQuery, place: str) -> None:
+    """Raise where steps cannot be counted from the run's start: its mixture changed, and the account began anew."""
+    since = index.shares.since if index.shares else 0
+    if since and query.epoch is None:
+        raise ConfigError(
+            f"the mixture of {place!r} changed at epoch {since}, and its account begins there: steps of the whole run "
+            f"cannot be counted. Give the epoch by --epoch."
+        )
+    if query.epoch is not None and query.epoch < since:
+        raise ConfigError(
+            f"the mixture of {place!r} changed at epoch {since}, and epoch {query.epoch} was of the one before: ask "
+            f"the account of a checkpoint from then"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """`BlockContext`: what a task or a rank needs to make and open blocks, of one dataset or of several unlike ones."""
 
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -15,7 +14,7 @@ from raypipe.dataset import Dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.metadata import INDEX_FEATURES, Feature
 from raypipe.packed import Frames, SpanRequest
-from raypipe.rows import RowReader
+from raypipe.rows import OpenFiles, RowReader
 from raypipe.schema import MemberMap, Schema, schema_of
 from raypipe.skips import RAISE, BadDataSpec
 from raypipe.window import window_rows
@@ -23,7 +22,9 @@ from raypipe.window import window_rows
 if TYPE_CHECKING:
     from raypipe.decode.span import SpanDecoder
 
-_KEPT_READERS: Final = 16
+_OPEN_FILES: Final = 128
+"""Data files of a mixture that a process keeps open. A footer is mostly some kilobytes, and of a file with 1,000 row
+groups a megabyte; opening it anew takes 10 ms then."""
 
 _TRAINED_ON: Final = ("action", "observation")
 """Features of which a value that is no number would end in the weights; a reward may be unknown."""
@@ -42,6 +43,9 @@ class BlockContext:
 
     robot_types: tuple[str, ...] = ()
     """What the robots of a mixture are called, one per dataset; empty: as the datasets say."""
+
+    names: tuple[str, ...] = ()
+    """What the datasets of a mixture are called; empty: nothing, where one stands alone."""
 
     @cached_property
     def batch_schema(self) -> Schema:
@@ -89,20 +93,11 @@ class BlockContext:
         return blanks
 
     @cached_property
-    def _readers(self) -> OrderedDict[int, RowReader]:
-        return OrderedDict()
-
-    def reader_of(self, dataset: int) -> RowReader:
-        """Return the row reader of a dataset; those of the least recently read ones are closed beyond a few.
-
-        A reader keeps up to 32 files open: those of hundreds of datasets would be more than a process may have.
-        """
-        if dataset not in self._readers:
-            self._readers[dataset] = RowReader(self.datasets[dataset].meta, list(self.stored[dataset]))
-            if len(self._readers) > _KEPT_READERS:
-                self._readers.popitem(last=False)[1].close()
-        self._readers.move_to_end(dataset)
-        return self._readers[dataset]
+    def readers(self) -> tuple[RowReader, ...]:
+        """A row reader per dataset; together they keep a bounded number of files open."""
+        files = OpenFiles() if len(self.datasets) == 1 else OpenFiles(_OPEN_FILES)
+        pairs = zip(self.datasets, self.stored, strict=True)
+        return tuple(RowReader(dataset.meta, list(stored), files) for dataset, stored in pairs)
 
     @cached_property
     def decoders(self) -> "tuple[SpanDecoder, ...]":

@@ -11,7 +11,7 @@ from raypipe import errors
 from raypipe.block.context import BlockContext
 from raypipe.errors import DatasetError
 from raypipe.metrics import TaskTimes
-from raypipe.packed import Frames, PackedSpan, SpanRequest, as_numpy, unpack_spans
+from raypipe.packed import Frames, PackedSpan, SpanRequest, as_numpy, as_values, unpack_spans
 from raypipe.schema import Schema
 
 
@@ -98,7 +98,7 @@ def _open_rows(context: BlockContext, span: PackedSpan, request: SpanRequest) ->
         elif feature.kind == "vector":
             columns[name] = as_numpy(span.columns[name], schema.value_shape(name))
         else:
-            columns[name] = span.columns[name].to_pylist()
+            columns[name] = as_values(span.columns[name])
         if name in schema.windows:
             shape = (schema.windows[name],)
             is_given, padding = name in given, f"{name}_is_pad"

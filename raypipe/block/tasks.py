@@ -2,7 +2,8 @@
 
 Rows get the names, dtypes and widths of the schema when they are read, since a block packs spans of unlike files and
 datasets. Cameras have their names in the schema too: one name may stand for frames of other sizes in another dataset.
-What a dataset lacks does not travel: the rank fills it in.
+What a dataset lacks does not travel: the rank fills it in. Nothing here raises for bad data: it becomes the error of
+its span.
 """
 
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raypipe.block.context import BlockContext, shown_frames
@@ -24,13 +26,16 @@ from raypipe.packed import (
     SpanHeader,
     SpanRequest,
     as_array,
+    as_bytes,
     as_numpy,
-    as_texts,
+    is_text,
     only_chunk,
     pack_spans,
+    take_windows,
     unpack_spans,
 )
-from raypipe.rows import column_values
+from raypipe.rows import column_values, one_line
+from raypipe.schema import Schema
 from raypipe.storage import is_transient, retry_transient
 from raypipe.window import window_rows
 
@@ -39,17 +44,17 @@ def read_rows(
     context: BlockContext, requests: Sequence[SpanRequest], sleep: Callable[[float], None] = time.sleep
 ) -> pa.Table:
     """Return the rows of the spans and of their windows' reach, or their errors."""
-    return pack_spans([_read_span(context, request, sleep) for request in requests])
+    return _packed(context, [_read_span(context, request, sleep) for request in requests])
 
 
 def add_windows(context: BlockContext, table: pa.Table) -> pa.Table:
     """Return one row per frame to emit, with the windows of row features gathered."""
-    return pack_spans([_guarded(_window_span, context, span) for span in unpack_spans(table)])
+    return _packed(context, [_guarded(_window_span, context, span) for span in unpack_spans(table)])
 
 
 def add_pixels(context: BlockContext, table: pa.Table) -> pa.Table:
     """Return the table with the decoded frames of every camera."""
-    return pack_spans([_guarded(_decode_span, context, span) for span in unpack_spans(table)])
+    return _packed(context, [_guarded(_decode_span, context, span) for span in unpack_spans(table)])
 
 
 def filler_block(num_rows: int) -> pa.Table:
@@ -74,7 +79,7 @@ def _read_reach(context: BlockContext, request: SpanRequest) -> PackedSpan:
     dataset, row, length = context.find_episode(request)
     before, after = dataset.window.reach(list(context.stored[request.dataset]))
     first, stop = max(request.start + before, 0), min(request.stop + after, length)
-    table = context.reader_of(request.dataset).read_frames(row, first, stop)
+    table = context.readers[request.dataset].read_frames(row, first, stop)
     try:
         columns = _column_arrays(context, request, table, first)
     except DatasetError as error:
@@ -90,23 +95,25 @@ def _column_arrays(context: BlockContext, request: SpanRequest, table: pa.Table,
     columns: dict[str, pa.Array] = {}
     for name, own in member.rows.items():
         if stored[own].kind != "vector":
-            columns[name] = _plain_text(only_chunk(table.column(own)))
+            columns[name] = _text_array(only_chunk(table.column(own)), stored[own], place, context.schema)
             continue
         values = np.asarray(column_values(table, stored[own], place))
         if context.bad_data.check_finite and own in trained_on:
             _check_finite(values, own, first, place)
         if own == "task_index":
             _check_tasks(dataset, values, place)
-        columns[name] = as_array(values if context.schema is None else _widened(values, context.schema.features[name]))
+        if context.schema is not None:
+            values = _widened(values, context.schema.features[name], f"feature {own!r} of {place}", first)
+        columns[name] = as_array(values)
     for name, own in member.cameras.items():
         if context.stores_images(request.dataset, own):
-            columns[name] = only_chunk(table.column(own))
+            columns[name] = _image_bytes(only_chunk(table.column(own)))
     return columns
 
 
-def _widened(values: NDArray[Any], feature: Feature) -> NDArray[Any]:
-    """Return rows of a vector in the dtype of the schema, with zeros up to its width."""
-    values = values.astype(feature.dtype, copy=False)
+def _widened(values: NDArray[Any], feature: Feature, place: str, first: int) -> NDArray[Any]:
+    """Return rows of a vector in the dtype of the schema, with zeros up to its width; `first` is the first frame."""
+    values = _cast(values, feature, place, first)
     if feature.shape == (1,) or values.shape[1:] == feature.shape:
         return values
     # A scalar has no axis of its own; where it is a vector in other datasets, it is one number of it.
@@ -114,9 +121,44 @@ def _widened(values: NDArray[Any], feature: Feature) -> NDArray[Any]:
     return np.pad(narrow, ((0, 0), (0, feature.shape[0] - narrow.shape[1])))
 
 
-def _plain_text(array: pa.Array) -> pa.Array:
-    """Return texts as Arrow's plain strings: writers differ, and a block packs spans of several files."""
-    return array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
+def _cast(values: NDArray[Any], feature: Feature, place: str, first: int) -> NDArray[Any]:
+    """Return values in the dtype of the schema; raise if one of them would become another."""
+    cast = values.astype(feature.dtype, copy=False)
+    if cast.dtype == values.dtype:
+        return cast
+    # Compared in their own dtype: as float64, whole numbers beyond 2**53 would seem equal. Beyond 2**63 there is none.
+    with np.errstate(invalid="ignore"):
+        is_other = (cast >= 2.0**63) | (cast.astype(values.dtype) != values)
+    if is_other.any():
+        at = tuple(int(axis[0]) for axis in is_other.nonzero())
+        raise DatasetError(
+            f"{place} has {values[at]} in frame {first + at[0]}, which would become {cast[at]:.0f}: the mixture has it "
+            f"as {feature.dtype} under the name {feature.name!r}, as another dataset has it so. Rename or drop it in "
+            f"one of them."
+        )
+    return cast
+
+
+def _text_array(array: pa.Array, feature: Feature, place: str, schema: Schema | None) -> pa.Array:
+    """Return texts as Arrow's plain strings, other values as bytes: a block packs spans of files that differ."""
+    if feature.kind != "string" or feature.shape != (1,):
+        return as_bytes(array)
+    if is_text(array.type):
+        return array.cast(pa.string())
+    if schema is not None:
+        raise DatasetError(
+            f"column {feature.name!r} of {place} is stored as {array.type}, and info.json declares a text, which other "
+            f"datasets of the mixture have. Correct info.json, or drop the feature in this dataset."
+        )
+    return as_bytes(array)
+
+
+def _image_bytes(array: pa.Array) -> pa.Array:
+    """Return stored images as bytes alone: some writers put them in structs, beside a path."""
+    if pa.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
+        array = pc.struct_field(array, "bytes")
+    is_bytes = pa.types.is_binary(array.type) or pa.types.is_binary_view(array.type)
+    return array.cast(pa.large_binary()) if is_bytes else array
 
 
 def _window_span(context: BlockContext, span: PackedSpan, request: SpanRequest) -> PackedSpan:
@@ -132,7 +174,7 @@ def _window_span(context: BlockContext, span: PackedSpan, request: SpanRequest) 
         if feature.kind == "vector":
             columns[name] = as_array(as_numpy(rows, () if feature.shape == (1,) else feature.shape)[wanted])
         else:
-            columns[name] = as_texts(rows.to_pylist(), wanted)
+            columns[name] = take_windows(rows, wanted)
         if offsets:
             columns[f"{name}_is_pad"] = as_array(padding)
     for name, own in member.cameras.items():
@@ -208,6 +250,20 @@ def _guarded(
         return replace(done, header=replace(done.header, finished_at=time.time()))
     except (RaypipeError, OSError, ValueError, TypeError, pa.ArrowException) as error:
         return _failed(request, error)
+
+
+def _packed(context: BlockContext, spans: Sequence[PackedSpan]) -> pa.Table:
+    """Return the block of these spans; where they do not go into one table, the block of their errors."""
+    try:
+        return pack_spans(spans)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        requests = [span.header.request for span in spans if span.header.request is not None]
+        places = [f"episode {one.episode} of {context.datasets[one.dataset].meta.root!r}" for one in requests]
+        why = DatasetError(
+            f"{', '.join(places)} were read together and do not go into one block: {one_line(error)}. Rewrite the "
+            f"files so that the column is of one type, or leave the feature out."
+        )
+        return pack_spans([_failed(one, why) for one in requests])
 
 
 def _failed(request: SpanRequest, error: Exception) -> PackedSpan:

@@ -13,7 +13,7 @@ from raypipe.metadata import Feature
 from raypipe.mixture.cache import DEFAULT_CACHE
 from raypipe.mixture.file import is_mixture_file, read_mixture_file
 from raypipe.mixture.open_members import BadMember, MemberNote, open_members
-from raypipe.mixture.spec import ALL_FRAMES, MemberSpec, MixtureSpec, resolve_weights
+from raypipe.mixture.spec import ALL_FRAMES, MIXTURE_TOLERANCE, OWN_RATE, MemberSpec, MixtureSpec, resolve_weights
 from raypipe.mixture.unify import unify, with_windows
 from raypipe.mixture.windows import member_windows
 from raypipe.plan import EpisodeIndex, index_episodes, mix_indexes, split_frames
@@ -97,9 +97,9 @@ class Mixture:
             DatasetError: members cannot be opened; it lists all of them.
         """
         spec = _make_spec(members, settings)
-        wanted, left_out = _with_weight(spec)
+        wanted, left_out = with_weight(spec)
         opened = open_members(wanted.members, on_bad_dataset=spec.on_bad_dataset, cache=cache, progress=progress)
-        self.spec = _only(wanted, opened.positions)
+        self.spec = only_members(wanted, opened.positions)
         self.members = tuple(
             Member(spec=one, dataset=dataset) for one, dataset in zip(self.spec.members, opened.datasets, strict=True)
         )
@@ -108,6 +108,7 @@ class Mixture:
         self.bad = opened.bad
         self.notes = (
             *(MemberNote(name=name, text="left out: its weight is 0") for name in left_out),
+            *_unused_settings(self.spec),
             *opened.notes,
             *(MemberNote(name="", text=text) for text in unified.notes),
         )
@@ -223,7 +224,19 @@ class Mixture:
 
     @cached_property
     def _indexes(self) -> list[EpisodeIndex]:
-        return [member.index() for member in self.members]
+        indexes, wrong = [], []
+        for member in self.members:
+            try:
+                indexes.append(member.index())
+            except ConfigError as error:
+                wrong.append(str(error))
+        if wrong:
+            listed = "\n".join(f"  - {text}" for text in wrong)
+            raise ConfigError(
+                f"members of the mixture have no frame to give, or ask for others than they have:\n{listed}\n"
+                f"Correct their selection, or give them weight 0."
+            )
+        return indexes
 
 
 def _windowed(dataset: Dataset, window: WindowSpec) -> Dataset:
@@ -247,7 +260,22 @@ def _make_spec(members: Any, settings: Mapping[str, Any]) -> MixtureSpec:
     return MixtureSpec(members=members, **settings)
 
 
-def _with_weight(spec: MixtureSpec) -> tuple[MixtureSpec, list[str]]:
+def _unused_settings(spec: MixtureSpec) -> list[MemberNote]:
+    """Return what is said and decides nothing, since something else does."""
+    notes = []
+    for one in spec.members:
+        if isinstance(spec.weights, str) and spec.weights != "given" and one.weight != 1:
+            notes.append(
+                MemberNote(
+                    name=one.name, text=f"its weight {one.weight:g} decides nothing: weights is {spec.weights!r}"
+                )
+            )
+        if spec.rate != OWN_RATE and one.tolerance_s != MIXTURE_TOLERANCE:
+            notes.append(MemberNote(name=one.name, text="its tolerance_s decides nothing: windows go by the rate"))
+    return notes
+
+
+def with_weight(spec: MixtureSpec) -> tuple[MixtureSpec, list[str]]:
     """Return the spec without members of weight 0, which are not even opened, and the names of those."""
     given = [one.weight for one in spec.members] if isinstance(spec.weights, str) else list(spec.weights)
     kept = [position for position, weight in enumerate(given) if weight]
@@ -256,9 +284,10 @@ def _with_weight(spec: MixtureSpec) -> tuple[MixtureSpec, list[str]]:
             f"every member of the mixture has weight 0: {', '.join(repr(one.name) for one in spec.members)}; give at "
             f"least one of them a weight above 0"
         )
-    return _only(spec, kept), [one.name for one, weight in zip(spec.members, given, strict=True) if not weight]
+    return only_members(spec, kept), [one.name for one, weight in zip(spec.members, given, strict=True) if not weight]
 
 
-def _only(spec: MixtureSpec, positions: Sequence[int]) -> MixtureSpec:
+def only_members(spec: MixtureSpec, positions: Sequence[int]) -> MixtureSpec:
+    """Return the spec with some of its members, and their weights."""
     weights = spec.weights if isinstance(spec.weights, str) else tuple(spec.weights[i] for i in positions)
     return replace(spec, members=tuple(spec.members[i] for i in positions), weights=weights)

@@ -8,6 +8,7 @@ from raypipe.dataset import open_dataset as open_single
 from raypipe.errors import ConfigError
 from raypipe.mixture.dataset import Mixture
 from raypipe.mixture.file import is_mixture_file
+from raypipe.storage import open_root
 from raypipe.window import TOLERANCE_S
 
 
@@ -18,10 +19,12 @@ def open_dataset(
     camera_dtype: CameraDtype = "uint8",
     timestamps: Timestamps = "position",
     tolerance_s: float = TOLERANCE_S,
+    revision: str = "",
 ) -> Dataset | Mixture:
-    """Open the LeRobot dataset at `root`, a path or an fsspec URI, or the mixture of a YAML or TOML file.
+    """Open the LeRobot dataset at `root`, or the mixture of a YAML or TOML file.
 
-    Reads ``meta/`` only. Returns a `Dataset` or a `Mixture`; both go into a `Pipeline`.
+    A root is a path, an fsspec URI, or ``owner/name`` of the Hugging Face Hub. Reads ``meta/`` only. Returns a
+    `Dataset` or a `Mixture`; both go into a `Pipeline`.
 
     Args:
         cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, those without any file on
@@ -29,13 +32,21 @@ def open_dataset(
         camera_dtype: see `SampleSpec.camera_dtype`.
         timestamps: see `SampleSpec.timestamps`.
         tolerance_s: see `SampleSpec.tolerance_s`.
+        revision: a tag, branch or commit of a dataset on the Hub; by default the newest tag of a format that raypipe
+            reads, else ``main``. It becomes a commit here, and all nodes read that commit.
     """
     if not is_mixture_file(str(root)):
+        if "://" in str(root) and str(root).endswith((".yaml", ".yml", ".toml")):
+            raise ConfigError(f"{str(root)!r} is no dataset; a mixture file must be a local one: fetch it first")
+        if revision:
+            root = open_root(root, revision).uri
         return open_single(
             root, cameras=cameras, camera_dtype=camera_dtype, timestamps=timestamps, tolerance_s=tolerance_s
         )
     given = {"cameras": cameras, "camera_dtype": camera_dtype, "timestamps": timestamps, "tolerance_s": tolerance_s}
+    given["revision"] = revision
     plain = {"cameras": "all", "camera_dtype": "uint8", "timestamps": "position", "tolerance_s": TOLERANCE_S}
+    plain["revision"] = ""
     for name, value in given.items():
         if value != plain[name]:
             raise ConfigError(

@@ -62,7 +62,15 @@ from raypipe.plan.members import MemberReport, emitted_frames
 from raypipe.plan.mixing import Distinct, Mixing, measure_mixing
 from raypipe.plan.rank import RankPlan, SpanQueue
 from raypipe.plan.report import FrameSizes, PlanReport, report_plan
-from raypipe.plan.shares import UNVERSIONED, anchor_runs, first_laps, lap_sizes, mix_indexes, split_frames
+from raypipe.plan.shares import (
+    UNVERSIONED,
+    anchor_runs,
+    describe_changes,
+    first_laps,
+    lap_sizes,
+    mix_indexes,
+    split_frames,
+)
 from raypipe.plan.spec import WHOLE_EPISODE, WORLD_SIZE, BatchSpec, Leg, OrderSpec, first_leg, parse_order_spec
 from raypipe.plan.state import (
     OrderState,
@@ -107,6 +115,7 @@ __all__ = [
     "anchor_runs",
     "check_state",
     "concat_indexes",
+    "describe_changes",
     "describe_selection",
     "emitted_frames",
     "first_laps",

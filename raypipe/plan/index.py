@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.plan.keyhash import Ints
+from raypipe.plan.spec import check_whole
 
 ALL_EPISODES: Final = "all"
 
@@ -42,8 +43,7 @@ class SelectionSpec:
 
     def __post_init__(self) -> None:
         for name in ("drop_first_frames", "drop_last_frames"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+            object.__setattr__(self, name, check_whole(name, getattr(self, name), 0, _MAX_FRAMES))
         # Lists, ranges and arrays are welcome; what is kept is plain, comparable, and JSON.
         if not isinstance(self.episodes, str):
             object.__setattr__(self, "episodes", tuple(map(int, self.episodes)))
@@ -67,6 +67,12 @@ class Shares:
 
     fingerprints: tuple[str, ...]
     """The order fingerprint of every dataset."""
+
+    sizes: tuple[int, ...]
+    """Anchor frames of every dataset: the length of its laps."""
+
+    selections: tuple[str, ...]
+    """A digest of the anchor runs of every dataset."""
 
     revisions: tuple[str, ...]
 

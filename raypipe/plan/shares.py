@@ -25,11 +25,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
-from raypipe.plan.index import EpisodeIndex, Shares, concat_indexes
+from raypipe.plan.index import EpisodeIndex, Shares, concat_indexes, describe_selection
 from raypipe.plan.keyhash import Ints, OrderKeys
 
 UNVERSIONED: Final = "unversioned"
 """The revision of a dataset that has none."""
+
+_COMPARED: Final = ("data", "selected frames", "frames per epoch", "revision")
+
+_COLUMNS: Final = {
+    "name": "names",
+    "fingerprint": "fingerprints",
+    "selection": "selections",
+    "size": "sizes",
+    "frames": "frames",
+    "position": "positions",
+    "revision": "revisions",
+}
+"""What a state says of every dataset, by the fields of `Shares`."""
+
+_KINDS: Final[dict[str, Any]] = {
+    column: int if column in ("sizes", "frames", "positions") else str for column in _COLUMNS.values()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +69,8 @@ def split_frames(weights: Sequence[float], num_frames: int) -> tuple[int, ...]:
     if not weights or any(not weight >= 0 or weight == float("inf") for weight in weights) or not sum(weights):
         raise ConfigError(f"weights must be at least 0, finite, and not all 0, got {list(weights)}")
     exact = [Fraction(weight) for weight in weights]
-    parts = [weight * num_frames / sum(exact) for weight in exact]
+    total = sum(exact)
+    parts = [weight * num_frames / total for weight in exact]
     frames = [int(part) for part in parts]
     by_remainder = sorted(range(len(parts)), key=lambda i: (frames[i] - parts[i], i))
     for i in by_remainder[: num_frames - sum(frames)]:
@@ -88,6 +106,8 @@ def mix_indexes(
         since=0,
         positions=(0,) * len(indexes),
         fingerprints=fingerprints,
+        sizes=tuple(one.num_frames for one in indexes),
+        selections=tuple(describe_selection(one).rsplit(" ", 1)[-1] for one in indexes),
         revisions=tuple(revisions) or (UNVERSIONED,) * len(indexes),
     )
     return replace(index, fingerprint=digest.hexdigest()[:32], shares=shares)
@@ -149,7 +169,7 @@ def describe_changes(saved: Shares, given: Shares) -> tuple[str, ...]:
     lines = [f"{name!r} is in the state and not here" for name in before if name not in now]
     lines += [f"{name!r} is here and not in the state" for name in now if name not in before]
     for name in (name for name in before if name in now):
-        for what, one, other in zip(("data", "frames per epoch", "revision"), before[name], now[name], strict=True):
+        for what, one, other in zip(_COMPARED, before[name], now[name], strict=True):
             is_known = what != "revision" or UNVERSIONED not in (one, other)
             if one != other and is_known:
                 lines.append(f"{what} of {name!r}: {one} in the state, {other} here")
@@ -159,38 +179,42 @@ def describe_changes(saved: Shares, given: Shares) -> tuple[str, ...]:
 
 
 def go_on_with(saved: Shares, given: Shares, *, epoch: int) -> Shares:
-    """Return `given` where every dataset that `saved` has, with the same data, goes on where it stood at `epoch`."""
+    """Return `given` where every dataset that `saved` has, with the same data, goes on where it stood at `epoch`.
+
+    One of which other frames are selected begins its next lap: what was left of the one before is of another order.
+    """
     if not describe_changes(saved, given):
         return replace(given, since=saved.since, positions=saved.positions)
-    stood = dict(zip(saved.names, zip(saved.begins(epoch), saved.fingerprints, strict=True), strict=True))
-    positions = []
-    for name, fingerprint in zip(given.names, given.fingerprints, strict=True):
-        position, known = stood.get(name, (0, ""))
-        positions.append(position if known == fingerprint else 0)
+    positions = [_position(name, saved, given, epoch) for name in given.names]
     return replace(given, since=epoch, positions=tuple(positions))
+
+
+def _position(name: str, saved: Shares, given: Shares, epoch: int) -> int:
+    if name not in saved.names:
+        return 0
+    was, now = saved.names.index(name), given.names.index(name)
+    if saved.fingerprints[was] != given.fingerprints[now]:
+        return 0
+    position = saved.begins(epoch)[was]
+    if saved.selections[was] == given.selections[now]:
+        return position
+    return -(-position // saved.sizes[was]) * given.sizes[now]
 
 
 def shares_to_dict(shares: Shares) -> dict[str, Any]:
     """Return shares as a JSON object."""
-    columns = (shares.names, shares.fingerprints, shares.frames, shares.positions, shares.revisions)
-    keys = ("name", "fingerprint", "frames", "position", "revision")
+    columns = [getattr(shares, column) for column in _COLUMNS.values()]
     return {
         "since": shares.since,
-        "members": [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)],
+        "members": [dict(zip(_COLUMNS, row, strict=True)) for row in zip(*columns, strict=True)],
     }
 
 
 def shares_from_dict(saved: Any) -> Shares:
-    """Return the shares of a JSON object; raises `KeyError` or `TypeError` where it is not one."""
+    """Return the shares of a JSON object; raises `KeyError`, `TypeError` or `ValueError` where it is not one."""
     members = saved["members"]
-    return Shares(
-        names=tuple(str(member["name"]) for member in members),
-        frames=tuple(int(member["frames"]) for member in members),
-        since=int(saved["since"]),
-        positions=tuple(int(member["position"]) for member in members),
-        fingerprints=tuple(str(member["fingerprint"]) for member in members),
-        revisions=tuple(str(member["revision"]) for member in members),
-    )
+    columns = {column: tuple(_KINDS[column](one[key]) for one in members) for key, column in _COLUMNS.items()}
+    return Shares(since=int(saved["since"]), **columns)
 
 
 def lap_sizes(index: EpisodeIndex) -> NDArray[np.int64]:
@@ -207,6 +231,6 @@ def first_laps(index: EpisodeIndex, epoch: int) -> NDArray[np.int64]:
     return np.asarray(np.array(index.shares.begins(epoch)) // lap_sizes(index))
 
 
-def _by_name(shares: Shares) -> dict[str, tuple[str, int, str]]:
-    rows = zip(shares.fingerprints, shares.frames, shares.revisions, strict=True)
+def _by_name(shares: Shares) -> dict[str, tuple[Any, ...]]:
+    rows = zip(shares.fingerprints, shares.selections, shares.frames, shares.revisions, strict=True)
     return dict(zip(shares.names, rows, strict=True))

@@ -15,8 +15,8 @@ Of a mixture it also has what every epoch takes of each dataset, and where each 
 
 ::
 
-     "mixture": {"since": 0, "members": [{"name": "aloha", "fingerprint": "...", "frames": 5000, "position": 0,
-                                          "revision": "unversioned"}, ...]}
+     "mixture": {"since": 0, "members": [{"name": "aloha", "fingerprint": "...", "selection": "...", "size": 9000,
+                                          "frames": 5000, "position": 0, "revision": "unversioned"}, ...]}
 """
 
 from collections.abc import Mapping, Sequence

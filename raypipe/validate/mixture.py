@@ -10,14 +10,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from raypipe.dataset import Dataset
-from raypipe.errors import ConfigError, RaypipeError
+from raypipe.errors import RaypipeError
 from raypipe.metadata import DatasetMeta
 from raypipe.mixture import MemberNote, MemberSpec, Mixture, MixtureSpec, read_mixture_file
+from raypipe.mixture.dataset import only_members, with_weight
 from raypipe.mixture.open_members import NUM_THREADS, Opened, open_members
 from raypipe.validate.findings import Finding, Place, Report, Severity, make_finding, worst_first
 from raypipe.validate.mixture_report import MixtureReport
@@ -40,14 +41,10 @@ def validate_mixture(path: str, *, deep: bool = False, where: Where = "auto", pr
     check_where(where)
     started = time.monotonic()
     spec = read_mixture_file(path)
-    positions = _with_weight(spec)
-    members = tuple(spec.members[position] for position in positions)
-    findings = [
-        make_finding("mixture-note", "not checked: its weight is 0", Place(dataset=member.name))
-        for position, member in enumerate(spec.members)
-        if position not in positions
-    ]
-    together = check_members(_only(spec, positions), progress=progress)
+    spec, left_out = with_weight(spec)
+    members = spec.members
+    findings = [make_finding("mixture-note", "not checked: its weight is 0", Place(dataset=name)) for name in left_out]
+    together = check_members(spec, progress=progress)
     on_ray = where == "ray" or (where == "auto" and not _are_small(list(together.usable.values()), deep=deep))
     options: dict[str, Any] = {"deep": deep, "where": "ray" if on_ray else "process", "progress": progress}
     with running_ray() if on_ray else nullcontext():
@@ -84,7 +81,7 @@ def check_members(spec: MixtureSpec, *, progress: bool = False) -> Together:
         if not positions:
             return Together(findings=tuple(findings), usable=usable)
         try:
-            mixture = Mixture(_only(spec, positions), cache=cache, progress=False)
+            mixture = Mixture(only_members(spec, positions), cache=cache, progress=False)
         except RaypipeError as error:
             findings.append(make_finding("mixture-misfit", str(error), Place()))
         else:
@@ -102,7 +99,7 @@ def _open(
         opened = open_members(spec.members, on_bad_dataset="skip", cache=cache, progress=progress)
     except RaypipeError as error:
         # Worse than bad data, or nothing else: one message tells of all. The others are still seen together.
-        with ThreadPoolExecutor(NUM_THREADS) as pool:
+        with ThreadPoolExecutor(NUM_THREADS["remote"]) as pool:
             alone = list(pool.map(partial(_open_alone, cache=cache), spec.members))
         usable = {one.name: found.datasets[0] for one, found in zip(spec.members, alone, strict=True) if found}
         notes = tuple(note for found in alone if found for note in found.notes)
@@ -122,20 +119,6 @@ def _open_alone(member: MemberSpec, cache: str) -> Opened | None:
         return open_members((member,), cache=cache, progress=False)
     except RaypipeError:
         return None
-
-
-def _with_weight(spec: MixtureSpec) -> list[int]:
-    given = [one.weight for one in spec.members] if isinstance(spec.weights, str) else spec.weights
-    positions = [position for position, weight in enumerate(given) if weight]
-    if not positions:
-        names = ", ".join(repr(one.name) for one in spec.members)
-        raise ConfigError(f"every member of the mixture has weight 0: {names}; there is nothing to check")
-    return positions
-
-
-def _only(spec: MixtureSpec, positions: Sequence[int]) -> MixtureSpec:
-    weights = spec.weights if isinstance(spec.weights, str) else tuple(spec.weights[i] for i in positions)
-    return replace(spec, members=tuple(spec.members[i] for i in positions), weights=weights)
 
 
 def _validate_all(members: Sequence[MemberSpec], options: dict[str, Any]) -> tuple[dict[str, Report], list[Finding]]:

@@ -117,9 +117,7 @@ def test_a_frame_that_is_missing_in_the_second_lap_of_an_epoch_is_named_with_its
 
     assert check(run, account)[0].is_exact
     (verdict,) = check(run, removed)
-    assert [frames.describe() for frames in verdict.missing] == [
-        "episode 0 of 'small': frame 2 in lap 2 of the epoch"
-    ]
+    assert [frames.describe() for frames in verdict.missing] == ["episode 0 of 'small': frame 2 in lap 2 of the epoch"]
 
 
 def test_skipped_frames_are_listed_by_episode_with_the_first_line_of_the_error():

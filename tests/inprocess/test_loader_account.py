@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from local_source import local_loader
 
 from raypipe.account import lay_out, merge_accounts
-from raypipe.audit.check import check_run
 from raypipe.account.file import read_account
 from raypipe.account.verdict import check_account
+from raypipe.audit.check import check_run
 from raypipe.dataset import open_dataset
 from raypipe.keeper import read_rank_accounts, write_rank_account
 from raypipe.pipeline import Pipeline

@@ -275,7 +275,7 @@ def test_storage_that_does_not_answer_is_no_bad_dataset_to_be_skipped(rows, monk
             raise TimeoutError("no answer")
         return read_contents(storage)
 
-    with pytest.raises(DownloadError, match="member-1 .*no answer"):
+    with pytest.raises(DownloadError, match=r"member-1 .*no answer"):
         open_quietly(members, on_bad_dataset="skip", open_one=read)
 
 

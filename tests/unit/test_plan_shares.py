@@ -15,7 +15,9 @@ from raypipe.errors import ConfigError, ResumeError
 from raypipe.plan import (
     OrderSpec,
     OrderState,
+    SelectionSpec,
     follow_state,
+    index_episodes,
     lap_sizes,
     mix_indexes,
     plan_epoch,
@@ -308,3 +310,26 @@ def test_an_epoch_before_the_change_is_of_another_mixture():
 
     with pytest.raises(ConfigError, match="epoch 1 was of another mixture: this one holds since epoch 2"):
         plan_start(changed, OrderSpec(seed=1), world_size=1, epoch=1)
+
+
+def selected(exclude, frames):
+    episodes, lengths = np.arange(6), np.array([5, 7, 4, 6, 3, 8])
+    selection = SelectionSpec(exclude=exclude)
+    index = index_episodes("a", episodes, lengths, fingerprint="data", selection=selection)
+    return mix_indexes([index, make_index([9], name="b")], frames)
+
+
+def test_other_selected_frames_of_a_dataset_are_a_change_even_where_its_share_is_the_same():
+    state = saved_state(selected((), [10, 4]))
+
+    with pytest.raises(ResumeError, match="selected frames of 'a': "):
+        follow_state(state, selected((3,), [10, 4]))
+
+
+def test_a_dataset_of_which_other_frames_are_selected_begins_its_next_lap():
+    # Of 33 frames 2 epochs have taken 20: a lap is under way, and the next one is lap 1 of 27 frames.
+    _, changed = follow_state(saved_state(selected((), [10, 4])), selected((3,), [10, 4]), allow_mixture_change=True)
+
+    assert changed.shares.positions == (27, 8)
+    spans = plan_start(changed, OrderSpec(seed=1), world_size=1, epoch=2).plan.queues.spans
+    assert set(spans.lap[spans.dataset == 0].tolist()) == {1}
