@@ -5,10 +5,13 @@ Pure functions on bytes, but for `read_box`, which reads one box of a file and s
 
 import struct
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+_MAX_SAMPLES: Final = 1 << 26
+"""Frames of a video: 600 hours at 30 fps. A damaged table may count billions, and ask for as much memory."""
 
 
 def read_box(stream: IO[bytes], wanted: bytes) -> bytes | None:
@@ -84,12 +87,20 @@ def box_numbers(body: bytes | None, width: int, *, signed: bool = False) -> NDAr
 def sample_pts(samples: bytes) -> NDArray[np.int64]:
     """Return the showing time of every sample, in decoding order, in ticks and before any edit."""
     durations = box_numbers(find_box(samples, b"stts"), 2)
-    steps = np.repeat(durations[:, 1], durations[:, 0])
+    steps = _spread(durations)
     pts = np.cumsum(steps) - steps
     offsets = box_numbers(find_box(samples, b"ctts"), 2, signed=True)
     if len(offsets):
-        pts = pts + np.repeat(offsets[:, 1], offsets[:, 0])[: len(pts)]
+        pts = pts + _spread(offsets)[: len(pts)]
     return pts
+
+
+def _spread(table: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the second number of every entry as often as the first one says."""
+    count = int(table[:, 0].sum())
+    if count > _MAX_SAMPLES or table[:, 0].min(initial=0) < 0:
+        raise ValueError(f"a table of {count} frames")
+    return np.repeat(table[:, 1], table[:, 0])
 
 
 def sample_keyframes(samples: bytes, count: int) -> NDArray[np.bool_]:

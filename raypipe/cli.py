@@ -173,6 +173,30 @@ def reshard(
 
 
 @app.command()
+def download(
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="A dataset of the Hugging Face Hub: OWNER/NAME.")],
+    revision: Annotated[str, typer.Option(help="A tag, branch or commit; by default the newest format tag.")] = "",
+    episodes: Annotated[str, typer.Option(help="Only the files of these, as 0-9,12.")] = "",
+    cameras: Annotated[list[str] | None, typer.Option(help="Only the files of this one; may be repeated.")] = None,
+    out: Annotated[str, typer.Option(help="A folder of its own, in place of the Hub's cache.")] = "",
+    refresh: Annotated[bool, typer.Option("--refresh", help="Ask again where a known format tag points to.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fetch a dataset of the Hub, or a part of it; goes on where it was broken off."""
+    from raypipe.download import DownloadSpec, download_dataset, parse_episodes, report_lines
+
+    spec = DownloadSpec(
+        revision=revision,
+        episodes=parse_episodes(episodes),
+        cameras=tuple(cameras) if cameras else "all",
+        out=out,
+        is_fresh=refresh,
+    )
+    report = download_dataset(repo, spec)
+    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report_lines(report)))
+
+
+@app.command()
 def account(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint, or a run's folder: a path or a URI.")],
     root: Annotated[str, typer.Option(help="Where the dataset is now, if not where the run had it.")] = "",

@@ -1,8 +1,9 @@
 """Where files are: a local path or any fsspec URI, behind one small value.
 
 A `Storage` is the root of a dataset. All names below it are relative, with ``/``. It is a plain value: it
-pickles, and opens its filesystem where it is used. It does not cache. What fails for a while is tried again by whoever
-reads, with `retry_transient`.
+pickles, and opens its filesystem where it is used. It does not cache; a commit of the Hub that is complete in the Hub's
+own cache is read there, on each node by itself. What fails for a while is tried again by whoever reads, with
+`retry_transient`.
 """
 
 import os
@@ -18,6 +19,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
+from raypipe.hub import find_snapshot, is_repo_id, parse_pinned, reason_of, resolve
 
 RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
 """Waits before reading again after a passing fault."""
@@ -48,7 +50,16 @@ class Storage:
         return isinstance(self.filesystem, LocalFileSystem)
 
     @cached_property
+    def commit(self) -> str:
+        """The commit of the Hub that this root is pinned to; empty elsewhere."""
+        pinned = parse_pinned(self.uri)
+        return pinned.commit if pinned else ""
+
+    @cached_property
     def _resolved(self) -> tuple[Any, str]:
+        snapshot = find_snapshot(self.uri)
+        if snapshot is not None:
+            return LocalFileSystem(), snapshot
         try:
             filesystem, path = fsspec.url_to_fs(self.uri)
         except (ImportError, ValueError) as error:
@@ -69,14 +80,17 @@ class Storage:
     def exists(self, name: str = "") -> bool:
         """Return whether there is a file or folder `name`."""
         with self._naming(name):
+            if self.commit and not self.is_local:
+                # Its own `exists` takes a Hub that does not answer for a file that is not there.
+                return self._is_listed(name)
             return bool(self.filesystem.exists(self.locate(name)))
 
     def list_files(self, folder: str = "") -> list[str]:
         """Return the names of all files below `folder`, sorted; none where the folder is missing."""
+        if not self.exists(folder):
+            return []
         top = self.locate(folder)
         with self._naming(folder):
-            if not self.filesystem.exists(top):
-                return []
             prefix = len(self.path.rstrip("/")) + 1
             return sorted(str(found)[prefix:] for found in self.filesystem.find(top))
 
@@ -134,10 +148,18 @@ class Storage:
         except Exception as error:
             if self.is_local:
                 raise
+            reason = reason_of(error) if self.commit else f"{type(error).__name__}: {error}"
             raise DownloadError(
-                f"cannot reach {self.locate(name)!r} of {self.uri!r}: {type(error).__name__}: {error}. Check the "
-                f"network, the address and your permissions."
+                f"cannot reach {self.locate(name)!r} of {self.uri!r}: {reason}. Check the network, the address and "
+                f"your permissions."
             ) from error
+
+    def _is_listed(self, name: str) -> bool:
+        try:
+            self.filesystem.info(self.locate(name))
+        except FileNotFoundError:
+            return False
+        return True
 
     def _check_file(self, name: str) -> None:
         # Only locally: for an object store this would be a request per read.
@@ -159,6 +181,25 @@ def open_storage(root: str | os.PathLike[str]) -> Storage:
     if "://" not in uri:
         uri = os.path.abspath(os.path.expanduser(uri))
     return Storage(uri)
+
+
+def open_root(root: str | os.PathLike[str], revision: str = "") -> Storage:
+    """Return the storage of a dataset: as `open_storage` does, and ``owner/name`` of the Hub pinned to a commit.
+
+    Only for roots that are read: a folder that is yet to be written may be called like a dataset of the Hub.
+
+    Raises:
+        ConfigError: a revision is given for a root that is not on the Hub, or the Hub has no such dataset or revision.
+        DownloadError: the Hub does not answer, or may not be asked.
+    """
+    if root and is_repo_id(root):
+        source = resolve(os.fspath(root), revision)
+        # Now, not at the first read: that is tried again where it fails, and being offline does not pass.
+        find_snapshot(source.uri)
+        return Storage(source.uri)
+    if revision:
+        raise ConfigError(f"revision={revision!r} is for a dataset of the Hub, and {os.fspath(root)!r} is none")
+    return open_storage(root)
 
 
 def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] = time.sleep) -> Result:

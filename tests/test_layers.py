@@ -13,11 +13,12 @@ PACKAGE = Path(raypipe.__file__).parent
 
 LAYERS = [
     {"errors", "boxes"},
-    {"storage"},
+    {"hub"},
+    {"storage", "filecache"},
     {"metadata"},
     {"plan", "window", "rows", "video", "metrics", "skips"},
     {"decode", "account", "progress", "row_features"},
-    {"dataset", "packed"},
+    {"dataset", "packed", "download"},
     {"schema"},
     {"normalise"},
     {"mixture"},
@@ -43,7 +44,7 @@ HOMES = {
     "matplotlib": {"validate", "views"},
     "PIL": {"decode", "testing"},
     "ray": {"source", "gauges", "feeder", "pipeline", "train", "reshard", "validate"},
-    "huggingface_hub": set(),
+    "huggingface_hub": {"hub"},
 }
 
 

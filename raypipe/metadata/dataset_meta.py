@@ -15,7 +15,7 @@ from raypipe.metadata.episodes import EpisodeTable, read_episodes
 from raypipe.metadata.features import INDEX_FEATURES, Feature, read_features
 from raypipe.metadata.tables import read_count, read_json
 from raypipe.metadata.tasks import Tasks, read_tasks
-from raypipe.storage import Storage, open_storage
+from raypipe.storage import Storage, open_root
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 """The format versions that raypipe reads."""
@@ -92,7 +92,8 @@ class DatasetMeta:
     def source(self) -> Source:
         """Where this copy is and how it is laid out."""
         packing = "packed" if self.is_packed else "file-per-episode"
-        return Source(root=self.root, revision="unversioned", layout=f"{self.version} {packing}")
+        revision = self.storage.commit or "unversioned"
+        return Source(root=self.root, revision=revision, layout=f"{self.version} {packing}")
 
     def data_file(self, row: int) -> str:
         """Return the name of the file with the rows of the episode in row `row` of the table."""
@@ -127,7 +128,7 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
     Raises:
         DatasetError: there is no LeRobot dataset, its version is unknown, or ``meta/`` is damaged.
     """
-    storage = root if isinstance(root, Storage) else open_storage(root)
+    storage = root if isinstance(root, Storage) else open_root(root)
     info = _read_info(storage)
     place = storage.locate(_INFO)
     version = _check_version(info, place)
@@ -164,7 +165,7 @@ def _read_info(storage: Storage) -> dict[str, Any]:
     if not storage.exists():
         raise DatasetError(
             f"no such folder: {storage.uri!r}. Give the root of a LeRobot dataset, as a path or a URI; one on the "
-            f"Hugging Face Hub is hf://datasets/OWNER/NAME."
+            f"Hugging Face Hub is OWNER/NAME."
         )
     raise DatasetError(
         f"no LeRobot dataset at {storage.uri!r}: it has no {_INFO}. Give the folder that holds meta/, data/ and "

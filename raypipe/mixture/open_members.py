@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from raypipe.dataset import Dataset, SampleSpec, check_cameras, knowing_rows, unreadable_cameras
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
+from raypipe.hub import is_repo_id
 from raypipe.metadata import INDEX_FEATURES
 from raypipe.mixture.cache import (
     DEFAULT_CACHE,
@@ -143,7 +144,8 @@ class _OpenedMember:
 
 def _open_all(members: Sequence[MemberSpec], open_one: OpenOne, *, progress: bool) -> list["_OpenedMember | BadMember"]:
     """Return what became of every member, in order, whichever was read first."""
-    kind = "remote" if any("://" in member.root for member in members) else "local"
+    is_remote = any("://" in member.root or is_repo_id(member.root) for member in members)
+    kind = "remote" if is_remote else "local"
     pool = ThreadPoolExecutor(min(NUM_THREADS[kind], len(members)), thread_name_prefix="raypipe-open")
     try:
         futures: dict[Future[_OpenedMember | BadMember], int] = {

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
 from raypipe.progress import is_shown
-from raypipe.storage import open_storage
+from raypipe.storage import open_root
 from raypipe.validate.data import DataResult, check_data_file
 from raypipe.validate.findings import Counts, Finding, Place, Report, make_finding, worst_first
 from raypipe.validate.outline import read_outline
@@ -60,7 +60,7 @@ def validate_dataset(
     """
     check_where(where)
     started = time.monotonic()
-    outline = read_outline(open_storage(root))
+    outline = read_outline(open_root(root))
     promises = read_promises(outline, is_deep=deep)
     units, findings = plan_units(outline)
     findings += [*promises.findings, *check_structure(outline)]

@@ -1,9 +1,12 @@
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torchcodec.decoders import VideoDecoder
 
+from raypipe.boxes import sample_pts
 from raypipe.errors import DatasetError, DecodeError
 from raypipe.metadata import read_metadata
 from raypipe.storage import open_storage
@@ -113,3 +116,11 @@ def test_an_episode_that_starts_behind_the_video_is_an_error(tiny_dataset):
 
     with pytest.raises(DecodeError, match=r"no frame within half a frame of 0\.8000 s"):
         episode_first_frame(meta, 2, camera, shorter)
+
+
+def test_a_table_that_counts_billions_of_frames_is_damage_and_takes_no_memory():
+    entries = struct.pack(">IIII", 0, 1, 3_000_000_000, 512)
+    samples = struct.pack(">I4s", 8 + len(entries), b"stts") + entries
+
+    with pytest.raises(ValueError, match="a table of 3000000000 frames"):
+        sample_pts(samples)

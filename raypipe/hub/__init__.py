@@ -1,0 +1,36 @@
+"""Datasets on the Hugging Face Hub: pinned to a commit, looked up in its cache, fetched whole or not at all.
+
+::
+
+    names.py      owner/name and hf://datasets/... as values                      HubSource, is_repo_id
+    client.py     one request after another, politely: retries, Retry-After       Client
+    cache.py      the layout of the Hub's cache: refs, listings, snapshots        find_snapshot, Place
+    resolve.py    a revision becomes a commit                                     resolve
+    fetch.py      files of a commit, verified and put in place                    fetch_files, list_files
+
+The variables ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are read by huggingface_hub. Nothing
+here knows what a LeRobot dataset is.
+"""
+
+from raypipe.hub.cache import HubFile, Place, cache_place, find_snapshot, folder_place
+from raypipe.hub.client import Client, reason_of
+from raypipe.hub.fetch import Fetched, fetch_files, list_files
+from raypipe.hub.names import HubSource, is_repo_id, parse_pinned
+from raypipe.hub.resolve import resolve
+
+__all__ = [
+    "Client",
+    "Fetched",
+    "HubFile",
+    "HubSource",
+    "Place",
+    "cache_place",
+    "fetch_files",
+    "find_snapshot",
+    "folder_place",
+    "is_repo_id",
+    "list_files",
+    "parse_pinned",
+    "reason_of",
+    "resolve",
+]

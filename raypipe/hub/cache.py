@@ -1,0 +1,249 @@
+"""Where files of the Hub lie on disk: huggingface_hub's own cache, or a folder of the user's.
+
+::
+
+    HF_HUB_CACHE/.locks/datasets--OWNER--NAME/raypipe.lock      one download at a time
+    HF_HUB_CACHE/datasets--OWNER--NAME/
+      refs/REVISION            the commit behind a tag or branch
+      trees/COMMIT.json        the listing of a commit: sizes and hashes
+      blobs/HASH               a file, by its hash
+      snapshots/COMMIT/NAME    a link to a blob
+      raypipe/                 partial files, and stamps of what was verified
+
+All but the last line is huggingface_hub's layout, so that both use each other's files. Its listings have no other
+reader than version 2; those of another format are asked for again.
+"""
+
+import json
+import os
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from raypipe.errors import DownloadError
+from raypipe.hub.client import is_offline
+from raypipe.hub.names import HubSource, is_commit, parse_pinned
+
+_LISTING_FORMAT: Final = 1
+_SHOWN_FILES: Final = 3
+
+_SNAPSHOTS: dict[tuple[str, str], str] = {}
+"""Complete ones by cache and URI. A process asks once for each: looking takes a system call per file."""
+_SNAPSHOTS_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubFile:
+    """One file of a commit, as the Hub lists it."""
+
+    size_bytes: int
+    git_oid: str
+    """The hash of git's blob: of the content, or of the pointer to it where `sha256` is known."""
+    sha256: str = ""
+    """Of the content, where the Hub keeps it outside git."""
+    xet_hash: str = ""
+
+    @property
+    def content_hash(self) -> str:
+        """What names the content: the blob in the cache is called so."""
+        return self.sha256 or self.git_oid
+
+
+Listing = Mapping[str, HubFile]
+"""The files of a commit by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the files of one commit go, and what is kept beside them."""
+
+    folder: Path
+    """Where a file is found under its name."""
+    blobs: Path | None
+    """Where the content is, by its hash; None where it is in `folder` itself."""
+    listing: Path
+    """In the cache, wherever the files go: a commit has one."""
+    partial: Path
+    stamps: Path
+    lock: Path
+
+
+def cache_place(source: HubSource) -> Place:
+    """Return the place of a commit in the cache of huggingface_hub."""
+    repo = _repo_folder(source.repo_id)
+    return Place(
+        folder=repo / "snapshots" / source.commit,
+        blobs=repo / "blobs",
+        listing=repo / "trees" / f"{source.commit}.json",
+        partial=repo / "raypipe" / "partial",
+        stamps=repo / "raypipe" / f"{source.commit}.json",
+        lock=_cache_root() / ".locks" / repo.name / "raypipe.lock",
+    )
+
+
+def folder_place(source: HubSource, out: str | os.PathLike[str]) -> Place:
+    """Return the place of a commit in a folder of the user's."""
+    folder = Path(out).expanduser().absolute()
+    kept = folder / ".cache" / "raypipe"
+    return Place(
+        folder=folder,
+        blobs=None,
+        listing=cache_place(source).listing,
+        partial=kept / "partial",
+        stamps=kept / "stamps.json",
+        lock=kept / "lock",
+    )
+
+
+@contextmanager
+def locked(place: Place) -> Iterator[None]:
+    """Let one process at a time download to a place, on one node or on a shared file system."""
+    from huggingface_hub.utils import WeakFileLock
+
+    place.lock.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(place.lock):
+        yield
+
+
+def find_snapshot(uri: str) -> str | None:
+    """Return the local folder of a pinned URI if all its files are in the cache, else None; sends nothing.
+
+    Raises:
+        DownloadError: files are missing, and ``HF_HUB_OFFLINE`` forbids to fetch them.
+    """
+    source = parse_pinned(uri)
+    if source is None:
+        return None
+    key = (str(_cache_root()), uri)
+    with _SNAPSHOTS_LOCK:
+        known = _SNAPSHOTS.get(key)
+    if known is not None:
+        return known
+    place = cache_place(source)
+    missing = _find_missing(place, source, is_all=is_offline())
+    if missing:
+        if is_offline():
+            raise _offline_error(source, place, missing)
+        return None
+    found = str(place.folder / source.folder)
+    with _SNAPSHOTS_LOCK:
+        _SNAPSHOTS[key] = found
+    return found
+
+
+def read_listing(path: Path) -> dict[str, HubFile] | None:
+    """Return the listing that a file keeps; None where there is none, or one of another format."""
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format_version"] != _LISTING_FORMAT:
+            return None
+        return {
+            name: HubFile(
+                size_bytes=int(one["size"]),
+                git_oid=str(one["blob_id"]),
+                sha256=str(one.get("lfs_sha256") or ""),
+                xet_hash=str(one.get("xet_hash") or ""),
+            )
+            for name, one in content["files"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_listing(path: Path, listing: Listing) -> None:
+    """Keep a listing, in the form in which huggingface_hub keeps it."""
+    files: dict[str, dict[str, Any]] = {}
+    for name, one in sorted(listing.items()):
+        files[name] = {"size": one.size_bytes, "blob_id": one.git_oid}
+        if one.sha256:
+            files[name] |= {"lfs_sha256": one.sha256, "lfs_size": one.size_bytes}
+        if one.xet_hash:
+            files[name]["xet_hash"] = one.xet_hash
+    write_file(path, json.dumps({"format_version": _LISTING_FORMAT, "files": files}, indent=1))
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a small file so that a reader sees the old content or the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        partial.write_text(text)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_ref(repo_id: str, revision: str) -> str:
+    """Return the commit that the cache remembers of a revision, or nothing."""
+    refs = _repo_folder(repo_id) / "refs"
+    path = refs / revision
+    if refs not in path.parents or ".." in path.parts:
+        return ""
+    try:
+        commit = path.read_text().strip()
+    except OSError:
+        return ""
+    return commit if is_commit(commit) else ""
+
+
+def write_ref(repo_id: str, revision: str, commit: str) -> None:
+    """Remember the commit of a revision, for the time without network."""
+    if revision != commit and read_ref(repo_id, revision) != commit:
+        try:
+            write_file(_repo_folder(repo_id) / "refs" / revision, commit)
+        except OSError:
+            # The cache may belong to someone else; then it is asked again the next time.
+            return
+
+
+def list_refs(repo_id: str) -> list[str]:
+    """Return the revisions that the cache knows the commit of."""
+    refs = _repo_folder(repo_id) / "refs"
+    return sorted(path.relative_to(refs).as_posix() for path in refs.rglob("*") if path.is_file())
+
+
+def download_command(repo_id: str, revision: str) -> str:
+    """Return the command that fetches a revision."""
+    return f"raypipe download {repo_id}" + (f" --revision {revision}" if revision else "")
+
+
+def _find_missing(place: Place, source: HubSource, *, is_all: bool) -> list[str]:
+    """Return files of the listing that are not in place with their size: all of them, or the first."""
+    listing = read_listing(place.listing)
+    if listing is None:
+        # Fetched by a huggingface_hub that keeps no listings: without network it is used as it is.
+        return [] if is_all and (place.folder / source.folder / "meta/info.json").is_file() else ["all files"]
+    missing = []
+    for name, one in listing.items():
+        try:
+            is_there = os.stat(place.folder / name).st_size == one.size_bytes
+        except OSError:
+            is_there = False
+        if not is_there:
+            missing.append(name)
+            if not is_all:
+                break
+    return missing
+
+
+def _offline_error(source: HubSource, place: Place, missing: list[str]) -> DownloadError:
+    shown = ", ".join(missing[:_SHOWN_FILES])
+    more = f" and {len(missing) - _SHOWN_FILES} more" if len(missing) > _SHOWN_FILES else ""
+    return DownloadError(
+        f"{source.repo_id!r} at commit {source.commit} is not complete at {str(place.folder)!r}, and HF_HUB_OFFLINE is "
+        f"set. Missing: {shown}{more}. With network: HF_HUB_OFFLINE=0 {download_command(source.repo_id, source.commit)}"
+    )
+
+
+def _cache_root() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).expanduser().absolute()
+
+
+def _repo_folder(repo_id: str) -> Path:
+    return _cache_root() / f"datasets--{repo_id.replace('/', '--')}"

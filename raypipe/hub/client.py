@@ -1,0 +1,286 @@
+"""Requests to the Hub: one place that counts them, waits as the Hub asks, and tries again what may pass.
+
+It stands on huggingface_hub's session, so proxies, certificates and tokens are as users have set them. It does not use
+`HfApi` and `hf_hub_download`: those wait for ever for a silent server, ask again at once after a 429, compare no
+hashes and start a file anew after a break.
+"""
+
+import email.utils
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlsplit
+
+from raypipe.errors import ConfigError, DownloadError, RaypipeError, suggest
+from raypipe.hub.names import quote_name
+
+TRIES: Final = 6
+"""Attempts in a row that bring nothing; then it is an error."""
+
+FIRST_WAIT_S: Final = 0.5
+"""Doubled after every attempt that brings nothing, and spread by half to all sides: 15 s in all, or so."""
+
+MOST_WAIT_S: Final = 600.0
+"""The Hub counts requests over 300 s. One that wants us to wait for longer than twice that is not waited for."""
+
+PROGRESS_BYTES: Final = 1 << 20
+"""An attempt that has brought so much does not count as failed."""
+
+RANGE_REFUSED: Final = 416
+
+_PASSING_STATUS: Final = frozenset({408, RANGE_REFUSED, 429, 500, 502, 503, 504})
+_RATE_LIMIT: Final = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
+"""In the header ``RateLimit: "api";r=0;t=55``: none left, and 55 s until there are."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a request is about, for messages."""
+
+    repo_id: str
+    revision: str = ""
+    file: str = ""
+
+    def __str__(self) -> str:
+        about = f"dataset {self.repo_id!r}"
+        about += f" at revision {self.revision!r}" if self.revision else ""
+        return f"{self.file!r} of {about}" if self.file else about
+
+
+class PassingError(Exception):
+    """An attempt failed in a way that may pass."""
+
+    def __init__(self, reason: str, *, wait_s: float = 0.0, status: int = 0) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+        """For as long the Hub asks us to wait."""
+        self.status = status
+        """Of the answer; 0 where there was none."""
+        self.has_progress = False
+
+
+class _RefusedError(Exception):
+    """The Hub answered, and asking again changes nothing."""
+
+
+class Client:
+    """Asks the Hub. May be used by several threads: when one is told to wait, all wait."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        """Sent so far, redirects included."""
+        self._lock = threading.Lock()
+        self._not_before = 0.0
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End all attempts of other threads, also those that wait."""
+        self._stopped.set()
+
+    def check_running(self) -> None:
+        """Raise in a thread whose work is no longer wanted."""
+        if self._stopped.is_set():
+            raise DownloadError("stopped, since another file failed")
+
+    def read_json(self, path: str, ask: Ask) -> Any:
+        """Return what the Hub answers at ``/api/datasets/{path}``."""
+        return self._read_page(f"{_endpoint()}/api/datasets/{path}", ask)[0]
+
+    def read_pages(self, path: str, ask: Ask) -> Iterator[Any]:
+        """Yield the items of all pages of a listing."""
+        url = f"{_endpoint()}/api/datasets/{path}"
+        while url:
+            page, url = self._read_page(url, ask)
+            yield from page
+
+    def attempt(self, ask: Ask, run: Callable[[], Result]) -> Result:
+        """Return what `run` returns, tried again while it raises a `PassingError`.
+
+        Raises:
+            ConfigError: there is no such repo or revision, or no leave to read it.
+            DownloadError: it failed too often, or the Hub has no such file.
+        """
+        failed = 0
+        while True:
+            self._wait_turn()
+            try:
+                return run()
+            except _RefusedError as refusal:
+                raise self._explain(str(refusal), ask) from refusal.__cause__
+            except PassingError as fault:
+                failed = 0 if fault.has_progress else failed + 1
+                if failed >= TRIES or fault.wait_s > MOST_WAIT_S:
+                    told = f"; it asks to wait for {fault.wait_s:.0f} s" if fault.wait_s > MOST_WAIT_S else ""
+                    raise DownloadError(
+                        f"cannot fetch {ask} from {_endpoint()}, after {failed} attempts: {fault}{told}. Try again "
+                        f"later: what is complete is kept."
+                    ) from fault
+                self._back_off(fault, failed)
+
+    @contextmanager
+    def open(self, url: str, headers: dict[str, str]) -> Iterator[Any]:
+        """Send one GET and give its response, with the body unread.
+
+        Raises:
+            PassingError: the network or the Hub failed.
+        """
+        from huggingface_hub import constants
+        from huggingface_hub.utils import build_hf_headers, get_session
+
+        # Compressed bodies cannot be continued in the middle, and their length says nothing.
+        sent = {**build_hf_headers(library_name="raypipe"), "Accept-Encoding": "identity", **headers}
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        with self._lock:
+            self.num_requests += 1
+        try:
+            with get_session().stream("GET", url, headers=sent, timeout=timeout, follow_redirects=True) as response:
+                with self._lock:
+                    self.num_requests += len(response.history)
+                _check_status(response)
+                yield response
+        except Exception as error:
+            if not _is_network_fault(error):
+                raise
+            raise PassingError(f"{type(error).__name__}: {str(error) or 'no answer'}") from error
+
+    def _read_page(self, url: str, ask: Ask) -> tuple[Any, str]:
+        def read() -> tuple[Any, str]:
+            with self.open(url, {}) as response:
+                response.read()
+                following = response.links.get("next", {}).get("url", "")
+                try:
+                    return response.json(), _at_endpoint(following)
+                except ValueError as error:
+                    raise PassingError(f"the answer is no JSON, so {_endpoint()} may be no Hub") from error
+
+        return self.attempt(ask, read)
+
+    def _wait_turn(self) -> None:
+        while True:
+            with self._lock:
+                wait_s = self._not_before - time.monotonic()
+            self._sleep(max(wait_s, 0.0))
+            if wait_s <= 0:
+                return
+
+    def _back_off(self, fault: PassingError, failed: int) -> None:
+        own_s = FIRST_WAIT_S * 2 ** max(failed - 1, 0)
+        if fault.wait_s:
+            with self._lock:
+                self._not_before = max(self._not_before, time.monotonic() + fault.wait_s)
+        # Spread, so that many processes that failed at once do not come back at once.
+        self._sleep(fault.wait_s + own_s * (0.5 + random.random()))
+
+    def _sleep(self, wait_s: float) -> None:
+        self._stopped.wait(wait_s)
+        self.check_running()
+
+    def _explain(self, kind: str, ask: Ask) -> RaypipeError:
+        """Return the error for a refusal; looks up the known revisions where that one is missing."""
+        if kind == "RevisionNotFound":
+            known = self._find_revisions(ask.repo_id)
+            return ConfigError(
+                f"there is no revision {ask.revision!r} of dataset {ask.repo_id!r}{suggest(ask.revision, known)}"
+            )
+        if kind == "EntryNotFound":
+            return DownloadError(f"{_endpoint()} has no file {ask}. Look at the repo, or choose another revision.")
+        if kind == "RepoNotFound":
+            return ConfigError(
+                f"no dataset {ask.repo_id!r} is found at {_endpoint()}, and no such folder here. If it is private, log "
+                f"in (`hf auth login`) or set HF_TOKEN."
+            )
+        if kind == "GatedRepo":
+            return ConfigError(
+                f"dataset {ask.repo_id!r} is gated: ask for access at {_endpoint()}/datasets/{ask.repo_id}, then log "
+                f"in (`hf auth login`) or set HF_TOKEN"
+            )
+        if kind == "BadToken":
+            return ConfigError(
+                f"{_endpoint()} does not accept your token, asked for {ask}. Log in again (`hf auth login`), or set "
+                f"HF_TOKEN."
+            )
+        return DownloadError(f"cannot fetch {ask}: {_endpoint()} refuses it ({kind}). Check HF_ENDPOINT and HF_TOKEN.")
+
+    def _find_revisions(self, repo_id: str) -> list[str]:
+        try:
+            refs = self.read_json(f"{repo_id}/refs", Ask(repo_id=repo_id))
+        except RaypipeError:
+            return []
+        return [str(ref["name"]) for kind in ("tags", "branches") for ref in refs.get(kind, ())]
+
+
+def file_url(repo_id: str, commit: str, name: str) -> str:
+    """Return the address of a file of a commit."""
+    return f"{_endpoint()}/datasets/{repo_id}/resolve/{quote_name(commit)}/{quote(name)}"
+
+
+def is_offline() -> bool:
+    """Return whether the user has forbidden requests."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return on one line why huggingface_hub failed, without addresses and request numbers."""
+    response = getattr(error, "response", None)
+    if response is None:
+        first = (str(error).strip() or "no answer").splitlines()[0]
+        return f"{type(error).__name__}: {first}"
+    kind = response.headers.get("X-Error-Code") or response.headers.get("X-Error-Message") or "no reason given"
+    return f"the Hub answers {response.status_code} ({kind})"
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
+
+
+def _at_endpoint(url: str) -> str:
+    """Return an address that the Hub gave, at our endpoint: the token goes nowhere else."""
+    if not url or url.startswith(f"{_endpoint()}/"):
+        return url
+    parts = urlsplit(url)
+    return f"{_endpoint()}{parts.path}?{parts.query}"
+
+
+def _check_status(response: Any) -> None:
+    """Raise for a status that is no success."""
+    status = int(response.status_code)
+    if status < 400:
+        return
+    if status in _PASSING_STATUS:
+        raise PassingError(f"the Hub answers {status}", wait_s=_asked_wait_s(response.headers), status=status)
+    message = response.headers.get("X-Error-Message", "")
+    if message == "Invalid credentials in Authorization header":
+        raise _RefusedError("BadToken")
+    code = response.headers.get("X-Error-Code", "")
+    # Without a token the Hub does not tell a private repo from a missing one.
+    raise _RefusedError(code or ("RepoNotFound" if status == 401 else f"status {status} {message}".strip()))
+
+
+def _asked_wait_s(headers: Any) -> float:
+    """Return for how many seconds the Hub asks us to wait; 0 where it does not say."""
+    given = headers.get("Retry-After", "").strip()
+    if given.isdigit():
+        return float(given)
+    if given:
+        try:
+            return max(0.0, email.utils.parsedate_to_datetime(given).timestamp() - time.time())
+        except ValueError:
+            return 0.0
+    limit = _RATE_LIMIT.search(headers.get("RateLimit", ""))
+    return float(limit[1]) if limit else 0.0
+
+
+def _is_network_fault(error: BaseException) -> bool:
+    # By name: the library below huggingface_hub is httpx in 1.x and httpx2 in 2.x.
+    return any(one.__name__ == "TransportError" for one in type(error).__mro__)

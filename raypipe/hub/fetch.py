@@ -1,0 +1,278 @@
+"""Fetch files of a commit: several at once, each verified before it gets its name, and continued after a break."""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from raypipe.errors import DownloadError
+from raypipe.hub.cache import HubFile, Listing, Place, download_command, read_listing, write_file, write_listing
+from raypipe.hub.client import PROGRESS_BYTES, RANGE_REFUSED, Ask, Client, PassingError, file_url, is_offline
+from raypipe.hub.names import HubSource
+
+NUM_THREADS: Final = 8
+"""As huggingface_hub has it."""
+
+_CHUNK_BYTES: Final = 1 << 20
+_HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+Advance = Callable[[int], None]
+"""Is told of bytes that have come, from several threads; of fewer than none where bytes must come again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What fetching did."""
+
+    num_fetched: int
+    fetched_bytes: int
+    num_skipped: int
+    """Files that were complete before."""
+
+
+def list_files(client: Client, source: HubSource, place: Place) -> dict[str, HubFile]:
+    """Return the files of a commit: as the place keeps them, else by one listing of the Hub, which is kept then."""
+    known = read_listing(place.listing)
+    if known is not None:
+        return known
+    if is_offline():
+        raise DownloadError(
+            f"HF_HUB_OFFLINE is set, and the files of {source} are not known at {str(place.folder)!r}. With network: "
+            f"HF_HUB_OFFLINE=0 {download_command(source.repo_id, source.revision)}"
+        )
+    ask = Ask(repo_id=source.repo_id, revision=source.revision)
+    path = f"{source.repo_id}/tree/{source.commit}?recursive=true&expand=false"
+    listing = {
+        _check_name(str(one["path"]), ask): _hub_file(one, ask)
+        for one in client.read_pages(path, ask)
+        if one["type"] == "file"
+    }
+    # Where the cache belongs to someone else, it is asked for again the next time.
+    with suppress(OSError):
+        write_listing(place.listing, listing)
+    return listing
+
+
+def fetch_files(client: Client, source: HubSource, place: Place, files: Listing, advance: Advance) -> Fetched:
+    """Put `files` in place, those that are complete already without a request.
+
+    The caller holds the lock of the place. A file is complete if it has the size and the hash that the Hub lists; the
+    hash is computed once, and again when the file's time has changed.
+
+    Raises:
+        DownloadError: a file cannot be fetched; it is named. What was complete before is kept.
+    """
+    job = _Job(client, source, place, advance)
+    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="raypipe-fetch") as pool:
+        try:
+            futures = {pool.submit(job.fetch, name, one): name for name, one in files.items()}
+            done = [future.result() for future in as_completed(futures)]
+        except BaseException:
+            client.stop()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+        finally:
+            job.write_stamps()
+    fetched = [size_bytes for size_bytes in done if size_bytes is not None]
+    return Fetched(num_fetched=len(fetched), fetched_bytes=sum(fetched), num_skipped=len(done) - len(fetched))
+
+
+class _Job:
+    def __init__(self, client: Client, source: HubSource, place: Place, advance: Advance) -> None:
+        self._client = client
+        self._source = source
+        self._place = place
+        self._advance = advance
+        self._stamps = _read_stamps(place.stamps)
+        self._lock = threading.Lock()
+        self._blob_locks: dict[str, threading.Lock] = {}
+        self._most_received: dict[str, int] = {}
+
+    def fetch(self, name: str, file: HubFile) -> int | None:
+        """Return the bytes that were fetched of a file, or None where it was complete."""
+        ask = Ask(repo_id=self._source.repo_id, revision=self._source.revision, file=name)
+        with self._lock:
+            # Two names of one content are one blob.
+            blob_lock = self._blob_locks.setdefault(file.content_hash, threading.Lock())
+        try:
+            with blob_lock:
+                if self._is_complete(name, file):
+                    self._advance(file.size_bytes)
+                    return None
+                self._download(name, file, ask)
+                return file.size_bytes
+        except OSError as error:
+            why = "the disk is full" if error.errno == errno.ENOSPC else f"{type(error).__name__}: {error}"
+            raise DownloadError(f"cannot keep {ask} below {str(self._place.folder)!r}: {why}") from error
+
+    def write_stamps(self) -> None:
+        """Keep what was verified."""
+        with self._lock:
+            content = json.dumps(self._stamps, indent=1)
+        # On a full disk it fails too. What is not kept is verified again.
+        with suppress(OSError):
+            write_file(self._place.stamps, content)
+
+    def _is_complete(self, name: str, file: HubFile) -> bool:
+        path = self._place.folder / name
+        if not path.exists() and self._place.blobs is not None:
+            # The content may be there already, by another name or of another commit.
+            blob = self._place.blobs / file.content_hash
+            if _has_size(blob, file) and hash_of(blob, file) == file.content_hash:
+                _link(blob, path)
+        if not _has_size(path, file):
+            return False
+        if self._stamps.get(name) == _stamp(path, file):
+            return True
+        return hash_of(path, file) == file.content_hash and self._note(name, file)
+
+    def _note(self, name: str, file: HubFile) -> bool:
+        with self._lock:
+            self._stamps[name] = _stamp(self._place.folder / name, file)
+        return True
+
+    def _download(self, name: str, file: HubFile, ask: Ask) -> None:
+        partial = self._place.partial / file.content_hash
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        self._client.attempt(ask, lambda: self._receive(name, file, partial))
+        target = self._place.folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if self._place.blobs is None:
+            os.replace(partial, target)
+        else:
+            self._place.blobs.mkdir(parents=True, exist_ok=True)
+            blob = self._place.blobs / file.content_hash
+            os.replace(partial, blob)
+            _link(blob, target)
+        self._note(name, file)
+
+    def _receive(self, name: str, file: HubFile, partial: Path) -> None:
+        """Bring the partial file to its full length and verify it, going on from what is there."""
+        start = _size_of(partial)
+        if start > file.size_bytes:
+            partial.unlink()
+            start = 0
+        self._advance(start)
+        received = start
+        if start < file.size_bytes or not partial.exists():
+            received = self._stream(name, file, partial, start)
+        if received == file.size_bytes and hash_of(partial, file) == file.content_hash:
+            return
+        self._advance(-received)
+        # Also where it is short: the answer was whole, and was not this file.
+        partial.unlink(missing_ok=True)
+        if received < file.size_bytes:
+            raise PassingError(f"it ended after {received} of {file.size_bytes} bytes")
+        raise PassingError(f"its content is not what the Hub lists, which has the hash {file.content_hash}")
+
+    def _stream(self, name: str, file: HubFile, partial: Path, start: int) -> int:
+        """Return how many bytes the partial file has when the response ends."""
+        url = file_url(self._source.repo_id, self._source.commit, name)
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        begun = received = start
+        try:
+            with self._client.open(url, headers) as response:
+                if start and not _continues(response, start):
+                    self._advance(-start)
+                    begun = received = 0
+                with open(partial, "r+b" if begun else "wb") as stream:
+                    stream.seek(begun)
+                    for chunk in response.iter_bytes(_CHUNK_BYTES):
+                        self._client.check_running()
+                        stream.write(chunk)
+                        received += len(chunk)
+                        self._advance(len(chunk))
+                        if received > file.size_bytes:
+                            break
+                    stream.flush()
+                    os.fsync(stream.fileno())
+        except PassingError as fault:
+            self._advance(-received)
+            if fault.status == RANGE_REFUSED:
+                partial.unlink(missing_ok=True)
+            # Not what this attempt brought: a server that ignores ranges brings the same bytes for ever.
+            best = self._most_received.get(name, start)
+            fault.has_progress = received - best >= PROGRESS_BYTES
+            self._most_received[name] = max(received, best)
+            raise
+        return received
+
+
+def hash_of(path: Path, file: HubFile) -> str:
+    """Return the hash of a local file, of the kind that the Hub lists for it."""
+    digest = hashlib.sha256()
+    if not file.sha256:
+        digest = hashlib.sha1(f"blob {_size_of(path)}\0".encode(), usedforsecurity=False)
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _hub_file(one: Mapping[str, Any], ask: Ask) -> HubFile:
+    lfs = one.get("lfs") or {}
+    file = HubFile(
+        size_bytes=int(lfs.get("size", one["size"])),
+        git_oid=str(one["oid"]),
+        sha256=str(lfs.get("oid") or ""),
+        xet_hash=str(one.get("xetHash") or ""),
+    )
+    # It becomes the name of a file.
+    if not _HASH.fullmatch(file.content_hash):
+        raise DownloadError(f"{ask} lists {one['path']!r} with the hash {file.content_hash!r}, which is none")
+    return file
+
+
+def _check_name(name: str, ask: Ask) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not name:
+        raise DownloadError(f"{ask} lists a file {name!r}, which would lie outside its folder; it is not fetched")
+    return name
+
+
+def _continues(response: Any, start: int) -> bool:
+    return bool(response.status_code == 206) and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _has_size(path: Path, file: HubFile) -> bool:
+    return path.is_file() and _size_of(path) == file.size_bytes
+
+
+def _stamp(path: Path, file: HubFile) -> str:
+    found = os.stat(path)
+    return f"{file.content_hash} {found.st_size} {found.st_mtime_ns}"
+
+
+def _read_stamps(path: Path) -> dict[str, str]:
+    try:
+        return {str(name): str(stamp) for name, stamp in json.loads(path.read_bytes()).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _link(blob: Path, target: Path) -> None:
+    """Make `target` a link to `blob` at once; or, where there are no links, move it there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    link = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        os.symlink(os.path.relpath(blob, target.parent), link)
+    except OSError:
+        os.replace(blob, target)
+        return
+    os.replace(link, target)
