@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from raypipe.normalise import MixtureStats, Normaliser
     from raypipe.pipeline import Pipeline
     from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec
+    from raypipe.storage import CacheSpec
     from raypipe.window import WindowSpec
 
 _HOMES = {
     "BatchSpec": "plan",
+    "CacheSpec": "storage",
     "ConfigError": "errors",
     "Dataset": "dataset",
     "DatasetError": "errors",
@@ -72,6 +74,7 @@ _HOMES = {
 
 __all__ = [
     "BatchSpec",
+    "CacheSpec",
     "ConfigError",
     "Dataset",
     "DatasetError",

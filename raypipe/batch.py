@@ -3,8 +3,8 @@
 Cameras are ``(B, channels, height, width)``, or ``(B, T, channels, height, width)`` with a window of several frames; in
 memory the channels come last, as FFmpeg writes them and as convolutions on a GPU want them. Beside LeRobot's keys a
 batch has ``dataset_index`` and ``augment_seed``, and ``is_repeat`` where frames may come twice: with ``tail="wrap"``
-and with ``on_bad_episode="skip"``. A batch of several datasets has ``robot_type`` too, and the masks of its schema; the
-cameras that a robot lacks are black.
+and with ``on_bad_episode="skip"``. A batch of a mixture has ``dataset`` and ``robot_type`` too, the names of every
+sample's dataset and robot, and the masks of its schema; the cameras that a robot lacks are black.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,7 +48,7 @@ class BatchBuilder:
         )
         for name, mask in self._context.batch_schema.masks(dataset_index).items():
             built[name] = torch.from_numpy(mask)
-        built.update(_robot_types(self._context, dataset_index))
+        built.update(_origins(self._context, dataset_index))
         if self._plan.steps.num_repeats or self._context.bad_data.on_bad_episode == "skip":
             built["is_repeat"] = torch.from_numpy(batch.is_repeat.copy())
         return built
@@ -117,7 +117,7 @@ def span_columns(context: BlockContext, block: SpanBlock) -> dict[str, Any]:
     columns["task"] = tasks.texts_of(block.columns["task_index"]) if len(tasks) else [""] * block.num_rows
     columns["dataset_index"] = np.full(block.num_rows, number)
     columns.update(schema.masks(columns["dataset_index"]))
-    columns.update(_robot_types(context, columns["dataset_index"]))
+    columns.update(_origins(context, columns["dataset_index"]))
     return columns
 
 
@@ -133,11 +133,13 @@ def _span_camera(context: BlockContext, block: SpanBlock, camera: str) -> tuple[
     return np.stack([[parts[p].pixels[i] for p, i in zip(*pair, strict=True)] for pair in pairs]), padding
 
 
-def _robot_types(context: BlockContext, dataset_index: NDArray[np.int64]) -> dict[str, list[str]]:
-    """Return the key that says which robot every sample is of; one robot says nothing."""
-    if len(context.datasets) == 1:
+def _origins(context: BlockContext, dataset_index: NDArray[np.int64]) -> dict[str, list[str]]:
+    """Return the keys that name the dataset and the robot of every sample; a dataset that stands alone has none."""
+    if context.schema is None:
         return {}
-    return {"robot_type": [context.robots[number] for number in dataset_index.tolist()]}
+    numbers = dataset_index.tolist()
+    named = {"dataset": [context.names[number] for number in numbers]} if context.names else {}
+    return {**named, "robot_type": [context.robots[number] for number in numbers]}
 
 
 def _identities(rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]) -> Any:

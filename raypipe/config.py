@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from raypipe.block import BlockContext
-from raypipe.dataset import Dataset
+from raypipe.dataset import Dataset, knowing_rows
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
 from raypipe.errors import ConfigError, suggest
 from raypipe.feeder import FeedSpec
@@ -23,6 +23,7 @@ from raypipe.plan import (
 )
 from raypipe.schema import Schema, schema_of
 from raypipe.skips import BadDataSpec
+from raypipe.storage import CacheSpec
 
 DEFAULT_LIVE_BYTES = 2 << 30
 """Memory of the spans at hand on a rank."""
@@ -56,6 +57,9 @@ class PipelineConfig:
     allow_mixture_change: bool = False
     """Whether a run may go on, between epochs, from a state of another mixture."""
 
+    cache: CacheSpec | None = None
+    """Keeps files of remote datasets on the nodes that read them."""
+
     @property
     def mixture(self) -> Mixture | None:
         """The mixture, where it is no dataset that stands alone."""
@@ -69,10 +73,11 @@ class PipelineConfig:
         """Return what tasks and ranks need to make and open blocks."""
         if isinstance(self.dataset, Mixture):
             mixture = self.dataset
+            datasets = tuple(cached_files(dataset, self.cache) for dataset in mixture.datasets)
             return BlockContext(
-                mixture.datasets, self.decode, self.bad_data, mixture.schema, mixture.robot_types, mixture.names
+                datasets, self.decode, self.bad_data, mixture.schema, mixture.robot_types, mixture.names
             )
-        return BlockContext((self.dataset,), self.decode, self.bad_data)
+        return BlockContext((cached_files(self.dataset, self.cache),), self.decode, self.bad_data)
 
 
 def compose_config(
@@ -91,6 +96,7 @@ def compose_config(
     decode = _decode_spec(dataset, parts["decode"])
     if isinstance(dataset, Mixture) and decode.resize != dataset.spec.resize:
         dataset = dataset.resized(decode.resize)
+    _check_windows(schema_for(dataset))
     index = _index(dataset, selection)
     order = parts["order"]
     given = {} if isinstance(order, OrderSpec) else dict(order)
@@ -123,6 +129,21 @@ def compose_config(
         feed=make_spec(FeedSpec, parts["feed"], "feed"),
         live_bytes=0 if "span_frames" in given or isinstance(parts["order"], OrderSpec) else live_bytes,
     )
+
+
+def _check_windows(schema: Schema) -> None:
+    """Raise for a window on a column that says which sample it is: a batch needs one number of it."""
+    wrong = [name for name in ("frame_index", "episode_index", "task_index") if name in schema.windows]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)} cannot have a window in a pipeline: it says which sample a row is of")
+
+
+def cached_files(dataset: Dataset, cache: CacheSpec | None) -> Dataset:
+    """Return a dataset whose rows and videos are read through a cache of the node; a local one as it is."""
+    if cache is None or dataset.meta.storage.is_local:
+        return dataset
+    meta = replace(dataset.meta, storage=replace(dataset.meta.storage, cache=cache))
+    return knowing_rows(replace(dataset, meta=meta), dataset.row_features)
 
 
 def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:

@@ -7,6 +7,7 @@ import numpy as np
 
 from raypipe.block import BlockContext, CameraPart, SpanBlock, shown_frames, window_frames
 from raypipe.packed import SpanRequest
+from raypipe.plan import RankPlan
 from raypipe.shuffle import SpanPixels, find_pixels
 
 
@@ -34,6 +35,24 @@ class SpanOpener:
             return Arrived(block, {}, ())
         block.check()
         return Arrived(block, {**self._find_pixels(block), **self._decode(block)}, self._probe(block))
+
+    def look_ahead(self, plan: RankPlan, arrivals: range) -> None:
+        """Start to fetch the videos of spans that come next, where they are remote and decoded here.
+
+        The plan says which they are long before they come.
+        """
+        context, queue = self._context, plan.queue
+        if context.decode.where == "cluster":
+            return
+        for arrival in arrivals:
+            number = int(queue.dataset[arrival])
+            dataset = context.datasets[number]
+            if dataset.meta.storage.cache is None:
+                continue
+            row = dataset.meta.episodes.find_row(int(queue.episode[arrival]))
+            for own in context.batch_schema.members[number].cameras.values():
+                if not context.stores_images(number, own):
+                    dataset.meta.storage.prefetch(dataset.meta.video_file(row, own))
 
     def _decode(self, block: SpanBlock) -> dict[str, "Future[SpanPixels]"]:
         """Start decoding what did not come decoded; with ``when="exit"`` only images, whose bytes are at hand now."""

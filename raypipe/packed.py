@@ -146,9 +146,28 @@ def as_array(values: NDArray[Any]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, int(np.prod(values.shape[1:])))
 
 
-def as_texts(values: list[Any], wanted: Frames) -> pa.Array:
-    """Return the values at `wanted`, ``(rows,)`` or ``(rows, T)``, as an Arrow array."""
-    return pa.array([[values[i] for i in row] if isinstance(row, list) else values[row] for row in wanted.tolist()])
+def as_bytes(array: pa.Array) -> pa.Array:
+    """Return texts, lists and structs as bytes, of which `as_values` makes the same values.
+
+    Files and datasets store them in types that do not go into one column, as dictionaries and plain strings, and
+    structs of unlike fields would gain each other's there.
+    """
+    return pa.array([pickle.dumps(value) for value in array.to_pylist()], pa.large_binary())
+
+
+def as_values(array: pa.Array) -> list[Any]:
+    """Return what `as_bytes` was given, after `take_windows`: a list for every window."""
+    if pa.types.is_list(array.type):
+        return [[pickle.loads(value) for value in window] for window in array.to_pylist()]
+    return [pickle.loads(value) for value in array.to_pylist()]
+
+
+def take_windows(array: pa.Array, wanted: Frames) -> pa.Array:
+    """Return the values at `wanted`, ``(rows,)`` or ``(rows, T)``: with a window, lists of them."""
+    taken = array.take(pa.array(wanted.reshape(-1)))
+    if wanted.ndim == 1:
+        return taken
+    return pa.ListArray.from_arrays(pa.array(np.arange(len(wanted) + 1) * wanted.shape[1], pa.int32()), taken)
 
 
 def as_numpy(array: pa.Array, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -156,3 +175,12 @@ def as_numpy(array: pa.Array, shape: tuple[int, ...]) -> NDArray[Any]:
     flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
     values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
     return values.reshape(len(array), *shape)
+
+
+def as_objects(values: Sequence[Any]) -> NDArray[Any]:
+    """Return one object per value, also where the values are lists of equal length."""
+    # Filled one by one: numpy would make a table of lists of equal length.
+    objects = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        objects[i] = value
+    return objects

@@ -18,7 +18,15 @@ from typing import Any
 import ray
 
 from raypipe.batch import span_columns
-from raypipe.config import DEFAULT_LIVE_BYTES, PipelineConfig, compose_config, pixel_bytes, row_bytes, spans_per_block
+from raypipe.config import (
+    DEFAULT_LIVE_BYTES,
+    PipelineConfig,
+    compose_config,
+    make_spec,
+    pixel_bytes,
+    row_bytes,
+    spans_per_block,
+)
 from raypipe.dataset import Dataset
 from raypipe.decode.videos import check_device
 from raypipe.errors import ConfigError, suggest
@@ -31,6 +39,7 @@ from raypipe.plan import WHOLE_EPISODE, WorldPlan, plan_epoch, plan_world, start
 from raypipe.rank_job import RankJob
 from raypipe.skips import BadDataSpec
 from raypipe.source.datasource import as_samples, build_dataset
+from raypipe.storage import CacheSpec
 
 
 class Pipeline:
@@ -61,11 +70,21 @@ class Pipeline:
             delta_timestamps: windows in seconds, as in LeRobot.
             live_bytes: memory of a rank for the spans at hand; decides span length where ``order`` does not.
             parts: ``selection``, ``order``, ``decode``, ``feed``: see `SelectionSpec`, `OrderSpec`, `DecodeSpec`,
-                `FeedSpec`; the fields of `BadDataSpec`, such as ``on_bad_episode="skip"``; and
-                ``allow_mixture_change=True``, to go on between epochs from a state of another mixture.
+                `FeedSpec`; the fields of `BadDataSpec`, such as ``on_bad_episode="skip"``; ``cache``, a `CacheSpec`
+                for files of remote storage; and ``allow_mixture_change=True``, to go on between epochs from a state of
+                another mixture.
         """
         allow_mixture_change = bool(parts.pop("allow_mixture_change", False))
-        known = ("selection", "order", "decode", "feed", *(field.name for field in fields(BadDataSpec)))
+        cache = make_spec(CacheSpec, parts.pop("cache"), "cache") if "cache" in parts else None
+        known = (
+            "selection",
+            "order",
+            "decode",
+            "feed",
+            "cache",
+            "allow_mixture_change",
+            *(field.name for field in fields(BadDataSpec)),
+        )
         for name in parts:
             if name not in known:
                 raise ConfigError(f"Pipeline has no part {name!r}{suggest(name, known)}")
@@ -74,7 +93,7 @@ class Pipeline:
         bad_data = {field.name: parts.pop(field.name) for field in fields(BadDataSpec) if field.name in parts}
         every = {"selection": {}, "order": {}, "decode": {}, "feed": {}, "bad_data": bad_data, **parts}
         config = compose_config(dataset, every, batch_size=batch_size, seed=seed, live_bytes=live_bytes)
-        self.config = replace(config, allow_mixture_change=allow_mixture_change)
+        self.config = replace(config, allow_mixture_change=allow_mixture_change, cache=cache)
 
     @cached_property
     def _index(self) -> Any:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -55,6 +55,9 @@ class _Closed(Exception):  # noqa: N818
 
 
 _END: Any = object()
+
+_LEAST_AHEAD: Final = 8
+"""Spans whose remote files are fetched before they come."""
 
 
 class EpochRun:
@@ -194,6 +197,7 @@ class EpochRun:
 
     def _receive(self, feed: BlockFeed) -> None:
         expected = self._plan.queue
+        looked_to = self._look_ahead(0, feed.resident_spans)
         for table in feed.blocks():
             self._meter.add(received_blocks=1, received_bytes=table.nbytes)
             for block in open_block(self._context, table):
@@ -205,6 +209,7 @@ class EpochRun:
                     self._arrived[self._num_received] = arrived
                     self._num_received += 1
                     self._changed.notify_all()
+            looked_to = self._look_ahead(looked_to, feed.resident_spans)
         if self._num_received != len(expected):
             raise RaypipeError(
                 f"rank {self._plan.rank} received {self._num_received} of {len(expected)} spans and the feed ended; "
@@ -215,6 +220,12 @@ class EpochRun:
         # In this order: whoever sets `follow` looks at `is_received` afterwards.
         self.is_received = True
         self.follow()
+
+    def _look_ahead(self, looked_to: int, resident_spans: int) -> int:
+        """Let remote files of the spans that come next be fetched; return up to which span that was done."""
+        stop = min(len(self._plan.queue), self._num_received + max(_LEAST_AHEAD, resident_spans // 4))
+        self._opener.look_ahead(self._plan, range(looked_to, stop))
+        return max(looked_to, stop)
 
     def _check_identity(self, request: SpanRequest) -> None:
         """Raise if Ray sent another block than the plan expects: everything after it would be wrong."""

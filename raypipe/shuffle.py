@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.block import CameraPart, SpanBlock
+from raypipe.packed import as_objects
 from raypipe.plan import Batch
 from raypipe.plan.keyhash import Ints
 
@@ -95,7 +96,7 @@ class RowPool:
         for name, values in columns.items():
             if name not in self._columns:
                 self._columns[name] = self._empty(values)
-            self._columns[name][places] = _as_objects(values) if isinstance(values, list) else values
+            self._columns[name][places] = as_objects(values) if isinstance(values, list) else values
         return places
 
     def take(self, places: Ints) -> dict[str, NDArray[Any]]:
@@ -266,11 +267,3 @@ class LiveWindow:
     def empty_pixels(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """Return a buffer for the frames of a batch, in which anything may stand."""
         return self._buffers.take(shape, dtype)
-
-
-def _as_objects(values: list[Any]) -> NDArray[Any]:
-    # Filled one by one: numpy would make a table of lists of equal length.
-    objects = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):
-        objects[i] = value
-    return objects

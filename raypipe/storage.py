@@ -1,30 +1,67 @@
 """Where files are: a local path or any fsspec URI, behind one small value.
 
-A `Storage` is the root of a dataset. All names below it are relative, with ``/``. It is a plain value: it
-pickles, and opens its filesystem where it is used. It does not cache; a commit of the Hub that is complete in the Hub's
-own cache is read there, on each node by itself. What fails for a while is tried again by whoever reads, with
-`retry_transient`.
+A `Storage` is the root of a dataset. All names below it are relative, with ``/``. It is a plain value: it pickles, and
+opens its filesystem where it is used. With a `CacheSpec` whole files are kept on the node that reads them; a commit of
+the Hub that is complete in the Hub's own cache is read there, on each node by itself. What fails for a while is tried
+again by whoever reads, with `retry_transient`.
 """
 
+import functools
+import io
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import IO, Any, Final, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
+from raypipe.filecache import Fetch, FileCache, HeldFile, Progress
 from raypipe.hub import find_snapshot, is_repo_id, parse_pinned, reason_of, resolve
 
 RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
 """Waits before reading again after a passing fault."""
 
+_VERSION_KEYS: Final = (
+    "ETag",
+    "etag",
+    "generation",
+    "blob_id",
+    "md5Hash",
+    "content_md5",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "created",
+)
+"""What filesystems of fsspec say of a file that changes with its content: s3fs, adlfs, gcsfs, the Hub, sftp, memory."""
+
+_CHUNK_BYTES: Final = 4 << 20
+
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """Where every node keeps files of remote storage, and how many bytes of them."""
+
+    folder: str
+    """On a local disk of the node. All processes and jobs of a user may share it."""
+
+    max_bytes: int
+    """Of whole and half-fetched files together. The least recently used that nobody uses make room."""
+
+    def __post_init__(self) -> None:
+        if not self.folder or "://" in self.folder:
+            raise ConfigError(f"the folder of a cache is {self.folder!r}; give a folder on a local disk")
+        if self.max_bytes < 1:
+            raise ConfigError(f"max_bytes of a cache must be at least 1, got {self.max_bytes}")
 
 
 @dataclass(frozen=True)
@@ -33,6 +70,9 @@ class Storage:
 
     uri: str
     """The root as an absolute path, or as a URI with its protocol."""
+
+    cache: CacheSpec | None = None
+    """Keeps whole files of a remote root on the node that reads them; None reads them from afar, by range."""
 
     @cached_property
     def filesystem(self) -> Any:
@@ -71,7 +111,7 @@ class Storage:
 
     def __getstate__(self) -> dict[str, Any]:
         # A live filesystem holds connections and threads: each process opens its own.
-        return {"uri": self.uri}
+        return {"uri": self.uri, "cache": self.cache}
 
     def locate(self, name: str) -> str:
         """Return the full path of the file `name`, for this filesystem and for messages."""
@@ -100,9 +140,60 @@ class Storage:
         with self._naming(name):
             return int(self.filesystem.size(self.locate(name)))
 
+    def hold(self, name: str) -> HeldFile | None:
+        """Return a remote file in the cache of this node, fetched if it is not there; it stays until it is closed.
+
+        None where there is no cache, or the storage does not tell one content of the file from another.
+        """
+        wanted = self._cached(name)
+        return open_cache(self.cache).hold(*wanted) if self.cache is not None and wanted else None
+
+    def prefetch(self, name: str) -> None:
+        """Start to fetch a remote file into the cache of this node, if there is one and room in it."""
+        wanted = self._cached(name)
+        if self.cache is not None and wanted:
+            # Whoever uses the file fetches it again, and has the error.
+            open_cache(self.cache).prefetch(*wanted)
+
+    def _cached(self, name: str) -> tuple[str, Fetch, int] | None:
+        """Return what a cache needs: the name of the content, how to fetch it, and its bytes."""
+        if self.cache is None or self.is_local:
+            return None
+        if name not in self._listing:
+            raise self._missing(name)
+        size_bytes, stamp = self._listing[name]
+        return (f"{self.uri}/{name} {stamp}", partial(self._fetch, name), size_bytes) if stamp else None
+
+    @cached_property
+    def _listing(self) -> dict[str, tuple[int, str]]:
+        """Bytes and stamp of every file, by one listing: no request for each file."""
+        with self._naming(""):
+            files: dict[str, dict[str, Any]] = self.filesystem.find(self.path, detail=True)
+        prefix = len(self.path.rstrip("/")) + 1
+        return {
+            str(path)[prefix:]: (int(info["size"]), self.commit or remote_stamp(info)) for path, info in files.items()
+        }
+
+    def _fetch(self, name: str, target: str, progress: Progress) -> None:
+        with self._naming(name):
+            source = self.filesystem.open(self.locate(name), "rb")
+        with source, open(target, "wb") as out:
+            num_bytes = 0
+            while chunk := self._read_chunk(name, source):
+                num_bytes += len(chunk)
+                progress(num_bytes)
+                out.write(chunk)
+
+    def _read_chunk(self, name: str, source: IO[bytes]) -> bytes:
+        with self._naming(name):
+            return source.read(_CHUNK_BYTES)
+
     def open_file(self, name: str) -> IO[bytes]:
-        """Open the file `name` for reading; remote files are read by range as they are used."""
+        """Open the file `name` for reading; remote files are read by range as they are used, or from the cache."""
         self._check_file(name)
+        held = self.hold(name)
+        if held is not None:
+            return _HeldStream(held)
         with self._naming(name):
             opened: IO[bytes] = self.filesystem.open(self.locate(name), "rb")
         return opened
@@ -110,12 +201,19 @@ class Storage:
     def read_bytes(self, name: str) -> bytes:
         """Return the whole file `name`."""
         self._check_file(name)
+        if self.cache is not None and not self.is_local:
+            with self.open_file(name) as stream:
+                return stream.read()
         with self._naming(name):
             return bytes(self.filesystem.cat_file(self.locate(name)))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of the file `name`; fewer where the file ends before `stop`."""
         self._check_file(name)
+        if self.cache is not None and not self.is_local:
+            with self.open_file(name) as stream:
+                stream.seek(start)
+                return stream.read(stop - start)
         with self._naming(name):
             return bytes(self.filesystem.cat_file(self.locate(name), start=start, end=stop))
 
@@ -127,16 +225,16 @@ class Storage:
             self.filesystem.pipe_file(target, content)
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        partial = f"{target}.{uuid.uuid4().hex}.part"
+        half = f"{target}.{uuid.uuid4().hex}.part"
         try:
-            with open(partial, "wb") as stream:
+            with open(half, "wb") as stream:
                 stream.write(content)
                 stream.flush()
                 os.fsync(stream.fileno())
-            os.replace(partial, target)
+            os.replace(half, target)
         finally:
-            if os.path.exists(partial):
-                os.remove(partial)
+            if os.path.exists(half):
+                os.remove(half)
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:
@@ -171,6 +269,35 @@ class Storage:
             f"missing file {self.locate(name)!r}. Fetch or restore it; `raypipe info {self.uri}` shows what the "
             f"dataset should hold."
         )
+
+
+class _HeldStream(io.BufferedReader):
+    """A file of the cache, opened: it stays there as long as it is open."""
+
+    def __init__(self, held: HeldFile) -> None:
+        super().__init__(io.FileIO(held.path))
+        self._held = held
+
+    def close(self) -> None:
+        """Close the file, and let the cache remove it when it needs room."""
+        super().close()
+        self._held.close()
+
+    def __del__(self) -> None:
+        # Readers of parquet keep files open for as long as they live, and do not close them.
+        self.close()
+
+
+@functools.cache
+def open_cache(spec: CacheSpec) -> FileCache:
+    """Return the cache of this process; its files are shared with all processes of the node."""
+    return FileCache(spec.folder, spec.max_bytes)
+
+
+def remote_stamp(info: Mapping[str, Any]) -> str:
+    """Return what tells one content of a remote file from another, by what a listing says; empty where it does not."""
+    versions = [f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)]
+    return ", ".join([f"size {info.get('size')}", *versions]) if versions else ""
 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:

@@ -223,7 +223,7 @@ class Reference:
         name, member = NAMES[number], UNLIKE[NAMES[number]]
         own = self._datasets[name].sample_of(episode, frame)
         wanted = {key: own[key] for key in (*INDEX_FEATURES, "task")}
-        wanted |= {"dataset_index": torch.tensor(number), "robot_type": member.robot_type}
+        wanted |= {"dataset_index": torch.tensor(number), "dataset": name, "robot_type": member.robot_type}
         wanted |= self._vectors(member, own) | self._others(member, own)
         for camera in (MAIN, WRIST):
             wanted |= self._camera(name, camera, episode, frame)

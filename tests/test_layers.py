@@ -13,8 +13,8 @@ PACKAGE = Path(raypipe.__file__).parent
 
 LAYERS = [
     {"errors", "boxes"},
-    {"hub"},
-    {"storage", "filecache"},
+    {"hub", "filecache"},
+    {"storage"},
     {"metadata"},
     {"plan", "window", "rows", "video", "metrics", "skips"},
     {"decode", "account", "progress", "row_features"},

@@ -11,6 +11,7 @@ from raypipe import errors
 
 PUBLIC = [
     "BatchSpec",
+    "CacheSpec",
     "ConfigError",
     "Dataset",
     "DatasetError",

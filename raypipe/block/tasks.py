@@ -28,14 +28,12 @@ from raypipe.packed import (
     as_array,
     as_bytes,
     as_numpy,
-    is_text,
     only_chunk,
     pack_spans,
     take_windows,
     unpack_spans,
 )
 from raypipe.rows import column_values, one_line
-from raypipe.schema import Schema
 from raypipe.storage import is_transient, retry_transient
 from raypipe.window import window_rows
 
@@ -95,7 +93,7 @@ def _column_arrays(context: BlockContext, request: SpanRequest, table: pa.Table,
     columns: dict[str, pa.Array] = {}
     for name, own in member.rows.items():
         if stored[own].kind != "vector":
-            columns[name] = _text_array(only_chunk(table.column(own)), stored[own], place, context.schema)
+            columns[name] = as_bytes(only_chunk(table.column(own)))
             continue
         values = np.asarray(column_values(table, stored[own], place))
         if context.bad_data.check_finite and own in trained_on:
@@ -134,23 +132,9 @@ def _cast(values: NDArray[Any], feature: Feature, place: str, first: int) -> NDA
         raise DatasetError(
             f"{place} has {values[at]} in frame {first + at[0]}, which would become {cast[at]:.0f}: the mixture has it "
             f"as {feature.dtype} under the name {feature.name!r}, as another dataset has it so. Rename or drop it in "
-            f"one of them."
+            f"one of them"
         )
     return cast
-
-
-def _text_array(array: pa.Array, feature: Feature, place: str, schema: Schema | None) -> pa.Array:
-    """Return texts as Arrow's plain strings, other values as bytes: a block packs spans of files that differ."""
-    if feature.kind != "string" or feature.shape != (1,):
-        return as_bytes(array)
-    if is_text(array.type):
-        return array.cast(pa.string())
-    if schema is not None:
-        raise DatasetError(
-            f"column {feature.name!r} of {place} is stored as {array.type}, and info.json declares a text, which other "
-            f"datasets of the mixture have. Correct info.json, or drop the feature in this dataset."
-        )
-    return as_bytes(array)
 
 
 def _image_bytes(array: pa.Array) -> pa.Array:
@@ -257,13 +241,15 @@ def _packed(context: BlockContext, spans: Sequence[PackedSpan]) -> pa.Table:
     try:
         return pack_spans(spans)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        requests = [span.header.request for span in spans if span.header.request is not None]
-        places = [f"episode {one.episode} of {context.datasets[one.dataset].meta.root!r}" for one in requests]
+        # What has an error keeps it: storage that does not answer is no bad data.
+        sound = {i: span.header.request for i, span in enumerate(spans) if not span.header.error[0]}
+        requests = {i: request for i, request in sound.items() if request is not None}
+        places = [f"episode {one.episode} of {context.datasets[one.dataset].meta.root!r}" for one in requests.values()]
         why = DatasetError(
             f"{', '.join(places)} were read together and do not go into one block: {one_line(error)}. Rewrite the "
-            f"files so that the column is of one type, or leave the feature out."
+            f"files so that the column is of one type, or leave the feature out"
         )
-        return pack_spans([_failed(one, why) for one in requests])
+        return pack_spans([_failed(requests[i], why) if i in requests else span for i, span in enumerate(spans)])
 
 
 def _failed(request: SpanRequest, error: Exception) -> PackedSpan:

@@ -37,15 +37,21 @@ class OpenVideo:
         self._storage = storage
         self._name = name
         self._options = options
+        # A cache keeps the file for as long as it is open here.
+        self._held = storage.hold(name)
         self.index = _read_index(storage, name)
         self._seek_mode: SeekMode = "approximate" if _has_constant_rate(self.index) else "exact"
-        self._decoder = _open_decoder(storage, name, self._seek_mode, options)
+        self._decoder = self._open()
         self._check_count()
 
     @property
     def place(self) -> str:
         """The path of the file, for messages."""
         return self._storage.locate(self._name)
+
+    def _open(self) -> VideoDecoder:
+        path = self._held.path if self._held is not None else ""
+        return _open_decoder(self._storage, self._name, self._seek_mode, self._options, path)
 
     def read_frames(self, frames: NDArray[np.int64]) -> torch.Tensor:
         """Return the frames with these ascending numbers: ``(n, height, width, 3)`` uint8, decoded in one pass."""
@@ -62,7 +68,7 @@ class OpenVideo:
             return pixels
         if self._seek_mode == "approximate":
             self._seek_mode = "exact"
-            self._decoder = _open_decoder(self._storage, self._name, "exact", self._options)
+            self._decoder = self._open()
             return self.read_frames(frames)
         wrong = int(np.argmin(is_right))
         raise DecodeError(
@@ -82,7 +88,7 @@ class OpenVideo:
         if len(self._decoder) != len(self.index) and self._seek_mode == "approximate":
             # Without a scan the header counts, which knows nothing of an edit list that cuts frames off.
             self._seek_mode = "exact"
-            self._decoder = _open_decoder(self._storage, self._name, "exact", self._options)
+            self._decoder = self._open()
         if len(self._decoder) != len(self.index):
             raise DecodeError(
                 f"{self.place!r} lists {len(self.index)} frames in its index and holds {len(self._decoder)}; the file "
@@ -156,8 +162,11 @@ def _has_constant_rate(index: VideoIndex) -> bool:
     return bool(np.abs(index.pts_s - even).max() < 1e-6)
 
 
-def _open_decoder(storage: Storage, name: str, seek_mode: SeekMode, options: VideoOptions) -> VideoDecoder:
-    source = storage.locate(name) if storage.is_local else storage.open_file(name)
+def _open_decoder(
+    storage: Storage, name: str, seek_mode: SeekMode, options: VideoOptions, path: str = ""
+) -> VideoDecoder:
+    """Open a video for decoding; `path` is where a cache has it."""
+    source = path or (storage.locate(name) if storage.is_local else storage.open_file(name))
     arguments: dict[str, Any] = {"dimension_order": "NHWC", "seek_mode": seek_mode, "num_ffmpeg_threads": 1}
     if options.resize != ORIGINAL_SIZE:
         arguments["transforms"] = [Resize(options.resize)]

@@ -8,6 +8,7 @@ hashes and start a file anew after a break.
 import email.utils
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,9 @@ from urllib.parse import quote, urlsplit
 
 from raypipe.errors import ConfigError, DownloadError, RaypipeError, suggest
 from raypipe.hub.names import quote_name
+
+TRIES_OF_NO_HOST: Final = 2
+"""Where no such host is known, as without a network: a path that was mistyped shall not take long to fail."""
 
 TRIES: Final = 6
 """Attempts in a row that bring nothing; then it is an error."""
@@ -116,7 +120,7 @@ class Client:
                 raise self._explain(str(refusal), ask) from refusal.__cause__
             except PassingError as fault:
                 failed = 0 if fault.has_progress else failed + 1
-                if failed >= TRIES or fault.wait_s > MOST_WAIT_S:
+                if failed >= (TRIES_OF_NO_HOST if _has_no_host(fault) else TRIES) or fault.wait_s > MOST_WAIT_S:
                     told = f"; it asks to wait for {fault.wait_s:.0f} s" if fault.wait_s > MOST_WAIT_S else ""
                     raise DownloadError(
                         f"cannot fetch {ask} from {_endpoint()}, after {failed} attempts: {fault}{told}. Try again "
@@ -284,3 +288,13 @@ def _asked_wait_s(headers: Any) -> float:
 def _is_network_fault(error: BaseException) -> bool:
     # By name: the library below huggingface_hub is httpx in 1.x and httpx2 in 2.x.
     return any(one.__name__ == "TransportError" for one in type(error).__mro__)
+
+
+def _has_no_host(fault: BaseException) -> bool:
+    """Return whether the name of the Hub's host is unknown here."""
+    cause: BaseException | None = fault
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return cause.errno == socket.EAI_NONAME
+        cause = cause.__cause__ or cause.__context__
+    return False

@@ -75,13 +75,17 @@ def read_contents_cached(storage: Storage, folder: str | Path, *, revision: str 
         revision: what names an unchanging state of the dataset, such as a commit of the Hub; then no file is looked
             at but the videos that were missing.
     """
+    try:
+        path = cache_file(storage, folder)
+    except RuntimeError as error:
+        # A user without a home, as in some containers; the default folder is there.
+        return _unkept(read_contents(storage), f"{str(folder)!r} is nowhere: {error}")
     # Before reading: a file that changes meanwhile makes the kept state outdated, never the kept values.
     state = find_meta_state(storage, revision)
     if state is None:
         contents = read_contents(storage)
         kind = type(storage.filesystem).__name__
         return _unkept(contents, f"{kind} of {storage.uri.split('://')[0]}:// does not tell when a file has changed")
-    path = cache_file(storage, folder)
     found = _find(path, storage, state)
     if found is not None:
         return found
@@ -102,6 +106,9 @@ def cache_file(storage: Storage, folder: str | Path) -> Path:
     """Return where the cache in `folder` keeps what it knows of the dataset at `storage`.
 
     One place per root: what is written there takes the place of what was, so that the folder does not grow.
+
+    Raises:
+        RuntimeError: `folder` is in a home directory, and there is none.
     """
     name = hashlib.sha256(storage.uri.encode(errors="surrogatepass")).hexdigest()[:32]
     return Path(folder).expanduser() / f"{name}.arrow"
@@ -109,7 +116,12 @@ def cache_file(storage: Storage, folder: str | Path) -> Path:
 
 def remove_partial_files(folder: str | Path) -> None:
     """Remove from a cache what processes that died have left half-written."""
-    for path in Path(folder).expanduser().glob("*.part"):
+    try:
+        place = Path(folder).expanduser()
+    except RuntimeError:
+        # There is no home directory, and so nothing in it; opening tells of it.
+        return
+    for path in place.glob("*.part"):
         try:
             if time.time() - path.stat().st_mtime > _PARTIAL_S:
                 path.unlink()

@@ -12,27 +12,12 @@ from typing import Any, Final
 from raypipe.errors import DownloadError
 from raypipe.metadata import DatasetMeta
 from raypipe.row_features import looked_at_rows
-from raypipe.storage import Storage
+from raypipe.storage import Storage, remote_stamp
 
 State = dict[str, str]
 """Stamps by file name; an empty stamp where there is no such file."""
 
 _FOLDER: Final = "meta"
-
-_VERSION_KEYS: Final = (
-    "ETag",
-    "etag",
-    "generation",
-    "blob_id",
-    "md5Hash",
-    "content_md5",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "updated",
-    "created",
-)
-"""What filesystems of fsspec say of a file that changes with its content: s3fs, adlfs, gcsfs, the Hub, sftp, memory."""
 
 
 def find_meta_state(storage: Storage, revision: str) -> State | None:
@@ -106,10 +91,5 @@ def _find_remote_state(storage: Storage) -> State | None:
             f"cannot list {top!r} of {storage.uri!r}: {type(error).__name__}: {error}. Check the network, the address "
             f"and your permissions."
         ) from error
-    stamps = {name: _remote_stamp(info) for name, info in files.items()}
+    stamps = {name: remote_stamp(info) for name, info in files.items()}
     return stamps if all(stamps.values()) else None
-
-
-def _remote_stamp(info: dict[str, Any]) -> str:
-    versions = [f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)]
-    return ", ".join([f"size {info.get('size')}", *versions]) if versions else ""

@@ -16,6 +16,7 @@ from raypipe.errors import ConfigError, suggest
 from raypipe.metadata import INDEX_FEATURES
 from raypipe.plan import SelectionSpec
 from raypipe.plan.spec import check_whole
+from raypipe.schema import DIM_IS_PAD, IS_MISSING
 from raypipe.window import TOLERANCE_S
 
 WeightRule = Literal["given", "frames", "episodes", "sqrt"]
@@ -27,6 +28,9 @@ ALL_FRAMES: Final = "all"
 ORIGINAL_SIZE: Final = "original"
 OWN_RATE: Final = "own"
 MIXTURE_TOLERANCE: Final = "mixture"
+
+_BATCH_KEYS: Final = ("dataset_index", "dataset", "robot_type", "augment_seed", "is_repeat", "task")
+_MASK_ENDINGS: Final = ("_is_pad", DIM_IS_PAD, IS_MISSING)
 
 _MAX_COUNT: Final = 1 << 62
 """Frames of an epoch, pixels of a side and numbers of a vector are beyond doubt below this."""
@@ -76,9 +80,12 @@ class MemberSpec:
         if self.tolerance_s != MIXTURE_TOLERANCE:
             tolerance_s = _number(f"tolerance_s of {who}", self.tolerance_s, named_value=MIXTURE_TOLERANCE)
             object.__setattr__(self, "tolerance_s", tolerance_s)
-        object.__setattr__(self, "rename", _names(f"rename of {who}", self.rename, "own name -> name in the mixture"))
+        rename = _names(f"rename of {who}", self.rename, "own name -> name in the mixture")
+        _check_free(f"rename of {who}", rename.values())
+        object.__setattr__(self, "rename", rename)
         if self.cameras != ALL_CAMERAS:
             cameras = _names(f"cameras of {who}", self.cameras, "name in the mixture -> own camera, or 'all'")
+            _check_free(f"cameras of {who}", cameras)
             object.__setattr__(self, "cameras", cameras)
         object.__setattr__(self, "drop", _drop(who, self.drop))
         object.__setattr__(self, "selection", _selection(who, self.selection))
@@ -140,6 +147,11 @@ class MixtureSpec:
             object.__setattr__(self, "frames_per_epoch", frames)
         object.__setattr__(self, "resize", _resize(self.resize))
         object.__setattr__(self, "widths", _widths(self.widths))
+
+
+def is_batch_key(name: str) -> bool:
+    """Return whether a batch sets a key of this name by itself, so that no feature can have it."""
+    return name in _BATCH_KEYS or name.endswith(_MASK_ENDINGS)
 
 
 def resolve_weights(spec: MixtureSpec, frames: Sequence[int], episodes: Sequence[int]) -> tuple[float, ...]:
@@ -293,12 +305,18 @@ def _names(label: str, given: Any, meaning: str) -> dict[str, str]:
         for name in (key, value):
             if not isinstance(name, str) or not name:
                 raise ConfigError(f"{label} has {key!r}: {value!r}; names of features are text")
-            if name in INDEX_FEATURES or name == "task":
+            if name in INDEX_FEATURES:
                 raise ConfigError(f"{label} has {key!r}: {value!r}, and {name!r} is always there under its own name")
     doubled = [name for name, count in Counter(given.values()).items() if count > 1]
     if doubled:
         raise ConfigError(f"{label} names {doubled[0]!r} twice: {dict(given)!r}")
     return dict(given)
+
+
+def _check_free(label: str, names: Iterable[str]) -> None:
+    for name in names:
+        if is_batch_key(name):
+            raise ConfigError(f"{label} gives a feature the name {name!r}, which batches use themselves; give another")
 
 
 def _drop(who: str, given: Any) -> tuple[str, ...]:
@@ -354,6 +372,9 @@ def _resize(given: Any) -> tuple[int, int] | Literal["original"]:
 def _widths(given: Any) -> dict[str, int]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"widths is {given!r}; give a mapping of names in the mixture -> numbers of a vector")
+    for name in given:
+        if name in INDEX_FEATURES:
+            raise ConfigError(f"widths has {name!r}, which is one number in every dataset; leave it out")
     return {name: check_whole(f"widths of {name!r}", width, 1, _MAX_COUNT) for name, width in given.items()}
 
 

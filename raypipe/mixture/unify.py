@@ -9,7 +9,7 @@ and the lines that would mend it. Does not decide windows (`windows.py`) and rea
     so101   action [6],  images.wrist 480x640          images.wrist 480x640
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,7 +28,7 @@ from raypipe.mixture.offer import (
     offer_of,
     sample_dtype,
 )
-from raypipe.mixture.spec import ORIGINAL_SIZE, MemberSpec, MixtureSpec
+from raypipe.mixture.spec import ORIGINAL_SIZE, MemberSpec, MixtureSpec, is_batch_key
 from raypipe.mixture.unify_table import explain_misfits
 from raypipe.mixture.windows import add_windows
 from raypipe.schema import MemberMap, Schema
@@ -73,9 +73,11 @@ def unify_features(
         misfits += wrong
     lacking = {name: lacks for name in _names(offers) if (lacks := [o.name for o in offers if name not in o.features])}
     kept = [name for name in _names(offers) if spec.on_missing != "drop" or name not in lacking]
+    misfits += _taken(kept, offers)
     misfits += _clashes(kept, offers, members)
     if spec.on_missing == "raise":
-        misfits += [_missing(name, offers, lacks) for name, lacks in lacking.items()]
+        # What has a name that is taken gets another one, and so no suggestion that others should have it too.
+        misfits += [_missing(name, offers, lacks) for name, lacks in lacking.items() if not is_batch_key(name)]
     misfits += _unknown_widths(offers, spec)
     features = {}
     for name in kept:
@@ -102,6 +104,16 @@ def _names(offers: Sequence[Offer]) -> list[str]:
     """Return all names in the mixture, row features first, each kind in the order of the first member that has it."""
     rows = dict.fromkeys(name for offer in offers for name in offer.rows)
     return list(rows | dict.fromkeys(name for offer in offers for name in offer.cameras))
+
+
+def _taken(kept: Sequence[str], offers: Sequence[Offer]) -> list[Misfit]:
+    """Return the features whose name is a key that batches set by themselves."""
+    misfits = []
+    for name in filter(is_batch_key, kept):
+        has = list_names([offer.name for offer in offers if name in offer.features])
+        text = f"{name!r} of {has} has the name of a key that batches use themselves; rename or drop it"
+        misfits.append(Misfit(text=text, name=name))
+    return misfits
 
 
 def _clashes(kept: Sequence[str], offers: Sequence[Offer], members: Sequence[MemberFeatures]) -> list[Misfit]:
@@ -234,8 +246,14 @@ def _notes(
         if feature.kind == "vector":
             dtypes = {o.name: sample_dtype(o.rows[name].dtype) for o in offers if name in o.rows}
             if len(set(dtypes.values())) > 1:
-                notes.append(f"{name!r} is {feature.dtype}, which holds all: {list_by_value(dtypes)}")
+                notes.append(f"{name!r} is {_common_word(feature.dtype, dtypes.values())}: {list_by_value(dtypes)}")
     return tuple(notes)
+
+
+def _common_word(dtype: str, dtypes: Iterable[str]) -> str:
+    """Return a dtype and what it holds: reading raises where it would make another number of one."""
+    is_close = dtype == "float32" and "int64" in dtypes
+    return f"{dtype}, and a whole number that it does not hold is an error" if is_close else f"{dtype}, which holds all"
 
 
 def with_windows(schema: Schema, members: Sequence[Dataset]) -> Schema:

@@ -1,13 +1,14 @@
 """`Normaliser`: the values of a batch on the scale that a policy learns on, and a policy's actions back again.
 
-The formulas are LeRobot's. Every sample is scaled by the statistics of its own dataset, of its robot, or of all. It
-holds statistics as numpy values, and tensors per device as it meets them; torch is imported when a batch comes.
+The formulas are LeRobot's. Every sample is scaled by the statistics of its own dataset, of its robot, or of all. Whose
+it is, a batch says by name: numbers mean other datasets in another mixture. It holds statistics as numpy values, and
+tensors per device as it meets them; torch is imported when a batch comes.
 """
 
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -37,6 +38,8 @@ Published datasets have cameras with a std of 0 and pixels from 0 to 1; they wou
 
 _NEEDS: Final = {"mean_std": ("mean", "std"), "min_max": ("min", "max"), "quantiles": ("q01", "q99")}
 _NO_ROBOT: Final = ("", "unknown")
+_NAMED_BY: Final = {"dataset": "dataset", "robot": "robot_type"}
+"""The key of a batch that names whose each sample is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,15 +80,20 @@ class Normaliser:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def normalise(self, batch: Mapping[str, Any], *, dataset: str = "", robot: str = "") -> dict[str, Any]:
-        """Return the batch with the features of `modes` scaled, each sample by its ``dataset_index``.
+        """Return the batch with the features of `modes` scaled, each sample by what the batch says that it is of.
+
+        Batches of a mixture name it: by ``robot`` their ``robot_type`` is looked at, by ``dataset`` their ``dataset``.
 
         Vectors are ``([B,] [T,] D)``, scalars ``([B,] [T])``, cameras ``([B,] [T,] C, H, W)``: uint8, divided by 255
         first, or float in [0, 1].
 
         Args:
-            dataset: all samples are of this member; ``dataset_index`` is not looked at. A mixture of one dataset
-                needs neither.
+            dataset: all samples are of this member, whatever the batch says. Batches that name nothing need it, unless
+                there is one dataset, or one robot, to scale by.
             robot: likewise, all samples are of this robot type.
+
+        Raises:
+            ConfigError: a sample is of a dataset or robot of which there are no statistics.
         """
         return self._apply(batch, dataset, robot, inverse=False)
 
@@ -121,15 +129,14 @@ class Normaliser:
 
     @cached_property
     def _entries(self) -> dict[str, Stats]:
-        """The statistics to choose from, by what a message calls them; those of a robot once for each dataset."""
+        """The statistics to choose from, by the name of the dataset or robot: the rows of the tables."""
         if self.by == "pooled":
-            return {"the mixture": self.stats.pooled}
-        if self.by == "dataset":
-            return {f"dataset {name!r}": entry for name, entry in self.stats.datasets.items()}
-        return {
-            f"robot {robot!r} of dataset {name!r}": self.stats.robots[robot]
-            for name, robot in self.stats.robot_types.items()
-        }
+            return {"": self.stats.pooled}
+        return dict(self.stats.datasets if self.by == "dataset" else self.stats.robots)
+
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        return {name: row for row, name in enumerate(self._entries)}
 
     @cached_property
     def _tables(self) -> dict[str, "_Table"]:
@@ -141,7 +148,8 @@ class Normaliser:
 
     def _build_table(self, key: str, mode: Mode) -> "_Table":
         found: dict[str, list[NDArray[np.float64]]] = {statistic: [] for statistic in _NEEDS[mode]}
-        for label, entry in self._entries.items():
+        for name, entry in self._entries.items():
+            label = "the mixture" if self.by == "pooled" else f"{self.by} {name!r}"
             for statistic, rows in found.items():
                 if statistic not in entry.get(key, {}):
                     raise ConfigError(_missing_message(self.stats, self.by, key, mode, label))
@@ -201,41 +209,51 @@ class Normaliser:
         if dataset and robot:
             raise ConfigError(f"both dataset={dataset!r} and robot={robot!r} are given; give one of them")
         if dataset or robot:
-            row = self._row_of_dataset(dataset) if dataset else self._row_of_robot(robot)
-            return 0 if self.by == "pooled" else row
+            name = self._name_of_dataset(dataset) if dataset else self._name_of_robot(robot)
+            return self._row_of[name]
+        key = _NAMED_BY.get(self.by, "")
+        if key in batch:
+            return self._named_rows(batch[key], key)
         if len(self._entries) == 1:
             return 0
-        if "dataset_index" not in batch:
-            raise ConfigError(
-                f"the batch has no 'dataset_index', and normalising by {self.by!r} needs to know whose the samples "
-                f"are. Give dataset= (of {', '.join(map(repr, self.stats.datasets))}) or robot=."
-            )
-        index: torch.Tensor = batch["dataset_index"]
-        # On another device a look would wait for it; there torch stops by itself.
-        if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < len(self._entries):
-            raise ConfigError(
-                f"dataset_index is between {index.min()} and {index.max()}, and the statistics are of "
-                f"{len(self._entries)} datasets. Make the normaliser from the mixture that gives the batches."
-            )
-        return index
+        raise ConfigError(
+            f"the batch has no {key!r}, and normalising by {self.by!r} needs to know whose the samples are. Give "
+            f"dataset= (of {', '.join(map(repr, self.stats.datasets))}) or robot=, or put {key!r} into the batch, "
+            f"which batches of a mixture have."
+        )
 
-    def _row_of_dataset(self, dataset: str) -> int:
-        names = list(self.stats.datasets)
-        if dataset not in names:
-            raise ConfigError(f"there is no dataset {dataset!r} in the mixture{suggest(dataset, names)}")
-        return names.index(dataset)
+    def _named_rows(self, names: "str | Sequence[str]", key: str) -> "torch.Tensor | int":
+        """Return the row for every name; a sample outside of a batch has one."""
+        import torch
 
-    def _row_of_robot(self, robot: str) -> int:
+        row_of = self._row_of
+        try:
+            if isinstance(names, str):
+                return row_of[names]
+            return torch.tensor([row_of[name] for name in names], dtype=torch.int64)
+        except KeyError as error:
+            (name,) = error.args
+            raise ConfigError(
+                f"the batch has a sample whose {key!r} is {name!r}, and there are no statistics of it"
+                f"{suggest(str(name), row_of)} Make the normaliser from a mixture that has it, or say whose statistics "
+                f"to take by dataset= or robot=."
+            ) from error
+
+    def _name_of_dataset(self, dataset: str) -> str:
+        if dataset not in self.stats.datasets:
+            raise ConfigError(f"there is no dataset {dataset!r} in the mixture{suggest(dataset, self.stats.datasets)}")
+        return {"dataset": dataset, "robot": self.stats.robot_types[dataset], "pooled": ""}[self.by]
+
+    def _name_of_robot(self, robot: str) -> str:
         if robot not in self.stats.robots:
             raise ConfigError(f"there is no robot {robot!r} in the mixture{suggest(robot, self.stats.robots)}")
-        rows = [row for row, found in enumerate(self.stats.robot_types.values()) if found == robot]
-        if self.by == "dataset" and len(rows) > 1:
-            names = [repr(name) for name, found in self.stats.robot_types.items() if found == robot]
+        names = [name for name, found in self.stats.robot_types.items() if found == robot]
+        if self.by == "dataset" and len(names) > 1:
             raise ConfigError(
-                f"robot={robot!r} is of the datasets {', '.join(names)}, and values are scaled by dataset; give "
-                f"dataset=, one of these"
+                f"robot={robot!r} is of the datasets {', '.join(map(repr, names))}, and values are scaled by dataset; "
+                f"give dataset=, one of these"
             )
-        return rows[0]
+        return {"dataset": names[0], "robot": robot, "pooled": ""}[self.by]
 
     def _scale(self, key: str, batch: Mapping[str, Any], row: "torch.Tensor | int", *, inverse: bool) -> "torch.Tensor":
         import torch
@@ -243,6 +261,7 @@ class Normaliser:
         value: torch.Tensor = batch[key]
         table = self._tables[key]
         _check_value(key, value, table.shape, row)
+        row = row if isinstance(row, int) else row.to(value.device)
         dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
         shift = _lined_up(self._tensor(key, "shift", value.device, dtype), row, value)
         scale = _lined_up(self._tensor(key, "scale", value.device, dtype), row, value)
@@ -344,8 +363,8 @@ def _check_value(key: str, value: Any, shape: tuple[int, ...], row: "torch.Tenso
         )
     if not isinstance(row, int) and tuple(value.shape[: row.ndim]) != tuple(row.shape):
         raise ConfigError(
-            f"{key!r} in the batch has the shape {tuple(value.shape)}, and dataset_index {tuple(row.shape)}; they must "
-            f"be of the same samples"
+            f"{key!r} in the batch has the shape {tuple(value.shape)}, and the batch says of {len(row)} samples whose "
+            f"they are; they must be the same samples"
         )
 
 
@@ -353,7 +372,7 @@ def _lined_up(table: "torch.Tensor", row: "torch.Tensor | int", value: "torch.Te
     """Return the rows of the samples, with axes of 1 for the time in between: ``(B, 1, *shape)``."""
     if isinstance(row, int):
         return table[row]
-    chosen = table[row.to(table.device)]
+    chosen = table[row]
     between = [1] * (value.ndim - chosen.ndim)
     return chosen.reshape(*row.shape, *between, *table.shape[1:])
 

@@ -16,7 +16,7 @@ from ray.data.datasource import ReadTask
 
 from raypipe.block import BlockContext, add_pixels, add_windows, filler_block, open_block, read_rows
 from raypipe.decode.journal import journal_scope
-from raypipe.packed import SpanRequest
+from raypipe.packed import SpanRequest, as_objects
 
 BlockRequest = tuple[SpanRequest, ...] | int
 """The spans of one block, or the number of rows of a filler."""
@@ -74,15 +74,13 @@ def as_samples(
         fetched = _fetch(context)
         spans = [columns(fetched, block) for block in open_block(fetched, table)]
         return {
-            name: np.concatenate([np.asarray(span[name], dtype=_dtype(span[name])) for span in spans])
+            name: np.concatenate(
+                [as_objects(span[name]) if isinstance(span[name], list) else span[name] for span in spans]
+            )
             for name in spans[0]
         }
 
     return dataset.map_batches(samples, batch_size=None, batch_format="pyarrow", zero_copy_batch=True)
-
-
-def _dtype(values: Any) -> Any:
-    return object if isinstance(values, list) else values.dtype
 
 
 def _data_context(current: DataContext) -> DataContext:

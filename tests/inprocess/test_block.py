@@ -129,7 +129,7 @@ def test_undecoded_block_brings_stored_images_of_rows_and_margins(context):
     assert block.pixels == {}
     # Frames 4 to 7 and, three frames on, 8 to 10.
     assert sorted(frames.tolist()) == [4, 5, 6, 7, 8, 9, 10]
-    assert all(image["bytes"].startswith(b"\x89PNG") for image in images)
+    assert all(image.startswith(b"\x89PNG") for image in images)
 
 
 def test_filler_has_its_rows_and_opens_to_nothing(context):

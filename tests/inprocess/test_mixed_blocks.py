@@ -35,7 +35,7 @@ from raypipe.plan import (
     plan_world,
 )
 from raypipe.rank_job import RankJob
-from raypipe.schema import MemberMap, Schema
+from raypipe.schema import MemberMap, Schema, schema_of
 from raypipe.skips import RAISE, BadDataSpec
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
@@ -131,6 +131,8 @@ MEMBERS = {
     ),
 }
 
+NAMES = tuple(f"the {name}" for name in MEMBERS)
+
 SHARES = (40, 10, 11, 20)
 """Frames of an epoch. Of 25 and of 8 frames these are more than one lap."""
 
@@ -201,7 +203,7 @@ def members(folder):
 
 def make_context(members, mode="rank/block", bad_data=RAISE, **options):
     decode = DecodeSpec(**MODES[mode], **options.pop("decode", {}))
-    return BlockContext(members, decode, bad_data, mixed_schema(), **options)
+    return BlockContext(members, decode, bad_data, mixed_schema(), **{"names": NAMES, **options})
 
 
 def mixed_index(members):
@@ -260,7 +262,7 @@ def mapped(number, sample):
     name, member = list(MEMBERS.items())[number]
     spec = member.spec
     wanted = {key: sample[key] for key in (*INDEX_FEATURES, "task")}
-    wanted |= {"dataset_index": torch.tensor(number), "robot_type": name}
+    wanted |= {"dataset_index": torch.tensor(number), "dataset": NAMES[number], "robot_type": name}
     wanted |= {
         "action": padded(sample[member.action], ACTION_WIDTH),
         "action_is_pad": sample[f"{member.action}_is_pad"],
@@ -538,6 +540,17 @@ def test_robot_types_that_are_given_take_the_place_of_those_of_the_datasets(memb
     assert batch["robot_type"] == [names[number] for number, _, _ in frames_of(batch)]
 
 
+def test_mixture_of_one_names_its_dataset_and_a_dataset_that_stands_alone_names_nothing(members):
+    alone = BlockContext(members[3:], DecodeSpec(where="rank"))
+    mixture = replace(alone, schema=schema_of(members[3]), robot_types=("arm",), names=("mine",))
+
+    (named,) = (span_columns(mixture, block) for block in send(mixture, [request(0, 0, 2)]))
+    (nameless,) = (span_columns(alone, block) for block in send(alone, [request(0, 0, 2)]))
+
+    assert (named["dataset"], named["robot_type"]) == (["mine"] * 2, ["arm"] * 2)
+    assert set(named) - set(nameless) == {"dataset", "robot_type"}
+
+
 def test_context_takes_its_schema_to_another_process_and_leaves_its_files_behind(members):
     context = make_context(members, robot_types=("a", "b", "c", "d"))
     send(context, [request(0, 0, 7)])
@@ -546,7 +559,8 @@ def test_context_takes_its_schema_to_another_process_and_leaves_its_files_behind
 
     assert copied.batch_schema == context.batch_schema
     assert copied.robots == ("a", "b", "c", "d")
-    assert set(copied.__dict__) == {"datasets", "decode", "bad_data", "schema", "robot_types", "batch_schema", "robots"}
+    fields = {"datasets", "decode", "bad_data", "schema", "robot_types", "names"}
+    assert set(copied.__dict__) == fields | {"batch_schema", "robots"}
 
 
 def test_context_of_one_dataset_has_the_schema_of_that_dataset_without_sending_it(members):

@@ -101,6 +101,23 @@ def test_what_the_cache_gives_equals_what_is_read(made, folder, reads, name):
             assert getattr(contents, field) == getattr(read, field), field
 
 
+@pytest.mark.parametrize("folder", ["~/.cache/raypipe/metadata", "~nobody-of-this-name/cache"])
+def test_without_a_home_directory_nothing_is_kept_and_that_is_told(dataset, monkeypatch, folder):
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", pwd_without_users)
+    read = read_contents(open_storage(str(dataset)))
+
+    remove_partial_files(folder)
+    contents = open_cached(dataset, folder)
+
+    assert contents.cache_failure.startswith(f"metadata is not cached: '{folder}' is nowhere: ")
+    assert_same_meta(contents.meta, read.meta)
+
+
+def pwd_without_users(uid):
+    raise KeyError(uid)
+
+
 def test_a_dataset_without_episodes_is_kept(dataset, folder, reads):
     shutil.rmtree(dataset / "meta/episodes")
     change_info(dataset, lambda info: info.update(total_episodes=0, total_frames=0))

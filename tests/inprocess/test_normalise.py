@@ -25,7 +25,9 @@ def make_batch(index, **values):
         for name, mask in SCHEMA.masks(dataset.numpy()).items()
         if name.removesuffix("_is_missing").removesuffix("_dim_is_pad") in values
     }
-    return {"dataset_index": dataset, **values, **masks}
+    names = [list(ACTIONS)[i] for i in index]
+    robots = [STATS.robot_types[name] for name in names]
+    return {"dataset_index": dataset, "dataset": names, "robot_type": robots, **values, **masks}
 
 
 def padded(values, width=5):
@@ -103,7 +105,7 @@ def test_padding_and_missing_features_stay_zero_both_ways(mode, by):
 
 @pytest.mark.parametrize("mode", SCALED)
 def test_padding_is_zero_by_dataset_even_without_a_mask(mode):
-    batch = {"dataset_index": torch.tensor([1]), "action": torch.zeros(1, 5), "top": torch.zeros(1, 3, 8, 8)}
+    batch = {"dataset": ["so101"], "action": torch.zeros(1, 5), "top": torch.zeros(1, 3, 8, 8)}
 
     scaled = Normaliser(STATS, {"action": mode, "top": mode}, "dataset").normalise(batch)
 
@@ -161,7 +163,60 @@ def test_a_matrix_keeps_its_shape():
     np.testing.assert_allclose(scaled.std(0, correction=0), np.ones((2, 3)), rtol=1e-6)
 
 
-def test_a_dataset_that_stands_alone_needs_no_index():
+def test_samples_of_another_mixture_are_scaled_by_name_and_not_by_number():
+    # Of the three datasets of the statistics, this mixture has the last two, in another order.
+    names = ["so101-kitchen", "so101", "so101-kitchen"]
+    batch = {"dataset_index": torch.tensor([0, 1, 0]), "dataset": names, "robot_type": ["so101"] * 3}
+    batch["reward"] = torch.zeros(3)
+
+    by_dataset = Normaliser(STATS, {"reward": "mean_std"}, "dataset").normalise(batch)["reward"]
+    by_robot = Normaliser(STATS, {"reward": "mean_std"}, "robot").normalise(batch)["reward"]
+
+    together = np.concatenate([REWARDS["so101"], REWARDS["so101-kitchen"]])
+    np.testing.assert_allclose(by_dataset, [-REWARDS[name].mean() / REWARDS[name].std() for name in names], rtol=1e-5)
+    np.testing.assert_allclose(by_robot, [-together.mean() / together.std()] * 3, rtol=1e-5)
+
+
+def test_names_may_be_an_array_and_a_sample_has_one():
+    normaliser = Normaliser(STATS, {"reward": "mean_std"}, "robot")
+    expected = normaliser.normalise({"reward": torch.zeros(())}, robot="aloha")["reward"]
+
+    of_batch = normaliser.normalise({"reward": torch.zeros(2), "robot_type": np.array(["aloha", "so101"], object)})
+    of_sample = normaliser.normalise({"reward": torch.zeros(()), "robot_type": "aloha"})
+
+    assert of_batch["reward"][0] == of_sample["reward"] == expected
+    assert of_batch["reward"][1] != expected
+
+
+@pytest.mark.parametrize(
+    ("by", "key", "name", "known"),
+    [("dataset", "dataset", "so102", "so101"), ("robot", "robot_type", "aloha2", "aloha")],
+)
+def test_a_sample_of_which_there_are_no_statistics_is_refused_by_name(by, key, name, known):
+    batch = {"dataset_index": torch.tensor([0, 1]), key: [known, name], "reward": torch.zeros(2)}
+
+    with pytest.raises(ConfigError, match=rf"'{key}' is '{name}', and there are no statistics .* mean '{known}'"):
+        Normaliser(STATS, {"reward": "mean_std"}, by).normalise(batch)
+
+
+def test_even_one_dataset_is_not_taken_for_another():
+    normaliser = Normaliser(alone(raw(9, 60, 3)), {"action": "mean_std"})
+
+    with pytest.raises(ConfigError, match=r"'dataset' is 'other', .* Known: 'alone'. Make the normaliser from"):
+        normaliser.normalise({"action": torch.ones(1, 3), "dataset": ["other"]})
+
+
+def test_one_robot_needs_no_name():
+    members = [MemberStats(name=one.name, robot_type="arm", stats=one.stats) for one in make_members()]
+    normaliser = Normaliser(mixture_stats(SCHEMA, members), {"reward": "mean_std"}, "robot")
+
+    scaled = normaliser.normalise({"dataset_index": torch.tensor([0, 7]), "reward": torch.zeros(2)})["reward"]
+
+    rewards = np.concatenate(list(REWARDS.values()))
+    np.testing.assert_allclose(scaled, [-rewards.mean() / rewards.std()] * 2, rtol=1e-5)
+
+
+def test_a_dataset_that_stands_alone_needs_no_name():
     values = raw(9, 60, 3)
     normaliser = Normaliser(alone(values), {"action": "mean_std"})
 
@@ -232,8 +287,8 @@ def test_pooled_statistics_are_the_same_for_every_name(names):
     np.testing.assert_allclose(scaled, [-rewards.mean() / rewards.std()] * 2, rtol=1e-5)
 
 
-def test_a_name_takes_the_place_of_the_index():
-    batch = {"dataset_index": torch.tensor([0, 0]), "reward": torch.zeros(2)}
+def test_a_name_that_is_given_takes_the_place_of_those_of_the_batch():
+    batch = {"dataset": ["aloha", "unheard of"], "reward": torch.zeros(2)}
     normaliser = Normaliser(STATS, {"reward": "mean_std"}, "dataset")
 
     scaled = normaliser.normalise(batch, dataset="so101")["reward"]
@@ -244,14 +299,13 @@ def test_a_name_takes_the_place_of_the_index():
 @pytest.mark.parametrize(
     ("batch", "names", "message"),
     [
-        ({}, {}, r"no 'dataset_index'.*Give dataset= \(of 'aloha', 'so101', 'so101-kitchen'\)"),
+        ({}, {}, r"no 'dataset', .*Give dataset= \(of 'aloha', 'so101', 'so101-kitchen'\)"),
+        ({"dataset_index": torch.tensor([0, 1])}, {}, r"no 'dataset', "),
         ({}, {"dataset": "so10"}, "there is no dataset 'so10' in the mixture; did you mean 'so101'"),
         ({}, {"robot": "panda"}, "there is no robot 'panda'.*Known: 'aloha', 'so101'"),
         ({}, {"robot": "so101"}, "is of the datasets 'so101', 'so101-kitchen'.*give dataset="),
         ({}, {"robot": "so101", "dataset": "so101"}, "both dataset='so101' and robot='so101'"),
-        ({"dataset_index": torch.tensor([0, 3])}, {}, "dataset_index is between 0 and 3.*of 3 datasets"),
-        ({"dataset_index": torch.tensor([-1, 0])}, {}, "dataset_index is between -1 and 0"),
-        ({"dataset_index": torch.tensor([0])}, {}, r"'action' .* \(2, 5\), and dataset_index \(1,\)"),
+        ({"dataset": ["aloha"]}, {}, r"'action' .* \(2, 5\), and the batch says of 1 samples whose"),
         ({"action": torch.zeros(2, 4)}, {"dataset": "so101"}, r"has the shape \(2, 4\), and its statistics are \(5,\)"),
         ({"action": torch.zeros(())}, {"dataset": "so101"}, r"has the shape \(\), and its statistics are \(5,\)"),
         ({"action": [0.0] * 5}, {"dataset": "so101"}, "'action' in the batch is a list"),
@@ -265,7 +319,7 @@ def test_a_batch_that_cannot_be_scaled_is_an_error_that_says_why(batch, names, m
 
 
 def test_an_empty_batch_is_scaled_to_an_empty_batch():
-    batch = {"dataset_index": torch.zeros(0, dtype=torch.int64), "action": torch.zeros(0, 5)}
+    batch = {"dataset": [], "action": torch.zeros(0, 5)}
 
     assert Normaliser(STATS, {"action": "mean_std"}).normalise(batch)["action"].shape == (0, 5)
 
@@ -278,7 +332,7 @@ def test_missing_statistics_are_an_error_that_names_dataset_feature_and_remedy()
         Normaliser(stats, {"action": "quantiles"}, "dataset")
     with pytest.raises(ConfigError, match=r"the mixture has .* 'so101' \(no q99\)"):
         Normaliser(stats, {"action": "quantiles"}, "pooled")
-    with pytest.raises(ConfigError, match=r"robot 'so101' of dataset 'so101' has .* 'so101' \(no q99\)"):
+    with pytest.raises(ConfigError, match=r"robot 'so101' has .* 'so101' \(no q99\)"):
         Normaliser(stats, {"action": "quantiles"}, "robot")
 
 

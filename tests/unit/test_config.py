@@ -39,6 +39,12 @@ def test_windows_in_seconds_become_the_datasets(dataset):
     assert pipe.config.dataset.window.offsets == {"action": (0, 1, 2)}
 
 
+@pytest.mark.parametrize("name", ["frame_index", "episode_index", "task_index"])
+def test_a_column_that_says_which_sample_it_is_has_no_window(dataset, name):
+    with pytest.raises(ConfigError, match=f"{name} cannot have a window"):
+        Pipeline(dataset.windowed(offsets={name: [0, 1]}), batch_size=4, seed=0)
+
+
 def test_enough_memory_keeps_whole_episodes(dataset):
     config = Pipeline(dataset, batch_size=4, seed=0).config
 

@@ -159,6 +159,18 @@ def test_a_weight_that_vanishes_is_not_dropped_silently():
         ({"root": "a", "rename": {"x": "z", "y": "z"}}, r"names 'z' twice"),
         ({"root": "a", "rename": {"timestamp": "time"}}, r"'timestamp' is always there"),
         ({"root": "a", "rename": {"x": "index"}}, r"'index' is always there"),
+        (
+            {"root": "a", "rename": {"x": "task"}},
+            r"rename of member 'a' gives a feature the name 'task', which batches",
+        ),
+        ({"root": "a", "rename": {"x": "dataset"}}, r"the name 'dataset', which batches use themselves"),
+        ({"root": "a", "rename": {"x": "dataset_index"}}, r"the name 'dataset_index'"),
+        ({"root": "a", "rename": {"x": "robot_type"}}, r"the name 'robot_type'"),
+        ({"root": "a", "rename": {"x": "augment_seed"}}, r"the name 'augment_seed'"),
+        ({"root": "a", "rename": {"x": "is_repeat"}}, r"the name 'is_repeat'"),
+        ({"root": "a", "rename": {"x": "action_is_pad"}}, r"the name 'action_is_pad'"),
+        ({"root": "a", "rename": {"x": "action_dim_is_pad"}}, r"the name 'action_dim_is_pad'"),
+        ({"root": "a", "cameras": {"top_is_missing": "x"}}, r"cameras of .* the name 'top_is_missing'"),
         ({"root": "a", "rename": {"x": 1}}, r"names of features are text"),
         ({"root": "a", "cameras": ["top"]}, r"cameras of member 'a' is \['top'\]; give a mapping"),
         ({"root": "a", "cameras": "top"}, r"or 'all'"),
@@ -181,6 +193,12 @@ def test_an_impossible_member_is_an_error_with_its_value(member, message):
         MixtureSpec(members=[member])
 
 
+def test_own_names_that_batches_use_can_be_given_up():
+    spec = MemberSpec(root="a", rename={"task": "goal", "x_is_pad": "x_mask"}, cameras={"top": "robot_type"})
+
+    assert (spec.rename["task"], spec.cameras["top"]) == ("goal", "robot_type")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -201,6 +219,8 @@ def test_an_impossible_member_is_an_error_with_its_value(member, message):
         ({"on_missing": "skip"}, r"on_missing is 'skip'"),
         ({"on_bad_dataset": "skipp"}, r"did you mean 'skip'"),
         ({"widths": {"action": 0}}, r"widths of 'action' must be"),
+        ({"widths": {"frame_index": 3}}, r"widths has 'frame_index', which is one number in every dataset"),
+        ({"widths": {"timestamp": 1}}, r"widths has 'timestamp'"),
         ({"widths": ["action"]}, r"widths is \['action'\]"),
         ({"rate": 0}, r"rate is 0.*or 'own'"),
         ({"tolerance_s": -1}, r"tolerance_s is -1"),

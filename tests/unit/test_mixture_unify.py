@@ -155,9 +155,13 @@ def test_a_dtype_holds_those_of_all_members(dtypes, expected):
 
 
 def test_widened_numbers_are_noted():
-    result = unified(member("a", {"x": ("int64", (1,))}), member("b", {"x": ("float32", (1,))}))
+    whole, real, flag = (member(name, {"x": (name, (1,))}) for name in ("int64", "float32", "bool"))
 
-    assert result.notes == ("'x' is float32, which holds all: int64 in a; float32 in b",)
+    assert unified(whole, real).notes == (
+        "'x' is float32, and a whole number that it does not hold is an error: int64 in int64; float32 in float32",
+    )
+    assert unified(flag, real).notes == ("'x' is float32, which holds all: bool in bool; float32 in float32",)
+    assert unified(flag, whole).notes == ("'x' is int64, which holds all: bool in bool; int64 in int64",)
 
 
 def test_names_of_numbers_are_kept_where_all_say_the_same():
@@ -285,6 +289,22 @@ def test_a_row_feature_may_not_have_the_name_of_a_camera():
     assert "'top' is not of one kind: float32 [2] in a; rgb 480x640 in b" in refusal(here, there)
     message = refusal(here, there, specs=[{"name": "b", "rename": {"top": TOP}}], on_missing="fill")
     assert "'top' of a is read from rows and is an own camera name of b; rename the row feature" in message
+
+
+@pytest.mark.parametrize("name", ["robot_type", "dataset", "task", "action_is_pad", "x_dim_is_pad", "top_is_missing"])
+def test_features_may_not_have_the_names_of_keys_that_batches_set(name):
+    rows = member("a", {"action": ("float32", (6,)), name: ("float32", (2,))})
+    pixels = member("b", cameras=[name])
+
+    for taken in (rows, pixels):
+        who = f"'{name}' of {taken.name} has the name of a key that batches use themselves; rename or drop it"
+        assert who in refusal(taken)
+        # Others are not asked to have it too.
+        assert f"'{name}' is in" not in refusal(taken, member("c"))
+        mended = unified(taken, specs=[{"name": taken.name, "rename": {name: "free"}}])
+        assert "free" in mended.schema.features
+        unified(taken, specs=[{"name": taken.name, "drop": [name]}])
+    assert name not in unified(rows, member("c"), on_missing="drop").schema.features
 
 
 def test_widths_must_name_vectors_and_hold_the_widest():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import (
     WORLDS,
@@ -17,22 +17,13 @@ from plan_cases import (
     plan_resumed,
     plan_start,
     specs,
+    start_or_assume,
 )
 
-from raypipe.errors import ConfigError
 from raypipe.plan import OrderSpec, OrderState, state_after
 
 worlds = st.sampled_from(WORLDS)
 sizes = st.integers(1, 7)
-
-
-def start_or_assume(index, spec, **options):
-    try:
-        return plan_start(index, spec, **options)
-    except ConfigError:
-        # Fewer frames than lanes, or no full batch: tests of their own.
-        assume(False)
-        raise
 
 
 @settings(max_examples=30)

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from plan_cases import WORLDS, carry_out, left_over, make_index, mixtures, plan_resumed, plan_start, specs
+from plan_cases import (
+    WORLDS,
+    carry_out,
+    left_over,
+    make_index,
+    mixtures,
+    plan_resumed,
+    plan_start,
+    specs,
+    start_or_assume,
+)
 
 from raypipe.errors import ConfigError, ResumeError
 from raypipe.plan import (
@@ -30,15 +40,6 @@ from raypipe.plan import (
 
 worlds = st.sampled_from(WORLDS)
 sizes = st.integers(1, 7)
-
-
-def start_or_assume(index, spec, **options):
-    try:
-        return plan_start(index, spec, **options)
-    except ConfigError:
-        # Fewer frames than lanes, or no full batch: tests of their own.
-        assume(False)
-        raise
 
 
 def emitted_of(world):

@@ -1,0 +1,166 @@
+"""Remote datasets through the cache of a node: the same batches, each file fetched once, within the bytes."""
+
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+from batches import MODES, WINDOWS, frames_of_all, varied_spec
+from local_source import local_loader
+from torch.testing import assert_close
+
+from raypipe.dataset import open_dataset
+from raypipe.errors import ConfigError, DatasetError, DownloadError
+from raypipe.pipeline import Pipeline
+from raypipe.storage import CacheSpec, Storage, open_cache
+from raypipe.testing import write_dataset
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    root = tmp_path_factory.mktemp("local") / "arm"
+    write_dataset(root, varied_spec())
+    return root
+
+
+@pytest.fixture
+def remote(local):
+    """The dataset on a filesystem that is none of the system's, by its URI."""
+    memory = fsspec.filesystem("memory")
+    memory.put(str(local), "/bucket/arm", recursive=True)
+    yield "memory://bucket/arm"
+    memory.rm("/bucket", recursive=True)
+
+
+def files_of(local, pattern):
+    return [path for path in local.rglob(pattern) if path.is_file()]
+
+
+def make_pipe(root, mode="rank/block", **parts):
+    dataset = open_dataset(str(root)).windowed(offsets=WINDOWS)
+    return Pipeline(dataset, batch_size=6, seed=3, order={"live_spans": 4}, decode=MODES[mode], **parts)
+
+
+def equal(one, other):
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        if isinstance(value, list):
+            assert value == other[key]
+        else:
+            assert_close(value, other[key], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batches_are_those_of_the_local_files_and_every_file_is_fetched_once(local, remote, tmp_path, mode):
+    spec = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 30)
+
+    cached = list(local_loader(make_pipe(remote, mode, cache=spec)))
+
+    plain = list(local_loader(make_pipe(local, mode)))
+    assert len(cached) == len(plain)
+    for one, other in zip(cached, plain, strict=True):
+        equal(one, other)
+    stats, wanted = open_cache(spec).stats(), files_of(local, "*.mp4") + files_of(local, "data/**/*.parquet")
+    assert stats.misses + stats.prefetched == len(wanted)
+    assert stats.bytes_fetched == sum(path.stat().st_size for path in wanted)
+
+
+def test_a_second_start_fetches_nothing(remote, tmp_path):
+    spec = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 30)
+    list(local_loader(make_pipe(remote, cache=spec)))
+    before = open_cache(spec).stats()
+
+    list(local_loader(make_pipe(remote, cache={"folder": spec.folder, "max_bytes": spec.max_bytes})))
+
+    assert open_cache(spec).stats().bytes_fetched == before.bytes_fetched
+
+
+def test_videos_of_spans_to_come_are_fetched_ahead_where_the_rank_decodes(remote, tmp_path):
+    spec = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 30)
+
+    list(local_loader(make_pipe(remote, cache=spec)))
+
+    assert open_cache(spec).stats().prefetched > 0
+
+
+def test_a_cache_smaller_than_the_dataset_stays_within_its_bytes(local, remote, tmp_path):
+    sizes = sorted(path.stat().st_size for path in local.rglob("*") if path.suffix in (".mp4", ".parquet"))
+    folder, most = tmp_path / "cache", 3 * sizes[-1]
+    spec = CacheSpec(folder=str(folder), max_bytes=most)
+    worst, is_done = [0], threading.Event()
+    watcher = threading.Thread(target=watch, args=(folder, worst, is_done))
+    watcher.start()
+    try:
+        cached = list(local_loader(make_pipe(remote, cache=spec)))
+    finally:
+        is_done.set()
+        watcher.join()
+
+    assert frames_of_all(cached) == frames_of_all(local_loader(make_pipe(local)))
+    assert 0 < worst[0] <= most
+
+
+def watch(folder, worst, is_done):
+    while not is_done.is_set():
+        total = 0
+        for path in Path(folder).glob("*"):
+            try:
+                total += path.stat().st_size if path.suffix != ".lock" and path.name != "ledger" else 0
+            except FileNotFoundError:
+                continue
+        worst[0] = max(worst[0], total)
+
+
+def test_a_file_that_changes_is_fetched_anew(remote, tmp_path):
+    memory, spec = fsspec.filesystem("memory"), CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 20)
+    memory.pipe_file("/bucket/arm/meta/note.txt", b"one")
+    first = Storage(remote, spec).read_bytes("meta/note.txt")
+    memory.pipe_file("/bucket/arm/meta/note.txt", b"two")
+
+    assert (first, Storage(remote, spec).read_bytes("meta/note.txt")) == (b"one", b"two")
+    assert Storage(remote, spec).read_range("meta/note.txt", 1, 3) == b"wo"
+
+
+def test_a_file_that_is_not_there_is_named(remote, tmp_path):
+    spec = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 20)
+
+    with pytest.raises(DatasetError, match=r"missing file '/bucket/arm/data/none\.parquet'"):
+        Storage(remote, spec).open_file("data/none.parquet")
+
+
+def test_a_file_that_comes_short_is_an_error_and_leaves_nothing_behind(remote, tmp_path, monkeypatch):
+    spec = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 20)
+    storage = Storage(remote, spec)
+    fsspec.filesystem("memory").pipe_file("/bucket/arm/meta/note.txt", b"0123456789")
+    assert storage._listing["meta/note.txt"][0] == 10
+    monkeypatch.setitem(fsspec.filesystem("memory").store, "/bucket/arm/meta/note.txt", shortened(b"0123456"))
+
+    with pytest.raises(DownloadError, match="has 10 bytes, but 7 were fetched"):
+        storage.read_bytes("meta/note.txt")
+
+    assert not [path for path in Path(spec.folder).iterdir() if path.stat().st_size in (7, 10)]
+
+
+def shortened(content):
+    from fsspec.implementations.memory import MemoryFile
+
+    return MemoryFile(fsspec.filesystem("memory"), "/bucket/arm/meta/note.txt", content)
+
+
+@pytest.mark.parametrize(
+    ("cache", "message"),
+    [
+        ({"folder": "s3://bucket", "max_bytes": 5}, "give a folder on a local disk"),
+        ({"folder": "x", "max_bytes": 0}, "must be at least 1, got 0"),
+        ({"folder": "x", "bytes": 3}, "cache has no field 'bytes'"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_refused(local, cache, message):
+    with pytest.raises(ConfigError, match=message):
+        make_pipe(local, cache=cache)
+
+
+def test_local_datasets_are_read_where_they_are(local, tmp_path):
+    list(local_loader(make_pipe(local, cache={"folder": str(tmp_path / "cache"), "max_bytes": 1})))
+
+    assert not (tmp_path / "cache").exists()
