@@ -47,7 +47,7 @@ def test_findings_on_ray_are_those_of_one_process(base, tmp_path):
 class DeadlyStorage(Storage):
     """Storage with a file that kills whoever opens it."""
 
-    deadly: str
+    deadly: str = ""
 
     def __getstate__(self):
         return {"uri": self.uri, "deadly": self.deadly}
@@ -63,7 +63,7 @@ def test_a_video_that_kills_its_worker_is_a_finding_and_the_others_are_checked(b
     promises = read_promises(outline, is_deep=False)
     units = [unit for unit in plan_units(outline)[0] if unit.name.endswith(".mp4") and unit.rows[0] in (1, 2)]
     deadly = next(unit for unit in units if unit.rows == (2,))
-    meta = replace(promises.meta, storage=DeadlyStorage(promises.meta.storage.uri, deadly.name))
+    meta = replace(promises.meta, storage=DeadlyStorage(promises.meta.storage.uri, deadly=deadly.name))
 
     results = _run_on_ray(replace(promises, meta=meta), units, lambda _: None)
 

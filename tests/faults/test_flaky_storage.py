@@ -60,7 +60,9 @@ def dataset(tmp_path_factory):
 def flaky(dataset, notes, suffix):
     notes.mkdir()
     # Which columns there are is read from the first file, here and now, before the storage fails.
-    opened = replace(dataset, meta=replace(dataset.meta, storage=FlakyStorage(dataset.meta.root, str(notes), suffix)))
+    opened = replace(
+        dataset, meta=replace(dataset.meta, storage=FlakyStorage(dataset.meta.root, notes=str(notes), suffix=suffix))
+    )
     opened.__dict__["row_features"] = dataset.row_features
     return opened
 
