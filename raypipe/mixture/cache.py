@@ -72,9 +72,10 @@ def read_contents_cached(storage: Storage, folder: str | Path, *, revision: str 
     """Return what the dataset at `storage` holds, from the cache in `folder` if it is there; else keep it there.
 
     Args:
-        revision: what names an unchanging state of the dataset, such as a commit of the Hub; then no file is looked
-            at but the videos that were missing.
+        revision: what names an unchanging state of the dataset; that of the Hub, where it is pinned to a commit. Then
+            no file is looked at but the videos that were missing.
     """
+    revision = revision or storage.commit
     try:
         path = cache_file(storage, folder)
     except RuntimeError as error:
