@@ -76,7 +76,7 @@ def test_a_dataset_that_would_give_nothing_is_refused_by_name():
         mix([3], [4], frames=[7, 0])
 
 
-@settings(max_examples=30)
+@settings(max_examples=18)
 @given(mixtures(), specs, worlds, sizes, st.integers(0, 50))
 def test_every_epoch_has_the_exact_share_of_every_dataset_and_equal_steps(index, spec, world_size, per_lane, epoch):
     world = start_or_assume(index, spec, world_size=world_size, per_lane=per_lane, epoch=epoch)
@@ -88,7 +88,7 @@ def test_every_epoch_has_the_exact_share_of_every_dataset_and_equal_steps(index,
     assert len(set(emitted)) == len(emitted)
 
 
-@settings(max_examples=30)
+@settings(max_examples=18)
 @given(mixtures(), specs, st.integers(1, 6))
 def test_over_epochs_every_frame_of_a_dataset_is_visited_equally_often(index, spec, num_epochs):
     spec = replace(spec, tail="short", lanes=1)
@@ -106,7 +106,7 @@ def test_over_epochs_every_frame_of_a_dataset_is_visited_equally_often(index, sp
         assert max(seen) - min(seen) <= 1
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(mixtures(), specs)
 def test_which_frames_an_epoch_takes_depends_neither_on_spans_nor_on_ranks(index, spec):
     spec = replace(spec, tail="short", shuffle=True)
@@ -116,7 +116,7 @@ def test_which_frames_an_epoch_takes_depends_neither_on_spans_nor_on_ranks(index
     assert sorted(one) == sorted(other)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(mixtures(), st.integers(0, 2**32), st.sampled_from(["episode", 1, 5]), st.integers(0, 5))
 def test_spans_come_so_that_at_every_prefix_each_dataset_has_its_share(index, seed, span_frames, epoch):
     spec = OrderSpec(seed=seed, span_frames=span_frames, lanes=1)
@@ -132,7 +132,7 @@ def test_spans_come_so_that_at_every_prefix_each_dataset_has_its_share(index, se
         assert (np.abs(mine - emitted * share / total) <= bound).all()
 
 
-@settings(max_examples=30)
+@settings(max_examples=18)
 @given(mixtures(), specs, worlds, sizes)
 def test_at_every_step_each_dataset_has_its_share_within_the_live_window(index, spec, world_size, per_lane):
     spec = replace(spec, shuffle=True, tail="short")
@@ -166,7 +166,7 @@ def test_a_mixture_resumes_after_every_batch_as_if_it_had_never_stopped(index, s
         assert resumed.plan.fingerprint == world.plan.fingerprint
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(mixtures(), specs, st.data())
 def test_a_mixture_is_emitted_exactly_once_over_any_history_of_restarts(index, spec, data):
     world_size = data.draw(worlds)
@@ -200,7 +200,7 @@ def test_global_batches_of_a_mixture_are_equal_on_all_world_sizes_that_divide_th
     assert all(other == steps[0] for other in steps)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=12), st.integers(0, 2**32), st.integers(0, 9))
 def test_a_mixture_of_one_whole_dataset_has_the_order_of_the_dataset(frames, seed, epoch):
     alone = make_index(frames, name="a")
@@ -280,7 +280,7 @@ def test_a_state_of_a_single_dataset_is_none_of_a_mixture():
         resume(saved_state(alone), mix([9], frames=[9]), OrderSpec(seed=1), world_size=2)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(mixtures(), st.integers(0, 2**32), st.integers(1, 4), st.data())
 def test_visits_stay_equal_over_a_change_of_weights(index, seed, epoch, data):
     spec, num = OrderSpec(seed=seed, lanes=1), len(index.dataset_names)
