@@ -45,27 +45,21 @@ class Unified:
     """What was left out, filled, padded or widened, a line each."""
 
 
-def unify(
-    members: Sequence[Dataset], spec: MixtureSpec, specs: Sequence[MemberSpec], *, resize: Resize = ORIGINAL_SIZE
-) -> Unified:
+def unify(members: Sequence[Dataset], spec: MixtureSpec, specs: Sequence[MemberSpec]) -> Unified:
     """Return the schema of these datasets as one, without windows.
 
     Args:
         specs: one per dataset, under the name that it has in the mixture.
-        resize: the height and width that decoding gives every camera, where that is settled elsewhere.
 
     Raises:
         ConfigError: they cannot be one; it lists all that is wrong, who has what, and what to write in the file.
     """
     features = [features_of(one.name, dataset) for one, dataset in zip(specs, members, strict=True)]
-    return unify_features(features, spec, specs, resize=resize)
+    return unify_features(features, spec, specs)
 
 
-def unify_features(
-    members: Sequence[MemberFeatures], spec: MixtureSpec, specs: Sequence[MemberSpec], *, resize: Resize = ORIGINAL_SIZE
-) -> Unified:
+def unify_features(members: Sequence[MemberFeatures], spec: MixtureSpec, specs: Sequence[MemberSpec]) -> Unified:
     """Return the schema of members with these features; `unify` on values."""
-    size = _common_size(spec.resize, resize)
     offers, misfits = [], []
     for member, one in zip(members, specs, strict=True):
         offer, wrong = offer_of(member, one)
@@ -81,23 +75,15 @@ def unify_features(
     misfits += _unknown_widths(offers, spec)
     features = {}
     for name in kept:
-        one_feature = _unify_feature(name, offers, spec, size)
+        one_feature = _unify_feature(name, offers, spec, spec.resize)
         if isinstance(one_feature, Misfit):
             misfits.append(one_feature)
         else:
             features[name] = one_feature
     if misfits:
-        raise ConfigError(explain_misfits(offers, misfits, specs, size))
+        raise ConfigError(explain_misfits(offers, misfits, specs, spec.resize))
     schema = _schema(features, offers)
     return Unified(schema=schema, notes=_notes(schema, offers, lacking, spec))
-
-
-def _common_size(of_mixture: Resize, of_decoding: Resize) -> Resize:
-    if ORIGINAL_SIZE not in (of_mixture, of_decoding) and of_mixture != of_decoding:
-        raise ConfigError(
-            f"the mixture resizes cameras to {of_mixture} and decoding to {of_decoding}; give the size in one place"
-        )
-    return of_decoding if of_mixture == ORIGINAL_SIZE else of_mixture
 
 
 def _names(offers: Sequence[Offer]) -> list[str]:

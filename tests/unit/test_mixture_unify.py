@@ -39,12 +39,12 @@ def member(name, rows=ACTION, cameras=(), others=()):
     return MemberFeatures(name=name, rows=own | index, cameras={one.name: one for one in found}, others=others)
 
 
-def unified(*members, specs=(), resize="original", **options):
+def unified(*members, specs=(), **options):
     given_specs = {one["name"]: one for one in specs}
     spec = MixtureSpec(
         members=[{"root": one.name, "name": one.name, **given_specs.get(one.name, {})} for one in members], **options
     )
-    return unify_features(members, spec, spec.members, resize=resize)
+    return unify_features(members, spec, spec.members)
 
 
 def refusal(*members, **options):
@@ -200,17 +200,6 @@ def test_cameras_of_unlike_sizes_need_a_resize():
     assert "'observation.images.top' has unlike or unknown sizes (height x width): rgb 480x640 in a" in message
     assert "resize: [240, 320]" in message
     assert schema.features[TOP].shape == (3, 120, 160)
-
-
-def test_the_resize_of_the_mixture_counts_and_two_sizes_are_refused():
-    spec = MixtureSpec(members=["a"], resize=(120, 160))
-    members = [member("a", cameras=[TOP])]
-
-    for resize in ("original", (120, 160)):
-        found = unify_features(members, spec, spec.members, resize=resize).schema
-        assert found.features[TOP].shape == (3, 120, 160)
-    with pytest.raises(ConfigError, match=r"\(120, 160\) and decoding to \(60, 80\)"):
-        unify_features(members, spec, spec.members, resize=(60, 80))
 
 
 def test_unknown_sizes_are_refused_where_a_batch_would_need_them():
