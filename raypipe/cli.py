@@ -199,7 +199,7 @@ def download(
 @app.command()
 def account(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint, or a run's folder: a path or a URI.")],
-    root: Annotated[str, typer.Option(help="Where the dataset is now, if not where the run had it.")] = "",
+    root: Annotated[str, typer.Option(help="Where the dataset, or the mixture file, is now; else where it was.")] = "",
     name: Annotated[str, typer.Option(help="The loader, where the run has several.")] = "",
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write it as JSON; - prints it.")] = "",
 ) -> None:
@@ -223,7 +223,7 @@ def where(
     step: Annotated[int, typer.Argument(help="Counted from 0 at the run's start, or at that of --epoch.")],
     rank: Annotated[int, typer.Argument(help="Counted from 0.")],
     folder: Annotated[str, typer.Option("--account", metavar="DIR", help="A checkpoint or a run's folder.")] = "",
-    root: Annotated[str, typer.Option(help="A LeRobot dataset: a local path or an fsspec URI.")] = "",
+    root: Annotated[str, typer.Option(help="A LeRobot dataset, or a mixture file: a path or an fsspec URI.")] = "",
     name: Annotated[str, typer.Option(help="The loader of the account, where the run has several.")] = "",
     batch_size: Annotated[int, typer.Option(help="Frames of a batch on each rank.")] = 0,
     world_size: Annotated[int, typer.Option(help="Ranks.")] = 1,
