@@ -230,7 +230,9 @@ class ExitDecoder:
 
     def _decode_episode(self, number: int, row: int, camera: str, wanted: list[_Wanted], out: NDArray[Any]) -> None:
         frames = np.unique(np.concatenate([want.frames for want in wanted]))
-        pixels = self._context.decoders[number].decode_video(row, camera, frames).cpu().numpy()
+        # Batches take a few frames each: of a remote episode all come at once, not some with every batch.
+        episode = np.arange(int(self._context.datasets[number].meta.episodes.length[row]))
+        pixels = self._context.decoders[number].decode_video(row, camera, frames, span=episode).cpu().numpy()
         for want in wanted:
             out[want.sample] = pixels[np.searchsorted(frames, want.frames)]
 

@@ -67,6 +67,14 @@ def find_box(content: bytes, *path: bytes) -> bytes | None:
     return content
 
 
+def need_box(content: bytes, *path: bytes) -> bytes:
+    """Return the content of the box at a path of kinds."""
+    found = find_box(content, *path)
+    if found is None:
+        raise ValueError(f"no box {b'/'.join(path).decode('latin-1')!r}")
+    return found
+
+
 def box_timescale(header: bytes) -> int:
     """Return the ticks per second that a header box gives."""
     (timescale,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
@@ -111,6 +119,38 @@ def sample_keyframes(samples: bytes, count: int) -> NDArray[np.bool_]:
     is_keyframe = np.zeros(count, dtype=np.bool_)
     is_keyframe[box_numbers(body, 1)[:, 0] - 1] = True
     return is_keyframe
+
+
+def sample_sizes(table: bytes) -> NDArray[np.int64]:
+    """Return the bytes of every sample, in decoding order."""
+    body = find_box(table, b"stsz")
+    if body is None:
+        raise NotImplementedError("an mp4 with packed packet sizes")
+    common, count = struct.unpack_from(">II", body, 4)
+    if count > _MAX_SAMPLES:
+        raise ValueError(f"a table of {count} sizes")
+    if common:
+        return np.full(count, common, dtype=np.int64)
+    return np.frombuffer(body, dtype=">u4", count=count, offset=12).astype(np.int64)
+
+
+def sample_offsets(table: bytes, size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each packet starts: packets lie back to back inside a chunk, and the file lists chunks."""
+    wide = find_box(table, b"co64")
+    dtype, body = (">u8", wide) if wide is not None else (">u4", need_box(table, b"stco"))
+    (num_chunks,) = struct.unpack_from(">I", body, 4)
+    chunk_offset = np.frombuffer(body, dtype=dtype, count=num_chunks, offset=8).astype(np.int64)
+    runs = box_numbers(need_box(table, b"stsc"), 3)
+    if len(runs) and runs[:, 2].max() > 1:
+        raise NotImplementedError("an mp4 with several sample descriptions")
+    repeats = np.diff(np.append(runs[:, 0], num_chunks + 1))
+    per_chunk = np.repeat(runs[:, 1], repeats)
+    if len(per_chunk) != num_chunks or per_chunk.sum() != len(size):
+        raise ValueError(f"its chunks hold {int(per_chunk.sum())} packets, and it lists {len(size)}")
+    before = np.cumsum(size) - size
+    first = np.cumsum(per_chunk) - per_chunk
+    start_of_chunk = np.where(per_chunk > 0, before[np.minimum(first, max(len(size) - 1, 0))], 0)
+    return np.repeat(chunk_offset - start_of_chunk, per_chunk) + before
 
 
 def read_edit(body: bytes | None, timescale: int, movie_timescale: int) -> tuple[int, float]:

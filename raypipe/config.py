@@ -2,8 +2,8 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, TypeVar
 
 from raypipe.block import BlockContext
 from raypipe.dataset import Dataset, knowing_rows
@@ -37,6 +37,8 @@ _ROW_BLOCK_BYTES = 8 << 20
 _PIXEL_BLOCK_BYTES = 64 << 20
 """Half of what Ray itself aims at: a rank fetches some blocks ahead."""
 
+NO_CACHE: Final = "off"
+
 Spec = TypeVar("Spec")
 
 
@@ -57,8 +59,8 @@ class PipelineConfig:
     allow_mixture_change: bool = False
     """Whether a run may go on, between epochs, from a state of another mixture."""
 
-    cache: CacheSpec | None = None
-    """Keeps files of remote datasets on the nodes that read them."""
+    cache: CacheSpec | None = field(default_factory=CacheSpec)
+    """Keeps files of remote datasets on the nodes that read them; None reads them from afar whenever they are used."""
 
     @property
     def mixture(self) -> Mixture | None:
@@ -139,11 +141,17 @@ def _check_windows(schema: Schema) -> None:
 
 
 def cached_files(dataset: Dataset, cache: CacheSpec | None) -> Dataset:
-    """Return a dataset whose rows and videos are read through a cache of the node; a local one as it is."""
-    if cache is None or dataset.meta.storage.is_local:
+    """Return a dataset whose rows and videos are read through this cache of the node; a local one as it is."""
+    storage = dataset.meta.storage
+    if storage.cache == cache or storage.is_local:
         return dataset
-    meta = replace(dataset.meta, storage=replace(dataset.meta.storage, cache=cache))
+    meta = replace(dataset.meta, storage=storage.cached(cache))
     return knowing_rows(replace(dataset, meta=meta), dataset.row_features)
+
+
+def make_cache(value: Any) -> CacheSpec | None:
+    """Return the cache that `value` says: a spec, a dict of its fields, or ``"off"`` for none."""
+    return None if value == NO_CACHE else make_spec(CacheSpec, value, "cache")
 
 
 def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:

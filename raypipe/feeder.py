@@ -24,6 +24,7 @@ import pyarrow as pa
 import ray
 
 from raypipe.block import BlockContext
+from raypipe.cluster_gate import share_gate
 from raypipe.errors import ConfigError, RaypipeError, ResumeError
 from raypipe.gauges import RankGauges
 from raypipe.metrics import LoaderStats
@@ -271,6 +272,7 @@ class FeederSource:
 
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "RayFeed":
         """Return the blocks that the rest of a plan sends to one rank; waits for the feeder to plan."""
+        share_gate()
         plan = world.plan
         per_lane = world.steps.per_lane
         ask = Ask(

@@ -24,6 +24,7 @@ COUNTERS: Final = {
         "Time in which a batch was waited for while it was assembled.",
     ),
     "raypipe_skipped_frames": ("skipped_frames", "Samples that were left out as bad data."),
+    "raypipe_requests": ("requests", "Requests to remote storage, of the rank and of the tasks that read for it."),
     "raypipe_decode_seconds": ("decode_s", "Time spent decoding, summed over threads and tasks."),
 }
 """By metric: the field of `LoaderStats`, and the description. Prometheus adds ``_total``."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from raypipe.requests import num_requests
+
 STAGES: Final = ("read", "decode", "transport", "assembly")
 """Where a batch may be late."""
 
@@ -60,6 +62,9 @@ class LoaderStats:
     cache_hits: int
     cache_misses: int
     cache_evictions: int
+    requests: int
+    """Sent to the Hub and other remote storage: by this process since the loader was made, whatever it was for, and by
+    the tasks that read for this rank."""
 
     @property
     def waits_for(self) -> str:
@@ -134,6 +139,8 @@ class WorldStats:
     """What the worst rank waits for: one of `STAGES`, or "nothing"."""
     skipped_frames: int
     """Samples that all ranks together have left out as bad data."""
+    requests: int
+    """Sent to remote storage by all ranks and the tasks that read for them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as a JSON object."""
@@ -151,6 +158,7 @@ def sum_up(ranks: Mapping[int, LoaderStats]) -> WorldStats:
         worst_wait_share=ranks[worst].wait_share,
         waits_for=ranks[worst].waits_for,
         skipped_frames=sum(stats.skipped_frames for stats in ranks.values()),
+        requests=sum(stats.requests for stats in ranks.values()),
     )
 
 
@@ -168,6 +176,7 @@ class _Sums:
     assembly_wait_s: float = 0.0
     task_decode_s: float = 0.0
     task_decoded_frames: int = 0
+    task_requests: int = 0
     skipped_frames: int = 0
     emitted_frames: int = 0
     received_blocks: int = 0
@@ -199,6 +208,7 @@ class Meter:
         self._started_at = 0.0
         self._asked_at = 0.0
         self._left_at = 0.0
+        self._requests_before = num_requests()
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -240,9 +250,11 @@ class Meter:
             sums = asdict(self._sums)
         decode_s = sums.pop("task_decode_s") + live.decode_s
         decoded = sums.pop("task_decoded_frames") + live.decoded_frames
+        requests = sums.pop("task_requests") + num_requests() - self._requests_before
         seconds = sums["wait_s"] + sums["step_s"]
         return LoaderStats(
             **sums,
+            requests=requests,
             samples_per_s=sums["samples"] / seconds if seconds else 0.0,
             first_batch_s=self._first_batch_s,
             wait_share=sums["wait_s"] / seconds if seconds else 0.0,

@@ -1,14 +1,20 @@
 """What happens to a span between its arrival on a rank and its admission: its pixels are decoded, or probed."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from raypipe.block import BlockContext, CameraPart, SpanBlock, shown_frames, window_frames
-from raypipe.packed import SpanRequest
+from raypipe.errors import RaypipeError
+from raypipe.packed import SpanRequest, span_request
 from raypipe.plan import RankPlan
 from raypipe.shuffle import SpanPixels, find_pixels
+
+_AHEAD_THREADS: Final = 2
+"""They ask for what comes next; the bytes themselves come in threads of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,7 @@ class SpanOpener:
     def __init__(self, context: BlockContext, pool: ThreadPoolExecutor) -> None:
         self._context = context
         self._pool = pool
+        self._ahead = ThreadPoolExecutor(_AHEAD_THREADS, thread_name_prefix="raypipe-ahead")
         self._can_skip = context.bad_data.on_bad_episode == "skip"
 
     def open(self, block: SpanBlock) -> Arrived:
@@ -41,18 +48,27 @@ class SpanOpener:
 
         The plan says which they are long before they come.
         """
-        context, queue = self._context, plan.queue
-        if context.decode.where == "cluster":
+        if self._context.decode.where == "cluster":
             return
         for arrival in arrivals:
-            number = int(queue.dataset[arrival])
-            dataset = context.datasets[number]
-            if dataset.meta.storage.cache is None:
-                continue
-            row = dataset.meta.episodes.find_row(int(queue.episode[arrival]))
-            for own in context.batch_schema.members[number].cameras.values():
-                if not context.stores_images(number, own):
-                    dataset.meta.storage.prefetch(dataset.meta.video_file(row, own))
+            storage = self._context.datasets[int(plan.queue.dataset[arrival])].meta.storage
+            if storage.cache is not None and storage.cache.prefetch and not storage.is_local:
+                # On a thread of its own: which bytes a span needs may be known only after a look at its video.
+                self._ahead.submit(self._prefetch, span_request(plan, arrival))
+
+    def close(self) -> None:
+        """Fetch nothing more ahead."""
+        self._ahead.shutdown(wait=False, cancel_futures=True)
+
+    def _prefetch(self, request: SpanRequest) -> None:
+        _, row, length = self._context.find_episode(request)
+        for own in self._context.member_of(request).cameras.values():
+            if not self._context.stores_images(request.dataset, own):
+                # What fails here is met again, and told, by whoever decodes the span.
+                with suppress(RaypipeError, OSError, NotImplementedError):
+                    is_exit = self._context.decode.when == "exit"
+                    frames = np.arange(length) if is_exit else shown_frames(self._context, request, own)
+                    self._context.decoders[request.dataset].prefetch(row, own, frames)
 
     def _decode(self, block: SpanBlock) -> dict[str, "Future[SpanPixels]"]:
         """Start decoding what did not come decoded; with ``when="exit"`` only images, whose bytes are at hand now."""

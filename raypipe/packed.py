@@ -76,6 +76,8 @@ class SpanHeader:
     read_s: float = 0.0
     decode_s: float = 0.0
     num_decoded: int = 0
+    num_requests: int = 0
+    """To remote storage, for this span."""
     finished_at: float = 0.0
     """Seconds since 1970 when the last stage of the task was done with the span."""
 

@@ -22,7 +22,7 @@ from raypipe.config import (
     DEFAULT_LIVE_BYTES,
     PipelineConfig,
     compose_config,
-    make_spec,
+    make_cache,
     pixel_bytes,
     row_bytes,
     spans_per_block,
@@ -39,7 +39,6 @@ from raypipe.plan import WHOLE_EPISODE, WorldPlan, plan_epoch, plan_world, start
 from raypipe.rank_job import RankJob
 from raypipe.skips import BadDataSpec
 from raypipe.source.datasource import as_samples, build_dataset
-from raypipe.storage import CacheSpec
 
 
 class Pipeline:
@@ -71,11 +70,11 @@ class Pipeline:
             live_bytes: memory of a rank for the spans at hand; decides span length where ``order`` does not.
             parts: ``selection``, ``order``, ``decode``, ``feed``: see `SelectionSpec`, `OrderSpec`, `DecodeSpec`,
                 `FeedSpec`; the fields of `BadDataSpec`, such as ``on_bad_episode="skip"``; ``cache``, a `CacheSpec`
-                for files of remote storage; and ``allow_mixture_change=True``, to go on between epochs from a state of
-                another mixture.
+                for files of remote storage, or ``"off"``; and ``allow_mixture_change=True``, to go on between epochs
+                from a state of another mixture.
         """
         allow_mixture_change = bool(parts.pop("allow_mixture_change", False))
-        cache = make_spec(CacheSpec, parts.pop("cache"), "cache") if "cache" in parts else None
+        cache = make_cache(parts.pop("cache", {}))
         known = (
             "selection",
             "order",

@@ -149,6 +149,7 @@ class EpochRun:
             self._batches.put(_END)
         self._is_over = True
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._opener.close()
         self._assembler.close()
 
     @property
@@ -203,7 +204,11 @@ class EpochRun:
             for block in open_block(self._context, table):
                 self._check_identity(block.request)
                 self._wait_for_room(feed.resident_spans)
-                self._meter.add(task_decode_s=block.decode_s, task_decoded_frames=block.num_decoded)
+                self._meter.add(
+                    task_decode_s=block.decode_s,
+                    task_decoded_frames=block.num_decoded,
+                    task_requests=block.num_requests,
+                )
                 arrived = self._opener.open(block)
                 with self._changed:
                     self._arrived[self._num_received] = arrived

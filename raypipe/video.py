@@ -9,16 +9,31 @@ timestamps decide nothing but the first frame of an episode in a packed file, on
     first       0           5             10
 """
 
+import functools
 import struct
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.boxes import box_timescale, find_box, list_boxes, read_box, read_edit, sample_keyframes, sample_pts
+from raypipe.boxes import (
+    box_timescale,
+    find_box,
+    list_boxes,
+    read_box,
+    read_edit,
+    sample_keyframes,
+    sample_offsets,
+    sample_pts,
+    sample_sizes,
+)
 from raypipe.errors import DatasetError, DecodeError
 from raypipe.metadata import DatasetMeta
 from raypipe.storage import Storage
+
+_READ_AHEAD_BYTES: Final = 1 << 16
+"""FFmpeg reads so much at once, behind the last frame too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +43,37 @@ class VideoIndex:
     pts_s: NDArray[np.float64]
     """When each frame is shown, in seconds, as FFmpeg counts it."""
     is_keyframe: NDArray[np.bool_]
+    timescale: int = 0
+    """Ticks per second in which the file counts; 0 where its index does not tell."""
+    packets: "Packets | None" = None
+    """Where the frames lie in the file; None where its index does not tell."""
 
     def __len__(self) -> int:
         return len(self.pts_s)
+
+    def byte_range(self, frames: NDArray[np.int64]) -> tuple[int, int]:
+        """Return the bytes that decoding these frames reads, from the keyframe before them; nothing where not known."""
+        return self.packets.byte_range(frames) if self.packets is not None and len(frames) else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Packets:
+    """Where the frames of a video lie in its file, in decoding order."""
+
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    keyframes: NDArray[np.int64]
+    """Positions of keyframes, ascending."""
+    place: NDArray[np.int64]
+    """By frame as shown, its position in decoding order."""
+
+    def byte_range(self, frames: NDArray[np.int64]) -> tuple[int, int]:
+        """Return the first byte and the one behind the last that decoding these frames reads."""
+        places = self.place[frames]
+        before = int(np.searchsorted(self.keyframes, places.min(), side="right")) - 1
+        first = int(self.keyframes[before]) if before >= 0 else 0
+        read = slice(first, int(places.max()) + 1)
+        return int(self.offset[read].min()), int((self.offset[read] + self.size[read]).max()) + _READ_AHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +175,15 @@ def read_video_index(storage: Storage, name: str) -> VideoIndex:
         ) from error
 
 
+@functools.lru_cache(maxsize=256)
+def read_ranged_index(storage: Storage, name: str) -> VideoIndex:
+    """Return the index of a remote mp4 of which only parts are on the node; kept, since it takes requests to read it.
+
+    A remote file whose content changes has another key in the cache, and is an error before that.
+    """
+    return read_video_index(storage, name)
+
+
 def parse_moov(moov: bytes) -> VideoIndex:
     """Return the index that a ``moov`` box holds; see `read_video_index` for what may be wrong with it."""
     if find_box(moov, b"mvex") is not None:
@@ -152,4 +204,16 @@ def parse_moov(moov: bytes) -> VideoIndex:
     if len(pts) and (pts.min() + shift < 0 or pts.max() + shift >= stop):
         raise NotImplementedError("an mp4 whose edit list cuts frames off")
     order = np.argsort(pts, kind="stable")
-    return VideoIndex((pts[order] + shift) / timescale, sample_keyframes(samples, len(pts))[order])
+    is_keyframe = sample_keyframes(samples, len(pts))
+    packets = _packets(samples, is_keyframe, order)
+    return VideoIndex((pts[order] + shift) / timescale, is_keyframe[order], timescale, packets)
+
+
+def _packets(samples: bytes, is_keyframe: NDArray[np.bool_], order: NDArray[np.int64]) -> Packets | None:
+    try:
+        size = sample_sizes(samples)
+        offset = sample_offsets(samples, size)
+    except (NotImplementedError, ValueError, IndexError, struct.error):
+        # A file whose packets cannot be told apart is decoded all the same; of a remote one more is read then.
+        return None
+    return Packets(offset, size, np.flatnonzero(is_keyframe), order) if len(size) == len(order) else None

@@ -12,12 +12,12 @@ import raypipe
 PACKAGE = Path(raypipe.__file__).parent
 
 LAYERS = [
-    {"errors", "boxes"},
+    {"errors", "boxes", "requests"},
     {"hub", "filecache"},
     {"storage"},
     {"metadata"},
     {"plan", "window", "rows", "video", "metrics", "skips"},
-    {"decode", "account", "progress", "row_features"},
+    {"decode", "account", "progress", "row_features", "cluster_gate"},
     {"dataset", "packed", "download"},
     {"schema"},
     {"normalise"},
@@ -43,7 +43,7 @@ HOMES = {
     "torchcodec": {"decode", "testing", "reshard"},
     "matplotlib": {"validate", "views"},
     "PIL": {"decode", "testing"},
-    "ray": {"source", "gauges", "feeder", "pipeline", "train", "reshard", "validate"},
+    "ray": {"source", "cluster_gate", "gauges", "feeder", "pipeline", "train", "reshard", "validate"},
     "huggingface_hub": {"hub"},
 }
 

@@ -39,6 +39,8 @@ class SpanBlock:
     """By camera, frames and bytes of images that the rank decodes."""
     decode_s: float
     num_decoded: int
+    num_requests: int
+    """Sent to remote storage by the task that made the block, for this span."""
     task: TaskTimes
     """Of the task that made the block, which may hold other spans too."""
 
@@ -85,6 +87,7 @@ def _open_span(context: BlockContext, span: PackedSpan, request: SpanRequest, ta
         stored_images=stored,
         decode_s=span.header.decode_s,
         num_decoded=span.header.num_decoded,
+        num_requests=span.header.num_requests,
         task=task,
     )
 

@@ -33,6 +33,7 @@ from raypipe.packed import (
     take_windows,
     unpack_spans,
 )
+from raypipe.requests import num_requests
 from raypipe.rows import column_values, one_line
 from raypipe.storage import is_transient, retry_transient
 from raypipe.window import window_rows
@@ -61,10 +62,12 @@ def filler_block(num_rows: int) -> pa.Table:
 
 
 def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[float], None]) -> PackedSpan:
-    started = time.perf_counter()
+    started, sent = time.perf_counter(), num_requests()
     try:
         span = retry_transient(lambda: _read_reach(context, request), sleep)
-        return replace(span, header=replace(span.header, read_s=time.perf_counter() - started, finished_at=time.time()))
+        read_s, requests = time.perf_counter() - started, num_requests() - sent
+        header = replace(span.header, read_s=read_s, num_requests=requests, finished_at=time.time())
+        return replace(span, header=header)
     except (RaypipeError, OSError, ValueError, TypeError, pa.ArrowException) as error:
         return _failed(request, error)
 
@@ -200,7 +203,7 @@ def _decode_span(context: BlockContext, span: PackedSpan, request: SpanRequest) 
     decoder, anchors, cameras = context.decoders[request.dataset], request.anchors, context.batch_schema.cameras
     # Stored images give way to pixels, and so do the nulls in their place where another span of the block has some.
     columns, margins = {name: array for name, array in span.columns.items() if name not in cameras}, {}
-    started, num_decoded = time.perf_counter(), 0
+    started, num_decoded, sent = time.perf_counter(), 0, num_requests()
     for camera, own in context.member_of(request).cameras.items():
         extra = _margin_frames(context, request, own)
         frames = np.union1d(anchors, extra)
@@ -214,8 +217,9 @@ def _decode_span(context: BlockContext, span: PackedSpan, request: SpanRequest) 
         values = pixels.numpy()
         columns[camera] = as_array(values if not len(extra) else values[np.searchsorted(frames, anchors)])
         margins[camera] = (extra, values[np.searchsorted(frames, extra)])
-    seconds = time.perf_counter() - started
-    return PackedSpan(replace(span.header, decode_s=seconds, num_decoded=num_decoded), columns, margins)
+    seconds, requests = time.perf_counter() - started, span.header.num_requests + num_requests() - sent
+    header = replace(span.header, decode_s=seconds, num_decoded=num_decoded, num_requests=requests)
+    return PackedSpan(header, columns, margins)
 
 
 def _margin_frames(context: BlockContext, request: SpanRequest, camera: str) -> Frames:

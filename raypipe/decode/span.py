@@ -19,7 +19,7 @@ from raypipe.decode.videos import OpenVideo, VideoCache, VideoOptions
 from raypipe.errors import DecodeError, DownloadError, RaypipeError
 from raypipe.metadata import DatasetMeta
 from raypipe.storage import is_transient, retry_transient
-from raypipe.video import episode_first_frame
+from raypipe.video import episode_first_frame, read_ranged_index
 
 _PIECE_BYTES: Final = 16 << 20
 """Below the 32 MB at which the C library stops keeping freed memory."""
@@ -63,11 +63,14 @@ class SpanDecoder:
         with self._lock:
             return replace(self._counts)
 
-    def decode_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
+    def decode_video(
+        self, row: int, camera: str, frames: NDArray[np.int64], *, span: NDArray[np.int64] | None = None
+    ) -> torch.Tensor:
         """Return frames of the episode in row `row` of the episode table: ``(n, height, width, 3)`` uint8.
 
         Args:
             frames: ascending positions in the episode.
+            span: all frames that are decoded one piece after the other; where they are remote they come at once.
 
         Raises:
             DatasetError: the video is missing, damaged, or lacks a frame.
@@ -75,7 +78,7 @@ class SpanDecoder:
         started = time.perf_counter()
         name = self._meta.video_file(row, camera)
         try:
-            pixels = self._read_guarded(name, row, camera, frames)
+            pixels = self._read_guarded(row, camera, frames, frames if span is None else span)
         except (RaypipeError, OSError) as error:
             episode = int(self._meta.episodes.episode_index[row])
             error.add_note(f"while decoding camera {camera!r} of episode {episode} of {self._meta.root}")
@@ -98,18 +101,19 @@ class SpanDecoder:
                 f"decode={{'resize': (height, width)}}"
             )
 
-    def read_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
+    def read_video(
+        self, row: int, camera: str, frames: NDArray[np.int64], span: NDArray[np.int64] | None = None
+    ) -> torch.Tensor:
         """Return what `decode_video` does, in this process, however many have died over it: for the subprocess."""
-        name = self._meta.video_file(row, camera)
-        return retry_transient(lambda: self._read(name, row, camera, frames))
+        return retry_transient(lambda: self._read(row, camera, frames, frames if span is None else span))
 
-    def _read_guarded(self, name: str, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
-        episode = int(self._meta.episodes.episode_index[row])
+    def _read_guarded(self, row: int, camera: str, frames: NDArray[np.int64], span: NDArray[np.int64]) -> torch.Tensor:
+        name, episode = self._meta.video_file(row, camera), int(self._meta.episodes.episode_index[row])
         key, journal = video_key(self._meta.storage, name, episode, camera), process_journal()
         num_deaths = journal.count_deaths(key)
         if num_deaths < _MAX_DEATHS:
             with journal.marking(key):
-                return self.read_video(row, camera, frames)
+                return self.read_video(row, camera, frames, span)
         if key not in self._isolated:
             self._isolated.add(key)
             warnings.warn(
@@ -120,15 +124,28 @@ class SpanDecoder:
             )
         return decode_isolated(IsolatedRequest(meta=self._meta, spec=self._spec, row=row, camera=camera, frames=frames))
 
-    def _read(self, name: str, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
+    def _read(self, row: int, camera: str, frames: NDArray[np.int64], span: NDArray[np.int64]) -> torch.Tensor:
+        name = self._meta.video_file(row, camera)
         try:
             video = self._open(name)
             first = episode_first_frame(self._meta, row, camera, video.index)
+            video.need(first + span)
             return video.read_frames(first + frames)
         except (RaypipeError, OSError):
             # A decoder that has failed once is not asked again.
             self._local.cache.forget(self._meta.storage, name)
             raise
+
+    def prefetch(self, row: int, camera: str, frames: NDArray[np.int64]) -> None:
+        """Start to fetch what decoding these frames reads, where it is remote; may read the index of a video first."""
+        storage, name = self._meta.storage, self._meta.video_file(row, camera)
+        if not storage.is_ranged(name):
+            storage.prefetch(name)
+            return
+        index = read_ranged_index(storage, name)
+        start, stop = index.byte_range(episode_first_frame(self._meta, row, camera, index) + frames)
+        if start < stop:
+            storage.prefetch_part(name, start, stop)
 
     def decode_pieces(self, row: int, camera: str, frames: NDArray[np.int64]) -> list[torch.Tensor]:
         """Return what `decode_video` does, cut into pieces of up to 16 MB, still decoded in one pass.
@@ -138,7 +155,8 @@ class SpanDecoder:
         """
         height, width, channels = self._spec.frame_shape(self._meta.features[camera])
         size = max(1, _PIECE_BYTES // max(1, height * width * channels))
-        return [self.decode_video(row, camera, frames[i : i + size]) for i in range(0, len(frames), size)]
+        starts = range(0, len(frames), size)
+        return [self.decode_video(row, camera, frames[i : i + size], span=frames) for i in starts]
 
     def decode_images(self, row: int, camera: str, stored: Sequence[Any], frames: NDArray[np.int64]) -> torch.Tensor:
         """Return images stored in rows: ``(n, height, width, channels)``.

@@ -1,5 +1,6 @@
 """An open video: its frames by number, checked against the index of the file."""
 
+import json
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,9 +14,10 @@ from torchcodec.transforms import Resize
 from raypipe.decode.spec import ORIGINAL_SIZE
 from raypipe.errors import ConfigError, DecodeError
 from raypipe.storage import Storage
-from raypipe.video import VideoIndex, read_video_index
+from raypipe.video import VideoIndex, read_ranged_index, read_video_index
 
-SeekMode = Literal["exact", "approximate"]
+SeekMode = Literal["exact", "approximate", "index"]
+"""``index``: by the frames that the file's own index lists, for a file that is not to be read from end to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +39,17 @@ class OpenVideo:
         self._storage = storage
         self._name = name
         self._options = options
-        # A cache keeps the file for as long as it is open here.
+        # A cache keeps the file, or the parts of it in use, for as long as it is open here.
         self._held = storage.hold(name)
+        self._ranged = storage.open_ranged(name) if self._held is None and storage.is_ranged(name) else None
         self.index = _read_index(storage, name)
-        self._seek_mode: SeekMode = "approximate" if _has_constant_rate(self.index) else "exact"
+        self._seek_mode: SeekMode = "approximate" if _has_constant_rate(self.index) else self._sure_mode
         self._decoder = self._open()
         self._check_count()
+
+    @property
+    def _sure_mode(self) -> SeekMode:
+        return "index" if self._ranged is not None and self.index.timescale else "exact"
 
     @property
     def place(self) -> str:
@@ -50,8 +57,16 @@ class OpenVideo:
         return self._storage.locate(self._name)
 
     def _open(self) -> VideoDecoder:
-        path = self._held.path if self._held is not None else ""
-        return _open_decoder(self._storage, self._name, self._seek_mode, self._options, path)
+        source: Any = self._held.path if self._held is not None else self._ranged
+        seek: dict[str, Any] = {"seek_mode": self._seek_mode}
+        if self._seek_mode == "index":
+            seek = {"custom_frame_mappings": _frame_mappings(self.index)}
+        return _open_decoder(self._storage, self._name, seek, self._options, source)
+
+    def need(self, frames: NDArray[np.int64]) -> None:
+        """Have what decoding these frames reads on this node, of a remote file of which only parts are kept."""
+        if self._ranged is not None:
+            self._ranged.need(*self.index.byte_range(frames))
 
     def read_frames(self, frames: NDArray[np.int64]) -> torch.Tensor:
         """Return the frames with these ascending numbers: ``(n, height, width, 3)`` uint8, decoded in one pass."""
@@ -67,7 +82,7 @@ class OpenVideo:
         if is_right.all():
             return pixels
         if self._seek_mode == "approximate":
-            self._seek_mode = "exact"
+            self._seek_mode = self._sure_mode
             self._decoder = self._open()
             return self.read_frames(frames)
         wrong = int(np.argmin(is_right))
@@ -77,6 +92,7 @@ class OpenVideo:
         )
 
     def _decode(self, frames: NDArray[np.int64]) -> tuple[torch.Tensor, NDArray[np.float64]]:
+        self.need(frames)
         first, last = int(frames[0]), int(frames[-1])
         if last - first + 1 == len(frames):
             decoded = self._decoder.get_frames_in_range(first, last + 1)
@@ -87,7 +103,7 @@ class OpenVideo:
     def _check_count(self) -> None:
         if len(self._decoder) != len(self.index) and self._seek_mode == "approximate":
             # Without a scan the header counts, which knows nothing of an edit list that cuts frames off.
-            self._seek_mode = "exact"
+            self._seek_mode = self._sure_mode
             self._decoder = self._open()
         if len(self._decoder) != len(self.index):
             raise DecodeError(
@@ -138,9 +154,9 @@ class VideoCache:
 
 def _read_index(storage: Storage, name: str) -> VideoIndex:
     try:
-        return read_video_index(storage, name)
+        return read_ranged_index(storage, name) if storage.is_ranged(name) else read_video_index(storage, name)
     except NotImplementedError:
-        return _scan_index(_open_decoder(storage, name, "exact", VideoOptions()))
+        return _scan_index(_open_decoder(storage, name, {"seek_mode": "exact"}, VideoOptions()))
 
 
 def _scan_index(decoder: VideoDecoder) -> VideoIndex:
@@ -155,6 +171,15 @@ def _scan_index(decoder: VideoDecoder) -> VideoIndex:
     return VideoIndex(pts_s.astype(np.float64), np.ones(len(pts_s), dtype=np.bool_))
 
 
+def _frame_mappings(index: VideoIndex) -> str:
+    """Return the index in the form in which torchcodec takes it."""
+    ticks = np.rint(index.pts_s * index.timescale).astype(np.int64)
+    last = ticks[-1] - ticks[-2] if len(ticks) > 1 else 1
+    columns = zip(ticks.tolist(), np.append(np.diff(ticks), last).tolist(), index.is_keyframe.tolist(), strict=True)
+    frames = [{"pts": pts, "duration": duration, "key_frame": int(is_key)} for pts, duration, is_key in columns]
+    return json.dumps({"frames": frames})
+
+
 def _has_constant_rate(index: VideoIndex) -> bool:
     if len(index) < 2:
         return False
@@ -163,11 +188,12 @@ def _has_constant_rate(index: VideoIndex) -> bool:
 
 
 def _open_decoder(
-    storage: Storage, name: str, seek_mode: SeekMode, options: VideoOptions, path: str = ""
+    storage: Storage, name: str, seek: dict[str, Any], options: VideoOptions, source: Any = None
 ) -> VideoDecoder:
-    """Open a video for decoding; `path` is where a cache has it."""
-    source = path or (storage.locate(name) if storage.is_local else storage.open_file(name))
-    arguments: dict[str, Any] = {"dimension_order": "NHWC", "seek_mode": seek_mode, "num_ffmpeg_threads": 1}
+    """Open a video for decoding; `source` is where a cache has it, a path or a file."""
+    if source is None:
+        source = storage.locate(name) if storage.is_local else storage.open_file(name)
+    arguments: dict[str, Any] = {"dimension_order": "NHWC", **seek, "num_ffmpeg_threads": 1}
     if options.resize != ORIGINAL_SIZE:
         arguments["transforms"] = [Resize(options.resize)]
     if options.device != "cpu":

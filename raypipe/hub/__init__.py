@@ -6,15 +6,18 @@
     client.py     one request after another, politely: retries, Retry-After       Client
     cache.py      the layout of the Hub's cache: refs, listings, snapshots        find_snapshot, Place
     resolve.py    a revision becomes a commit                                     resolve
+    receive.py    one file, continued after a break and verified                  Receiver
     fetch.py      files of a commit, verified and put in place                    fetch_files, list_files
+    files.py      a commit as a filesystem, read by range                         HubFiles
 
 The variables ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are read by huggingface_hub. Nothing
 here knows what a LeRobot dataset is.
 """
 
 from raypipe.hub.cache import HubFile, Place, cache_place, find_snapshot, folder_place
-from raypipe.hub.client import Client, reason_of
+from raypipe.hub.client import Client
 from raypipe.hub.fetch import Fetched, fetch_files, list_files
+from raypipe.hub.files import HubFiles, open_files
 from raypipe.hub.names import HubSource, is_repo_id, parse_pinned
 from raypipe.hub.resolve import resolve
 
@@ -22,6 +25,7 @@ __all__ = [
     "Client",
     "Fetched",
     "HubFile",
+    "HubFiles",
     "HubSource",
     "Place",
     "cache_place",
@@ -30,7 +34,7 @@ __all__ = [
     "folder_place",
     "is_repo_id",
     "list_files",
+    "open_files",
     "parse_pinned",
-    "reason_of",
     "resolve",
 ]

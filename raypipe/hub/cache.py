@@ -109,6 +109,22 @@ def locked(place: Place) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def listing_locked(place: Place) -> Iterator[None]:
+    """Let one process at a time ask for the listing of a commit; the others find it kept. Not while files come."""
+    from huggingface_hub.utils import WeakFileLock
+
+    path = place.lock.with_name(f"{place.listing.stem}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        # The cache may belong to someone else; then each asks for itself.
+        yield
+        return
+    with WeakFileLock(path):
+        yield
+
+
 def find_snapshot(uri: str) -> str | None:
     """Return the local folder of a pinned URI if all its files are in the cache, else None; sends nothing.
 

@@ -1,4 +1,4 @@
-"""Requests to the Hub: one place that counts them, waits as the Hub asks, and tries again what may pass.
+"""Requests to the Hub: one place that sends them by a budget, waits as the Hub asks, and tries again what may pass.
 
 It stands on huggingface_hub's session, so proxies, certificates and tokens are as users have set them. It does not use
 `HfApi` and `hf_hub_download`: those wait for ever for a silent server, ask again at once after a 429, compare no
@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 
 from raypipe.errors import ConfigError, DownloadError, RaypipeError, suggest
 from raypipe.hub.names import quote_name
+from raypipe.requests import count_requests, current_gate
 
 TRIES_OF_NO_HOST: Final = 2
 """Where no such host is known, as without a network: a path that was mistyped shall not take long to fail."""
@@ -141,12 +142,10 @@ class Client:
         # Compressed bodies cannot be continued in the middle, and their length says nothing.
         sent = {**build_hf_headers(library_name="raypipe"), "Accept-Encoding": "identity", **headers}
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        with self._lock:
-            self.num_requests += 1
+        self._count(1)
         try:
             with get_session().stream("GET", url, headers=sent, timeout=timeout, follow_redirects=True) as response:
-                with self._lock:
-                    self.num_requests += len(response.history)
+                self._count(len(response.history))
                 _check_status(response)
                 yield response
         except Exception as error:
@@ -166,10 +165,17 @@ class Client:
 
         return self.attempt(ask, read)
 
+    def _count(self, num_requests: int) -> None:
+        with self._lock:
+            self.num_requests += num_requests
+        count_requests(num_requests)
+
     def _wait_turn(self) -> None:
         while True:
             with self._lock:
                 wait_s = self._not_before - time.monotonic()
+            # Not before that: what the gate lets through is sent at once.
+            wait_s = wait_s if wait_s > 0 else current_gate().take()
             self._sleep(max(wait_s, 0.0))
             if wait_s <= 0:
                 return
@@ -179,6 +185,7 @@ class Client:
         if fault.wait_s:
             with self._lock:
                 self._not_before = max(self._not_before, time.monotonic() + fault.wait_s)
+            current_gate().pause(fault.wait_s)
         # Spread, so that many processes that failed at once do not come back at once.
         self._sleep(fault.wait_s + own_s * (0.5 + random.random()))
 
@@ -230,16 +237,6 @@ def is_offline() -> bool:
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
-
-
-def reason_of(error: BaseException) -> str:
-    """Return on one line why huggingface_hub failed, without addresses and request numbers."""
-    response = getattr(error, "response", None)
-    if response is None:
-        first = (str(error).strip() or "no answer").splitlines()[0]
-        return f"{type(error).__name__}: {first}"
-    kind = response.headers.get("X-Error-Code") or response.headers.get("X-Error-Message") or "no reason given"
-    return f"the Hub answers {response.status_code} ({kind})"
 
 
 def _endpoint() -> str:

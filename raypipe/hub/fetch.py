@@ -1,13 +1,12 @@
 """Fetch files of a commit: several at once, each verified before it gets its name, and continued after a break."""
 
 import errno
-import hashlib
 import json
 import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,17 +15,14 @@ from typing import Any, Final
 
 from raypipe.errors import DownloadError
 from raypipe.hub.cache import HubFile, Listing, Place, download_command, read_listing, write_file, write_listing
-from raypipe.hub.client import PROGRESS_BYTES, RANGE_REFUSED, Ask, Client, PassingError, file_url, is_offline
+from raypipe.hub.client import Ask, Client, is_offline
 from raypipe.hub.names import HubSource
+from raypipe.hub.receive import Advance, Receiver, hash_of, size_of
 
 NUM_THREADS: Final = 8
 """As huggingface_hub has it."""
 
-_CHUNK_BYTES: Final = 1 << 20
 _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-
-Advance = Callable[[int], None]
-"""Is told of bytes that have come, from several threads; of fewer than none where bytes must come again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +91,7 @@ class _Job:
         self._stamps = _read_stamps(place.stamps)
         self._lock = threading.Lock()
         self._blob_locks: dict[str, threading.Lock] = {}
-        self._most_received: dict[str, int] = {}
+        self._receiver = Receiver(client, source, advance)
 
     def fetch(self, name: str, file: HubFile) -> int | None:
         """Return the bytes that were fetched of a file, or None where it was complete."""
@@ -143,7 +139,7 @@ class _Job:
     def _download(self, name: str, file: HubFile, ask: Ask) -> None:
         partial = self._place.partial / file.content_hash
         partial.parent.mkdir(parents=True, exist_ok=True)
-        self._client.attempt(ask, lambda: self._receive(name, file, partial))
+        self._client.attempt(ask, lambda: self._receiver.receive(name, file, partial))
         target = self._place.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if self._place.blobs is None:
@@ -154,68 +150,6 @@ class _Job:
             os.replace(partial, blob)
             _link(blob, target)
         self._note(name, file)
-
-    def _receive(self, name: str, file: HubFile, partial: Path) -> None:
-        """Bring the partial file to its full length and verify it, going on from what is there."""
-        start = _size_of(partial)
-        if start > file.size_bytes:
-            partial.unlink()
-            start = 0
-        self._advance(start)
-        received = start
-        if start < file.size_bytes or not partial.exists():
-            received = self._stream(name, file, partial, start)
-        if received == file.size_bytes and hash_of(partial, file) == file.content_hash:
-            return
-        self._advance(-received)
-        # Also where it is short: the answer was whole, and was not this file.
-        partial.unlink(missing_ok=True)
-        if received < file.size_bytes:
-            raise PassingError(f"it ended after {received} of {file.size_bytes} bytes")
-        raise PassingError(f"its content is not what the Hub lists, which has the hash {file.content_hash}")
-
-    def _stream(self, name: str, file: HubFile, partial: Path, start: int) -> int:
-        """Return how many bytes the partial file has when the response ends."""
-        url = file_url(self._source.repo_id, self._source.commit, name)
-        headers = {"Range": f"bytes={start}-"} if start else {}
-        begun = received = start
-        try:
-            with self._client.open(url, headers) as response:
-                if start and not _continues(response, start):
-                    self._advance(-start)
-                    begun = received = 0
-                with open(partial, "r+b" if begun else "wb") as stream:
-                    stream.seek(begun)
-                    for chunk in response.iter_bytes(_CHUNK_BYTES):
-                        self._client.check_running()
-                        stream.write(chunk)
-                        received += len(chunk)
-                        self._advance(len(chunk))
-                        if received > file.size_bytes:
-                            break
-                    stream.flush()
-                    os.fsync(stream.fileno())
-        except PassingError as fault:
-            self._advance(-received)
-            if fault.status == RANGE_REFUSED:
-                partial.unlink(missing_ok=True)
-            # Not what this attempt brought: a server that ignores ranges brings the same bytes for ever.
-            best = self._most_received.get(name, start)
-            fault.has_progress = received - best >= PROGRESS_BYTES
-            self._most_received[name] = max(received, best)
-            raise
-        return received
-
-
-def hash_of(path: Path, file: HubFile) -> str:
-    """Return the hash of a local file, of the kind that the Hub lists for it."""
-    digest = hashlib.sha256()
-    if not file.sha256:
-        digest = hashlib.sha1(f"blob {_size_of(path)}\0".encode(), usedforsecurity=False)
-    with open(path, "rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _hub_file(one: Mapping[str, Any], ask: Ask) -> HubFile:
@@ -239,19 +173,8 @@ def _check_name(name: str, ask: Ask) -> str:
     return name
 
 
-def _continues(response: Any, start: int) -> bool:
-    return bool(response.status_code == 206) and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0
-
-
 def _has_size(path: Path, file: HubFile) -> bool:
-    return path.is_file() and _size_of(path) == file.size_bytes
+    return path.is_file() and size_of(path) == file.size_bytes
 
 
 def _stamp(path: Path, file: HubFile) -> str:

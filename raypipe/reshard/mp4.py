@@ -16,10 +16,13 @@ from raypipe.boxes import (
     box_timescale,
     find_box,
     list_boxes,
+    need_box,
     read_box,
     read_edit,
     sample_keyframes,
+    sample_offsets,
     sample_pts,
+    sample_sizes,
 )
 from raypipe.errors import DatasetError
 from raypipe.storage import Storage
@@ -103,10 +106,10 @@ def _parse(moov: bytes) -> Track:
     if len(videos) != 1:
         raise NotImplementedError(f"an mp4 with {len(videos)} video tracks")
     video = videos[0]
-    table = _need(video, b"mdia", b"minf", b"stbl")
-    timescale = box_timescale(_need(video, b"mdia", b"mdhd"))
-    size = _sizes(table)
-    shift, stop = read_edit(find_box(video, b"edts", b"elst"), timescale, box_timescale(_need(moov, b"mvhd")))
+    table = need_box(video, b"mdia", b"minf", b"stbl")
+    timescale = box_timescale(need_box(video, b"mdia", b"mdhd"))
+    size = sample_sizes(table)
+    shift, stop = read_edit(find_box(video, b"edts", b"elst"), timescale, box_timescale(need_box(moov, b"mvhd")))
     pts = sample_pts(table)
     steps = box_numbers(find_box(table, b"stts"), 2)
     duration = np.repeat(steps[:, 1], steps[:, 0])
@@ -115,7 +118,7 @@ def _parse(moov: bytes) -> Track:
     if len(pts) and (pts.min() + shift < 0 or pts.max() + shift >= stop):
         raise NotImplementedError("an mp4 whose edit list cuts frames off")
     return Track(
-        offset=_offsets(table, size),
+        offset=sample_offsets(table, size),
         size=size,
         dts=np.cumsum(duration) - duration,
         duration=duration,
@@ -126,47 +129,11 @@ def _parse(moov: bytes) -> Track:
     )
 
 
-def _need(content: bytes, *path: bytes) -> bytes:
-    found = find_box(content, *path)
-    if found is None:
-        raise ValueError(f"no box {b'/'.join(path).decode('latin-1')!r}")
-    return found
-
-
-def _sizes(table: bytes) -> NDArray[np.int64]:
-    body = find_box(table, b"stsz")
-    if body is None:
-        raise NotImplementedError("an mp4 with packed packet sizes")
-    common, count = struct.unpack_from(">II", body, 4)
-    if common:
-        return np.full(count, common, dtype=np.int64)
-    return np.frombuffer(body, dtype=">u4", count=count, offset=12).astype(np.int64)
-
-
-def _offsets(table: bytes, size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each packet starts: packets lie back to back inside a chunk, and the file lists chunks."""
-    wide = find_box(table, b"co64")
-    dtype, body = (">u8", wide) if wide is not None else (">u4", _need(table, b"stco"))
-    (num_chunks,) = struct.unpack_from(">I", body, 4)
-    chunk_offset = np.frombuffer(body, dtype=dtype, count=num_chunks, offset=8).astype(np.int64)
-    runs = box_numbers(_need(table, b"stsc"), 3)
-    if len(runs) and runs[:, 2].max() > 1:
-        raise NotImplementedError("an mp4 with several sample descriptions")
-    repeats = np.diff(np.append(runs[:, 0], num_chunks + 1))
-    per_chunk = np.repeat(runs[:, 1], repeats)
-    if len(per_chunk) != num_chunks or per_chunk.sum() != len(size):
-        raise ValueError(f"its chunks hold {int(per_chunk.sum())} packets, and it lists {len(size)}")
-    before = np.cumsum(size) - size
-    first = np.cumsum(per_chunk) - per_chunk
-    start_of_chunk = np.where(per_chunk > 0, before[np.minimum(first, max(len(size) - 1, 0))], 0)
-    return np.repeat(chunk_offset - start_of_chunk, per_chunk) + before
-
-
 def _description(video: bytes, table: bytes, timescale: int) -> Description:
-    samples = _need(table, b"stsd")
+    samples = need_box(table, b"stsd")
     if struct.unpack_from(">I", samples, 4)[0] != 1:
         raise NotImplementedError("an mp4 with several sample descriptions")
-    header = _need(video, b"tkhd")
+    header = need_box(video, b"tkhd")
     # Matrix, width and height are the last 44 bytes in both versions of the box.
     return Description(samples=_without_bit_rate(samples), timescale=timescale, display=header[-44:])
 

@@ -15,6 +15,7 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
 from raypipe.block import BlockContext, add_pixels, add_windows, filler_block, open_block, read_rows
+from raypipe.cluster_gate import share_gate
 from raypipe.decode.journal import journal_scope
 from raypipe.packed import SpanRequest, as_objects
 
@@ -142,6 +143,7 @@ def _fetch(context: "ray.ObjectRef[BlockContext]") -> BlockContext:
         while len(_fetched) >= 2:
             _fetched.pop(next(iter(_fetched)))
         _fetched[key] = ray.get(context)
+        share_gate()
     return _fetched[key]
 
 

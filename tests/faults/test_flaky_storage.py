@@ -12,7 +12,6 @@ from batches import MODES, TOP, WRIST, assert_equals_samples, frames_of_all, fra
 from local_source import local_loader
 from ray import cloudpickle
 
-from raypipe import storage
 from raypipe.dataset import open_dataset
 from raypipe.errors import DatasetError
 from raypipe.pipeline import Pipeline
@@ -70,7 +69,7 @@ def flaky(dataset, notes, suffix):
 @pytest.fixture
 def _no_waits(monkeypatch):
     """In this process only: a read that is tried again is tried at once."""
-    monkeypatch.setattr(storage, "RETRY_WAITS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.0, 0.0, 0.0))
 
 
 @pytest.mark.usefixtures("_no_waits")

@@ -197,16 +197,17 @@ def test_a_remote_dataset_crosses_to_another_process_with_its_commit(arm):
     assert not storage.is_local
 
 
-def test_a_hub_that_fails_is_not_taken_for_a_missing_file(hub, arm, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _s: None)
+def test_a_hub_that_fails_is_not_taken_for_a_missing_file(hub, arm):
     storage = open_root(ARM)
+    hub.fail("", kind="tree", status=500, times=6)
+
+    with pytest.raises(DownloadError, match=r"cannot fetch dataset 'lab/arm' at revision .*the Hub answers 500"):
+        storage.exists("videos/a.mp4")
 
     assert storage.exists("meta/info.json")
+    assert storage.exists("meta")
     assert not storage.exists("meta/none.json")
     assert not storage.exists("none/none.json")
-    hub.fail("/videos", status=500, times=100)
-    with pytest.raises(DownloadError, match=r"cannot reach .*the Hub answers 500"):
-        storage.exists("videos/a.mp4")
 
 
 def test_a_download_asks_once_for_each_file_and_then_not_at_all(hub, arm, dataset):
@@ -438,7 +439,7 @@ def test_a_hash_that_is_none_is_refused(arm, monkeypatch):
 
 
 def test_a_mixture_without_network_tells_at_once_what_is_missing(hub, arm, tmp_path, monkeypatch):
-    monkeypatch.setattr("raypipe.storage.time.sleep", lambda _s: pytest.fail("waited"))
+    monkeypatch.setattr("raypipe.storage.retry.time.sleep", lambda _s: pytest.fail("waited"))
     members = [f"hf://datasets/{ARM}@{DIGITS}"]
 
     with (

@@ -210,7 +210,7 @@ def test_what_the_system_and_arrow_refuse_makes_a_dataset_bad(rows, error):
 
 
 def test_storage_that_fails_for_a_moment_is_asked_again(rows, monkeypatch):
-    monkeypatch.setattr("raypipe.storage.RETRY_WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.0, 0.0))
     failures = [DownloadError("a hiccup"), TimeoutError("another")]
 
     def flaky(storage):
@@ -267,7 +267,7 @@ def test_a_camera_that_a_member_names_and_does_not_have_is_told_with_the_nearest
 
 
 def test_storage_that_does_not_answer_is_no_bad_dataset_to_be_skipped(rows, monkeypatch):
-    monkeypatch.setattr("raypipe.storage.RETRY_WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.0, 0.0))
     members = as_members(rows["v3.0"], rows["v2.1"])
 
     def read(storage):

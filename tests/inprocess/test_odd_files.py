@@ -195,7 +195,7 @@ def test_files_that_store_numbers_otherwise_are_packed_and_read_alike(sound, tmp
 
 def test_storage_that_does_not_answer_is_never_left_out(sound, tmp_path, monkeypatch):
     root = copy(sound, "video", tmp_path)
-    monkeypatch.setattr("raypipe.storage.RETRY_WAITS_S", (0.0,))
+    monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.0,))
 
     def fail(self, row, camera, frames):
         raise DecodeError("cannot read") from TimeoutError("no answer")

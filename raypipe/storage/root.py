@@ -1,67 +1,28 @@
-"""Where files are: a local path or any fsspec URI, behind one small value.
+"""`Storage`: the root of a dataset. All names below it are relative, with ``/``.
 
-A `Storage` is the root of a dataset. All names below it are relative, with ``/``. It is a plain value: it pickles, and
-opens its filesystem where it is used. With a `CacheSpec` whole files are kept on the node that reads them; a commit of
-the Hub that is complete in the Hub's own cache is read there, on each node by itself. What fails for a while is tried
-again by whoever reads, with `retry_transient`.
+A plain value: it pickles, and opens its filesystem where it is used. With a `CacheSpec` remote files are kept on the
+node that reads them; a commit of the Hub that is complete in the Hub's own cache is read there, on each node by itself.
 """
 
-import functools
 import io
 import os
-import time
+import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
 from raypipe.filecache import Fetch, FileCache, HeldFile, Progress
-from raypipe.hub import find_snapshot, is_repo_id, parse_pinned, reason_of, resolve
-
-RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
-"""Waits before reading again after a passing fault."""
-
-_VERSION_KEYS: Final = (
-    "ETag",
-    "etag",
-    "generation",
-    "blob_id",
-    "md5Hash",
-    "content_md5",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "updated",
-    "created",
-)
-"""What filesystems of fsspec say of a file that changes with its content: s3fs, adlfs, gcsfs, the Hub, sftp, memory."""
-
-_CHUNK_BYTES: Final = 4 << 20
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSpec:
-    """Where every node keeps files of remote storage, and how many bytes of them."""
-
-    folder: str
-    """On a local disk of the node. All processes and jobs of a user may share it."""
-
-    max_bytes: int
-    """Of whole and half-fetched files together. The least recently used that nobody uses make room."""
-
-    def __post_init__(self) -> None:
-        if not self.folder or "://" in self.folder:
-            raise ConfigError(f"the folder of a cache is {self.folder!r}; give a folder on a local disk")
-        if self.max_bytes < 1:
-            raise ConfigError(f"max_bytes of a cache must be at least 1, got {self.max_bytes}")
+from raypipe.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
+from raypipe.storage.ranged import RangedFile
+from raypipe.storage.remote import Entry, Remote, digest_of, pack_entries
+from raypipe.storage.spec import CacheSpec
 
 
 @dataclass(frozen=True)
@@ -72,7 +33,10 @@ class Storage:
     """The root as an absolute path, or as a URI with its protocol."""
 
     cache: CacheSpec | None = None
-    """Keeps whole files of a remote root on the node that reads them; None reads them from afar, by range."""
+    """Keeps files of a remote root on the node that reads them; None reads them from afar, by range."""
+
+    listing: str = field(default="", compare=False)
+    """The digest of what a remote root listed where the run began; empty there, on the Hub, and without a cache."""
 
     @cached_property
     def filesystem(self) -> Any:
@@ -100,6 +64,10 @@ class Storage:
         snapshot = find_snapshot(self.uri)
         if snapshot is not None:
             return LocalFileSystem(), snapshot
+        pinned = parse_pinned(self.uri)
+        if pinned is not None:
+            files = open_files(pinned)
+            return files, f"{files.root}/{pinned.folder}".rstrip("/")
         try:
             filesystem, path = fsspec.url_to_fs(self.uri)
         except (ImportError, ValueError) as error:
@@ -109,9 +77,32 @@ class Storage:
             ) from error
         return filesystem, path
 
+    @cached_property
+    def _remote(self) -> Remote:
+        remote = Remote(self.filesystem, self.path, self.commit)
+        if self.listing and self.cache is not None:
+            remote.share_listing(open_cache(self.cache), self.uri, self.listing)
+        return remote
+
     def __getstate__(self) -> dict[str, Any]:
         # A live filesystem holds connections and threads: each process opens its own.
-        return {"uri": self.uri, "cache": self.cache}
+        return {"uri": self.uri, "cache": self.cache, "listing": self.listing or self._keep_listing()}
+
+    def _keep_listing(self) -> str:
+        """Keep the listing on this node and return its digest, where processes of a run are to share it."""
+        remote = self.__dict__.get("_remote")
+        if self.cache is None or self.commit or remote is None or not remote.is_listable:
+            return ""
+        remote.keep_listing(open_cache(self.cache), self.uri)
+        return digest_of(pack_entries(remote.entries))
+
+    def cached(self, cache: CacheSpec | None) -> "Storage":
+        """Return this root with another cache; what it has listed stays known."""
+        changed = replace(self, cache=cache)
+        for name in ("_resolved", "_remote"):
+            if name in self.__dict__:
+                changed.__dict__[name] = self.__dict__[name]
+        return changed
 
     def locate(self, name: str) -> str:
         """Return the full path of the file `name`, for this filesystem and for messages."""
@@ -119,14 +110,17 @@ class Storage:
 
     def exists(self, name: str = "") -> bool:
         """Return whether there is a file or folder `name`."""
+        if self.is_local:
+            return os.path.exists(self.locate(name))
         with self._naming(name):
-            if self.commit and not self.is_local:
-                # Its own `exists` takes a Hub that does not answer for a file that is not there.
-                return self._is_listed(name)
-            return bool(self.filesystem.exists(self.locate(name)))
+            # Where all files are listed anyway, the listing tells.
+            return self._remote.exists(name) if self._is_listed else bool(self.filesystem.exists(self.locate(name)))
 
     def list_files(self, folder: str = "") -> list[str]:
         """Return the names of all files below `folder`, sorted; none where the folder is missing."""
+        with self._naming(folder):
+            if self._is_listed:
+                return sorted(name for name in self._remote.entries if not folder or name.startswith(f"{folder}/"))
         if not self.exists(folder):
             return []
         top = self.locate(folder)
@@ -138,84 +132,105 @@ class Storage:
         """Return the size of the file `name`."""
         self._check_file(name)
         with self._naming(name):
+            if self._is_listed:
+                return self._entry(name).size_bytes
             return int(self.filesystem.size(self.locate(name)))
 
     def hold(self, name: str) -> HeldFile | None:
         """Return a remote file in the cache of this node, fetched if it is not there; it stays until it is closed.
 
-        None where there is no cache, or the storage does not tell one content of the file from another.
+        None where there is no cache, the file is too large to be fetched whole, or the storage does not tell one
+        content of it from another.
         """
-        wanted = self._cached(name)
+        wanted = self._whole(name)
         return open_cache(self.cache).hold(*wanted) if self.cache is not None and wanted else None
+
+    def is_ranged(self, name: str) -> bool:
+        """Return whether of a remote file only the parts in use are kept on this node."""
+        if self.cache is None or self.is_local:
+            return False
+        entry = self._entry(name)
+        return bool(entry.stamp) and not self.cache.is_fetched_whole(entry.size_bytes, self._remote.total_bytes)
 
     def prefetch(self, name: str) -> None:
         """Start to fetch a remote file into the cache of this node, if there is one and room in it."""
-        wanted = self._cached(name)
+        wanted = self._whole(name)
         if self.cache is not None and wanted:
             # Whoever uses the file fetches it again, and has the error.
             open_cache(self.cache).prefetch(*wanted)
 
-    def _cached(self, name: str) -> tuple[str, Fetch, int] | None:
-        """Return what a cache needs: the name of the content, how to fetch it, and its bytes."""
-        if self.cache is None or self.is_local:
-            return None
-        if name not in self._listing:
-            raise self._missing(name)
-        size_bytes, stamp = self._listing[name]
-        return (f"{self.uri}/{name} {stamp}", partial(self._fetch, name), size_bytes) if stamp else None
+    def prefetch_part(self, name: str, start: int, stop: int) -> None:
+        """Start to fetch bytes of a remote file of which only parts are kept."""
+        assert self.cache is not None, "only a cache keeps parts"
+        open_cache(self.cache).prefetch(*self._part(name, start, min(stop, self._entry(name).size_bytes)))
 
-    @cached_property
-    def _listing(self) -> dict[str, tuple[int, str]]:
-        """Bytes and stamp of every file, by one listing: no request for each file."""
-        with self._naming(""):
-            files: dict[str, dict[str, Any]] = self.filesystem.find(self.path, detail=True)
-        prefix = len(self.path.rstrip("/")) + 1
-        return {
-            str(path)[prefix:]: (int(info["size"]), self.commit or remote_stamp(info)) for path, info in files.items()
-        }
+    def _whole(self, name: str) -> tuple[str, Fetch, int] | None:
+        """Return what a cache needs: the name of the content, how to fetch it, and its bytes."""
+        if self.cache is None or self.is_local or self.is_ranged(name):
+            return None
+        entry = self._entry(name)
+        return (
+            (f"{self.uri}/{name} {entry.stamp}", partial(self._fetch, name), entry.size_bytes) if entry.stamp else None
+        )
+
+    def _part(self, name: str, start: int, stop: int) -> tuple[str, Fetch, int]:
+        key = f"{self.uri}/{name} {self._entry(name).stamp} bytes {start}-{stop}"
+        return key, partial(self._fetch_part, name, start, stop), stop - start
+
+    def _entry(self, name: str) -> Entry:
+        with self._naming(name):
+            entry = self._remote.find_entry(name)
+        if entry is None:
+            raise self._missing(name)
+        return entry
 
     def _fetch(self, name: str, target: str, progress: Progress) -> None:
         with self._naming(name):
-            source = self.filesystem.open(self.locate(name), "rb")
-        with source, open(target, "wb") as out:
-            num_bytes = 0
-            while chunk := self._read_chunk(name, source):
-                num_bytes += len(chunk)
-                progress(num_bytes)
-                out.write(chunk)
+            self._remote.fetch(name, target, progress)
 
-    def _read_chunk(self, name: str, source: IO[bytes]) -> bytes:
+    def _fetch_part(self, name: str, start: int, stop: int, target: str, progress: Progress) -> None:
         with self._naming(name):
-            return source.read(_CHUNK_BYTES)
+            content = self._remote.fetch_range(name, start, stop)
+        progress(len(content))
+        with open(target, "wb") as out:
+            out.write(content)
 
     def open_file(self, name: str) -> IO[bytes]:
-        """Open the file `name` for reading; remote files are read by range as they are used, or from the cache."""
+        """Open the file `name` for reading; of a remote one, from the cache, or by range as it is used."""
         self._check_file(name)
         held = self.hold(name)
         if held is not None:
             return _HeldStream(held)
+        if self.is_ranged(name):
+            return self.open_ranged(name)  # type: ignore[return-value]
         with self._naming(name):
-            opened: IO[bytes] = self.filesystem.open(self.locate(name), "rb")
+            opened: IO[bytes] = (
+                self.filesystem.open(self.locate(name), "rb") if self.is_local else self._remote.open(name)
+            )
         return opened
+
+    def open_ranged(self, name: str) -> RangedFile:
+        """Open a remote file of which only parts are kept on this node."""
+        assert self.cache is not None, "only a cache keeps parts"
+        cache = open_cache(self.cache)
+        return RangedFile(self._entry(name).size_bytes, lambda start, stop: cache.hold(*self._part(name, start, stop)))
 
     def read_bytes(self, name: str) -> bytes:
         """Return the whole file `name`."""
-        self._check_file(name)
-        if self.cache is not None and not self.is_local:
-            with self.open_file(name) as stream:
-                return stream.read()
-        with self._naming(name):
-            return bytes(self.filesystem.cat_file(self.locate(name)))
+        return self._read(name, 0, None)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of the file `name`; fewer where the file ends before `stop`."""
+        return self._read(name, start, stop)
+
+    def _read(self, name: str, start: int, stop: int | None) -> bytes:
         self._check_file(name)
-        if self.cache is not None and not self.is_local:
+        if self.is_local or self.cache is not None:
             with self.open_file(name) as stream:
                 stream.seek(start)
-                return stream.read(stop - start)
+                return stream.read() if stop is None else stream.read(stop - start)
         with self._naming(name):
-            return bytes(self.filesystem.cat_file(self.locate(name), start=start, end=stop))
+            return self._remote.read_range(name, start, stop)
 
     def write_atomic(self, name: str, content: bytes) -> None:
         """Write the file `name` so that a reader sees the old content or the new, never a part."""
@@ -236,28 +251,29 @@ class Storage:
             if os.path.exists(half):
                 os.remove(half)
 
+    @property
+    def _is_listed(self) -> bool:
+        """Whether one listing tells of all files: of a root that nobody writes to while it is read."""
+        return not self.is_local and (bool(self.commit) or self.cache is not None) and self._remote.is_listable
+
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:
         """Give errors of a remote filesystem, which are of many classes, the name of the file."""
         try:
             yield
+        except RaypipeError as error:
+            if not self.is_local and not self.commit:
+                error.add_note(f"while reading {self.locate(name)!r} of {self.uri!r}")
+            raise
         except FileNotFoundError as error:
             raise self._missing(name) from error
         except Exception as error:
             if self.is_local:
                 raise
-            reason = reason_of(error) if self.commit else f"{type(error).__name__}: {error}"
             raise DownloadError(
-                f"cannot reach {self.locate(name)!r} of {self.uri!r}: {reason}. Check the network, the address and "
-                f"your permissions."
+                f"cannot reach {self.locate(name)!r} of {self.uri!r}: {type(error).__name__}: {error}. Check the "
+                f"network, the address and your permissions."
             ) from error
-
-    def _is_listed(self, name: str) -> bool:
-        try:
-            self.filesystem.info(self.locate(name))
-        except FileNotFoundError:
-            return False
-        return True
 
     def _check_file(self, name: str) -> None:
         # Only locally: for an object store this would be a request per read.
@@ -288,20 +304,21 @@ class _HeldStream(io.BufferedReader):
         self.close()
 
 
-@functools.cache
+_caches: dict[tuple[str, int], FileCache] = {}
+_caches_lock = threading.Lock()
+
+
 def open_cache(spec: CacheSpec) -> FileCache:
     """Return the cache of this process; its files are shared with all processes of the node."""
-    return FileCache(spec.folder, spec.max_bytes)
-
-
-def remote_stamp(info: Mapping[str, Any]) -> str:
-    """Return what tells one content of a remote file from another, by what a listing says; empty where it does not."""
-    versions = [f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key)]
-    return ", ".join([f"size {info.get('size')}", *versions]) if versions else ""
+    key = (os.path.expanduser(spec.folder), spec.max_bytes)
+    with _caches_lock:
+        if key not in _caches:
+            _caches[key] = FileCache(*key)
+        return _caches[key]
 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:
-    """Return the storage of `root`: a local path (made absolute) or an fsspec URI."""
+    """Return the storage of `root`: a local path (made absolute) or an fsspec URI, without a cache."""
     uri = os.fspath(root)
     if not uri:
         raise ConfigError("the root of the dataset is empty; give a path or a URI")
@@ -313,7 +330,8 @@ def open_storage(root: str | os.PathLike[str]) -> Storage:
 def open_root(root: str | os.PathLike[str], revision: str = "") -> Storage:
     """Return the storage of a dataset: as `open_storage` does, and ``owner/name`` of the Hub pinned to a commit.
 
-    Only for roots that are read: a folder that is yet to be written may be called like a dataset of the Hub.
+    Remote files are kept in the default cache of the node. Only for roots that are read and that nobody writes to: a
+    folder that is yet to be written may be called like a dataset of the Hub.
 
     Raises:
         ConfigError: a revision is given for a root that is not on the Hub, or the Hub has no such dataset or revision.
@@ -323,32 +341,8 @@ def open_root(root: str | os.PathLike[str], revision: str = "") -> Storage:
         source = resolve(os.fspath(root), revision)
         # Now, not at the first read: that is tried again where it fails, and being offline does not pass.
         find_snapshot(source.uri)
-        return Storage(source.uri)
+        return Storage(source.uri, CacheSpec())
     if revision:
         raise ConfigError(f"revision={revision!r} is for a dataset of the Hub, and {os.fspath(root)!r} is none")
-    return open_storage(root)
-
-
-def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] = time.sleep) -> Result:
-    """Return what `read` returns, tried again after a wait while it fails in a way that may pass."""
-    for wait_s in RETRY_WAITS_S:
-        try:
-            return read()
-        except (RaypipeError, OSError) as error:
-            if not is_transient(error):
-                raise
-            sleep(wait_s)
-    return read()
-
-
-def is_transient(error: BaseException) -> bool:
-    """Return whether an error, or what caused it, is a fault of storage that may pass."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, TimeoutError | ConnectionError | DownloadError):
-            return True
-        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError | PermissionError):
-            # pyarrow raises a plain OSError for a damaged file: only those with a number come from the system.
-            return cause.errno is not None
-        cause = cause.__cause__
-    return False
+    storage = open_storage(root)
+    return storage.cached(CacheSpec()) if "://" in storage.uri else storage

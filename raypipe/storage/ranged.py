@@ -1,0 +1,112 @@
+"""A remote file of which only the parts in use are on the node, each a file of the node's cache.
+
+::
+
+    file    |----|----|----|----|----|----|      blocks of 1 MiB, fetched as they are read
+                   [=======]                     a part that was asked for by its bytes, with one request
+"""
+
+import io
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+from raypipe.filecache import HeldFile
+
+BLOCK_BYTES: Final = 1 << 20
+"""Fetched where a reader has not said what it will read: an index of a video, a footer, columns of a few episodes."""
+
+_KEPT: Final = 16
+"""Parts that an open file holds: those of a span and of the reader's way there."""
+
+HoldPart = Callable[[int, int], HeldFile]
+"""Gives the bytes ``[start, stop)`` as a file of the cache."""
+
+
+class RangedFile(io.RawIOBase):
+    """A file for reading and seeking. Not for use by several threads at once."""
+
+    def __init__(self, size_bytes: int, hold: HoldPart) -> None:
+        super().__init__()
+        self._size = size_bytes
+        self._hold = hold
+        self._position = 0
+        self._parts: OrderedDict[tuple[int, int], tuple[HeldFile, int]] = OrderedDict()
+
+    def need(self, start: int, stop: int) -> None:
+        """Have the bytes ``[start, stop)`` at hand, with one request if they are not on the node."""
+        stop = min(stop, self._size)
+        if start < stop and self._find(start, stop) is None:
+            self._add(start, stop)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a position."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer as far as one part goes; 0 at the end."""
+        view = memoryview(buffer).cast("B")
+        if self._position >= self._size or not len(view):
+            return 0
+        (start, stop), fd = self._part_at(self._position)
+        wanted = min(len(view), stop - self._position)
+        content = os.pread(fd, wanted, self._position - start)
+        view[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return `size` bytes, fewer at the end alone, from however many parts."""
+        left = self._size - self._position if size is None or size < 0 else min(size, self._size - self._position)
+        pieces = bytearray()
+        while left > 0:
+            piece = super().read(left)
+            if not piece:
+                break
+            pieces += piece
+            left -= len(piece)
+        return bytes(pieces)
+
+    def close(self) -> None:
+        """Let all parts go."""
+        while self._parts:
+            self._drop()
+        super().close()
+
+    def _part_at(self, position: int) -> tuple[tuple[int, int], int]:
+        found = self._find(position, position + 1)
+        if found is None:
+            first = position - position % BLOCK_BYTES
+            found = self._add(first, min(first + BLOCK_BYTES, self._size))
+        self._parts.move_to_end(found)
+        return found, self._parts[found][1]
+
+    def _find(self, start: int, stop: int) -> tuple[int, int] | None:
+        return next((part for part in reversed(self._parts) if part[0] <= start and stop <= part[1]), None)
+
+    def _add(self, start: int, stop: int) -> tuple[int, int]:
+        held = self._hold(start, stop)
+        self._parts[start, stop] = (held, os.open(held.path, os.O_RDONLY))
+        if len(self._parts) > _KEPT:
+            self._drop()
+        return start, stop
+
+    def _drop(self) -> None:
+        _, (held, fd) = self._parts.popitem(last=False)
+        os.close(fd)
+        held.close()

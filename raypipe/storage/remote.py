@@ -1,0 +1,250 @@
+"""A remote root: what it lists, and how its bytes come.
+
+One listing tells names, sizes and versions of all files, so that nothing is asked per file. The Hub's listing of a
+commit is kept by its cache. That of other storage is made once, on the driver, and kept in the cache of every node by
+its digest: a node whose listing differs would read other files than the driver has planned with, and says so.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Final
+
+from fsspec.callbacks import Callback
+
+from raypipe.errors import DownloadError
+from raypipe.filecache import FileCache, Progress
+from raypipe.hub import HubFiles
+from raypipe.requests import count_requests
+
+_VERSION_KEYS: Final = (
+    "ETag",
+    "etag",
+    "generation",
+    "blob_id",
+    "md5Hash",
+    "content_md5",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "Last-Modified",
+    "updated",
+    "created",
+)
+"""What filesystems of fsspec say of a file that changes with its content: s3fs, adlfs, gcsfs, http, sftp, memory. The
+first that is there counts: a listing tells times more exactly than a single file does."""
+
+_PAGE: Final = 1000
+"""Files that one request of a listing brings, on S3 and GCS."""
+
+_PART_BYTES: Final = 50 << 20
+"""What s3fs fetches with one request."""
+
+_CHECK_S: Final = 60.0
+"""For so long a file of which parts are read is taken to be the version that it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of a remote root."""
+
+    size_bytes: int
+    stamp: str
+    """Another one for another content; empty where the storage does not tell."""
+
+
+class Remote:
+    """The files below a remote root, by their names there."""
+
+    def __init__(self, filesystem: Any, path: str, commit: str) -> None:
+        self.filesystem = filesystem
+        self._path = path.rstrip("/")
+        self._commit = commit
+        self._checked: dict[str, float] = {}
+
+    @property
+    def is_listable(self) -> bool:
+        """False of plain HTTP: its folders, where it shows any, tell neither sizes nor versions."""
+        return "http" not in _protocols(self.filesystem)
+
+    @cached_property
+    def entries(self) -> dict[str, Entry]:
+        """All files by name."""
+        if not isinstance(self.filesystem, HubFiles):
+            # A filesystem may remember listings for as long as the process lives.
+            self.filesystem.invalidate_cache(self._path)
+        try:
+            files: dict[str, dict[str, Any]] = self.filesystem.find(self._path, detail=True)
+        except FileNotFoundError:
+            files = {}
+        self._count(1 + len(files) // _PAGE)
+        first = len(self._path) + 1
+        return {
+            str(path)[first:]: Entry(int(info.get("size") or 0), self._commit or remote_stamp(info))
+            for path, info in files.items()
+        }
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """The bytes of all files together."""
+        return sum(entry.size_bytes for entry in self.entries.values())
+
+    def find_entry(self, name: str) -> Entry | None:
+        """Return what is known of a file; None where there is none."""
+        if name in self.entries or self.is_listable:
+            found = self.entries.get(name)
+            if found is None or found.stamp or self.is_listable:
+                return found
+        try:
+            entry = self._look(name)
+        except FileNotFoundError:
+            return None
+        self.entries[name] = entry
+        return entry
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is a file or folder."""
+        if not self.is_listable:
+            self._count(1)
+            return bool(self.filesystem.exists(self._locate(name)))
+        return not name or name in self.entries or any(one.startswith(f"{name}/") for one in self.entries)
+
+    def fetch(self, name: str, target: str, progress: Progress) -> None:
+        """Write a whole file to `target`; raises where it is not the version that was listed."""
+        path, entry = self._locate(name), self.entries[name]
+        if isinstance(self.filesystem, HubFiles):
+            self.filesystem.fetch(path, target, progress)
+            return
+        self._count(1 + entry.size_bytes // _PART_BYTES)
+        progress(entry.size_bytes)
+        self.filesystem.get_file(path, target, callback=_Told(progress))
+        self._check_version(name, entry)
+
+    def fetch_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return the bytes ``[start, stop)`` of a file; raises where it is not the version that was listed."""
+        content = self.read_range(name, start, stop)
+        if len(content) != stop - start:
+            raise DownloadError(f"{len(content)} of the {stop - start} bytes from {start} of {name!r} came")
+        if not self._commit and time.monotonic() - self._checked.get(name, -_CHECK_S) >= _CHECK_S:
+            self._check_version(name, self.entries[name])
+            self._checked[name] = time.monotonic()
+        return content
+
+    def read_range(self, name: str, start: int | None, stop: int | None) -> bytes:
+        """Return bytes of a file as the storage gives them."""
+        self._count(1)
+        return bytes(self.filesystem.cat_file(self._locate(name), start=start, end=stop))
+
+    def open(self, name: str) -> Any:
+        """Return a file that is read by range as it is used."""
+        self._count(1)
+        return self.filesystem.open(self._locate(name), "rb")
+
+    def keep_listing(self, cache: FileCache, uri: str) -> None:
+        """Keep the listing on this node for processes that are given its digest."""
+        content = pack_entries(self.entries)
+        with cache.use(_listing_key(uri, digest_of(content)), _writer(content), len(content)):
+            return
+
+    def share_listing(self, cache: FileCache, uri: str, digest: str) -> None:
+        """Take the listing that the driver made: from this node, or made anew, which must be the same.
+
+        Raises:
+            DownloadError: files have changed since the driver looked.
+        """
+
+        def fetch(target: str, progress: Progress) -> None:
+            content = pack_entries(self.entries)
+            if digest_of(content) != digest:
+                raise DownloadError(
+                    f"the files of {uri!r} have changed since the run began: a listing is not what it was then. Start "
+                    f"the run again, from a copy that nobody writes to."
+                )
+            _writer(content)(target, progress)
+
+        with cache.use(_listing_key(uri, digest), fetch) as path, open(path, "rb") as stream:
+            self.__dict__["entries"] = unpack_entries(stream.read())
+
+    def _check_version(self, name: str, entry: Entry) -> None:
+        if not entry.stamp:
+            return
+        now = self._look(name)
+        if now.stamp != entry.stamp:
+            raise DownloadError(
+                f"{name!r} changed while it was read: it was {entry.stamp}, and is {now.stamp}. Open the dataset again."
+            )
+
+    def _look(self, name: str) -> Entry:
+        path = self._locate(name)
+        self.filesystem.invalidate_cache(path)
+        self._count(1)
+        info = self.filesystem.info(path)
+        return Entry(int(info.get("size") or 0), self._commit or remote_stamp(info))
+
+    def _locate(self, name: str) -> str:
+        return f"{self._path}/{name}" if name else self._path
+
+    def _count(self, num_requests: int) -> None:
+        # The Hub's own client counts what it sends.
+        if not isinstance(self.filesystem, HubFiles):
+            count_requests(num_requests)
+
+
+class _Told(Callback):  # type: ignore[misc]
+    """Tells the cache how far a fetch is, which may stop it."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def call(self, *_: Any, **__: Any) -> None:
+        self._progress(int(self.value))
+
+
+def remote_stamp(info: Mapping[str, Any]) -> str:
+    """Return what tells one content of a remote file from another, by what a listing says; empty where it does not."""
+    key = next((key for key in _VERSION_KEYS if info.get(key)), "")
+    return f"size {info.get('size')}, {key} {_as_text(info[key])}" if key else ""
+
+
+def _as_text(version: Any) -> str:
+    # Some filesystems tell a time as a number in a listing, and as a date of the file alone.
+    seconds = version.timestamp() if isinstance(version, datetime) else version
+    return f"{seconds:.3f}" if isinstance(seconds, float) else str(seconds)
+
+
+def pack_entries(entries: Mapping[str, Entry]) -> bytes:
+    """Return a listing as bytes, the same for the same files."""
+    return json.dumps([[name, one.size_bytes, one.stamp] for name, one in sorted(entries.items())]).encode()
+
+
+def unpack_entries(content: bytes) -> dict[str, Entry]:
+    """Return the listing of `pack_entries`."""
+    return {name: Entry(size_bytes, stamp) for name, size_bytes, stamp in json.loads(content)}
+
+
+def digest_of(content: bytes) -> str:
+    """Return what names a listing."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _listing_key(uri: str, digest: str) -> str:
+    return f"{uri} listing {digest}"
+
+
+def _writer(content: bytes) -> Callable[[str, Progress], None]:
+    def write(target: str, progress: Progress) -> None:
+        progress(len(content))
+        with open(target, "wb") as stream:
+            stream.write(content)
+
+    return write
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    protocol = filesystem.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)

@@ -1,0 +1,63 @@
+"""Reading again what fails for a while: a time-out, a reset connection, storage that is busy."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+from raypipe.errors import DownloadError, RaypipeError
+
+RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
+"""Waits before reading again after a passing fault; each is spread by half, so that many do not come back at once."""
+
+_MOST_ASKED_S: Final = 120.0
+"""Storage that asks to wait for longer than this is waited for so long."""
+
+Result = TypeVar("Result")
+
+
+def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] = time.sleep) -> Result:
+    """Return what `read` returns, tried again after a wait while it fails in a way that may pass.
+
+    Storage that says for how long to wait (``Retry-After``) is waited for so long at least.
+    """
+    for wait_s in RETRY_WAITS_S:
+        try:
+            return read()
+        except (RaypipeError, OSError) as error:
+            if not is_transient(error):
+                raise
+            sleep(max(wait_s * (0.5 + random.random()), _asked_wait_s(error)))
+    return read()
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether an error, or what caused it, is a fault of storage that may pass."""
+    for cause in _causes(error):
+        if isinstance(cause, TimeoutError | ConnectionError | DownloadError):
+            return True
+        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError | PermissionError):
+            # pyarrow raises a plain OSError for a damaged file: only those with a number come from the system.
+            return cause.errno is not None
+    return False
+
+
+def _asked_wait_s(error: BaseException) -> float:
+    for cause in _causes(error):
+        headers: Any = getattr(cause, "headers", None)
+        if headers is None:
+            # botocore keeps the answer in the error.
+            told = getattr(cause, "response", None)
+            headers = told.get("ResponseMetadata", {}).get("HTTPHeaders") if isinstance(told, dict) else None
+        if headers:
+            given = str(headers.get("Retry-After") or headers.get("retry-after") or "")
+            if given.isdigit():
+                return min(float(given), _MOST_ASKED_S)
+    return 0.0
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
