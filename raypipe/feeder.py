@@ -35,6 +35,7 @@ from raypipe.rollcall import Ask, PassPlace, RollCall, describe_difference, name
 from raypipe.skips import BadSpan, SkipList
 from raypipe.source import Feed, feed_order, resident_spans, simulate_split
 from raypipe.source.datasource import BlockRequest, build_dataset, split_dataset
+from raypipe.source.placement import place_decoding
 
 BY_SIZE: Final = "by_size"
 
@@ -86,6 +87,8 @@ class Feeder:
 
     def __init__(self, context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, is_decoding: bool) -> None:
         self._context = ray.put(context)
+        # Only where a block is best decoded on one node rather than another.
+        self._placed = context if is_decoding and context.has_cached_videos else None
         self._index = index
         self._spec = spec
         self._is_decoding = is_decoding
@@ -156,7 +159,8 @@ class Feeder:
         group = current.groups[rank // self._spec.ranks_per_split]
         if chapter not in group.splits:
             blocks = group.chapter_blocks(chapter)
-            dataset = build_dataset(self._context, blocks, is_decoding=self._is_decoding)
+            nodes = place_decoding(self._placed, blocks) if self._placed is not None else ()
+            dataset = build_dataset(self._context, blocks, is_decoding=self._is_decoding, nodes=nodes)
             group.splits[chapter] = list(split_dataset(dataset, len(group.plans)))
         taken = rank % self._spec.ranks_per_split
         iterator = group.splits[chapter][taken]

@@ -108,6 +108,12 @@ class BlockContext:
         local = threading.local()
         return tuple(SpanDecoder(dataset.meta, self.decode, local) for dataset in self.datasets)
 
+    @cached_property
+    def has_cached_videos(self) -> bool:
+        """Whether videos of some dataset are fetched to the nodes that decode them."""
+        storages = (dataset.meta.storage for dataset in self.datasets if dataset.meta.episodes.videos)
+        return any(storage.cache is not None and not storage.is_local for storage in storages)
+
     def __getstate__(self) -> dict[str, Any]:
         # Open files and decoders stay behind: each process opens its own.
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -135,7 +135,9 @@ def test_a_file_that_comes_short_is_an_error_and_leaves_nothing_behind(remote, t
     assert storage.size_bytes("meta/note.txt") == 10
     monkeypatch.setitem(fsspec.filesystem("memory").store, "/bucket/arm/meta/note.txt", shortened(b"0123456"))
 
-    with pytest.raises(DownloadError, match=r"'meta/note.txt' changed while it was read: it was size 10, .* and is size 7"):
+    with pytest.raises(
+        DownloadError, match=r"'meta/note.txt' changed while it was read: it was size 10, .* and is size 7"
+    ):
         storage.read_bytes("meta/note.txt")
 
     assert not [path for path in Path(spec.folder).iterdir() if path.stat().st_size in (7, 10)]
