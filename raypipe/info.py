@@ -155,7 +155,8 @@ def _check_files(dataset: Dataset) -> None:
     for row in _some_rows(meta):
         for name in videos:
             try:
-                episode_first_frame(meta, row, name, read_video_index(meta.storage, meta.video_file(row, name)))
+                index = read_video_index(meta.storage.for_a_look(), meta.video_file(row, name))
+                episode_first_frame(meta, row, name, index)
             except NotImplementedError:
                 continue
 

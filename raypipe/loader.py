@@ -32,7 +32,7 @@ from raypipe.plan import (
     state_after,
 )
 from raypipe.progress import progress_bar
-from raypipe.rank_job import BlockSource, RankJob
+from raypipe.rank_job import BlockSource, RankJob, warn_of_other_source, with_source
 from raypipe.rollcall import PassPlace
 from raypipe.run import EpochRun
 from raypipe.skips import BadSpan, describe_spans
@@ -149,7 +149,7 @@ class RankLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, as a small JSON object: the same on every rank."""
-        return state_after(self._plan(), self._step).to_dict()
+        return with_source(state_after(self._plan(), self._step).to_dict(), self._job.dataset)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, also of another number of ranks or another batch size.
@@ -161,6 +161,8 @@ class RankLoader:
             OrderState.from_dict(state), self._job.index, allow_mixture_change=self._job.allow_mixture_change
         )
         at = resume(saved, index, self._job.order, world_size=self._job.world_size)
+        if self._job.rank == 0:
+            warn_of_other_source(state, self._job.dataset)
         self._leave_order()
         self._index = index
         recorded = self._of_this_mixture(self._ledger.parts())

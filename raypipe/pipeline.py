@@ -36,7 +36,7 @@ from raypipe.loader_spec import LoaderSpec, change_spec
 from raypipe.mixture import Mixture
 from raypipe.packed import span_request
 from raypipe.plan import WHOLE_EPISODE, WorldPlan, plan_epoch, plan_world, start, state_at
-from raypipe.rank_job import RankJob
+from raypipe.rank_job import RankJob, with_source
 from raypipe.skips import BadDataSpec
 from raypipe.source.datasource import as_samples, build_dataset
 
@@ -123,7 +123,7 @@ class Pipeline:
 
     def state_at(self, step: int, *, world_size: int = 1) -> dict[str, Any]:
         """Return the state after `step` batches of a run that never changed its ranks: a lost checkpoint, rebuilt."""
-        return state_at(self.plan(world_size=world_size), step).to_dict()
+        return with_source(state_at(self.plan(world_size=world_size), step).to_dict(), self.config.dataset)
 
     def loader(self, **settings: Any) -> RankLoader:
         """Return the loader of a single rank, in this process; starts a local Ray if none is there.

@@ -1,8 +1,9 @@
 """What a rank loads, and where its blocks come from."""
 
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Protocol
 
 from raypipe.block import BlockContext
 from raypipe.dataset import Dataset
@@ -76,3 +77,30 @@ class RankJob:
     def dataset(self) -> Dataset | Mixture:
         """What the batches are made of."""
         return self.mixture or self.context.datasets[0]
+
+
+SOURCE: Final = "source"
+
+
+def with_source(state: dict[str, Any], dataset: Dataset | Mixture) -> dict[str, Any]:
+    """Return a state that also says where its dataset was read: root, commit and layout.
+
+    That of a mixture has the revisions of its members already.
+    """
+    return state if isinstance(dataset, Mixture) else {**state, SOURCE: asdict(dataset.meta.source)}
+
+
+def warn_of_other_source(state: Mapping[str, Any], dataset: Dataset | Mixture) -> None:
+    """Warn where a state was saved of the same frames in another place: a copy may have other pixels."""
+    if isinstance(dataset, Mixture) or not isinstance(state.get(SOURCE), Mapping):
+        return
+    now = asdict(dataset.meta.source)
+    changes = [
+        f"{key} was {state[SOURCE].get(key)!r} and is {now[key]!r}" for key in now if state[SOURCE].get(key) != now[key]
+    ]
+    if changes:
+        warnings.warn(
+            f"the state was saved with another source of the dataset: {'; '.join(changes)}. Episodes, lengths and "
+            f"features are the same, so the order goes on; whether the values are is not checked.",
+            stacklevel=4,
+        )

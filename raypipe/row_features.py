@@ -4,6 +4,7 @@ A few footers tell. That every file has the columns is not checked here: whoever
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from raypipe.errors import DatasetError
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature
@@ -32,7 +33,7 @@ def find_absent_columns(meta: DatasetMeta) -> tuple[str, ...]:
     Where none of the three opens, the others are tried in turn.
     """
     names = [name for name, feature in meta.features.items() if feature.kind != "video"]
-    reader, looked_at = RowReader(meta, names), looked_at_rows(meta)
+    reader, looked_at = RowReader(replace(meta, storage=meta.storage.for_a_look()), names), looked_at_rows(meta)
     absent: set[str] | None = None
     errors: dict[str, DatasetError] = {}
     for tried, row in enumerate((*looked_at, *range(len(meta.episodes)))):

@@ -238,7 +238,7 @@ def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per
         return "per-episode"
     rows = np.unique(np.linspace(0, len(meta.episodes) - 1, num_files).round().astype(int))
     for name in dict.fromkeys(meta.data_file(int(row)) for row in rows):
-        with open_parquet(meta.storage, name) as parquet:
+        with open_parquet(meta.storage.for_a_look(), name) as parquet:
             _, low, high = row_group_bounds(parquet.metadata)
         if meta.is_packed and (np.any(low != high) or len(np.unique(low)) < len(low)):
             return "other"

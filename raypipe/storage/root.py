@@ -104,6 +104,10 @@ class Storage:
                 changed.__dict__[name] = self.__dict__[name]
         return changed
 
+    def for_a_look(self) -> "Storage":
+        """Return this root for readers of footers and indexes alone; see `CacheSpec.for_a_look`."""
+        return self if self.cache is None or self.is_local else self.cached(self.cache.for_a_look())
+
     def locate(self, name: str) -> str:
         """Return the full path of the file `name`, for this filesystem and for messages."""
         return f"{self.path.rstrip('/')}/{name}" if name else self.path

@@ -1,6 +1,6 @@
 """Where a node keeps files of remote storage, how many bytes of them, and which of them whole."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from raypipe.errors import ConfigError
@@ -9,6 +9,9 @@ DEFAULT_FOLDER: Final = "~/.cache/raypipe/files"
 
 PART_BYTES: Final = 32 << 20
 """A file up to this size is fetched whole also where the dataset does not fit: an episode's video is not larger."""
+
+LOOK_BYTES: Final = 8 << 20
+"""A file up to this size is fetched whole also for a look at its footer or index: a request costs as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,10 @@ class CacheSpec:
             raise ConfigError(f"max_bytes of a cache must be at least 1, got {self.max_bytes}")
         if self.whole_bytes < 0:
             raise ConfigError(f"whole_bytes of a cache must be at least 0, got {self.whole_bytes}")
+
+    def for_a_look(self) -> "CacheSpec":
+        """Return this cache for readers of a few bytes of many files: they do not have a large file fetched whole."""
+        return replace(self, whole_bytes=min(self.whole_bytes, LOOK_BYTES))
 
     def is_fetched_whole(self, size_bytes: int, dataset_bytes: int) -> bool:
         """Return whether a file is fetched whole, by its size and that of all files of its dataset.

@@ -48,7 +48,7 @@ class Spans:
 def check_video_file(promises: Promises, unit: VideoUnit) -> VideoResult:
     """Return what is to say of one video file; decodes it, if the promises are deep."""
     try:
-        container = retry_transient(lambda: read_container(promises.meta.storage, unit.name))
+        container = retry_transient(lambda: read_container(promises.meta.storage.for_a_look(), unit.name))
     except (DatasetError, OSError) as error:
         if is_transient(error):
             raise
