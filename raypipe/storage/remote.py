@@ -95,10 +95,9 @@ class Remote:
 
     def find_entry(self, name: str) -> Entry | None:
         """Return what is known of a file; None where there is none."""
-        if name in self.entries or self.is_listable:
-            found = self.entries.get(name)
-            if found is None or found.stamp or self.is_listable:
-                return found
+        found = self.entries.get(name)
+        if self.is_listable or (found is not None and found.stamp):
+            return found
         try:
             entry = self._look(name)
         except FileNotFoundError:
@@ -109,8 +108,7 @@ class Remote:
     def exists(self, name: str) -> bool:
         """Return whether there is a file or folder."""
         if not self.is_listable:
-            self._count(1)
-            return bool(self.filesystem.exists(self._locate(name)))
+            return self.find_entry(name) is not None
         return not name or name in self.entries or any(one.startswith(f"{name}/") for one in self.entries)
 
     def fetch(self, name: str, target: str, progress: Progress) -> None:

@@ -117,8 +117,9 @@ class Storage:
         if self.is_local:
             return os.path.exists(self.locate(name))
         with self._naming(name):
-            # Where all files are listed anyway, the listing tells.
-            return self._remote.exists(name) if self._is_listed else bool(self.filesystem.exists(self.locate(name)))
+            # Of a dataset all files are listed anyway, and the listing tells.
+            is_dataset = bool(self.commit) or self.cache is not None
+            return self._remote.exists(name) if is_dataset else bool(self.filesystem.exists(self.locate(name)))
 
     def list_files(self, folder: str = "") -> list[str]:
         """Return the names of all files below `folder`, sorted; none where the folder is missing."""
