@@ -20,7 +20,9 @@ class HouseDocstrings(griffe.Extension):
 
     def __init__(self, pages: str) -> None:
         super().__init__()
-        shown = [name for page in Path(__file__).parent.glob(f"{pages}/*.md") for name in _SHOWN.findall(page.read_text())]
+        shown = [
+            name for page in Path(__file__).parent.glob(f"{pages}/*.md") for name in _SHOWN.findall(page.read_text())
+        ]
         self._paths = {name.rsplit(".", 1)[-1]: name for name in shown}
 
     def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
