@@ -164,6 +164,14 @@ def test_drawings_of_docstrings_are_drawn_without_their_colons(site):
     assert "<p>::</p>" not in page
 
 
+def test_flow_map_is_the_same_in_the_package_the_readme_and_the_pages():
+    drawn = [fenced("", page)[0] for page in (README, PAGES / "how-it-works.md")]
+    documented = raypipe.__doc__.split("::\n\n")[1].split("\n\n")[0]
+
+    assert [line.split() for line in drawn[0].splitlines()] == [line.split() for line in documented.splitlines()]
+    assert drawn[0] == drawn[1]
+
+
 def test_readme_is_a_first_screen_and_a_list_of_pages():
     linked = set(re.findall(r"\]\((docs/pages/[\w-]+\.md)\)", README.read_text()))
 
