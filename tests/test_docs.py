@@ -57,7 +57,7 @@ def site(tmp_path_factory):
     return out
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", RUN, ids=short)
 def test_code_of_a_page_runs_as_printed(page, page_errors):
     assert page_errors.get(str(page), "") == ""
