@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test lint clean ffmpeg
+.PHONY: help demo test lint docs clean ffmpeg
 .DEFAULT_GOAL := help
 
 help:  ## Show the commands
@@ -21,6 +21,10 @@ lint: $(READY)  ## Check style, format and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+docs: $(READY)  ## Build the documentation site to build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/mkdocs.yml
+	@echo "Read it at build/site/index.html"
 
 clean:  ## Remove the virtual environment and everything made
 	rm -rf $(VENV) demo-data demo-run build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from doc_pages import PAGES, fenced
 from ray.runtime_env import RuntimeEnv
-from readme_blocks import fenced
 
 import raypipe as rp
 
@@ -135,8 +135,8 @@ def losses(log):
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss ([\d.]+)", log)}
 
 
-def test_jobs_of_the_readme_train_and_go_on_and_their_logs_show_a_falling_loss(cluster):
-    (block,) = fenced("sh")
+def test_jobs_of_the_documentation_train_and_go_on_and_their_logs_show_a_falling_loss(cluster):
+    (block,) = fenced("sh", PAGES / "jobs-and-clusters.md")
     # The token and the head are there already.
     jobs = block[block.index("ray job submit") :].replace("http://127.0.0.1:8265", cluster.address)
 

@@ -9,8 +9,8 @@ import pytest
 import ray
 from batches import frames_of_dataset, planned_epoch, rows_spec
 from committed import committed_frames, flatten, plan_from, read_attempts
+from doc_pages import PAGES, fenced
 from ray_session import ensure_ray
-from readme_blocks import fenced
 from torchrun_ranks import open_pipe
 
 import raypipe as rp
@@ -55,9 +55,9 @@ def test_processes_share_an_epoch_and_others_go_on_from_the_written_state(tmp_pa
     assert sorted(flatten(steps)) == frames_of_dataset(pipe.config.dataset)
 
 
-def test_script_of_the_readme_trains_two_epochs_and_saves_where_it_stands(tmp_path):
+def test_script_of_the_documentation_trains_two_epochs_and_saves_where_it_stands(tmp_path):
     ensure_ray(4)
-    (block,) = fenced("py")
+    (block,) = fenced("py", PAGES / "ray-train.md")
     (tmp_path / "train.py").write_text(block)
     write_dataset(tmp_path / "demo-data", SynthSpec(lengths=(40, 30, 50, 20)))
 
