@@ -2,7 +2,7 @@
 
 ::
 
-    dataset on disk or object store
+    dataset on disk, object store or Hub
       | metadata.read_metadata    DatasetMeta     what exists; no pixels, O(episodes)          pure values
       | plan.plan_epoch           EpochPlan       spans, order, per-rank queues, frame order   pure
       | source.SpanDatasource     Ray Dataset     one read task = one block = one span         Ray Data
