@@ -160,7 +160,7 @@ class RankLoader:
         saved, index = follow_state(
             OrderState.from_dict(state), self._job.index, allow_mixture_change=self._job.allow_mixture_change
         )
-        at = resume(saved, index, self._job.order, world_size=self._job.world_size)
+        at = resume(saved, index, self._job.order_of(saved), world_size=self._job.world_size)
         if self._job.rank == 0:
             warn_of_other_source(state, self._job.dataset)
         self._leave_order()

@@ -150,6 +150,7 @@ class Pipeline:
                     context=config.block_context(),
                     index=self._index,
                     order=config.order,
+                    is_span_derived=config.live_bytes > 0,
                     batch=config.batch,
                     rank=rank,
                     world_size=world_size,

@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Protocol
 
 from raypipe.block import BlockContext
 from raypipe.dataset import Dataset
 from raypipe.metrics import LoaderStats
 from raypipe.mixture import Mixture
-from raypipe.plan import BatchSpec, EpisodeIndex, OrderSpec, SelectionSpec, WorldPlan
+from raypipe.plan import BatchSpec, EpisodeIndex, OrderSpec, OrderState, SelectionSpec, WorldPlan
 from raypipe.rollcall import PassPlace
 from raypipe.run import BlockFeed
 
@@ -70,6 +70,9 @@ class RankJob:
     mixture: Mixture | None = None
     """Where the datasets are members of one; it has their selections."""
 
+    is_span_derived: bool = False
+    """Whether the span length of `order` was computed from a memory budget and not given: then a state's own holds."""
+
     allow_mixture_change: bool = False
     """Whether a state of another mixture may be gone on from, between epochs."""
 
@@ -77,6 +80,14 @@ class RankJob:
     def dataset(self) -> Dataset | Mixture:
         """What the batches are made of."""
         return self.mixture or self.context.datasets[0]
+
+    def order_of(self, state: OrderState) -> OrderSpec:
+        """Return the order to go on with from a state.
+
+        A span length that nobody gave is not computed again: with another batch size or memory budget it would be
+        another, and the state belongs to its own.
+        """
+        return replace(self.order, span_frames=state.spec.span_frames) if self.is_span_derived else self.order
 
 
 SOURCE: Final = "source"

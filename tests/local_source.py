@@ -87,6 +87,7 @@ def local_loader(pipe: Pipeline, rank: int = 0, world_size: int = 1, *, spans_pe
         context=context,
         index=config.index(),
         order=config.order,
+        is_span_derived=config.live_bytes > 0,
         batch=config.batch,
         rank=rank,
         world_size=world_size,

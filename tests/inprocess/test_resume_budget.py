@@ -1,0 +1,45 @@
+"""A run goes on with another batch size or memory budget, though both would lead to other spans."""
+
+import pytest
+from batches import frames_of_all, frames_of_dataset, varied_spec
+from local_source import local_loader
+
+from raypipe.dataset import open_dataset
+from raypipe.errors import ResumeError
+from raypipe.pipeline import Pipeline
+from raypipe.testing import SynthSpec, write_dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    spec = SynthSpec(lengths=(200, 150, 90, 170), cameras=varied_spec().cameras[:1])
+    return open_dataset(str(write_dataset(tmp_path_factory.mktemp("budget") / "dataset", spec)))
+
+
+def make_pipe(dataset, num_frames, **parts):
+    """A pipeline with room for so many decoded frames."""
+    feature = dataset.features[dataset.spec.cameras[0]]
+    live_bytes = num_frames * (feature.width * feature.height * 3 + 200)
+    order = {"live_spans": 4, **parts.pop("order", {})}
+    return Pipeline(dataset, **{"batch_size": 10, "seed": 2, "live_bytes": live_bytes, "order": order, **parts})
+
+
+def test_a_run_goes_on_with_another_memory_budget_and_batch_size(dataset):
+    long, short = make_pipe(dataset, 800), make_pipe(dataset, 400, batch_size=20)
+    begun = local_loader(long)
+    first = list(begun.steps(7))
+
+    resumed = local_loader(short)
+    resumed.load_state_dict(begun.state_dict())
+    rest = list(resumed)
+
+    assert short.config.order.span_frames != long.config.order.span_frames
+    assert sorted(frames_of_all(first) + frames_of_all(rest)) == frames_of_dataset(dataset)
+    assert len(rest[0]["index"]) == 20
+
+
+def test_a_span_length_that_is_given_still_has_to_be_that_of_the_state(dataset):
+    state = make_pipe(dataset, 800).state_at(7)
+
+    with pytest.raises(ResumeError, match=r"span_frames"):
+        local_loader(make_pipe(dataset, 800, order={"span_frames": 50})).load_state_dict(state)
