@@ -86,6 +86,12 @@ class BatchView(View):
 
     def figure(self) -> "Figure":
         """Return a row for each sample that is shown: its pictures, then its action."""
+        figure = self._draw()
+        more = f", {len(self.samples)} shown" if len(self.samples) < self.size else ""
+        figure.suptitle(f"{self.title}{more}", fontsize=11)
+        return figure
+
+    def _draw(self) -> "Figure":
         columns = max((len(one.pictures) for one in self.samples), default=0)
         has_chunk = any(one.chunk is not None for one in self.samples)
         widths = [*[1.7] * columns, *([4.2] if has_chunk else [])] or [1.0]
@@ -101,15 +107,14 @@ class BatchView(View):
                 _draw_marked(place, picture, mark)
             if sample.chunk is not None:
                 _draw_chunk(row[-1], sample.chunk)
-        more = f", {len(self.samples)} shown" if len(self.samples) < self.size else ""
-        figure.suptitle(f"{self.title}{more}", fontsize=11)
         return figure
 
     def parts(self) -> list[str]:
         """Return it as pieces of HTML."""
         told = [html_text(text, "warning") for text in self.totals]
+        shown = f"{len(self.samples)} of its {counted(self.size, 'sample')}"
         keys = html_table(("key", "type", "shape"), self.keys)
-        return [*told, html_plot(self.figure(), self.title), html_heading("Keys"), keys]
+        return [*told, html_heading(shown), html_plot(self._draw(), self.title), html_heading("Keys"), keys]
 
 
 def view_batch(batch: Mapping[str, Any], *, num_samples: int = 8) -> BatchView:

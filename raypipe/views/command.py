@@ -34,6 +34,21 @@ class ShowRequest:
     def __post_init__(self) -> None:
         if self.episode < WHOLE:
             raise ConfigError(f"the episode must be at least 0, got {self.episode}")
+        if self.out:
+            self._check_out()
+
+    def _check_out(self) -> None:
+        """Raise for a file that cannot be written, before anything is read."""
+        suffix, is_episode = Path(self.out).suffix, self.episode != WHOLE
+        allowed = (".rrd",) if self.with_rerun else (".html", ".png", *((".mp4",) if is_episode else ()))
+        if suffix in allowed:
+            return
+        hints = {
+            ".mp4": "a video is of one episode, say which with --episode; ",
+            ".rrd": "a recording for Rerun wants --rerun; ",
+        }
+        hint = "" if self.with_rerun else hints.get(suffix, "")
+        raise ConfigError(f"cannot write {self.out!r}: {hint}give a file that ends in {', '.join(allowed)}")
 
 
 def show_root(request: ShowRequest) -> str:

@@ -64,11 +64,14 @@ class PlanView(View):
 
     def figure(self) -> "Figure":
         """Return the lives of a rank's spans with the frames of some batches, their episodes, and what is in memory."""
-        return draw_plan(self.world, self.report, self.sizes, rank=self.rank, title=self.title)
+        figure = draw_plan(self.world, self.report, self.sizes, rank=self.rank)
+        figure.suptitle(self.title, fontsize=11)
+        return figure
 
     def parts(self) -> list[str]:
         """Return it as pieces of HTML."""
-        parts = [html_lines(plan_lines(self.report)), html_plot(self.figure(), self.title)]
+        figure = draw_plan(self.world, self.report, self.sizes, rank=self.rank)
+        parts = [html_lines(plan_lines(self.report)), html_plot(figure, self.title)]
         if self.report.members:
             parts.append(html_table(_MEMBER_TITLES, _member_rows(self.report)))
         return parts

@@ -17,7 +17,7 @@ _DRAWN_MEMBERS: Final = 10
 _WIDTH: Final = 11.0
 
 
-def draw_plan(world: WorldPlan, report: PlanReport, sizes: FrameSizes, *, rank: int, title: str) -> "Figure":
+def draw_plan(world: WorldPlan, report: PlanReport, sizes: FrameSizes, *, rank: int) -> "Figure":
     """Return the plan of a rank, from top to bottom, over the steps of the epoch.
 
     The lives of its spans, each a line from admission to retirement at its place in the queue, with the frames of some
@@ -40,7 +40,6 @@ def draw_plan(world: WorldPlan, report: PlanReport, sizes: FrameSizes, *, rank: 
     axes[-1].set_xlabel("step")
     axes[-1].set_xlim(0, max(1, world.num_steps))
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.suptitle(title, fontsize=11)
     return figure
 
 

@@ -50,20 +50,25 @@ class RunView(View):
 
     def figure(self) -> "Figure":
         """Return samples/s and waiting over time, and with several ranks the waiting of each."""
+        figure = self._draw()
+        figure.suptitle(self.title, fontsize=11)
+        return figure
+
+    def _draw(self) -> "Figure":
         heights = (1.5, 1.5, 1.5) if len(self.ranks) > 1 else (1.5, 1.5)
         figure = new_figure(_WIDTH, 1.6 * sum(heights))
         axes = figure.subplots(len(heights), 1, height_ratios=heights)
         edges, speed, shares = measure_intervals(self.snapshots)
-        _draw_speed(axes[0], edges, speed, self.snapshots[-1])
+        _draw_speed(axes[0], edges, speed)
         _draw_waiting(axes[1], edges, shares)
+        axes[1].set_xlabel("seconds of the loop" + " since the first batch" * (len(self.snapshots) > 1))
         if len(self.ranks) > 1:
             _draw_ranks(axes[2], self.ranks)
-        figure.suptitle(self.title, fontsize=11)
         return figure
 
     def parts(self) -> list[str]:
         """Return it as pieces of HTML."""
-        return [html_lines(self._lines()), html_plot(self.figure(), self.title)]
+        return [html_lines(self._lines()), html_plot(self._draw(), self.title)]
 
     def _lines(self) -> list[tuple[str, str]]:
         last, world = self.snapshots[-1], sum_up(self.ranks)
@@ -150,10 +155,12 @@ def measure_intervals(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, NDArray[np.float64]]]:
     """Return the ends of the times between snapshots in seconds, the samples/s in each, and the share of waiting.
 
-    Time is that of the loop: waiting and steps, since its start. The waiting of an interval is shared out over the
-    stages by what went on while no batch was ready.
+    Time is that of the loop, waiting and steps: since the first snapshot, so that the start, which may take longer than
+    the rest, does not dwarf it; of a single one since the loop's start. The waiting of an interval is shared out over
+    the stages by what went on while no batch was ready.
     """
-    times = np.array([0.0, *(one.wait_s + one.step_s for one in snapshots)])
+    times = _column(snapshots, "wait_s") + _column(snapshots, "step_s")
+    times = times - times[0]
     # Without a step between them two notes are one.
     kept = np.flatnonzero(np.diff(times, prepend=-1.0) > 1e-9)
     if len(kept) > _INTERVALS + 1:
@@ -169,12 +176,13 @@ def measure_intervals(
 
 
 def _column(snapshots: Sequence[LoaderStats], name: str) -> NDArray[np.float64]:
-    return np.array([0.0, *(getattr(one, name) for one in snapshots)])
+    values = [float(getattr(one, name)) for one in snapshots]
+    return np.array(values if len(values) > 1 else [0.0, *values])
 
 
-def _draw_speed(axes: Any, edges: NDArray[np.float64], speed: NDArray[np.float64], last: LoaderStats) -> None:
+def _draw_speed(axes: Any, edges: NDArray[np.float64], speed: NDArray[np.float64]) -> None:
     axes.stairs(speed, edges, color="#3367d6", linewidth=1.4)
-    mean = last.samples_per_s
+    mean = float((speed * np.diff(edges)).sum() / edges[-1])
     axes.axhline(mean, color="black", linewidth=0.8, linestyle="--", label=f"mean {mean:,.0f}")
     axes.set(ylabel="samples a second", xlim=(0, edges[-1]))
     axes.set_ylim(bottom=0)
@@ -187,7 +195,7 @@ def _draw_waiting(axes: Any, edges: NDArray[np.float64], shares: Mapping[str, ND
         if stage != _OTHER or share.any():
             axes.stairs(base + share, edges, baseline=base, fill=True, color=_COLOURS[stage], label=stage)
         base = base + share
-    axes.set(xlabel="seconds of the loop", ylabel="share of time\nspent waiting, for", xlim=(0, edges[-1]), ylim=(0, 1))
+    axes.set(ylabel="share of time\nspent waiting, for", xlim=(0, edges[-1]), ylim=(0, 1))
     axes.legend(loc="upper right", fontsize=8, ncols=len(shares), framealpha=0.85)
 
 

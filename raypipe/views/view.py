@@ -23,17 +23,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DPI: Final = 110
+# Notebooks have a style of their own for tables, which is more special than a class: hence the "important".
 _STYLE: Final = """
 .raypipe-view { font: 14px/1.45 system-ui, sans-serif; color: #1f1f1f; background: #fff; padding: .8rem 1rem;
   max-width: 76rem; }
 .raypipe-view h1 { font-size: 1.2rem; margin: 0 0 .5rem; } .raypipe-view h2 { font-size: 1rem; margin: 1.1rem 0 .3rem; }
-.raypipe-view table { border-collapse: collapse; margin: 0; color: inherit; }
-.raypipe-view tr { background: #fff; }
-.raypipe-view td, .raypipe-view th { text-align: left; vertical-align: top; padding: .15rem .8rem .15rem 0;
+.raypipe-view table { border-collapse: collapse; margin: 0 0 .5rem; color: inherit; }
+.raypipe-view table tr { background: #fff !important; }
+.raypipe-view table td, .raypipe-view table th { text-align: left !important;
+  vertical-align: top !important; padding: .15rem .8rem .15rem 0;
   border-bottom: 1px solid #e4e4e4; font-size: 13px; overflow-wrap: break-word; }
 .raypipe-view td img { max-height: 96px; }
 .raypipe-view th { font-weight: 600; white-space: nowrap; }
-.raypipe-view td.number, .raypipe-view th.number { text-align: right; }
+.raypipe-view table td.number, .raypipe-view table th.number { text-align: right !important; }
 .raypipe-view table.lines td:first-child { font-weight: 600; white-space: nowrap; }
 .raypipe-view figure { display: inline-block; margin: .2rem .5rem .2rem 0; vertical-align: top; }
 .raypipe-view figcaption { font-size: 12px; color: #444; max-width: 16rem; overflow-wrap: anywhere; }
