@@ -141,7 +141,12 @@ def view_batch(batch: Mapping[str, Any], *, num_samples: int = 8) -> BatchView:
 
 def _as_array(value: Any) -> NDArray[Any]:
     """Return a tensor or a list as an array; tensors may lie on another device."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value, dtype=object)
+    if not hasattr(value, "detach"):
+        return np.asarray(value, dtype=object)
+    tensor = value.detach().cpu()
+    # numpy has no such number type.
+    array: NDArray[Any] = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    return array
 
 
 def _is_camera(key: str, array: NDArray[Any]) -> bool:

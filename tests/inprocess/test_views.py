@@ -315,8 +315,9 @@ def test_batch_of_floats_is_shown_as_the_pixels_that_it_stands_for(sized_dataset
     pipe = rp.Pipeline(sized_dataset, batch_size=4, seed=1, decode={"where": "rank", "camera_dtype": "float32"})
     batch = next(iter(local_loader(pipe)))
     normalised = {**batch, TOP: (batch[TOP] - 0.5) / 0.25}
+    halved = {**batch, TOP: batch[TOP].to(torch.bfloat16)}
 
-    for one in (batch, normalised):
+    for one in (batch, normalised, halved):
         (picture, _) = view_batch(one).samples[0].pictures[0]
 
         assert read_stamp(picture.pixels).frame == int(batch["frame_index"][0])
