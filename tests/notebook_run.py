@@ -23,11 +23,15 @@ def run_notebook(source: Path, target: Path) -> None:
         # Of the folder alone: no kernel that the user has installed.
         specs = KernelSpecManager(kernel_dirs=[folder], ensure_native_kernel=False)
         notebook = nbformat.read(source, as_version=4)
+        # Sockets in a folder of its own: no port that another process could reach.
+        manager = AsyncKernelManager(
+            kernel_name="here", kernel_spec_manager=specs, transport="ipc", ip=f"{folder}/socket"
+        )
         client = NotebookClient(
             notebook,
-            # No port that another process could reach.
-            km=AsyncKernelManager(kernel_name="here", kernel_spec_manager=specs, transport="ipc"),
+            km=manager,
             timeout=CELL_TIMEOUT_S,
+            startup_timeout=CELL_TIMEOUT_S,
             resources={"metadata": {"path": str(target.parent)}},
         )
         try:
