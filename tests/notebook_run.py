@@ -10,7 +10,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
-CELL_TIMEOUT_S = 200
+CELL_TIMEOUT_S = 400
 
 
 def run_notebook(source: Path, target: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_notebook_is_kept_without_outputs(name):
     assert not [cell.id for cell in cells if cell.outputs or cell.execution_count is not None]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_explore_goes_from_a_dataset_to_batches_and_resumes(tmp_path):
     notebook = run_notebook("explore.ipynb", tmp_path)
 
@@ -63,7 +63,7 @@ def test_explore_goes_from_a_dataset_to_batches_and_resumes(tmp_path):
     assert "'order_version'" in told
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_training_goes_on_after_a_failure_and_on_more_workers(tmp_path):
     notebook = run_notebook("train_with_ray_train.ipynb", tmp_path)
 
