@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from raypipe.pipeline import Pipeline
     from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec
     from raypipe.storage import CacheSpec
+    from raypipe.views import show
     from raypipe.window import WindowSpec
 
 _HOMES = {
@@ -70,6 +71,7 @@ _HOMES = {
     "WindowSpec": "window",
     "open_dataset": "mixture",
     "read_metadata": "metadata",
+    "show": "views",
 }
 
 __all__ = [
@@ -98,13 +100,14 @@ __all__ = [
     "WindowSpec",
     "open_dataset",
     "read_metadata",
+    "show",
 ]
 
 __version__ = _version("raypipe")
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("testing", "train"):
+    if name in ("testing", "train", "views"):
         return import_module(f"raypipe.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'raypipe' has no attribute {name!r}")

@@ -111,7 +111,22 @@ def plan(
     else:
         _print(plan_table(view.report))
     if plot:
-        plot_plan(view.world, plot)
+        plot_plan(view, plot)
+
+
+@app.command()
+def show(
+    root: Root,
+    episode: Annotated[int | None, typer.Option(help="One episode, by its number, in place of the whole.")] = None,
+    member: Annotated[str, typer.Option(help="One dataset of a mixture, by its name.")] = "",
+    out: Annotated[str, typer.Option(help="File to write: .html, .png, of an episode .mp4, with --rerun .rrd.")] = "",
+    rerun: Annotated[bool, typer.Option("--rerun", help="Open an episode in the Rerun viewer.")] = False,
+) -> None:
+    """Make a page, a picture or a video of a dataset, a mixture or one episode."""
+    from raypipe.views.command import WHOLE, ShowRequest, show_root
+
+    chosen = WHOLE if episode is None else episode
+    typer.echo(show_root(ShowRequest(root=root, member=member, episode=chosen, out=out, with_rerun=rerun)))
 
 
 @app.command()

@@ -78,7 +78,7 @@ def describe(root: str) -> DatasetInfo:
         hours=round(meta.num_frames / meta.fps / 3600, 3),
         min_length=int(lengths.min()) if len(lengths) else 0,
         max_length=int(lengths.max()) if len(lengths) else 0,
-        cameras={name: _camera_text(meta.features[name]) for name in present},
+        cameras={name: camera_text(meta.features[name]) for name in present},
         missing_cameras=dataset.missing_cameras,
         features={
             name: f"{feature.dtype} {list(feature.shape)}"
@@ -91,7 +91,7 @@ def describe(root: str) -> DatasetInfo:
         row_groups=read_row_group_layout(meta),
         timestamp_drift_s=round(_largest_drift(dataset), 4),
         fingerprint=meta.order_fingerprint,
-        notes=(*meta.notes, *_column_notes(dataset)),
+        notes=(*meta.notes, *column_notes(dataset)),
     )
 
 
@@ -136,7 +136,8 @@ def _shortened(texts: tuple[str, ...], most: int = 5) -> str:
     return f"{len(texts)}: {shown}" + (f"; and {len(texts) - most} more" if len(texts) > most else "")
 
 
-def _camera_text(feature: Feature) -> str:
+def camera_text(feature: Feature) -> str:
+    """Return a camera's size and codec in words."""
     kind = "images in the rows" if feature.kind == "image" else feature.codec or "video"
     return f"{feature.width}x{feature.height} {kind}{' depth' if feature.is_depth else ''}"
 
@@ -174,7 +175,7 @@ def _largest_drift(dataset: Dataset) -> float:
     return max((float(np.abs(drift).max()) for drift in drifts), default=0.0)
 
 
-def _column_notes(dataset: Dataset) -> list[str]:
+def column_notes(dataset: Dataset) -> list[str]:
     """Return what the rows have or lack beside what ``info.json`` declares."""
     meta = dataset.meta
     if not len(meta.episodes):

@@ -222,8 +222,12 @@ class RankLoader:
 
     def world_stats(self) -> WorldStats:
         """Return the figures of all ranks together: which one waits most, and for what."""
+        return sum_up(self.rank_stats())
+
+    def rank_stats(self) -> dict[int, LoaderStats]:
+        """Return the figures of every rank that has told them, by rank; asks the feeder."""
         self._publish()
-        return sum_up({**self._source.collect(), self._job.rank: self.stats()})
+        return {**self._source.collect(), self._job.rank: self.stats()}
 
     def with_settings(self, **settings: Any) -> "RankLoader":
         """Return this rank's loader with other fields of `LoaderSpec`, standing where this one stands."""

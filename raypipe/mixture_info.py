@@ -101,10 +101,19 @@ def describe_mixture(path: str) -> MixtureInfo:
         # Members that are skipped are in the value itself: bad.
         warnings.simplefilter("ignore", UserWarning)
         mixture = Mixture(path)
+    return describe_opened(mixture, path)
+
+
+def describe_opened(mixture: Mixture, name: str) -> MixtureInfo:
+    """Return what an opened mixture holds; reads nothing more.
+
+    Args:
+        name: what to call it: the path of its file.
+    """
     schema = mixture.schema
     members = tuple(_member_info(mixture, position) for position in range(len(mixture.members)))
     return MixtureInfo(
-        mixture=path,
+        mixture=name,
         datasets=len(members),
         episodes=sum(one.episodes for one in members),
         frames=sum(one.frames for one in members),

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from raypipe.metrics import LoaderStats
@@ -33,10 +34,11 @@ class _RichBar:
 
 
 def is_shown() -> bool:
-    """Return whether a person looks: at a terminal, or at a notebook."""
+    """Return whether a person looks: at a terminal, or at a notebook that can show a bar, which needs ipywidgets."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return sys.stderr.isatty() or type(shell).__name__ == "ZMQInteractiveShell"
+    is_notebook = type(shell).__name__ == "ZMQInteractiveShell" and find_spec("ipywidgets") is not None
+    return sys.stderr.isatty() or is_notebook
 
 
 @contextmanager

@@ -39,12 +39,14 @@ LAYERS = [
 ]
 
 HOMES = {
-    "torch": {"decode", "dataset", "normalise", "batch", "assembly", "loader_spec", "train", "testing"},
-    "torchcodec": {"decode", "testing", "reshard"},
+    "torch": {"decode", "dataset", "normalise", "batch", "assembly", "loader_spec", "train", "testing", "views"},
+    # views encodes the video of an episode for a page.
+    "torchcodec": {"decode", "testing", "reshard", "views"},
     "matplotlib": {"validate", "views"},
     "PIL": {"decode", "testing"},
     "ray": {"source", "cluster_gate", "gauges", "feeder", "pipeline", "train", "reshard", "validate"},
     "huggingface_hub": {"hub"},
+    "rerun": {"views"},
 }
 
 

@@ -35,6 +35,7 @@ PUBLIC = [
     "WindowSpec",
     "open_dataset",
     "read_metadata",
+    "show",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Views of what raypipe decides: an epoch's plan as a table and as a picture.
+"""An epoch's plan as a table and as a picture, before it runs.
 
 Reads ``meta/`` of a dataset and plans; reads no rows and no pixels. Decides nothing that a run depends on.
 """
@@ -6,9 +6,7 @@ Reads ``meta/`` of a dataset and plans; reads no rows and no pixels. Decides not
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final
 
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
@@ -22,31 +20,79 @@ from raypipe.plan import (
     PlanReport,
     SelectionSpec,
     WorldPlan,
-    emitted_frames,
     index_episodes,
     plan_epoch,
     plan_world,
     report_plan,
     start,
 )
+from raypipe.views.plan_figure import draw_plan
+from raypipe.views.view import View, counted, html_lines, html_plot, html_table
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Group
     from rich.table import Table
 
-_DRAWN_SPANS = 1500
-_DRAWN_BATCHES = 80
-_DRAWN_MEMBERS = 10
-_LISTED_MEMBERS = 40
-_SAMPLE_RATES = (100, 1_000, 10_000)
+    from raypipe.pipeline import Pipeline
+
+_LISTED_MEMBERS: Final = 40
+_SAMPLE_RATES: Final = (100, 1_000, 10_000)
+_MEMBER_TITLES: Final = ("dataset", "frames", "in an epoch", "share", "passes an epoch", "spans", "off by at most")
+UNKNOWN_SIZES: Final = FrameSizes(row_bytes=0, pixel_bytes=0)
+"""For a plan alone, which does not know how large a frame is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanView:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PlanView(View):
     """The plan of an epoch of a dataset, and what it costs and gives."""
 
     world: WorldPlan
     report: PlanReport
+    sizes: FrameSizes
+    rank: int = 0
+    """The one whose spans and batches are drawn."""
+
+    @property
+    def title(self) -> str:
+        """Which epoch on how many ranks, and what decides its order."""
+        plan = self.world.plan
+        return (
+            f"epoch {plan.epoch}, rank {self.rank} of {self.world.world_size}, {counted(plan.leg.lanes, 'lane')}, "
+            f"{plan.leg.live_spans} live spans, seed {plan.spec.seed}"
+        )
+
+    def figure(self) -> "Figure":
+        """Return the lives of a rank's spans with the frames of some batches, their episodes, and what is in memory."""
+        figure = draw_plan(self.world, self.report, self.sizes, rank=self.rank)
+        figure.suptitle(self.title, fontsize=11)
+        return figure
+
+    def parts(self) -> list[str]:
+        """Return it as pieces of HTML."""
+        figure = draw_plan(self.world, self.report, self.sizes, rank=self.rank)
+        parts = [html_lines(plan_lines(self.report)), html_plot(figure, self.title)]
+        if self.report.members:
+            parts.append(html_table(_MEMBER_TITLES, _member_rows(self.report)))
+        return parts
+
+
+def view_world(world: WorldPlan, sizes: FrameSizes = UNKNOWN_SIZES, *, rank: int = 0) -> PlanView:
+    """Return the view of a plan; without `sizes` memory is counted in frames."""
+    if not 0 <= rank < world.world_size:
+        raise ConfigError(f"rank must be between 0 and {world.world_size - 1}, got {rank}")
+    return PlanView(world=world, report=report_plan(world, sizes), sizes=sizes, rank=rank)
+
+
+def view_pipeline(pipe: "Pipeline", *, world_size: int = 1, epoch: int = 0) -> PlanView:
+    """Return the view of what a pipeline would do in an epoch on `world_size` ranks; reads nothing."""
+    # It brings Ray, which `raypipe plan` does without.
+    from raypipe.config import pixel_bytes, row_bytes
+
+    dataset, decode = pipe.config.dataset, pipe.config.decode
+    pixels = pixel_bytes(dataset, decode) if decode.when == "block" else 0
+    sizes = FrameSizes(row_bytes=row_bytes(dataset), pixel_bytes=pixels)
+    return view_world(pipe.plan(world_size=world_size, epoch=epoch), sizes)
 
 
 def view_plan(root: str, spec: OrderSpec, batch: BatchSpec, *, world_size: int, epoch: int = 0) -> PlanView:
@@ -58,8 +104,7 @@ def view_plan(root: str, spec: OrderSpec, batch: BatchSpec, *, world_size: int, 
     index = dataset.index() if isinstance(dataset, Mixture) else _index(dataset)
     todo = start(spec, world_size=world_size, epoch=epoch)
     plan = plan_epoch(index, todo.spec, epoch=epoch, legs=todo.legs)
-    world = plan_world(plan, world_size=world_size, batch=batch)
-    return PlanView(world=world, report=report_plan(world, measure_frame(dataset)))
+    return view_world(plan_world(plan, world_size=world_size, batch=batch), measure_frame(dataset))
 
 
 def measure_frame(dataset: Dataset | Mixture) -> FrameSizes:
@@ -91,7 +136,7 @@ def plan_table(report: PlanReport) -> "Group":
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in _lines(report):
+    for name, text in plan_lines(report):
         table.add_row(name, text)
     return Group(table, "", _members_table(report)) if report.members else Group(table)
 
@@ -100,100 +145,46 @@ def _members_table(report: PlanReport) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    table.add_column("dataset", overflow="fold")
-    for name in ("frames", "in an epoch", "share", "passes an epoch", "spans", "off by at most"):
+    table.add_column(_MEMBER_TITLES[0], overflow="fold")
+    for name in _MEMBER_TITLES[1:]:
         table.add_column(name, justify="right")
-    for one in report.members[:_LISTED_MEMBERS]:
-        passes = f"{one.laps:,.2f}" if one.laps >= 0.01 else f"{one.laps:.2g}"
-        table.add_row(
+    for row in _member_rows(report):
+        table.add_row(*row)
+    return table
+
+
+def _member_rows(report: PlanReport) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        (
             one.name,
             f"{one.frames:,}",
             f"{one.epoch_frames:,}",
             f"{one.share:.2%}",
-            passes,
+            f"{one.laps:,.2f}" if one.laps >= 0.01 else f"{one.laps:.2g}",
             f"{one.spans:,}",
             f"{one.deviation:,.0f} frames",
         )
+        for one in report.members[:_LISTED_MEMBERS]
+    ]
     more = report.members[_LISTED_MEMBERS:]
     if more:
         share = sum(one.share for one in more)
         taken = sum(one.epoch_frames for one in more)
         frames = sum(one.frames for one in more)
-        table.add_row(f"and {len(more)} more, see --json", f"{frames:,}", f"{taken:,}", f"{share:.2%}", "", "", "")
-    return table
+        name = f"and {len(more)} more, see --json"
+        rows.append((name, f"{frames:,}", f"{taken:,}", f"{share:.2%}", "", "", ""))
+    return rows
 
 
-def plot_plan(world: WorldPlan, path: Path, *, rank: int = 0) -> None:
-    """Draw the lives of a rank's spans, the frames of some of its batches, and their distinct episodes.
-
-    A span is a line from admission to retirement, at its place in the queue. Draws at most 1,500 of them.
-    """
+def plot_plan(view: PlanView, path: Path) -> None:
+    """Draw a plan to a .png, .pdf or .svg file, as `PlanView.figure` has it."""
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise ConfigError(f"cannot draw to {str(path)!r}; give a file that ends in .png, .pdf or .svg")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    is_mixture = len(world.plan.index.dataset_names) > 1
-    axes = figure.subplots(2 + is_mixture, 1, sharex=True, height_ratios=(3, 1, 1) if is_mixture else (3, 1))
-    steps = np.unique(np.linspace(0, world.num_steps - 1, _DRAWN_BATCHES).astype(int)).tolist()
-    _draw_lives(axes[0], world, rank, steps)
-    _draw_distinct(axes[1], world, rank, steps)
-    if is_mixture:
-        _draw_shares(axes[2], world, steps)
-    axes[-1].set_xlabel("step")
-    plan = world.plan
-    figure.suptitle(
-        f"epoch {plan.epoch}, rank {rank} of {world.world_size}, {plan.leg.lanes} lanes, "
-        f"{plan.leg.live_spans} live spans, seed {plan.spec.seed}"
-    )
-    figure.savefig(path, dpi=120)
+    view.figure().savefig(path, dpi=120)
 
 
-def _draw_lives(axes: Any, world: WorldPlan, rank: int, steps: list[int]) -> None:
-    plan = world.rank(rank)
-    admitted, retired = ((position - world.steps.position) / world.steps.per_lane for position in plan.lives())
-    drawn = np.unique(np.linspace(0, len(plan.queue) - 1, _DRAWN_SPANS).astype(int))
-    axes.hlines(
-        drawn, admitted[drawn], retired[drawn], color="tab:blue", alpha=0.35, linewidth=0.8, label="span is live"
-    )
-    wanted = set(steps)
-    batches = [batch for batch in plan.batches() if batch.step in wanted]
-    step = np.concatenate([np.full(len(batch.span), batch.step + 0.5) for batch in batches])
-    axes.plot(
-        step,
-        np.concatenate([batch.span for batch in batches]),
-        ".",
-        color="tab:orange",
-        markersize=2,
-        label="frame of a batch",
-    )
-    axes.set_ylabel("span, by arrival")
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
-
-
-def _draw_distinct(axes: Any, world: WorldPlan, rank: int, steps: list[int]) -> None:
-    frames = [world.frames_at(step, rank) for step in steps]
-    ids = [(found.dataset.astype(np.int64) << 40) | found.episode for found in frames]
-    axes.plot(np.array(steps) + 0.5, [len(np.unique(found)) for found in ids], ".-", color="tab:orange", linewidth=0.8)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("distinct episodes\nin a batch")
-
-
-def _draw_shares(axes: Any, world: WorldPlan, steps: list[int]) -> None:
-    """Draw the part of the largest datasets in what all ranks have emitted up to each of these steps."""
-    names, ends = world.plan.index.dataset_names, np.array(steps) + 1
-    emitted = emitted_frames(world, ends)
-    realised = emitted / emitted.sum(axis=1, keepdims=True)
-    for number in np.argsort(-emitted[-1], kind="stable")[:_DRAWN_MEMBERS].tolist():
-        axes.plot(ends, realised[:, number], linewidth=1, label=names[number])
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("share of all\nframes so far")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small", frameon=False)
-
-
-def _lines(report: PlanReport) -> list[tuple[str, str]]:
+def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
+    """Return a report as names and texts."""
     local, everywhere = report.mixing.local_batch, report.mixing.global_batch
     overlap = ", ".join(f"{shared:.1f} after {lag}" for lag, shared in report.mixing.overlap.items())
     blocks = ", ".join(f"{report.spans_per_1000_frames * rate / 1000:.1f} at {rate:,}" for rate in _SAMPLE_RATES)

@@ -1,0 +1,270 @@
+"""One batch as the training loop gets it: which frames, their pictures, their actions, and what is padding.
+
+Knows a batch by its keys, shapes and masks alone, so it shows any that a loader gives, also after a transform.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.errors import ConfigError
+from raypipe.schema import DIM_IS_PAD, IS_MISSING
+from raypipe.views.pixels import visible
+from raypipe.views.view import (
+    Picture,
+    View,
+    counted,
+    draw_picture,
+    html_heading,
+    html_plot,
+    html_table,
+    html_text,
+    line_colours,
+    new_figure,
+    short_name,
+    shortened,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+IS_PAD: Final = "_is_pad"
+_SHOWN_SLOTS: Final = 3
+"""Frames of a camera's window that are drawn; of more the first, a middle and the last one."""
+_LEAST_SIDE: Final = 8
+"""A picture is not smaller: it tells a camera from a matrix of numbers."""
+_ROW_HEIGHT: Final = 1.45
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chunk:
+    """The numbers of one feature of one sample, over its window."""
+
+    feature: str
+    values: NDArray[Any]
+    """``(slots, numbers)``: without the numbers that a narrower robot does not have."""
+    is_pad: NDArray[np.bool_]
+    """``(slots,)``: which slots lie outside the episode."""
+    is_missing: bool
+    """Whether the sample's robot does not have the feature at all."""
+    num_padded: int
+    """Numbers that are left out, since the sample's robot does not have them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleView:
+    """One sample of a batch."""
+
+    label: str
+    task: str
+    is_repeat: bool
+    pictures: tuple[tuple[Picture, str], ...]
+    """Every picture with what is to say of it: nothing, ``padding`` or ``missing``."""
+    chunk: Chunk | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class BatchView(View):
+    """Some samples of a batch."""
+
+    size: int
+    num_distinct: int
+    """Episodes that the batch has frames of."""
+    samples: tuple[SampleView, ...]
+    keys: tuple[tuple[str, str, str], ...]
+    """Every key with its type and shape."""
+    totals: tuple[str, ...]
+    """How many samples are repeats, padded or without a camera, in words."""
+
+    @property
+    def title(self) -> str:
+        """How many samples of how many episodes."""
+        return f"a batch of {counted(self.size, 'sample')} from {counted(self.num_distinct, 'episode')}"
+
+    def figure(self) -> "Figure":
+        """Return a row for each sample that is shown: its pictures, then its action."""
+        figure = self._draw()
+        more = f", {len(self.samples)} shown" if len(self.samples) < self.size else ""
+        figure.suptitle(f"{self.title}{more}", fontsize=11)
+        return figure
+
+    def _draw(self) -> "Figure":
+        columns = max((len(one.pictures) for one in self.samples), default=0)
+        has_chunk = any(one.chunk is not None for one in self.samples)
+        widths = [*[1.7] * columns, *([4.2] if has_chunk else [])] or [1.0]
+        figure = new_figure(sum(widths) + 2.2, _ROW_HEIGHT * max(1, len(self.samples)) + 0.8)
+        axes = figure.subplots(
+            max(1, len(self.samples)), len(widths) + 1, squeeze=False, width_ratios=[2.2, *widths], sharex=False
+        )
+        for place in axes.ravel():
+            place.set_axis_off()
+        for row, sample in zip(axes, self.samples, strict=False):
+            _draw_label(row[0], sample)
+            for place, (picture, mark) in zip(row[1:], sample.pictures, strict=False):
+                _draw_marked(place, picture, mark)
+            if sample.chunk is not None:
+                _draw_chunk(row[-1], sample.chunk)
+        return figure
+
+    def parts(self) -> list[str]:
+        """Return it as pieces of HTML."""
+        told = [html_text(text, "warning") for text in self.totals]
+        shown = f"{len(self.samples)} of its {counted(self.size, 'sample')}"
+        keys = html_table(("key", "type", "shape"), self.keys)
+        return [*told, html_heading(shown), html_plot(self._draw(), self.title), html_heading("Keys"), keys]
+
+
+def view_batch(batch: Mapping[str, Any], *, num_samples: int = 8) -> BatchView:
+    """Return the view of a batch: its first `num_samples` samples, and the shapes of all its keys."""
+    if num_samples < 1:
+        raise ConfigError(f"num_samples must be at least 1, got {num_samples}")
+    if "episode_index" not in batch or "frame_index" not in batch:
+        raise ConfigError(
+            f"this is no batch of a loader: it lacks episode_index or frame_index and has the keys "
+            f"{', '.join(map(repr, list(batch)[:8]))}"
+        )
+    arrays = {key: _as_array(value) for key, value in batch.items()}
+    size = len(arrays["episode_index"])
+    cameras, feature = [key for key in arrays if _is_camera(key, arrays[key])], _pick_chunk(arrays)
+    ids = np.stack([arrays.get("dataset_index", np.zeros(size)), arrays["episode_index"]])
+    return BatchView(
+        size=size,
+        num_distinct=np.unique(ids, axis=1).shape[1],
+        samples=tuple(_sample(arrays, cameras, feature, number) for number in range(min(size, num_samples))),
+        keys=tuple(_describe(key, value) for key, value in batch.items()),
+        totals=tuple(_totals(arrays)),
+    )
+
+
+def _as_array(value: Any) -> NDArray[Any]:
+    """Return a tensor or a list as an array; tensors may lie on another device."""
+    if not hasattr(value, "detach"):
+        return np.asarray(value, dtype=object)
+    tensor = value.detach().cpu()
+    # numpy has no such number type.
+    array: NDArray[Any] = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    return array
+
+
+def _is_camera(key: str, array: NDArray[Any]) -> bool:
+    has_sides = array.ndim in (4, 5) and min(array.shape[-2:]) >= _LEAST_SIDE
+    return has_sides and array.shape[-3] in (1, 3, 4) and array.dtype.kind in "uf" and not key.endswith(IS_PAD)
+
+
+def _pick_chunk(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the feature whose numbers are drawn: the action, else the first of floats with a window, else nothing."""
+    if "action" in arrays:
+        return "action"
+    floats = [key for key, array in arrays.items() if array.dtype.kind == "f" and array.ndim in (2, 3)]
+    return max(floats, key=lambda key: arrays[key].ndim, default="")
+
+
+def _sample(arrays: Mapping[str, NDArray[Any]], cameras: list[str], feature: str, number: int) -> SampleView:
+    dataset = f"{arrays['dataset'][number]}\n" if "dataset" in arrays else ""
+    place = f"episode {arrays['episode_index'][number]}\nframe {arrays['frame_index'][number]}"
+    return SampleView(
+        label=f"{dataset}{place}",
+        task=str(arrays["task"][number]) if "task" in arrays else "",
+        is_repeat=bool(arrays["is_repeat"][number]) if "is_repeat" in arrays else False,
+        pictures=tuple(one for camera in cameras for one in _pictures(arrays, camera, number)),
+        chunk=_chunk(arrays, feature, number) if feature else None,
+    )
+
+
+def _pictures(arrays: Mapping[str, NDArray[Any]], camera: str, number: int) -> list[tuple[Picture, str]]:
+    pixels = arrays[camera][number]
+    has_time = pixels.ndim == 4
+    slots = pixels if has_time else pixels[None]
+    shown = np.unique(np.linspace(0, len(slots) - 1, _SHOWN_SLOTS).round().astype(int)).tolist()
+    padding = arrays.get(f"{camera}{IS_PAD}")
+    is_missing = f"{camera}{IS_MISSING}" in arrays and bool(arrays[f"{camera}{IS_MISSING}"][number])
+    pictures = []
+    for slot in shown:
+        is_pad = padding is not None and bool(padding[number][slot])
+        caption = short_name(camera) + (f" [{slot}]" if has_time else "")
+        mark = "missing" if is_missing else "padding" if is_pad else ""
+        pictures.append((Picture(visible(slots[slot].transpose(1, 2, 0)), caption), mark))
+    return pictures
+
+
+def _chunk(arrays: Mapping[str, NDArray[Any]], feature: str, number: int) -> Chunk:
+    values = arrays[feature][number]
+    has_window = f"{feature}{IS_PAD}" in arrays
+    # Without a window a sample has one slot; a scalar has no axis of its own.
+    values = values.reshape(len(values) if has_window else 1, -1)
+    unused = arrays.get(f"{feature}{DIM_IS_PAD}")
+    kept = ~unused[number] if unused is not None else np.ones(values.shape[1], dtype=np.bool_)
+    missing = arrays.get(f"{feature}{IS_MISSING}")
+    return Chunk(
+        feature=feature,
+        values=values[:, kept],
+        is_pad=arrays[f"{feature}{IS_PAD}"][number] if has_window else np.zeros(1, dtype=np.bool_),
+        is_missing=missing is not None and bool(missing[number]),
+        num_padded=int((~kept).sum()),
+    )
+
+
+def _totals(arrays: Mapping[str, NDArray[Any]]) -> list[str]:
+    texts = []
+    for key, array in arrays.items():
+        if key == "is_repeat" and array.any():
+            texts.append(f"{counted(int(array.sum()), 'sample')} repeated: marked in is_repeat")
+        elif key.endswith(IS_MISSING) and array.any():
+            lacking = counted(int(array.sum()), "sample")
+            texts.append(f"{short_name(key.removesuffix(IS_MISSING))} is missing in {lacking}: marked in {key}")
+        elif key.endswith(IS_PAD) and not key.endswith(DIM_IS_PAD) and array.any():
+            padded = counted(int(array.reshape(len(array), -1).any(axis=1).sum()), "sample")
+            texts.append(f"{short_name(key.removesuffix(IS_PAD))} has padding in {padded}: marked in {key}")
+    return texts
+
+
+def _describe(key: str, value: Any) -> tuple[str, str, str]:
+    if hasattr(value, "shape"):
+        return key, str(value.dtype).removeprefix("torch."), str(tuple(value.shape))
+    kind = type(value[0]).__name__ if len(value) else "nothing"
+    return key, f"list of {kind}", f"({len(value)},)"
+
+
+def _draw_label(axes: Any, sample: SampleView) -> None:
+    text = sample.label + (f"\n{shortened(sample.task, 26)}" if sample.task else "")
+    axes.text(0, 0.5, text, fontsize=8, va="center", transform=axes.transAxes)
+    if sample.is_repeat:
+        axes.text(0, 1, "repeat", fontsize=9, color="#b3261e", va="top", weight="bold", transform=axes.transAxes)
+
+
+def _draw_marked(axes: Any, picture: Picture, mark: str) -> None:
+    draw_picture(axes, picture)
+    if not mark:
+        return
+    colour = "#b3261e" if mark == "missing" else "#b26a00"
+    axes.set_title(f"{picture.caption}: {mark}", fontsize=8, color=colour)
+    axes.plot([0, 1], [0, 1], color=colour, linewidth=1, transform=axes.transAxes)
+
+
+def _draw_chunk(axes: Any, chunk: Chunk) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_axis_on()
+    axes.tick_params(labelsize=6)
+    slots, width = chunk.values.shape
+    axes.set_prop_cycle(color=line_colours(width if slots > 1 else 1))
+    narrow = f", {chunk.num_padded} more are padding" if chunk.num_padded else ""
+    if chunk.is_missing:
+        axes.set_title(f"{chunk.feature}: missing", fontsize=8, color="#b3261e", loc="left")
+        return
+    if slots > 1:
+        axes.plot(np.arange(slots), chunk.values, linewidth=1, marker=".", markersize=3)
+        axes.set_xlabel("slot of the window", fontsize=6, labelpad=1)
+    else:
+        axes.bar(np.arange(width), chunk.values[0], color="#3367d6")
+        axes.set_xlabel("number", fontsize=6, labelpad=1)
+    for slot in np.flatnonzero(chunk.is_pad).tolist():
+        axes.axvspan(slot - 0.5, slot + 0.5, color="#f0c890", alpha=0.6, linewidth=0)
+    axes.set_xlim(-0.6, (slots if slots > 1 else width) - 0.4)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    padded = f": {int(chunk.is_pad.sum())} of {slots} slots are padding" if chunk.is_pad.any() else ""
+    title = f"{chunk.feature}, {counted(width, 'number')}{narrow}{padded}"
+    axes.set_title(title, fontsize=8, loc="left", color="#b26a00" if padded else "black")

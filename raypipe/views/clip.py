@@ -1,0 +1,135 @@
+"""An episode as a small video for a page: all cameras side by side, bounded in frames, size and bytes."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.dataset import Dataset
+from raypipe.errors import ConfigError
+from raypipe.views.pixels import FrameReader, fitted_size
+from raypipe.views.view import short_name
+
+MAX_FRAMES: Final = 600
+"""Half a minute at 20 frames per second; of a longer episode every second frame, or every third, ..."""
+
+MAX_BYTES: Final = 8 << 20
+"""A third more as text in a page."""
+
+_HEIGHT: Final = 240
+_MAX_WIDTH: Final = 1440
+_FRAMES_AT_ONCE: Final = 32
+_QUALITIES: Final = (23, 30, 38)
+"""x264's crf, tried one after the other until the clip is small enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """An mp4 of an episode, and what was done to make it small."""
+
+    mp4: bytes
+    height: int
+    width: int
+    fps: float
+    every: int
+    """1 where all frames are in it, 2 where every second is, ..."""
+    num_frames: int
+    cameras: tuple[str, ...]
+
+    @property
+    def told(self) -> str:
+        """What the clip is, in words."""
+        kept = "all frames" if self.every == 1 else f"one frame of {self.every}"
+        names = ", ".join(map(short_name, self.cameras))
+        return (
+            f"{names}: {kept}, {self.num_frames} at {self.fps:g} fps, {self.width}x{self.height} h264, "
+            f"{len(self.mp4) / 1e6:.2f} MB"
+        )
+
+
+def encode_clip(dataset: Dataset, row: int) -> Clip:
+    """Return the episode in row `row` of the episode table as a clip; decodes and encodes it, some seconds.
+
+    Raises:
+        ConfigError: there is no camera, or FFmpeg here cannot write h264.
+        DatasetError: a frame cannot be decoded.
+    """
+    cameras, meta = dataset.spec.cameras, dataset.meta
+    episode = int(meta.episodes.episode_index[row])
+    if not cameras:
+        raise ConfigError(
+            f"episode {episode} of {meta.root!r} cannot be a video: no camera of the dataset can be read. Save it as "
+            f".png or .html"
+        )
+    length = int(meta.episodes.length[row])
+    every = -(-length // MAX_FRAMES)
+    frames = np.arange(0, length, every)
+    for quality in _QUALITIES:
+        mp4, size = _encode(dataset, row, frames, meta.fps / every, quality)
+        if len(mp4) <= MAX_BYTES:
+            break
+    return Clip(
+        mp4=mp4,
+        height=size[0],
+        width=size[1],
+        fps=meta.fps / every,
+        every=every,
+        num_frames=len(frames),
+        cameras=cameras,
+    )
+
+
+def _encode(
+    dataset: Dataset, row: int, frames: NDArray[np.int64], fps: float, quality: int
+) -> tuple[bytes, tuple[int, int]]:
+    """Return the bytes of an mp4, and its height and width."""
+    import torch
+    from torchcodec.encoders import Encoder
+
+    pieces = _tiled(dataset, row, frames)
+    first = next(pieces)
+    height, width = first.shape[1:3]
+    encoder = Encoder()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.mp4"
+        try:
+            stream = encoder.add_video(
+                height=height,
+                width=width,
+                frame_rate=fps,
+                codec="libx264",
+                pixel_format="yuv420p",
+                crf=quality,
+                preset="veryfast",
+                extra_options={"threads": 1, "g": max(1, round(2 * fps))},
+            )
+        except RuntimeError as error:
+            raise ConfigError(f"FFmpeg here cannot write h264, which a clip needs: {error}") from error
+        with encoder.open_file(path):
+            for piece in (first, *pieces):
+                stream.add_frames(torch.from_numpy(piece).permute(0, 3, 1, 2).contiguous())
+        return path.read_bytes(), (height, width)
+
+
+def _tiled(dataset: Dataset, row: int, frames: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
+    """Yield pieces of the episode ``(n, height, width, 3)``, cameras side by side, lower ones with black below."""
+    cameras, features = dataset.spec.cameras, dataset.meta.features
+    height = _HEIGHT
+    while height > 48 and sum(fitted_size(features[name], height)[1] for name in cameras) > _MAX_WIDTH:
+        height -= 24
+    reader = FrameReader(dataset, height=height)
+    for start in range(0, len(frames), _FRAMES_AT_ONCE):
+        wanted = frames[start : start + _FRAMES_AT_ONCE]
+        tiles = [reader.read(row, camera, wanted) for camera in cameras]
+        highest = max(tile.shape[1] + tile.shape[1] % 2 for tile in tiles)
+        yield np.concatenate([_padded(tile, highest) for tile in tiles], axis=2)
+
+
+def _padded(tile: NDArray[np.uint8], height: int) -> NDArray[np.uint8]:
+    """Return frames with black below and at the right, where h264 wants an even size or others are higher."""
+    below, beside = height - tile.shape[1], tile.shape[2] % 2
+    return np.pad(tile, ((0, 0), (0, below), (0, beside), (0, 0)))

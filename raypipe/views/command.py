@@ -1,0 +1,109 @@
+"""What ``raypipe show`` does: find what is meant, write it to a file, and say so in a line."""
+
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from raypipe.dataset import Dataset
+from raypipe.errors import ConfigError, suggest
+from raypipe.mixture import Mixture, open_dataset
+from raypipe.views.card import view_dataset
+from raypipe.views.episode import EpisodeView, view_episode
+from raypipe.views.mixture import view_mixture
+from raypipe.views.rerun_log import open_viewer, save_recording
+from raypipe.views.view import View
+
+WHOLE = -1
+"""In place of an episode's number: all of the dataset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowRequest:
+    """What to show, and where."""
+
+    root: str
+    """Of a dataset, or a mixture file."""
+    member: str = ""
+    """The dataset of a mixture, by its name; empty for the whole of it."""
+    episode: int = WHOLE
+    out: str = ""
+    """The file to write; empty for a page in a new temporary folder."""
+    with_rerun: bool = False
+
+    def __post_init__(self) -> None:
+        if self.episode < WHOLE:
+            raise ConfigError(f"the episode must be at least 0, got {self.episode}")
+        if self.out:
+            self._check_out()
+
+    def _check_out(self) -> None:
+        """Raise for a file that cannot be written, before anything is read."""
+        suffix, is_episode = Path(self.out).suffix, self.episode != WHOLE
+        allowed = (".rrd",) if self.with_rerun else (".html", ".png", *((".mp4",) if is_episode else ()))
+        if suffix in allowed:
+            return
+        hints = {
+            ".mp4": "a video is of one episode, say which with --episode; ",
+            ".rrd": "a recording for Rerun wants --rerun; ",
+        }
+        hint = "" if self.with_rerun else hints.get(suffix, "")
+        raise ConfigError(f"cannot write {self.out!r}: {hint}give a file that ends in {', '.join(allowed)}")
+
+
+def show_root(request: ShowRequest) -> str:
+    """Show what is asked for; return a line that says what was written, and where to."""
+    with warnings.catch_warnings():
+        # What is left out stands on the card.
+        warnings.simplefilter("ignore", UserWarning)
+        opened = _member(open_dataset(request.root), request)
+    if request.with_rerun:
+        return _show_in_rerun(opened, request)
+    view = _view(opened, request)
+    path = view.save(request.out or _new_page(request))
+    made = f" ({view.clip.told})" if isinstance(view, EpisodeView) and path.suffix == ".mp4" else ""
+    return f"wrote {view.title} to {path}{made}"
+
+
+def _member(opened: Dataset | Mixture, request: ShowRequest) -> Dataset | Mixture:
+    """Return the dataset of the mixture that is asked for, or what was opened."""
+    if not request.member:
+        return opened
+    if isinstance(opened, Dataset):
+        raise ConfigError(f"--member {request.member!r} is of a mixture, and {request.root!r} is one dataset")
+    for member in opened.members:
+        if member.name == request.member:
+            return member.dataset
+    raise ConfigError(f"{request.root!r} has no member {request.member!r}{suggest(request.member, opened.names)}")
+
+
+def _view(opened: Dataset | Mixture, request: ShowRequest) -> View:
+    if request.episode != WHOLE:
+        return view_episode(_single(opened, request), request.episode)
+    return view_mixture(opened, request.root) if isinstance(opened, Mixture) else view_dataset(opened)
+
+
+def _single(opened: Dataset | Mixture, request: ShowRequest) -> Dataset:
+    if isinstance(opened, Dataset):
+        return opened
+    raise ConfigError(
+        f"{request.root!r} is a mixture, and an episode is of one dataset: say which with --member, one of "
+        f"{', '.join(map(repr, opened.names[:20]))}"
+    )
+
+
+def _show_in_rerun(opened: Dataset | Mixture, request: ShowRequest) -> str:
+    dataset = _single(opened, request)
+    # Rerun shows one episode: the first, where none is named.
+    episode = int(dataset.meta.episodes.episode_index[0]) if request.episode == WHOLE else request.episode
+    if request.out:
+        return (
+            f"wrote {save_recording(dataset, episode, request.out).told} to {request.out}; open it: rerun {request.out}"
+        )
+    return f"the Rerun viewer shows {open_viewer(dataset, episode).told}"
+
+
+def _new_page(request: ShowRequest) -> Path:
+    name = Path(request.root.rstrip("/")).stem or "dataset"
+    parts = [name, request.member, f"episode-{request.episode}" if request.episode != WHOLE else ""]
+    return Path(tempfile.mkdtemp(prefix="raypipe-")) / f"{'-'.join(filter(None, parts))}.html"

@@ -1,0 +1,242 @@
+"""One episode: frames of its cameras over time, the curves of its numbers, its tasks, and all of it as a video."""
+
+import base64
+import html
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raypipe.dataset import Dataset
+from raypipe.errors import ConfigError, DatasetError
+from raypipe.rows import RowReader, column_values
+from raypipe.views.clip import Clip, encode_clip
+from raypipe.views.pixels import FrameReader
+from raypipe.views.ranges import number_names, vector_features
+from raypipe.views.view import (
+    Picture,
+    View,
+    counted,
+    draw_picture,
+    duration,
+    html_heading,
+    html_lines,
+    html_picture,
+    html_plot,
+    html_text,
+    line_colours,
+    new_figure,
+    short_name,
+    shortened,
+    stacked,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STRIP_HEIGHT: Final = 140
+_NAMED_CURVES: Final = 16
+"""With more of them a legend is no help."""
+_WIDTH: Final = 12.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curves:
+    """The numbers of a feature over an episode."""
+
+    feature: str
+    names: tuple[str, ...]
+    values: NDArray[Any]
+    """``(frames, numbers)``."""
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is a single number that stays the same: a line of text tells it as well."""
+        return len(self.names) == 1 and bool((self.values == self.values[0]).all())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRun:
+    """A run of frames with one task."""
+
+    text: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class EpisodeView(View):
+    """One episode of a dataset."""
+
+    dataset: Dataset
+    episode_index: int
+    length: int
+    frames: tuple[int, ...]
+    """Which frames the strips show."""
+    strips: Mapping[str, tuple[Picture, ...]]
+    """By camera: one picture for each of `frames`; none of a camera that cannot be decoded."""
+    failures: tuple[str, ...]
+    """What could not be decoded."""
+    curves: tuple[Curves, ...]
+    tasks: tuple[TaskRun, ...]
+
+    @property
+    def drawn(self) -> tuple[Curves, ...]:
+        """The curves that are drawn: single numbers that stay the same are told in words."""
+        return tuple(one for one in self.curves if not one.is_constant)
+
+    @property
+    def title(self) -> str:
+        """Which episode of which dataset."""
+        return f"episode {self.episode_index} of {self.dataset.meta.root}"
+
+    @cached_property
+    def clip(self) -> Clip:
+        """The episode as a video; decoded and encoded when it is first asked for."""
+        return encode_clip(self.dataset, self.dataset.meta.episodes.find_row(self.episode_index))
+
+    def writers(self) -> Mapping[str, Callable[[Path], object]]:
+        """Return what writes it, by the end of the file's name."""
+        return {**super().writers(), ".mp4": lambda path: path.write_bytes(self.clip.mp4)}
+
+    def figure(self) -> "Figure":
+        """Return strips of all cameras and the curves below them, as one picture."""
+        fps = self.dataset.meta.fps
+        heights = [0.25 + 0.2 * len(self._text_lines()), *[1.75] * len(self.strips), *[2.1] * len(self.drawn)]
+        figure = new_figure(_WIDTH, sum(heights))
+        places = iter(stacked(figure, heights))
+        text = next(places).subplots()
+        text.set_axis_off()
+        text.text(0, 1, "\n".join(self._text_lines()), va="top", fontsize=9, transform=text.transAxes)
+        for camera, strip in self.strips.items():
+            place = next(places)
+            place.suptitle(camera, fontsize=9, x=0.005, ha="left")
+            for axes, picture in zip(place.subplots(1, len(strip), squeeze=False)[0], strip, strict=True):
+                draw_picture(axes, picture)
+        for curves in self.drawn:
+            self._draw_curves(next(places).subplots(), curves, fps)
+        return figure
+
+    def parts(self) -> list[str]:
+        """Return it as pieces of HTML, with the video inside."""
+        parts = [html_lines(self._lines()), *(html_text(text, "error") for text in self.failures)]
+        parts += self._video()
+        for camera, strip in self.strips.items():
+            parts += [html_heading(camera), *map(html_picture, strip)]
+        if self.drawn:
+            figure = new_figure(_WIDTH, 2.3 * len(self.drawn))
+            places = stacked(figure, [1] * len(self.drawn))
+            for place, curves in zip(places, self.drawn, strict=True):
+                self._draw_curves(place.subplots(), curves, self.dataset.meta.fps)
+            parts += [html_heading("Numbers"), html_plot(figure, "numbers over the episode")]
+        return parts
+
+    def _video(self) -> list[str]:
+        if not self.strips:
+            return []
+        try:
+            clip = self.clip
+        except (DatasetError, ConfigError) as error:
+            return [html_text(f"no video: {error}", "error")]
+        data = base64.b64encode(clip.mp4).decode()
+        video = f"<video controls loop muted src='data:video/mp4;base64,{data}'>{html.escape(clip.told)}</video>"
+        return [html_heading("Video"), video, html_text(clip.told)]
+
+    def _lines(self) -> list[tuple[str, str]]:
+        fps = self.dataset.meta.fps
+        shown = self.tasks[:20]
+        more = [("task", f"and {len(self.tasks) - 20} more runs of tasks")] if len(self.tasks) > 20 else []
+        where = [
+            one.text if len(self.tasks) == 1 else f"{one.text}  (frames {one.start} to {one.stop - 1})" for one in shown
+        ]
+        return [
+            ("length", f"{counted(self.length, 'frame')} at {fps:g} fps: {duration(self.length / fps)}"),
+            *(("task", text or "(no text)") for text in where),
+            *more,
+            *((one.feature, f"{one.values[0, 0]:g} in every frame") for one in self.curves if one.is_constant),
+        ]
+
+    def _text_lines(self) -> list[str]:
+        told = [f"{name}: {shortened(text, 150)}" for name, text in self._lines()]
+        return [self.title, *told, *(f"error: {shortened(text, 150)}" for text in self.failures)]
+
+    def _draw_curves(self, axes: Any, curves: Curves, fps: float) -> None:
+        seconds = np.arange(self.length) / fps
+        is_named = len(curves.names) <= _NAMED_CURVES
+        axes.set_prop_cycle(color=line_colours(len(curves.names)))
+        style = {"marker": "."} if self.length == 1 else {"linewidth": 1.0}
+        for number, name in enumerate(curves.names):
+            axes.plot(seconds, curves.values[:, number], label=shortened(name, 22), **style)
+        for frame in self.frames if self.strips else ():
+            axes.axvline(frame / fps, color="#bbb", linewidth=0.6, linestyle=":")
+        for run in self.tasks[1:]:
+            axes.axvline(run.start / fps, color="black", linewidth=0.8, linestyle="--")
+        axes.set_title(f"{curves.feature} ({counted(len(curves.names), 'number')})", fontsize=9, loc="left")
+        axes.set_xlabel("seconds", fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.margins(x=0.005)
+        if is_named and len(curves.names) > 1:
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7, frameon=False)
+
+
+def view_episode(dataset: Dataset, episode_index: int, *, num_frames: int = 8) -> EpisodeView:
+    """Return the view of one episode, by LeRobot's number; reads its rows and decodes the frames of the strips.
+
+    Raises:
+        ConfigError: there is no such episode.
+        DatasetError: its rows are damaged; a camera that is damaged is told in the view.
+    """
+    if num_frames < 1:
+        raise ConfigError(f"num_frames must be at least 1, got {num_frames}")
+    meta = dataset.meta
+    row = meta.episodes.find_row(episode_index)
+    length = int(meta.episodes.length[row])
+    frames = np.unique(np.linspace(0, length - 1, num_frames).round().astype(np.int64))
+    features = vector_features(dataset.row_features.values())
+    table = RowReader(meta, [one.name for one in features]).read_episode(row)
+    place = f"episode {episode_index} of {meta.root!r}"
+    curves = []
+    for one in features:
+        values = np.asarray(column_values(table, one, place)).reshape(length, -1)
+        curves.append(Curves(feature=one.name, names=number_names(one), values=values))
+    strips, failures = _read_strips(dataset, row, frames)
+    return EpisodeView(
+        dataset=dataset,
+        episode_index=episode_index,
+        length=length,
+        frames=tuple(frames.tolist()),
+        strips=strips,
+        failures=tuple(failures),
+        curves=tuple(curves),
+        tasks=_task_runs(dataset, table),
+    )
+
+
+def _read_strips(
+    dataset: Dataset, row: int, frames: NDArray[np.int64]
+) -> tuple[dict[str, tuple[Picture, ...]], list[str]]:
+    reader, strips, failures = FrameReader(dataset, height=_STRIP_HEIGHT), {}, []
+    captions = [f"frame {frame}, {frame / dataset.meta.fps:.2f} s" for frame in frames.tolist()]
+    for camera in dataset.spec.cameras:
+        try:
+            pixels = reader.read(row, camera, frames)
+        except DatasetError as error:
+            failures.append(f"{short_name(camera)}: {error}")
+            continue
+        strips[camera] = tuple(Picture(one, text) for one, text in zip(pixels, captions, strict=True))
+    return strips, failures
+
+
+def _task_runs(dataset: Dataset, table: pa.Table) -> tuple[TaskRun, ...]:
+    numbers, tasks = table.column("task_index").to_numpy(), dataset.meta.tasks
+    starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
+    stops = [*starts[1:], len(numbers)]
+    return tuple(
+        TaskRun(text=tasks.texts.get(int(numbers[start]), f"task {numbers[start]}"), start=start, stop=stop)
+        for start, stop in zip(starts, stops, strict=True)
+    )

@@ -1,0 +1,168 @@
+"""The card of a mixture: who is in it, with a frame of each, and what an epoch takes of whom."""
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from raypipe.mixture import Mixture
+from raypipe.mixture_info import MemberInfo, MixtureInfo, describe_opened
+from raypipe.views.card import first_thumbnail
+from raypipe.views.view import (
+    Picture,
+    View,
+    counted,
+    draw_pictures,
+    duration,
+    html_heading,
+    html_lines,
+    html_picture,
+    html_table,
+    html_text,
+    new_figure,
+    short_name,
+    shortened,
+    stacked,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PICTURED_MEMBERS: Final = 24
+"""Members of which frames are decoded: those with the largest shares."""
+_LISTED_MEMBERS: Final = 60
+_NOTES_SHOWN: Final = 30
+_COLUMNS: Final = 6
+_WIDTH: Final = 12.0
+_TITLES: Final = (
+    "dataset",
+    "",
+    "robot",
+    "fps",
+    "episodes",
+    "frames",
+    "share",
+    "an epoch",
+    "passes",
+    "cameras",
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class MixtureCard(View):
+    """What a mixture holds."""
+
+    info: MixtureInfo
+    thumbnails: Mapping[str, tuple[Picture, ...]]
+    """By member: the middle frame of its first episode, camera by camera; of members with the largest shares."""
+
+    @property
+    def title(self) -> str:
+        """How many datasets, and what they are called together."""
+        info = self.info
+        return f"{info.mixture}: {counted(info.datasets, 'dataset')}, {info.frames_per_epoch:,} frames an epoch"
+
+    @property
+    def members(self) -> tuple[MemberInfo, ...]:
+        """The members, the largest share first."""
+        return tuple(sorted(self.info.members, key=lambda one: -one.frames_per_epoch))
+
+    def figure(self) -> "Figure":
+        """Return the frames of members and the shares of an epoch, as one picture."""
+        pictures = [
+            Picture(one.pixels, f"{shortened(name, 24)}\n{one.caption.splitlines()[0]}")
+            for name, some in self.thumbnails.items()
+            for one in some
+        ]
+        rows = [pictures[i : i + _COLUMNS] for i in range(0, len(pictures), _COLUMNS)]
+        shown = self.members[:_LISTED_MEMBERS]
+        heights = [*[1.9] * len(rows), 0.9 + 0.24 * len(shown)]
+        figure = new_figure(_WIDTH, sum(heights) + 0.4)
+        places = stacked(figure, heights)
+        for place, row in zip(places, rows, strict=False):
+            draw_pictures(place, row, _COLUMNS)
+        _draw_shares(places[-1].subplots(), shown, len(self.info.members))
+        figure.suptitle(self.title, fontsize=11)
+        return figure
+
+    def parts(self) -> list[str]:
+        """Return it as pieces of HTML."""
+        parts = [html_lines(self._lines())]
+        bad = [html_text(f"skipped: {name} ({root}): {error}", "error") for name, root, error in self.info.bad]
+        notes = [html_text(f"{name}: {text}" if name else text) for name, text in self.info.notes]
+        cut = [html_text(f"and {len(notes) - _NOTES_SHOWN} more notes")] if len(notes) > _NOTES_SHOWN else []
+        if bad or notes:
+            parts += [html_heading("What is odd about it"), *bad, *notes[:_NOTES_SHOWN], *cut]
+        rows = [self._row(one) for one in self.members[:_LISTED_MEMBERS]]
+        parts += [html_heading("Datasets"), html_table(_TITLES, rows, is_html=True)]
+        if len(self.members) > len(rows):
+            parts.append(html_text(f"and {len(self.members) - len(rows)} more with smaller shares"))
+        return parts
+
+    def _lines(self) -> list[tuple[str, str]]:
+        info = self.info
+        robots = ", ".join(f"{name or '-'} ({count})" for name, count in info.robots.items())
+        return [
+            ("datasets", f"{info.datasets:,}"),
+            ("robots", robots),
+            ("episodes", f"{info.episodes:,}"),
+            ("frames", f"{info.frames:,}: {duration(info.hours * 3600)}"),
+            ("epoch", f"{info.frames_per_epoch:,} frames; shares {info.weights}"),
+            *(("camera", f"{name}  {text}{self._lacking(name)}") for name, text in info.cameras.items()),
+        ]
+
+    def _lacking(self, name: str) -> str:
+        missing = self.info.missing.get(name, 0)
+        return f"  (black for {missing} of {self.info.datasets} datasets)" if missing else ""
+
+    def _row(self, one: MemberInfo) -> tuple[str, ...]:
+        width = round(120 * one.share / max(1e-9, self.members[0].share))
+        bar = f"{one.share:.1%}<div class='bar' style='width: {width}px'></div>"
+        cameras = ", ".join(f"{short_name(name)} = {short_name(own)}" for name, own in one.cameras.items()) or "none"
+        return (
+            html.escape(one.name),
+            "".join(map(html_picture, self.thumbnails.get(one.name, ()))),
+            html.escape(one.robot_type or "-"),
+            f"{one.fps:g}",
+            f"{one.selected_episodes:,}",
+            f"{one.selected_frames:,}",
+            bar,
+            f"{one.frames_per_epoch:,}",
+            f"{one.passes_per_epoch:.3g}",
+            html.escape(cameras),
+        )
+
+
+def view_mixture(mixture: Mixture, name: str = "mixture") -> MixtureCard:
+    """Return the card of a mixture; decodes a frame of every camera of up to 24 members.
+
+    Args:
+        name: what to call it.
+    """
+    info = describe_opened(mixture, name)
+    largest = sorted(range(len(info.members)), key=lambda number: -info.members[number].frames_per_epoch)
+    thumbnails = {}
+    for number in largest[:_PICTURED_MEMBERS]:
+        dataset = mixture.members[number].dataset
+        found = [first_thumbnail(dataset, own) for own in info.members[number].cameras.values()]
+        thumbnails[info.members[number].name] = tuple(one for one in found if one is not None)
+    return MixtureCard(info=info, thumbnails=thumbnails)
+
+
+def _draw_shares(axes: Any, members: tuple[MemberInfo, ...], total: int) -> None:
+    places = np.arange(len(members))
+    bars = axes.barh(places, [100 * one.share for one in members], color="#9db7ee")
+    texts = [
+        f"{one.share:.1%}: {one.frames_per_epoch:,} of {counted(one.selected_frames, 'frame')}, "
+        f"{one.passes_per_epoch:.3g} passes"
+        for one in members
+    ]
+    axes.bar_label(bars, texts, padding=3, fontsize=7)
+    axes.set_yticks(places, [shortened(one.name, 40) for one in members], fontsize=8)
+    axes.set_ylim(len(members) - 0.4, -0.6)
+    axes.margins(x=0.35)
+    more = f", the {len(members)} largest of {total}" if len(members) < total else ""
+    axes.set_title(f"what an epoch takes of every dataset{more}", fontsize=9, loc="left")
+    axes.set_xlabel("percent of an epoch")

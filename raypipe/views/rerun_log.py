@@ -1,0 +1,120 @@
+"""An episode for the Rerun viewer: its cameras, numbers and tasks on two time lines, ``frame`` and ``time``.
+
+Needs the package of the extra ``raypipe[rerun]``, and imports it when it is first used.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.dataset import Dataset
+from raypipe.errors import ConfigError
+from raypipe.views.episode import EpisodeView, view_episode
+from raypipe.views.pixels import FrameReader
+from raypipe.views.view import counted
+
+MAX_FRAMES: Final = 2000
+"""Pictures of a camera; of a longer episode every second frame, or every third, ... Numbers are all there."""
+
+SUFFIX: Final = ".rrd"
+_HEIGHT: Final = 480
+_QUALITY: Final = 85
+_FRAMES_AT_ONCE: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """What was handed to Rerun."""
+
+    episode_index: int
+    num_frames: int
+    cameras: tuple[str, ...]
+    every: int
+    """1 where all frames of the cameras are in it, 2 where every second is, ..."""
+
+    @property
+    def told(self) -> str:
+        """What it is, in words."""
+        kept = "" if self.every == 1 else f", one picture of {self.every}"
+        cameras = counted(len(self.cameras), "camera")
+        return f"episode {self.episode_index}: {counted(self.num_frames, 'frame')}, {cameras}{kept}"
+
+
+def save_recording(dataset: Dataset, episode_index: int, path: str | Path) -> Logged:
+    """Write one episode to a Rerun recording, a file that ends in .rrd."""
+    path = Path(path)
+    if path.suffix != SUFFIX:
+        raise ConfigError(f"cannot write a Rerun recording to {str(path)!r}: give a file that ends in {SUFFIX}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
+    rerun, episode = _import_rerun(), view_episode(dataset, episode_index, num_frames=1)
+    stream = rerun.RecordingStream("raypipe", recording_id=_recording_id(dataset, episode_index))
+    stream.save(str(path))
+    logged = _log(rerun, stream, episode)
+    # What is buffered is written, and the file closed.
+    stream.disconnect()
+    return logged
+
+
+def open_viewer(dataset: Dataset, episode_index: int) -> Logged:
+    """Start the Rerun viewer, or use the one that runs, and show an episode in it."""
+    rerun, episode = _import_rerun(), view_episode(dataset, episode_index, num_frames=1)
+    stream = rerun.RecordingStream("raypipe", recording_id=_recording_id(dataset, episode_index))
+    stream.spawn()
+    logged = _log(rerun, stream, episode)
+    stream.flush()
+    return logged
+
+
+def _import_rerun() -> Any:
+    try:
+        import rerun
+    except ImportError as error:
+        raise ConfigError(
+            f"the Rerun viewer needs the package rerun-sdk, which is not here ({error}): pip install 'raypipe[rerun]'"
+        ) from error
+    return rerun
+
+
+def _recording_id(dataset: Dataset, episode_index: int) -> str:
+    return f"{dataset.meta.order_fingerprint}-{episode_index}"
+
+
+def _log(rerun: Any, stream: Any, episode: EpisodeView) -> Logged:
+    dataset, length = episode.dataset, episode.length
+    stream.send_recording_name(episode.title)
+    for curves in episode.curves:
+        stream.log(curves.feature, rerun.SeriesLines(names=list(curves.names)), static=True)
+        columns = rerun.Scalars.columns(scalars=curves.values.astype(np.float64))
+        stream.send_columns(
+            curves.feature, indexes=_indexes(rerun, np.arange(length), dataset.meta.fps), columns=columns
+        )
+    for run in episode.tasks:
+        _set_time(stream, run.start, dataset.meta.fps)
+        stream.log("task", rerun.TextLog(run.text or "(no text)"))
+    every = -(-length // MAX_FRAMES)
+    for camera in dataset.spec.cameras:
+        _log_camera(rerun, stream, episode, camera, np.arange(0, length, every))
+    return Logged(episode_index=episode.episode_index, num_frames=length, cameras=dataset.spec.cameras, every=every)
+
+
+def _log_camera(rerun: Any, stream: Any, episode: EpisodeView, camera: str, frames: NDArray[np.int64]) -> None:
+    dataset = episode.dataset
+    reader, row = FrameReader(dataset, height=_HEIGHT), dataset.meta.episodes.find_row(episode.episode_index)
+    for start in range(0, len(frames), _FRAMES_AT_ONCE):
+        wanted = frames[start : start + _FRAMES_AT_ONCE]
+        for frame, pixels in zip(wanted.tolist(), reader.read(row, camera, wanted), strict=True):
+            _set_time(stream, frame, dataset.meta.fps)
+            stream.log(camera, rerun.Image(pixels).compress(jpeg_quality=_QUALITY))
+
+
+def _set_time(stream: Any, frame: int, fps: float) -> None:
+    stream.set_time("frame", sequence=frame)
+    stream.set_time("time", duration=frame / fps)
+
+
+def _indexes(rerun: Any, frames: NDArray[np.int64], fps: float) -> list[Any]:
+    return [rerun.TimeColumn("frame", sequence=frames), rerun.TimeColumn("time", duration=frames / fps)]

@@ -1,0 +1,241 @@
+"""`View`: what all views can do, which is to show themselves in a notebook and to be saved; and their HTML.
+
+A page needs nothing but itself: pictures and videos are inside it. Figures are drawn without pyplot, so that no view
+touches the figures of a notebook.
+"""
+
+import base64
+import html
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_DPI: Final = 110
+# Notebooks have a style of their own for tables, which is more special than a class: hence the "important".
+_STYLE: Final = """
+.raypipe-view { font: 14px/1.45 system-ui, sans-serif; color: #1f1f1f; background: #fff; padding: .8rem 1rem;
+  max-width: 76rem; }
+.raypipe-view h1 { font-size: 1.2rem; margin: 0 0 .5rem; } .raypipe-view h2 { font-size: 1rem; margin: 1.1rem 0 .3rem; }
+.raypipe-view table { border-collapse: collapse; margin: 0 0 .5rem; color: inherit; }
+.raypipe-view table tr { background: #fff !important; }
+.raypipe-view table td, .raypipe-view table th { text-align: left !important;
+  vertical-align: top !important; padding: .15rem .8rem .15rem 0;
+  border-bottom: 1px solid #e4e4e4; font-size: 13px; overflow-wrap: break-word; }
+.raypipe-view td img { max-height: 96px; }
+.raypipe-view th { font-weight: 600; white-space: nowrap; }
+.raypipe-view table td.number, .raypipe-view table th.number { text-align: right !important; }
+.raypipe-view table.lines td:first-child { font-weight: 600; white-space: nowrap; }
+.raypipe-view figure { display: inline-block; margin: .2rem .5rem .2rem 0; vertical-align: top; }
+.raypipe-view figcaption { font-size: 12px; color: #444; max-width: 16rem; overflow-wrap: anywhere; }
+.raypipe-view img { max-width: 100%; display: block; } .raypipe-view .bar { background: #3367d6; height: .7rem; }
+.raypipe-view .error { color: #b3261e; font-weight: 600; } .raypipe-view .warning { color: #b26a00; font-weight: 600; }
+.raypipe-view .note { color: #5f6368; } .raypipe-view video { max-width: 100%; }
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture:
+    """Some pixels, and what they show."""
+
+    pixels: NDArray[np.uint8]
+    """``(height, width, 3)``."""
+    caption: str
+
+
+class View(ABC):
+    """Something to look at: it shows itself where a cell of a notebook ends, or is saved to a file."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What it is of, in a line."""
+
+    @abstractmethod
+    def figure(self) -> "Figure":
+        """Return it as a figure of matplotlib."""
+
+    @abstractmethod
+    def parts(self) -> list[str]:
+        """Return it as pieces of HTML, the title left out."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to a file of the kind that the name says, and return the path; the folder must be there."""
+        path, writers = Path(path), self.writers()
+        if path.suffix not in writers:
+            raise ConfigError(
+                f"cannot write {type(self).__name__} to {str(path)!r}: give a file that ends in {', '.join(writers)}"
+            )
+        if not path.parent.is_dir():
+            raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
+        writers[path.suffix](path)
+        return path
+
+    def writers(self) -> Mapping[str, Callable[[Path], object]]:
+        """Return what writes it, by the end of the file's name."""
+        return {
+            ".png": lambda path: path.write_bytes(figure_png(self.figure())),
+            ".html": lambda path: path.write_text(self.page(), encoding="utf-8"),
+        }
+
+    def page(self) -> str:
+        """Return it as an HTML document that needs nothing else."""
+        head = f"<meta charset='utf-8'><title>{html.escape(self.title)}</title>"
+        return f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>\n{self._repr_html_()}\n</body></html>\n"
+
+    def _repr_html_(self) -> str:
+        parts = [f"<style>{_STYLE}</style>", f"<h1>{html.escape(self.title)}</h1>", *self.parts()]
+        return "<div class='raypipe-view'>" + "\n".join(parts) + "</div>"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title})"
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Return an empty figure of this size in inches that pyplot does not know."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def stacked(figure: Any, heights: Sequence[float]) -> list[Any]:
+    """Return a part of the figure for each of these heights, one below the other.
+
+    Each lays itself out: long names in one do not squeeze another.
+    """
+    return list(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
+
+
+def figure_png(figure: "Figure") -> bytes:
+    """Return a figure as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=_DPI)
+    return buffer.getvalue()
+
+
+def pixels_png(pixels: NDArray[np.uint8]) -> bytes:
+    """Return pixels as the bytes of a PNG file, each of them as it is."""
+    from matplotlib.image import imsave
+
+    buffer = io.BytesIO()
+    imsave(buffer, np.ascontiguousarray(pixels), format="png")
+    return buffer.getvalue()
+
+
+def draw_picture(axes: Any, picture: Picture) -> None:
+    """Draw pixels without scales, the caption above them."""
+    axes.imshow(picture.pixels)
+    axes.set_title(picture.caption, fontsize=8)
+    axes.set_axis_off()
+
+
+def draw_pictures(figure: Any, pictures: Sequence[Picture], columns: int) -> None:
+    """Draw pictures in a row of so many places."""
+    for axes, picture in zip_longest(figure.subplots(1, columns, squeeze=False)[0], pictures[:columns]):
+        if picture is None:
+            axes.set_axis_off()
+        else:
+            draw_picture(axes, picture)
+
+
+def html_picture(picture: Picture) -> str:
+    """Return a picture with its caption below."""
+    return _html_figure(pixels_png(picture.pixels), picture.caption)
+
+
+def html_plot(figure: "Figure", meaning: str) -> str:
+    """Return a figure, with its meaning for those who do not see it."""
+    data = base64.b64encode(figure_png(figure)).decode()
+    return f"<img alt='{html.escape(meaning, quote=True)}' src='data:image/png;base64,{data}'>"
+
+
+def _html_figure(png: bytes, caption: str) -> str:
+    data, text = base64.b64encode(png).decode(), html.escape(caption, quote=True)
+    return (
+        f"<figure><img alt='{text}' src='data:image/png;base64,{data}'><figcaption>"
+        f"{text.replace(chr(10), '<br>')}</figcaption></figure>"
+    )
+
+
+def html_lines(lines: Iterable[tuple[str, str]]) -> str:
+    """Return names and texts as a table."""
+    rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>" for name, text in lines)
+    return f"<table class='lines'>{rows}</table>"
+
+
+def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, is_html: bool = False) -> str:
+    """Return rows of texts as a table, numbers to the right.
+
+    Args:
+        is_html: whether cells are HTML already.
+    """
+    body = [[cell if is_html else html.escape(cell) for cell in row] for row in rows]
+    columns = list(zip(*body, strict=True)) if body else [()] * len(titles)
+    kinds = [" class='number'" if cells and all(map(_is_number, cells)) else "" for cells in columns]
+    head = "".join(f"<th{kind}>{html.escape(title)}</th>" for title, kind in zip(titles, kinds, strict=True))
+    lines = ["".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=True)) for row in body]
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def html_heading(text: str) -> str:
+    """Return a heading."""
+    return f"<h2>{html.escape(text)}</h2>"
+
+
+def html_text(text: str, kind: str = "note") -> str:
+    """Return a paragraph; `kind` is ``note``, ``warning`` or ``error``."""
+    return f"<div class='{kind}'>{html.escape(text)}</div>"
+
+
+def _is_number(text: str) -> bool:
+    stripped = text.strip().rstrip("%").replace(",", "")
+    try:
+        float(stripped)
+    except ValueError:
+        return stripped == ""
+    return True
+
+
+def short_name(name: str) -> str:
+    """Return a name without ``observation.`` and ``images.`` before it."""
+    return name.removeprefix("observation.").removeprefix("images.") or name
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:,.2f} hours"
+
+
+def counted(number: int, word: str) -> str:
+    """Return a number with its word, in the plural where it is not one."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def line_colours(number: int) -> list[Any]:
+    """Return a colour for each of so many lines: matplotlib's ten, or as many as there are from a rainbow."""
+    from matplotlib import colormaps
+
+    if number <= 10:
+        return [colormaps["tab10"](place) for place in range(max(1, number))]
+    return [colormaps["turbo"](0.02 + 0.96 * place / (number - 1)) for place in range(number)]

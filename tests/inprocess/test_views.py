@@ -1,0 +1,410 @@
+"""What views show is true: the frames, the curves, the counts and the marks, in the pictures themselves."""
+
+import base64
+import io
+import re
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from batches import TOP, WRIST
+from local_source import local_loader
+from PIL import Image
+from torchcodec.decoders import VideoDecoder
+
+import raypipe as rp
+from raypipe.testing import CameraSpec, Stamp, SynthSpec, read_stamp, write_dataset
+from raypipe.views import clip as clip_module
+from raypipe.views import view_batch, view_dataset, view_episode, view_pipeline, view_world
+
+
+@pytest.fixture(scope="module")
+def sized_dataset(tmp_path_factory):
+    """Videos, images and depth, of a size at which stamps can be read from a picture."""
+    spec = SynthSpec(
+        lengths=(40, 7, 26),
+        cameras=(
+            CameraSpec(name=TOP, height=96, width=128, gop=4, b_frames=1),
+            CameraSpec(name=WRIST, height=64, width=64, kind="image"),
+            CameraSpec(name="observation.images.depth", height=64, width=64, kind="depth-image"),
+        ),
+        two_tasks=True,
+        extra_features=("next.done",),
+    )
+    return rp.open_dataset(str(write_dataset(tmp_path_factory.mktemp("sized") / "dataset", spec)))
+
+
+def pictures_of(view) -> list[tuple[str, np.ndarray]]:
+    """The captions and pixels of the images in a view's HTML."""
+    found = re.findall(r"<img alt='([^']*)' src='data:image/png;base64,([^']*)'", view._repr_html_())
+    return [(text, np.array(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))) for text, data in found]
+
+
+def drawn_images(figure) -> list[tuple[str, np.ndarray]]:
+    """The titles and pixels of all images of a figure, cut out of the figure as it is saved."""
+    figure.set_dpi(200)
+    figure.canvas.draw()
+    canvas = np.asarray(figure.canvas.buffer_rgba())[..., :3]
+    images = []
+    for axes in (axes for axes in figure.findobj(lambda artist: hasattr(artist, "get_images")) if axes.get_images()):
+        box = axes.get_window_extent()
+        rows = slice(round(canvas.shape[0] - box.y1), round(canvas.shape[0] - box.y0))
+        images.append((axes.get_title(), canvas[rows, round(box.x0) : round(box.x1)]))
+    return images
+
+
+def test_strip_shows_the_frames_that_its_captions_name(sized_dataset):
+    view = view_episode(sized_dataset, 2, num_frames=5)
+
+    shown = [(text, pixels) for text, pixels in pictures_of(view) if text.startswith("frame")]
+    assert view.frames == (0, 6, 12, 19, 25)
+    numbers = [int(re.match(r"frame (\d+), ", text)[1]) for text, _ in shown]
+    assert numbers == [*view.frames] * 3
+    # TOP, then WRIST; of depth the last ones.
+    for camera, start in enumerate((0, 5)):
+        stamps = [read_stamp(pixels) for _, pixels in shown[start : start + 5]]
+        assert stamps == [Stamp(episode=2, frame=frame, camera=camera) for frame in view.frames]
+    assert shown[1][0] == "frame 6, 0.60 s"
+
+
+def test_figure_of_an_episode_shows_the_frames_that_its_titles_name(sized_dataset):
+    view = view_episode(sized_dataset, 0, num_frames=4)
+
+    drawn = drawn_images(view.figure())
+    stamps = [read_stamp(pixels) for _, pixels in drawn[:8]]
+    assert len(drawn) == 12
+    assert [(stamp.camera, stamp.frame) for stamp in stamps] == [(c, f) for c in (0, 1) for f in (0, 13, 26, 39)]
+    assert [title for title, _ in drawn[:4]] == [
+        "frame 0, 0.00 s",
+        "frame 13, 1.30 s",
+        "frame 26, 2.60 s",
+        "frame 39, 3.90 s",
+    ]
+
+
+def test_curves_are_the_values_of_samples(sized_dataset):
+    view = view_episode(sized_dataset, 1)
+
+    curves = {one.feature: one for one in view.curves}
+    samples = [sized_dataset.sample_of(1, frame) for frame in range(7)]
+    for name in ("action", "observation.state"):
+        np.testing.assert_array_equal(curves[name].values, torch.stack([one[name] for one in samples]).numpy())
+        assert curves[name].names == sized_dataset.features[name].names
+    lines = [
+        line for axes in view.figure().findobj(lambda artist: hasattr(artist, "get_lines")) for line in axes.get_lines()
+    ]
+    drawn = [line.get_ydata() for line in lines if len(line.get_xdata()) == 7]
+    np.testing.assert_array_equal(np.stack(drawn[:6], axis=1), curves["action"].values)
+
+
+def test_tasks_of_an_episode_are_runs_of_frames(sized_dataset):
+    view = view_episode(sized_dataset, 0)
+
+    told = [(one.text, one.start, one.stop) for one in view.tasks]
+    assert told == [("pick up the cube", 0, 20), ("open the drawer", 20, 40)]
+    assert "open the drawer  (frames 20 to 39)" in view._repr_html_()
+
+
+def test_episode_ignores_the_windows_of_its_dataset(sized_dataset):
+    windowed = sized_dataset.windowed(offsets={TOP: [-1, 0], "action": [0, 1, 2]})
+
+    view = view_episode(windowed, 1, num_frames=3)
+
+    assert [read_stamp(one.pixels).frame for one in view.strips[TOP]] == [0, 3, 6]
+    assert view.curves[0].values.shape == (7, 6)
+
+
+def test_clip_has_every_frame_of_every_camera_side_by_side(sized_dataset, tmp_path):
+    view = view_episode(sized_dataset, 2)
+
+    path = view.save(tmp_path / "episode.mp4")
+
+    decoded = VideoDecoder(str(path), dimension_order="NHWC")[:].numpy()
+    assert decoded.shape == (26, 96, 128 + 64 + 64, 3)
+    assert [read_stamp(frame[:, :128]) for frame in decoded] == [Stamp(2, frame, 0) for frame in range(26)]
+    assert [read_stamp(frame[:64, 128:192]) for frame in decoded] == [Stamp(2, frame, 1) for frame in range(26)]
+    assert view.clip.told.startswith("top, wrist, depth: all frames, 26 at 10 fps, 256x96 h264")
+    assert base64.b64encode(path.read_bytes()).decode() in view._repr_html_()
+
+
+def test_clip_of_a_long_episode_keeps_its_speed_and_says_what_was_left_out(sized_dataset, monkeypatch):
+    monkeypatch.setattr(clip_module, "MAX_FRAMES", 15)
+
+    clip = view_episode(sized_dataset, 0).clip
+
+    decoder = VideoDecoder(clip.mp4, dimension_order="NHWC")
+    assert [read_stamp(frame[:, :128]).frame for frame in decoder[:].numpy()] == list(range(0, 40, 3))
+    assert decoder.metadata.average_fps == pytest.approx(10 / 3, rel=1e-3)
+    assert "one frame of 3, 14 at 3.33333 fps" in clip.told
+
+
+def test_clip_is_encoded_again_until_it_is_small_enough(sized_dataset, monkeypatch):
+    whole = view_episode(sized_dataset, 0).clip
+    monkeypatch.setattr(clip_module, "MAX_BYTES", len(whole.mp4) - 1)
+
+    smaller = view_episode(sized_dataset, 0).clip
+
+    assert len(smaller.mp4) < len(whole.mp4)
+
+
+def test_missing_episode_is_an_error_that_names_those_there_are(sized_dataset):
+    with pytest.raises(rp.ConfigError, match="there is no episode 3; the dataset has 3 episodes"):
+        rp.show(sized_dataset, episode=3)
+
+
+def test_view_without_cameras_has_curves_and_no_video(tmp_path):
+    root = write_dataset(tmp_path / "rows", SynthSpec(cameras=()))
+    view = view_episode(rp.open_dataset(str(root)), 1)
+
+    page = view._repr_html_()
+    assert "<video" not in page
+    assert "alt='numbers over the episode'" in page
+    with pytest.raises(rp.ConfigError, match=r"no camera of the dataset can be read\. Save it as .png or .html"):
+        view.save(tmp_path / "episode.mp4")
+
+
+def test_card_tells_what_the_dataset_holds(sized_dataset):
+    card = view_dataset(sized_dataset)
+
+    lines = dict(card.lines)
+    assert lines["episodes"] == "3 of 7 to 40 frames"
+    assert lines["frames"] == "73 at 10 fps: 0.00203 hours (7.3 s)"
+    assert dict(card.tasks) == {"pick up the cube": 3, "open the drawer": 3}
+    assert [(one.feature, one.source) for one in card.ranges][:1] == [("action", "stored statistics")]
+    np.testing.assert_array_equal(card.ranges[0].low, sized_dataset.stats["action"]["min"])
+    assert card.remarks == ()
+
+
+def test_card_shows_the_frames_that_its_captions_name(sized_dataset):
+    shown = [
+        (text, pixels) for text, pixels in pictures_of(view_dataset(sized_dataset)) if "frame" in text.split(",")[-1]
+    ]
+
+    assert len(shown) == 9
+    for (text, pixels), camera in zip(shown[:6], (0, 0, 0, 1, 1, 1), strict=True):
+        stamp = read_stamp(pixels)
+        assert text.splitlines() == [("top", "wrist")[camera], f"episode {stamp.episode}, frame {stamp.frame}"]
+        assert stamp.camera == camera
+    assert [read_stamp(pixels).frame for _, pixels in shown[:3]] == [20, 3, 13]
+
+
+def test_card_without_statistics_computes_ranges_and_says_so(tmp_path):
+    root = write_dataset(tmp_path / "bare", SynthSpec(lengths=(5,) * 20, cameras=(), with_stats=False))
+    dataset = rp.open_dataset(str(root))
+
+    (action, state) = view_dataset(dataset).ranges
+
+    assert action.source == "computed here from the rows of 8 of 20 episodes; none are stored"
+    rows = np.unique(np.linspace(0, 19, 8).round().astype(int)).tolist()
+    values = np.stack([dataset.sample_of(row, frame)["action"] for row in rows for frame in range(5)])
+    np.testing.assert_allclose(action.low, values.min(axis=0))
+    np.testing.assert_allclose(action.high, values.max(axis=0))
+    assert state.feature == "observation.state"
+
+
+def test_card_of_a_damaged_dataset_tells_it_and_shows_the_rest(tmp_path):
+    root = write_dataset(tmp_path / "damaged", SynthSpec(lengths=(7, 7), episodes_per_video_file=1))
+    broken = sorted((root / "videos").rglob("*.mp4"))
+    broken[0].write_bytes(broken[0].read_bytes()[:400])
+    broken[-1].unlink()
+
+    card = view_dataset(rp.open_dataset(str(root)))
+
+    texts = [f"{one.severity}: {one.text}" for one in card.remarks]
+    assert any("is not there" in text and text.startswith("error") for text in texts)
+    assert any(broken[0].name in text and text.startswith("error") for text in texts)
+    assert len(card.thumbnails) == 2
+    assert "is not there" in card._repr_html_()
+
+
+def test_names_in_a_view_are_text_and_no_markup(tmp_path):
+    root = write_dataset(tmp_path / "odd", SynthSpec(cameras=(), tasks=("<script>alert('x')</script> & more" * 2,)))
+    dataset = rp.open_dataset(str(root))
+
+    for view in (view_dataset(dataset), view_episode(dataset, 0)):
+        assert "<script>" not in view.page()
+        assert "&lt;script&gt;" in view.page()
+
+
+def test_views_are_saved_as_pictures_and_pages(sized_dataset, tmp_path):
+    for name, view in {"card": rp.show(sized_dataset), "episode": rp.show(sized_dataset, episode=1)}.items():
+        picture, page = view.save(tmp_path / f"{name}.png"), view.save(str(tmp_path / f"{name}.html"))
+
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert page.read_text().startswith("<!doctype html>")
+        # A page needs nothing beside it.
+        assert not re.findall(r"(?:src|href)='(?!data:)", page.read_text())
+
+
+def test_saving_to_another_kind_of_file_names_those_that_can_be(sized_dataset, tmp_path):
+    card = rp.show(sized_dataset)
+
+    with pytest.raises(rp.ConfigError, match=r"give a file that ends in .png, .html$"):
+        card.save(tmp_path / "card.mp4")
+    with pytest.raises(rp.ConfigError, match="there is no folder"):
+        card.save(tmp_path / "none" / "card.png")
+
+
+def test_views_leave_pyplot_alone(sized_dataset):
+    import matplotlib.pyplot as plt
+
+    rp.show(sized_dataset, episode=0).figure()
+
+    assert plt.get_fignums() == []
+
+
+def test_batch_shows_its_own_frames_and_marks_padding(sized_dataset):
+    offsets = {"action": range(8), TOP: [-2, -1, 0, 1]}
+    pipe = rp.Pipeline(sized_dataset.windowed(offsets=offsets), batch_size=24, seed=1, decode={"where": "rank"})
+    batch = next(iter(local_loader(pipe)))
+
+    view = view_batch(batch, num_samples=24)
+
+    assert len(view.samples) == 24
+    for i, sample in enumerate(view.samples):
+        episode, frame = int(batch["episode_index"][i]), int(batch["frame_index"][i])
+        assert sample.label == f"episode {episode}\nframe {frame}"
+        length = int(sized_dataset.meta.episodes.length[episode])
+        # Of four slots the first, the third and the last are shown; then the image camera, and depth.
+        for (picture, mark), offset in zip(sample.pictures, (-2, 0, 1), strict=False):
+            assert (mark == "padding") == (not 0 <= frame + offset < length)
+            assert read_stamp(picture.pixels).frame == np.clip(frame + offset, 0, length - 1)
+        assert [picture.caption for picture, _ in sample.pictures] == [
+            "top [0]",
+            "top [2]",
+            "top [3]",
+            "wrist",
+            "depth",
+        ]
+        np.testing.assert_array_equal(sample.chunk.is_pad, batch["action_is_pad"][i].numpy())
+        np.testing.assert_array_equal(sample.chunk.values, batch["action"][i].numpy())
+    num_padded = int(batch["action_is_pad"].any(dim=1).sum())
+    assert f"action has padding in {num_padded} samples: marked in action_is_pad" in view.totals
+
+
+def test_figure_of_a_batch_shows_the_frames_of_its_labels(sized_dataset):
+    pipe = rp.Pipeline(sized_dataset, batch_size=6, seed=1, decode={"where": "rank"})
+    batch = next(iter(local_loader(pipe)))
+
+    drawn = drawn_images(view_batch(batch, num_samples=4).figure())
+
+    stamps = [read_stamp(pixels) for title, pixels in drawn if title == "top"]
+    assert [(one.episode, one.frame) for one in stamps] == list(
+        zip(batch["episode_index"][:4].tolist(), batch["frame_index"][:4].tolist(), strict=True)
+    )
+
+
+def test_batch_marks_repeats(sized_dataset):
+    order = {"tail": "wrap", "live_spans": 3}
+    pipe = rp.Pipeline(sized_dataset, batch_size=32, seed=0, order=order, decode={"where": "rank"})
+    *_, last = local_loader(pipe)
+
+    view = view_batch(last, num_samples=32)
+
+    # 73 frames in batches of 32: the third has 9, and 23 that come again.
+    assert [one.is_repeat for one in view.samples] == last["is_repeat"].tolist()
+    assert sum(one.is_repeat for one in view.samples) == 23
+    assert "23 samples repeated: marked in is_repeat" in view.totals
+    texts = [text.get_text() for text in view.figure().findobj(lambda artist: hasattr(artist, "get_text"))]
+    assert texts.count("repeat") == 23
+
+
+def test_batch_of_floats_is_shown_as_the_pixels_that_it_stands_for(sized_dataset):
+    pipe = rp.Pipeline(sized_dataset, batch_size=4, seed=1, decode={"where": "rank", "camera_dtype": "float32"})
+    batch = next(iter(local_loader(pipe)))
+    normalised = {**batch, TOP: (batch[TOP] - 0.5) / 0.25}
+    halved = {**batch, TOP: batch[TOP].to(torch.bfloat16)}
+
+    for one in (batch, normalised, halved):
+        (picture, _) = view_batch(one).samples[0].pictures[0]
+
+        assert read_stamp(picture.pixels).frame == int(batch["frame_index"][0])
+
+
+def test_something_else_is_no_batch():
+    with pytest.raises(rp.ConfigError, match="this is no batch of a loader: it lacks episode_index"):
+        rp.show({"action": torch.zeros(3)})
+
+
+def test_plan_of_a_pipeline_counts_memory_as_the_pipeline_does(sized_dataset):
+    pipe = rp.Pipeline(sized_dataset, batch_size=4, seed=0, order={"live_spans": 2}, decode={"resize": (32, 32)})
+
+    view = view_pipeline(pipe)
+
+    assert view.report.live_bytes == pipe.live_bytes()
+    assert rp.show(pipe).report == view.report
+    assert view.title == "epoch 0, rank 0 of 1, 1 lane, 2 live spans, seed 0"
+
+
+def test_plan_draws_live_frames_up_to_the_peak_and_the_full_shuffle(tiny_dataset):
+    pipe = rp.Pipeline(
+        rp.open_dataset(str(tiny_dataset)), batch_size=4, seed=0, order={"live_spans": 2, "span_frames": 3}
+    )
+    view = view_world(pipe.plan())
+
+    lives, distinct, memory = view.figure().axes
+
+    world, plan = view.world, view.world.rank(0)
+    admitted, retired = plan.lives()
+    positions = [world.steps.position_after(step) for step in range(world.num_steps)]
+    expected = [plan.queue.num_rows[(admitted <= p) & (p < retired)].sum() for p in positions]
+    area = memory.collections[0].get_paths()[0].vertices
+    assert sorted(set(expected)) == sorted(set(area[:, 1].astype(int)) - {0})
+    assert max(expected) <= view.report.live_frames
+    assert memory.get_lines()[0].get_ydata()[0] == view.report.live_frames
+    assert distinct.get_lines()[1].get_ydata()[0] == pytest.approx(view.report.mixing.local_batch.full_shuffle)
+    counts = [len(set(world.frames_at(step, 0).episode.tolist())) for step in range(world.num_steps)]
+    assert distinct.get_lines()[0].get_ydata().tolist() == counts
+    assert lives.get_ylabel() == "span, by arrival"
+
+
+def test_show_finds_the_view_of_what_it_is_given(sized_dataset, tiny_dataset):
+    pipe = rp.Pipeline(sized_dataset, batch_size=4, seed=0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert type(rp.show(str(tiny_dataset))).__name__ == "DatasetCard"
+        assert type(rp.show(pipe, world_size=2)).__name__ == "PlanView"
+        assert type(rp.show(pipe.plan())).__name__ == "PlanView"
+    with pytest.raises(rp.ConfigError, match="nothing to show of a int: give a dataset"):
+        rp.show(3)
+    with pytest.raises(rp.ConfigError, match="show has no option 'episodes' for a Dataset"):
+        rp.show(sized_dataset, episodes=3)
+
+
+def test_run_tells_speed_and_waiting_of_every_interval(sized_dataset):
+    run = rp.views.record(local_loader(rp.Pipeline(sized_dataset, batch_size=8, seed=0)), every_s=0.0)
+
+    batches = list(run)
+
+    view = rp.show(run)
+    assert len(view.snapshots) == len(batches) == 10
+    first, last = view.snapshots[0], run.loader.stats()
+    assert (view.snapshots[-1].samples, view.snapshots[-1].batches) == (73, 10)
+    edges, speed, shares = rp.views.run.measure_intervals(view.snapshots)
+    assert edges[-1] == pytest.approx(last.wait_s + last.step_s - first.wait_s - first.step_s)
+    assert (speed * np.diff(edges)).sum() == pytest.approx(73 - 8)
+    waiting = np.sum(list(shares.values()), axis=0)
+    assert (waiting * np.diff(edges)).sum() == pytest.approx(last.wait_s - first.wait_s)
+    assert (waiting <= 1 + 1e-9).all()
+
+
+def test_run_names_the_worst_rank(sized_dataset):
+    run = rp.views.record(local_loader(rp.Pipeline(sized_dataset, batch_size=8, seed=0)))
+    list(run.steps(5))
+    view, last = rp.show(run), run.loader.stats()
+
+    three = replace(view, ranks={0: last, 1: replace(last, wait_share=0.999, wait_s=99.0, step_s=0.1), 2: last})
+
+    assert "rank 1 waits 99.9% of the time" in three._repr_html_()
+    labels = [text.get_text() for text in three.figure().axes[2].get_xticklabels()]
+    assert labels == ["0", "1\nworst", "2"]
+
+
+def test_run_before_the_first_batch_says_to_iterate(sized_dataset):
+    loader = local_loader(rp.Pipeline(sized_dataset, batch_size=8, seed=0))
+
+    with pytest.raises(rp.ConfigError, match="the loader has given no batch yet"):
+        rp.show(loader)
