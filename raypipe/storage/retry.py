@@ -13,6 +13,9 @@ RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
 _MOST_ASKED_S: Final = 120.0
 """Storage that asks to wait for longer than this is waited for so long."""
 
+_MOST_TRIED_S: Final = 120.0
+"""Storage that has failed for so long is not read again: libraries below try for minutes by themselves."""
+
 Result = TypeVar("Result")
 
 
@@ -21,11 +24,12 @@ def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] =
 
     Storage that says for how long to wait (``Retry-After``) is waited for so long at least.
     """
+    last = time.monotonic() + _MOST_TRIED_S
     for wait_s in RETRY_WAITS_S:
         try:
             return read()
         except (RaypipeError, OSError) as error:
-            if not is_transient(error):
+            if not is_transient(error) or time.monotonic() > last:
                 raise
             sleep(max(wait_s * (0.5 + random.random()), _asked_wait_s(error)))
     return read()
