@@ -176,7 +176,7 @@ def read_video_index(storage: Storage, name: str) -> VideoIndex:
 
 
 def read_ranged_index(storage: Storage, name: str) -> VideoIndex:
-    """Return the index of a remote mp4 of which only parts are on the node; kept, since it takes requests to read it."""
+    """Return the index of a remote mp4 of which only parts are on the node; kept, since reading it takes requests."""
     return _kept_index(storage, name, storage.version(name))
 
 
