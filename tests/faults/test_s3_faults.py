@@ -83,7 +83,6 @@ PASSING = {
     "cut before the body": {"cut_after": 0, "times": 2},
     "cut in the body": {"cut_after": 100, "times": 2},
     "truncated": {"truncate_to": 100, "times": 2},
-    "ranges ignored": {"ignores_ranges": True},
 }
 
 
@@ -197,6 +196,24 @@ def test_a_file_that_changes_while_it_is_fetched_is_not_kept(s3, root, folder, t
         storage.read_bytes(VIDEO)
 
     assert_nothing_wrong_is_kept(tmp_path, folder)
+
+
+@pytest.mark.parametrize(("times", "is_right"), [(1, True), (1000, False)])
+def test_an_answer_of_another_range_is_not_taken(s3, root, tmp_path, times, is_right):
+    key, content = f"{root.rpartition('/')[2]}/big.mp4", bytes(range(256)) * 10_000
+    s3.put(key, content)
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache"), whole_bytes=0))
+    s3.fail("big.mp4", ignores_ranges=True, times=times)
+    file = storage.open_ranged("big.mp4")
+
+    if is_right:
+        retry_transient(lambda: file.need(1_000_000, 1_100_000))
+        file.seek(1_000_000)
+        assert file.read(100_000) == content[1_000_000:1_100_000]
+    else:
+        with pytest.raises(DownloadError, match=r"2560000 of the 100000 bytes from 1000000 of 'big\.mp4' came"):
+            retry_transient(lambda: file.need(1_000_000, 1_100_000))
+    assert dict(s3.ranges)[key] == "bytes=1000000-1099999"
 
 
 def test_a_listing_that_fails_for_a_while_is_asked_for_again(s3, root, tmp_path):
