@@ -18,6 +18,9 @@ _NAMESPACE: Final = "raypipe"
 _LOST_WAIT_S: Final = 1.0
 """Before the actor is asked for again, where it was lost."""
 
+_PAUSE_TRIES: Final = 3
+"""Actors that are told of a pause, where one after the other is lost; whoever was told to wait waits in any case."""
+
 
 class ClusterGate:
     """Asks the actor for every request."""
@@ -43,10 +46,13 @@ class ClusterGate:
         if not ray.is_initialized():
             own_budget().pause(wait_s)
             return
-        try:
-            ray.get(self._find().pause.remote(wait_s))
-        except ray.exceptions.RayActorError:
-            self._actor = None
+        for _ in range(_PAUSE_TRIES):
+            try:
+                ray.get(self._find().pause.remote(wait_s))
+                return
+            except ray.exceptions.RayActorError:
+                # The one that is made in its place must know too.
+                self._actor = None
 
     def _find(self) -> Any:
         with self._lock:

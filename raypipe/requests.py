@@ -19,6 +19,9 @@ HUB_PERIOD_S: Final = 300.0
 _BURST_SHARE: Final = 3
 """A third of the requests may come at once; the rest come as time goes by: no period holds more than allowed."""
 
+_ROUNDING: Final = 1e-9
+"""Of a request: who waits for as long as told shall not be told to wait for a rest that rounding has left."""
+
 
 class Gate(Protocol):
     """Whoever lets requests through, for one process or for many."""
@@ -58,7 +61,7 @@ class Budget:
             self._told_at = now
             if now < self._closed_until:
                 return self._closed_until - now
-            if self._left < 1:
+            if self._left < 1 - _ROUNDING:
                 return (1 - self._left) / self._per_s
             self._left -= 1
             self.num_granted += 1

@@ -175,12 +175,14 @@ def read_video_index(storage: Storage, name: str) -> VideoIndex:
         ) from error
 
 
-@functools.lru_cache(maxsize=256)
 def read_ranged_index(storage: Storage, name: str) -> VideoIndex:
-    """Return the index of a remote mp4 of which only parts are on the node; kept, since it takes requests to read it.
+    """Return the index of a remote mp4 of which only parts are on the node; kept, since reading it takes requests."""
+    return _kept_index(storage, name, storage.version(name))
 
-    A remote file whose content changes has another key in the cache, and is an error before that.
-    """
+
+@functools.lru_cache(maxsize=256)
+def _kept_index(storage: Storage, name: str, _: str) -> VideoIndex:
+    # By its version: who opens a dataset again may find another file.
     return read_video_index(storage, name)
 
 

@@ -82,10 +82,11 @@ class SpanDecoder:
         except (RaypipeError, OSError) as error:
             episode = int(self._meta.episodes.episode_index[row])
             error.add_note(f"while decoding camera {camera!r} of episode {episode} of {self._meta.root}")
+            place = f"{self._meta.storage.locate(name)!r} of {self._meta.root!r}"
             if is_transient(error):
-                raise DownloadError(f"cannot read {self._meta.storage.locate(name)!r}: {error}") from error
+                raise DownloadError(f"cannot read {place}: {error}") from error
             if isinstance(error, OSError):
-                raise DecodeError(f"cannot read {self._meta.storage.locate(name)!r}: {error}") from error
+                raise DecodeError(f"cannot read {place}: {error}") from error
             raise
         where = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"
         self._check_size(pixels, camera, f"{where}, in {self._meta.storage.locate(name)!r},")

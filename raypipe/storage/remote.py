@@ -5,15 +5,16 @@ commit is kept by its cache. That of other storage is made once, on the driver, 
 its digest: a node whose listing differs would read other files than the driver has planned with, and says so.
 """
 
+import errno
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
+from fsspec.asyn import sync
 from fsspec.callbacks import Callback
 
 from raypipe.errors import DownloadError
@@ -44,9 +45,6 @@ _PAGE: Final = 1000
 _PART_BYTES: Final = 50 << 20
 """What s3fs fetches with one request."""
 
-_CHECK_S: Final = 60.0
-"""For so long a file of which parts are read is taken to be the version that it was."""
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -64,7 +62,6 @@ class Remote:
         self.filesystem = filesystem
         self._path = path.rstrip("/")
         self._commit = commit
-        self._checked: dict[str, float] = {}
 
     @property
     def is_listable(self) -> bool:
@@ -124,13 +121,33 @@ class Remote:
 
     def fetch_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of a file; raises where it is not the version that was listed."""
-        content = self.read_range(name, start, stop)
+        entry = self.entries[name]
+        etag = entry.stamp.partition(", ETag ")[2] if "s3" in _protocols(self.filesystem) else ""
+        if etag:
+            content = self._read_object(name, etag, start, stop)
+        else:
+            content = self.read_range(name, start, stop)
+            if not self._commit:
+                self._check_version(name, entry)
         if len(content) != stop - start:
             raise DownloadError(f"{len(content)} of the {stop - start} bytes from {start} of {name!r} came")
-        if not self._commit and time.monotonic() - self._checked.get(name, -_CHECK_S) >= _CHECK_S:
-            self._check_version(name, self.entries[name])
-            self._checked[name] = time.monotonic()
         return content
+
+    def _read_object(self, name: str, etag: str, start: int, stop: int) -> bytes:
+        """Return bytes of an object of S3 with one request, which S3 refuses where the object is another by now."""
+        bucket, key, _ = self.filesystem.split_path(self._locate(name))
+        asked = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{stop - 1}", "IfMatch": etag}
+        self._count(1)
+        try:
+            body = self.filesystem.call_s3("get_object", **asked)["Body"]
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                self._check_version(name, self.entries[name])
+            raise
+        try:
+            return bytes(sync(self.filesystem.loop, body.read))
+        finally:
+            body.close()
 
     def read_range(self, name: str, start: int | None, stop: int | None) -> bytes:
         """Return bytes of a file as the storage gives them."""

@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 from raypipe.errors import DownloadError, RaypipeError
+from raypipe.hub.client import PassingError
 
 RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
 """Waits before reading again after a passing fault; each is spread by half, so that many do not come back at once."""
 
 _MOST_ASKED_S: Final = 120.0
-"""Storage that asks to wait for longer than this is waited for so long."""
+"""Storage that asks to wait for longer than this is not read again: a run that stands still is better ended."""
+
+_MOST_TRIED_S: Final = 120.0
+"""Storage that has failed for so long is not read again: libraries below try for minutes by themselves."""
 
 Result = TypeVar("Result")
 
@@ -21,13 +25,15 @@ def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] =
 
     Storage that says for how long to wait (``Retry-After``) is waited for so long at least.
     """
+    last = time.monotonic() + _MOST_TRIED_S
     for wait_s in RETRY_WAITS_S:
         try:
             return read()
         except (RaypipeError, OSError) as error:
-            if not is_transient(error):
+            asked_s = _asked_wait_s(error)
+            if not is_transient(error) or asked_s > _MOST_ASKED_S or time.monotonic() > last:
                 raise
-            sleep(max(wait_s * (0.5 + random.random()), _asked_wait_s(error)))
+            sleep(max(wait_s * (0.5 + random.random()), asked_s))
     return read()
 
 
@@ -44,6 +50,8 @@ def is_transient(error: BaseException) -> bool:
 
 def _asked_wait_s(error: BaseException) -> float:
     for cause in _causes(error):
+        if isinstance(cause, PassingError):
+            return cause.wait_s
         headers: Any = getattr(cause, "headers", None)
         if headers is None:
             # botocore keeps the answer in the error.
@@ -52,7 +60,7 @@ def _asked_wait_s(error: BaseException) -> float:
         if headers:
             given = str(headers.get("Retry-After") or headers.get("retry-after") or "")
             if given.isdigit():
-                return min(float(given), _MOST_ASKED_S)
+                return float(given)
     return 0.0
 
 

@@ -157,6 +157,10 @@ class Storage:
         entry = self._entry(name)
         return bool(entry.stamp) and not self.cache.is_fetched_whole(entry.size_bytes, self._remote.total_bytes)
 
+    def version(self, name: str) -> str:
+        """Return what tells the content of a remote file from another that had its name; empty where nothing does."""
+        return self._entry(name).stamp
+
     def prefetch(self, name: str) -> None:
         """Start to fetch a remote file into the cache of this node, if there is one and room in it."""
         wanted = self._whole(name)
