@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
@@ -12,12 +13,12 @@ KINDS = ("h264", "av1", "rows")
 """``h264``, ``av1``: 50 episodes of about 200 frames, 2 cameras 320x240. ``rows``: 2,000 episodes of 300 rows."""
 
 
-def make_dataset(kind: str, root: Path, num_episodes: int | None = None) -> Path:
+def make_dataset(kind: str, root: Path, num_episodes: int | None = None, *, episodes_per_video_file: int = 50) -> Path:
     """Write a dataset of one of `KINDS` to `root`, unless it is there."""
     if (root / "meta" / "info.json").exists():
         return root
     spec = _rows_spec(num_episodes or 2000) if kind == "rows" else _video_spec(kind, num_episodes or 50)
-    return write_dataset(root, spec)
+    return write_dataset(root, replace(spec, episodes_per_video_file=episodes_per_video_file))
 
 
 def make_small_episodes(num_episodes: int, root: Path) -> Path:
