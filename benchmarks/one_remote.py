@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 
 from raypipe import Pipeline, open_dataset
+from raypipe.dataset import Dataset
 from raypipe.loader import RankLoader
 from raypipe.storage import CacheSpec, open_cache
 
@@ -49,7 +51,6 @@ def measure(request: Request) -> dict[str, Any]:
         decode={"where": "rank", "when": "block"},
         cache=cache,
     )
-    needed = [batch.num_needed for batch in pipe.plan().rank(0).batches()]
     loader = pipe.loader(progress=False)
     times = run_epoch(loader, request.step_ms / 1000)
     stats = loader.stats()
@@ -57,11 +58,31 @@ def measure(request: Request) -> dict[str, Any]:
     return {
         **times,
         "open_s": open_s,
-        "num_spans": needed[-1],
-        "first_spans": needed[0],
+        "needed_bytes": plan_bytes(pipe, dataset, is_whole=cache.whole_bytes > 0),
         "stats": {**stats.to_dict(), "waits_for": stats.waits_for},
         "cache": asdict(open_cache(cache).stats()),
     }
+
+
+def plan_bytes(pipe: Pipeline, dataset: Dataset, *, is_whole: bool) -> list[int]:
+    """Return the bytes of videos that must have come before every batch, by the plan.
+
+    Args:
+        is_whole: a span needs the whole of its files, if no span before did; else its share of them.
+    """
+    meta, plan = dataset.meta, pipe.plan().rank(0)
+    rows = [int(np.flatnonzero(meta.episodes.episode_index == episode)[0]) for episode in plan.queue.episode]
+    files = [[meta.video_file(row, camera) for camera in meta.cameras] for row in rows]
+    sizes = {name: meta.storage.size_bytes(name) for names in files for name in names}
+    frames = meta.episodes.length[rows]
+    seen: set[str] = set()
+    ends = []
+    for names in files:
+        seen.update(names)
+        ends.append(sum(sizes[name] for name in seen))
+    if not is_whole:
+        ends = (np.cumsum(frames) / frames.sum() * ends[-1]).astype(int).tolist()
+    return [ends[batch.num_needed - 1] for batch in plan.batches()]
 
 
 def run_epoch(loader: RankLoader, step_s: float) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--step-ms", type=float, default=60.0, help="a training step, behind which to fetch")
     parser.add_argument("--live-spans", type=int, default=8, help="episodes at hand, all needed for the first batch")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--loaders", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME")
     parser.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "raypipe-bench-remote"))
     parser.add_argument("--json", help="also write the figures here")
@@ -200,8 +200,8 @@ def describe(
         "requests": sent["requests"],
         "counted_requests": stats["requests"],
         "fetched_mb": sent["bytes"] / 1e6,
-        # Of the spans that the first batch needs, as far as spans are alike.
-        "first_mb": sent["bytes"] / 1e6 * result["first_spans"] / result["num_spans"],
+        "first_mb": result["needed_bytes"][0] / 1e6,
+        "busiest_mb": busiest_bytes(result["needed_bytes"]) / 1e6,
         "cpu_s_per_1k": sampler.cpu_between(first, end) / result["num_samples"] * 1000,
         "cpu_share": sampler.cpu_between(first, end) / wall_s / (os.cpu_count() or 1),
         "store_cpu_s": store_sampler.cpu_between(first, end),
@@ -209,6 +209,15 @@ def describe(
         **{key: stats[key] for key in ("decode_s", "read_wait_s", "decode_wait_s", "transport_wait_s")},
         **{key: cache[key] for key in ("hits", "misses", "waits", "prefetched", "prefetches_failed")},
     }
+
+
+def busiest_bytes(needed: list[int]) -> int:
+    """Return the most bytes that a quarter of the batches need beyond those before it.
+
+    Of whole files the first quarter needs most: there nearly every span has a file that no other had.
+    """
+    quarter = max(1, len(needed) // 4)
+    return max(last - first for first, last in zip(needed[:-quarter], needed[quarter:], strict=True))
 
 
 def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:

@@ -48,12 +48,12 @@ def name_limit(result: dict[str, Any], local: dict[str, Any], *, cap_mb_s: float
     """Return what the time after the first batch went to."""
     if "error" in result:
         return "it failed"
-    needed = (result["fetched_mb"] - result["first_mb"]) / local["wall_s"]
+    needed = 0.0 if result is local else result["busiest_mb"] / (local["wall_s"] / 4)
     busy = result["cpu_share"] + result["store_cpu_share"]
     fetch_s = max(0.0, result["decode_s"] - local["decode_s"])
     facts = (
-        f"waits {result['wait_share']:.0%} of {result['wall_s']:.1f} s, mostly for {result['waits_for']}; needs "
-        f"{needed:.1f} MB/s to keep up with local, of {cap_mb_s:g}; the cores are {busy:.0%} busy, "
+        f"waits {result['wait_share']:.0%} of {result['wall_s']:.1f} s, mostly for {result['waits_for']}; needs up to "
+        f"{needed:.1f} MB/s of {cap_mb_s:g} to keep up with local; the cores are {busy:.0%} busy, "
         f"{result['store_cpu_share']:.0%} with the store; the decoding threads stood {fetch_s:.1f} s longer than local"
     )
     return f"{_pick_limit(result, needed / cap_mb_s, busy, fetch_s)} ({facts})"
