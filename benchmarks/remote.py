@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import write_results
-from made import make_dataset
+from made import make_many_files
 from one_remote import Request
 from processes import TreeSampler
 from remote_limits import check_goal, name_limit, probe_store
@@ -71,10 +71,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     arguments = parse_arguments()
-    name = f"h264-{arguments.episodes}-{arguments.episodes_per_file}"
-    dataset = make_dataset(
-        "h264", Path(arguments.folder) / name, arguments.episodes, episodes_per_video_file=arguments.episodes_per_file
-    )
+    name = f"many-{arguments.episodes}-{arguments.episodes_per_file}"
+    dataset = make_many_files(Path(arguments.folder) / name, arguments.episodes, arguments.episodes_per_file)
     describe_dataset(dataset)
     with run_store(dataset) as (store, sampler):
         alone = probe_store(store, dataset, latency_ms=arguments.latency_ms, cap_mb_s=arguments.megabytes_per_s)
@@ -94,10 +92,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--latency-ms", type=float, default=20.0, help="before every answer of the store")
     parser.add_argument("--megabytes-per-s", type=float, default=50.0, help="of all answers together")
-    parser.add_argument("--episodes", type=int, default=100, help="of the dataset, about 200 frames each")
+    parser.add_argument("--episodes", type=int, default=60, help="of the dataset, about 200 frames each")
     parser.add_argument("--episodes-per-file", type=int, default=4, help="that share a video file")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--step-ms", type=float, default=60.0, help="a training step, behind which to fetch")
+    parser.add_argument("--step-ms", type=float, default=100.0, help="a training step, behind which to fetch")
     parser.add_argument("--live-spans", type=int, default=8, help="episodes at hand, all needed for the first batch")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--loaders", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME")

@@ -1,6 +1,8 @@
 """What a rank fetches before its spans come: files that are remote, in the order of the plan."""
 
+import threading
 import time
+from contextlib import suppress
 
 import fsspec
 import pytest
@@ -9,6 +11,7 @@ from local_source import LocalFeed, local_loader
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, open_cache
+from raypipe.storage.remote import Remote
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 NUM_EPISODES = 14
@@ -66,3 +69,27 @@ def test_nothing_is_fetched_ahead_where_that_is_off(remote, tmp_path):
     list(make_loader(remote, spec, live_spans=4))
 
     assert open_cache(spec).stats().prefetched == 0
+
+
+def test_indices_of_videos_kept_by_parts_are_read_at_once(remote, tmp_path, monkeypatch):
+    spec = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 30, whole_bytes=0)
+    loader = make_loader(remote, spec, live_spans=NUM_EPISODES)
+    together, fetch = threading.Barrier(6, timeout=10), Remote.fetch_range
+    lock, left = threading.Lock(), [6]
+
+    def fetch_with_others(self, name, start, stop):
+        with lock:
+            left[0] -= name.endswith(".mp4")
+            is_among = name.endswith(".mp4") and left[0] >= 0
+        if is_among:
+            # Broken unless so many videos are read at one time.
+            with suppress(threading.BrokenBarrierError):
+                together.wait()
+        return fetch(self, name, start, stop)
+
+    monkeypatch.setattr(Remote, "fetch_range", fetch_with_others)
+
+    list(loader)
+
+    assert not together.broken
+    assert left[0] < 0
