@@ -57,7 +57,7 @@ class _Closed(Exception):  # noqa: N818
 _END: Any = object()
 
 _LEAST_AHEAD: Final = 8
-"""Spans whose remote files are fetched before they come."""
+"""Spans whose remote files are fetched before there is room for them."""
 
 
 class EpochRun:
@@ -228,7 +228,10 @@ class EpochRun:
 
     def _look_ahead(self, looked_to: int, resident_spans: int) -> int:
         """Let remote files of the spans that come next be fetched; return up to which span that was done."""
-        stop = min(len(self._plan.queue), self._num_received + max(_LEAST_AHEAD, resident_spans // 4))
+        # All that there is room for, not what has come: at the start that is what the first batch waits for, and Ray
+        # takes a while to send the first block.
+        room = max(self._num_received, self._num_retired + resident_spans)
+        stop = min(len(self._plan.queue), room + max(_LEAST_AHEAD, resident_spans // 4))
         self._opener.look_ahead(self._plan, range(looked_to, stop))
         return max(looked_to, stop)
 

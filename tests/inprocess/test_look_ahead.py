@@ -1,0 +1,95 @@
+"""What a rank fetches before its spans come: files that are remote, in the order of the plan."""
+
+import threading
+import time
+from contextlib import suppress
+
+import fsspec
+import pytest
+from local_source import LocalFeed, local_loader
+
+from raypipe.dataset import open_dataset
+from raypipe.pipeline import Pipeline
+from raypipe.storage import CacheSpec, open_cache
+from raypipe.storage.remote import Remote
+from raypipe.testing import CameraSpec, SynthSpec, write_dataset
+
+NUM_EPISODES = 14
+
+
+@pytest.fixture
+def remote(tmp_path):
+    """A dataset with a video file for every episode, on a filesystem that is none of the system's, by its URI."""
+    cameras = (CameraSpec(name="observation.images.top", height=32, width=32),)
+    root = write_dataset(tmp_path / "arm", SynthSpec(version="v2.1", lengths=(4,) * NUM_EPISODES, cameras=cameras))
+    memory = fsspec.filesystem("memory")
+    memory.put(str(root), "/ahead/arm", recursive=True)
+    yield "memory://ahead/arm"
+    memory.rm("/ahead", recursive=True)
+
+
+def make_loader(remote, spec, live_spans):
+    pipe = Pipeline(
+        open_dataset(remote),
+        batch_size=4,
+        seed=3,
+        order={"live_spans": live_spans},
+        decode={"where": "rank", "when": "block"},
+        cache=spec,
+    )
+    return local_loader(pipe)
+
+
+def fetched_by(spec, wanted, timeout_s=20.0):
+    """Return how many files were fetched ahead once there are `wanted`, or the time is over."""
+    end = time.monotonic() + timeout_s
+    while open_cache(spec).stats().prefetched < wanted and time.monotonic() < end:
+        time.sleep(0.01)
+    return open_cache(spec).stats().prefetched
+
+
+def test_all_that_the_first_batch_needs_is_fetched_while_no_block_has_come(remote, tmp_path, monkeypatch):
+    spec, fetched, blocks = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 30), [], LocalFeed.blocks
+
+    def late_blocks(feed):
+        fetched.append(fetched_by(spec, NUM_EPISODES))
+        yield from blocks(feed)
+
+    monkeypatch.setattr(LocalFeed, "blocks", late_blocks)
+
+    list(make_loader(remote, spec, live_spans=NUM_EPISODES))
+
+    assert fetched == [NUM_EPISODES]
+    assert open_cache(spec).stats().misses == NUM_EPISODES, "rows, which are read with their blocks"
+
+
+def test_nothing_is_fetched_ahead_where_that_is_off(remote, tmp_path):
+    spec = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 30, prefetch=False)
+
+    list(make_loader(remote, spec, live_spans=4))
+
+    assert open_cache(spec).stats().prefetched == 0
+
+
+def test_indices_of_videos_kept_by_parts_are_read_at_once(remote, tmp_path, monkeypatch):
+    spec = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 30, whole_bytes=0)
+    loader = make_loader(remote, spec, live_spans=NUM_EPISODES)
+    together, fetch = threading.Barrier(6, timeout=10), Remote.fetch_range
+    lock, left = threading.Lock(), [6]
+
+    def fetch_with_others(self, name, start, stop):
+        with lock:
+            left[0] -= name.endswith(".mp4")
+            is_among = name.endswith(".mp4") and left[0] >= 0
+        if is_among:
+            # Broken unless so many videos are read at one time.
+            with suppress(threading.BrokenBarrierError):
+                together.wait()
+        return fetch(self, name, start, stop)
+
+    monkeypatch.setattr(Remote, "fetch_range", fetch_with_others)
+
+    list(loader)
+
+    assert not together.broken
+    assert left[0] < 0
