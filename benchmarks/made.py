@@ -4,6 +4,7 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
@@ -17,6 +18,28 @@ def make_dataset(kind: str, root: Path, num_episodes: int | None = None) -> Path
     if (root / "meta" / "info.json").exists():
         return root
     spec = _rows_spec(num_episodes or 2000) if kind == "rows" else _video_spec(kind, num_episodes or 50)
+    return write_dataset(root, spec)
+
+
+def make_peer_dataset(root: Path, num_episodes: int) -> Path:
+    """Write the ``h264`` dataset with 10 episodes to a data file: peers that stream share out files among workers.
+
+    A camera has one video file: LeRobot's streaming class gives wrong frames where it has more.
+    """
+    if (root / "meta" / "info.json").exists():
+        return root
+    spec = replace(_video_spec("h264", num_episodes), episodes_per_data_file=10, episodes_per_video_file=num_episodes)
+    return write_dataset(root, spec)
+
+
+def make_resume_dataset(root: Path, num_episodes: int = 30) -> Path:
+    """Write a dataset of short 96x96 episodes with one camera, for counting frames: 3 episodes to a data file."""
+    if (root / "meta" / "info.json").exists():
+        return root
+    draw = random.Random(1)
+    lengths = tuple(draw.randint(40, 80) for _ in range(num_episodes))
+    camera = CameraSpec(name="observation.images.top", height=96, width=96)
+    spec = replace(_spec(lengths, (camera,)), episodes_per_data_file=3, episodes_per_video_file=num_episodes)
     return write_dataset(root, spec)
 
 
