@@ -1,7 +1,7 @@
 """Samples of a v3.0 dataset read by hand, for peers that know nothing of LeRobot: with pyarrow and torchcodec."""
 
 import io
-from functools import cache
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,6 @@ class Frames:
         self.states = np.stack(rows["observation.state"].to_numpy(zero_copy_only=False)).astype(np.float32)
         self.cameras = sorted(path.name for path in (self.root / "videos").iterdir())
         self._action_frames = action_frames
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_decoder"}
 
     def bounds(self, episode: int) -> tuple[int, int]:
         """Return the first frame of an episode and the one after its last, in the dataset."""
@@ -57,12 +54,18 @@ class Frames:
         return decoder.get_frames_in_range(first + start, first + stop).data.numpy()
 
 
-@cache
+_OPEN = threading.local()
+"""Decoders by path: two threads must not share one, and `datasets` reads its shards in several."""
+
+
 def open_video(path: str) -> Any:
     """Return a decoder of one thread, kept open."""
     from torchcodec.decoders import VideoDecoder
 
-    return VideoDecoder(path, seek_mode="approximate", num_ffmpeg_threads=1)
+    videos = _OPEN.__dict__
+    if path not in videos:
+        videos[path] = VideoDecoder(path, seek_mode="approximate", num_ffmpeg_threads=1)
+    return videos[path]
 
 
 def to_jpeg(frame: np.ndarray) -> bytes:

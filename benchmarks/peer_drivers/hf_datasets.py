@@ -51,13 +51,8 @@ class HfDatasets:
         add = AddPixels(request.root, request.action_frames)
         data = data.map(add, batched=True, batch_size=32, remove_columns=columns)
         self._data = data.shuffle(seed=request.seed, buffer_size=BUFFER)
-        # Forked workers end with a segmentation fault: pyarrow's threads are running by now.
         self._loader = StatefulDataLoader(
-            self._data,
-            batch_size=request.batch_size,
-            num_workers=request.num_workers,
-            persistent_workers=True,
-            multiprocessing_context="spawn",
+            self._data, batch_size=request.batch_size, num_workers=request.num_workers, persistent_workers=True
         )
 
     def epoch(self) -> Iterator[common.Batch]:
