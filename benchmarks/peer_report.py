@@ -115,15 +115,15 @@ def _conditions(written: Mapping[str, Any]) -> str:
     shared = fill(
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; {machine['time'][:10]}. The "
         f"load average was {min(loads, default=0)} to {max(loads, default=0)} as the peers ended: above the number of "
-        f"cores others were at work too, and samples/s and first batches are low and uneven. CPU seconds, memory "
-        f"and counts are what to compare."
+        f"cores others were at work too, and samples/s and first batches are low and uneven, most of all where Ray "
+        f"has a part, since its workers have a niceness of 15. CPU seconds, memory and counts are what to compare."
     )
     data = fill(
         f"Made data: {given['episodes']} episodes, {given['frames']:,} frames at 30 fps, two 320x240 cameras (h264, a "
         f"keyframe every 2 frames), state and action of 14 values. Batch {given['batch_size']}, action chunk "
         f"{given['action_frames']}, a frame of each camera as uint8, {given['workers']} worker processes a peer. "
-        f"The second of two epochs, each broken off after {given['seconds']:g} s. The first batch counts from the "
-        f"start of the process, imports and Ray included."
+        f"The second of two epochs; those of the peers are broken off {given['seconds']:g} s after their first batch. "
+        f"The first batch counts from the start of the process, imports and Ray included."
     )
     return f"{shared}\n\n{data}"
 

@@ -18,7 +18,7 @@ from peer_envs import PROJECT
 from raypipe.bench.processes import TreeSampler
 
 DRIVERS = Path(__file__).with_name("peer_drivers")
-LIMIT_S = 240
+LIMIT_S = 600
 """After which a run is ended and counts as failed."""
 
 

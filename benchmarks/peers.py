@@ -4,10 +4,11 @@
     python benchmarks/peers.py --report benchmarks/results/peers.json --write BENCHMARKS.md
 
 Every peer runs in an environment of its own, which is made below ``--folder`` (several GB), by a driver of
-``benchmarks/peer_drivers``. Speed: two epochs, each broken off after ``--seconds``; all figures but the first batch are
-of the second. CPU seconds are those of the whole process tree; they move little with the load of the machine, samples/s
-move a lot. Going on is counted on a smaller dataset: an epoch is stopped after some batches, a new process loads what
-the peer saves, finishes the epoch, and the frames of both are counted; then the same from 2 ranks to 3.
+``benchmarks/peer_drivers``. Speed: two epochs, those of the peers broken off after ``--seconds``; all figures but the
+first batch are of the second. CPU seconds are those of the whole process tree; they move little with the load of the
+machine, samples/s move a lot. Going on is counted on a smaller dataset: an epoch is stopped after some batches, a new
+process loads what the peer saves, finishes the epoch, and the frames of both are counted; then the same from 2 ranks
+to 3.
 """
 
 import argparse
@@ -50,6 +51,8 @@ class Peer:
     needs_copy: bool = False
     is_one_process: bool = False
     """Whether one process serves all ranks."""
+    is_whole: bool = False
+    """Whether its epochs are never broken off: it decodes far ahead, and a part would not tell what that costs."""
 
 
 RAYPIPE_MEMORY = {"live_bytes": 3_200_000_000}
@@ -60,12 +63,14 @@ PEERS = {
         environment=PROJECT_ENV,
         options={"decode": {"where": "rank"}, **RAYPIPE_MEMORY},
         is_one_process=True,
+        is_whole=True,
     ),
     "raypipe cluster/block": Peer(
         driver="raypipe_loader",
         environment=PROJECT_ENV,
         options={"decode": {"where": "cluster"}, **RAYPIPE_MEMORY},
         is_one_process=True,
+        is_whole=True,
     ),
     "LeRobot map-style": Peer(driver="lerobot_map", environment="lerobot"),
     "LeRobot streaming": Peer(driver="lerobot_streaming", environment="lerobot", no_resume="none"),
@@ -99,7 +104,7 @@ class Data:
 
 def main() -> None:
     arguments = parse_arguments()
-    written = json.loads(Path(arguments.report).read_text()) if arguments.report else measure_all(arguments)
+    written = read_figures(arguments.report) if arguments.report else measure_all(arguments)
     print_table(written)
     if arguments.plot:
         write_plot(written, Path(arguments.plot))
@@ -120,10 +125,23 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure; the rest stays")
     parser.add_argument("--python312", metavar="PATH", help="for peers that need it; else one of the path")
     parser.add_argument("--json", type=Path, default=results / "peers.json", help="where all figures go")
-    parser.add_argument("--report", metavar="FILE", help="measure nothing: show the figures of this file")
+    parser.add_argument("--report", nargs="+", metavar="FILE", help="measure nothing: show the figures of these files")
     parser.add_argument("--plot", metavar="PNG", help="also draw the figures")
     parser.add_argument("--write", metavar="FILE", help="also write the page BENCHMARKS.md")
     return parser.parse_args()
+
+
+def read_figures(paths: list[str]) -> dict[str, Any]:
+    """Return the figures of some files of the same data, later ones before earlier ones, in the order of `PEERS`."""
+    files = [json.loads(Path(path).read_text()) for path in paths]
+    for other in files[1:]:
+        assert other["conditions"] == files[0]["conditions"], f"{paths} are of unlike data or settings"
+    peers: dict[str, Any] = {}
+    for name in PEERS:
+        found = [file["peers"][name] for file in files if name in file["peers"]]
+        if found:
+            peers[name] = {key: value for figures in found for key, value in figures.items()}
+    return {**files[-1], "peers": peers}
 
 
 def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -160,7 +178,10 @@ def measure_peer(name: str, data: Data, arguments: argparse.Namespace) -> dict[s
         return {"error": str(error)}
     has_raypipe = peer.environment == PROJECT_ENV or environments()[peer.environment].has_raypipe
     runner = Runner(
-        python=python, driver=peer.driver, has_raypipe=has_raypipe, folder=data.folder / "runs" / peer.driver
+        python=python,
+        driver=peer.driver,
+        has_raypipe=has_raypipe,
+        folder=data.folder / "runs" / f"{peer.driver}-{os.getpid()}",
     )
     request = Request(
         mode="speed",
@@ -169,9 +190,9 @@ def measure_peer(name: str, data: Data, arguments: argparse.Namespace) -> dict[s
         num_workers=arguments.workers,
         action_frames=arguments.action_frames,
         options=peer.options,
-        max_s=arguments.seconds,
+        max_s=0.0 if peer.is_whole else arguments.seconds,
         copy=str((data.folder / "copies" / peer.driver / "large").resolve()),
-        state=str((data.folder / "runs" / peer.driver / "state").resolve()),
+        state=str((runner.folder / "state").resolve()),
     )
     figures: dict[str, Any] = {"versions": read_versions(python, peer.environment)}
     if "speed" in arguments.parts:

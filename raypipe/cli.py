@@ -265,9 +265,7 @@ def bench(
     observation_frames: Annotated[int, typer.Option(help="Frames of every camera in a sample.")] = 1,
     seconds: Annotated[float, typer.Option(help="About what a setting takes.")] = 20.0,
     live_gb: Annotated[float, typer.Option(help="Memory for live spans: what needs more is left out.")] = 2.0,
-    setting: Annotated[
-        list[str] | None, typer.Option(help="Try this: where=rank,threads=2; may be repeated.")
-    ] = None,
+    setting: Annotated[list[str] | None, typer.Option(help="Try this: where=rank,threads=2; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only where and when to decode.")] = False,
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write all as JSON; - prints it.")] = "",
     plot: Annotated[Path | None, typer.Option(help="Also draw the figures to this PNG file.")] = None,

@@ -80,7 +80,10 @@ def run(make: Callable[[Request], Any], convert: Callable[[Request], None] | Non
 
 
 def measure_epoch(peer: Peer, request: Request) -> dict[str, Any]:
-    """Return the times and the frames of an epoch, or of as much of it as fits in `max_s`."""
+    """Return the times and the frames of an epoch, or of as much of it as fits in `max_s` after its first batch.
+
+    One that is broken off is measured from its first batch on: what fills a buffer before is never seen there.
+    """
     begin = time.monotonic()
     times, batches, distinct = [], [], []
     for index, episodes in peer.epoch():
@@ -89,10 +92,11 @@ def measure_epoch(peer: Peer, request: Request) -> dict[str, Any]:
         if len(index) == request.batch_size:
             distinct.append(len(set(episodes)))
         if request.max_s and times[-1] - times[0] > request.max_s:
+            begin, batches[0] = times[0], 0
             break
     return {
         "begin_s": begin,
-        "end_s": time.monotonic(),
+        "end_s": times[-1],
         "first_batch_at_s": times[0],
         "num_samples": sum(batches),
         "distinct_episodes": sum(distinct) / len(distinct) if distinct else None,

@@ -36,7 +36,7 @@ class AddPixels:
             if is_last or episodes[end] != episodes[first] or numbers[end] != numbers[end - 1] + 1:
                 samples += frames.read(episodes[first], numbers[first], numbers[end - 1] + 1)
                 first = end
-        return {name: [sample[name] for sample in samples] for name in samples[0]}
+        return {name: [sample[name] for sample in samples] for name in (samples[0] if samples else ())}
 
 
 class HfDatasets:

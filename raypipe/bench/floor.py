@@ -25,7 +25,8 @@ class FloorLoader:
         self._meta = open_dataset(root).meta
         self._num_processes = num_processes
         self._pool = ProcessPoolExecutor(num_processes, get_context("spawn")) if num_processes > 1 else None
-        rows = np.arange(len(self._meta.episodes)) if episodes is None else np.array(episodes)
+        numbers = self._meta.episodes.episode_index
+        rows = np.arange(len(numbers)) if episodes is None else np.flatnonzero(np.isin(numbers, episodes))
         self._rows = rows
         self._num_samples = int(self._meta.episodes.length[rows].sum())
         self._num_decoded = 0

@@ -72,13 +72,12 @@ def grid(default: Setting, fits: Callable[[Setting], bool], *, num_cpus: int, is
     if default.where == "none":
         tried = [] if is_quick else _orders(default)
     else:
-        cluster, on_exit = replace(default, where="cluster"), replace(default, when="exit")
-        tried = [cluster, on_exit]
+        tried = [replace(default, where="cluster", when="block"), replace(default, when="exit")]
         if not is_quick:
             threads = {1, max(1, num_cpus // 2), num_cpus, min(2 * num_cpus, 16)}
             tried += [replace(default, threads=count) for count in sorted(threads)]
             orders = _orders(default)
-            tried += [*orders, *(replace(setting, where="cluster") for setting in orders[:1])]
+            tried += [*orders, *(replace(setting, where="cluster", when="block") for setting in orders[:1])]
     return [default, *(each for each in dict.fromkeys(tried) if each != default and fits(each))]
 
 

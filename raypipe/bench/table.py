@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = {
     "samples_per_s": "samples/s",
-    "cpu_s_per_1k": "CPU s per 1,000",
-    "first_batch_s": "first batch s",
-    "peak_mb": "peak MB",
-    "distinct_episodes": "episodes per batch",
-    "decoded_per_emitted": "decoded / emitted",
+    "cpu_s_per_1k": "CPU s\nper 1,000",
+    "first_batch_s": "first\nbatch, s",
+    "peak_mb": "peak\nMB",
+    "distinct_episodes": "episodes\na batch",
+    "decoded_per_emitted": "decoded\n/ emitted",
 }
 
 
@@ -29,12 +29,11 @@ def bench_table(report: BenchReport) -> "Group":
     for row in report.ranked:
         mark = "* " if row is best else "  "
         if "error" in row:
-            reason = str(row["error"]).strip().splitlines() or ["ended without a message"]
-            table.add_row(f"{mark}{row['name']}", "failed: " + reason[-1], *[""] * (len(_COLUMNS) - 1))
+            table.add_row(f"{mark}{row['name']}", "failed", *[""] * (len(_COLUMNS) - 1))
         else:
             table.add_row(mark + row["name"], *_cells(row), style="bold" if row is best else "")
     table.add_section()
-    table.add_row("  floor: frames decoded in file order, all cores", *_cells({**report.floor, "first_batch_s": None}))
+    table.add_row("  floor: all frames in file order, all cores", *_cells({**report.floor, "first_batch_s": None}))
     lines = [_conditions(report), *_notes(report), f"* {report.advice()}"]
     return Group(table, *(Text(line) for line in lines))
 
@@ -65,7 +64,7 @@ def _table(first: str, columns: Any) -> "Table":
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right")
     return table
@@ -96,6 +95,10 @@ def _notes(report: BenchReport) -> list[str]:
         notes.append(
             "memory and first batch are of those episodes: `raypipe plan` tells what all need, --seconds takes more"
         )
+    for row in report.rows:
+        if "error" in row:
+            reason = str(row["error"]).strip().splitlines() or ["ended without a message"]
+            notes.append(f"failed: {row['name']}: {reason[-1]}")
     if any(row.get("is_partial") for row in report.rows):
         notes.append("~ the epoch was broken off: too slow for --seconds")
     if not any("setting" not in row for row in report.rows):

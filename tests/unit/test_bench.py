@@ -49,6 +49,12 @@ def test_quick_grid_changes_where_and_when_only():
     assert [(one.where, one.when) for one in tried] == [("rank", "block"), ("cluster", "block"), ("rank", "exit")]
 
 
+def test_grid_around_decoding_on_exit_has_the_cluster_decode_blocks():
+    tried = grid(replace(DEFAULT, when="exit"), lambda setting: True, num_cpus=2)
+
+    assert {(one.where, one.when) for one in tried} == {("rank", "exit"), ("cluster", "block")}
+
+
 def test_grid_without_cameras_has_no_decode_settings():
     tried = grid(ROWS_ONLY, lambda setting: True, num_cpus=4)
 
