@@ -33,6 +33,28 @@ def make_many_files(root: Path, num_episodes: int, episodes_per_file: int) -> Pa
     return write_dataset(root, replace(spec, cameras=cameras, episodes_per_video_file=episodes_per_file))
 
 
+def make_peer_dataset(root: Path, num_episodes: int) -> Path:
+    """Write the ``h264`` dataset with 10 episodes to a data file: peers that stream share out files among workers.
+
+    A camera has one video file: LeRobot's streaming class gives wrong frames where it has more.
+    """
+    if (root / "meta" / "info.json").exists():
+        return root
+    spec = replace(_video_spec("h264", num_episodes), episodes_per_data_file=10, episodes_per_video_file=num_episodes)
+    return write_dataset(root, spec)
+
+
+def make_resume_dataset(root: Path, num_episodes: int = 30) -> Path:
+    """Write a dataset of short 96x96 episodes with one camera, for counting frames: 3 episodes to a data file."""
+    if (root / "meta" / "info.json").exists():
+        return root
+    draw = random.Random(1)
+    lengths = tuple(draw.randint(40, 80) for _ in range(num_episodes))
+    camera = CameraSpec(name="observation.images.top", height=96, width=96)
+    spec = replace(_spec(lengths, (camera,)), episodes_per_data_file=3, episodes_per_video_file=num_episodes)
+    return write_dataset(root, spec)
+
+
 def make_small_episodes(num_episodes: int, root: Path) -> Path:
     """Write a dataset of 96x96 episodes of 40 frames, a file each; most videos are hard links of the first 50."""
     if (root / "meta" / "info.json").exists():

@@ -17,8 +17,8 @@ import numpy as np
 import ray
 from machine import write_results
 from made import make_dataset, make_small_episodes
-from processes import TreeSampler
 
+from raypipe.bench.processes import TreeSampler
 from raypipe.metadata import read_metadata
 from raypipe.reshard import ReshardSpec, reshard_dataset
 from raypipe.rows import RowReader

@@ -15,10 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from loader import measure
 from machine import write_results
 from made import make_small_episodes
-from one_loader import Request
+
+from raypipe.bench.measure import measure
+from raypipe.bench.one_loader import Request
 
 COLUMNS = (
     "episodes",

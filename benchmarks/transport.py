@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from machine import write_results
-from processes import TreeSampler
 
+from raypipe.bench.processes import TreeSampler
 from raypipe.testing import SynthSpec, write_dataset
 
 COLUMNS = (

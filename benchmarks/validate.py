@@ -17,9 +17,9 @@ from typing import Any
 import ray
 from machine import write_results
 from made import make_dataset, make_small_episodes
-from processes import TreeSampler
 from torchcodec.decoders import VideoDecoder
 
+from raypipe.bench.processes import TreeSampler
 from raypipe.testing import SynthSpec, write_dataset
 from raypipe.validate import validate_dataset
 

@@ -269,6 +269,53 @@ def where(
         _print(step_table(located))
 
 
+@app.command()
+def bench(
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="ROOT", help="A LeRobot dataset; or: compare A.json B.json, two files of --json."),
+    ],
+    batch_size: Annotated[int, typer.Option(help="Frames of a batch.")] = 64,
+    action_frames: Annotated[int, typer.Option(help="Length of the action chunk.")] = 16,
+    observation_frames: Annotated[int, typer.Option(help="Frames of every camera in a sample.")] = 1,
+    seconds: Annotated[float, typer.Option(help="About what a setting takes.")] = 20.0,
+    live_gb: Annotated[float, typer.Option(help="Memory for live spans: what needs more is left out.")] = 2.0,
+    setting: Annotated[list[str] | None, typer.Option(help="Try this: where=rank,threads=2; may be repeated.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only where and when to decode.")] = False,
+    json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write all as JSON; - prints it.")] = "",
+    plot: Annotated[Path | None, typer.Option(help="Also draw the figures to this PNG file.")] = None,
+) -> None:
+    """Measure which settings are best on this machine for a dataset; or compare two such measurements."""
+    from raypipe.bench import BenchSpec, compare, read_report
+    from raypipe.bench.plot import plot_bench
+    from raypipe.bench.run import run_bench
+    from raypipe.bench.table import bench_table, compare_table, row_line
+
+    if targets[0] == "compare":
+        _check_two_files(targets[1:])
+        _print(compare_table(compare(read_report(targets[1]), read_report(targets[2]))))
+        return
+    spec = BenchSpec(
+        root=_one_root(targets),
+        batch_size=batch_size,
+        action_frames=action_frames,
+        observation_frames=observation_frames,
+        seconds=seconds,
+        live_bytes=int(live_gb * (1 << 30)),
+    )
+    report = run_bench(
+        spec, setting or (), is_quick=quick, on_row=lambda name, row: typer.echo(row_line(name, row), err=True)
+    )
+    if json_file == "-":
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        if json_file:
+            Path(json_file).write_text(json.dumps(report.to_json(), indent=2) + "\n")
+        _print(bench_table(report))
+    if plot:
+        plot_bench(report, plot)
+
+
 def main() -> None:
     """Run the command line; the entry point of the ``raypipe`` program."""
     # Taken out here so that it may stand anywhere, also behind the command.
@@ -282,6 +329,20 @@ def main() -> None:
         for note in getattr(error, "__notes__", ()):
             typer.echo(f"  {note}", err=True)
         sys.exit(2)
+
+
+def _check_two_files(files: list[str]) -> None:
+    if len(files) != 2:
+        raise ConfigError(
+            f"bench compare takes two files that `raypipe bench ROOT --json FILE` wrote, got {len(files)}; a dataset "
+            f"in a folder named 'compare' is ./compare"
+        )
+
+
+def _one_root(targets: list[str]) -> str:
+    if len(targets) != 1:
+        raise ConfigError(f"bench takes one dataset, got {len(targets)}: {', '.join(targets)}")
+    return targets[0]
 
 
 def _check_is_dataset(root: str) -> None:

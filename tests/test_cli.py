@@ -26,12 +26,12 @@ def test_help_lists_every_command_with_a_sentence():
     helped = run("--help")
 
     assert helped.returncode == 0
-    for command in ("info", "plan", "synth", "validate", "reshard", "account", "where"):
+    for command in ("info", "plan", "synth", "validate", "reshard", "account", "where", "bench"):
         assert re.search(rf"^  {command}\s+\w+.*\.$", helped.stdout, flags=re.MULTILINE)
     assert run().stdout == helped.stdout
 
 
-@pytest.mark.parametrize("command", ["info", "plan", "synth", "validate", "reshard", "account", "where"])
+@pytest.mark.parametrize("command", ["info", "plan", "synth", "validate", "reshard", "account", "where", "bench"])
 def test_every_command_explains_its_options(command):
     helped = run(command, "--help")
 

@@ -34,17 +34,29 @@ LAYERS = [
     {"train", "testing", "info", "mixture_info", "audit"},
     {"validate"},
     {"reshard"},
-    {"views"},
+    {"views", "bench"},
     {"cli"},
 ]
 
+# `bench` measures the libraries themselves: the floor is torchcodec alone, and the peers are theirs.
 HOMES = {
-    "torch": {"decode", "dataset", "normalise", "batch", "assembly", "loader_spec", "train", "testing", "views"},
+    "torch": {
+        "decode",
+        "dataset",
+        "normalise",
+        "batch",
+        "assembly",
+        "loader_spec",
+        "train",
+        "testing",
+        "views",
+        "bench",
+    },
     # views encodes the video of an episode for a page.
-    "torchcodec": {"decode", "testing", "reshard", "views"},
-    "matplotlib": {"validate", "views"},
+    "torchcodec": {"decode", "testing", "reshard", "views", "bench"},
+    "matplotlib": {"validate", "views", "bench"},
     "PIL": {"decode", "testing"},
-    "ray": {"source", "cluster_gate", "gauges", "feeder", "pipeline", "train", "reshard", "validate"},
+    "ray": {"source", "cluster_gate", "gauges", "feeder", "pipeline", "train", "reshard", "validate", "bench"},
     "huggingface_hub": {"hub"},
     "rerun": {"views"},
 }

@@ -1,0 +1,23 @@
+"""The floor: all frames decoded once, in file order, on all cores; no rows, no batches, no shuffle."""
+
+import os
+from collections.abc import Iterator
+
+import common
+
+from raypipe.bench.floor import FloorLoader
+
+
+class Floor:
+    """A whole epoch is one batch."""
+
+    def __init__(self, request: common.Request) -> None:
+        self._loader = FloorLoader(request.root, None, os.cpu_count() or 1)
+
+    def epoch(self) -> Iterator[common.Batch]:
+        for item in self._loader.epoch():
+            yield list(range(item.num_samples)), []
+
+
+if __name__ == "__main__":
+    common.run(Floor)

@@ -1,0 +1,86 @@
+"""Measures one loader: in a process of its own, whose tree of processes is watched from here."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from raypipe.bench import one_loader
+from raypipe.bench.one_loader import PEERS, Request
+from raypipe.bench.processes import TreeSampler
+
+_SHOWN_LINES: Final = 3
+"""Of what a process printed before it ended without a result."""
+
+
+def measure(request: Request, folder: Path, peer_python: str = sys.executable) -> dict[str, Any]:
+    """Return the figures of one loader, or why there are none under ``error``.
+
+    Args:
+        folder: for the files between the processes.
+        peer_python: Python of an environment with LeRobot, for the loaders that need it.
+    """
+    named = {"loader": request.loader, "observation_frames": request.observation_frames}
+    python = peer_python if request.loader in PEERS else sys.executable
+    reason = find_obstacle(request.loader, python)
+    if reason:
+        return {**named, "error": reason}
+    files = [folder / "request.json", folder / "result.json"]
+    files[0].write_text(json.dumps(asdict(request)))
+    files[1].unlink(missing_ok=True)
+    # A file and not a pipe: processes that outlive the child would keep a pipe open.
+    with (folder / "output.txt").open("w+") as output:
+        child = subprocess.Popen([python, one_loader.__file__, *files], stdout=output, stderr=subprocess.STDOUT)
+        sampler = TreeSampler(child.pid)
+        child.wait()
+        sampler.stop()
+        output.seek(0)
+        lines = output.read().strip().splitlines()
+    if not files[1].exists():
+        return {**named, "error": "\n".join(lines[-_SHOWN_LINES:])}
+    return {**named, **describe(json.loads(files[1].read_text()), sampler)}
+
+
+def find_obstacle(loader: str, python: str = sys.executable) -> str:
+    """Return why a loader cannot run with this Python; an empty string where it can."""
+    if loader not in PEERS:
+        return ""
+    probe = "import lerobot.datasets.lerobot_dataset"
+    if loader.startswith("ray"):
+        probe = "import lerobot.datasets.dataset_metadata, ray.data; ray.data.read_lerobot"
+    tried = subprocess.run([python, "-c", probe], check=False, capture_output=True, text=True)
+    return "" if tried.returncode == 0 else tried.stderr.strip().splitlines()[-1]
+
+
+def describe(result: dict[str, Any], sampler: TreeSampler) -> dict[str, Any]:
+    """Return the figures of a loader from what its process wrote and what was sampled."""
+    cold, warm = result["epochs"]
+    seconds = warm["end_s"] - warm["begin_s"]
+    figures = warm["figures"]
+    decoded, emitted = figures.get("decoded_frames"), figures.get("emitted_frames")
+    p50, p95, p99 = np.percentile(warm["batch_ms"], [50, 95, 99]).tolist()
+    shown = {
+        "cpu_s_per_1k": sampler.cpu_between(warm["begin_s"], warm["end_s"]) / warm["num_samples"] * 1000,
+        "cpu_s_per_1k_first_epoch": sampler.cpu_between(cold["begin_s"], cold["end_s"]) / cold["num_samples"] * 1000,
+        "samples_per_s": warm["num_samples"] / seconds,
+        "samples_per_s_overall": (cold["num_samples"] + warm["num_samples"]) / (warm["end_s"] - cold["begin_s"]),
+        "first_batch_s": cold["first_batch_s"],
+        "first_batch_second_epoch_s": warm["first_batch_s"],
+        "peak_mb": sampler.peak_mb,
+        "distinct_episodes": warm["distinct_episodes"],
+        "decoded_per_emitted": decoded / emitted if decoded and emitted else None,
+        "wait_share": result["wait_share"],
+        "batch_ms_p50": p50,
+        "batch_ms_p95": p95,
+        "batch_ms_p99": p99,
+        "decoded_frames_per_s": decoded / seconds if decoded else None,
+        "samples": warm["num_samples"],
+        "is_partial": warm["is_partial"],
+    }
+    shown |= {name: figures.get(name) for name in ("fetch_s", "decode_s", "decode_wait_s", "assemble_s")}
+    shown |= result["settings"]
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in shown.items()}

@@ -1,0 +1,133 @@
+"""What a bench has found: which setting is best, and how two benches compare. Pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from raypipe.bench.settings import setting_of
+from raypipe.errors import ConfigError
+
+FORMAT: Final = 1
+_TIE: Final = 0.05
+"""Speeds this close are one: samples/s of a machine in use move by more between two runs."""
+_MIXING: Final = 0.95
+"""Share of the best mixing that a setting needs to be advised."""
+COMPARED: Final = ("samples_per_s", "cpu_s_per_1k", "first_batch_s", "peak_mb", "distinct_episodes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchReport:
+    """The figures of one machine and one dataset."""
+
+    machine: Mapping[str, Any]
+    conditions: Mapping[str, Any]
+    floor: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
+    """A setting or another loader each: ``name``, the figures or ``error``, and ``setting`` where it is raypipe's."""
+
+    @property
+    def ranked(self) -> list[Mapping[str, Any]]:
+        """The rows that were measured, fastest first; then those that failed."""
+        return sorted(self.rows, key=lambda row: -row.get("samples_per_s", 0.0))
+
+    def find_best(self) -> Mapping[str, Any] | None:
+        """Return the row to advise: of the fastest settings that mix well, the one that takes least CPU.
+
+        Fastest means within 5% of the first, and well means 95% of the most distinct episodes in a batch: a setting is
+        not better for showing fewer episodes at a time. None where no setting could be measured.
+        """
+        rows = [row for row in self.rows if "setting" in row and "error" not in row]
+        if not rows:
+            return None
+        mixing = max(row["distinct_episodes"] or 0.0 for row in rows)
+        mixed = [row for row in rows if (row["distinct_episodes"] or 0.0) >= _MIXING * mixing]
+        fastest = max(row["samples_per_s"] for row in mixed)
+        close = [row for row in mixed if row["samples_per_s"] >= (1 - _TIE) * fastest]
+        return min(close, key=lambda row: row["cpu_s_per_1k"])
+
+    def advice(self) -> str:
+        """Return the line to paste."""
+        best = self.find_best()
+        if best is None:
+            return "no setting could be measured"
+        return f"Pipeline(..., batch_size={self.conditions['batch_size']}, {setting_of(best).advice()})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return {
+            "raypipe_bench": FORMAT,
+            "machine": dict(self.machine),
+            "conditions": dict(self.conditions),
+            "floor": dict(self.floor),
+            "rows": [dict(row) for row in self.rows],
+            "advice": self.advice(),
+        }
+
+
+def read_report(path: str | Path) -> BenchReport:
+    """Return the report that ``raypipe bench --json`` wrote."""
+    try:
+        content = json.loads(Path(path).read_text())
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise ConfigError(f"there is no file {str(path)!r}; write one with `raypipe bench ROOT --json FILE`") from error
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} is no JSON: {error}") from error
+    if not isinstance(content, dict) or content.get("raypipe_bench") != FORMAT:
+        raise ConfigError(f"{str(path)!r} was not written by `raypipe bench ROOT --json FILE` of this version")
+    return BenchReport(
+        machine=content["machine"],
+        conditions=content["conditions"],
+        floor=content["floor"],
+        rows=tuple(content["rows"]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two reports side by side."""
+
+    ratios: Mapping[str, Mapping[str, float | None]]
+    """By name of what both have measured: the second's figure over the first's."""
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
+    differences: tuple[str, ...]
+    """Conditions that are not the same, so that the ratios say more than the machine or the version."""
+
+
+def compare(first: BenchReport, second: BenchReport) -> Comparison:
+    """Return how the second report differs from the first, by setting."""
+    rows = [{"floor": report.floor, **{row["name"]: row for row in report.rows}} for report in (first, second)]
+    shared = [name for name in rows[0] if name in rows[1]]
+    return Comparison(
+        ratios={name: _ratios(rows[0][name], rows[1][name]) for name in shared},
+        only_first=tuple(name for name in rows[0] if name not in rows[1]),
+        only_second=tuple(name for name in rows[1] if name not in rows[0]),
+        differences=tuple(_differences(first, second)),
+    )
+
+
+def _ratios(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, float | None]:
+    pairs = {name: (first.get(name), second.get(name)) for name in COMPARED}
+    return {name: mine / its if mine and its else None for name, (its, mine) in pairs.items()}
+
+
+def _differences(first: BenchReport, second: BenchReport) -> list[str]:
+    found = []
+    for name in ("processor", "cores", "versions"):
+        values = [report.machine.get(name) for report in (first, second)]
+        if values[0] != values[1]:
+            found.append(f"{name}: {_short(values[0], values[1])} against {_short(values[1], values[0])}")
+    for name in ("fingerprint", "batch_size", "action_frames", "observation_frames", "used_frames", "live_bytes"):
+        values = [report.conditions.get(name) for report in (first, second)]
+        if values[0] != values[1]:
+            found.append(f"{name}: {values[0]} against {values[1]}")
+    return found
+
+
+def _short(value: Any, other: Any) -> str:
+    """Return a value; of two mappings only what differs."""
+    if isinstance(value, dict) and isinstance(other, dict):
+        return ", ".join(f"{name} {value.get(name, 'none')}" for name in value if value[name] != other.get(name))
+    return str(value)

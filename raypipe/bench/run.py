@@ -1,0 +1,151 @@
+"""Measures the settings of a pipeline on this machine and this dataset, each in a fresh process."""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from raypipe.bench.machine import describe_machine
+from raypipe.bench.measure import find_obstacle, measure
+from raypipe.bench.one_loader import PEERS, Request
+from raypipe.bench.report import BenchReport
+from raypipe.bench.settings import Setting, grid, parse_setting
+from raypipe.bench.spec import BenchSpec
+from raypipe.dataset import Dataset
+from raypipe.errors import ConfigError
+from raypipe.mixture import is_mixture_file, open_dataset
+from raypipe.pipeline import Pipeline
+
+FLOOR: Final = "floor, all cores"
+_FLOOR_FRAMES: Final = 3000
+"""Frames that the floor is measured on; a second or two."""
+_MOST_ROWS_PER_S: Final = 10_000
+"""Rows alone are read a hundred times faster than batches are made of them."""
+
+
+def run_bench(
+    spec: BenchSpec,
+    settings: Sequence[str] = (),
+    *,
+    is_quick: bool = False,
+    on_row: Callable[[str, dict[str, Any]], None] = lambda _name, _row: None,
+) -> BenchReport:
+    """Return the figures of the settings, of the floor, and of LeRobot's loaders where they can be imported.
+
+    Args:
+        settings: those to try, as `parse_setting` reads them; none: a small grid around the default.
+        is_quick: a smaller grid.
+        on_row: is told of every row as it is measured.
+    """
+    if not Path("/proc/self/stat").exists():
+        raise ConfigError("bench reads CPU time and memory of all processes from /proc, which only Linux has")
+    dataset = _open(spec.root)
+    tried = _choose(dataset, spec, settings, is_quick=is_quick)
+    with tempfile.TemporaryDirectory(prefix="raypipe-bench-") as folder:
+        floor_request = _request(dataset, spec, FLOOR, _first_episodes(dataset, _FLOOR_FRAMES))
+        floor = measure(floor_request, Path(folder))
+        on_row(FLOOR, floor)
+        episodes = _first_episodes(dataset, _epoch_frames(dataset, spec, floor))
+        base = replace(_request(dataset, spec, "", episodes), max_s=2 * spec.seconds)
+        rows = []
+        for setting in tried:
+            row = measure(replace(base, loader="raypipe", parts=setting.parts()), Path(folder))
+            rows.append({**row, "name": setting.name, "setting": asdict(setting)})
+            on_row(setting.name, row)
+        rows += _measure_peers(base, Path(folder), on_row)
+    return BenchReport(
+        machine=describe_machine(),
+        conditions={**asdict(spec), **_describe_data(dataset, episodes)},
+        floor=floor,
+        rows=tuple(rows),
+    )
+
+
+def _open(root: str) -> Dataset:
+    if is_mixture_file(root):
+        raise ConfigError(
+            f"{root!r} is a mixture, and bench measures one dataset: measure its members one by one; "
+            f"`raypipe info {root}` lists them"
+        )
+    dataset = open_dataset(root)
+    assert isinstance(dataset, Dataset)
+    return dataset
+
+
+def _choose(dataset: Dataset, spec: BenchSpec, settings: Sequence[str], *, is_quick: bool) -> list[Setting]:
+    num_cpus = len(os.sched_getaffinity(0))
+    windows = _request(dataset, spec, "", None).windows()
+    pipe = Pipeline(dataset, batch_size=spec.batch_size, seed=0, delta_timestamps=windows, live_bytes=spec.live_bytes)
+    order, decode = pipe.config.order, pipe.config.decode
+    default = Setting(
+        where="rank" if dataset.spec.cameras else "none",
+        when=decode.when,
+        threads=num_cpus,
+        span_frames=order.span_frames,
+        live_spans=order.live_spans,
+    )
+    if settings:
+        return list(dict.fromkeys(parse_setting(text, default) for text in settings))
+
+    def fits(setting: Setting) -> bool:
+        parts = setting.parts()
+        tried = Pipeline(dataset, batch_size=spec.batch_size, seed=0, delta_timestamps=windows, **parts)
+        return tried.live_bytes() <= spec.live_bytes
+
+    return grid(default, fits, num_cpus=num_cpus, is_quick=is_quick)
+
+
+def _request(dataset: Dataset, spec: BenchSpec, loader: str, episodes: list[int] | None) -> Request:
+    return Request(
+        loader=loader,
+        root=str(dataset.meta.root),
+        batch_size=spec.batch_size,
+        observation_frames=spec.observation_frames,
+        episodes=episodes,
+        step_ms=0.0,
+        num_steps=0,
+        num_cpus=len(os.sched_getaffinity(0)),
+        live_bytes=spec.live_bytes,
+        parts={},
+        action_frames=spec.action_frames,
+    )
+
+
+def _epoch_frames(dataset: Dataset, spec: BenchSpec, floor: dict[str, Any]) -> int:
+    """Return the frames of an epoch that the floor would decode in half the time of a setting."""
+    per_s = floor.get("samples_per_s") or _MOST_ROWS_PER_S
+    if not dataset.spec.cameras:
+        per_s = min(per_s, _MOST_ROWS_PER_S)
+    return max(4 * spec.batch_size, int(per_s * spec.seconds / 2))
+
+
+def _first_episodes(dataset: Dataset, num_frames: int) -> list[int]:
+    ends = np.cumsum(dataset.meta.episodes.length)
+    count = min(len(ends), int(np.searchsorted(ends, num_frames)) + 1)
+    return [int(number) for number in dataset.meta.episodes.episode_index[:count]]
+
+
+def _describe_data(dataset: Dataset, episodes: list[int]) -> dict[str, Any]:
+    meta = dataset.meta
+    return {
+        "fingerprint": meta.order_fingerprint,
+        "cameras": len(dataset.spec.cameras),
+        "episodes": len(meta.episodes),
+        "frames": meta.num_frames,
+        "used_episodes": len(episodes),
+        "used_frames": int(meta.episodes.length[: len(episodes)].sum()),
+    }
+
+
+def _measure_peers(base: Request, folder: Path, on_row: Callable[[str, dict[str, Any]], None]) -> list[dict[str, Any]]:
+    rows = []
+    for name in PEERS:
+        if not find_obstacle(name):
+            row = measure(replace(base, loader=name), folder)
+            rows.append({**row, "name": name})
+            on_row(name, row)
+    return rows

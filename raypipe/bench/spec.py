@@ -1,0 +1,28 @@
+"""`BenchSpec`: what is measured, and for how long."""
+
+from dataclasses import dataclass
+
+from raypipe.errors import ConfigError
+from raypipe.plan.budget import DEFAULT_LIVE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchSpec:
+    """What is the same for all settings."""
+
+    root: str
+    batch_size: int = 64
+    action_frames: int = 16
+    """Length of the action chunk; without meaning where there is no ``action``."""
+    observation_frames: int = 1
+    """Frames of every camera in a sample."""
+    seconds: float = 20.0
+    """About what a setting takes: two epochs of as many episodes as the floor decodes in half of it."""
+    live_bytes: int = DEFAULT_LIVE_BYTES
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "action_frames", "observation_frames", "live_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.seconds > 0:
+            raise ConfigError(f"seconds must be more than 0, got {self.seconds}")

@@ -1,0 +1,106 @@
+"""A bench for a person at a terminal."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from raypipe.bench.report import COMPARED, BenchReport, Comparison
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+_COLUMNS: Final = {
+    "samples_per_s": "samples/s",
+    "cpu_s_per_1k": "CPU s\nper 1,000",
+    "first_batch_s": "first\nbatch, s",
+    "peak_mb": "peak\nMB",
+    "distinct_episodes": "episodes\na batch",
+    "decoded_per_emitted": "decoded\n/ emitted",
+}
+
+
+def bench_table(report: BenchReport) -> "Group":
+    """Return the settings, fastest first, the floor, what was measured, and the line to paste."""
+    from rich.console import Group
+    from rich.text import Text
+
+    best = report.find_best()
+    table = _table("setting", _COLUMNS.values())
+    for row in report.ranked:
+        mark = "* " if row is best else "  "
+        if "error" in row:
+            table.add_row(f"{mark}{row['name']}", "failed", *[""] * (len(_COLUMNS) - 1))
+        else:
+            table.add_row(mark + row["name"], *_cells(row), style="bold" if row is best else "")
+    table.add_section()
+    table.add_row("  floor: all frames in file order, all cores", *_cells({**report.floor, "first_batch_s": None}))
+    lines = [_conditions(report), *_notes(report), f"* {report.advice()}"]
+    return Group(table, *(Text(line) for line in lines))
+
+
+def compare_table(comparison: Comparison) -> "Group":
+    """Return the ratios of two reports, and what else differs."""
+    from rich.console import Group
+    from rich.text import Text
+
+    table = _table("second / first", [_COLUMNS[name] for name in COMPARED])
+    for name, ratios in comparison.ratios.items():
+        table.add_row(name, *("" if value is None else f"{value:.2f}" for value in ratios.values()))
+    lines = [f"differs: {difference}" for difference in comparison.differences]
+    lines += [f"only in the first: {name}" for name in comparison.only_first]
+    lines += [f"only in the second: {name}" for name in comparison.only_second]
+    return Group(table, *(Text(line) for line in lines))
+
+
+def row_line(name: str, row: Mapping[str, Any]) -> str:
+    """Return what is told of a row while others are still measured."""
+    if "error" in row:
+        return f"{name}: failed"
+    return f"{name}: {row['samples_per_s']:,.0f} samples/s, {row['cpu_s_per_1k']:.2f} CPU s per 1,000"
+
+
+def _table(first: str, columns: Any) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    cells = []
+    for name in _COLUMNS:
+        value = row.get(name)
+        mark = "~" if name == "samples_per_s" and row.get("is_partial") else ""
+        cells.append("" if value is None else mark + (f"{value:,.0f}" if value >= 100 else f"{value:.3g}"))
+    return cells
+
+
+def _conditions(report: BenchReport) -> str:
+    given, machine = report.conditions, report.machine
+    return (
+        f"second of two epochs of {given['used_episodes']:,} of {given['episodes']:,} episodes "
+        f"({given['used_frames']:,} frames), batch {given['batch_size']}, action chunk {given['action_frames']}, "
+        f"{given['observation_frames']} observation frame(s); {machine['processor']}, {machine['cores']} cores, load "
+        f"{machine['load_average']}"
+    )
+
+
+def _notes(report: BenchReport) -> list[str]:
+    notes = ["CPU seconds are of the whole process tree and move little with the load; samples/s move a lot"]
+    if report.conditions["used_episodes"] < report.conditions["episodes"]:
+        notes.append(
+            "memory and first batch are of those episodes: `raypipe plan` tells what all need, --seconds takes more"
+        )
+    for row in report.rows:
+        if "error" in row:
+            reason = str(row["error"]).strip().splitlines() or ["ended without a message"]
+            notes.append(f"failed: {row['name']}: {reason[-1]}")
+    if any(row.get("is_partial") for row in report.rows):
+        notes.append("~ the epoch was broken off: too slow for --seconds")
+    if not any("setting" not in row for row in report.rows):
+        notes.append("LeRobot cannot be imported here, so it is not compared; benchmarks/peers.py does that")
+    return notes

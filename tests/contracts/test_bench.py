@@ -1,0 +1,57 @@
+"""A bench of a small dataset, to its end: settings and floor in processes of their own."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from raypipe.bench import BenchSpec, read_report
+from raypipe.bench.plot import plot_bench
+from raypipe.bench.run import run_bench
+from raypipe.bench.table import bench_table
+from raypipe.testing import SynthSpec, write_dataset
+
+
+def printed(renderable):
+    out = io.StringIO()
+    Console(width=200, file=out).print(renderable)
+    return out.getvalue()
+
+
+@pytest.mark.timeout(300)
+def test_bench_measures_a_setting_beside_the_floor(tiny_dataset, tmp_path):
+    told = []
+
+    report = run_bench(
+        BenchSpec(root=str(tiny_dataset), batch_size=4, seconds=1.0),
+        ["where=rank,threads=1,span_frames=4,live_spans=8"],
+        on_row=lambda name, row: told.append(name),
+    )
+
+    (row,) = [row for row in report.rows if "setting" in row]
+    assert "error" not in row, row
+    assert told[:2] == ["floor, all cores", "rank/block, 1 thread, spans of 4, 8 live"]
+    assert row["samples"] == 34
+    assert row["cpu_s_per_1k"] > 0
+    assert row["peak_mb"] > report.floor["peak_mb"] / 10
+    assert row["decoded_per_emitted"] == pytest.approx(1.0)
+    assert 1 < row["distinct_episodes"] <= 4
+    assert "order={'span_frames': 4, 'live_spans': 8})" in report.advice()
+    assert "* rank/block, 1 thread" in printed(bench_table(report))
+    plot_bench(report, tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "a.json").write_text(json.dumps(report.to_json()))
+    assert read_report(tmp_path / "a.json").advice() == report.advice()
+
+
+@pytest.mark.timeout(300)
+def test_bench_of_rows_has_no_decode_settings(tmp_path):
+    root = write_dataset(tmp_path / "rows", SynthSpec(cameras=(), lengths=(20, 30, 25)))
+
+    report = run_bench(BenchSpec(root=str(root), batch_size=8, seconds=1.0), is_quick=True)
+
+    (row,) = [row for row in report.rows if "setting" in row]
+    assert "error" not in row, row
+    assert row["samples"] == 75
+    assert "decode" not in report.advice()

@@ -1,0 +1,157 @@
+"""Which settings a bench tries and advises, and how two benches compare."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from raypipe.bench import BenchReport, BenchSpec, Setting, compare, read_report
+from raypipe.bench.settings import grid, parse_setting
+from raypipe.errors import ConfigError
+
+DEFAULT = Setting(where="rank", threads=4, span_frames=128, live_spans=128)
+ROWS_ONLY = Setting(where="none")
+FIGURES = {"first_batch_s": 2.0, "peak_mb": 900.0, "distinct_episodes": 60.0}
+
+
+def make_row(setting, samples_per_s, cpu_s_per_1k, **others):
+    figures = {**FIGURES, "samples_per_s": samples_per_s, "cpu_s_per_1k": cpu_s_per_1k, **others}
+    return {"name": setting.name, "setting": asdict(setting), **figures}
+
+
+def make_report(*rows, machine=None, **conditions):
+    return BenchReport(
+        machine={"processor": "made", "cores": 4, "versions": {"ray": "2"}, **(machine or {})},
+        conditions={"batch_size": 64, **conditions},
+        floor={"samples_per_s": 2000.0, "cpu_s_per_1k": 1.0},
+        rows=rows,
+    )
+
+
+def test_grid_starts_with_the_default_and_tries_nothing_twice():
+    tried = grid(DEFAULT, lambda setting: True, num_cpus=4)
+
+    assert tried[0] == DEFAULT
+    assert len(set(tried)) == len(tried) <= 14
+    assert {(one.where, one.when) for one in tried} == {("rank", "block"), ("rank", "exit"), ("cluster", "block")}
+    assert {one.threads for one in tried} == {1, 2, 4, 8}
+
+
+def test_grid_leaves_out_what_does_not_fit():
+    tried = grid(DEFAULT, lambda setting: setting.live_spans <= 128, num_cpus=4)
+
+    assert max(one.live_spans for one in tried) == 128
+
+
+def test_quick_grid_changes_where_and_when_only():
+    tried = grid(DEFAULT, lambda setting: True, num_cpus=4, is_quick=True)
+
+    assert [(one.where, one.when) for one in tried] == [("rank", "block"), ("cluster", "block"), ("rank", "exit")]
+
+
+def test_grid_around_decoding_on_exit_has_the_cluster_decode_blocks():
+    tried = grid(replace(DEFAULT, when="exit"), lambda setting: True, num_cpus=2)
+
+    assert {(one.where, one.when) for one in tried} == {("rank", "exit"), ("cluster", "block")}
+
+
+def test_grid_without_cameras_has_no_decode_settings():
+    tried = grid(ROWS_ONLY, lambda setting: True, num_cpus=4)
+
+    assert len(tried) > 1
+    assert all("decode" not in one.parts() for one in tried)
+    assert grid(ROWS_ONLY, lambda setting: True, num_cpus=4, is_quick=True) == [ROWS_ONLY]
+
+
+def test_typed_setting_changes_what_it_says():
+    assert parse_setting("where=cluster,span_frames=64", DEFAULT) == replace(DEFAULT, where="cluster", span_frames=64)
+    assert parse_setting("span_frames=episode", DEFAULT).span_frames == "episode"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("thread=2", "did you mean 'threads'"),
+        ("threads", "write name=value"),
+        ("threads=many", "threads must be a whole number, got 'many'"),
+        ("where=moon", "'moon'"),
+        ("where=none", "where is 'rank' or 'cluster'"),
+        ("where=cluster,when=exit", "when='exit' runs on the rank"),
+    ],
+)
+def test_typed_setting_that_is_impossible_is_an_error(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_setting(text, DEFAULT)
+
+
+def test_typed_decode_setting_needs_cameras():
+    with pytest.raises(ConfigError, match="there are no cameras"):
+        parse_setting("threads=2", ROWS_ONLY)
+
+
+def test_best_is_the_fastest_and_of_equally_fast_ones_the_cheapest():
+    fast, cheap, slow = (replace(DEFAULT, threads=count) for count in (1, 2, 3))
+    report = make_report(make_row(slow, 500, 0.5), make_row(fast, 1000, 2.0), make_row(cheap, 970, 1.2))
+
+    best = report.find_best()
+
+    assert best["name"] == cheap.name
+    assert [row["samples_per_s"] for row in report.ranked] == [1000, 970, 500]
+    assert report.advice() == (
+        "Pipeline(..., batch_size=64, decode={'where': 'rank', 'when': 'block', 'num_threads': 2}, "
+        "order={'span_frames': 128, 'live_spans': 128})"
+    )
+
+
+def test_best_does_not_trade_mixing_for_speed():
+    narrow = replace(DEFAULT, live_spans=32)
+    report = make_report(make_row(narrow, 3000, 0.5, distinct_episodes=30.0), make_row(DEFAULT, 1000, 1.0))
+
+    assert report.find_best()["name"] == DEFAULT.name
+
+
+def test_best_is_none_where_all_failed():
+    report = make_report({"name": "rank", "setting": {}, "error": "no codec"})
+
+    assert report.find_best() is None
+    assert report.advice() == "no setting could be measured"
+
+
+def test_report_is_read_back_as_it_was_written(tmp_path):
+    report = make_report(make_row(DEFAULT, 1000, 1.0))
+    (tmp_path / "a.json").write_text(json.dumps(report.to_json()))
+
+    assert read_report(tmp_path / "a.json") == report
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "is no JSON"), ("[]", "was not written by"), ('{"raypipe_bench": 0}', "was not")]
+)
+def test_other_files_are_no_reports(tmp_path, content, message):
+    (tmp_path / "a.json").write_text(content)
+
+    with pytest.raises(ConfigError, match=message):
+        read_report(tmp_path / "a.json")
+
+
+def test_comparison_has_ratios_of_what_both_measured_and_names_the_rest():
+    other = replace(DEFAULT, threads=1)
+    first = make_report(make_row(DEFAULT, 1000, 2.0), make_row(other, 1, 1), used_frames=100)
+    second = make_report(make_row(DEFAULT, 1500, 1.0), used_frames=100, machine={"versions": {"ray": "3"}})
+
+    compared = compare(first, second)
+
+    assert compared.ratios[DEFAULT.name]["samples_per_s"] == 1.5
+    assert compared.ratios[DEFAULT.name]["cpu_s_per_1k"] == 0.5
+    assert compared.ratios["floor"]["cpu_s_per_1k"] == 1.0
+    assert compared.ratios["floor"]["peak_mb"] is None
+    assert compared.only_first == (other.name,)
+    assert compared.only_second == ()
+    assert compared.differences == ("versions: ray 2 against ray 3",)
+
+
+def test_spec_refuses_what_cannot_be_measured():
+    with pytest.raises(ConfigError, match="batch_size must be at least 1, got 0"):
+        BenchSpec(root="x", batch_size=0)
+    with pytest.raises(ConfigError, match="seconds must be more than 0"):
+        BenchSpec(root="x", seconds=0)
