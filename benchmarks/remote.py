@@ -30,9 +30,10 @@ from typing import Any
 from machine import write_results
 from made import make_many_files
 from one_remote import Request
-from processes import TreeSampler
 from remote_limits import check_goal, name_limit, probe_store
 from slow_store import ROOT, Store
+
+from raypipe.bench.processes import TreeSampler
 
 COLUMNS = (
     "loader",
