@@ -174,6 +174,7 @@ def block(arrival, frames):
         stored_images={},
         decode_s=0.0,
         num_decoded=0,
+        num_requests=0,
         task=TaskTimes(read_s=0.0, decode_s=0.0, finished_at=0.0),
     )
 
