@@ -1,6 +1,7 @@
 """``raypipe show``: pages, pictures, videos and Rerun recordings of datasets, mixtures and episodes."""
 
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -22,12 +23,15 @@ def run(*arguments):
     return run_program("show", *arguments)
 
 
-def test_show_writes_a_page_and_says_where(tiny_dataset):
+def test_show_writes_a_page_and_says_where(tiny_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
     done = run(tiny_dataset)
 
     assert done.returncode == 0, done.stderr
     said, _, path = done.stdout.strip().rpartition(" to ")
     assert said == f"wrote {tiny_dataset}"
+    assert Path(path).is_relative_to(tmp_path)
     page = Path(path).read_text()
     assert page.startswith("<!doctype html>")
     assert "lengths of episodes" in page

@@ -4,6 +4,7 @@ Reads ``meta/``, lists files and decodes a few frames; what is damaged is told o
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
 from raypipe.info import camera_text, column_notes
-from raypipe.metadata import DatasetMeta
+from raypipe.metadata import DatasetMeta, Feature
 from raypipe.validate.outline import read_outline
 from raypipe.validate.structure import check_structure, plan_units
 from raypipe.validate.table import fold_findings
@@ -167,7 +168,7 @@ def _lines(dataset: Dataset) -> list[tuple[str, str]]:
     meta, lengths = dataset.meta, dataset.meta.episodes.length
     ends = dict.fromkeys([str(lengths.min()), str(lengths.max())]) if len(lengths) else {}
     seconds = meta.num_frames / meta.fps
-    vectors = [f"{one.name} {list(one.shape)}" for one in vector_features(dataset.row_features.values())]
+    vectors = [f"{one.name} {list(one.shape)}" for one in vector_features(_try_features(dataset).values())]
     absent = [(name, "declared, and no file is there") for name in dataset.missing_cameras]
     return [
         ("root", meta.root),
@@ -180,6 +181,14 @@ def _lines(dataset: Dataset) -> list[tuple[str, str]]:
         ("numbers", ", ".join(vectors)),
         ("fingerprint", meta.order_fingerprint),
     ]
+
+
+def _try_features(dataset: Dataset) -> Mapping[str, Feature]:
+    """Return the features that rows have; as declared, where no data file can be opened, which the remarks tell."""
+    try:
+        return dataset.row_features
+    except DatasetError:
+        return dataset.features
 
 
 def _read_thumbnails(dataset: Dataset) -> tuple[list[Picture], list[str]]:
@@ -231,8 +240,13 @@ def _remarks(dataset: Dataset) -> list[Remark]:
         Remark(severity=fold.severity, text=f"{', '.join(fold.place.splitlines())}: {fold.message}")
         for fold in fold_findings(findings)
     ]
+    try:
+        columns = column_notes(dataset)
+    except DatasetError as error:
+        columns = []
+        remarks.append(Remark(severity="error", text=str(error)))
     told = " ".join(one.text for one in remarks)
-    notes = [note for note in (*dataset.meta.notes, *column_notes(dataset)) if note not in told]
+    notes = [note for note in (*dataset.meta.notes, *columns) if note not in told]
     return [*remarks, *(Remark(severity="note", text=note) for note in notes)]
 
 

@@ -219,6 +219,21 @@ def test_card_of_a_damaged_dataset_tells_it_and_shows_the_rest(tmp_path):
     assert "is not there" in card._repr_html_()
 
 
+@pytest.mark.parametrize("num_broken", [1, 2])
+def test_card_of_a_dataset_with_broken_rows_tells_it_and_shows_frames(tmp_path, num_broken):
+    spec = SynthSpec(lengths=(7, 7), episodes_per_data_file=1, with_stats=False)
+    root = write_dataset(tmp_path / "damaged", spec)
+    for broken in sorted((root / "data").rglob("*.parquet"))[:num_broken]:
+        broken.write_bytes(b"PAR1 and nothing more")
+
+    card = view_dataset(rp.open_dataset(str(root)))
+
+    texts = [one.text for one in card.remarks if one.severity == "error"]
+    assert any("file-000.parquet" in text and "no readable parquet footer" in text for text in texts)
+    assert (card.ranges, len(card.thumbnails)) == ((), 4)
+    assert card.figure() is not None
+
+
 def test_names_in_a_view_are_text_and_no_markup(tmp_path):
     root = write_dataset(tmp_path / "odd", SynthSpec(cameras=(), tasks=("<script>alert('x')</script> & more" * 2,)))
     dataset = rp.open_dataset(str(root))
@@ -401,6 +416,17 @@ def test_run_names_the_worst_rank(sized_dataset):
     assert "rank 1 waits 99.9% of the time" in three._repr_html_()
     labels = [text.get_text() for text in three.figure().axes[2].get_xticklabels()]
     assert labels == ["0", "1\nworst", "2"]
+
+
+def test_run_asks_the_other_ranks(sized_dataset):
+    loader = local_loader(rp.Pipeline(sized_dataset, batch_size=8, seed=0), rank=0, world_size=2)
+    list(loader.steps(2))
+    loader._source.publish("train", 1, replace(loader.stats(), wait_share=0.9))
+
+    view = rp.show(loader)
+
+    assert {rank: one.wait_share for rank, one in view.ranks.items()} == {0: loader.stats().wait_share, 1: 0.9}
+    assert view.title == "rank 0 of 2: 2 batches, 16 samples"
 
 
 def test_run_before_the_first_batch_says_to_iterate(sized_dataset):
