@@ -80,6 +80,8 @@ def main() -> None:
         print(alone, flush=True)
         store.set_speed(arguments.latency_ms / 1000, arguments.megabytes_per_s * 1e6)
         results = measure_all(arguments, dataset, store, sampler)
+    if "error" in results[0]:
+        raise SystemExit(f"there is nothing to compare with, since the local run failed: {results[0]['error']}")
     add_ratios(results)
     for result in results:
         result["limit"] = name_limit(result, results[0], cap_mb_s=arguments.megabytes_per_s)

@@ -50,11 +50,15 @@ def name_limit(result: dict[str, Any], local: dict[str, Any], *, cap_mb_s: float
         return "it failed"
     needed = 0.0 if result is local else result["busiest_mb"] / (local["wall_s"] / 4)
     busy = result["cpu_share"] + result["store_cpu_share"]
-    fetch_s = max(0.0, result["decode_s"] - local["decode_s"])
+    # Of parts, threads that look ahead wait too, for the index of a video. Without any such fetch, decoding took longer
+    # for another reason, such as the load of the machine.
+    late_fetches = result["misses"] + result["waits"]
+    fetch_s = max(0.0, result["decode_s"] - local["decode_s"]) if late_fetches else 0.0
     facts = (
         f"waits {result['wait_share']:.0%} of {result['wall_s']:.1f} s, mostly for {result['waits_for']}; needs up to "
         f"{needed:.1f} MB/s of {cap_mb_s:g} to keep up with local; the cores are {busy:.0%} busy, "
-        f"{result['store_cpu_share']:.0%} with the store; the decoding threads stood {fetch_s:.1f} s longer than local"
+        f"{result['store_cpu_share']:.0%} with the store; {late_fetches:g} fetches were waited for, "
+        f"{fetch_s:.1f} s in decoding"
     )
     return f"{_pick_limit(result, needed / cap_mb_s, busy, fetch_s)} ({facts})"
 
