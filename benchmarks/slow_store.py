@@ -6,8 +6,9 @@
                 GET of an object (whole or a range)  -> its bytes from the local copy, within the cap    this process
                 all else (listing, HEAD)             -> moto, an S3 server                               its child
 
-Moto's server copies a whole object for every range of it, at a cost that would be measured in place of the loader's:
-so the bytes come from the files that were put there, with the ETag that moto gave them. Latency and cap can be changed
+Moto's server sends fewer MB/s than the cap by default, so that it would be measured in place of the loader: the bytes
+come from the files that were put there, with the ETag that moto gave them; ``remote.py`` prints what each gives.
+Latency and cap can be changed
 while it runs, and what was sent is counted; see `Store`.
 
     python benchmarks/slow_store.py FOLDER

@@ -15,7 +15,7 @@ from raypipe.shuffle import SpanPixels, find_pixels
 
 _AHEAD_THREADS: Final = 8
 """They ask for what comes next; the bytes themselves come in threads of the cache. Of a video that is kept by parts
-they read the index first, one request after the other: eight hide a latency that two did not, for the same CPU."""
+they read the index first, one request after the other, and mostly wait: so there are more than cores."""
 
 
 @dataclass(frozen=True, slots=True)
