@@ -18,6 +18,8 @@ _NAMESPACE: Final = "raypipe"
 _LOST_WAIT_S: Final = 1.0
 """Before the actor is asked for again, where it was lost."""
 
+_LOST: Final = (ray.exceptions.RayActorError, ray.exceptions.ActorHandleNotFoundError)
+
 _PAUSE_TRIES: Final = 3
 """Actors that are told of a pause, where one after the other is lost; whoever was told to wait waits in any case."""
 
@@ -36,8 +38,8 @@ class ClusterGate:
             return own_budget().take()
         try:
             return float(ray.get(self._find().take.remote()))
-        except ray.exceptions.RayActorError:
-            # The process that made it has ended, perhaps with its node.
+        except _LOST:
+            # The process that made it has ended, perhaps with its node; or this one has gone to another cluster.
             self._actor = None
             return _LOST_WAIT_S
 
@@ -50,7 +52,7 @@ class ClusterGate:
             try:
                 ray.get(self._find().pause.remote(wait_s))
                 return
-            except ray.exceptions.RayActorError:
+            except _LOST:
                 # The one that is made in its place must know too.
                 self._actor = None
 

@@ -132,6 +132,10 @@ class SpanDecoder:
             first = episode_first_frame(self._meta, row, camera, video.index)
             video.need(first + span)
             return video.read_frames(first + frames)
+        except DownloadError:
+            # Where a cache has no room, that is because of open videos: what is tried again shall find some.
+            self._local.cache.clear()
+            raise
         except (RaypipeError, OSError):
             # A decoder that has failed once is not asked again.
             self._local.cache.forget(self._meta.storage, name)

@@ -140,16 +140,20 @@ class VideoCache:
             self._videos.move_to_end(key)
             return self._videos[key]
         self.misses += 1
-        video = OpenVideo(storage, name, self._options)
-        self._videos[key] = video
-        if len(self._videos) > self._size:
+        if len(self._videos) >= self._size:
+            # Before, so that a cache of the node may give its room to the one that is opened.
             self._videos.popitem(last=False)
             self.evictions += 1
-        return video
+        self._videos[key] = OpenVideo(storage, name, self._options)
+        return self._videos[key]
 
     def forget(self, storage: Storage, name: str) -> None:
         """Close the video `name` of a dataset, if it is open."""
         self._videos.pop((storage.uri, name), None)
+
+    def clear(self) -> None:
+        """Close all videos."""
+        self._videos.clear()
 
 
 def _read_index(storage: Storage, name: str) -> VideoIndex:

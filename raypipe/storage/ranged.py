@@ -17,8 +17,9 @@ from raypipe.filecache import HeldFile
 BLOCK_BYTES: Final = 1 << 20
 """Fetched where a reader has not said what it will read: an index of a video, a footer, columns of a few episodes."""
 
-_KEPT: Final = 16
-"""Parts that an open file holds: those of a span and of the reader's way there."""
+_KEPT: Final = 4
+"""Parts that an open file holds: that of a span, and of the reader's way there. What is held cannot make room in the
+cache, and many files are open at once; a part that is let go is still on the node."""
 
 HoldPart = Callable[[int, int], HeldFile]
 """Gives the bytes ``[start, stop)`` as a file of the cache."""
@@ -100,10 +101,11 @@ class RangedFile(io.RawIOBase):
         return next((part for part in reversed(self._parts) if part[0] <= start and stop <= part[1]), None)
 
     def _add(self, start: int, stop: int) -> tuple[int, int]:
+        while len(self._parts) >= _KEPT:
+            # Before, so that its room may be taken.
+            self._drop()
         held = self._hold(start, stop)
         self._parts[start, stop] = (held, os.open(held.path, os.O_RDONLY))
-        if len(self._parts) > _KEPT:
-            self._drop()
         return start, stop
 
     def _drop(self) -> None:

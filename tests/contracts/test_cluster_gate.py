@@ -6,6 +6,7 @@ import time
 import pytest
 import ray
 from ray import cloudpickle
+from ray_session import ensure_ray
 
 from raypipe import cluster_gate
 from raypipe.cluster_gate import ClusterGate
@@ -25,6 +26,9 @@ def actor(ray_cluster):
     # A name is free only when its actor is known to be there.
     ray.get(made.take.remote())
     yield made
+    if not ray.is_initialized():
+        # After the last test Ray is left before this.
+        return
     ray.kill(made)
     end = time.monotonic() + 30
     while any(one["name"] == cluster_gate._NAME for one in ray.util.list_named_actors(all_namespaces=True)):
@@ -98,3 +102,17 @@ def test_a_pause_that_meets_a_dead_budget_is_told_to_the_next(actor):
     granted = ray.get(other.ask.remote(1), timeout=60)
 
     assert granted[0] >= told_at + 1.9
+
+
+def test_a_gate_goes_on_in_another_ray(ray_cluster):
+    """A notebook may leave its cluster and join another."""
+    gate = ClusterGate()
+    assert gate.take() == 0
+
+    ray.shutdown()
+    alone = gate.take()
+    ensure_ray(2)
+    waits = [gate.take() for _ in range(3)]
+
+    assert alone == 0
+    assert waits[-1] == 0
