@@ -33,6 +33,9 @@ READING = """\
   whole episodes fit). `decode={"when": "exit"}` takes far less, at several times the CPU.
 - **The first batch** is late in raypipe too: Ray starts, and the live window is decoded first. The map-style loaders
   start sooner.
+- **Going on**: what comes twice in LeRobot on other ranks is padding, so that all ranks have as many batches;
+  torchdata's distributed sampler skips as if the new ranks had been there from the start. Hugging Face datasets gives up
+  what is in its shuffle buffers, as its documentation says: 1,000 samples a worker, most of the small dataset here.
 
 What the peers do better:
 
@@ -201,8 +204,8 @@ def _exactness(written: Mapping[str, Any]) -> str:
     same = [name for name, figures in peers.items() if figures.get("resume", {}).get("is_same")]
     reshaped = [name for name, figures in peers.items() if figures.get("reshape", {}).get("text") == "exactly once"]
     return fill(
-        f"With the batches of an uninterrupted epoch go on, on the same ranks: {', '.join(same) or 'none'}. Every frame "
-        f"exactly once, from 2 ranks to 3: {', '.join(reshaped) or 'none'}."
+        f"With the batches of an uninterrupted epoch go on, on the same ranks: {', '.join(same) or 'none'}. From 2 "
+        f"ranks to 3, every frame exactly once: {', '.join(reshaped) or 'none'}."
     )
 
 
