@@ -33,8 +33,9 @@ READING = """\
   whole episodes fit). `decode={"when": "exit"}` takes far less, at several times the CPU.
 - **The first batch** is late in raypipe too: Ray starts, and the live window is decoded first. The map-style loaders
   start sooner.
-- **Exactness** is counted from the batches. LeRobot's sampler, torchdata and raypipe go on with the very batches that
-  an uninterrupted epoch gives; on another number of ranks see the table.
+- **Going on**: what comes twice in LeRobot on other ranks is padding, so that all ranks have as many batches;
+  torchdata's distributed sampler skips as if the new ranks had been there from the start. Hugging Face datasets gives up
+  what is in its shuffle buffers, as its documentation says: 1,000 samples a worker, most of the small dataset here.
 
 What the peers do better:
 
@@ -74,8 +75,9 @@ def exact_rows(written: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for name, figures in written["peers"].items():
         texts = [figures.get(key, {}).get("text") for key in ("whole", "resume", "reshape")]
+        options = ", ".join(f"{key}={value}" for key, value in figures.get("count_options", {}).items())
         if any(texts):
-            rows.append(dict(zip(EXACT_COLUMNS, [name, *texts], strict=True)))
+            rows.append(dict(zip(EXACT_COLUMNS, [f"{name}, {options}" if options else name, *texts], strict=True)))
     return rows
 
 
@@ -85,7 +87,7 @@ def write_page(written: Mapping[str, Any], path: Path, plot: Path | None) -> Non
     picture = f"![CPU, memory and mixing of all loaders]({os.path.relpath(plot, path.parent)})" if plot else ""
     parts = [
         "# Benchmarks",
-        _command(),
+        _command(written),
         _conditions(written),
         "\n".join(markdown_table(speed, COLUMNS)),
         picture,
@@ -94,6 +96,7 @@ def write_page(written: Mapping[str, Any], path: Path, plot: Path | None) -> Non
         _copies(written),
         "## How to read it",
         _ratios(speed),
+        _exactness(written),
         READING.rstrip(),
         "## Versions",
         "\n".join(_version_line(name, figures) for name, figures in written["peers"].items()),
@@ -101,11 +104,16 @@ def write_page(written: Mapping[str, Any], path: Path, plot: Path | None) -> Non
     path.write_text("\n\n".join(part for part in parts if part) + "\n")
 
 
-def _command() -> str:
+def _command(written: Mapping[str, Any]) -> str:
     said = fill(
         "Written by `benchmarks/peers.py`; no figure is typed by hand. The command makes an environment for every "
         "peer (several GB; some need a Python 3.12, see `--python312`) and measures them one after the other."
     )
+    if written.get("num_runs", 1) > 1:
+        said += "\n" + fill(
+            f"This page is put together from {written['num_runs']} runs of parts of it (`--parts`, `--peers`, "
+            f"`--report`), some of them at the same time."
+        )
     return f"{said}\n\n```\npython benchmarks/peers.py --plot benchmarks/plots/peers.png --write BENCHMARKS.md\n```"
 
 
@@ -188,6 +196,17 @@ def _ratios(rows: list[dict[str, Any]]) -> str:
     others = {n: c for n, c in cost.items() if not n.startswith(("raypipe", "floor"))}
     parts = [f"{name} {value / own:.1f}" for name, value in sorted(others.items(), key=lambda item: item[1])]
     return fill(f"Times the CPU of raypipe rank/block, in this run: {', '.join(parts)}.")
+
+
+def _exactness(written: Mapping[str, Any]) -> str:
+    """Return who goes on exactly, by what was counted."""
+    peers = written["peers"]
+    same = [name for name, figures in peers.items() if figures.get("resume", {}).get("is_same")]
+    reshaped = [name for name, figures in peers.items() if figures.get("reshape", {}).get("text") == "exactly once"]
+    return fill(
+        f"With the batches of an uninterrupted epoch go on, on the same ranks: {', '.join(same) or 'none'}. From 2 "
+        f"ranks to 3, every frame exactly once: {', '.join(reshaped) or 'none'}."
+    )
 
 
 def _version_line(name: str, figures: Mapping[str, Any]) -> str:

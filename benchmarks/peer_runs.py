@@ -65,7 +65,11 @@ class Runner:
             for child, sampler, _ in started:
                 _end(child)
                 sampler.stop()
-        return [self._read(request, *each) for request, each in zip(requests, started, strict=True)]
+        ranks = list(zip(requests, started, strict=True))
+        # First those that failed by themselves: the others were ended here, because of them.
+        ranks.sort(key=lambda rank: rank[1][0].returncode == -signal.SIGKILL)
+        ran = {request.rank: self._read(request, *each) for request, each in ranks}
+        return [ran[request.rank] for request in requests]
 
     def _start(self, request: Request, port: int) -> tuple[subprocess.Popen[bytes], TreeSampler, float]:
         files = self._files(request.rank)

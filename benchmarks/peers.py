@@ -46,6 +46,8 @@ class Peer:
     driver: str
     environment: str
     options: dict[str, Any] = field(default_factory=dict)
+    count_options: dict[str, Any] = field(default_factory=dict)
+    """Further options where frames are counted; the table names them."""
     no_resume: str = ""
     """Why it cannot go on inside an epoch; empty where it can."""
     needs_copy: bool = False
@@ -80,7 +82,10 @@ PEERS = {
     "Ray read_lerobot, shuffle buffer 4,000": Peer(
         driver="read_lerobot", environment="lerobot", options={"buffer": 4000}, no_resume="none inside an epoch"
     ),
-    "Hugging Face datasets streaming": Peer(driver="hf_datasets", environment="datasets"),
+    # With its default of 10, loading a state ends with an IndexError inside datasets 5.2.0.
+    "Hugging Face datasets streaming": Peer(
+        driver="hf_datasets", environment="datasets", count_options={"max_buffer_input_shards": 1}
+    ),
     "torch DataLoader": Peer(driver="torch_loader", environment="torchdata", no_resume="none"),
     "torchdata StatefulDataLoader": Peer(driver="stateful_loader", environment="torchdata"),
     "MosaicML Streaming": Peer(driver="mosaic", environment="streaming", needs_copy=True),
@@ -141,7 +146,7 @@ def read_figures(paths: list[str]) -> dict[str, Any]:
         found = [file["peers"][name] for file in files if name in file["peers"]]
         if found:
             peers[name] = {key: value for figures in found for key, value in figures.items()}
-    return {**files[-1], "peers": peers}
+    return {**files[-1], "peers": peers, "num_runs": len(files)}
 
 
 def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -199,8 +204,9 @@ def measure_peer(name: str, data: Data, arguments: argparse.Namespace) -> dict[s
         figures |= time_peer(peer, runner, request)
     if "counts" in arguments.parts and peer.driver != "floor":
         copy = str(Path(request.copy).with_name("small"))
-        small = replace(request, root=str(data.small.resolve()), batch_size=SMALL_BATCH, copy=copy)
-        figures |= count_peer(peer, runner, small, data.small_frames)
+        options = {**peer.options, **peer.count_options}
+        small = replace(request, root=str(data.small.resolve()), batch_size=SMALL_BATCH, copy=copy, options=options)
+        figures |= count_peer(peer, runner, small, data.small_frames) | {"count_options": peer.count_options}
     return figures
 
 

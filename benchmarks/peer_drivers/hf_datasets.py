@@ -50,7 +50,7 @@ class HfDatasets:
             data = split_dataset_by_node(data, rank=request.rank, world_size=request.world_size)
         add = AddPixels(request.root, request.action_frames)
         data = data.map(add, batched=True, batch_size=32, remove_columns=columns)
-        self._data = data.shuffle(seed=request.seed, buffer_size=BUFFER)
+        self._data = data.shuffle(seed=request.seed, buffer_size=BUFFER, **request.options)
         self._loader = StatefulDataLoader(
             self._data, batch_size=request.batch_size, num_workers=request.num_workers, persistent_workers=True
         )
