@@ -5,15 +5,19 @@ Each page has a folder and names of its own; all share one demo dataset and one 
 """
 
 import json
+import os
 import sys
 import time
 import traceback
-from contextlib import chdir
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from doc_pages import PAGES, README, Block, blocks, commands, has_placeholder
+from hub_server import HubServer
+from s3_server import S3Server
 
 CHECKS = {
     README: """
@@ -98,7 +102,14 @@ def main() -> None:
     folder = Path(sys.argv[1]).resolve()
     spec = SynthSpec(lengths=varied_lengths(20, 30, seed=0), cameras=numbered_cameras(2, "96x96", "h264", gop=2))
     write_dataset(folder / "demo-data", spec)
-    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="error", log_to_driver=False)
+    with remote_datasets(folder):
+        ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="error", log_to_driver=False)
+        errors = run_pages(folder)
+    (folder / "errors.json").write_text(json.dumps(errors))
+
+
+def run_pages(folder: Path) -> dict[str, str]:
+    """Return the error of every page that has one."""
     errors = {}
     for page in [Path(page).resolve() for page in sys.argv[2:]]:
         own = folder / f"{page.parent.name}-{page.stem}"
@@ -111,7 +122,18 @@ def main() -> None:
         except Exception:
             errors[str(page)] = traceback.format_exc()
         print(f"{page.name} took {time.monotonic() - began:.1f} s", flush=True)
-    (folder / "errors.json").write_text(json.dumps(errors))
+    return errors
+
+
+@contextmanager
+def remote_datasets(folder: Path) -> Iterator[None]:
+    """Let the names of the page on remote data lead to servers on loopback that have the demo dataset."""
+    with HubServer() as hub, S3Server("bucket") as s3:
+        hub.add_repo("lerobot/pusht", folder / "demo-data", tags=("v3.0",))
+        s3.add("pusht", folder / "demo-data")
+        os.environ.update({**hub.environment(folder / "hub"), **s3.environment()})
+        with hub.as_hub(folder / "hub"):
+            yield
 
 
 if __name__ == "__main__":

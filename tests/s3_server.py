@@ -53,8 +53,8 @@ class _Handler(WSGIRequestHandler):
 class S3Server:
     """The server while it runs, with one bucket: ``with S3Server() as s3``."""
 
-    def __init__(self):
-        self.bucket = f"lab-{uuid.uuid4().hex}"
+    def __init__(self, bucket=""):
+        self.bucket = bucket or f"lab-{uuid.uuid4().hex}"
         self.faults = []
         self.counts = Counter()
         """Requests by kind: list, head, get."""
