@@ -1,0 +1,71 @@
+"""Two nodes that read from the Hub, each with a cache of its own: who asks for what, and what the figures say."""
+
+import pytest
+from attempts import local_nodes
+from batches import TOP, frames_of_all, frames_of_dataset
+from hub_server import HubServer
+
+from raypipe.dataset import open_dataset
+from raypipe.pipeline import Pipeline
+from raypipe.testing import CameraSpec, SynthSpec, write_dataset
+
+NUM_EPISODES = 10
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A video per episode, and two data files."""
+    spec = SynthSpec(
+        lengths=(4,) * NUM_EPISODES,
+        cameras=(CameraSpec(name=TOP, height=32, width=32),),
+        state_dim=2,
+        episodes_per_video_file=1,
+        episodes_per_data_file=5,
+    )
+    return write_dataset(tmp_path_factory.mktemp("nodes") / "arm", spec)
+
+
+@pytest.fixture
+def hub(root, tmp_path, monkeypatch):
+    """Two nodes of one CPU, and one without for this process; each has its own home, and so its own caches."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "driver"))
+    with HubServer() as server, server.as_hub(tmp_path / "driver/hub"):
+        server.add_repo("lab/arm", root, tags=("v3.0",))
+        homes = [tmp_path / "node0", tmp_path / "node1"]
+        variables = [{**server.environment(home / "hub"), "HOME": str(home)} for home in homes]
+        with local_nodes(*({"num_cpus": 1, "env_vars": one} for one in variables)):
+            yield server
+
+
+@pytest.mark.timeout(240)
+def test_a_video_is_fetched_by_one_node_and_every_request_is_in_the_figures(hub, root, tmp_path):
+    pipe = Pipeline(
+        open_dataset("lab/arm"),
+        batch_size=4,
+        seed=0,
+        order={"live_spans": 2},
+        decode={"where": "cluster"},
+        feed={"spans_per_block": 1},
+    )
+    loader = pipe.loader()
+    opened = hub.num_requests
+
+    batches = list(loader)
+
+    assert sorted(frames_of_all(batches)) == frames_of_dataset(open_dataset(str(root)))
+    assert (tmp_path / "node0/.cache/raypipe").exists()
+    assert (tmp_path / "node1/.cache/raypipe").exists()
+    # A request to the Hub, which sends on to where it is stored.
+    fetches = {name: count // 2 for name, count in hub.paths.items() if name.startswith(("data/", "videos/"))}
+    videos = [count for name, count in fetches.items() if name.endswith(".mp4")]
+    assert len(videos) == NUM_EPISODES
+    # Placement is a wish: a node that is busy lets the other have it.
+    assert max(videos) <= 2
+    assert videos.count(1) >= 0.7 * NUM_EPISODES
+    # This process looks up the columns.
+    assert max(fetches.values()) <= 3
+    # Of each node the listing, and no file of meta/.
+    assert hub.counts["tree"] <= 3
+    assert hub.counts["refs"] == hub.counts["revision"] == 1
+    assert abs(loader.stats().requests - (hub.num_requests - opened)) <= 2
