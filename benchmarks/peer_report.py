@@ -34,7 +34,7 @@ READING = """\
 - **The first batch** is late in raypipe too: Ray starts, and the live window is decoded first. The map-style loaders
   start sooner.
 - **Going on**: what comes twice in LeRobot on other ranks is padding, so that all ranks have as many batches;
-  torchdata's distributed sampler skips as if the new ranks had been there from the start. Hugging Face datasets gives up
+  torchdata's distributed sampler skips as if the new ranks had been there from the start. Hugging Face datasets drops
   what is in its shuffle buffers, as its documentation says: 1,000 samples a worker, most of the small dataset here.
 
 What the peers do better:
