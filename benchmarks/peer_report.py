@@ -10,7 +10,7 @@ from typing import Any
 from machine import markdown_table
 
 FLOOR = "floor: sequential decode, all cores"
-fill = partial(wrap, width=120)
+fill = partial(wrap, width=120, break_on_hyphens=False)
 COLUMNS = (
     "loader",
     "CPU s per 1,000 samples",
@@ -29,12 +29,14 @@ READING = """\
 - **Mixing**: a full shuffle (LeRobot map-style, torch, torchdata) is the mark. raypipe's live window comes to the same
   number of episodes in a batch here, since all episodes are live at once; on a large dataset batches that follow each
   other share more episodes than under a full shuffle (`raypipe plan` prints it).
+- **Hugging Face datasets** knows no LeRobot videos: here they are decoded by hand, in file order, before its shuffle
+  buffer. That is cheap, holds decoded samples in every worker, and shows a batch few episodes.
 - **Memory** is what raypipe pays: it holds decoded spans, as much as `live_bytes` allows (3.2 GB here, chosen so that
   whole episodes fit). `decode={"when": "exit"}` takes far less, at several times the CPU.
 - **The first batch** is late in raypipe too: Ray starts, and the live window is decoded first. The map-style loaders
   start sooner.
 - **Going on**: what comes twice in LeRobot on other ranks is padding, so that all ranks have as many batches;
-  torchdata's distributed sampler skips as if the new ranks had been there from the start. Hugging Face datasets gives up
+  torchdata's distributed sampler skips as if the new ranks had been there from the start. Hugging Face datasets drops
   what is in its shuffle buffers, as its documentation says: 1,000 samples a worker, most of the small dataset here.
 
 What the peers do better:
@@ -42,8 +44,9 @@ What the peers do better:
 - **LeRobot map-style** gives any sample by its number, without Ray, and is what its policies, tools and examples use.
   For a dataset that one machine decodes fast enough it is the plain choice.
 - **torch and torchdata** need nothing else installed, and fit any dataset with `__getitem__`.
-- **MosaicML Streaming and LitData** stream from object stores once the data is converted, and are made for datasets far
-  larger than a disk. The copy costs time and space (above), and its JPEG frames are not quite those of the video.
+- **MosaicML Streaming and LitData** stream from object stores once the data is converted, are made for datasets far
+  larger than a disk, and start sooner with a fraction of raypipe's memory. The copy costs time and space (above), and
+  its JPEG frames are not quite those of the video.
 - **Hugging Face datasets** streams from the Hub without a download.
 - **`ray.data.read_lerobot`** is part of Ray and joins any Ray Data pipeline: filters, maps, writes.
 - raypipe needs Ray, and pays for its start in every run.
@@ -62,7 +65,7 @@ def speed_rows(written: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, figures in written["peers"].items():
         cpu = figures.get("cpu_s_per_1k")
         values = [
-            f"not measured: {figures['error']}" if "error" in figures else cpu,
+            f"not measured: {figures['error']}" if "error" in figures else cpu or "not measured",
             round(cpu / floor, 1) if cpu and floor else None,
             *(figures.get(key) for key in ("samples_per_s", "first_batch_s", "peak_mb", "distinct_episodes")),
         ]
@@ -177,6 +180,12 @@ def write_plot(written: Mapping[str, Any], path: Path) -> None:
         axes.margins(x=0.16)
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].invert_yaxis()
+    given, machine = written["conditions"], written["machine"]
+    figure.suptitle(
+        f"{given['frames']:,} frames of {given['episodes']} episodes, two 320x240 cameras, batch "
+        f"{given['batch_size']}; {machine['processor']}, {machine['cores']} cores",
+        fontsize=10,
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
 

@@ -19,7 +19,7 @@ def printed(renderable):
     return out.getvalue()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_bench_measures_a_setting_beside_the_floor(tiny_dataset, tmp_path):
     told = []
 
@@ -45,7 +45,7 @@ def test_bench_measures_a_setting_beside_the_floor(tiny_dataset, tmp_path):
     assert read_report(tmp_path / "a.json").advice() == report.advice()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_bench_of_rows_has_no_decode_settings(tmp_path):
     root = write_dataset(tmp_path / "rows", SynthSpec(cameras=(), lengths=(20, 30, 25)))
 
