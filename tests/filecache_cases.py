@@ -5,6 +5,7 @@ import random
 import threading
 import time
 
+from raypipe.filecache.locks import lock_file
 from raypipe.filecache.survey import name_of
 
 SOON_S = 30.0
@@ -50,11 +51,6 @@ class Gated(Fetch):
         assert self.gate.wait(SOON_S)
 
 
-def data_bytes(folder):
-    """The bytes of whole and partial files."""
-    return sum(path.stat().st_size for path in folder.iterdir() if len(path.name) == 32 or ".part" in path.name)
-
-
 def ledger_bytes(folder):
     return int((folder / "ledger").read_bytes())
 
@@ -82,3 +78,45 @@ def until(holds):
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.001)
+
+
+class Watcher(threading.Thread):
+    """Measures the folder over and over: the most bytes that were on disk at once."""
+
+    def __init__(self, folder, every_s=0.001):
+        super().__init__(daemon=True)
+        self.folder = folder
+        self.every_s = every_s
+        self.most_bytes = self.num_looks = 0
+        self.stopping = threading.Event()
+
+    def run(self):
+        while not self.stopping.wait(self.every_s):
+            # Else a file that goes and one that comes would both be counted. Fetches go on meanwhile.
+            book = lock_file(str(self.folder / "ledger"), create=True)
+            try:
+                self.most_bytes = max(self.most_bytes, data_bytes(self.folder))
+                self.num_looks += 1
+            finally:
+                book.release()
+
+    def __enter__(self):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stopping.set()
+        self.join()
+
+
+def data_bytes(folder):
+    """The bytes of whole and partial files, some of which may go meanwhile."""
+    total = 0
+    for name in os.listdir(folder):
+        if len(name) == 32 or ".part" in name:
+            try:
+                total += os.stat(folder / name).st_size
+            except FileNotFoundError:
+                continue
+    return total

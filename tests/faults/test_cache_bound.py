@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from batches import TOP, assert_equals_samples, frames_of_all, frames_of_dataset
+from filecache_cases import Watcher
 from local_source import local_loader
 from s3_server import S3Server
 
 from raypipe.dataset import open_dataset
-from raypipe.filecache.locks import lock_file
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, open_cache
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
@@ -54,46 +54,6 @@ def size_of(root):
     return sum(path.stat().st_size for path in Path(root).rglob("*.mp4"))
 
 
-class Watcher(threading.Thread):
-    """Measures the folder over and over: the most bytes that were on disk at once."""
-
-    def __init__(self, folder):
-        super().__init__(daemon=True)
-        self.folder = folder
-        self.most_bytes = self.num_looks = 0
-        self.stopping = threading.Event()
-
-    def run(self):
-        while not self.stopping.wait(0.01):
-            # Else a file that goes and one that comes would both be counted. Fetches go on meanwhile.
-            book = lock_file(str(self.folder / "ledger"), create=True)
-            try:
-                self.most_bytes = max(self.most_bytes, data_bytes(self.folder))
-                self.num_looks += 1
-            finally:
-                book.release()
-
-    def __enter__(self):
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stopping.set()
-        self.join()
-
-
-def data_bytes(folder):
-    total = 0
-    for name in os.listdir(folder):
-        if len(name) == 32 or ".part" in name:
-            try:
-                total += os.stat(folder / name).st_size
-            except FileNotFoundError:
-                continue
-    return total
-
-
 def make_loader(uri, folder, max_bytes, kind):
     cache = CacheSpec(folder=str(folder), max_bytes=max_bytes, whole_bytes=(1 << 30) if kind == "whole" else 0)
     # Two open videos are what this cache has room for.
@@ -110,7 +70,7 @@ def test_a_dataset_ten_times_larger_than_the_cache_stays_within_it(by_kind, serv
     dataset = open_dataset(str(root))
     loader, cache = make_loader(uri, tmp_path / "cache", most, kind)
 
-    with Watcher(tmp_path / "cache") as watcher:
+    with Watcher(tmp_path / "cache", every_s=0.01) as watcher:
         batches = list(loader)
 
     assert sorted(frames_of_all(batches)) == frames_of_dataset(dataset)
@@ -154,7 +114,7 @@ def test_two_jobs_share_a_cache_also_when_one_is_killed_while_it_fetches(by_kind
         is_held.set()
         held.wait(200)
 
-    with Watcher(folder) as watcher:
+    with Watcher(folder, every_s=0.01) as watcher:
         doomed = start(server, tmp_path / "home", uri, folder, most, 1)
         wait_until(lambda: server.counts["get"] >= 8, doomed)
         server.fail(".mp4", before=hold)

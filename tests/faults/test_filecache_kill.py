@@ -4,10 +4,10 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
+from filecache_cases import Watcher, data_bytes
 
 from raypipe.filecache import FileCache
 from raypipe.filecache.locks import lock_file
@@ -84,45 +84,6 @@ def finish(process):
     out, err = process.communicate(timeout=SOON_S)
     assert process.returncode == 0, err
     return out
-
-
-class Watcher(threading.Thread):
-    """Measures the folder over and over: the most bytes that were on disk at once."""
-
-    def __init__(self, folder):
-        super().__init__(daemon=True)
-        self.folder = folder
-        self.most_bytes = self.num_looks = 0
-        self.stopping = threading.Event()
-
-    def run(self):
-        while not self.stopping.wait(0.001):
-            # Else a file that goes and one that comes would both be counted. Fetches go on meanwhile.
-            book = lock_file(str(self.folder / "ledger"), create=True)
-            try:
-                self.most_bytes = max(self.most_bytes, data_bytes(self.folder))
-                self.num_looks += 1
-            finally:
-                book.release()
-
-    def __enter__(self):
-        self.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stopping.set()
-        self.join()
-
-
-def data_bytes(folder):
-    total = 0
-    for name in os.listdir(folder):
-        if len(name) == 32 or ".part" in name:
-            try:
-                total += os.stat(folder / name).st_size
-            except FileNotFoundError:
-                continue
-    return total
 
 
 def check_sound(folder, max_bytes):
