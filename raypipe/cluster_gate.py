@@ -18,8 +18,6 @@ _NAMESPACE: Final = "raypipe"
 _LOST_WAIT_S: Final = 1.0
 """Before the actor is asked for again, where it was lost."""
 
-_LOST: Final = (ray.exceptions.RayActorError, ray.exceptions.ActorHandleNotFoundError)
-
 _PAUSE_TRIES: Final = 3
 """Actors that are told of a pause, where one after the other is lost; whoever was told to wait waits in any case."""
 
@@ -30,6 +28,8 @@ class ClusterGate:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._actor: Any = None
+        self._joined = ""
+        """Who this process is in the cluster of the actor: another one where it has left and joined again."""
 
     def take(self) -> float:
         """Return 0 where a request may be sent now, else for how many seconds to wait."""
@@ -38,8 +38,8 @@ class ClusterGate:
             return own_budget().take()
         try:
             return float(ray.get(self._find().take.remote()))
-        except _LOST:
-            # The process that made it has ended, perhaps with its node; or this one has gone to another cluster.
+        except ray.exceptions.RayActorError:
+            # The process that made it has ended, perhaps with its node.
             self._actor = None
             return _LOST_WAIT_S
 
@@ -52,13 +52,17 @@ class ClusterGate:
             try:
                 ray.get(self._find().pause.remote(wait_s))
                 return
-            except _LOST:
+            except ray.exceptions.RayActorError:
                 # The one that is made in its place must know too.
                 self._actor = None
 
     def _find(self) -> Any:
+        here = ray.get_runtime_context()
+        # Jobs are numbered from 1 in every cluster, and nodes are named at random.
+        joined = f"{here.get_node_id()} {here.get_job_id()}"
         with self._lock:
-            if self._actor is None:
+            if self._actor is None or self._joined != joined:
+                self._joined = joined
                 actor = ray.remote(num_cpus=0, max_concurrency=64)(Budget)
                 self._actor = actor.options(name=_NAME, namespace=_NAMESPACE, get_if_exists=True).remote()
                 self._actor.spend.remote(own_budget().num_granted)
