@@ -1,5 +1,6 @@
 """What happens to a span between its arrival on a rank and its admission: its pixels are decoded, or probed."""
 
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from raypipe.shuffle import SpanPixels, find_pixels
 _AHEAD_THREADS: Final = 8
 """They ask for what comes next; the bytes themselves come in threads of the cache. Of a video that is kept by parts
 they read the index first, one request after the other, and mostly wait: so there are more than cores."""
+
+_MOST_FETCHES: Final = 4096
+"""Older ones are done by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class SpanOpener:
         self._context = context
         self._pool = pool
         self._ahead = ThreadPoolExecutor(_AHEAD_THREADS, thread_name_prefix="raypipe-ahead")
+        self._fetches: deque[Future[bool]] = deque(maxlen=_MOST_FETCHES)
+        """Ahead, and perhaps not begun."""
         self._can_skip = context.bad_data.on_bad_episode == "skip"
 
     def open(self, block: SpanBlock) -> Arrived:
@@ -58,8 +64,10 @@ class SpanOpener:
                 self._ahead.submit(self._prefetch, span_request(plan, arrival))
 
     def close(self) -> None:
-        """Fetch nothing more ahead."""
+        """Fetch nothing more ahead; what has begun ends."""
         self._ahead.shutdown(wait=False, cancel_futures=True)
+        while self._fetches:
+            self._fetches.popleft().cancel()
 
     def _prefetch(self, request: SpanRequest) -> None:
         _, row, length = self._context.find_episode(request)
@@ -69,7 +77,9 @@ class SpanOpener:
                 with suppress(RaypipeError, OSError, NotImplementedError):
                     is_exit = self._context.decode.when == "exit"
                     frames = np.arange(length) if is_exit else shown_frames(self._context, request, own)
-                    self._context.decoders[request.dataset].prefetch(row, own, frames)
+                    fetch = self._context.decoders[request.dataset].prefetch(row, own, frames)
+                    if fetch is not None and not fetch.done():
+                        self._fetches.append(fetch)
 
     def _decode(self, block: SpanBlock) -> dict[str, "Future[SpanPixels]"]:
         """Start decoding what did not come decoded; with ``when="exit"`` only images, whose bytes are at hand now."""

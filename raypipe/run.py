@@ -135,6 +135,8 @@ class EpochRun:
             with self._changed:
                 self._is_closed = True
                 self._changed.notify_all()
+        # Before the threads end, which may take as long as a fetch.
+        self._opener.close()
         for thread in self._threads:
             while thread.is_alive() and thread is not threading.current_thread():
                 if not is_done:
@@ -149,7 +151,6 @@ class EpochRun:
             self._batches.put(_END)
         self._is_over = True
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._opener.close()
         self._assembler.close()
 
     @property

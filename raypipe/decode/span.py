@@ -4,6 +4,7 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -141,16 +142,14 @@ class SpanDecoder:
             self._local.cache.forget(self._meta.storage, name)
             raise
 
-    def prefetch(self, row: int, camera: str, frames: NDArray[np.int64]) -> None:
+    def prefetch(self, row: int, camera: str, frames: NDArray[np.int64]) -> "Future[bool] | None":
         """Start to fetch what decoding these frames reads, where it is remote; may read the index of a video first."""
         storage, name = self._meta.storage, self._meta.video_file(row, camera)
         if not storage.is_ranged(name):
-            storage.prefetch(name)
-            return
+            return storage.prefetch(name)
         index = read_ranged_index(storage, name)
         start, stop = index.byte_range(episode_first_frame(self._meta, row, camera, index) + frames)
-        if start < stop:
-            storage.prefetch_part(name, start, stop)
+        return storage.prefetch_part(name, start, stop) if start < stop else None
 
     def decode_pieces(self, row: int, camera: str, frames: NDArray[np.int64]) -> list[torch.Tensor]:
         """Return what `decode_video` does, cut into pieces of up to 16 MB, still decoded in one pass.

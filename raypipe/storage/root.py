@@ -9,6 +9,7 @@ import os
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -161,17 +162,19 @@ class Storage:
         """Return what tells the content of a remote file from another that had its name; empty where nothing does."""
         return self._entry(name).stamp
 
-    def prefetch(self, name: str) -> None:
-        """Start to fetch a remote file into the cache of this node, if there is one and room in it."""
-        wanted = self._whole(name)
-        if self.cache is not None and wanted:
-            # Whoever uses the file fetches it again, and has the error.
-            open_cache(self.cache).prefetch(*wanted)
+    def prefetch(self, name: str) -> "Future[bool] | None":
+        """Start to fetch a remote file into the cache of this node, if there is one and room in it.
 
-    def prefetch_part(self, name: str, start: int, stop: int) -> None:
-        """Start to fetch bytes of a remote file of which only parts are kept."""
+        What is returned may be cancelled. It need not be looked at: whoever uses the file fetches it again, and has the
+        error.
+        """
+        wanted = self._whole(name)
+        return open_cache(self.cache).prefetch(*wanted) if self.cache is not None and wanted else None
+
+    def prefetch_part(self, name: str, start: int, stop: int) -> "Future[bool]":
+        """Start to fetch bytes of a remote file of which only parts are kept; see `prefetch`."""
         assert self.cache is not None, "only a cache keeps parts"
-        open_cache(self.cache).prefetch(*self._part(name, start, min(stop, self._entry(name).size_bytes)))
+        return open_cache(self.cache).prefetch(*self._part(name, start, min(stop, self._entry(name).size_bytes)))
 
     def _whole(self, name: str) -> tuple[str, Fetch, int] | None:
         """Return what a cache needs: the name of the content, how to fetch it, and its bytes."""

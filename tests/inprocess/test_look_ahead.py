@@ -9,6 +9,7 @@ import pytest
 from local_source import LocalFeed, local_loader
 
 from raypipe.dataset import open_dataset
+from raypipe.filecache.cache import PREFETCH_THREADS
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, open_cache
 from raypipe.storage.remote import Remote
@@ -93,3 +94,38 @@ def test_indices_of_videos_kept_by_parts_are_read_at_once(remote, tmp_path, monk
 
     assert not together.broken
     assert left[0] < 0
+
+
+def test_what_has_not_begun_is_not_fetched_any_more_when_the_loader_is_closed(remote, tmp_path, monkeypatch):
+    spec, begun, go_on, fetch = CacheSpec(folder=str(tmp_path / "cache")), [], threading.Event(), Remote.fetch
+
+    def slow(self, name, target, progress):
+        if name.endswith(".mp4"):
+            begun.append(name)
+            assert go_on.wait(30)
+        fetch(self, name, target, progress)
+
+    monkeypatch.setattr(Remote, "fetch", slow)
+    loader = make_loader(remote, spec, live_spans=NUM_EPISODES)
+    thread = threading.Thread(target=lambda: list(loader), daemon=True)
+    thread.start()
+    wait_until(lambda: len(begun) >= PREFETCH_THREADS)
+    time.sleep(0.2)
+    # It waits for the decoding thread, which waits for its file.
+    closing = threading.Thread(target=loader.close, daemon=True)
+    closing.start()
+    time.sleep(0.2)
+    go_on.set()
+    closing.join(30)
+    thread.join(30)
+    wait_until(lambda: open_cache(spec).stats().prefetched >= PREFETCH_THREADS)
+
+    # Those that were under way, and one that a decoding thread may have begun.
+    assert PREFETCH_THREADS <= len(begun) <= PREFETCH_THREADS + 1 < NUM_EPISODES
+
+
+def wait_until(holds, timeout_s=20.0):
+    end = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)
