@@ -38,6 +38,7 @@ from raypipe.dataset import Dataset
 from raypipe.metadata import DatasetMeta
 from raypipe.pipeline import Pipeline
 from raypipe.plan import OrderState, WorldPlan, plan_epoch, plan_world, resume, state_after
+from raypipe.rank_job import with_source
 
 # The workers of Ray cannot import modules of the tests: what is defined there travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -299,7 +300,7 @@ def assert_follows_plan(steps: Sequence[Step], pipe: Pipeline | Sequence[Pipelin
             wanted = [planned_frames(world, num_done, rank) for rank in range(step.world_size)]
             assert step.frames == wanted, f"attempt {attempt}, {num_done} steps after {state}"
             num_done += 1
-            state = state_after(world, num_done).to_dict()
+            state = with_source(state_after(world, num_done).to_dict(), current.config.dataset)
             assert step.state == state
 
 

@@ -82,7 +82,7 @@ def test_an_episode_with_one_bad_frame_stays_bad_after_any_resume(sound, tmp_pat
     root = copy(sound, "video", tmp_path)
     read = SpanDecoder.read_video
 
-    def fail(self, row, camera, frames):
+    def fail(self, row, camera, frames, span=None):
         if row == BAD and 7 in frames:
             raise DecodeError("frame 7 is damaged")
         return read(self, row, camera, frames)
@@ -97,7 +97,7 @@ def test_a_bad_span_leaves_others_of_its_episode_where_frames_are_decoded_as_the
     root = copy(sound, "video", tmp_path)
     read = SpanDecoder.read_video
 
-    def fail(self, row, camera, frames):
+    def fail(self, row, camera, frames, span=None):
         if row == BAD and 2 in frames:
             raise DecodeError("frame 2 is damaged")
         return read(self, row, camera, frames)
@@ -197,7 +197,7 @@ def test_storage_that_does_not_answer_is_never_left_out(sound, tmp_path, monkeyp
     root = copy(sound, "video", tmp_path)
     monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.0,))
 
-    def fail(self, row, camera, frames):
+    def fail(self, row, camera, frames, span=None):
         raise DecodeError("cannot read") from TimeoutError("no answer")
 
     monkeypatch.setattr(SpanDecoder, "read_video", fail)
