@@ -144,7 +144,8 @@ def test_rerun_that_is_not_installed_is_an_error_that_names_the_extra(tiny_datas
 
 def test_rerun_viewer_is_started_for_the_first_episode(tiny_dataset, monkeypatch):
     started = []
-    monkeypatch.setattr("rerun.RecordingStream.spawn", started.append)
+    # Not the method itself: it would be called without the stream.
+    monkeypatch.setattr("rerun.RecordingStream.spawn", lambda stream: started.append(stream))
 
     logged = open_viewer(rp.open_dataset(str(tiny_dataset)), 0)
 
