@@ -144,8 +144,11 @@ def test_rerun_that_is_not_installed_is_an_error_that_names_the_extra(tiny_datas
 
 def test_rerun_viewer_is_started_for_the_first_episode(tiny_dataset, monkeypatch):
     started = []
-    # Not the method itself: it would be called without the stream.
-    monkeypatch.setattr("rerun.RecordingStream.spawn", lambda stream: started.append(stream))
+
+    def spawn(stream):
+        started.append(stream)
+
+    monkeypatch.setattr("rerun.RecordingStream.spawn", spawn)
 
     logged = open_viewer(rp.open_dataset(str(tiny_dataset)), 0)
 
