@@ -117,7 +117,9 @@ def _command(written: Mapping[str, Any]) -> str:
             f"This page is put together from {written['num_runs']} runs of parts of it (`--parts`, `--peers`, "
             f"`--report`), some of them at the same time."
         )
-    return f"{said}\n\n```\npython benchmarks/peers.py --plot benchmarks/plots/peers.png --write BENCHMARKS.md\n```"
+    seconds = f"--seconds {written['conditions']['seconds']:g}"
+    command = f"python benchmarks/peers.py {seconds} --plot benchmarks/plots/peers.png --write BENCHMARKS.md"
+    return f"{said}\n\n```\n{command}\n```"
 
 
 def _conditions(written: Mapping[str, Any]) -> str:
