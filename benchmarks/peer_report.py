@@ -115,8 +115,8 @@ def _command(written: Mapping[str, Any]) -> str:
     if written.get("num_runs", 1) > 1:
         said += "\n" + fill(
             f"This page is put together from {written['num_runs']} runs of parts of it (`--parts`, `--peers`, "
-            f"`--report`), some of them at the same time. The load average and `--seconds` are those of the speed figures; "
-            f"the frames were counted in runs of their own, with other values of both."
+            f"`--report`), some of them at the same time. The load average and `--seconds` are those of the speed "
+            f"figures; the frames were counted in runs of their own, with other values of both."
         )
     seconds = f"--seconds {written['conditions']['seconds']:g}"
     command = f"python benchmarks/peers.py {seconds} --plot benchmarks/plots/peers.png --write BENCHMARKS.md"
