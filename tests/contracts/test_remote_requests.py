@@ -1,5 +1,7 @@
 """Two nodes that read from the Hub, each with a cache of its own: who asks for what, and what the figures say."""
 
+from pathlib import Path
+
 import pytest
 from attempts import local_nodes
 from batches import TOP, frames_of_all, frames_of_dataset
@@ -29,6 +31,10 @@ def root(tmp_path_factory):
 def hub(root, tmp_path, monkeypatch):
     """Two nodes of one CPU, and one without for this process; each has its own home, and so its own caches."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
+    # A Ray that this process had before has left it in token mode, with the token in the home folder of then.
+    token = Path.home() / ".ray/auth_token"
+    if token.exists():
+        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     monkeypatch.setenv("HOME", str(tmp_path / "driver"))
     with HubServer() as server, server.as_hub(tmp_path / "driver/hub"):
         server.add_repo("lab/arm", root, tags=("v3.0",))
