@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,8 @@ def read_figures(paths: list[str]) -> dict[str, Any]:
 
 def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of all peers; those of other peers in the JSON file of the same data stay."""
+    # First of all: nothing is installed beside what is measured.
+    pythons = make_environments(dict.fromkeys(PEERS[name].environment for name in arguments.peers), arguments)
     folder = arguments.folder / "peers"
     data = Data(
         large=make_peer_dataset(folder / f"data-{arguments.episodes}", arguments.episodes),
@@ -167,20 +170,31 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
             written["peers"] = {name: figures for name, figures in before["peers"].items() if name in PEERS}
     for name in arguments.peers:
         before = written["peers"].get(name, {}) if len(arguments.parts) < len(PARTS) else {}
-        written["peers"][name] = {**before, **measure_peer(name, data, arguments)}
+        written["peers"][name] = {**before, **measure_peer(PEERS[name], pythons, data, arguments)}
         print(json.dumps({name: written["peers"][name]}), flush=True)
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(written, indent=2) + "\n")
     return written
 
 
-def measure_peer(name: str, data: Data, arguments: argparse.Namespace) -> dict[str, Any]:
+def make_environments(names: Iterable[str], arguments: argparse.Namespace) -> dict[str, str | EnvironmentMissingError]:
+    """Return the Python of every environment, or why it cannot be made."""
+    pythons: dict[str, str | EnvironmentMissingError] = {}
+    for name in names:
+        try:
+            pythons[name] = make_environment(name, arguments.folder / "envs", arguments.python312)
+        except EnvironmentMissingError as error:
+            pythons[name] = error
+    return pythons
+
+
+def measure_peer(
+    peer: Peer, pythons: dict[str, str | EnvironmentMissingError], data: Data, arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Return all figures of one peer, or why there are none."""
-    peer = PEERS[name]
-    try:
-        python = make_environment(peer.environment, arguments.folder / "envs", arguments.python312)
-    except EnvironmentMissingError as error:
-        return {"error": str(error)}
+    python = pythons[peer.environment]
+    if isinstance(python, EnvironmentMissingError):
+        return {"error": str(python)}
     has_raypipe = peer.environment == PROJECT_ENV or environments()[peer.environment].has_raypipe
     runner = Runner(
         python=python,
