@@ -14,8 +14,7 @@
       v train.get_loader          Ray Train       a loader per training worker
 
 Beside the flow stand `dataset.Dataset`, the reference path: one sample at a time; and `mixture.Mixture`, many unlike
-datasets as one. Importing this package imports
-neither torch nor Ray: each name is loaded when it is first used.
+datasets as one. Importing this package imports neither torch nor Ray: each name is loaded when it is first used.
 """
 
 from importlib import import_module

@@ -1,5 +1,6 @@
 """``raypipe show``: pages, pictures, videos and Rerun recordings of datasets, mixtures and episodes."""
 
+import os
 import sys
 import tempfile
 import warnings
@@ -144,16 +145,27 @@ def test_rerun_that_is_not_installed_is_an_error_that_names_the_extra(tiny_datas
 
 def test_rerun_viewer_is_started_for_the_first_episode(tiny_dataset, monkeypatch):
     started = []
-
-    def spawn(stream):
-        started.append(stream)
-
-    monkeypatch.setattr("rerun.RecordingStream.spawn", spawn)
+    monkeypatch.setattr("rerun.spawn", lambda **options: started.append(options))
+    # The environment is not activated: the program is found all the same.
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
     logged = open_viewer(rp.open_dataset(str(tiny_dataset)), 0)
 
-    assert len(started) == 1
+    assert [Path(one["executable_path"]).name for one in started] == ["rerun"]
+    assert os.access(started[0]["executable_path"], os.X_OK)
     assert logged.told == "episode 0: 7 frames, 2 cameras"
+
+
+@pytest.mark.parametrize("step", ["rerun.spawn", "rerun.RecordingStream.flush"])
+def test_rerun_viewer_that_does_not_start_is_an_error_that_tells_of_recordings(step, tiny_dataset, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("no screen\nand more")
+
+    monkeypatch.setattr("rerun.spawn", lambda **_: None)
+    monkeypatch.setattr(step, fail)
+
+    with pytest.raises(rp.ConfigError, match=r"viewer does not start here \(no screen\): .*--out FILE\.rrd"):
+        open_viewer(rp.open_dataset(str(tiny_dataset)), 0)
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real datasets are not here")

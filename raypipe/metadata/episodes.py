@@ -62,10 +62,14 @@ class EpisodeTable:
         """Return the row of an episode in this table."""
         row = int(np.searchsorted(self.episode_index, episode_index))
         if row == len(self) or self.episode_index[row] != episode_index:
-            span = f"{self.episode_index[0]} to {self.episode_index[-1]}" if len(self) else "none"
-            raise ConfigError(
-                f"there is no episode {episode_index}; the dataset has {len(self)} episodes, numbered {span}"
+            numbers = self.episode_index.tolist()
+            span = f", numbered {numbers[0]} to {numbers[-1]}" if numbers else ""
+            those = (
+                f"the only one is {numbers[0]}"
+                if len(numbers) == 1
+                else f"the dataset has {len(numbers)} episodes{span}"
             )
+            raise ConfigError(f"there is no episode {episode_index}; {those}")
         return row
 
 

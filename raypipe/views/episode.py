@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STRIP_HEIGHT: Final = 140
-_NAMED_CURVES: Final = 16
-"""With more of them a legend is no help."""
+_NAMED_CURVES: Final = 12
+_NAMED_OF_MORE: Final = 8
+"""With more curves than that the legend names these, whose colours tell where the others are between them."""
 _WIDTH: Final = 12.0
 
 
@@ -167,7 +168,6 @@ class EpisodeView(View):
 
     def _draw_curves(self, axes: Any, curves: Curves, fps: float) -> None:
         seconds = np.arange(self.length) / fps
-        is_named = len(curves.names) <= _NAMED_CURVES
         axes.set_prop_cycle(color=line_colours(len(curves.names)))
         style = {"marker": "."} if self.length == 1 else {"linewidth": 1.0}
         for number, name in enumerate(curves.names):
@@ -180,8 +180,18 @@ class EpisodeView(View):
         axes.set_xlabel("seconds", fontsize=8)
         axes.tick_params(labelsize=7)
         axes.margins(x=0.005)
-        if is_named and len(curves.names) > 1:
-            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7, frameon=False)
+        if len(curves.names) > 1:
+            _draw_legend(axes)
+
+
+def _draw_legend(axes: Any) -> None:
+    handles, _ = axes.get_legend_handles_labels()
+    title = None
+    if len(handles) > _NAMED_CURVES:
+        title = f"{_NAMED_OF_MORE} of {len(handles)}"
+        handles = [handles[number] for number in np.linspace(0, len(handles) - 1, _NAMED_OF_MORE).round().astype(int)]
+    style = {"fontsize": 7, "title_fontsize": 7, "frameon": False}
+    axes.legend(handles=handles, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5), **style)
 
 
 def view_episode(dataset: Dataset, episode_index: int, *, num_frames: int = 8) -> EpisodeView:

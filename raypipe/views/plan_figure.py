@@ -39,7 +39,8 @@ def draw_plan(world: WorldPlan, report: PlanReport, sizes: FrameSizes, *, rank: 
         _draw_shares(axes[3], world, steps)
     axes[-1].set_xlabel("step")
     axes[-1].set_xlim(0, max(1, world.num_steps))
-    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    for scale in (axes[0].yaxis, axes[1].yaxis, axes[-1].xaxis):
+        scale.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
 
 
@@ -69,7 +70,7 @@ def _draw_lives(
         places = np.concatenate([np.full(len(batch.span), batch.step + 0.5) for batch in batches])
         spans = np.concatenate([batch.span for batch in batches])
         axes.plot(places, spans, ".", color="tab:orange", markersize=2, label="frame of a batch")
-    axes.set_ylabel("span, by arrival")
+    axes.set(ylabel="span, by arrival", ylim=(-0.5, max(1, len(plan.queue)) - 0.5))
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
 
 

@@ -3,6 +3,9 @@
 Needs the package of the extra ``raypipe[rerun]``, and imports it when it is first used.
 """
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -60,13 +63,33 @@ def save_recording(dataset: Dataset, episode_index: int, path: str | Path) -> Lo
 
 
 def open_viewer(dataset: Dataset, episode_index: int) -> Logged:
-    """Start the Rerun viewer, or use the one that runs, and show an episode in it."""
+    """Start the Rerun viewer, or use the one that runs, and show an episode in it.
+
+    Raises:
+        ConfigError: the viewer does not start here, such as where there is no screen.
+    """
     rerun, episode = _import_rerun(), view_episode(dataset, episode_index, num_frames=1)
     stream = rerun.RecordingStream("raypipe", recording_id=_recording_id(dataset, episode_index))
-    stream.spawn()
+    # The program that came with the package: its folder is on the path only where the environment is activated.
+    program = Path(sys.executable).with_name("rerun")
+    with _explained():
+        rerun.spawn(executable_path=str(program) if program.exists() else None, recording=stream)
     logged = _log(rerun, stream, episode)
-    stream.flush()
+    # A viewer without a screen ends after its start.
+    with _explained():
+        stream.flush()
     return logged
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the Rerun viewer does not start here ({str(error).strip().splitlines()[0]}): save a recording with "
+            f"--rerun --out FILE{SUFFIX}, and open it where there is a screen"
+        ) from error
 
 
 def _import_rerun() -> Any:

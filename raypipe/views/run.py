@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from raypipe.loader import RankLoader
 
 _WIDTH: Final = 10.0
-_OTHER: Final = "other"
+_OTHER: Final = "none of these"
 """Waiting while nothing of the stages was noted, such as for Ray to start an epoch."""
 _COLOURS: Final = dict(zip((*STAGES, _OTHER), ("#3367d6", "#e8710a", "#188038", "#9334e6", "#9aa0a6"), strict=True))
 _INTERVALS: Final = 120
@@ -196,7 +196,7 @@ def _draw_waiting(axes: Any, edges: NDArray[np.float64], shares: Mapping[str, ND
             axes.stairs(base + share, edges, baseline=base, fill=True, color=_COLOURS[stage], label=stage)
         base = base + share
     axes.set(ylabel="share of time\nspent waiting, for", xlim=(0, edges[-1]), ylim=(0, 1))
-    axes.legend(loc="upper right", fontsize=8, ncols=len(shares), framealpha=0.85)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), fontsize=8, ncols=len(shares), frameon=False)
 
 
 def _draw_ranks(axes: Any, ranks: Mapping[int, LoaderStats]) -> None:
