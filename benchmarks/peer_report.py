@@ -26,13 +26,14 @@ READING = """\
 - **Cost** is the figure to compare: CPU seconds of the whole process tree for 1,000 samples. It says how many cores
   keep a GPU fed. raypipe decodes each span in one pass, as the floor does; a loader that fetches one random frame at a
   time opens, seeks and decodes for each.
-- **Mixing**: a full shuffle (LeRobot map-style, torch, torchdata) is the mark. raypipe's live window comes to the same
-  number of episodes in a batch here, since all episodes are live at once; on a large dataset batches that follow each
-  other share more episodes than under a full shuffle (`raypipe plan` prints it).
+- **Mixing**: a full shuffle (LeRobot map-style, torch, torchdata) is the mark. raypipe's live window, here of
+  128 spans of up to 32 frames, comes to as many episodes in a batch; batches that follow each other share more episodes
+  than under a full shuffle (`raypipe plan` prints it).
 - **Hugging Face datasets** knows no LeRobot videos: here they are decoded by hand, in file order, before its shuffle
   buffer. That is cheap, holds decoded samples in every worker, and shows a batch few episodes.
-- **Memory** is what raypipe pays: it holds decoded spans, as much as `live_bytes` allows (3.2 GB here, chosen so that
-  whole episodes fit). `decode={"when": "exit"}` takes far less, at several times the CPU.
+- **Memory** is what raypipe pays: it holds decoded spans, as much as `live_bytes` allows. It is
+  3.2 GB here: the default of 2 GiB does not hold 128 decoded spans of this size, and then each batch is decoded as it
+  leaves (`decode={"when": "exit"}`), with a warning: far less memory, at several times the CPU.
 - **The first batch** is late in raypipe too: Ray starts, and the live window is decoded first. The map-style loaders
   start sooner.
 - **Going on**: what comes twice in LeRobot on other ranks is padding, so that all ranks have as many batches;

@@ -29,6 +29,10 @@ Root = Annotated[
     ),
 ]
 DatasetRoot = Annotated[str, typer.Argument(metavar="ROOT", help="A LeRobot dataset: a local path or an fsspec URI.")]
+# As `Pipeline` chooses them, where they are not given.
+LiveSpans = Annotated[int | None, typer.Option(help="Spans that are live at once in a lane.  [default: by the batch]")]
+SpanFrames = Annotated[str, typer.Option(help="Longest span in frames, or 'episode'.  [default: by --live-bytes]")]
+LiveBytes = Annotated[int | None, typer.Option(help="Memory of a rank for live spans.  [default: 2 GiB]")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -92,8 +96,9 @@ def plan(
     root: Root,
     world_size: Annotated[int, typer.Option(help="Ranks.")],
     batch_size: Annotated[int, typer.Option(help="Frames of a batch on each rank.")],
-    live_spans: Annotated[int, typer.Option(help="Spans that are live at once in a lane.")] = 128,
-    span_frames: Annotated[str, typer.Option(help="Longest span in frames, or 'episode'.")] = "episode",
+    live_spans: LiveSpans = None,
+    span_frames: SpanFrames = "",
+    live_bytes: LiveBytes = None,
     seed: Annotated[int, typer.Option(help="Decides the order.")] = 0,
     epoch: Annotated[int, typer.Option(help="Counted from 0.")] = 0,
     lanes: Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")] = "world_size",
@@ -101,11 +106,12 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Tell what an epoch costs and how well it mixes, before it runs."""
-    from raypipe.plan import BatchSpec, parse_order_spec
+    from raypipe.plan import BatchSpec, parse_order
     from raypipe.views import plan_table, plot_plan, view_plan
 
-    spec = parse_order_spec(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes)
-    view = view_plan(root, spec, BatchSpec(size=batch_size), world_size=world_size, epoch=epoch)
+    order = parse_order(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes)
+    batch = BatchSpec(size=batch_size)
+    view = view_plan(root, order, batch, world_size=world_size, epoch=epoch, live_bytes=live_bytes)
     if as_json:
         typer.echo(json.dumps(view.report.to_json(), indent=2))
     else:
@@ -244,8 +250,9 @@ def where(
     world_size: Annotated[int, typer.Option(help="Ranks.")] = 1,
     seed: Annotated[int, typer.Option(help="Decides the order.")] = 0,
     epoch: Annotated[int | None, typer.Option(help="Count the steps of this epoch alone.")] = None,
-    live_spans: Annotated[int, typer.Option(help="Spans that are live at once in a lane.")] = 128,
-    span_frames: Annotated[str, typer.Option(help="Longest span in frames, or 'episode'.")] = "episode",
+    live_spans: LiveSpans = None,
+    span_frames: SpanFrames = "",
+    live_bytes: LiveBytes = None,
     lanes: Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")] = "world_size",
     tail: Annotated[str, typer.Option(help="The end of an epoch: short, drop or wrap.")] = "short",
     as_json: Json = False,
@@ -253,14 +260,14 @@ def where(
     """Tell which frames a step gave to a rank, by the plan: of a run with an account, or of the options."""
     from raypipe.audit.report import step_table
     from raypipe.audit.where import PlannedRun, StepQuery, locate_planned, locate_recorded
-    from raypipe.plan import parse_order_spec
+    from raypipe.plan import parse_order
 
     query = StepQuery(step=step, rank=rank, epoch=epoch)
     if folder:
         located = locate_recorded(folder, query, root=root, name=name)
     else:
-        spec = parse_order_spec(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes)
-        run = PlannedRun(root=root, spec=spec, batch_size=batch_size, world_size=world_size, tail=tail)
+        order = parse_order(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes) | {"tail": tail}
+        run = PlannedRun(root=root, order=order, batch_size=batch_size, world_size=world_size, live_bytes=live_bytes)
         located = locate_planned(run, query)
     if as_json:
         typer.echo(json.dumps(located.to_json(), indent=2))

@@ -11,25 +11,11 @@ from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
 from raypipe.errors import ConfigError, suggest
 from raypipe.feeder import FeedSpec
 from raypipe.mixture import Mixture
-from raypipe.plan import (
-    SINGLE_DATASET,
-    WHOLE_EPISODE,
-    BatchSpec,
-    EpisodeIndex,
-    OrderSpec,
-    SelectionSpec,
-    index_episodes,
-    resolve_live,
-)
-from raypipe.schema import Schema, schema_of
+from raypipe.plan import WHOLE_EPISODE, BatchSpec, EpisodeIndex, OrderSpec, SelectionSpec
+from raypipe.schema import Schema
+from raypipe.sizes import choose_live, index_frames, pixel_bytes, row_bytes, schema_for
 from raypipe.skips import BadDataSpec
 from raypipe.storage import CacheSpec
-
-DEFAULT_LIVE_BYTES = 2 << 30
-"""Memory of the spans at hand on a rank."""
-
-MIN_LIVE_SPANS = 128
-"""Live spans of a lane where nothing is said: twice a batch of 64, and never fewer than twice the batch."""
 
 _ROW_BLOCK_BYTES = 8 << 20
 """Ray's cost of a block is the same for 10 and for 3,000 rows."""
@@ -69,7 +55,7 @@ class PipelineConfig:
 
     def index(self) -> EpisodeIndex:
         """Return the frames of an epoch."""
-        return _index(self.dataset, self.selection)
+        return index_frames(self.dataset, self.selection)
 
     def block_context(self) -> BlockContext:
         """Return what tasks and ranks need to make and open blocks."""
@@ -99,23 +85,17 @@ def compose_config(
     if isinstance(dataset, Mixture) and decode.resize != dataset.spec.resize:
         dataset = dataset.resized(decode.resize)
     _check_windows(schema_for(dataset))
-    index = _index(dataset, selection)
+    index = index_frames(dataset, selection)
     order = parts["order"]
     given = {} if isinstance(order, OrderSpec) else dict(order)
-    live_spans = order.live_spans if isinstance(order, OrderSpec) else given.get("live_spans", _live_spans(batch))
-    budget = resolve_live(
-        index,
-        row_bytes=row_bytes(dataset),
-        pixel_bytes=pixel_bytes(dataset, decode) if decode.when == "block" else 0,
-        live_spans=live_spans,
-        live_bytes=live_bytes,
-    )
+    live_spans = order.live_spans if isinstance(order, OrderSpec) else given.get("live_spans")
+    budget = choose_live(dataset, index, batch, decode, live_spans=live_spans, live_bytes=live_bytes)
     if not isinstance(order, OrderSpec):
-        resolved = {"seed": seed, "live_spans": live_spans, "span_frames": budget.span_frames}
+        resolved = {"seed": seed, "live_spans": budget.live_spans, "span_frames": budget.span_frames}
         order = make_spec(OrderSpec, {**resolved, **given}, "order")
     if budget.is_decode_on_exit and "span_frames" not in given and decode.where != "cluster" and decode.when == "block":
         warnings.warn(
-            f"live_bytes={live_bytes:,} does not hold {live_spans} live spans of decoded frames, however short: "
+            f"live_bytes={live_bytes:,} does not hold {budget.live_spans} live spans of decoded frames, however short: "
             f"decoding each batch as it leaves instead, which costs more CPU. Values do not change. Raise "
             f"live_bytes, lower live_spans, or say decode={{'when': 'exit'}} to silence this.",
             stacklevel=3,
@@ -170,30 +150,6 @@ def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:
         raise ConfigError(f"{name}={dict(value)!r} is not complete: {error}") from error
 
 
-def schema_for(dataset: Dataset | Mixture) -> Schema:
-    """Return what batches are made of."""
-    return dataset.schema if isinstance(dataset, Mixture) else schema_of(dataset)
-
-
-def row_bytes(dataset: Dataset | Mixture) -> int:
-    """Return the bytes of one sample without its cameras: windows are kept gathered."""
-    schema = schema_for(dataset)
-    return sum(
-        feature.frame_bytes * schema.windows.get(name, 1)
-        for name, feature in schema.rows.items()
-        if feature.kind == "vector"
-    )
-
-
-def pixel_bytes(dataset: Dataset | Mixture, decode: DecodeSpec) -> int:
-    """Return the bytes of one decoded frame of every camera."""
-    schema, total = schema_for(dataset), 0
-    for name in schema.cameras:
-        height, width, channels = decode.frame_shape(schema.features[name])
-        total += height * width * channels * (4 if schema.features[name].is_depth else 1)
-    return total
-
-
 def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:
     """Return the decode spec; where it does not say the cameras' dtype or size, the dataset's holds."""
     if isinstance(dataset, Mixture):
@@ -209,28 +165,6 @@ def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:
     if isinstance(decode, Mapping):
         decode = {"camera_dtype": dataset.spec.camera_dtype, **decode}
     return make_spec(DecodeSpec, decode, "decode")
-
-
-def _index(dataset: Dataset | Mixture, selection: SelectionSpec) -> EpisodeIndex:
-    if isinstance(dataset, Mixture):
-        if selection != SelectionSpec():
-            raise ConfigError(
-                f"selection={selection} is of one dataset, and this is a mixture of {len(dataset.members)}: give each "
-                f"member its own selection"
-            )
-        return dataset.index()
-    episodes = dataset.meta.episodes
-    return index_episodes(
-        SINGLE_DATASET,
-        episodes.episode_index,
-        episodes.length,
-        fingerprint=dataset.meta.order_fingerprint,
-        selection=selection,
-    )
-
-
-def _live_spans(batch: BatchSpec) -> int:
-    return max(MIN_LIVE_SPANS, 2 * batch.size) if batch.scope == "rank" else MIN_LIVE_SPANS
 
 
 def spans_per_block(config: PipelineConfig, decode: DecodeSpec) -> int:

@@ -18,15 +18,7 @@ from typing import Any
 import ray
 
 from raypipe.batch import span_columns
-from raypipe.config import (
-    DEFAULT_LIVE_BYTES,
-    PipelineConfig,
-    compose_config,
-    make_cache,
-    pixel_bytes,
-    row_bytes,
-    spans_per_block,
-)
+from raypipe.config import PipelineConfig, compose_config, make_cache, spans_per_block
 from raypipe.dataset import Dataset
 from raypipe.decode.videos import check_device
 from raypipe.errors import ConfigError, suggest
@@ -35,8 +27,9 @@ from raypipe.loader import RankLoader
 from raypipe.loader_spec import LoaderSpec, change_spec
 from raypipe.mixture import Mixture
 from raypipe.packed import span_request
-from raypipe.plan import WHOLE_EPISODE, WorldPlan, plan_epoch, plan_world, start, state_at
+from raypipe.plan import DEFAULT_LIVE_BYTES, WHOLE_EPISODE, WorldPlan, plan_epoch, plan_world, start, state_at
 from raypipe.rank_job import RankJob, with_source
+from raypipe.sizes import pixel_bytes, row_bytes
 from raypipe.skips import BadDataSpec
 from raypipe.source.datasource import as_samples, build_dataset
 

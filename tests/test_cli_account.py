@@ -10,7 +10,11 @@ from program import run_program
 import raypipe
 from raypipe.account import count_values
 from raypipe.audit.frames import read_frames
+from raypipe.dataset import open_dataset
+from raypipe.pipeline import Pipeline
 from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec, plan_epoch, plan_world, start
+from raypipe.sizes import row_bytes
+from raypipe.testing import SynthSpec, write_dataset
 
 SPEC = OrderSpec(seed=3, live_spans=2)
 
@@ -171,6 +175,26 @@ def test_where_follows_the_ranks_and_legs_of_an_account(tiny_dataset, run_folder
     assert (ahead["epoch"], ahead["step_in_epoch"]) == (1, 3)
     assert frames_of(ahead) == planned(tiny_dataset, epoch=1, step=3, rank=0, world_size=3, batch_size=2)
     assert frames_of(later) == planned(tiny_dataset, epoch=5, step=1, rank=0, world_size=3, batch_size=2)
+
+
+@pytest.mark.parametrize(("batch_size", "live_frames"), [(80, 10_000), (4, 5_500)], ids=["large batch", "small memory"])
+def test_where_and_plan_take_the_order_that_a_pipeline_takes(batch_size, live_frames, tmp_path):
+    # Not the defaults of `OrderSpec`: more live spans for a large batch, short ones for little memory.
+    dataset = open_dataset(str(write_dataset(tmp_path / "made", SynthSpec(lengths=(300,) * 20, cameras=()))))
+    live_bytes = live_frames * row_bytes(dataset)
+    pipe = Pipeline(dataset, batch_size=batch_size, seed=5, live_bytes=live_bytes)
+    options = ("--batch-size", batch_size, "--seed", 5, "--live-bytes", live_bytes)
+
+    step = json.loads(run("where", 2, 0, "--root", tmp_path / "made", *options, "--json").stdout)
+    plan = json.loads(run("plan", tmp_path / "made", "--world-size", 1, *options, "--json").stdout)
+
+    order, found = pipe.config.order, pipe.plan(world_size=1).frames_at(2, 0)
+    assert (order.live_spans, order.span_frames) != (128, "episode")
+    assert (step["live_spans"], step["span_frames"]) == (order.live_spans, order.span_frames)
+    assert (plan["live_spans"], plan["span_frames"]) == (order.live_spans, order.span_frames)
+    assert [(one["episode"], one["frame"]) for one in step["frames"]] == list(
+        zip(found.episode.tolist(), found.frame.tolist(), strict=True)
+    )
 
 
 def test_where_prints_a_table(tiny_dataset):

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from program import run_program
 
-from raypipe.plan import BatchSpec, OrderSpec
+from raypipe.plan import BatchSpec
 from raypipe.views import view_plan
 
 
@@ -38,8 +38,8 @@ def test_plan_prints_a_table_and_draws_a_picture(tiny_dataset, tmp_path):
 
 
 def test_plan_of_the_command_line_is_the_plan_of_the_library(tiny_dataset):
-    spec = OrderSpec(seed=3, live_spans=2, span_frames=4, lanes=4)
-    view = view_plan(str(tiny_dataset), spec, BatchSpec(size=4), world_size=2, epoch=5)
+    order = {"seed": 3, "live_spans": 2, "span_frames": 4, "lanes": 4}
+    view = view_plan(str(tiny_dataset), order, BatchSpec(size=4), world_size=2, epoch=5)
 
     options = ("--seed", 3, "--live-spans", 2, "--span-frames", 4, "--lanes", 4, "--epoch", 5)
     printed = json.loads(run(tiny_dataset, "--world-size", 2, "--batch-size", 4, *options, "--json").stdout)

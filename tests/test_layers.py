@@ -22,7 +22,7 @@ LAYERS = [
     {"schema"},
     {"normalise"},
     {"mixture"},
-    {"block"},
+    {"block", "sizes"},
     {"shuffle", "source"},
     {"batch", "rollcall", "gauges", "loader_spec", "opening"},
     {"assembly"},

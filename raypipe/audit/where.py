@@ -5,8 +5,9 @@ that the run really had; what lies beyond it is planned on the ranks it had last
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from raypipe.account.axis import DATASET_BITS, FrameAxis
 from raypipe.account.chain import drop_later_epochs, link_parts
@@ -18,7 +19,6 @@ from raypipe.errors import ConfigError
 from raypipe.plan import (
     BatchSpec,
     EpisodeIndex,
-    OrderSpec,
     Resumed,
     SelectionSpec,
     WorldPlan,
@@ -27,6 +27,7 @@ from raypipe.plan import (
     resume,
     start,
 )
+from raypipe.sizes import open_with_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +69,15 @@ class LocatedStep:
     step_in_epoch: int
     rank: int
     world_size: int
+    live_spans: int
+    span_frames: int | str
     frames: tuple[LocatedFrame, ...]
 
     def describe(self) -> str:
-        """Return which step it is, in words."""
+        """Return which step it is, and of which order, in words."""
         return (
             f"epoch {self.epoch}, step {self.step_in_epoch} of it, rank {self.rank} of {self.world_size}: "
-            f"{len(self.frames)} frames"
+            f"{len(self.frames)} frames; live_spans={self.live_spans}, span_frames={self.span_frames!r}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -87,12 +90,14 @@ class PlannedRun:
     """A run that never changes its ranks."""
 
     root: str
-    spec: OrderSpec
+    order: Mapping[str, Any]
+    """Fields of an `OrderSpec`; the others are chosen as a pipeline of the dataset chooses them."""
+
     batch_size: int
     """Frames of a batch on each rank."""
 
     world_size: int
-    tail: str = "short"
+    live_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not self.root:
@@ -103,11 +108,9 @@ class PlannedRun:
 
 def locate_planned(run: PlannedRun, query: StepQuery) -> LocatedStep:
     """Return the frames of a step of a run that never changes."""
-    begin = _Standing(
-        at=start(replace(run.spec, tail=cast(Any, run.tail)), world_size=run.world_size),
-        batch=BatchSpec(size=run.batch_size),
-        world_size=run.world_size,
-    )
+    batch = BatchSpec(size=run.batch_size)
+    _, spec = open_with_order(run.root, batch, run.order, live_bytes=run.live_bytes)
+    begin = _Standing(at=start(spec, world_size=run.world_size), batch=batch, world_size=run.world_size)
     index, axis = read_frames(run.root, SelectionSpec())
     return _locate([], begin, query, Replay(index, axis))
 
@@ -209,6 +212,8 @@ def _name_step(world: WorldPlan, step: int, before: int, rank: int, axis: FrameA
         step_in_epoch=before + step,
         rank=rank,
         world_size=world.world_size,
+        live_spans=world.plan.leg.live_spans,
+        span_frames=world.plan.spec.span_frames,
         frames=frames,
     )
 

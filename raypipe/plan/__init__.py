@@ -45,7 +45,7 @@ its life, so every batch sees nearly all live spans, and spans come and go first
 spans without the frames already emitted, shared out anew.
 """
 
-from raypipe.plan.budget import LiveBudget, resolve_live
+from raypipe.plan.budget import DEFAULT_LIVE_BYTES, LiveBudget, resolve_live
 from raypipe.plan.emit import Batch, BatchChunk
 from raypipe.plan.epoch import EpochPlan, plan_epoch
 from raypipe.plan.index import (
@@ -71,7 +71,7 @@ from raypipe.plan.shares import (
     mix_indexes,
     split_frames,
 )
-from raypipe.plan.spec import WHOLE_EPISODE, WORLD_SIZE, BatchSpec, Leg, OrderSpec, first_leg, parse_order_spec
+from raypipe.plan.spec import WHOLE_EPISODE, WORLD_SIZE, BatchSpec, Leg, OrderSpec, first_leg, parse_order
 from raypipe.plan.state import (
     OrderState,
     Resumed,
@@ -86,6 +86,7 @@ from raypipe.plan.state import (
 from raypipe.plan.world import Frames, WorldPlan, plan_world
 
 __all__ = [
+    "DEFAULT_LIVE_BYTES",
     "ORDER_VERSION",
     "SINGLE_DATASET",
     "UNVERSIONED",
@@ -125,7 +126,7 @@ __all__ = [
     "lap_sizes",
     "measure_mixing",
     "mix_indexes",
-    "parse_order_spec",
+    "parse_order",
     "plan_epoch",
     "plan_world",
     "report_plan",

@@ -5,7 +5,7 @@ frame is.
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from raypipe.errors import ConfigError
 from raypipe.plan.budget import DEFAULT_LIVE_BYTES, RESIDENT_PER_LIVE, SHORTEST_SPAN, resolve_live
@@ -40,6 +40,8 @@ class PlanReport:
     """Frames that are emitted, repeats not counted."""
 
     spans: int
+    live_spans: int
+    span_frames: int | Literal["episode"]
     fingerprint: str
 
     tail: str
@@ -101,6 +103,8 @@ def report_plan(world: WorldPlan, sizes: FrameSizes) -> PlanReport:
         steps=world.num_steps,
         frames=frames,
         spans=spans,
+        live_spans=plan.leg.live_spans,
+        span_frames=plan.spec.span_frames,
         fingerprint=plan.fingerprint,
         tail=_describe_tail(world),
         left_over=len(world.left_over()),

@@ -7,7 +7,7 @@ state; `BatchSpec` is not, since a run may go on with another batch size.
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
 
@@ -106,14 +106,13 @@ class Leg:
         _store_whole(self, "frames_per_lane", 0, (1 << 63) - 1)
 
 
-def parse_order_spec(*, seed: int, live_spans: int, span_frames: str, lanes: str) -> OrderSpec:
-    """Return the spec of values typed by a person, where a number and a named value are both text."""
-    return OrderSpec(
-        seed=seed,
-        live_spans=live_spans,
-        span_frames=int(span_frames) if span_frames.isdecimal() else cast(Any, span_frames),
-        lanes=int(lanes) if lanes.isdecimal() else cast(Any, lanes),
-    )
+def parse_order(*, seed: int, live_spans: int | None, span_frames: str, lanes: str) -> dict[str, Any]:
+    """Return the fields of an `OrderSpec` that a person typed, where a number and a named value are both text."""
+    typed = {"span_frames": span_frames, "lanes": lanes}
+    fields: dict[str, Any] = {
+        name: int(text) if text.isdecimal() else text for name, text in typed.items() if text != ""
+    }
+    return {"seed": seed, **fields, **({} if live_spans is None else {"live_spans": live_spans})}
 
 
 def first_leg(spec: OrderSpec, *, world_size: int) -> Leg:

@@ -3,29 +3,26 @@
 Reads ``meta/`` of a dataset and plans; reads no rows and no pixels. Decides nothing that a run depends on.
 """
 
-import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from raypipe.dataset import Dataset
+from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError
-from raypipe.mixture import Mixture, open_dataset
+from raypipe.mixture import Mixture
 from raypipe.plan import (
-    SINGLE_DATASET,
     BatchSpec,
-    EpisodeIndex,
     FrameSizes,
-    OrderSpec,
     PlanReport,
-    SelectionSpec,
     WorldPlan,
-    index_episodes,
     plan_epoch,
     plan_world,
     report_plan,
     start,
 )
+from raypipe.sizes import decode_spec_of, index_frames, open_with_order, pixel_bytes, row_bytes
 from raypipe.views.plan_figure import draw_plan
 from raypipe.views.view import View, counted, html_lines, html_plot, html_table
 
@@ -86,46 +83,35 @@ def view_world(world: WorldPlan, sizes: FrameSizes = UNKNOWN_SIZES, *, rank: int
 
 def view_pipeline(pipe: "Pipeline", *, world_size: int = 1, epoch: int = 0) -> PlanView:
     """Return the view of what a pipeline would do in an epoch on `world_size` ranks; reads nothing."""
-    # It brings Ray, which `raypipe plan` does without.
-    from raypipe.config import pixel_bytes, row_bytes
-
-    dataset, decode = pipe.config.dataset, pipe.config.decode
-    pixels = pixel_bytes(dataset, decode) if decode.when == "block" else 0
-    sizes = FrameSizes(row_bytes=row_bytes(dataset), pixel_bytes=pixels)
-    return view_world(pipe.plan(world_size=world_size, epoch=epoch), sizes)
+    world = pipe.plan(world_size=world_size, epoch=epoch)
+    return view_world(world, _measure_frame(pipe.config.dataset, pipe.config.decode))
 
 
-def view_plan(root: str, spec: OrderSpec, batch: BatchSpec, *, world_size: int, epoch: int = 0) -> PlanView:
-    """Return the plan of one epoch of the dataset or mixture at `root`; reads ``meta/``."""
-    with warnings.catch_warnings():
-        # Which cameras and datasets are left out is what `raypipe info` tells.
-        warnings.simplefilter("ignore", UserWarning)
-        dataset = open_dataset(root)
-    index = dataset.index() if isinstance(dataset, Mixture) else _index(dataset)
+def view_plan(
+    root: str,
+    order: Mapping[str, Any],
+    batch: BatchSpec,
+    *,
+    world_size: int,
+    epoch: int = 0,
+    live_bytes: int | None = None,
+) -> PlanView:
+    """Return the plan of one epoch of the dataset or mixture at `root`; reads ``meta/``.
+
+    Args:
+        order: fields of an `OrderSpec`; the others are chosen as `raypipe.Pipeline` chooses them.
+    """
+    dataset, spec = open_with_order(root, batch, order, live_bytes=live_bytes)
     todo = start(spec, world_size=world_size, epoch=epoch)
-    plan = plan_epoch(index, todo.spec, epoch=epoch, legs=todo.legs)
-    return view_world(plan_world(plan, world_size=world_size, batch=batch), measure_frame(dataset))
-
-
-def measure_frame(dataset: Dataset | Mixture) -> FrameSizes:
-    """Return the bytes of one frame of a dataset: its row, and the decoded cameras that are there."""
-    features = dataset.features
-    cameras = dataset.schema.cameras if isinstance(dataset, Mixture) else dataset.spec.cameras
-    return FrameSizes(
-        row_bytes=sum(feature.frame_bytes for feature in features.values() if not feature.is_camera),
-        pixel_bytes=sum(features[name].frame_bytes for name in cameras),
+    plan = plan_epoch(index_frames(dataset), todo.spec, epoch=epoch, legs=todo.legs)
+    return view_world(
+        plan_world(plan, world_size=world_size, batch=batch), _measure_frame(dataset, decode_spec_of(dataset))
     )
 
 
-def _index(dataset: Dataset) -> EpisodeIndex:
-    meta, episodes = dataset.meta, dataset.meta.episodes
-    return index_episodes(
-        SINGLE_DATASET,
-        episodes.episode_index,
-        episodes.length,
-        fingerprint=meta.order_fingerprint,
-        selection=SelectionSpec(),
-    )
+def _measure_frame(dataset: Dataset | Mixture, decode: DecodeSpec) -> FrameSizes:
+    pixels = pixel_bytes(dataset, decode) if decode.when == "block" else 0
+    return FrameSizes(row_bytes=row_bytes(dataset), pixel_bytes=pixels)
 
 
 def plan_table(report: PlanReport) -> "Group":
@@ -192,6 +178,7 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
         ("steps", f"{report.steps:,} of {report.batch_size} frames on each of {report.world_size} ranks"),
         ("frames", f"{report.frames:,} in {report.spans:,} spans on {report.lanes} lanes"),
         ("tail", f"{report.tail}; {report.left_over} frames left over"),
+        ("order", f"live_spans={report.live_spans}, span_frames={report.span_frames!r}"),
         ("fingerprint", report.fingerprint),
         (
             "live",

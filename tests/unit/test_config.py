@@ -4,12 +4,13 @@ import warnings
 import pytest
 
 from raypipe import config as config_module
-from raypipe.config import pixel_bytes, row_bytes, spans_per_block
+from raypipe.config import spans_per_block
 from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError
 from raypipe.pipeline import Pipeline
 from raypipe.plan import BatchSpec, OrderSpec
+from raypipe.sizes import pixel_bytes, row_bytes
 
 WINDOW = {"action": [0.0, 0.1, 0.2]}
 

@@ -1,0 +1,120 @@
+"""How large a frame is, and what a memory budget makes of the order: the defaults of a pipeline, without Ray."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, Final
+
+from raypipe.dataset import Dataset
+from raypipe.decode.spec import DecodeSpec
+from raypipe.errors import ConfigError
+from raypipe.mixture import Mixture, open_dataset
+from raypipe.plan import (
+    DEFAULT_LIVE_BYTES,
+    SINGLE_DATASET,
+    BatchSpec,
+    EpisodeIndex,
+    LiveBudget,
+    OrderSpec,
+    SelectionSpec,
+    index_episodes,
+    resolve_live,
+)
+from raypipe.schema import Schema, schema_of
+
+MIN_LIVE_SPANS: Final = 128
+"""Live spans of a lane where nothing is said: twice a batch of 64, and never fewer than twice the batch."""
+
+
+def schema_for(dataset: Dataset | Mixture) -> Schema:
+    """Return what batches are made of."""
+    return dataset.schema if isinstance(dataset, Mixture) else schema_of(dataset)
+
+
+def row_bytes(dataset: Dataset | Mixture) -> int:
+    """Return the bytes of one sample without its cameras: windows are kept gathered."""
+    schema = schema_for(dataset)
+    return sum(
+        feature.frame_bytes * schema.windows.get(name, 1)
+        for name, feature in schema.rows.items()
+        if feature.kind == "vector"
+    )
+
+
+def pixel_bytes(dataset: Dataset | Mixture, decode: DecodeSpec) -> int:
+    """Return the bytes of one decoded frame of every camera."""
+    schema, total = schema_for(dataset), 0
+    for name in schema.cameras:
+        height, width, channels = decode.frame_shape(schema.features[name])
+        total += height * width * channels * (4 if schema.features[name].is_depth else 1)
+    return total
+
+
+def index_frames(dataset: Dataset | Mixture, selection: SelectionSpec | None = None) -> EpisodeIndex:
+    """Return the frames of an epoch; of a mixture each member has its own selection."""
+    selection = selection or SelectionSpec()
+    if isinstance(dataset, Mixture):
+        if selection != SelectionSpec():
+            raise ConfigError(
+                f"selection={selection} is of one dataset, and this is a mixture of {len(dataset.members)}: give each "
+                f"member its own selection"
+            )
+        return dataset.index()
+    episodes = dataset.meta.episodes
+    return index_episodes(
+        SINGLE_DATASET,
+        episodes.episode_index,
+        episodes.length,
+        fingerprint=dataset.meta.order_fingerprint,
+        selection=selection,
+    )
+
+
+def decode_spec_of(dataset: Dataset | Mixture) -> DecodeSpec:
+    """Return how a pipeline decodes where nothing is said: a mixture says the size."""
+    return DecodeSpec(resize=dataset.spec.resize) if isinstance(dataset, Mixture) else DecodeSpec()
+
+
+def open_with_order(
+    root: str, batch: BatchSpec, given: Mapping[str, Any], *, live_bytes: int | None = None
+) -> tuple[Dataset | Mixture, OrderSpec]:
+    """Return what is at `root`, and the order of a pipeline of it: fields that `given` lacks are chosen as there.
+
+    A pipeline with windows, frames of another size, a selection or other `live_bytes` may choose other spans: what
+    ``print(pipe)`` shows holds.
+    """
+    with warnings.catch_warnings():
+        # Which cameras and datasets are left out is what `raypipe info` tells.
+        warnings.simplefilter("ignore", UserWarning)
+        dataset = open_dataset(root)
+    if not {"live_spans", "span_frames"} <= set(given):
+        budget = choose_live(
+            dataset,
+            index_frames(dataset),
+            batch,
+            decode_spec_of(dataset),
+            live_spans=given.get("live_spans"),
+            live_bytes=DEFAULT_LIVE_BYTES if live_bytes is None else live_bytes,
+        )
+        given = {"live_spans": budget.live_spans, "span_frames": budget.span_frames, **given}
+    return dataset, OrderSpec(**given)
+
+
+def choose_live(
+    dataset: Dataset | Mixture,
+    index: EpisodeIndex,
+    batch: BatchSpec,
+    decode: DecodeSpec,
+    *,
+    live_spans: int | None = None,
+    live_bytes: int = DEFAULT_LIVE_BYTES,
+) -> LiveBudget:
+    """Return live spans and span length as a pipeline takes them where `order` does not say them."""
+    if live_spans is None:
+        live_spans = max(MIN_LIVE_SPANS, 2 * batch.size) if batch.scope == "rank" else MIN_LIVE_SPANS
+    return resolve_live(
+        index,
+        row_bytes=row_bytes(dataset),
+        pixel_bytes=pixel_bytes(dataset, decode) if decode.when == "block" else 0,
+        live_spans=live_spans,
+        live_bytes=live_bytes,
+    )
