@@ -102,6 +102,11 @@ def test_a_cpu_node_is_always_there(file):
     assert read()[cpu]["min_workers"] >= 1
 
 
+def test_constraints_name_versions_and_no_builds():
+    # One such as torch==2.13.0+cpu is on no registry, and not what a GPU node wants.
+    assert "+" not in (ROOT / "constraints.txt").read_text()
+
+
 def test_files_name_the_ray_of_the_constraints():
     constraints = (ROOT / "constraints.txt").read_text()
 

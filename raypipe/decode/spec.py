@@ -31,8 +31,8 @@ class DecodeSpec:
     """Height and width of every decoded frame; done by FFmpeg, before anything is copied."""
 
     num_threads: int | Literal["assigned"] = ASSIGNED_CPUS
-    """Decoding threads of a rank: the CPUs that Ray assigned to its process, at least 1. Never the machine's count,
-    which other ranks use too."""
+    """Decoding threads of a rank: the CPUs that Ray assigned to its process, at least 1. In a process that Ray has not
+    started, its share of the machine's: all of them, or what torchrun's processes leave to each."""
 
     camera_dtype: CameraDtype = "uint8"
     """``float32`` gives [0, 1]; converted on the device, after the copy."""
