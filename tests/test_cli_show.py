@@ -139,7 +139,7 @@ def test_rerun_that_is_not_installed_is_an_error_that_names_the_extra(tiny_datas
     done = run(tiny_dataset, "--rerun", "--out", tmp_path / "episode.rrd")
 
     assert done.returncode == 2
-    assert "pip install 'raypipe[rerun]'" in done.stderr
+    assert "pip install rerun-sdk" in done.stderr
     assert not (tmp_path / "episode.rrd").exists()
 
 

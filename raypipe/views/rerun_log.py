@@ -1,6 +1,6 @@
 """An episode for the Rerun viewer: its cameras, numbers and tasks on two time lines, ``frame`` and ``time``.
 
-Needs the package of the extra ``raypipe[rerun]``, and imports it when it is first used.
+Needs the package rerun-sdk, the extra ``rerun``, and imports it when it is first used.
 """
 
 import sys
@@ -97,7 +97,7 @@ def _import_rerun() -> Any:
         import rerun
     except ImportError as error:
         raise ConfigError(
-            f"the Rerun viewer needs the package rerun-sdk, which is not here ({error}): pip install 'raypipe[rerun]'"
+            f"the Rerun viewer needs the package rerun-sdk, which is not here ({error}): pip install rerun-sdk"
         ) from error
     return rerun
 
