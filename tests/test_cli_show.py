@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from depth_cases import DEPTH, wall_of, write_deepening
 from mixture_cases import write_unlike
 from program import run_program
 from torchcodec.decoders import VideoDecoder
 
 import raypipe as rp
 from raypipe.testing import read_stamp
-from raypipe.views.rerun_log import open_viewer
+from raypipe.views.rerun_log import open_viewer, save_recording
 
 REAL = Path(__file__).parents[2] / "shared" / "data"
 REAL_NAMES = ("cr5_v21", "groot_simpnp_v20", "piper_v30", "so_front_v30", "so101_wrist_v30", "pusht_v30_novid")
@@ -131,6 +132,16 @@ def read_recording(path):
                 pairs = zip(columns["frame"], columns[kind], strict=True)
                 logged.setdefault(entity, {}).update({frame: read(value) for frame, value in pairs})
     return logged
+
+
+def test_recording_of_depth_has_one_brightness_from_its_first_to_its_last_frame(tmp_path):
+    dataset = rp.open_dataset(str(write_deepening(tmp_path / "deep")))
+
+    save_recording(dataset, 0, tmp_path / "episode.rrd")
+
+    walls = [wall_of(pixels) for pixels in read_recording(tmp_path / "episode.rrd")[DEPTH].values()]
+    assert len(walls) == 70
+    assert max(walls) - min(walls) < 4
 
 
 def test_rerun_that_is_not_installed_is_an_error_that_names_the_extra(tiny_dataset, tmp_path, monkeypatch):

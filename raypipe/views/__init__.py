@@ -11,6 +11,7 @@
     plan.py         an epoch before it runs, as a table and as a picture     view_plan, view_pipeline -> PlanView
     run.py          speed and waiting over time                              record, view_run -> RunView
     view.py         what all of them can do: show themselves, be saved       View
+    plain.py        figures that show texts as they stand
     pixels.py, ranges.py, plan_figure.py                                     parts of the above
     rerun_log.py    an episode for the Rerun viewer                          save_recording, open_viewer
     command.py      what ``raypipe show`` does

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError
 from raypipe.schema import DIM_IS_PAD, IS_MISSING
 from raypipe.views.pixels import visible
+from raypipe.views.ranges import SHOWN_NUMBERS
 from raypipe.views.view import (
     Picture,
     View,
@@ -24,6 +25,8 @@ from raypipe.views.view import (
     html_text,
     line_colours,
     new_figure,
+    not_drawn,
+    numbers_told,
     short_name,
     shortened,
 )
@@ -36,6 +39,9 @@ _SHOWN_SLOTS: Final = 3
 """Frames of a camera's window that are drawn; of more the first, a middle and the last one."""
 _LEAST_SIDE: Final = 8
 """A picture is not smaller: it tells a camera from a matrix of numbers."""
+_DRAWN_SAMPLES: Final = 64
+_DRAWN_PICTURES: Final = 48
+"""With so many of each the figure is 94 inches high and 88 wide, less than `MAX_INCHES`."""
 _ROW_HEIGHT: Final = 1.45
 
 
@@ -86,24 +92,37 @@ class BatchView(View):
 
     def figure(self) -> "Figure":
         """Return a row for each sample that is shown: its pictures, then its action."""
+        from raypipe.views.plain import boxes_told
+
         figure = self._draw()
-        more = f", {len(self.samples)} shown" if len(self.samples) < self.size else ""
-        figure.suptitle(f"{self.title}{more}", fontsize=11)
+        more = f", {len(self.drawn)} shown" if len(self.drawn) < self.size else ""
+        left_out = [shortened(text, 100) for text in self._pictures_left_out()]
+        boxes = boxes_told(f"{one.label} {one.task}" for one in self.drawn)
+        figure.suptitle("\n".join([f"{self.title}{more}", *left_out, *boxes]), fontsize=11)
         return figure
 
+    @property
+    def drawn(self) -> tuple[SampleView, ...]:
+        """The samples that are drawn: the first 64."""
+        return self.samples[:_DRAWN_SAMPLES]
+
+    def _pictures_left_out(self) -> list[str]:
+        longest = max((one.pictures for one in self.samples), key=len, default=())
+        return not_drawn([picture.caption for picture, _ in longest[_DRAWN_PICTURES:]], "picture")
+
     def _draw(self) -> "Figure":
-        columns = max((len(one.pictures) for one in self.samples), default=0)
-        has_chunk = any(one.chunk is not None for one in self.samples)
+        columns = min(max((len(one.pictures) for one in self.drawn), default=0), _DRAWN_PICTURES)
+        has_chunk = any(one.chunk is not None for one in self.drawn)
         widths = [*[1.7] * columns, *([4.2] if has_chunk else [])] or [1.0]
-        figure = new_figure(sum(widths) + 2.2, _ROW_HEIGHT * max(1, len(self.samples)) + 0.8)
+        figure = new_figure(sum(widths) + 2.2, _ROW_HEIGHT * max(1, len(self.drawn)) + 0.8)
         axes = figure.subplots(
-            max(1, len(self.samples)), len(widths) + 1, squeeze=False, width_ratios=[2.2, *widths], sharex=False
+            max(1, len(self.drawn)), len(widths) + 1, squeeze=False, width_ratios=[2.2, *widths], sharex=False
         )
         for place in axes.ravel():
             place.set_axis_off()
-        for row, sample in zip(axes, self.samples, strict=False):
+        for row, sample in zip(axes, self.drawn, strict=False):
             _draw_label(row[0], sample)
-            for place, (picture, mark) in zip(row[1:], sample.pictures, strict=False):
+            for place, (picture, mark) in zip(row[1:], sample.pictures[:columns], strict=False):
                 _draw_marked(place, picture, mark)
             if sample.chunk is not None:
                 _draw_chunk(row[-1], sample.chunk)
@@ -112,9 +131,19 @@ class BatchView(View):
     def parts(self) -> list[str]:
         """Return it as pieces of HTML."""
         told = [html_text(text, "warning") for text in self.totals]
-        shown = f"{len(self.samples)} of its {counted(self.size, 'sample')}"
+        shown = f"{len(self.drawn)} of its {counted(self.size, 'sample')}"
+        plot = [html_plot(self._draw(), self.title), *map(html_text, self._pictures_left_out())]
         keys = html_table(("key", "type", "shape"), self.keys)
-        return [*told, html_heading(shown), html_plot(self._draw(), self.title), html_heading("Keys"), keys]
+        return [*told, html_heading(shown), *plot, *self._tasks(), html_heading("Keys"), keys]
+
+    def _tasks(self) -> list[str]:
+        """Return the tasks as text, where the picture cannot show their letters."""
+        from raypipe.views.plain import has_letters
+
+        if all(has_letters(one.task) for one in self.drawn):
+            return []
+        rows = [(one.label.replace("\n", ", "), one.task) for one in self.drawn]
+        return [html_heading("Tasks"), html_table(("sample", "task"), rows)]
 
 
 def view_batch(batch: Mapping[str, Any], *, num_samples: int = 8) -> BatchView:
@@ -249,22 +278,23 @@ def _draw_chunk(axes: Any, chunk: Chunk) -> None:
 
     axes.set_axis_on()
     axes.tick_params(labelsize=6)
-    slots, width = chunk.values.shape
+    values = chunk.values[:, :SHOWN_NUMBERS]
+    slots, width = values.shape
     axes.set_prop_cycle(color=line_colours(width if slots > 1 else 1))
     narrow = f", {chunk.num_padded} more are padding" if chunk.num_padded else ""
     if chunk.is_missing:
         axes.set_title(f"{chunk.feature}: missing", fontsize=8, color="#b3261e", loc="left")
         return
     if slots > 1:
-        axes.plot(np.arange(slots), chunk.values, linewidth=1, marker=".", markersize=3)
+        axes.plot(np.arange(slots), values, linewidth=1, marker=".", markersize=3)
         axes.set_xlabel("slot of the window", fontsize=6, labelpad=1)
     else:
-        axes.bar(np.arange(width), chunk.values[0], color="#3367d6")
+        axes.bar(np.arange(width), values[0], color="#3367d6")
         axes.set_xlabel("number", fontsize=6, labelpad=1)
     for slot in np.flatnonzero(chunk.is_pad).tolist():
         axes.axvspan(slot - 0.5, slot + 0.5, color="#f0c890", alpha=0.6, linewidth=0)
     axes.set_xlim(-0.6, (slots if slots > 1 else width) - 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     padded = f": {int(chunk.is_pad.sum())} of {slots} slots are padding" if chunk.is_pad.any() else ""
-    title = f"{chunk.feature}, {counted(width, 'number')}{narrow}{padded}"
+    title = f"{chunk.feature}, {numbers_told(chunk.values.shape[1], width)}{narrow}{padded}"
     axes.set_title(title, fontsize=8, loc="left", color="#b26a00" if padded else "black")

@@ -26,6 +26,7 @@ from raypipe.views.view import (
     counted,
     draw_pictures,
     duration,
+    first_lines,
     html_heading,
     html_lines,
     html_picture,
@@ -33,6 +34,7 @@ from raypipe.views.view import (
     html_table,
     html_text,
     new_figure,
+    not_drawn,
     short_name,
     shortened,
     stacked,
@@ -47,6 +49,9 @@ _TASKS_SHOWN: Final = 12
 _TASK_LETTERS: Final = 44
 _FINDINGS_SHOWN: Final = 30
 _THUMBNAIL_HEIGHT: Final = 150
+_DRAWN_LINES: Final = 60
+_RANGES_HEIGHT: Final = 100.0
+"""Inches for the ranges: with frames and text the picture stays below `MAX_INCHES`."""
 _WIDTH: Final = 11.0
 
 
@@ -80,18 +85,25 @@ class DatasetCard(View):
         """The dataset's root."""
         return self.root
 
+    @property
+    def drawn_ranges(self) -> tuple[Range, ...]:
+        """The first ranges, as many as one picture has room for."""
+        ends = np.cumsum([range_height(one) for one in self.ranges])
+        return self.ranges[: int((ends <= _RANGES_HEIGHT).sum())]
+
     def figure(self) -> "Figure":
         """Return it as one picture: text, frames, lengths, tasks and ranges."""
         columns = _EPISODES_SHOWN
         rows = [self.thumbnails[i : i + columns] for i in range(0, len(self.thumbnails), columns)]
-        heights = [0.17 * len(self._text_lines()) + 0.2, *[2.0] * len(rows), 2.4, *map(range_height, self.ranges)]
+        ranges = self.drawn_ranges
+        heights = [0.17 * len(self._text_lines()) + 0.2, *[2.0] * len(rows), 2.4, *map(range_height, ranges)]
         figure = new_figure(_WIDTH, sum(heights))
         places = iter(stacked(figure, heights))
         self._draw_text(next(places).subplots())
         for pictures in rows:
             draw_pictures(next(places), pictures, columns)
         self._draw_summary(next(places))
-        for one in self.ranges:
+        for one in ranges:
             draw_range(next(places).subplots(), one)
         return figure
 
@@ -105,12 +117,15 @@ class DatasetCard(View):
             parts += [html_heading("What is odd about it"), *texts, *more]
         parts += [html_heading("Frames"), *map(html_picture, self.thumbnails)] if self.thumbnails else []
         parts += [html_heading("Episodes"), html_plot(self._summary(), "lengths of episodes, and tasks")]
-        if len(self.tasks) > _TASKS_SHOWN or any(len(text) > _TASK_LETTERS for text, _ in self.tasks):
+        if len(self.tasks) > _TASKS_SHOWN or not all(is_drawn_whole(text) for text, _ in self.tasks):
             rows = [(text, f"{count:,}") for text, count in self.tasks[: 4 * _TASKS_SHOWN]]
             parts += [html_heading(counted(len(self.tasks), "task")), html_table(("task", "episodes"), rows)]
         if self.ranges:
             parts += [html_heading("Numbers"), html_plot(self._ranges_figure(), "ranges of actions and states")]
-        return parts
+        return [*parts, *map(html_text, self._ranges_left_out())]
+
+    def _ranges_left_out(self) -> list[str]:
+        return not_drawn([one.feature for one in self.ranges[len(self.drawn_ranges) :]], "feature")
 
     def _summary(self) -> "Figure":
         figure = new_figure(_WIDTH, 2.4)
@@ -123,18 +138,22 @@ class DatasetCard(View):
         draw_tasks(right, self.tasks)
 
     def _ranges_figure(self) -> "Figure":
-        heights = [range_height(one) for one in self.ranges]
+        heights = [range_height(one) for one in self.drawn_ranges]
         figure = new_figure(_WIDTH, sum(heights))
         places = stacked(figure, heights)
-        for one, place in zip(self.ranges, places, strict=True):
+        for one, place in zip(self.drawn_ranges, places, strict=True):
             draw_range(place.subplots(), one)
         return figure
 
     def _text_lines(self) -> list[str]:
+        from raypipe.views.plain import boxes_told
+
         told = [f"{name + ':':<13}{shortened(text, 118)}" for name, text in self.lines if name != "root"]
         remarks = [f"{one.severity + ':':<13}{shortened(one.text, 118)}" for one in self.remarks[:6]]
         more = [f"{'':<13}and {len(self.remarks) - 6} more remarks"] if len(self.remarks) > 6 else []
-        return [self.root, *told, *remarks, *more]
+        left_out = [shortened(text, 131) for text in self._ranges_left_out()]
+        lines = [self.root, *first_lines(told, _DRAWN_LINES), *remarks, *more, *left_out]
+        return [*lines, *boxes_told(lines)]
 
     def _draw_text(self, axes: Any) -> None:
         axes.set_axis_off()
@@ -272,13 +291,23 @@ def draw_lengths(axes: Any, lengths: NDArray[np.int64], fps: float) -> None:
         scale.tick_params(labelsize=7)
 
 
+def is_drawn_whole(task: str) -> bool:
+    """Return whether a picture shows all of a task's text: it is short, and the font has its letters."""
+    from raypipe.views.plain import has_letters
+
+    return len(task) <= _TASK_LETTERS and has_letters(task)
+
+
 def draw_tasks(axes: Any, tasks: tuple[tuple[str, int], ...]) -> None:
     """Draw in how many episodes the most frequent tasks come."""
     from matplotlib.ticker import MaxNLocator
 
+    from raypipe.views.plain import boxes_told
+
     shown = tasks[:_TASKS_SHOWN]
     more = f", the {len(shown)} most frequent" if len(tasks) > len(shown) else ""
-    axes.set_title(f"{counted(len(tasks), 'task')}{more}", fontsize=9, loc="left")
+    title = f"{counted(len(tasks), 'task')}{more}"
+    axes.set_title("; ".join([title, *boxes_told(text for text, _ in shown)]), fontsize=9, loc="left")
     if not shown:
         axes.set_axis_off()
         return

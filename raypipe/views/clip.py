@@ -122,9 +122,10 @@ def _tiled(dataset: Dataset, row: int, frames: NDArray[np.int64]) -> Iterator[ND
     while height > 48 and sum(fitted_size(features[name], height)[1] for name in cameras) > _MAX_WIDTH:
         height -= 24
     reader = FrameReader(dataset, height=height)
+    scales = {camera: reader.measure(row, camera) for camera in cameras}
     for start in range(0, len(frames), _FRAMES_AT_ONCE):
         wanted = frames[start : start + _FRAMES_AT_ONCE]
-        tiles = [reader.read(row, camera, wanted) for camera in cameras]
+        tiles = [reader.read(row, camera, wanted, scales[camera]) for camera in cameras]
         highest = max(tile.shape[1] + tile.shape[1] % 2 for tile in tiles)
         yield np.concatenate([_padded(tile, highest) for tile in tiles], axis=2)
 

@@ -17,13 +17,14 @@ from raypipe.errors import ConfigError, DatasetError
 from raypipe.rows import RowReader, column_values
 from raypipe.views.clip import Clip, encode_clip
 from raypipe.views.pixels import FrameReader
-from raypipe.views.ranges import number_names, vector_features
+from raypipe.views.ranges import SHOWN_NUMBERS, number_names, vector_features
 from raypipe.views.view import (
     Picture,
     View,
     counted,
     draw_picture,
     duration,
+    first_lines,
     html_heading,
     html_lines,
     html_picture,
@@ -31,6 +32,8 @@ from raypipe.views.view import (
     html_text,
     line_colours,
     new_figure,
+    not_drawn,
+    numbers_told,
     short_name,
     shortened,
     stacked,
@@ -43,6 +46,10 @@ _STRIP_HEIGHT: Final = 140
 _NAMED_CURVES: Final = 12
 _NAMED_OF_MORE: Final = 8
 """With more curves than that the legend names these, whose colours tell where the others are between them."""
+_DRAWN_FEATURES: Final = 32
+_DRAWN_CAMERAS: Final = 24
+_DRAWN_LINES: Final = 30
+"""With so many of each, and of errors, the picture is 123 inches high, less than `MAX_INCHES`."""
 _WIDTH: Final = 12.0
 
 
@@ -88,8 +95,16 @@ class EpisodeView(View):
 
     @property
     def drawn(self) -> tuple[Curves, ...]:
-        """The curves that are drawn: single numbers that stay the same are told in words."""
+        """The curves that are drawn, up to 32: single numbers that stay the same are told in words."""
+        return self._changing[:_DRAWN_FEATURES]
+
+    @property
+    def _changing(self) -> tuple[Curves, ...]:
         return tuple(one for one in self.curves if not one.is_constant)
+
+    @property
+    def _drawn_strips(self) -> Mapping[str, tuple[Picture, ...]]:
+        return dict(list(self.strips.items())[:_DRAWN_CAMERAS])
 
     @property
     def title(self) -> str:
@@ -108,13 +123,14 @@ class EpisodeView(View):
     def figure(self) -> "Figure":
         """Return strips of all cameras and the curves below them, as one picture."""
         fps = self.dataset.meta.fps
-        heights = [0.25 + 0.2 * len(self._text_lines()), *[1.75] * len(self.strips), *[2.1] * len(self.drawn)]
+        strips, lines = self._drawn_strips, self._text_lines()
+        heights = [0.25 + 0.2 * len(lines), *[1.75] * len(strips), *[2.1] * len(self.drawn)]
         figure = new_figure(_WIDTH, sum(heights))
         places = iter(stacked(figure, heights))
         text = next(places).subplots()
         text.set_axis_off()
-        text.text(0, 1, "\n".join(self._text_lines()), va="top", fontsize=9, transform=text.transAxes)
-        for camera, strip in self.strips.items():
+        text.text(0, 1, "\n".join(lines), va="top", fontsize=9, transform=text.transAxes)
+        for camera, strip in strips.items():
             place = next(places)
             place.suptitle(camera, fontsize=9, x=0.005, ha="left")
             for axes, picture in zip(place.subplots(1, len(strip), squeeze=False)[0], strip, strict=True):
@@ -135,7 +151,10 @@ class EpisodeView(View):
             for place, curves in zip(places, self.drawn, strict=True):
                 self._draw_curves(place.subplots(), curves, self.dataset.meta.fps)
             parts += [html_heading("Numbers"), html_plot(figure, "numbers over the episode")]
-        return parts
+        return [*parts, *map(html_text, self._features_left_out())]
+
+    def _features_left_out(self) -> list[str]:
+        return not_drawn([one.feature for one in self._changing[_DRAWN_FEATURES:]], "feature")
 
     def _video(self) -> list[str]:
         if not self.strips:
@@ -163,20 +182,26 @@ class EpisodeView(View):
         ]
 
     def _text_lines(self) -> list[str]:
-        told = [f"{name}: {shortened(text, 150)}" for name, text in self._lines()]
-        return [self.title, *told, *(f"error: {shortened(text, 150)}" for text in self.failures)]
+        from raypipe.views.plain import boxes_told
+
+        told = [f"{name}: {text}" for name, text in self._lines()]
+        errors = [f"error: {text}" for text in self.failures]
+        left_out = [*not_drawn(list(self.strips)[_DRAWN_CAMERAS:], "camera"), *self._features_left_out()]
+        lines = [*first_lines(told, _DRAWN_LINES), *first_lines(errors, _DRAWN_LINES), *left_out]
+        shown = [self.title, *(shortened(line, 156) for line in lines)]
+        return [*shown, *boxes_told(shown)]
 
     def _draw_curves(self, axes: Any, curves: Curves, fps: float) -> None:
-        seconds = np.arange(self.length) / fps
-        axes.set_prop_cycle(color=line_colours(len(curves.names)))
+        seconds, names = np.arange(self.length) / fps, curves.names[:SHOWN_NUMBERS]
+        axes.set_prop_cycle(color=line_colours(len(names)))
         style = {"marker": "."} if self.length == 1 else {"linewidth": 1.0}
-        for number, name in enumerate(curves.names):
+        for number, name in enumerate(names):
             axes.plot(seconds, curves.values[:, number], label=shortened(name, 22), **style)
         for frame in self.frames if self.strips else ():
             axes.axvline(frame / fps, color="#bbb", linewidth=0.6, linestyle=":")
         for run in self.tasks[1:]:
             axes.axvline(run.start / fps, color="black", linewidth=0.8, linestyle="--")
-        axes.set_title(f"{curves.feature} ({counted(len(curves.names), 'number')})", fontsize=9, loc="left")
+        axes.set_title(f"{curves.feature} ({numbers_told(len(curves.names), len(names))})", fontsize=9, loc="left")
         axes.set_xlabel("seconds", fontsize=8)
         axes.tick_params(labelsize=7)
         axes.margins(x=0.005)

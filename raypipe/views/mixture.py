@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _PICTURED_MEMBERS: Final = 24
 """Members of which frames are decoded: those with the largest shares."""
 _LISTED_MEMBERS: Final = 60
+_DRAWN_PICTURES: Final = 288
+"""48 rows of them are 91 inches high: with the members below the figure stays below `MAX_INCHES`."""
 _NOTES_SHOWN: Final = 30
 _COLUMNS: Final = 6
 _WIDTH: Final = 12.0
@@ -76,7 +78,8 @@ class MixtureCard(View):
             for name, some in self.thumbnails.items()
             for one in some
         ]
-        rows = [pictures[i : i + _COLUMNS] for i in range(0, len(pictures), _COLUMNS)]
+        drawn = pictures[:_DRAWN_PICTURES]
+        rows = [drawn[i : i + _COLUMNS] for i in range(0, len(drawn), _COLUMNS)]
         shown = self.members[:_LISTED_MEMBERS]
         heights = [*[1.9] * len(rows), 0.9 + 0.24 * len(shown)]
         figure = new_figure(_WIDTH, sum(heights) + 0.4)
@@ -84,7 +87,8 @@ class MixtureCard(View):
         for place, row in zip(places, rows, strict=False):
             draw_pictures(place, row, _COLUMNS)
         _draw_shares(places[-1].subplots(), shown, len(self.info.members))
-        figure.suptitle(self.title, fontsize=11)
+        more = f"\n{len(drawn)} of {len(pictures)} pictures shown" if len(drawn) < len(pictures) else ""
+        figure.suptitle(f"{self.title}{more}", fontsize=11)
         return figure
 
     def parts(self) -> list[str]:

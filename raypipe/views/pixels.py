@@ -12,6 +12,11 @@ from raypipe.rows import RowReader
 
 _WIDEST: Final = 3
 """A camera wider than so many times the height that is asked for is made as wide as that."""
+_FRAMES_MEASURED: Final = 16
+"""Frames of an episode that tell how near and far its depth is."""
+
+Scale = tuple[float, float]
+"""The values that are black and white."""
 
 
 def fitted_size(feature: Feature, height: int) -> tuple[int, int]:
@@ -29,23 +34,38 @@ class FrameReader:
         self._height = height
         self._decoders: dict[str, Any] = {}
 
-    def read(self, row: int, camera: str, frames: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def read(self, row: int, camera: str, frames: NDArray[np.int64], scale: Scale | None = None) -> NDArray[np.uint8]:
         """Return frames of the episode in row `row` of the episode table: ``(n, height, width, 3)``.
 
-        Depth is grey: black is the nearest and white the farthest of these frames.
+        Depth is grey: black is the nearest and white the farthest of these frames, and where nothing was measured it
+        is black.
 
         Args:
             frames: ascending positions in the episode.
+            scale: of depth, what is black and white instead: for an episode that is read in pieces, `measure`.
 
         Raises:
             DatasetError: they are missing or cannot be decoded.
         """
+        return visible(self._decode(row, camera, frames), scale)
+
+    def measure(self, row: int, camera: str) -> Scale | None:
+        """Return the nearest and farthest of some frames all over an episode; None of a camera that is not depth."""
+        if not self._meta.features[camera].is_depth:
+            return None
+        length = int(self._meta.episodes.length[row])
+        frames = np.unique(np.linspace(0, length - 1, _FRAMES_MEASURED).round().astype(np.int64))
+        return _finite_ends(self._decode(row, camera, frames))
+
+    def _decode(self, row: int, camera: str, frames: NDArray[np.int64]) -> NDArray[Any]:
         decoder, feature = self._decoder(camera), self._meta.features[camera]
         if feature.kind == "image":
             table = RowReader(self._meta, [camera]).read_episode(row)
             stored = table.column(camera).take(frames).to_pylist()
-            return visible(decoder.decode_images(row, camera, stored, frames).numpy())
-        return visible(decoder.decode_video(row, camera, frames).numpy())
+            pixels: NDArray[Any] = decoder.decode_images(row, camera, stored, frames).numpy()
+        else:
+            pixels = decoder.decode_video(row, camera, frames).numpy()
+        return pixels
 
     def _decoder(self, camera: str) -> Any:
         from raypipe.decode import SpanDecoder
@@ -59,17 +79,28 @@ class FrameReader:
         return self._decoders[camera]
 
 
-def visible(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+def visible(pixels: NDArray[Any], scale: Scale | None = None) -> NDArray[np.uint8]:
     """Return ``(..., channels)`` pixels of any number type as uint8 with three channels.
 
     Floats of [0, 1] are taken for that. Others, such as depth and normalised cameras, are spread from black to white.
+    What is not a number is black.
+
+    Args:
+        scale: what to spread; by default the least and the largest value of these pixels.
     """
     if pixels.dtype != np.uint8:
         values = pixels.astype(np.float32)
-        low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+        low, high = scale or _finite_ends(values)
         if low < 0 or high > 1:
             values = (values - low) / max(high - low, 1e-9)
+        values = np.nan_to_num(values, nan=0.0).clip(0, 1)
         pixels = (values * 255).round().astype(np.uint8)
     if pixels.shape[-1] == 3:
         return pixels
     return np.repeat(pixels[..., :1], 3, axis=-1)
+
+
+def _finite_ends(values: NDArray[Any]) -> Scale:
+    """Return the least and the largest number."""
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)

@@ -11,10 +11,12 @@ from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
 from raypipe.metadata import INDEX_FEATURES, Feature
 from raypipe.rows import RowReader, column_values
-from raypipe.views.view import counted, shortened
+from raypipe.views.view import numbers_told, shortened
+
+SHOWN_NUMBERS: Final = 48
+"""Of a feature with more numbers the first ones are drawn."""
 
 _EPISODES_READ: Final = 8
-_SHOWN_NUMBERS: Final = 48
 _LOW, _HIGH = "#9db7ee", "#3367d6"
 
 
@@ -112,12 +114,12 @@ def try_ranges(dataset: Dataset) -> tuple[tuple[Range, ...], str]:
 
 def range_height(one: Range) -> float:
     """Return the inches that the drawing of a range needs."""
-    return 0.75 + 0.19 * min(len(one.names), _SHOWN_NUMBERS)
+    return 0.75 + 0.19 * min(len(one.names), SHOWN_NUMBERS)
 
 
 def draw_range(axes: Any, one: Range) -> None:
     """Draw for every number a line from its least to its largest value, and a thick one for a deviation either side."""
-    shown = min(len(one.names), _SHOWN_NUMBERS)
+    shown = min(len(one.names), SHOWN_NUMBERS)
     places = np.arange(shown)
     low, mean, std, high = (values[:shown] for values in (one.low, one.mean, one.std, one.high))
     axes.hlines(places, low, high, color=_LOW, linewidth=2)
@@ -135,6 +137,5 @@ def draw_range(axes: Any, one: Range) -> None:
     axes.tick_params(axis="x", labelsize=7)
     axes.grid(axis="x", color="#eee")
     axes.set_axisbelow(True)
-    more = f", {len(one.names) - shown} more not shown" if len(one.names) > shown else ""
-    axes.set_title(f"{one.feature} ({counted(len(one.names), 'number')}{more}): {one.source}", fontsize=9, loc="left")
+    axes.set_title(f"{one.feature} ({numbers_told(len(one.names), shown)}): {one.source}", fontsize=9, loc="left")
     axes.set_title("least to largest; thick: a standard deviation either side of the mean", fontsize=7, loc="right")

@@ -127,9 +127,10 @@ def _log(rerun: Any, stream: Any, episode: EpisodeView) -> Logged:
 def _log_camera(rerun: Any, stream: Any, episode: EpisodeView, camera: str, frames: NDArray[np.int64]) -> None:
     dataset = episode.dataset
     reader, row = FrameReader(dataset, height=_HEIGHT), dataset.meta.episodes.find_row(episode.episode_index)
+    scale = reader.measure(row, camera)
     for start in range(0, len(frames), _FRAMES_AT_ONCE):
         wanted = frames[start : start + _FRAMES_AT_ONCE]
-        for frame, pixels in zip(wanted.tolist(), reader.read(row, camera, wanted), strict=True):
+        for frame, pixels in zip(wanted.tolist(), reader.read(row, camera, wanted, scale), strict=True):
             _set_time(stream, frame, dataset.meta.fps)
             stream.log(camera, rerun.Image(pixels).compress(jpeg_quality=_QUALITY))
 

@@ -22,6 +22,9 @@ from raypipe.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MAX_INCHES: Final = 200
+"""No figure is higher or wider: 60,000 pixels at 300 dpi, and matplotlib draws less than 65,536."""
+
 _DPI: Final = 110
 # Notebooks have a style of their own for tables, which is more special than a class: hence the "important".
 _STYLE: Final = """
@@ -103,11 +106,13 @@ class View(ABC):
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure of this size in inches that pyplot does not know."""
+    """Return an empty figure of this size in inches that pyplot does not know, and that shows texts as they stand."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    from raypipe.views.plain import PlainFigure
+
+    assert max(width, height) <= MAX_INCHES, f"{width} x {height} inches: draw less of it"
+    figure = PlainFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -230,6 +235,22 @@ def duration(seconds: float) -> str:
 def counted(number: int, word: str) -> str:
     """Return a number with its word, in the plural where it is not one."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def numbers_told(total: int, shown: int) -> str:
+    """Return how many numbers there are, and how many of them are not drawn."""
+    return counted(total, "number") + (f", {total - shown:,} of them not drawn" if shown < total else "")
+
+
+def not_drawn(names: Sequence[str], word: str) -> list[str]:
+    """Return one text that counts and names what a picture leaves out; none where it leaves nothing out."""
+    return [f"not drawn: {counted(len(names), word)}: {', '.join(names)}"] if names else []
+
+
+def first_lines(lines: Sequence[str], most: int) -> list[str]:
+    """Return at most so many lines, and one more that says how many there are besides."""
+    more = [f"and {counted(len(lines) - most, 'more line')}"] if len(lines) > most else []
+    return [*lines[:most], *more]
 
 
 def line_colours(number: int) -> list[Any]:
