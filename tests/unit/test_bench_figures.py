@@ -1,12 +1,16 @@
 """Which settings a bench tries and advises, and how two benches compare."""
 
+import io
 import json
 from dataclasses import asdict, replace
 
 import pytest
+from rich.console import Console
 
 from raypipe.bench import BenchReport, BenchSpec, Setting, compare, read_report
+from raypipe.bench.measure import describe
 from raypipe.bench.settings import grid, parse_setting
+from raypipe.bench.table import bench_table
 from raypipe.errors import ConfigError
 
 DEFAULT = Setting(where="rank", threads=4, span_frames=128, live_spans=128)
@@ -155,3 +159,59 @@ def test_spec_refuses_what_cannot_be_measured():
         BenchSpec(root="x", batch_size=0)
     with pytest.raises(ConfigError, match="seconds must be more than 0"):
         BenchSpec(root="x", seconds=0)
+
+
+class Sampled:
+    """A process tree that takes one CPU all the time."""
+
+    peak_mb = 100.0
+
+    def cpu_between(self, begin_s, end_s):
+        return end_s - begin_s
+
+
+def make_result(*is_partial):
+    times = {"begin_s": 0.0, "end_s": 10.0, "first_batch_s": 1.0, "batch_ms": [10.0], "num_samples": 500}
+    figures = {"decoded_frames": 600.0, "emitted_frames": 500.0}
+    epochs = [{**times, "distinct_episodes": 3.0, "figures": figures, "is_partial": each} for each in is_partial]
+    return {"epochs": epochs, "wait_share": None, "settings": {}}
+
+
+@pytest.mark.parametrize(
+    ("is_partial", "marked", "ratio"),
+    [((False, False), False, 1.2), ((True, False), True, 1.2), ((False, True), True, None), ((True, True), True, None)],
+)
+def test_row_is_marked_where_either_epoch_was_broken_off(is_partial, marked, ratio):
+    row = describe(make_result(*is_partial), Sampled())
+
+    assert row["is_partial"] is marked
+    assert row["decoded_per_emitted"] == ratio
+
+
+def printed(report):
+    out = io.StringIO()
+    Console(width=200, file=out).print(bench_table(report))
+    return out.getvalue()
+
+
+TABLE_CONDITIONS = dict.fromkeys(("used_episodes", "episodes", "used_frames", "action_frames", "observation_frames"), 1)
+
+
+def test_table_tells_why_the_floor_failed():
+    report = make_report(make_row(DEFAULT, 1000, 1.0), machine={"load_average": 0}, **TABLE_CONDITIONS)
+    failed = replace(report, floor={"error": "Traceback\nDecodeError: no such codec"})
+
+    shown = printed(failed)
+
+    (line,) = [line for line in shown.splitlines() if "all frames in file order" in line]
+    assert line.split()[-1] == "failed"
+    assert "failed: the floor: DecodeError: no such codec" in shown
+
+
+def test_table_marks_a_row_that_was_broken_off():
+    report = make_report(make_row(DEFAULT, 1000, 1.0, is_partial=True), machine={"load_average": 0}, **TABLE_CONDITIONS)
+
+    shown = printed(report)
+
+    assert "~1,000" in shown
+    assert "~ an epoch was broken off" in shown
