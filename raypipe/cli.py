@@ -280,7 +280,9 @@ def bench(
     batch_size: Annotated[int, typer.Option(help="Frames of a batch.")] = 64,
     action_frames: Annotated[int, typer.Option(help="Length of the action chunk.")] = 16,
     observation_frames: Annotated[int, typer.Option(help="Frames of every camera in a sample.")] = 1,
-    seconds: Annotated[float, typer.Option(help="About what a setting takes.")] = 20.0,
+    seconds: Annotated[
+        float, typer.Option(help="What the floor takes for two epochs; a setting takes some three times that.")
+    ] = 20.0,
     live_gb: Annotated[float, typer.Option(help="Memory for live spans: what needs more is left out.")] = 2.0,
     setting: Annotated[list[str] | None, typer.Option(help="Try this: where=rank,threads=2; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only where and when to decode.")] = False,

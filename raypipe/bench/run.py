@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from raypipe.bench.machine import describe_machine
 from raypipe.bench.measure import find_obstacle, measure, sample_windows
 from raypipe.bench.one_loader import PEERS, Request
 from raypipe.bench.report import BenchReport
-from raypipe.bench.settings import Setting, grid, parse_setting
+from raypipe.bench.settings import Setting, differing, grid, parse_setting
 from raypipe.bench.spec import BenchSpec
 from raypipe.bench.table import row_line
 from raypipe.dataset import Dataset
@@ -52,14 +53,27 @@ def run_bench(
     if not Path("/proc/self/stat").exists():
         raise ConfigError("bench reads CPU time and memory of all processes from /proc, which only Linux has")
     dataset = _open(spec.root)
-    tried = _choose(dataset, spec, settings, is_quick=is_quick)
+    with warnings.catch_warnings():
+        # That little memory makes a pipeline decode as a batch leaves: told below.
+        warnings.simplefilter("ignore", UserWarning)
+        tried = _choose(dataset, spec, settings, is_quick=is_quick)
+    if not settings and tried[0].when == "exit":
+        on_line(
+            f"{spec.live_bytes / (1 << 30):g} GB do not hold {tried[0].live_spans} live spans of decoded frames: the "
+            f"default decodes each batch as it leaves. --live-gb gives more"
+        )
     with tempfile.TemporaryDirectory(prefix="raypipe-bench-") as folder:
         floor_request = _request(dataset, spec, FLOOR, _first_episodes(dataset, _FLOOR_FRAMES))
         floor = measure(floor_request, Path(folder))
         on_line(row_line(FLOOR, floor))
         episodes = _first_episodes(dataset, _epoch_frames(dataset, spec, floor))
         base = replace(_request(dataset, spec, "", episodes), max_s=2 * spec.seconds)
-        todo = [_setting_row(base, setting) for setting in tried]
+        lengths = dataset.meta.episodes.length[: len(episodes)].tolist()
+        kept = tried if settings else differing(tried, lengths)
+        for setting in tried:
+            if setting not in kept:
+                on_line(f"left out, since these episodes are too few for a difference: {setting.name}")
+        todo = [_setting_row(base, setting) for setting in kept]
         todo += [(replace(base, loader=name), {"name": name}) for name in PEERS if not find_obstacle(name)]
         rows = _measure_rows(todo, spec, Path(folder), on_line)
     return BenchReport(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from raypipe.bench import BenchReport, BenchSpec, Setting, compare, read_report
 from raypipe.bench.measure import describe
-from raypipe.bench.settings import grid, parse_setting
+from raypipe.bench.settings import differing, grid, parse_setting
 from raypipe.bench.table import bench_table
 from raypipe.errors import ConfigError
 
@@ -59,12 +59,34 @@ def test_grid_around_decoding_on_exit_has_the_cluster_decode_blocks():
     assert {(one.where, one.when) for one in tried} == {("rank", "exit"), ("cluster", "block")}
 
 
+def test_grid_around_decoding_on_exit_also_tries_fewer_live_spans_that_fit():
+    def fits(setting):
+        return setting.when == "exit" or setting.live_spans * setting.span_frames <= 64 * 32
+
+    tried = grid(replace(DEFAULT, when="exit"), fits, num_cpus=2, is_quick=True)
+
+    fewer = {(one.where, one.live_spans, one.span_frames) for one in tried if one.when == "block"}
+    assert fewer == {("rank", 64, 32), ("cluster", 64, 32)}
+
+
 def test_grid_without_cameras_has_no_decode_settings():
     tried = grid(ROWS_ONLY, lambda setting: True, num_cpus=4)
 
     assert len(tried) > 1
     assert all("decode" not in one.parts() for one in tried)
     assert grid(ROWS_ONLY, lambda setting: True, num_cpus=4, is_quick=True) == [ROWS_ONLY]
+
+
+def test_settings_that_are_the_same_on_few_episodes_are_tried_once():
+    whole = replace(DEFAULT, span_frames="episode")
+    many = [replace(whole, live_spans=count) for count in (128, 64, 256, 32)]
+    long_spans = replace(DEFAULT, span_frames=300)
+    short_spans = replace(DEFAULT, span_frames=64)
+
+    kept = differing([*many, long_spans, short_spans], [200] * 50)
+
+    assert kept == [many[0], many[3], short_spans]
+    assert differing(many, [200] * 300) == many
 
 
 def test_typed_setting_changes_what_it_says():
