@@ -17,8 +17,8 @@ from raypipe.bench.one_loader import PEERS, Request
 from raypipe.bench.report import BenchReport
 from raypipe.bench.settings import Setting, differing, grid, parse_setting
 from raypipe.bench.spec import BenchSpec
-from raypipe.bench.table import row_line
-from raypipe.dataset import Dataset
+from raypipe.bench.table import left_out_lines, row_line
+from raypipe.dataset import Dataset, unreadable_cameras
 from raypipe.errors import ConfigError
 from raypipe.hub import parse_pinned
 from raypipe.mixture import is_mixture_file, open_dataset
@@ -52,11 +52,13 @@ def run_bench(
     """
     if not Path("/proc/self/stat").exists():
         raise ConfigError("bench reads CPU time and memory of all processes from /proc, which only Linux has")
-    dataset = _open(spec.root)
     with warnings.catch_warnings():
-        # That little memory makes a pipeline decode as a batch leaves: told below.
+        # Cameras that are left out, and that little memory makes a pipeline decode as a batch leaves: told below.
         warnings.simplefilter("ignore", UserWarning)
+        dataset = _open(spec.root)
         tried = _choose(dataset, spec, settings, is_quick=is_quick)
+    for line in left_out_lines(_left_out(dataset)):
+        on_line(line)
     if not settings and tried[0].when == "exit":
         on_line(
             f"{spec.live_bytes / (1 << 30):g} GB do not hold {tried[0].live_spans} live spans of decoded frames: the "
@@ -159,11 +161,18 @@ def _describe_data(dataset: Dataset, episodes: list[int]) -> dict[str, Any]:
     return {
         "fingerprint": meta.order_fingerprint,
         "cameras": len(dataset.spec.cameras),
+        "left_out_cameras": _left_out(dataset),
         "episodes": len(meta.episodes),
         "frames": meta.num_frames,
         "used_episodes": len(episodes),
         "used_frames": int(meta.episodes.length[: len(episodes)].sum()),
     }
+
+
+def _left_out(dataset: Dataset) -> dict[str, list[str]]:
+    """Return the declared cameras that are not measured, by the reason."""
+    unreadable = unreadable_cameras(dataset.meta, dataset.missing_cameras)
+    return {why: list(names) for why, names in unreadable.items() if names}
 
 
 def _setting_row(base: Request, setting: Setting) -> tuple[Request, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """A bench for a person at a terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from raypipe.bench.report import COMPARED, BenchReport, Comparison
@@ -60,6 +60,11 @@ def row_line(name: str, row: Mapping[str, Any]) -> str:
     return f"{name}: {row['samples_per_s']:,.0f} samples/s, {row['cpu_s_per_1k']:.2f} CPU s per 1,000"
 
 
+def left_out_lines(cameras: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what is told of declared cameras that are not measured, which are given by the reason."""
+    return [f"left out: {', '.join(names)}: {why}" for why, names in cameras.items()]
+
+
 def _table(first: str, columns: Any) -> "Table":
     from rich import box
     from rich.table import Table
@@ -100,6 +105,7 @@ def _notes(report: BenchReport) -> list[str]:
         notes.append(
             "memory and first batch are of those episodes: `raypipe plan` tells what all need, --seconds takes more"
         )
+    notes += left_out_lines(report.conditions.get("left_out_cameras", {}))
     for row in ({**report.floor, "name": "the floor"}, *report.rows):
         if "error" in row:
             notes.append(f"failed: {row['name']}: {_reason(row)}")

@@ -6,7 +6,7 @@ import pytest
 
 from raypipe.bench.floor import FloorLoader
 from raypipe.bench.measure import sample_windows
-from raypipe.bench.run import _epoch_frames
+from raypipe.bench.run import _describe_data, _epoch_frames
 from raypipe.bench.spec import BenchSpec
 from raypipe.dataset import open_dataset
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
@@ -63,6 +63,15 @@ def test_windows_are_of_the_cameras_that_are_there(tmp_path):
     windows = sample_windows(dataset, action_frames=2, observation_frames=2)
 
     assert windows == {"action": [0.0, 0.1], TOP.name: [-0.1, 0.0]}
+
+
+def test_camera_without_files_is_told(tmp_path):
+    dataset = open_dataset(str(write_without_wrist(tmp_path / "arm")))
+
+    told = _describe_data(dataset, [0])
+
+    assert told["cameras"] == 1
+    assert told["left_out_cameras"] == {"no video file is there": [WRIST.name]}
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,13 @@ def test_table_tells_why_the_floor_failed():
     assert "failed: the floor: DecodeError: no such codec" in shown
 
 
+def test_table_names_cameras_that_are_left_out():
+    left_out = {"left_out_cameras": {"no video file is there": ["wrist"]}}
+    report = make_report(make_row(DEFAULT, 1, 1), machine={"load_average": 0}, **TABLE_CONDITIONS, **left_out)
+
+    assert "left out: wrist: no video file is there" in printed(report)
+
+
 def test_table_marks_a_row_that_was_broken_off():
     report = make_report(make_row(DEFAULT, 1000, 1.0, is_partial=True), machine={"load_average": 0}, **TABLE_CONDITIONS)
 
