@@ -142,18 +142,10 @@ class ReadLerobotLoader:
         )
 
     def epoch(self) -> Iterator[Item]:  # noqa: D102
-        import torch
-
         for batch in self._data.iter_batches(
             batch_size=self._request.batch_size, batch_format="numpy", local_shuffle_buffer_size=self._shuffle
         ):
-            # Cameras come as arrays of arrays, since their shapes may differ; training wants one tensor.
-            tensors = {
-                name: torch.from_numpy(np.stack(values) if values.dtype == object else values)
-                for name, values in batch.items()
-                if name not in ("task", "stats")
-            }
-            yield Item(len(tensors["index"]), batch["episode_index"])
+            yield Item(len(as_tensors(batch)["index"]), batch["episode_index"])
 
     def figures(self) -> dict[str, float]:  # noqa: D102
         return {}
@@ -208,6 +200,21 @@ LOADERS: dict[str, Callable[[Request], Loader]] = {
 }
 PEERS = ("ray read_lerobot", "ray read_lerobot, shuffled", "lerobot map-style, 2 workers")
 """Those that need LeRobot's package."""
+
+
+def as_tensors(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a batch of Ray's reader, as training wants them; texts stay behind.
+
+    Cameras come as arrays of arrays, since their shapes may differ.
+    """
+    import torch
+
+    arrays = {
+        name: np.stack(values) if values.dtype == object and isinstance(values[0], np.ndarray) else values
+        for name, values in batch.items()
+        if name != "stats"
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items() if array.dtype.kind in "biuf"}
 
 
 def measure(request: Request) -> dict[str, Any]:

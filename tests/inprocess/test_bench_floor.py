@@ -1,11 +1,13 @@
-"""What the floor of a bench decodes, and how long an epoch of a bench becomes by it."""
+"""What the floor of a bench decodes, how long an epoch becomes by it, and what of a peer's batch becomes tensors."""
 
 import shutil
 
+import numpy as np
 import pytest
 
 from raypipe.bench.floor import FloorLoader
 from raypipe.bench.measure import sample_windows
+from raypipe.bench.one_loader import as_tensors
 from raypipe.bench.run import _describe_data, _epoch_frames
 from raypipe.bench.spec import BenchSpec
 from raypipe.dataset import open_dataset
@@ -81,3 +83,17 @@ def test_epoch_is_sized_by_a_rate_that_loaders_can_reach(tiny_dataset, floor, fr
     dataset = open_dataset(str(tiny_dataset))
 
     assert _epoch_frames(dataset, BenchSpec(root="x", seconds=20.0), floor) == frames
+
+
+def test_texts_of_a_batch_become_no_tensors():
+    pictures = np.empty(2, dtype=object)
+    pictures[:] = [np.zeros((3, 4, 4), dtype=np.uint8)] * 2
+    texts = {"task": np.array(["a", "b"]), "note": np.array(["a", None], dtype=object)}
+
+    tensors = as_tensors({"index": np.arange(2), "camera": pictures, "done": np.array([True, False]), **texts})
+
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "index": (2,),
+        "camera": (2, 3, 4, 4),
+        "done": (2,),
+    }
