@@ -103,7 +103,7 @@ def _notes(report: BenchReport) -> list[str]:
     notes = ["CPU seconds are of the whole process tree and move little with the load; samples/s move a lot"]
     if report.conditions["used_episodes"] < report.conditions["episodes"]:
         notes.append(
-            "memory and first batch are of those episodes: `raypipe plan` tells what all need, --seconds takes more"
+            "memory, first batch and mixing are of those episodes: `raypipe plan` tells of all, --seconds takes more"
         )
     notes += left_out_lines(report.conditions.get("left_out_cameras", {}))
     for row in ({**report.floor, "name": "the floor"}, *report.rows):

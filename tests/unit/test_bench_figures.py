@@ -136,6 +136,14 @@ def test_best_does_not_trade_mixing_for_speed():
     assert report.find_best()["name"] == DEFAULT.name
 
 
+@pytest.mark.parametrize(("used", "episodes", "live"), [(4, 500, 128), (300, 500, 64), (4, 4, 64)])
+def test_best_has_fewer_live_spans_only_where_their_mixing_was_seen(used, episodes, live):
+    rows = make_row(DEFAULT, 1000, 1.0), make_row(replace(DEFAULT, live_spans=64), 3000, 0.5)
+    report = make_report(*rows, used_episodes=used, episodes=episodes)
+
+    assert report.find_best()["setting"]["live_spans"] == live
+
+
 def test_best_is_none_where_all_failed():
     report = make_report({"name": "rank", "setting": {}, "error": "no codec"})
 
