@@ -24,7 +24,7 @@ from machine import write_results
 from made import KINDS, make_dataset
 
 from raypipe import open_dataset
-from raypipe.bench.measure import measure
+from raypipe.bench.measure import measure, sample_windows
 from raypipe.bench.one_loader import LOADERS, Request
 
 COLUMNS = (
@@ -81,9 +81,9 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_request(arguments: argparse.Namespace, root: str, name: str, observation_frames: int) -> Request:
-    episodes = None
+    dataset, episodes = open_dataset(root), None
     if arguments.max_samples:
-        ends = np.cumsum(open_dataset(root).meta.episodes.length)
+        ends = np.cumsum(dataset.meta.episodes.length)
         episodes = list(range(max(1, int(np.searchsorted(ends, arguments.max_samples, side="right")))))
     return Request(
         loader=name,
@@ -96,6 +96,7 @@ def make_request(arguments: argparse.Namespace, root: str, name: str, observatio
         num_cpus=os.cpu_count() or 1,
         live_bytes=int(arguments.live_gb * 1e9),
         parts=arguments.parts,
+        windows=sample_windows(dataset, action_frames=16, observation_frames=observation_frames),
     )
 
 

@@ -18,8 +18,9 @@ from typing import Any
 from machine import write_results
 from made import make_small_episodes
 
-from raypipe.bench.measure import measure
+from raypipe.bench.measure import measure, sample_windows
 from raypipe.bench.one_loader import Request
+from raypipe.dataset import open_dataset
 
 COLUMNS = (
     "episodes",
@@ -66,6 +67,7 @@ def make_request(arguments: argparse.Namespace, root: Path) -> Request:
         num_cpus=os.cpu_count() or 1,
         live_bytes=2 << 30,
         parts=arguments.parts,
+        windows=sample_windows(open_dataset(str(root)), action_frames=16, observation_frames=1),
     )
 
 

@@ -280,12 +280,16 @@ def where(
 def bench(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="ROOT", help="A LeRobot dataset; or: compare A.json B.json, two files of --json."),
+        typer.Argument(
+            metavar="ROOT", help="A LeRobot dataset on this machine; or: compare A.json B.json, two files of --json."
+        ),
     ],
     batch_size: Annotated[int, typer.Option(help="Frames of a batch.")] = 64,
     action_frames: Annotated[int, typer.Option(help="Length of the action chunk.")] = 16,
     observation_frames: Annotated[int, typer.Option(help="Frames of every camera in a sample.")] = 1,
-    seconds: Annotated[float, typer.Option(help="About what a setting takes.")] = 20.0,
+    seconds: Annotated[
+        float, typer.Option(help="What the floor takes for two epochs; a setting takes some three times that.")
+    ] = 20.0,
     live_gb: Annotated[float, typer.Option(help="Memory for live spans: what needs more is left out.")] = 2.0,
     setting: Annotated[list[str] | None, typer.Option(help="Try this: where=rank,threads=2; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only where and when to decode.")] = False,
@@ -294,14 +298,15 @@ def bench(
 ) -> None:
     """Measure which settings are best on this machine for a dataset; or compare two such measurements."""
     from raypipe.bench import BenchSpec, compare, read_report
-    from raypipe.bench.plot import plot_bench
+    from raypipe.bench.outputs import Outputs
     from raypipe.bench.run import run_bench
-    from raypipe.bench.table import bench_table, compare_table, row_line
+    from raypipe.bench.table import bench_table, compare_table
 
     if targets[0] == "compare":
         _check_two_files(targets[1:])
         _print(compare_table(compare(read_report(targets[1]), read_report(targets[2]))))
         return
+    outputs = Outputs(json_file=json_file, plot=plot)
     spec = BenchSpec(
         root=_one_root(targets),
         batch_size=batch_size,
@@ -310,17 +315,12 @@ def bench(
         seconds=seconds,
         live_bytes=int(live_gb * (1 << 30)),
     )
-    report = run_bench(
-        spec, setting or (), is_quick=quick, on_row=lambda name, row: typer.echo(row_line(name, row), err=True)
-    )
-    if json_file == "-":
+    report = run_bench(spec, setting or (), is_quick=quick, on_line=lambda line: typer.echo(line, err=True))
+    if outputs.is_json_printed:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
-        if json_file:
-            Path(json_file).write_text(json.dumps(report.to_json(), indent=2) + "\n")
         _print(bench_table(report))
-    if plot:
-        plot_bench(report, plot)
+    outputs.write(report)
 
 
 def main() -> None:

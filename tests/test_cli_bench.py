@@ -48,6 +48,11 @@ BAD_CALLS = {
     "mixture": (["{tmp}/mixture.yaml"], "is a mixture, and bench measures one dataset"),
     "no time": (["{tiny}", "--seconds", "0"], "seconds must be more than 0"),
     "no batch": (["{tiny}", "--batch-size", "0"], "batch_size must be at least 1"),
+    "remote dataset": (["memory://arm"], "'memory://arm' is not on this machine"),
+    "no folder for JSON": (["{tiny}", "--json", "{tmp}/no/a.json"], "there is no folder"),
+    "folder as JSON": (["{tiny}", "--json", "{tmp}"], "it is a folder"),
+    "no folder for the plot": (["{tiny}", "--plot", "{tmp}/no/a.png"], "there is no folder"),
+    "plot that is no PNG": (["{tiny}", "--plot", "{tmp}/a.txt"], "give a file that ends in .png"),
     "unknown setting": (["{tiny}", "--setting", "thread=1"], "did you mean 'threads'"),
 }
 

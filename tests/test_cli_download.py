@@ -95,3 +95,15 @@ def test_a_moved_tag_is_asked_for_again(hub, dataset):
 
     assert "with 2 requests, 10 were complete" in done.stdout
     assert hub.counts == {"refs": 1, "revision": 1}
+
+
+def test_bench_wants_a_dataset_of_the_hub_downloaded(hub):
+    refused = run_program("bench", "lab/arm", "--setting", "threads=0")
+    run_program("download", "lab/arm")
+    opened = run_program("bench", "lab/arm", "--setting", "threads=0")
+
+    assert (refused.returncode, opened.returncode) == (2, 2)
+    assert "'lab/arm' is not on this machine" in refused.stderr
+    assert "`raypipe download lab/arm` first" in refused.stderr
+    assert "is not on this machine" not in opened.stderr
+    assert "threads" in opened.stderr

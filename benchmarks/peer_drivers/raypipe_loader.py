@@ -32,9 +32,14 @@ class Raypipe:
         )
         # Those of all ranks together, in a run that is stopped.
         self._stop = request.num_batches // request.world_size if request.mode == "part" else None
+        self._is_speed, self._num_begun = request.mode == "speed", 0
         self._loaders = pipe.loaders(request.world_size, num_epochs=2 if request.mode == "speed" else 1, progress=False)
 
     def epoch(self) -> Iterator[common.Batch]:
+        if self._is_speed:
+            # One that was broken off is not gone on with: what it has left is no epoch.
+            self._loaders[0].set_epoch(self._num_begun)
+            self._num_begun += 1
         if len(self._loaders) == 1:
             yield from map(common.ids, self._loaders[0])
             return

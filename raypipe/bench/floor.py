@@ -1,7 +1,8 @@
 """The floor: every frame decoded once, in file order; what no loader can do without."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from itertools import pairwise
 from multiprocessing import get_context
 from typing import Any, Final
@@ -10,33 +11,39 @@ import numpy as np
 
 from raypipe.bench.one_loader import Item
 from raypipe.dataset import open_dataset
+from raypipe.metadata import DatasetMeta, read_metadata
+from raypipe.rows import RowReader
 
 _PIECE: Final = 64
 """Frames that are decoded at once, and thrown away."""
 
+Job = Callable[[], int]
+"""Reads or decodes something, and returns how many frames that were."""
+
 
 class FloorLoader:
-    """Decodes every frame of every camera once, in file order, in some processes; rows alone where there is no video.
+    """Decodes every frame of the cameras that are there once, in file order, in some processes.
 
-    The least that any loader must do: nothing is shuffled, joined to rows or put into batches.
+    The least that any loader must do: nothing is shuffled, joined to rows or put into batches. Where there is no camera
+    rows alone are read.
     """
 
     def __init__(self, root: str, episodes: Sequence[int] | None, num_processes: int) -> None:
-        self._meta = open_dataset(root).meta
+        dataset = open_dataset(root)
+        self._root, self._meta, self._cameras = root, dataset.meta, dataset.spec.cameras
         self._num_processes = num_processes
         self._pool = ProcessPoolExecutor(num_processes, get_context("spawn")) if num_processes > 1 else None
         numbers = self._meta.episodes.episode_index
         rows = np.arange(len(numbers)) if episodes is None else np.flatnonzero(np.isin(numbers, episodes))
-        self._rows = rows
+        self._rows: list[int] = rows.tolist()
         self._num_samples = int(self._meta.episodes.length[rows].sum())
         self._num_decoded = 0
         self.settings: dict[str, Any] = {}
 
     def epoch(self) -> Iterator[Item]:  # noqa: D102
         jobs = self._jobs()
-        mapped = map(_run_floor, jobs) if self._pool is None else self._pool.map(_run_floor, jobs)
-        total = sum(mapped)
-        self._num_decoded += total if self._meta.cameras else 0
+        total = sum(map(_run, jobs) if self._pool is None else self._pool.map(_run, jobs))
+        self._num_decoded += total if self._cameras else 0
         yield Item(self._num_samples)
 
     def figures(self) -> dict[str, float]:  # noqa: D102
@@ -46,25 +53,51 @@ class FloorLoader:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _jobs(self) -> list[tuple[str, int, int]]:
-        """Return (file, first frame, end) of every run to decode; a file is cut into one run per process."""
-        meta, jobs = self._meta, []
-        cameras = [name for name in meta.cameras if meta.features[name].kind == "video"]
-        files: dict[str, int] = {}
-        for row in self._rows.tolist():
-            for name in [meta.video_file(row, camera) for camera in cameras] or [meta.data_file(row)]:
-                files[name] = files.get(name, 0) + int(meta.episodes.length[row])
-        for name, num_frames in files.items():
-            ends = np.linspace(0, num_frames, self._num_processes + 1).astype(int).tolist()
-            path = meta.storage.locate(name)
-            jobs += [(path, begin, end) for begin, end in pairwise(ends) if begin < end]
+    def _jobs(self) -> list[Job]:
+        if not self._cameras:
+            return self._file_jobs(_read_rows, [self._meta.data_file(row) for row in self._rows], self._rows)
+        jobs: list[Job] = []
+        for camera in self._cameras:
+            if self._meta.features[camera].kind == "video":
+                files = [self._meta.video_file(row, camera) for row in self._rows]
+                jobs += self._file_jobs(_decode_video, files, self._rows)
+        images = tuple(name for name in self._cameras if self._meta.features[name].kind == "image")
+        return jobs + (self._image_jobs(images) if images else [])
+
+    def _file_jobs(self, read: Callable[[str, int, int], int], files: list[str], rows: list[int]) -> list[Job]:
+        """Return what reads the files of these episodes; a file is cut into one run per process."""
+        num_frames: dict[str, int] = {}
+        for name, row in zip(files, rows, strict=True):
+            num_frames[name] = num_frames.get(name, 0) + int(self._meta.episodes.length[row])
+        return [
+            partial(read, self._meta.storage.locate(name), begin, end)
+            for name, count in num_frames.items()
+            for begin, end in self._cut(count)
+        ]
+
+    def _image_jobs(self, cameras: tuple[str, ...]) -> list[Job]:
+        """Return what decodes images stored in rows: all frames of all episodes are cut into one run per process."""
+        lengths = self._meta.episodes.length[self._rows].astype(int)
+        starts = (np.cumsum(lengths) - lengths).tolist()
+        jobs: list[Job] = []
+        for begin, end in self._cut(self._num_samples):
+            episodes = zip(self._rows, starts, lengths.tolist(), strict=True)
+            pieces = [(row, max(0, begin - start), min(length, end - start)) for row, start, length in episodes]
+            jobs.append(
+                partial(_decode_images, self._root, cameras, [piece for piece in pieces if piece[1] < piece[2]])
+            )
         return jobs
 
+    def _cut(self, count: int) -> list[tuple[int, int]]:
+        ends = np.linspace(0, count, self._num_processes + 1).astype(int).tolist()
+        return [(begin, end) for begin, end in pairwise(ends) if begin < end]
 
-def _run_floor(job: tuple[str, int, int]) -> int:
-    path, begin, end = job
-    if path.endswith(".parquet"):
-        return _read_floor(path, begin, end)
+
+def _run(job: Job) -> int:
+    return job()
+
+
+def _decode_video(path: str, begin: int, end: int) -> int:
     from torchcodec.decoders import VideoDecoder
 
     decoder = VideoDecoder(path, seek_mode="approximate", dimension_order="NHWC", num_ffmpeg_threads=1)
@@ -74,7 +107,28 @@ def _run_floor(job: tuple[str, int, int]) -> int:
     return count
 
 
-def _read_floor(path: str, begin: int, end: int) -> int:
+def _decode_images(root: str, cameras: tuple[str, ...], pieces: list[tuple[int, int, int]]) -> int:
+    """Decode the images of frames ``[start, stop)`` of some rows of the episode table."""
+    from raypipe.decode import decode_image
+
+    meta, reader = _open_rows(root, cameras)
+    count = 0
+    for row, start, stop in pieces:
+        table = reader.read_frames(row, start, stop)
+        for camera in cameras:
+            for stored in table.column(camera):
+                decode_image(stored.as_py(), meta.features[camera], f"row {row} of the episodes of {root!r}")
+                count += 1
+    return count
+
+
+@cache
+def _open_rows(root: str, cameras: tuple[str, ...]) -> tuple[DatasetMeta, RowReader]:
+    meta = read_metadata(root)
+    return meta, RowReader(meta, cameras)
+
+
+def _read_rows(path: str, begin: int, end: int) -> int:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(path)

@@ -12,6 +12,7 @@ import numpy as np
 from raypipe.bench import one_loader
 from raypipe.bench.one_loader import PEERS, Request
 from raypipe.bench.processes import TreeSampler
+from raypipe.dataset import Dataset
 
 _SHOWN_LINES: Final = 3
 """Of what a process printed before it ended without a result."""
@@ -41,7 +42,7 @@ def measure(request: Request, folder: Path, peer_python: str = sys.executable) -
         output.seek(0)
         lines = output.read().strip().splitlines()
     if not files[1].exists():
-        return {**named, "error": "\n".join(lines[-_SHOWN_LINES:])}
+        return {**named, "error": "\n".join(lines[-_SHOWN_LINES:]) or f"ended with {child.returncode}"}
     return {**named, **describe(json.loads(files[1].read_text()), sampler)}
 
 
@@ -53,7 +54,18 @@ def find_obstacle(loader: str, python: str = sys.executable) -> str:
     if loader.startswith("ray"):
         probe = "import lerobot.datasets.dataset_metadata, ray.data; ray.data.read_lerobot"
     tried = subprocess.run([python, "-c", probe], check=False, capture_output=True, text=True)
-    return "" if tried.returncode == 0 else tried.stderr.strip().splitlines()[-1]
+    if tried.returncode == 0:
+        return ""
+    return (tried.stderr.strip().splitlines() or [f"{python} -c {probe!r} ended with {tried.returncode}"])[-1]
+
+
+def sample_windows(dataset: Dataset, *, action_frames: int, observation_frames: int) -> dict[str, list[float]]:
+    """Return the action chunk, and the last observation frames of the cameras that are there, in seconds."""
+    fps = dataset.meta.fps
+    windows = {"action": [i / fps for i in range(action_frames)]} if "action" in dataset.row_features else {}
+    if observation_frames > 1:
+        windows |= {name: [i / fps for i in range(1 - observation_frames, 1)] for name in dataset.spec.cameras}
+    return windows
 
 
 def describe(result: dict[str, Any], sampler: TreeSampler) -> dict[str, Any]:
@@ -62,6 +74,8 @@ def describe(result: dict[str, Any], sampler: TreeSampler) -> dict[str, Any]:
     seconds = warm["end_s"] - warm["begin_s"]
     figures = warm["figures"]
     decoded, emitted = figures.get("decoded_frames"), figures.get("emitted_frames")
+    # Of a broken-off epoch the live spans were decoded, and not emitted.
+    has_ratio = decoded and emitted and not warm["is_partial"]
     p50, p95, p99 = np.percentile(warm["batch_ms"], [50, 95, 99]).tolist()
     shown = {
         "cpu_s_per_1k": sampler.cpu_between(warm["begin_s"], warm["end_s"]) / warm["num_samples"] * 1000,
@@ -72,14 +86,14 @@ def describe(result: dict[str, Any], sampler: TreeSampler) -> dict[str, Any]:
         "first_batch_second_epoch_s": warm["first_batch_s"],
         "peak_mb": sampler.peak_mb,
         "distinct_episodes": warm["distinct_episodes"],
-        "decoded_per_emitted": decoded / emitted if decoded and emitted else None,
+        "decoded_per_emitted": decoded / emitted if has_ratio else None,
         "wait_share": result["wait_share"],
         "batch_ms_p50": p50,
         "batch_ms_p95": p95,
         "batch_ms_p99": p99,
         "decoded_frames_per_s": decoded / seconds if decoded else None,
         "samples": warm["num_samples"],
-        "is_partial": warm["is_partial"],
+        "is_partial": cold["is_partial"] or warm["is_partial"],
     }
     shown |= {name: figures.get(name) for name in ("fetch_s", "decode_s", "decode_wait_s", "assemble_s")}
     shown |= result["settings"]

@@ -30,6 +30,7 @@ class Request:
 
     loader: str
     root: str
+    """A local folder: LeRobot's loaders read no other."""
     batch_size: int
     observation_frames: int
     episodes: list[int] | None
@@ -39,23 +40,10 @@ class Request:
     live_bytes: int
     parts: dict[str, Any]
     """Further parts of raypipe's pipeline."""
-    action_frames: int = 16
+    windows: dict[str, list[float]]
+    """The action chunk and the last observation frames, in seconds; see `measure.sample_windows`."""
     max_s: float = 0.0
-    """Seconds after which an epoch is broken off; 0: never."""
-
-    def windows(self) -> dict[str, list[float]]:
-        """Return the action chunk and the last observation frames, in seconds."""
-        info = json.loads(Path(self.root, "meta", "info.json").read_text())
-        features, fps = info["features"], info["fps"]
-        windows = {"action": [i / fps for i in range(self.action_frames)]} if "action" in features else {}
-        if self.observation_frames > 1:
-            frames = [i / fps for i in range(1 - self.observation_frames, 1)]
-            windows |= dict.fromkeys(self.cameras(features), frames)
-        return windows
-
-    def cameras(self, features: dict[str, Any]) -> list[str]:
-        """Return the names of the cameras."""
-        return [name for name, feature in features.items() if feature["dtype"] in ("video", "image")]
+    """Seconds after its first batch at which an epoch is broken off; 0: never."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +61,7 @@ class Loader(Protocol):
     """What it chose by itself, for the record."""
 
     def epoch(self) -> Iterator[Item]:
-        """Yield the batches of the next epoch."""
+        """Yield the batches of the next epoch, from its start also where the one before was broken off."""
         ...
 
     def figures(self) -> dict[str, float]:
@@ -107,18 +95,22 @@ class RaypipeLoader:
             open_dataset(request.root),
             batch_size=request.batch_size,
             seed=0,
-            delta_timestamps=request.windows(),
+            delta_timestamps=request.windows,
             live_bytes=request.live_bytes,
             **parts,
         )
         chosen, wanted = self._pipe.config.decode.when, decode["when"]
         assert chosen == wanted, f"asked to decode on {wanted}, and {request.live_bytes} live bytes made it {chosen}"
         self._loader = self._pipe.loader(num_epochs=3, progress=False)
+        self._num_begun = 0
         order, feed = self._pipe.config.order, self._pipe.config.feed
         self.settings: dict[str, Any] = {"span_frames": order.span_frames, "live_spans": order.live_spans}
         self.settings["spans_per_block"] = feed.spans_per_block
 
     def epoch(self) -> Iterator[Item]:  # noqa: D102
+        # After a break the loader stands inside its epoch, and would go on with the rest of it.
+        self._loader.set_epoch(self._num_begun)
+        self._num_begun += 1
         for batch in self._loader:
             yield Item(len(batch["index"]), batch["episode_index"].numpy())
 
@@ -146,22 +138,14 @@ class ReadLerobotLoader:
             request.root,
             read_granularity="episode",
             episodes=request.episodes,
-            delta_timestamps=request.windows() or None,
+            delta_timestamps=request.windows or None,
         )
 
     def epoch(self) -> Iterator[Item]:  # noqa: D102
-        import torch
-
         for batch in self._data.iter_batches(
             batch_size=self._request.batch_size, batch_format="numpy", local_shuffle_buffer_size=self._shuffle
         ):
-            # Cameras come as arrays of arrays, since their shapes may differ; training wants one tensor.
-            tensors = {
-                name: torch.from_numpy(np.stack(values) if values.dtype == object else values)
-                for name, values in batch.items()
-                if name not in ("task", "stats")
-            }
-            yield Item(len(tensors["index"]), batch["episode_index"])
+            yield Item(len(as_tensors(batch)["index"]), batch["episode_index"])
 
     def figures(self) -> dict[str, float]:  # noqa: D102
         return {}
@@ -185,7 +169,7 @@ class LerobotLoader:
             "benchmark/dataset",
             root=request.root,
             episodes=request.episodes,
-            delta_timestamps=request.windows() or None,
+            delta_timestamps=request.windows or None,
             **({"return_uint8": True} if has_uint8 else {}),
         )
         self._batches = torch.utils.data.DataLoader(
@@ -218,6 +202,21 @@ PEERS = ("ray read_lerobot", "ray read_lerobot, shuffled", "lerobot map-style, 2
 """Those that need LeRobot's package."""
 
 
+def as_tensors(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a batch of Ray's reader, as training wants them; texts stay behind.
+
+    Cameras come as arrays of arrays, since their shapes may differ.
+    """
+    import torch
+
+    arrays = {
+        name: np.stack(values) if values.dtype == object and isinstance(values[0], np.ndarray) else values
+        for name, values in batch.items()
+        if name != "stats"
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items() if array.dtype.kind in "biuf"}
+
+
 def measure(request: Request) -> dict[str, Any]:
     """Return times, batch times and figures of two epochs, and of some steps of a training that only waits."""
     loader = LOADERS[request.loader](request)
@@ -228,6 +227,11 @@ def measure(request: Request) -> dict[str, Any]:
 
 
 def _measure_epoch(loader: Loader, request: Request) -> dict[str, Any]:
+    """Return the times and figures of an epoch, or of as much of it as fits in `max_s` after its first batch.
+
+    One that is broken off is measured up to its last batch, with all that filled the live spans before the first: it
+    tells how fast a whole one is at least.
+    """
     before = loader.figures()
     begin = time.monotonic()
     times, num_samples, distinct = [begin], 0, []
@@ -240,10 +244,12 @@ def _measure_epoch(loader: Loader, request: Request) -> dict[str, Any]:
         is_partial = bool(request.max_s) and times[-1] - times[1] > request.max_s
         if is_partial:
             break
+    # What ends a loader inside an epoch is none of its work.
+    end = times[-1] if is_partial else time.monotonic()
     after = loader.figures()
     return {
         "begin_s": begin,
-        "end_s": time.monotonic(),
+        "end_s": end,
         "first_batch_s": times[1] - begin,
         "num_samples": num_samples,
         "is_partial": is_partial,

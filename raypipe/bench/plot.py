@@ -18,19 +18,29 @@ def plot_bench(report: BenchReport, path: Path) -> None:
     for axes, (column, title) in zip(figure.subplots(1, len(columns), sharey=True), columns.items(), strict=True):
         colours = ["#1b6e53" if row is best else "#8fa8b8" if "setting" in row else "#d9a566" for row in rows]
         bars = axes.barh(names, [row[column] for row in rows], color=colours)
-        axes.bar_label(bars, fmt="{:,.3g}" if column == "cpu_s_per_1k" else "{:,.0f}", padding=3, fontsize=8)
+        digits = ",.3g" if column == "cpu_s_per_1k" else ",.0f"
+        marks = ["~" if column == "samples_per_s" and row.get("is_partial") else "" for row in rows]
+        labels = [f"{mark}{row[column]:{digits}}" for mark, row in zip(marks, rows, strict=True)]
+        axes.bar_label(bars, labels, padding=3, fontsize=8)
         if column != "peak_mb" and report.floor.get(column):
-            axes.axvline(report.floor[column], color="#444444", linestyle=":", linewidth=1.2, label="floor")
-            axes.legend(fontsize=8, loc="lower right", frameon=False)
+            axes.axvline(report.floor[column], color="#444444", linestyle=":", linewidth=1.2)
         axes.set_title(title, fontsize=10)
         axes.margins(x=0.18)
         axes.spines[["top", "right"]].set_visible(False)
     if rows:
         figure.axes[0].invert_yaxis()
-    machine, given = report.machine, report.conditions
-    figure.suptitle(
-        f"{given['used_frames']:,} frames, batch {given['batch_size']}, {machine['processor']}, {machine['cores']} "
-        f"cores; dark green is advised, the floor only decodes",
-        fontsize=10,
-    )
+    figure.suptitle(_title(report), fontsize=10)
     figure.savefig(path, dpi=110)
+
+
+def _title(report: BenchReport) -> str:
+    machine, given = report.machine, report.conditions
+    meanings = {
+        "dark green is advised": report.find_best() is not None,
+        "orange are other loaders": any("setting" not in row for row in report.rows),
+        "the dotted line is the floor, which only decodes": "error" not in report.floor,
+        "~ was broken off": any(row.get("is_partial") for row in report.rows),
+    }
+    where = f"{machine['processor']}, {machine['cores']} cores"
+    what = f"{given['used_frames']:,} frames, batch {given['batch_size']}, {where}"
+    return f"{what}\n{', '.join(text for text, is_shown in meanings.items() if is_shown)}"

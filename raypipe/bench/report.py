@@ -36,11 +36,16 @@ class BenchReport:
         """Return the row to advise: of the fastest settings that mix well, the one that takes least CPU.
 
         Fastest means within 5% of the first, and well means 95% of the most distinct episodes in a batch: a setting is
-        not better for showing fewer episodes at a time. None where no setting could be measured.
+        not better for showing fewer episodes at a time. Where fewer episodes were used than are live by the first
+        setting, their mixing was not seen, and none with fewer live spans is advised. None where no setting could be
+        measured.
         """
         rows = [row for row in self.rows if "setting" in row and "error" not in row]
         if not rows:
             return None
+        used, least = self.conditions.get("used_episodes", 0), rows[0]["setting"]["live_spans"]
+        if used < min(least, self.conditions.get("episodes", 0)):
+            rows = [row for row in rows if row["setting"]["live_spans"] >= least]
         mixing = max(row["distinct_episodes"] or 0.0 for row in rows)
         mixed = [row for row in rows if (row["distinct_episodes"] or 0.0) >= _MIXING * mixing]
         fastest = max(row["samples_per_s"] for row in mixed)

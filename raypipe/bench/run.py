@@ -2,6 +2,8 @@
 
 import os
 import tempfile
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,21 +12,28 @@ from typing import Any, Final
 import numpy as np
 
 from raypipe.bench.machine import describe_machine
-from raypipe.bench.measure import find_obstacle, measure
+from raypipe.bench.measure import find_obstacle, measure, sample_windows
 from raypipe.bench.one_loader import PEERS, Request
 from raypipe.bench.report import BenchReport
-from raypipe.bench.settings import Setting, grid, parse_setting
+from raypipe.bench.settings import Setting, differing, grid, parse_setting
 from raypipe.bench.spec import BenchSpec
-from raypipe.dataset import Dataset
+from raypipe.bench.table import left_out_lines, row_line
+from raypipe.dataset import Dataset, unreadable_cameras
 from raypipe.errors import ConfigError
+from raypipe.hub import parse_pinned
 from raypipe.mixture import is_mixture_file, open_dataset
 from raypipe.pipeline import Pipeline
+from raypipe.storage import open_root
 
 FLOOR: Final = "floor, all cores"
 _FLOOR_FRAMES: Final = 3000
 """Frames that the floor is measured on; a second or two."""
-_MOST_ROWS_PER_S: Final = 10_000
-"""Rows alone are read a hundred times faster than batches are made of them."""
+_START_S: Final = 10.0
+"""What a process with a Ray of its own takes to start and to end, for the time that is foretold."""
+_MOST_PER_S: Final = 10_000
+"""What an epoch is sized by at most: rows alone are read a hundred times faster than batches are made of them."""
+_UNKNOWN_PER_S: Final = 500
+"""What an epoch is sized by where the floor of cameras failed: slow, so that an epoch does not take many minutes."""
 
 
 def run_bench(
@@ -32,31 +41,43 @@ def run_bench(
     settings: Sequence[str] = (),
     *,
     is_quick: bool = False,
-    on_row: Callable[[str, dict[str, Any]], None] = lambda _name, _row: None,
+    on_line: Callable[[str], None] = lambda _line: None,
 ) -> BenchReport:
     """Return the figures of the settings, of the floor, and of LeRobot's loaders where they can be imported.
 
     Args:
         settings: those to try, as `parse_setting` reads them; none: a small grid around the default.
         is_quick: a smaller grid.
-        on_row: is told of every row as it is measured.
+        on_line: is told what there is to do, and of every row as it is measured.
     """
     if not Path("/proc/self/stat").exists():
         raise ConfigError("bench reads CPU time and memory of all processes from /proc, which only Linux has")
-    dataset = _open(spec.root)
-    tried = _choose(dataset, spec, settings, is_quick=is_quick)
+    with warnings.catch_warnings():
+        # Cameras that are left out, and that little memory makes a pipeline decode as a batch leaves: told below.
+        warnings.simplefilter("ignore", UserWarning)
+        dataset = _open(spec.root)
+        tried = _choose(dataset, spec, settings, is_quick=is_quick)
+    for line in left_out_lines(_left_out(dataset)):
+        on_line(line)
+    if not settings and tried[0].when == "exit":
+        on_line(
+            f"{spec.live_bytes / (1 << 30):g} GB do not hold {tried[0].live_spans} live spans of decoded frames: the "
+            f"default decodes each batch as it leaves. --live-gb gives more"
+        )
     with tempfile.TemporaryDirectory(prefix="raypipe-bench-") as folder:
         floor_request = _request(dataset, spec, FLOOR, _first_episodes(dataset, _FLOOR_FRAMES))
         floor = measure(floor_request, Path(folder))
-        on_row(FLOOR, floor)
+        on_line(row_line(FLOOR, floor))
         episodes = _first_episodes(dataset, _epoch_frames(dataset, spec, floor))
         base = replace(_request(dataset, spec, "", episodes), max_s=2 * spec.seconds)
-        rows = []
+        lengths = dataset.meta.episodes.length[: len(episodes)].tolist()
+        kept = tried if settings else differing(tried, lengths)
         for setting in tried:
-            row = measure(replace(base, loader="raypipe", parts=setting.parts()), Path(folder))
-            rows.append({**row, "name": setting.name, "setting": asdict(setting)})
-            on_row(setting.name, row)
-        rows += _measure_peers(base, Path(folder), on_row)
+            if setting not in kept:
+                on_line(f"left out, since these episodes are too few for a difference: {setting.name}")
+        todo = [_setting_row(base, setting) for setting in kept]
+        todo += [(replace(base, loader=name), {"name": name}) for name in PEERS if not find_obstacle(name)]
+        rows = _measure_rows(todo, spec, Path(folder), on_line)
     return BenchReport(
         machine=describe_machine(),
         conditions={**asdict(spec), **_describe_data(dataset, episodes)},
@@ -71,14 +92,21 @@ def _open(root: str) -> Dataset:
             f"{root!r} is a mixture, and bench measures one dataset: measure its members one by one; "
             f"`raypipe info {root}` lists them"
         )
-    dataset = open_dataset(root)
+    storage = open_root(root)
+    if not storage.is_local:
+        pinned = parse_pinned(storage.uri)
+        fetch = f"`raypipe download {pinned.repo_id}`" if pinned else "copy it to a local folder"
+        raise ConfigError(
+            f"{root!r} is not on this machine, and bench would measure the network with the loader: {fetch} first"
+        )
+    dataset = open_dataset(storage.path)
     assert isinstance(dataset, Dataset)
     return dataset
 
 
 def _choose(dataset: Dataset, spec: BenchSpec, settings: Sequence[str], *, is_quick: bool) -> list[Setting]:
     num_cpus = len(os.sched_getaffinity(0))
-    windows = _request(dataset, spec, "", None).windows()
+    windows = _request(dataset, spec, "", None).windows
     pipe = Pipeline(dataset, batch_size=spec.batch_size, seed=0, delta_timestamps=windows, live_bytes=spec.live_bytes)
     order, decode = pipe.config.order, pipe.config.decode
     default = Setting(
@@ -102,7 +130,7 @@ def _choose(dataset: Dataset, spec: BenchSpec, settings: Sequence[str], *, is_qu
 def _request(dataset: Dataset, spec: BenchSpec, loader: str, episodes: list[int] | None) -> Request:
     return Request(
         loader=loader,
-        root=str(dataset.meta.root),
+        root=dataset.meta.storage.path,
         batch_size=spec.batch_size,
         observation_frames=spec.observation_frames,
         episodes=episodes,
@@ -111,15 +139,14 @@ def _request(dataset: Dataset, spec: BenchSpec, loader: str, episodes: list[int]
         num_cpus=len(os.sched_getaffinity(0)),
         live_bytes=spec.live_bytes,
         parts={},
-        action_frames=spec.action_frames,
+        windows=sample_windows(dataset, action_frames=spec.action_frames, observation_frames=spec.observation_frames),
     )
 
 
 def _epoch_frames(dataset: Dataset, spec: BenchSpec, floor: dict[str, Any]) -> int:
     """Return the frames of an epoch that the floor would decode in half the time of a setting."""
-    per_s = floor.get("samples_per_s") or _MOST_ROWS_PER_S
-    if not dataset.spec.cameras:
-        per_s = min(per_s, _MOST_ROWS_PER_S)
+    unknown = _UNKNOWN_PER_S if dataset.spec.cameras else _MOST_PER_S
+    per_s = min(floor.get("samples_per_s") or unknown, _MOST_PER_S)
     return max(4 * spec.batch_size, int(per_s * spec.seconds / 2))
 
 
@@ -134,6 +161,7 @@ def _describe_data(dataset: Dataset, episodes: list[int]) -> dict[str, Any]:
     return {
         "fingerprint": meta.order_fingerprint,
         "cameras": len(dataset.spec.cameras),
+        "left_out_cameras": _left_out(dataset),
         "episodes": len(meta.episodes),
         "frames": meta.num_frames,
         "used_episodes": len(episodes),
@@ -141,11 +169,31 @@ def _describe_data(dataset: Dataset, episodes: list[int]) -> dict[str, Any]:
     }
 
 
-def _measure_peers(base: Request, folder: Path, on_row: Callable[[str, dict[str, Any]], None]) -> list[dict[str, Any]]:
-    rows = []
-    for name in PEERS:
-        if not find_obstacle(name):
-            row = measure(replace(base, loader=name), folder)
-            rows.append({**row, "name": name})
-            on_row(name, row)
+def _left_out(dataset: Dataset) -> dict[str, list[str]]:
+    """Return the declared cameras that are not measured, by the reason."""
+    unreadable = unreadable_cameras(dataset.meta, dataset.missing_cameras)
+    return {why: list(names) for why, names in unreadable.items() if names}
+
+
+def _setting_row(base: Request, setting: Setting) -> tuple[Request, dict[str, Any]]:
+    named = {"name": setting.name, "setting": asdict(setting)}
+    return replace(base, loader="raypipe", parts=setting.parts()), named
+
+
+def _measure_rows(
+    todo: Sequence[tuple[Request, dict[str, Any]]], spec: BenchSpec, folder: Path, on_line: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Return the row of every request, with what names it."""
+    on_line(f"{len(todo)} to measure, {_about(len(todo) * (2 * spec.seconds + _START_S))}")
+    rows: list[dict[str, Any]] = []
+    begin = time.monotonic()
+    for request, named in todo:
+        rows.append({**measure(request, folder), **named})
+        left = (time.monotonic() - begin) / len(rows) * (len(todo) - len(rows))
+        end = f"; {_about(left)} left" if left else ""
+        on_line(f"{len(rows)} of {len(todo)}: {row_line(named['name'], rows[-1])}{end}")
     return rows
+
+
+def _about(seconds: float) -> str:
+    return f"about {seconds:.0f} s" if seconds < 90 else f"about {seconds / 60:.0f} minutes"

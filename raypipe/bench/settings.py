@@ -1,6 +1,6 @@
 """Which settings of a pipeline are tried: a small grid around what `live_bytes` gives. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -12,6 +12,9 @@ _SHORT_SPAN: Final = 64
 """What short spans are tried with: 64 frames that follow each other decode 2 to 3 times faster than single ones."""
 _MIXING_LIVE_SPANS: Final = 32
 """Fewer live spans mix so badly that they are not tried."""
+
+_SHORTEST_SPAN: Final = 32
+"""Shorter spans cost more blocks than they save memory."""
 
 _FIELDS: Final = ("where", "when", "threads", "span_frames", "live_spans")
 
@@ -73,12 +76,29 @@ def grid(default: Setting, fits: Callable[[Setting], bool], *, num_cpus: int, is
         tried = [] if is_quick else _orders(default)
     else:
         tried = [replace(default, where="cluster", when="block"), replace(default, when="exit")]
+        if default.when == "exit" and not fits(tried[0]):
+            tried += _fewer_live(replace(default, when="block"), fits)
         if not is_quick:
             threads = {1, max(1, num_cpus // 2), num_cpus, min(2 * num_cpus, 16)}
             tried += [replace(default, threads=count) for count in sorted(threads)]
             orders = _orders(default)
             tried += [*orders, *(replace(setting, where="cluster", when="block") for setting in orders[:1])]
     return [default, *(each for each in dict.fromkeys(tried) if each != default and fits(each))]
+
+
+def differing(settings: Iterable[Setting], lengths: Sequence[int]) -> list[Setting]:
+    """Return the settings that differ on episodes of these lengths, of equal ones the first.
+
+    More live spans than there are spans are no more, and spans longer than the longest episode are whole episodes.
+    """
+    first: dict[Setting, Setting] = {}
+    for setting in settings:
+        span = setting.span_frames
+        size = max(lengths) if span == WHOLE_EPISODE else min(span, max(lengths))
+        num_spans = sum(-(-length // size) for length in lengths)
+        effective = replace(setting, span_frames=size, live_spans=min(setting.live_spans, num_spans))
+        first.setdefault(effective, setting)
+    return list(first.values())
 
 
 def parse_setting(text: str, default: Setting) -> Setting:
@@ -104,6 +124,22 @@ def parse_setting(text: str, default: Setting) -> Setting:
 def setting_of(row: Mapping[str, Any]) -> Setting:
     """Return the setting of a row of a report."""
     return Setting(**{name: row["setting"][name] for name in _FIELDS})
+
+
+def _fewer_live(setting: Setting, fits: Callable[[Setting], bool]) -> list[Setting]:
+    """Return the same with fewer and shorter live spans that fit, on the rank and on the cluster; none if none does.
+
+    Where the memory does not hold the decoded frames of all live spans, they are decoded as they leave. Fewer mix less,
+    and may cost far less.
+    """
+    live_spans = setting.live_spans // 2
+    while live_spans >= _MIXING_LIVE_SPANS:
+        for span_frames in (_SHORT_SPAN, _SHORTEST_SPAN):
+            fewer = replace(setting, live_spans=live_spans, span_frames=span_frames)
+            if fits(fewer):
+                return [fewer, replace(fewer, where="cluster")]
+        live_spans //= 2
+    return []
 
 
 def _orders(default: Setting) -> list[Setting]:

@@ -17,7 +17,8 @@ class BenchSpec:
     observation_frames: int = 1
     """Frames of every camera in a sample."""
     seconds: float = 20.0
-    """About what a setting takes: two epochs of as many episodes as the floor decodes in half of it."""
+    """How long the two epochs of a setting are, by the floor: as many episodes as it decodes in half of this. A setting
+    takes some three times that, and an epoch is broken off twice this time after its first batch."""
     live_bytes: int = DEFAULT_LIVE_BYTES
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """A bench for a person at a terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from raypipe.bench.report import COMPARED, BenchReport, Comparison
@@ -33,7 +33,8 @@ def bench_table(report: BenchReport) -> "Group":
         else:
             table.add_row(mark + row["name"], *_cells(row), style="bold" if row is best else "")
     table.add_section()
-    table.add_row("  floor: all frames in file order, all cores", *_cells({**report.floor, "first_batch_s": None}))
+    floor = ["failed"] if "error" in report.floor else _cells({**report.floor, "first_batch_s": None})
+    table.add_row("  floor: all frames in file order, all cores", *floor)
     lines = [_conditions(report), *_notes(report), f"* {report.advice()}"]
     return Group(table, *(Text(line) for line in lines))
 
@@ -55,8 +56,13 @@ def compare_table(comparison: Comparison) -> "Group":
 def row_line(name: str, row: Mapping[str, Any]) -> str:
     """Return what is told of a row while others are still measured."""
     if "error" in row:
-        return f"{name}: failed"
+        return f"{name}: failed: {_reason(row)}"
     return f"{name}: {row['samples_per_s']:,.0f} samples/s, {row['cpu_s_per_1k']:.2f} CPU s per 1,000"
+
+
+def left_out_lines(cameras: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what is told of declared cameras that are not measured, which are given by the reason."""
+    return [f"left out: {', '.join(names)}: {why}" for why, names in cameras.items()]
 
 
 def _table(first: str, columns: Any) -> "Table":
@@ -79,6 +85,10 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     return cells
 
 
+def _reason(row: Mapping[str, Any]) -> str:
+    return (str(row["error"]).strip().splitlines() or ["ended without a message"])[-1]
+
+
 def _conditions(report: BenchReport) -> str:
     given, machine = report.conditions, report.machine
     return (
@@ -93,14 +103,14 @@ def _notes(report: BenchReport) -> list[str]:
     notes = ["CPU seconds are of the whole process tree and move little with the load; samples/s move a lot"]
     if report.conditions["used_episodes"] < report.conditions["episodes"]:
         notes.append(
-            "memory and first batch are of those episodes: `raypipe plan` tells what all need, --seconds takes more"
+            "memory, first batch and mixing are of those episodes: `raypipe plan` tells of all, --seconds takes more"
         )
-    for row in report.rows:
+    notes += left_out_lines(report.conditions.get("left_out_cameras", {}))
+    for row in ({**report.floor, "name": "the floor"}, *report.rows):
         if "error" in row:
-            reason = str(row["error"]).strip().splitlines() or ["ended without a message"]
-            notes.append(f"failed: {row['name']}: {reason[-1]}")
+            notes.append(f"failed: {row['name']}: {_reason(row)}")
     if any(row.get("is_partial") for row in report.rows):
-        notes.append("~ the epoch was broken off: too slow for --seconds")
+        notes.append("~ an epoch was broken off, as too slow for --seconds: a whole one is at least that fast")
     if not any("setting" not in row for row in report.rows):
         notes.append("LeRobot cannot be imported here, so it is not compared; benchmarks/peers.py does that")
     return notes

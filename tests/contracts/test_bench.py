@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -26,12 +28,15 @@ def test_bench_measures_a_setting_beside_the_floor(tiny_dataset, tmp_path):
     report = run_bench(
         BenchSpec(root=str(tiny_dataset), batch_size=4, seconds=1.0),
         ["where=rank,threads=1,span_frames=4,live_spans=8"],
-        on_row=lambda name, row: told.append(name),
+        on_line=told.append,
     )
 
     (row,) = [row for row in report.rows if "setting" in row]
     assert "error" not in row, row
-    assert told[:2] == ["floor, all cores", "rank/block, 1 thread, spans of 4, 8 live"]
+    assert told[0].startswith("floor, all cores: ")
+    assert " to measure, about " in told[1]
+    assert told[2].startswith("1 of ")
+    assert ": rank/block, 1 thread, spans of 4, 8 live: " in told[2]
     assert row["samples"] == 34
     assert row["cpu_s_per_1k"] > 0
     assert row["peak_mb"] > report.floor["peak_mb"] / 10
@@ -55,3 +60,29 @@ def test_bench_of_rows_has_no_decode_settings(tmp_path):
     assert "error" not in row, row
     assert row["samples"] == 75
     assert "decode" not in report.advice()
+
+
+BROKEN_OFF = """
+import sys
+from itertools import islice
+from raypipe.bench.one_loader import RaypipeLoader, Request
+
+request = Request(
+    loader="raypipe", root=sys.argv[1], batch_size=4, observation_frames=1, episodes=None, step_ms=0.0, num_steps=0,
+    num_cpus=2, live_bytes=1 << 30, parts={}, windows={},
+)
+loader = RaypipeLoader(request, "rank", "block")
+part = [item.num_samples for item in islice(loader.epoch(), 3)]
+whole = [item.num_samples for item in loader.epoch()]
+loader.close()
+print(sum(part), sum(whole))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_epoch_after_one_that_was_broken_off_is_whole(tiny_dataset):
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN_OFF, str(tiny_dataset)], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split()[-2:] == ["12", "34"]

@@ -1,12 +1,16 @@
 """Which settings a bench tries and advises, and how two benches compare."""
 
+import io
 import json
 from dataclasses import asdict, replace
 
 import pytest
+from rich.console import Console
 
 from raypipe.bench import BenchReport, BenchSpec, Setting, compare, read_report
-from raypipe.bench.settings import grid, parse_setting
+from raypipe.bench.measure import describe
+from raypipe.bench.settings import differing, grid, parse_setting
+from raypipe.bench.table import bench_table
 from raypipe.errors import ConfigError
 
 DEFAULT = Setting(where="rank", threads=4, span_frames=128, live_spans=128)
@@ -55,12 +59,34 @@ def test_grid_around_decoding_on_exit_has_the_cluster_decode_blocks():
     assert {(one.where, one.when) for one in tried} == {("rank", "exit"), ("cluster", "block")}
 
 
+def test_grid_around_decoding_on_exit_also_tries_fewer_live_spans_that_fit():
+    def fits(setting):
+        return setting.when == "exit" or setting.live_spans * setting.span_frames <= 64 * 32
+
+    tried = grid(replace(DEFAULT, when="exit"), fits, num_cpus=2, is_quick=True)
+
+    fewer = {(one.where, one.live_spans, one.span_frames) for one in tried if one.when == "block"}
+    assert fewer == {("rank", 64, 32), ("cluster", 64, 32)}
+
+
 def test_grid_without_cameras_has_no_decode_settings():
     tried = grid(ROWS_ONLY, lambda setting: True, num_cpus=4)
 
     assert len(tried) > 1
     assert all("decode" not in one.parts() for one in tried)
     assert grid(ROWS_ONLY, lambda setting: True, num_cpus=4, is_quick=True) == [ROWS_ONLY]
+
+
+def test_settings_that_are_the_same_on_few_episodes_are_tried_once():
+    whole = replace(DEFAULT, span_frames="episode")
+    many = [replace(whole, live_spans=count) for count in (128, 64, 256, 32)]
+    long_spans = replace(DEFAULT, span_frames=300)
+    short_spans = replace(DEFAULT, span_frames=64)
+
+    kept = differing([*many, long_spans, short_spans], [200] * 50)
+
+    assert kept == [many[0], many[3], short_spans]
+    assert differing(many, [200] * 300) == many
 
 
 def test_typed_setting_changes_what_it_says():
@@ -110,6 +136,14 @@ def test_best_does_not_trade_mixing_for_speed():
     assert report.find_best()["name"] == DEFAULT.name
 
 
+@pytest.mark.parametrize(("used", "episodes", "live"), [(4, 500, 128), (300, 500, 64), (4, 4, 64)])
+def test_best_has_fewer_live_spans_only_where_their_mixing_was_seen(used, episodes, live):
+    rows = make_row(DEFAULT, 1000, 1.0), make_row(replace(DEFAULT, live_spans=64), 3000, 0.5)
+    report = make_report(*rows, used_episodes=used, episodes=episodes)
+
+    assert report.find_best()["setting"]["live_spans"] == live
+
+
 def test_best_is_none_where_all_failed():
     report = make_report({"name": "rank", "setting": {}, "error": "no codec"})
 
@@ -155,3 +189,66 @@ def test_spec_refuses_what_cannot_be_measured():
         BenchSpec(root="x", batch_size=0)
     with pytest.raises(ConfigError, match="seconds must be more than 0"):
         BenchSpec(root="x", seconds=0)
+
+
+class Sampled:
+    """A process tree that takes one CPU all the time."""
+
+    peak_mb = 100.0
+
+    def cpu_between(self, begin_s, end_s):
+        return end_s - begin_s
+
+
+def make_result(*is_partial):
+    times = {"begin_s": 0.0, "end_s": 10.0, "first_batch_s": 1.0, "batch_ms": [10.0], "num_samples": 500}
+    figures = {"decoded_frames": 600.0, "emitted_frames": 500.0}
+    epochs = [{**times, "distinct_episodes": 3.0, "figures": figures, "is_partial": each} for each in is_partial]
+    return {"epochs": epochs, "wait_share": None, "settings": {}}
+
+
+@pytest.mark.parametrize(
+    ("is_partial", "marked", "ratio"),
+    [((False, False), False, 1.2), ((True, False), True, 1.2), ((False, True), True, None), ((True, True), True, None)],
+)
+def test_row_is_marked_where_either_epoch_was_broken_off(is_partial, marked, ratio):
+    row = describe(make_result(*is_partial), Sampled())
+
+    assert row["is_partial"] is marked
+    assert row["decoded_per_emitted"] == ratio
+
+
+def printed(report):
+    out = io.StringIO()
+    Console(width=200, file=out).print(bench_table(report))
+    return out.getvalue()
+
+
+TABLE_CONDITIONS = dict.fromkeys(("used_episodes", "episodes", "used_frames", "action_frames", "observation_frames"), 1)
+
+
+def test_table_tells_why_the_floor_failed():
+    report = make_report(make_row(DEFAULT, 1000, 1.0), machine={"load_average": 0}, **TABLE_CONDITIONS)
+    failed = replace(report, floor={"error": "Traceback\nDecodeError: no such codec"})
+
+    shown = printed(failed)
+
+    (line,) = [line for line in shown.splitlines() if "all frames in file order" in line]
+    assert line.split()[-1] == "failed"
+    assert "failed: the floor: DecodeError: no such codec" in shown
+
+
+def test_table_names_cameras_that_are_left_out():
+    left_out = {"left_out_cameras": {"no video file is there": ["wrist"]}}
+    report = make_report(make_row(DEFAULT, 1, 1), machine={"load_average": 0}, **TABLE_CONDITIONS, **left_out)
+
+    assert "left out: wrist: no video file is there" in printed(report)
+
+
+def test_table_marks_a_row_that_was_broken_off():
+    report = make_report(make_row(DEFAULT, 1000, 1.0, is_partial=True), machine={"load_average": 0}, **TABLE_CONDITIONS)
+
+    shown = printed(report)
+
+    assert "~1,000" in shown
+    assert "~ an epoch was broken off" in shown

@@ -1,0 +1,52 @@
+"""The files of a bench: whether they can be written is known before minutes are measured."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from raypipe.bench.plot import plot_bench
+from raypipe.bench.report import BenchReport
+from raypipe.errors import ConfigError
+
+PRINTED = "-"
+"""In place of a file: JSON goes to standard output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What is written of a bench beside its table; checked as it is made."""
+
+    json_file: str = ""
+    plot: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.plot is not None and self.plot.suffix != ".png":
+            raise ConfigError(f"cannot draw to {str(self.plot)!r}: give a file that ends in .png")
+        for path in self._files():
+            _check_writable(path)
+
+    @property
+    def is_json_printed(self) -> bool:
+        """Whether JSON takes the place of the table."""
+        return self.json_file == PRINTED
+
+    def write(self, report: BenchReport) -> None:
+        """Write the files, JSON first."""
+        if self.json_file and not self.is_json_printed:
+            Path(self.json_file).write_text(json.dumps(report.to_json(), indent=2) + "\n")
+        if self.plot is not None:
+            plot_bench(report, self.plot)
+
+    def _files(self) -> list[Path]:
+        files = [Path(self.json_file)] if self.json_file and not self.is_json_printed else []
+        return files + ([self.plot] if self.plot is not None else [])
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise ConfigError(f"cannot write {str(path)!r}: it is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"cannot write {str(path)!r}: no permission; choose another place")
