@@ -23,7 +23,7 @@ from raypipe.filecache import Fetch, FileCache, HeldFile, Progress
 from raypipe.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
 from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import Entry, Remote, digest_of, pack_entries
-from raypipe.storage.spec import CacheSpec
+from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
 
 
 @dataclass(frozen=True)
@@ -316,16 +316,17 @@ class _HeldStream(io.BufferedReader):
         self.close()
 
 
-_caches: dict[tuple[str, int], FileCache] = {}
+_caches: dict[tuple[str, int, bool], FileCache] = {}
 _caches_lock = threading.Lock()
 
 
 def open_cache(spec: CacheSpec) -> FileCache:
     """Return the cache of this process; its files are shared with all processes of the node."""
-    key = (os.path.expanduser(spec.folder), spec.max_bytes)
+    folder, max_bytes, is_default = os.path.expanduser(spec.folder), spec.sure_bytes, spec.max_bytes == FOLDER_BOUND
+    key = (folder, max_bytes, is_default)
     with _caches_lock:
         if key not in _caches:
-            _caches[key] = FileCache(*key)
+            _caches[key] = FileCache(folder, max_bytes, is_default=is_default)
         return _caches[key]
 
 

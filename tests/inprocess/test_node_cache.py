@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, DatasetError, DownloadError
+from raypipe.filecache import FileCache
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, Storage, open_cache
 from raypipe.testing import write_dataset
@@ -105,10 +106,29 @@ def watch(folder, worst, is_done):
         total = 0
         for path in Path(folder).glob("*"):
             try:
-                total += path.stat().st_size if path.suffix != ".lock" and path.name != "ledger" else 0
+                total += path.stat().st_size if path.suffix != ".lock" and path.name not in ("ledger", "bound") else 0
             except FileNotFoundError:
                 continue
         worst[0] = max(worst[0], total)
+
+
+def test_opening_a_dataset_leaves_what_a_larger_cache_keeps_in_the_default_folder(remote, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    large = FileCache("~/.cache/raypipe/files", 400 << 30)
+    for key in ("a", "b"):
+        large.hold(key, lambda path, _: truncate(path, 40 << 30), 40 << 30).close()
+
+    list(local_loader(make_pipe(remote)))
+
+    kept = [path.stat().st_size for path in Path(large.folder).iterdir() if len(path.name) == 32]
+    assert kept.count(40 << 30) == 2
+    assert len(kept) > 2, "files of the dataset are kept there too"
+
+
+def truncate(path, size):
+    """Make a file of so many bytes that takes no room on the disk."""
+    with open(path, "wb") as stream:
+        stream.truncate(size)
 
 
 def test_a_file_that_changes_is_fetched_anew(remote, tmp_path):
