@@ -39,6 +39,9 @@ class Storage:
     listing: str = field(default="", compare=False)
     """The digest of what a remote root listed where the run began; empty there, on the Hub, and without a cache."""
 
+    beside_bytes: int = field(default=0, compare=False)
+    """Of other remote roots that a run reads through the same cache."""
+
     @cached_property
     def filesystem(self) -> Any:
         """The fsspec filesystem of this root."""
@@ -51,8 +54,13 @@ class Storage:
 
     @cached_property
     def is_local(self) -> bool:
-        """True where files are plain paths that any library can open by name."""
+        """True where files are plain paths that any library can open by name; on this node, where others may differ."""
         return isinstance(self.filesystem, LocalFileSystem)
+
+    @cached_property
+    def is_remote(self) -> bool:
+        """True where a node may have to fetch the files, also if this one has all of a commit of the Hub."""
+        return bool(self.commit) or not self.is_local
 
     @cached_property
     def commit(self) -> str:
@@ -87,7 +95,8 @@ class Storage:
 
     def __getstate__(self) -> dict[str, Any]:
         # A live filesystem holds connections and threads: each process opens its own.
-        return {"uri": self.uri, "cache": self.cache, "listing": self.listing or self._keep_listing()}
+        listing = self.listing or self._keep_listing()
+        return {"uri": self.uri, "cache": self.cache, "listing": listing, "beside_bytes": self.beside_bytes}
 
     def _keep_listing(self) -> str:
         """Keep the listing on this node and return its digest, where processes of a run are to share it."""
@@ -99,7 +108,14 @@ class Storage:
 
     def cached(self, cache: CacheSpec | None) -> "Storage":
         """Return this root with another cache; what it has listed stays known."""
-        changed = replace(self, cache=cache)
+        return self._changed(cache=cache)
+
+    def beside(self, num_bytes: int) -> "Storage":
+        """Return this root as one of several that a run reads, the others of which have so many bytes together."""
+        return self._changed(beside_bytes=num_bytes)
+
+    def _changed(self, **fields: Any) -> "Storage":
+        changed = replace(self, **fields)
         for name in ("_resolved", "_remote"):
             if name in self.__dict__:
                 changed.__dict__[name] = self.__dict__[name]
@@ -142,6 +158,11 @@ class Storage:
                 return self._entry(name).size_bytes
             return int(self.filesystem.size(self.locate(name)))
 
+    def list_bytes(self) -> int:
+        """Return the bytes of all files that are to be fetched, by the listing: none where they are on this node."""
+        with self._naming(""):
+            return 0 if self.is_local else self._remote.total_bytes
+
     def hold(self, name: str) -> HeldFile | None:
         """Return a remote file in the cache of this node, fetched if it is not there; it stays until it is closed.
 
@@ -156,7 +177,8 @@ class Storage:
         if self.cache is None or self.is_local:
             return False
         entry = self._entry(name)
-        return bool(entry.stamp) and not self.cache.is_fetched_whole(entry.size_bytes, self._remote.total_bytes)
+        run_bytes = self._remote.total_bytes + self.beside_bytes
+        return bool(entry.stamp) and not self.cache.is_fetched_whole(entry.size_bytes, run_bytes)
 
     def version(self, name: str) -> str:
         """Return what tells the content of a remote file from another that had its name; empty where nothing does."""

@@ -55,12 +55,12 @@ class CacheSpec:
         """Return this cache for readers of a few bytes of many files: they do not have a large file fetched whole."""
         return replace(self, whole_bytes=min(self.whole_bytes, LOOK_BYTES))
 
-    def is_fetched_whole(self, size_bytes: int, dataset_bytes: int) -> bool:
-        """Return whether a file is fetched whole, by its size and that of all files of its dataset.
+    def is_fetched_whole(self, size_bytes: int, run_bytes: int) -> bool:
+        """Return whether a file is fetched whole, by its size and that of all files that a run reads through the cache.
 
-        A dataset that does not fit would be fetched many times over, were a whole file fetched for each of its spans:
+        Datasets that do not fit would be fetched many times over, were a whole file fetched for each of their spans:
         then only small files are.
         """
         if size_bytes > min(self.whole_bytes, self.sure_bytes):
             return False
-        return dataset_bytes <= self.sure_bytes or size_bytes <= PART_BYTES
+        return run_bytes <= self.sure_bytes or size_bytes <= PART_BYTES
