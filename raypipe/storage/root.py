@@ -62,6 +62,11 @@ class Storage:
         """True where a node may have to fetch the files, also if this one has all of a commit of the Hub."""
         return bool(self.commit) or not self.is_local
 
+    @property
+    def is_listable(self) -> bool:
+        """False of a web server, which tells of the files that it is asked for by name."""
+        return self.is_local or self._remote.is_listable
+
     @cached_property
     def commit(self) -> str:
         """The commit of the Hub that this root is pinned to; empty elsewhere."""
@@ -135,26 +140,36 @@ class Storage:
             return os.path.exists(self.locate(name))
         with self._naming(name):
             # Of a dataset all files are listed anyway, and the listing tells.
-            is_dataset = bool(self.commit) or self.cache is not None
-            return self._remote.exists(name) if is_dataset else bool(self.filesystem.exists(self.locate(name)))
+            is_known = self._is_listed or not self.is_listable
+            return self._remote.exists(name) if is_known else bool(self.filesystem.exists(self.locate(name)))
 
     def list_files(self, folder: str = "") -> list[str]:
-        """Return the names of all files below `folder`, sorted; none where the folder is missing."""
+        """Return the names of all files below `folder`, sorted; none where the folder is missing.
+
+        Raises:
+            DownloadError: a web server shows no files there, which says nothing.
+        """
         with self._naming(folder):
             if self._is_listed:
                 return sorted(name for name in self._remote.entries if not folder or name.startswith(f"{folder}/"))
-        if not self.exists(folder):
+        if self.is_listable and not self.exists(folder):
             return []
         top = self.locate(folder)
         with self._naming(folder):
             prefix = len(self.path.rstrip("/")) + 1
-            return sorted(str(found)[prefix:] for found in self.filesystem.find(top))
+            names = sorted(str(found)[prefix:] for found in self.filesystem.find(top))
+        if not names and not self.is_listable:
+            raise DownloadError(
+                f"the web server shows no files in {top!r}, and which there are has to be known. Let it show its "
+                f"folders, or copy the dataset."
+            )
+        return names
 
     def size_bytes(self, name: str) -> int:
         """Return the size of the file `name`."""
         self._check_file(name)
         with self._naming(name):
-            if self._is_listed:
+            if self._is_listed or not self.is_listable:
                 return self._entry(name).size_bytes
             return int(self.filesystem.size(self.locate(name)))
 
