@@ -1,8 +1,11 @@
 """A remote root: what it lists, and how its bytes come.
 
 One listing tells names, sizes and versions of all files, so that nothing is asked per file. The Hub's listing of a
-commit is kept by its cache. That of other storage is made once, on the driver, and kept in the cache of every node by
-its digest: a node whose listing differs would read other files than the driver has planned with, and says so.
+commit is kept by its cache. That of other storage is made on the driver, and made anew on every node whose cache lacks
+it; the processes of a node share it there by the digest of the driver's, which they are sent. A listing of another
+digest would let a node read other files than the driver has planned with, and is an error.
+
+A web server lists nothing: there each process asks for each file that it reads, by its name.
 """
 
 import errno
@@ -188,7 +191,7 @@ class Remote:
             return
 
     def share_listing(self, cache: FileCache, uri: str, digest: str) -> None:
-        """Take the listing that the driver made: from this node, or made anew, which must be the same.
+        """Take the listing that this node keeps; where there is none, make it: it must be the same as the driver's.
 
         Raises:
             DownloadError: files have changed since the driver looked.
@@ -210,7 +213,8 @@ class Remote:
         if not entry.stamp:
             return
         now = self._look(name)
-        if now.stamp != entry.stamp:
+        # adlfs before 2026.5 gives the ETag of a single file in quotes, and in a listing without: its issue 461.
+        if now.stamp.replace('"', "") != entry.stamp.replace('"', ""):
             raise DownloadError(
                 f"{name!r} changed while it was read: it was {entry.stamp}, and is {now.stamp}. Open the dataset again."
             )
