@@ -1,7 +1,8 @@
 """`PipelineConfig`: the specs of all stages, composed; from specs or from plain dicts."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeVar
 
@@ -15,13 +16,16 @@ from raypipe.plan import WHOLE_EPISODE, BatchSpec, EpisodeIndex, OrderSpec, Sele
 from raypipe.schema import Schema
 from raypipe.sizes import choose_live, index_frames, pixel_bytes, row_bytes, schema_for
 from raypipe.skips import BadDataSpec
-from raypipe.storage import CacheSpec
+from raypipe.storage import CacheSpec, Storage, retry_transient
 
 _ROW_BLOCK_BYTES = 8 << 20
 """Ray's cost of a block is the same for 10 and for 3,000 rows."""
 
 _PIXEL_BLOCK_BYTES = 64 << 20
 """Half of what Ray itself aims at: a rank fetches some blocks ahead."""
+
+_LISTING_THREADS: Final = 32
+"""As many as open the remote members of a mixture."""
 
 NO_CACHE: Final = "off"
 
@@ -61,11 +65,11 @@ class PipelineConfig:
         """Return what tasks and ranks need to make and open blocks."""
         if isinstance(self.dataset, Mixture):
             mixture = self.dataset
-            datasets = tuple(cached_files(dataset, self.cache) for dataset in mixture.datasets)
+            datasets = share_cache(mixture.datasets, self.cache)
             return BlockContext(
                 datasets, self.decode, self.bad_data, mixture.schema, mixture.robot_types, mixture.names
             )
-        return BlockContext((cached_files(self.dataset, self.cache),), self.decode, self.bad_data)
+        return BlockContext(share_cache((self.dataset,), self.cache), self.decode, self.bad_data)
 
 
 def compose_config(
@@ -120,12 +124,31 @@ def _check_windows(schema: Schema) -> None:
         raise ConfigError(f"{', '.join(wrong)} cannot have a window in a pipeline: it says which sample a row is of")
 
 
-def cached_files(dataset: Dataset, cache: CacheSpec | None) -> Dataset:
-    """Return a dataset whose rows and videos are read through this cache of the node; a local one as it is."""
-    storage = dataset.meta.storage
-    if storage.cache == cache or storage.is_local:
+def share_cache(datasets: Sequence[Dataset], cache: CacheSpec | None) -> tuple[Dataset, ...]:
+    """Return datasets whose rows and videos are read through this cache of the node; local ones as they are.
+
+    Each knows how many bytes the others have, which take room of it too. Lists those that were opened without that.
+    """
+    remote = {one.meta.storage.uri: one.meta.storage for one in datasets if one.meta.storage.is_remote}
+    sizes = dict.fromkeys(remote, 0)
+    if cache is not None and len(remote) > 1:
+        with ThreadPoolExecutor(_LISTING_THREADS, thread_name_prefix="raypipe-list") as pool:
+            listed = pool.map(lambda storage: retry_transient(storage.list_bytes), remote.values())
+            sizes = dict(zip(remote, listed, strict=True))
+    total = sum(sizes.values())
+    return tuple(
+        _with_storage(dataset, storage.cached(cache).beside(total - sizes[storage.uri]))
+        if (storage := dataset.meta.storage).is_remote
+        else dataset
+        for dataset in datasets
+    )
+
+
+def _with_storage(dataset: Dataset, storage: Storage) -> Dataset:
+    known = dataset.meta.storage
+    if (known.cache, known.beside_bytes) == (storage.cache, storage.beside_bytes):
         return dataset
-    meta = replace(dataset.meta, storage=storage.cached(cache))
+    meta = replace(dataset.meta, storage=storage)
     return knowing_rows(replace(dataset, meta=meta), dataset.row_features)
 
 

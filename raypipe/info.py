@@ -143,11 +143,18 @@ def camera_text(feature: Feature) -> str:
 
 
 def _check_files(dataset: Dataset) -> None:
-    """Raise where a file that ``meta/`` names is not there, or the index of one of a few videos cannot be read."""
+    """Raise where a file that ``meta/`` names is not there, or the index of one of a few videos cannot be read.
+
+    A web server is asked for the files of a few episodes: there one request tells of one file.
+    """
     meta = dataset.meta
-    rows, videos = range(len(meta.episodes)), [name for name in dataset.spec.cameras if name in meta.episodes.videos]
+    videos = [name for name in dataset.spec.cameras if name in meta.episodes.videos]
+    rows = range(len(meta.episodes)) if meta.storage.is_listable else _some_rows(meta)
     named = {meta.data_file(row) for row in rows} | {meta.video_file(row, name) for name in videos for row in rows}
-    missing = sorted(named - set(meta.storage.list_files()))
+    if meta.storage.is_listable:
+        missing = sorted(named - set(meta.storage.list_files()))
+    else:
+        missing = sorted(name for name in named if not meta.storage.exists(name))
     if missing:
         raise DatasetError(
             f"{len(missing)} of {len(named)} files that meta/ names are missing at {meta.root!r}, the first is "

@@ -56,8 +56,9 @@ def ledger_bytes(folder):
 
 
 def extras(folder):
-    """Whatever is there besides whole files and the ledger."""
-    return sorted(path.name for path in folder.iterdir() if len(path.name) != 32 and path.name != "ledger")
+    """Whatever is there besides whole files, the ledger and the bound."""
+    known = ("ledger", "bound")
+    return sorted(path.name for path in folder.iterdir() if len(path.name) != 32 and path.name not in known)
 
 
 def is_there(cache, key):

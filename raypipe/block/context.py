@@ -110,9 +110,9 @@ class BlockContext:
 
     @cached_property
     def has_cached_videos(self) -> bool:
-        """Whether videos of some dataset are fetched to the nodes that decode them."""
+        """Whether videos of some dataset are fetched to the nodes that decode them, unless a node has them all."""
         storages = (dataset.meta.storage for dataset in self.datasets if dataset.meta.episodes.videos)
-        return any(storage.cache is not None and not storage.is_local for storage in storages)
+        return any(storage.cache is not None and storage.is_remote for storage in storages)
 
     def __getstate__(self) -> dict[str, Any]:
         # Open files and decoders stay behind: each process opens its own.

@@ -3,6 +3,7 @@
 ::
 
     FOLDER/ledger        how many bytes are there at most; locked while files come and go
+    FOLDER/bound         how many bytes may be there, as the last who fetched with a bound of its own was given
     FOLDER/HASH          a whole file; a shared lock on it means that it is in use
     FOLDER/HASH.lock     somebody fetches this file; holds the bytes that are reserved for it
     FOLDER/HASH.part     the file as far as it is fetched

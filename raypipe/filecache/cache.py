@@ -77,13 +77,19 @@ class FileCache:
 
     Whole and half-fetched files together keep to the bound at every moment. What is in use stays; of the rest, the
     least recently used go when room is needed. Any number of threads and processes of one user may share a folder, each
-    with a `FileCache` of its own; any of them may be killed at any moment. The bound is that of whoever fetches.
+    with a `FileCache` of its own; any of them may be killed at any moment. The bound is that of whoever fetches; a
+    default one gives way to a larger one that was last given for the folder.
 
     A `FileCache` pickles as its arguments.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], max_bytes: int, *, prefetch_threads: int = PREFETCH_THREADS
+        self,
+        folder: str | os.PathLike[str],
+        max_bytes: int,
+        *,
+        is_default: bool = False,
+        prefetch_threads: int = PREFETCH_THREADS,
     ) -> None:
         if max_bytes < 1:
             raise ConfigError(f"max_bytes of a cache must be at least 1, got {max_bytes}")
@@ -91,8 +97,9 @@ class FileCache:
             raise ConfigError(f"prefetch_threads must be at least 1, got {prefetch_threads}")
         self.folder = os.path.abspath(os.path.expanduser(os.fspath(folder)))
         self.max_bytes = max_bytes
+        self._is_default = is_default
         self._prefetch_threads = prefetch_threads
-        self._ledger = Ledger(self.folder, max_bytes)
+        self._ledger = Ledger(self.folder, max_bytes, is_default=is_default)
         self._counts: Counter[str] = Counter()
         self._start()
         _caches.add(self)
@@ -111,7 +118,7 @@ class FileCache:
         self._prefetcher = Prefetcher(self._fetch_ahead, self._prefetch_threads)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _open_cache, (self.folder, self.max_bytes, self._prefetch_threads)
+        return _open_cache, (self.folder, self.max_bytes, self._is_default, self._prefetch_threads)
 
     @contextmanager
     def use(self, key: str, fetch: Fetch, size: int | None = None) -> Iterator[str]:
@@ -281,8 +288,8 @@ class FileCache:
             self._counts[what] += num
 
 
-def _open_cache(folder: str, max_bytes: int, prefetch_threads: int) -> FileCache:
-    return FileCache(folder, max_bytes, prefetch_threads=prefetch_threads)
+def _open_cache(folder: str, max_bytes: int, is_default: bool, prefetch_threads: int) -> FileCache:
+    return FileCache(folder, max_bytes, is_default=is_default, prefetch_threads=prefetch_threads)
 
 
 def _check_wanted(key: str, fetch: Fetch, size: int | None) -> Wanted:

@@ -3,6 +3,9 @@
 The ledger is a number that is never below the bytes that are there or reserved. It goes up before files grow, and down
 after files are gone, so a process that is killed in between leaves it too high, never too low. Counting the files
 makes it exact again. Whoever holds its lock is the only one to reserve, place or remove files.
+
+A bound that was given for a folder is written down there, when its cache is opened and when it fetches. A default bound
+gives way to a larger one that stands there: who was not told how large the cache may be must not empty that of another.
 """
 
 import os
@@ -30,7 +33,7 @@ SURVEY_S: Final = 60.0
 killed processes had reserved is found by looking only."""
 
 _ANY_STAMP: Final = -1
-_TOTAL: Final = re.compile(rb"\d{20}")
+_RECORD: Final = re.compile(rb"\d{20}")
 
 
 class Claim:
@@ -71,9 +74,12 @@ class Shortage:
 class Ledger:
     """The account of the bytes in one folder."""
 
-    def __init__(self, folder: str, max_bytes: int) -> None:
+    def __init__(self, folder: str, max_bytes: int, *, is_default: bool = False) -> None:
         self.folder = folder
         self.max_bytes = max_bytes
+        """What holds now: of a default bound, the larger one that was given for the folder, if there is one."""
+        self._own_bytes = max_bytes
+        self._is_default = is_default
         self.num_removed = 0
         """Files that this object has removed to make room."""
         # Both belong to the holder of the ledger's lock, which excludes the other threads too.
@@ -87,6 +93,7 @@ class Ledger:
     def tidy(self) -> None:
         """Count the files, remove what the dead have left, and keep to the bound as far as files are not in use."""
         with self._open() as book:
+            self._settle_bound()
             survey = self._survey(book)
             self._free(book, survey, survey.total_bytes - self.max_bytes, spares_awaited=False)
 
@@ -113,6 +120,7 @@ class Ledger:
         Return what stands in the way; nothing is reserved then.
         """
         with self._open() as book:
+            self._settle_bound()
             needed = num_bytes - claim.num_bytes
             shortage = self._make_room(book, claim, needed)
             if shortage.missing_bytes:
@@ -260,6 +268,22 @@ class Ledger:
         self._write_total(book, survey.total_bytes)
         return survey
 
+    def _settle_bound(self) -> None:
+        """Write the bound down if it was given, else look which one was; only for the holder of the ledger."""
+        fd = os.open(os.path.join(self.folder, "bound"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            record = os.pread(fd, 4096, 0)
+            given = int(record) if _RECORD.fullmatch(record) else 0
+            if self._is_default:
+                self.max_bytes = max(self._own_bytes, given)
+            elif given != self._own_bytes:
+                record = f"{self._own_bytes:020d}".encode()
+                # In this order: one that is killed in between leaves a bound.
+                os.pwrite(fd, record, 0)
+                os.ftruncate(fd, len(record))
+        finally:
+            os.close(fd)
+
     @contextmanager
     def _open(self) -> Iterator[FileLock]:
         book = lock_file(os.path.join(self.folder, "ledger"), create=True)
@@ -271,7 +295,7 @@ class Ledger:
     def _read_total(self, book: FileLock) -> int:
         record = book.read()
         # Empty where somebody has emptied the folder.
-        return int(record) if _TOTAL.fullmatch(record) else self._survey(book).total_bytes
+        return int(record) if _RECORD.fullmatch(record) else self._survey(book).total_bytes
 
     def _write_total(self, book: FileLock, total: int) -> None:
         book.write(f"{total:020d}".encode())

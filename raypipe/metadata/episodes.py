@@ -4,7 +4,7 @@ v3.0 packs several episodes into a file and says in ``meta/episodes/*.parquet`` 
 file per episode and a list of lengths. Here both are columns of numbers, and a path is formatted when needed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -81,9 +81,9 @@ def read_episodes(
     Args:
         is_packed: whether data files hold several episodes each (v3.0) or one (v2.x).
     """
-    files = [name for name in storage.list_files(FOLDER) if name.endswith(".parquet")]
-    if files and is_packed:
-        return _read_packed(storage, files, cameras)
+    tables = [_read_packed_file(storage, name, cameras) for name in list_tables(storage)] if is_packed else []
+    if tables:
+        return _pack_tables(storage, tables, cameras)
     if storage.exists(JSON_LINES) and not is_packed:
         return _read_per_episode(storage, info, cameras)
     if read_count(info, "total_episodes", storage.locate("meta/info.json"), default=0) == 0:
@@ -95,11 +95,30 @@ def read_episodes(
     )
 
 
+def list_tables(storage: Storage) -> Iterator[str]:
+    """Yield the files of a packed episode table; of a web server, which lists nothing, as LeRobot numbers them.
+
+    Read each before the next is asked for: there are servers that have a page for every name.
+    """
+    if storage.is_listable:
+        yield from (name for name in storage.list_files(FOLDER) if name.endswith(".parquet"))
+        return
+    chunk = file = 0
+    while True:
+        name = f"{FOLDER}/chunk-{chunk:03d}/file-{file:03d}.parquet"
+        if storage.exists(name):
+            yield name
+            file += 1
+        elif file:
+            chunk, file = chunk + 1, 0
+        else:
+            return
+
+
 _TASKS = pa.list_(pa.string())
 
 
-def _read_packed(storage: Storage, files: Sequence[str], cameras: Sequence[str]) -> EpisodeTable:
-    tables = [_read_packed_file(storage, name, cameras) for name in files]
+def _pack_tables(storage: Storage, tables: Sequence[pa.Table], cameras: Sequence[str]) -> EpisodeTable:
     # Files may differ in columns (a camera added later): a place that is not given is null.
     table = pa.concat_tables(tables, promote_options="default")
     episode_index = _integers(table, "episode_index", storage)

@@ -31,6 +31,8 @@ def find_meta_state(storage: Storage, revision: str) -> State | None:
     if storage.is_local:
         top = storage.locate(_FOLDER)
         return {name: _local_stamp(os.path.join(top, name)) for name in sorted(_walk(top))}
+    if not storage.is_listable:
+        return None
     return _find_remote_state(storage)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
 from raypipe.metadata import DatasetMeta
-from raypipe.metadata.episodes import FOLDER, JSON_LINES
+from raypipe.metadata.episodes import FOLDER, JSON_LINES, list_tables
 from raypipe.metadata.stats import PER_EPISODE
 from raypipe.metadata.tables import open_parquet, read_parquet
 from raypipe.reshard.stats import stats_arrays, stats_kind
@@ -59,7 +59,7 @@ class _Packed:
 
     def __init__(self, meta: DatasetMeta, dropped: Sequence[str]) -> None:
         self._meta = meta
-        names = [name for name in meta.storage.list_files(FOLDER) if name.endswith(".parquet")]
+        names = list(list_tables(meta.storage))
         numbers = [read_parquet(meta.storage, name, ("episode_index",)).column(0).to_numpy() for name in names]
         self._names = names
         self._first = np.cumsum([0, *map(len, numbers)])

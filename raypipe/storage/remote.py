@@ -1,13 +1,17 @@
 """A remote root: what it lists, and how its bytes come.
 
 One listing tells names, sizes and versions of all files, so that nothing is asked per file. The Hub's listing of a
-commit is kept by its cache. That of other storage is made once, on the driver, and kept in the cache of every node by
-its digest: a node whose listing differs would read other files than the driver has planned with, and says so.
+commit is kept by its cache. That of other storage is made on the driver, and made anew on every node whose cache lacks
+it; the processes of a node share it there by the digest of the driver's, which they are sent. A listing of another
+digest would let a node read other files than the driver has planned with, and is an error.
+
+A web server lists nothing: there each process asks for each file that it reads, by its name.
 """
 
 import errno
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +25,7 @@ from raypipe.errors import DownloadError
 from raypipe.filecache import FileCache, Progress
 from raypipe.hub import HubFiles
 from raypipe.requests import count_requests
+from raypipe.storage.retry import retry_transient
 
 _VERSION_KEYS: Final = (
     "ETag",
@@ -38,6 +43,9 @@ _VERSION_KEYS: Final = (
 )
 """What filesystems of fsspec say of a file that changes with its content: s3fs, adlfs, gcsfs, http, sftp, memory. The
 first that is there counts: a listing tells times more exactly than a single file does."""
+
+_MISSING: Final = (404, 410)
+"""What a web server says of a file that it does not have."""
 
 _PAGE: Final = 1000
 """Files that one request of a listing brings, on S3 and GCS."""
@@ -62,6 +70,8 @@ class Remote:
         self.filesystem = filesystem
         self._path = path.rstrip("/")
         self._commit = commit
+        self._met_bytes = 0
+        self._lock = threading.Lock()
 
     @property
     def is_listable(self) -> bool:
@@ -70,7 +80,9 @@ class Remote:
 
     @cached_property
     def entries(self) -> dict[str, Entry]:
-        """All files by name."""
+        """All files by name; of a root that cannot be listed, those that were asked for so far."""
+        if not self.is_listable:
+            return {}
         if not isinstance(self.filesystem, HubFiles):
             # A filesystem may remember listings for as long as the process lives.
             self.filesystem.invalidate_cache(self._path)
@@ -85,27 +97,34 @@ class Remote:
             for path, info in files.items()
         }
 
-    @cached_property
+    @property
     def total_bytes(self) -> int:
-        """The bytes of all files together."""
+        """The bytes of all files together; of a root that cannot be listed, of those that were asked for so far."""
+        return self._listed_bytes if self.is_listable else self._met_bytes
+
+    @cached_property
+    def _listed_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.entries.values())
 
     def find_entry(self, name: str) -> Entry | None:
         """Return what is known of a file; None where there is none."""
         found = self.entries.get(name)
-        if self.is_listable or (found is not None and found.stamp):
+        if self.is_listable or found is not None:
             return found
         try:
             entry = self._look(name)
         except FileNotFoundError:
             return None
-        self.entries[name] = entry
-        return entry
+        with self._lock:
+            if name not in self.entries:
+                self.entries[name] = entry
+                self._met_bytes += entry.size_bytes
+        return self.entries[name]
 
     def exists(self, name: str) -> bool:
-        """Return whether there is a file or folder."""
+        """Return whether there is a file or folder; of a web server, a file, since it need not show folders."""
         if not self.is_listable:
-            return self.find_entry(name) is not None
+            return not name or self.find_entry(name) is not None
         return not name or name in self.entries or any(one.startswith(f"{name}/") for one in self.entries)
 
     def fetch(self, name: str, target: str, progress: Progress) -> None:
@@ -116,7 +135,7 @@ class Remote:
             return
         self._count(1 + entry.size_bytes // _PART_BYTES)
         progress(entry.size_bytes)
-        self.filesystem.get_file(path, target, callback=_Told(progress))
+        self._answered(name, lambda: self.filesystem.get_file(path, target, callback=_Told(progress)))
         self._check_version(name, entry)
 
     def fetch_range(self, name: str, start: int, stop: int) -> bytes:
@@ -130,7 +149,13 @@ class Remote:
             if not self._commit:
                 self._check_version(name, entry)
         if len(content) != stop - start:
-            raise DownloadError(f"{len(content)} of the {stop - start} bytes from {start} of {name!r} came")
+            told = f"{len(content)} of the {stop - start} bytes from {start} of {name!r} came"
+            if len(content) == entry.size_bytes:
+                told += (
+                    ": the storage gives whole files alone. Give the cache a max_bytes that holds all remote datasets "
+                    "of the run, and a whole_bytes that is no less than the file."
+                )
+            raise DownloadError(told)
         return content
 
     def _read_object(self, name: str, etag: str, start: int, stop: int) -> bytes:
@@ -152,12 +177,12 @@ class Remote:
     def read_range(self, name: str, start: int | None, stop: int | None) -> bytes:
         """Return bytes of a file as the storage gives them."""
         self._count(1)
-        return bytes(self.filesystem.cat_file(self._locate(name), start=start, end=stop))
+        return bytes(self._answered(name, lambda: self.filesystem.cat_file(self._locate(name), start=start, end=stop)))
 
     def open(self, name: str) -> Any:
         """Return a file that is read by range as it is used."""
         self._count(1)
-        return self.filesystem.open(self._locate(name), "rb")
+        return self._answered(name, lambda: self.filesystem.open(self._locate(name), "rb"))
 
     def keep_listing(self, cache: FileCache, uri: str) -> None:
         """Keep the listing on this node for processes that are given its digest."""
@@ -166,7 +191,7 @@ class Remote:
             return
 
     def share_listing(self, cache: FileCache, uri: str, digest: str) -> None:
-        """Take the listing that the driver made: from this node, or made anew, which must be the same.
+        """Take the listing that this node keeps; where there is none, make it: it must be the same as the driver's.
 
         Raises:
             DownloadError: files have changed since the driver looked.
@@ -188,7 +213,8 @@ class Remote:
         if not entry.stamp:
             return
         now = self._look(name)
-        if now.stamp != entry.stamp:
+        # adlfs before 2026.5 gives the ETag of a single file in quotes, and in a listing without: its issue 461.
+        if now.stamp.replace('"', "") != entry.stamp.replace('"', ""):
             raise DownloadError(
                 f"{name!r} changed while it was read: it was {entry.stamp}, and is {now.stamp}. Open the dataset again."
             )
@@ -197,8 +223,14 @@ class Remote:
         path = self._locate(name)
         self.filesystem.invalidate_cache(path)
         self._count(1)
-        info = self.filesystem.info(path)
+        info = self._answered(name, lambda: self.filesystem.info(path))
         return Entry(int(info.get("size") or 0), self._commit or remote_stamp(info))
+
+    def _answered(self, name: str, ask: Callable[[], Any]) -> Any:
+        """Return what `ask` returns, which is tried again where a web server does not answer: fsspec does not."""
+        if self.is_listable:
+            return ask()
+        return retry_transient(lambda: _ask_server(self._locate(name), ask))
 
     def _locate(self, name: str) -> str:
         return f"{self._path}/{name}" if name else self._path
@@ -218,6 +250,30 @@ class _Told(Callback):  # type: ignore[misc]
 
     def call(self, *_: Any, **__: Any) -> None:
         self._progress(int(self.value))
+
+
+def _ask_server(url: str, ask: Callable[[], Any]) -> Any:
+    """Return what `ask` returns; a file is missing where the server says so, and not where it does not answer.
+
+    Raises:
+        FileNotFoundError: the server has no such file.
+        DownloadError: it answers with another error, or not at all.
+    """
+    from aiohttp import ClientError
+
+    try:
+        return ask()
+    except (FileNotFoundError, ClientError) as error:
+        # fsspec raises FileNotFoundError for whatever goes wrong, and its cause tells what; without one it is a 404.
+        cause = error.__cause__ if isinstance(error, FileNotFoundError) else error
+        status = _MISSING[0] if cause is None else getattr(cause, "status", 0)
+        if status in _MISSING:
+            raise FileNotFoundError(url) from cause
+        told = f"is answered with status {status}" if status else f"is not answered: {type(cause).__name__}: {cause}"
+        raise DownloadError(
+            f"{url!r} {told}. Check the server, the address and your permissions; only a file that is answered with "
+            f"{' or '.join(map(str, _MISSING))} is taken for missing."
+        ) from cause
 
 
 def remote_stamp(info: Mapping[str, Any]) -> str:

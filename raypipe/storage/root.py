@@ -23,7 +23,7 @@ from raypipe.filecache import Fetch, FileCache, HeldFile, Progress
 from raypipe.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
 from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import Entry, Remote, digest_of, pack_entries
-from raypipe.storage.spec import CacheSpec
+from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ class Storage:
     listing: str = field(default="", compare=False)
     """The digest of what a remote root listed where the run began; empty there, on the Hub, and without a cache."""
 
+    beside_bytes: int = field(default=0, compare=False)
+    """Of other remote roots that a run reads through the same cache."""
+
     @cached_property
     def filesystem(self) -> Any:
         """The fsspec filesystem of this root."""
@@ -51,8 +54,18 @@ class Storage:
 
     @cached_property
     def is_local(self) -> bool:
-        """True where files are plain paths that any library can open by name."""
+        """True where files are plain paths that any library can open by name; on this node, where others may differ."""
         return isinstance(self.filesystem, LocalFileSystem)
+
+    @cached_property
+    def is_remote(self) -> bool:
+        """True where a node may have to fetch the files, also if this one has all of a commit of the Hub."""
+        return bool(self.commit) or not self.is_local
+
+    @property
+    def is_listable(self) -> bool:
+        """False of a web server, which tells of the files that it is asked for by name."""
+        return self.is_local or self._remote.is_listable
 
     @cached_property
     def commit(self) -> str:
@@ -87,7 +100,8 @@ class Storage:
 
     def __getstate__(self) -> dict[str, Any]:
         # A live filesystem holds connections and threads: each process opens its own.
-        return {"uri": self.uri, "cache": self.cache, "listing": self.listing or self._keep_listing()}
+        listing = self.listing or self._keep_listing()
+        return {"uri": self.uri, "cache": self.cache, "listing": listing, "beside_bytes": self.beside_bytes}
 
     def _keep_listing(self) -> str:
         """Keep the listing on this node and return its digest, where processes of a run are to share it."""
@@ -99,7 +113,14 @@ class Storage:
 
     def cached(self, cache: CacheSpec | None) -> "Storage":
         """Return this root with another cache; what it has listed stays known."""
-        changed = replace(self, cache=cache)
+        return self._changed(cache=cache)
+
+    def beside(self, num_bytes: int) -> "Storage":
+        """Return this root as one of several that a run reads, the others of which have so many bytes together."""
+        return self._changed(beside_bytes=num_bytes)
+
+    def _changed(self, **fields: Any) -> "Storage":
+        changed = replace(self, **fields)
         for name in ("_resolved", "_remote"):
             if name in self.__dict__:
                 changed.__dict__[name] = self.__dict__[name]
@@ -119,28 +140,43 @@ class Storage:
             return os.path.exists(self.locate(name))
         with self._naming(name):
             # Of a dataset all files are listed anyway, and the listing tells.
-            is_dataset = bool(self.commit) or self.cache is not None
-            return self._remote.exists(name) if is_dataset else bool(self.filesystem.exists(self.locate(name)))
+            is_known = self._is_listed or not self.is_listable
+            return self._remote.exists(name) if is_known else bool(self.filesystem.exists(self.locate(name)))
 
     def list_files(self, folder: str = "") -> list[str]:
-        """Return the names of all files below `folder`, sorted; none where the folder is missing."""
+        """Return the names of all files below `folder`, sorted; none where the folder is missing.
+
+        Raises:
+            DownloadError: a web server shows no files there, which says nothing.
+        """
         with self._naming(folder):
             if self._is_listed:
                 return sorted(name for name in self._remote.entries if not folder or name.startswith(f"{folder}/"))
-        if not self.exists(folder):
+        if self.is_listable and not self.exists(folder):
             return []
         top = self.locate(folder)
         with self._naming(folder):
             prefix = len(self.path.rstrip("/")) + 1
-            return sorted(str(found)[prefix:] for found in self.filesystem.find(top))
+            names = sorted(str(found)[prefix:] for found in self.filesystem.find(top))
+        if not names and not self.is_listable:
+            raise DownloadError(
+                f"the web server shows no files in {top!r}, and which there are has to be known. Let it show its "
+                f"folders, or copy the dataset."
+            )
+        return names
 
     def size_bytes(self, name: str) -> int:
         """Return the size of the file `name`."""
         self._check_file(name)
         with self._naming(name):
-            if self._is_listed:
+            if self._is_listed or not self.is_listable:
                 return self._entry(name).size_bytes
             return int(self.filesystem.size(self.locate(name)))
+
+    def list_bytes(self) -> int:
+        """Return the bytes of all files that are to be fetched, by the listing: none where they are on this node."""
+        with self._naming(""):
+            return 0 if self.is_local else self._remote.total_bytes
 
     def hold(self, name: str) -> HeldFile | None:
         """Return a remote file in the cache of this node, fetched if it is not there; it stays until it is closed.
@@ -156,7 +192,8 @@ class Storage:
         if self.cache is None or self.is_local:
             return False
         entry = self._entry(name)
-        return bool(entry.stamp) and not self.cache.is_fetched_whole(entry.size_bytes, self._remote.total_bytes)
+        run_bytes = self._remote.total_bytes + self.beside_bytes
+        return bool(entry.stamp) and not self.cache.is_fetched_whole(entry.size_bytes, run_bytes)
 
     def version(self, name: str) -> str:
         """Return what tells the content of a remote file from another that had its name; empty where nothing does."""
@@ -316,16 +353,17 @@ class _HeldStream(io.BufferedReader):
         self.close()
 
 
-_caches: dict[tuple[str, int], FileCache] = {}
+_caches: dict[tuple[str, int, bool], FileCache] = {}
 _caches_lock = threading.Lock()
 
 
 def open_cache(spec: CacheSpec) -> FileCache:
     """Return the cache of this process; its files are shared with all processes of the node."""
-    key = (os.path.expanduser(spec.folder), spec.max_bytes)
+    folder, max_bytes, is_default = os.path.expanduser(spec.folder), spec.sure_bytes, spec.max_bytes == FOLDER_BOUND
+    key = (folder, max_bytes, is_default)
     with _caches_lock:
         if key not in _caches:
-            _caches[key] = FileCache(*key)
+            _caches[key] = FileCache(folder, max_bytes, is_default=is_default)
         return _caches[key]
 
 

@@ -1,11 +1,16 @@
 """Where a node keeps files of remote storage, how many bytes of them, and which of them whole."""
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from raypipe.errors import ConfigError
 
 DEFAULT_FOLDER: Final = "~/.cache/raypipe/files"
+
+FOLDER_BOUND: Final = "folder"
+
+DEFAULT_BYTES: Final = 64 << 30
+"""Of a folder for which nobody has given a bound."""
 
 PART_BYTES: Final = 32 << 20
 """A file up to this size is fetched whole also where the dataset does not fit: an episode's video is not larger."""
@@ -21,8 +26,10 @@ class CacheSpec:
     folder: str = DEFAULT_FOLDER
     """On a local disk of the node. All processes and jobs of a user may share it."""
 
-    max_bytes: int = 64 << 30
-    """Of whole and half-fetched files together. The least recently used that nobody uses make room."""
+    max_bytes: int | Literal["folder"] = FOLDER_BOUND
+    """Of whole and half-fetched files together. The least recently used that nobody uses make room. ``"folder"`` is 64
+    GiB, or the larger bound that was last given for the folder: so who says nothing, as `open_dataset`, does not remove
+    what a job with a larger cache has kept."""
 
     whole_bytes: int = 1 << 30
     """Files up to this size are fetched whole: one request, and every later epoch reads them from disk. Of larger ones
@@ -34,21 +41,26 @@ class CacheSpec:
     def __post_init__(self) -> None:
         if not self.folder or "://" in self.folder:
             raise ConfigError(f"the folder of a cache is {self.folder!r}; give a folder on a local disk")
-        if self.max_bytes < 1:
+        if self.max_bytes != FOLDER_BOUND and self.max_bytes < 1:
             raise ConfigError(f"max_bytes of a cache must be at least 1, got {self.max_bytes}")
         if self.whole_bytes < 0:
             raise ConfigError(f"whole_bytes of a cache must be at least 0, got {self.whole_bytes}")
+
+    @property
+    def sure_bytes(self) -> int:
+        """The bytes that the cache may hold on any node, whatever was given for its folder there."""
+        return DEFAULT_BYTES if self.max_bytes == FOLDER_BOUND else self.max_bytes
 
     def for_a_look(self) -> "CacheSpec":
         """Return this cache for readers of a few bytes of many files: they do not have a large file fetched whole."""
         return replace(self, whole_bytes=min(self.whole_bytes, LOOK_BYTES))
 
-    def is_fetched_whole(self, size_bytes: int, dataset_bytes: int) -> bool:
-        """Return whether a file is fetched whole, by its size and that of all files of its dataset.
+    def is_fetched_whole(self, size_bytes: int, run_bytes: int) -> bool:
+        """Return whether a file is fetched whole, by its size and that of all files that a run reads through the cache.
 
-        A dataset that does not fit would be fetched many times over, were a whole file fetched for each of its spans:
+        Datasets that do not fit would be fetched many times over, were a whole file fetched for each of their spans:
         then only small files are.
         """
-        if size_bytes > min(self.whole_bytes, self.max_bytes):
+        if size_bytes > min(self.whole_bytes, self.sure_bytes):
             return False
-        return dataset_bytes <= self.max_bytes or size_bytes <= PART_BYTES
+        return run_bytes <= self.sure_bytes or size_bytes <= PART_BYTES

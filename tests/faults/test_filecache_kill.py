@@ -89,7 +89,7 @@ def finish(process):
 def check_sound(folder, max_bytes):
     """Nothing is locked or half there, and every byte that may be used can be."""
     cache = FileCache(folder, max_bytes)
-    assert {len(name) for name in os.listdir(folder)} <= {32, len("ledger")}
+    assert {len(name) for name in os.listdir(folder)} <= {32, len("ledger"), len("bound")}
     survey = survey_folder(str(folder))
     assert survey.fetching == []
     assert int((folder / "ledger").read_bytes()) == survey.total_bytes == data_bytes(folder) <= max_bytes
@@ -222,7 +222,7 @@ def die_at(moment):
 
 def total_bytes():
     return sum(os.stat(f"{folder}/{name}").st_size for name in os.listdir(folder) if name[32:] != ".lock"
-               and name != "ledger")
+               and name not in ("ledger", "bound"))
 
 def scenario():
     '''A hit, a miss that removes two files, one of unknown size, one that fails, and one that is fetched ahead.'''
@@ -256,6 +256,9 @@ while True:
     before = FileCache(folder, 100_000)
     for key in "123":
         before.hold(key, sized(key), 30_000).close()
+    # Of another job, and one that the child has to write in its place.
+    with open(f"{folder}/bound", "w") as stream:
+        stream.write(f"{400_000:020d}")
     child = os.fork()
     if child == 0:
         die_at(moment)
@@ -265,13 +268,15 @@ while True:
     on_disk, told = total_bytes(), int(open(f"{folder}/ledger").read())
     if on_disk > 100_000 or told < on_disk:
         sys.exit(f"killed at {moment}: {on_disk} bytes on disk, {told} in the ledger")
+    if int(open(f"{folder}/bound").read()) not in (400_000, 100_000):
+        sys.exit(f"killed at {moment}: the bound is {open(f'{folder}/bound').read()!r}")
     # One that was open all the time goes on without looking for the dead.
     for key in ("2", "large", "4"):
         with before.use(key, sized(key), SIZES.get(key, 30_000)) as path:
             if open(path, "rb").read(len(key)) != key.encode():
                 sys.exit(f"killed at {moment}: wrong content of {key}")
     FileCache(folder, 100_000)
-    left = [name for name in os.listdir(folder) if len(name) != 32 and name != "ledger"]
+    left = [name for name in os.listdir(folder) if len(name) != 32 and name not in ("ledger", "bound")]
     if left or total_bytes() > 100_000 or total_bytes() != int(open(f"{folder}/ledger").read()):
         sys.exit(f"killed at {moment}: {left} are left, {total_bytes()} bytes")
     if code == 0:

@@ -293,6 +293,53 @@ def test_a_lower_bound_is_kept_from_the_start(folder):
     assert [is_there(cache, key) for key in "abcd"] == [False, False, True, True]
 
 
+def test_a_default_bound_gives_way_to_a_larger_one_that_was_given_for_the_folder(folder):
+    put(FileCache(folder, 400), "a", "b", "c")
+
+    cache = pickle.loads(pickle.dumps(FileCache(folder, 200, is_default=True)))
+    before = [is_there(cache, key) for key in "abc"]
+    put(cache, "d", "e")
+
+    assert before == [True] * 3
+    assert [is_there(cache, key) for key in "abcde"] == [False, True, True, True, True]
+
+
+def test_a_default_bound_follows_whoever_last_fetched_with_one_that_was_given(folder):
+    large, default = FileCache(folder, 600), FileCache(folder, 200, is_default=True)
+    FileCache(folder, 300)
+    put(default, "a", "b", "c", "d")
+    after_a_lower_one = ledger_bytes(folder)
+
+    put(large, "e", "f")
+    put(default, "g")
+
+    assert after_a_lower_one == 300
+    assert [is_there(large, key) for key in "abcdefg"] == [False] + [True] * 6
+
+
+def test_a_default_bound_holds_where_a_smaller_one_was_given(folder):
+    FileCache(folder, 100)
+    cache = FileCache(folder, 200, is_default=True)
+
+    put(cache, "a", "b", "c")
+
+    assert [is_there(cache, key) for key in "abc"] == [False, True, True]
+    assert FileCache(folder, 100).max_bytes == ledger_bytes(folder) == 100
+
+
+@pytest.mark.parametrize("record", [b"", b"no number", b"9" * 21])
+def test_a_bound_that_cannot_be_read_counts_as_none(folder, record):
+    put(FileCache(folder, 1000), "a", "b", "c")
+    (folder / "bound").write_bytes(record)
+
+    cache = FileCache(folder, 200, is_default=True)
+    kept = [is_there(cache, key) for key in "abc"]
+    FileCache(folder, 300)
+
+    assert kept == [False, True, True]
+    assert int((folder / "bound").read_bytes()) == 300
+
+
 def test_a_folder_that_is_removed_meanwhile_is_made_again(folder):
     cache = FileCache(folder, 300)
     held = cache.hold("a", Fetch("a", 100), 100)

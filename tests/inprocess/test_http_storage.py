@@ -1,9 +1,10 @@
-"""A dataset behind a plain web server, as fsspec reads it: folders as pages of links, no versions but dates."""
+"""A dataset behind a plain web server, as fsspec reads it: no listing, no versions but dates, and no retries."""
 
 import functools
 import http.server
 import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from batches import MODES, WINDOWS, frames_of_all, varied_spec
@@ -11,9 +12,13 @@ from local_source import local_loader
 from torch.testing import assert_close
 
 from raypipe.dataset import open_dataset
-from raypipe.errors import DatasetError
+from raypipe.errors import DatasetError, DownloadError
+from raypipe.info import describe
+from raypipe.metadata.episodes import list_tables
+from raypipe.metadata.stats import read_stats
+from raypipe.mixture.file_state import find_meta_state
 from raypipe.pipeline import Pipeline
-from raypipe.storage import open_root
+from raypipe.storage import CacheSpec, Storage, is_transient, open_root, open_storage, spec
 from raypipe.testing import write_dataset
 
 
@@ -22,26 +27,62 @@ def local(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("http") / "arm", varied_spec())
 
 
+class WebServer:
+    """Serves the folders of `top`; `asked` counts the paths that were asked for with GET, and with any method."""
+
+    def __init__(self, top):
+        self.asked, self.asked_in_any_way = Counter(), Counter()
+        self.folder_status = 0
+        """With which folders are answered; 0: a page of links."""
+        self.faults = {}
+        """By the end of a path: what each next request is answered with, a status or ``"hang up"``."""
+        server = self
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def do_GET(self):
+                server.asked[self.path] += 1
+                self.answer(super().do_GET)
+
+            def do_HEAD(self):
+                self.answer(super().do_HEAD)
+
+            def answer(self, rightly):
+                server.asked_in_any_way[self.path] += 1
+                faults = next((ones for end, ones in server.faults.items() if self.path.endswith(end)), [])
+                fault = faults.pop(0) if faults else 0
+                if fault == "hang up":
+                    self.close_connection = True
+                    self.connection.close()
+                elif fault:
+                    self.send_error(fault)
+                elif server.folder_status and Path(self.translate_path(self.path)).is_dir():
+                    self.send_error(server.folder_status)
+                else:
+                    rightly()
+
+            def log_message(self, *_arguments):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=top))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error):
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
 @pytest.fixture
-def web(local):
-    """The address of the dataset, and how often each path was asked for with GET."""
-    asked = Counter()
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def do_GET(self):
-            asked[self.path] += 1
-            super().do_GET()
-
-        def log_message(self, *_arguments):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=local.parent))
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/arm", asked
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def server(local, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.01, 0.01, 0.01))
+    with WebServer(local.parent) as running:
+        yield running
 
 
 def make_pipe(root, **parts):
@@ -49,22 +90,126 @@ def make_pipe(root, **parts):
     return Pipeline(dataset, batch_size=6, seed=3, order={"live_spans": 4}, decode=MODES["rank/block"], **parts)
 
 
-def test_a_dataset_of_a_web_server_gives_the_batches_of_the_local_files(local, web, tmp_path):
-    root, asked = web
-
-    batches = list(local_loader(make_pipe(root, cache={"folder": str(tmp_path / "cache")})))
+def test_a_dataset_of_a_web_server_gives_the_batches_of_the_local_files(local, server, tmp_path):
+    batches = list(local_loader(make_pipe(f"{server.address}/arm", cache={"folder": str(tmp_path / "cache")})))
 
     expected = list(local_loader(make_pipe(local)))
     assert frames_of_all(batches) == frames_of_all(expected)
     for one, other in zip(batches, expected, strict=True):
         assert_close(one["observation.images.top"], other["observation.images.top"], rtol=0, atol=0)
-    videos = {path: count for path, count in asked.items() if path.endswith(".mp4")}
+    videos = {path: count for path, count in server.asked.items() if path.endswith(".mp4")}
     assert videos == dict.fromkeys(videos, 1)
     assert len(videos) == len(list(local.rglob("*.mp4")))
 
 
-def test_a_file_that_a_web_server_lacks_is_named(web):
-    root, _ = web
-
+def test_a_file_that_a_web_server_lacks_is_named(server):
     with pytest.raises(DatasetError, match=r"missing file .*data/none\.parquet"):
-        open_root(root).read_bytes("data/none.parquet")
+        open_root(f"{server.address}/arm").read_bytes("data/none.parquet")
+
+
+@pytest.mark.parametrize("version", ["v3.0", "v2.1"])
+@pytest.mark.parametrize("status", [0, 403, 404])
+def test_no_folder_of_a_web_server_is_asked_for_whether_it_shows_them_or_not(server, tmp_path, status, version):
+    root = write_dataset(tmp_path / "web/arm", varied_spec(version=version))
+
+    with WebServer(tmp_path / "web") as other:
+        other.folder_status = status
+        read = frames_of_all(local_loader(make_pipe(f"{other.address}/arm")))
+        told = describe(f"{other.address}/arm")
+
+    assert read == frames_of_all(local_loader(make_pipe(root)))
+    assert told.episodes == describe(str(root)).episodes
+    assert not [path for path in other.asked_in_any_way if "." not in Path(path).name]
+
+
+def test_episode_tables_are_found_by_their_numbers(server, local, tmp_path):
+    (table,) = local.glob("meta/episodes/*/*.parquet")
+    root = tmp_path / "web/arm/meta/episodes"
+    names = [f"chunk-{chunk:03d}/file-{file:03d}.parquet" for chunk, file in ((0, 0), (0, 1), (1, 0), (3, 0))]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(table.read_bytes())
+
+    with WebServer(tmp_path / "web") as other:
+        found = list(list_tables(open_root(f"{other.address}/arm")))
+
+    assert found == [f"meta/episodes/{name}" for name in names[:3]]
+
+
+def test_a_folder_that_a_web_server_does_not_show_is_not_taken_for_empty(server):
+    server.folder_status = 404
+
+    with pytest.raises(DownloadError, match=r"shows no files in .*/arm/data'.* copy the dataset"):
+        open_root(f"{server.address}/arm").list_files("data")
+    assert find_meta_state(open_root(f"{server.address}/arm"), "") is None
+
+
+@pytest.mark.parametrize("fault", [503, 429, 500, "hang up"])
+def test_a_web_server_that_fails_for_a_while_is_asked_again(server, local, fault):
+    # HEAD and then GET of one question.
+    server.faults = {"meta/info.json": [fault] * 2, "meta/stats.json": [fault] * 2, "file-000.parquet": [fault] * 2}
+
+    dataset = open_dataset(f"{server.address}/arm")
+
+    assert dataset.meta.num_frames == open_dataset(str(local)).meta.num_frames
+    assert read_stats(dataset.meta.storage).keys() == read_stats(open_dataset(str(local)).meta.storage).keys()
+    assert not any(server.faults.values())
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"), [(503, "is answered with status 503"), (403, "status 403"), ("hang up", "is not answered: ")]
+)
+@pytest.mark.parametrize("kept", [CacheSpec(), None])
+def test_a_file_of_a_web_server_that_does_not_answer_is_not_taken_for_missing(server, fault, told, kept):
+    storage = Storage(f"{server.address}/arm", kept)
+    server.faults = {"meta/stats.json": [fault] * 1000}
+
+    for ask in (storage.exists, storage.size_bytes, storage.read_bytes, storage.open_file):
+        with pytest.raises(DownloadError) as caught:
+            ask("meta/stats.json")
+
+        assert f"{server.address}/arm/meta/stats.json" in str(caught.value)
+        assert told in str(caught.value)
+        assert is_transient(caught.value)
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_a_file_that_a_web_server_says_it_lacks_is_missing_at_once(server, status):
+    storage = open_storage(f"{server.address}/arm")
+    server.faults = {"meta/stats.json": [status] * 1000}
+
+    assert not storage.exists("meta/stats.json")
+    for ask in (storage.size_bytes, storage.read_bytes, storage.open_file):
+        with pytest.raises(DatasetError, match="missing file"):
+            ask("meta/stats.json")
+
+    assert server.asked_in_any_way["/arm/meta/stats.json"] <= 7, "it was asked for again"
+
+
+def test_an_outage_of_a_web_server_is_not_skipped_as_bad_data(server, tmp_path):
+    pipe = make_pipe(f"{server.address}/arm", cache={"folder": str(tmp_path / "cache")}, on_bad_episode="skip")
+    server.faults = {".mp4": [503] * 10_000}
+
+    with pytest.raises(DownloadError, match=r"\.mp4' is answered with status 503"):
+        list(local_loader(pipe))
+
+
+def test_files_of_a_web_server_count_as_they_are_met(server, local, tmp_path, monkeypatch):
+    monkeypatch.setattr(spec, "PART_BYTES", 0)
+    videos = sorted(path.relative_to(local).as_posix() for path in local.rglob("*.mp4"))
+    sizes = [(local / name).stat().st_size for name in videos]
+    cache = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=sum(sizes) - 1)
+    storage = Storage(f"{server.address}/arm", cache)
+
+    before = [storage.is_ranged(name) for name in videos]
+
+    assert before == [False] * (len(videos) - 1) + [True]
+    assert all(storage.is_ranged(name) for name in videos), "by now it is known that they do not fit"
+
+
+def test_a_web_server_that_gives_whole_files_alone_is_told_of(server, local, tmp_path):
+    storage = Storage(f"{server.address}/arm", CacheSpec(folder=str(tmp_path / "cache"), whole_bytes=0))
+    name = next(local.rglob("*.mp4")).relative_to(local).as_posix()
+
+    with pytest.raises(DownloadError, match=rf"10 bytes from 5 of '{name}' came: .* whole files alone\. Give the"):
+        storage.open_ranged(name).need(5, 15)

@@ -249,6 +249,31 @@ def test_what_is_complete_in_the_cache_is_read_there_without_a_request(hub, arm)
     assert hub.num_requests == 0
 
 
+def test_a_node_without_the_files_keeps_them_in_the_cache_that_was_given_also_if_the_driver_has_them(
+    hub, arm, tmp_path
+):
+    download_dataset(ARM)
+    pipe = raypipe.Pipeline(raypipe.open_dataset(ARM), batch_size=4, seed=0, cache={"folder": str(tmp_path / "given")})
+    sent = pickle.dumps(pipe.config.block_context())
+
+    with hub.as_hub(tmp_path / "other node"):
+        meta = pickle.loads(sent).datasets[0].meta
+        meta.storage.read_bytes(meta.data_file(0))
+
+    assert pipe.config.block_context().datasets[0].meta.storage.is_local
+    content = (tmp_path / "cache").rglob(meta.data_file(0))
+    assert next(content).read_bytes() in [path.read_bytes() for path in (tmp_path / "given").iterdir()]
+
+
+@pytest.mark.parametrize(("cache", "expected"), [({}, True), ("off", False)])
+def test_blocks_are_placed_by_their_videos_also_if_the_driver_has_all_of_them(hub, arm, cache, expected):
+    download_dataset(ARM)
+
+    pipe = raypipe.Pipeline(raypipe.open_dataset(ARM), batch_size=4, seed=0, cache=cache)
+
+    assert pipe.config.block_context().has_cached_videos == expected
+
+
 def test_a_moved_tag_is_seen_when_asked_for(hub, arm, tmp_path):
     first = download_dataset(ARM)
     arm.add_commit(write_dataset(tmp_path / "other", SynthSpec(lengths=(4, 4, 4), seed=7)), tags=("v3.0",))

@@ -1,16 +1,20 @@
 """Remote datasets through the cache of a node: the same batches, each file fetched once, within the bytes."""
 
+import hashlib
+import shutil
 import threading
 from pathlib import Path
 
 import fsspec
 import pytest
 from batches import MODES, WINDOWS, frames_of_all, varied_spec
+from fsspec.implementations.memory import MemoryFileSystem
 from local_source import local_loader
 from torch.testing import assert_close
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, DatasetError, DownloadError
+from raypipe.filecache import FileCache
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, Storage, open_cache
 from raypipe.testing import write_dataset
@@ -105,10 +109,29 @@ def watch(folder, worst, is_done):
         total = 0
         for path in Path(folder).glob("*"):
             try:
-                total += path.stat().st_size if path.suffix != ".lock" and path.name != "ledger" else 0
+                total += path.stat().st_size if path.suffix != ".lock" and path.name not in ("ledger", "bound") else 0
             except FileNotFoundError:
                 continue
         worst[0] = max(worst[0], total)
+
+
+def test_opening_a_dataset_leaves_what_a_larger_cache_keeps_in_the_default_folder(remote, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    large = FileCache("~/.cache/raypipe/files", 400 << 30)
+    for key in ("a", "b"):
+        large.hold(key, lambda path, _: truncate(path, 40 << 30), 40 << 30).close()
+
+    list(local_loader(make_pipe(remote)))
+
+    kept = [path.stat().st_size for path in Path(large.folder).iterdir() if len(path.name) == 32]
+    assert kept.count(40 << 30) == 2
+    assert len(kept) > 2, "files of the dataset are kept there too"
+
+
+def truncate(path, size):
+    """Make a file of so many bytes that takes no room on the disk."""
+    with open(path, "wb") as stream:
+        stream.truncate(size)
 
 
 def test_a_file_that_changes_is_fetched_anew(remote, tmp_path):
@@ -119,6 +142,48 @@ def test_a_file_that_changes_is_fetched_anew(remote, tmp_path):
 
     assert (first, Storage(remote, spec).read_bytes("meta/note.txt")) == (b"one", b"two")
     assert Storage(remote, spec).read_range("meta/note.txt", 1, 3) == b"wo"
+
+
+class QuotingFiles(MemoryFileSystem):
+    """Tells the ETag of a single file in quotes, and without in a listing: adlfs before 2026.5, its issue 461."""
+
+    protocol = "quoting"
+    cachable = False
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("quoting:/"))
+
+    def find(self, path, detail=False, **_):
+        return {name: self.describe(name, self.etag(name)) for name in super().find(path)}
+
+    def info(self, path, **_):
+        return self.describe(path, f'"{self.etag(path)}"')
+
+    def describe(self, path, etag):
+        info = super().info(path)
+        return {"name": info["name"], "size": info["size"], "type": info["type"], "etag": etag}
+
+    def etag(self, path):
+        return hashlib.sha256(self.cat_file(path)).hexdigest()
+
+
+@pytest.mark.parametrize("whole_bytes", [0, 100])
+def test_the_version_of_a_file_is_the_same_with_quotes_and_without(remote, tmp_path, whole_bytes):
+    fsspec.register_implementation("quoting", QuotingFiles, clobber=True)
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/bucket/arm/meta/note.txt", b"one")
+    spec = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 20, whole_bytes=whole_bytes)
+    storage, late = Storage("quoting://bucket/arm", spec), Storage("quoting://bucket/arm", spec)
+
+    first = storage.read_bytes("meta/note.txt")
+    assert late.size_bytes("meta/note.txt") == 3
+    memory.pipe_file("/bucket/arm/meta/note.txt", b"two")
+
+    assert first == b"one"
+    shutil.rmtree(spec.folder)
+    with pytest.raises(DownloadError, match=r"'meta/note.txt' changed while it was read"):
+        late.read_bytes("meta/note.txt")
 
 
 def test_a_file_that_is_not_there_is_named(remote, tmp_path):
