@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import ray
 from attempts import local_nodes
 from batches import TOP, frames_of_all, frames_of_dataset
 from hub_server import HubServer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline
@@ -44,9 +46,8 @@ def hub(root, tmp_path, monkeypatch):
             yield server
 
 
-@pytest.mark.timeout(240)
-def test_a_video_is_fetched_by_one_node_and_every_request_is_in_the_figures(hub, root, tmp_path):
-    pipe = Pipeline(
+def cluster_pipe():
+    return Pipeline(
         open_dataset("lab/arm"),
         batch_size=4,
         seed=0,
@@ -54,7 +55,31 @@ def test_a_video_is_fetched_by_one_node_and_every_request_is_in_the_figures(hub,
         decode={"where": "cluster"},
         feed={"spans_per_block": 1},
     )
-    loader = pipe.loader()
+
+
+@ray.remote(num_cpus=1)
+class Holder:
+    """As a worker of Ray Train has CPUs, for as long as it trains."""
+
+    def ready(self):
+        return True
+
+
+@pytest.mark.timeout(240)
+def test_blocks_whose_node_has_no_free_cpu_are_decoded_on_another(hub, root):
+    held = next(node["NodeID"] for node in ray.nodes() if node["Resources"].get("CPU", 0) == 1)
+    strategy = NodeAffinitySchedulingStrategy(held, soft=False)
+    holder = Holder.options(scheduling_strategy=strategy).remote()
+    ray.get(holder.ready.remote(), timeout=60)
+
+    batches = list(cluster_pipe().loader())
+
+    assert sorted(frames_of_all(batches)) == frames_of_dataset(open_dataset(str(root)))
+
+
+@pytest.mark.timeout(240)
+def test_a_video_is_fetched_by_one_node_and_every_request_is_in_the_figures(hub, root, tmp_path):
+    loader = cluster_pipe().loader()
     opened = hub.num_requests
 
     batches = list(loader)
