@@ -174,7 +174,7 @@ class _Alarm:
 
     def set(self) -> None:
         # 0 would be never.
-        signal.setitimer(signal.ITIMER_REAL, max(self._left_s, 1e-3))
+        signal.setitimer(signal.ITIMER_REAL, max(self._left_s, 1e-6))
 
     def lift(self) -> None:
         self._left_s = signal.setitimer(signal.ITIMER_REAL, 0.0)[0]

@@ -84,9 +84,12 @@ def unmarked() -> Iterator[None]:
         yield
         return
     mark.lift()
+    # Not twice, where one waits within another.
+    token = _mark.set(None)
     try:
         yield
     finally:
+        _mark.reset(token)
         mark.set()
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from raypipe.decode.images import decode_image
 from raypipe.decode.isolated import IsolatedRequest, decode_isolated
-from raypipe.decode.journal import process_journal, video_key
+from raypipe.decode.journal import process_journal, unmarked, video_key
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
 from raypipe.decode.videos import OpenVideo, VideoCache, VideoOptions
 from raypipe.errors import DecodeError, DownloadError, RaypipeError
@@ -104,11 +104,9 @@ class SpanDecoder:
                 f"decode={{'resize': (height, width)}}"
             )
 
-    def read_video(
-        self, row: int, camera: str, frames: NDArray[np.int64], span: NDArray[np.int64] | None = None
-    ) -> torch.Tensor:
+    def read_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
         """Return what `decode_video` does, in this process, however many have died over it: for the subprocess."""
-        return retry_transient(lambda: self._read(row, camera, frames, frames if span is None else span))
+        return retry_transient(lambda: self._read(row, camera, frames, frames), _sleep_unmarked)
 
     def _read_guarded(self, row: int, camera: str, frames: NDArray[np.int64], span: NDArray[np.int64]) -> torch.Tensor:
         name, episode = self._meta.video_file(row, camera), int(self._meta.episodes.episode_index[row])
@@ -240,3 +238,8 @@ class SpanDecoder:
         with self._lock:
             self._counts.frames += num_frames
             self._counts.seconds += time.perf_counter() - started
+
+
+def _sleep_unmarked(wait_s: float) -> None:
+    with unmarked():
+        time.sleep(wait_s)

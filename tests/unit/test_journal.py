@@ -207,6 +207,8 @@ def test_a_thread_that_waits_for_bytes_has_no_mark(folder):
     with journal.marking(KEY):
         seen.append(marks(folder))
         with unmarked():
+            with unmarked():
+                pass
             seen.append(marks(folder))
         seen.append(marks(folder))
     seen.append(marks(folder))
