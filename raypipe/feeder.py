@@ -374,6 +374,8 @@ def start_feeder(
     context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, world_size: int, is_decoding: bool
 ) -> Any:
     """Start a feeder as an actor without a CPU of its own, on this node; it lives as long as its handle."""
+    # What this process has asked of the Hub, to open the dataset, counts for the cluster.
+    share_gate()
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=False
     )

@@ -5,8 +5,10 @@ Ray cluster `raypipe.cluster_gate` puts one gate for all processes in its place.
 not what is asked.
 """
 
+import math
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -23,11 +25,26 @@ _ROUNDING: Final = 1e-9
 """Of a request: who waits for as long as told shall not be told to wait for a rest that rounding has left."""
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """When a request may be sent."""
+
+    wait_s: float
+    """From the moment at which the gate was asked; 0: now."""
+    due_s: float = 0.0
+    """On the clock of the budget that gave it."""
+    budget: str = ""
+    """Which one that was; another one gives another turn."""
+
+
 class Gate(Protocol):
     """Whoever lets requests through, for one process or for many."""
 
-    def take(self) -> float:
-        """Return 0 where a request may be sent now, else for how many seconds to wait before asking again."""
+    def take(self, turn: Turn | None = None) -> Turn:
+        """Return the next turn that is free, or how long it still takes to the one that was given before.
+
+        Whoever has waited as told asks again with the turn: there may have been a pause in between.
+        """
         ...
 
     def pause(self, wait_s: float) -> None:
@@ -37,46 +54,72 @@ class Gate(Protocol):
 
 @dataclass
 class Budget:
-    """At most `limit` requests in any period of `period_s` seconds; a `Gate` for the threads of one process."""
+    """At most `limit` requests in any period of `period_s` seconds; a `Gate` for the threads of one process.
+
+    Turns are given in the order in which they are asked for, each once: one that is not used is lost. They are counted
+    on a clock that stands still in a pause, so that those who wait do not all come at its end.
+    """
 
     limit: int = HUB_REQUESTS
     period_s: float = HUB_PERIOD_S
     clock: Callable[[], float] = time.monotonic
+    is_empty: bool = False
+    """Whether it begins with nothing left: it takes the place of one that was lost, and of that nothing is known."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
+        self._name = uuid.uuid4().hex
         self._burst = max(1, self.limit // _BURST_SHARE)
         # What is left of the limit comes back evenly: burst and refill of a whole period together are the limit.
         self._per_s = max(self.limit - self._burst, 1) / self.period_s
-        self._left = float(self._burst)
+        # Below 0 where turns are given that are still to come.
+        self._left = 0.0 if self.is_empty else float(self._burst)
+        self._own_s = 0.0
         self._told_at = self.clock()
         self._closed_until = self._told_at
         self.num_granted = 0
 
-    def take(self) -> float:
-        """Return 0 and count a request, or the seconds until one may be sent."""
+    def take(self, turn: Turn | None = None) -> Turn:
+        """Count a request and return its turn, or how long it still takes to the one that was given before."""
         with self._lock:
-            now = self.clock()
-            self._left = min(float(self._burst), self._left + (now - self._told_at) * self._per_s)
-            self._told_at = now
-            if now < self._closed_until:
-                return self._closed_until - now
-            if self._left < 1 - _ROUNDING:
-                return (1 - self._left) / self._per_s
-            self._left -= 1
-            self.num_granted += 1
-            return 0.0
+            now = self._advance()
+            if turn is None or turn.budget != self._name:
+                self._left -= 1
+                self.num_granted += 1
+                # It is there when what is left has come back to 0.
+                due_s = self._own_s + max(0.0, -self._left) / self._per_s
+            else:
+                due_s = turn.due_s
+            left_s = due_s - self._own_s
+            wait_s = left_s if left_s > _ROUNDING / self._per_s else 0.0
+            return Turn(wait_s + max(0.0, self._closed_until - now), due_s, self._name)
 
     def pause(self, wait_s: float) -> None:
         """Let nothing through for `wait_s` seconds from now."""
         with self._lock:
-            self._closed_until = max(self._closed_until, self.clock() + wait_s)
+            self._closed_until = max(self._closed_until, self._advance() + wait_s)
 
     def spend(self, num_requests: int) -> None:
         """Count requests that were sent before this budget was asked."""
         with self._lock:
-            self._left = max(0.0, self._left - num_requests)
+            self._advance()
+            self._left = min(self._left, max(0.0, self._left - num_requests))
             self.num_granted += num_requests
+
+    def num_recent(self) -> int:
+        """Return how many requests have been let through that time has not made up for."""
+        with self._lock:
+            self._advance()
+            return math.ceil(self._burst - self._left - _ROUNDING)
+
+    def _advance(self) -> float:
+        """Let the own clock go on to the present, which is returned."""
+        now = self.clock()
+        open_s = max(0.0, now - max(self._told_at, self._closed_until))
+        self._own_s += open_s
+        self._left = min(float(self._burst), self._left + open_s * self._per_s)
+        self._told_at = now
+        return now
 
 
 class _Process:

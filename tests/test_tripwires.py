@@ -7,10 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import ray
+from attempts import local_nodes
 from ray import cloudpickle
 from ray.data import DataContext, Datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_session import IGNORED_WARNINGS, ensure_ray, run_ranks
 
 from raypipe.block import BlockContext
@@ -19,6 +21,7 @@ from raypipe.decode.spec import DecodeSpec
 from raypipe.packed import SpanRequest
 from raypipe.source import simulate_split
 from raypipe.source.datasource import build_dataset, split_dataset
+from raypipe.source.placement import prefer_node
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -129,3 +132,30 @@ def test_reading_windowing_and_decoding_run_as_one_operator(context):
 
     assert "Operator 1 ReadSpans->MapBatches(AddWindows)->MapBatches(AddPixels):" in dataset.stats()
     assert "Operator 2" not in dataset.stats()
+
+
+def test_a_preferred_node_is_taken_where_it_has_a_free_cpu_and_another_where_it_has_none():
+    """The last one here: it leaves the Ray of the others for two nodes of its own."""
+
+    @ray.remote(num_cpus=1)
+    class Holder:
+        def node(self):
+            return ray.get_runtime_context().get_node_id()
+
+    @ray.remote(num_cpus=1)
+    def find_node():
+        return ray.get_runtime_context().get_node_id()
+
+    with local_nodes({"num_cpus": 1}, {"num_cpus": 1}):
+        one, other = (node["NodeID"] for node in ray.nodes() if node["Resources"].get("CPU", 0) == 1)
+        free = [ray.get(find_node.options(scheduling_strategy=prefer_node(node)).remote()) for node in (one, other)]
+        holder = Holder.options(scheduling_strategy=prefer_node(one)).remote()
+        held = ray.get(holder.node.remote())
+
+        ran = ray.get(find_node.options(scheduling_strategy=prefer_node(one)).remote(), timeout=60)
+        waits = find_node.options(scheduling_strategy=NodeAffinitySchedulingStrategy(one, soft=True)).remote()
+        is_stuck = not ray.wait([waits], timeout=10)[0]
+
+    assert (free, held, ran) == ([one, other], one, other)
+    # If this fails, the public argument is enough, and the private one may go.
+    assert is_stuck

@@ -11,6 +11,7 @@ request at a time: whatever it dies of, it is known on which. It writes nothing 
 """
 
 import atexit
+import importlib
 import os
 import pickle
 import signal
@@ -24,12 +25,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raypipe.decode.journal import marked
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DecodeError, RaypipeError
 from raypipe.metadata import DatasetMeta
 
 TIMEOUT_S: Final = 600.0
-"""A span takes seconds; over a slow network minutes."""
+"""A span takes seconds. Waiting for the network does not count: that ends by time-outs of its own."""
 
 IDLE_S: Final = 60.0
 """How long the subprocess, with 300 MB, waits for the next request."""
@@ -164,6 +166,20 @@ def _fate(exit_code: int, timeout_s: float) -> str:
     return f"died of {names.get(-exit_code, f'signal {-exit_code}')}"
 
 
+class _Alarm:
+    """Ends this process when it has decoded for so long; the mark of a subprocess."""
+
+    def __init__(self, left_s: float) -> None:
+        self._left_s = left_s
+
+    def set(self) -> None:
+        # 0 would be never.
+        signal.setitimer(signal.ITIMER_REAL, max(self._left_s, 1e-6))
+
+    def lift(self) -> None:
+        self._left_s = signal.setitimer(signal.ITIMER_REAL, 0.0)[0]
+
+
 def main() -> None:
     """Answer requests until standard input ends: in the subprocess."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -174,14 +190,17 @@ def main() -> None:
     # An alarm ends a process also inside a codec, and when nobody is left to wait for it.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    # Now, since importing torch may take longer than decoding.
+    importlib.import_module("raypipe.decode.span")
     while True:
         signal.setitimer(signal.ITIMER_REAL, IDLE_S)
         try:
             request = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        signal.setitimer(signal.ITIMER_REAL, request.timeout_s)
-        pickle.dump(_answer(request), answers, protocol=5)
+        with marked(_Alarm(request.timeout_s)):
+            answer = _answer(request)
+        pickle.dump(answer, answers, protocol=5)
         answers.flush()
 
 

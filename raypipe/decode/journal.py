@@ -11,7 +11,8 @@ to decode the same later finds what the dead have left. Decides what counts as a
     raypipe-UID/deaths/KEY/    an empty file per death
 
 The kernel drops the lock of a process that ends, however it ends. One that is killed for a reason of its own counts
-too. Where there are no such locks (Windows), or nothing can be written, the journal is off, never an error.
+too, but not while it waits for the network: that is no decoding, and lasts. Where there are no such locks (Windows), or
+nothing can be written, the journal is off, never an error.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -46,6 +47,50 @@ _MAX_LINES: Final = 4096
 _NO_SLOT: Final = -1
 
 _scope: ContextVar[str] = ContextVar("raypipe_journal_scope", default="")
+
+
+class Mark(Protocol):
+    """What says that a thread decodes, from when it is set until it is lifted."""
+
+    def set(self) -> None:
+        """Say it, first or again."""
+        ...
+
+    def lift(self) -> None:
+        """Say it no longer."""
+        ...
+
+
+_mark: ContextVar[Mark | None] = ContextVar("raypipe_mark", default=None)
+
+
+@contextmanager
+def marked(mark: Mark) -> Iterator[None]:
+    """Have the mark set for as long as the context lasts, but where `unmarked` is within it."""
+    mark.set()
+    token = _mark.set(mark)
+    try:
+        yield
+    finally:
+        _mark.reset(token)
+        mark.lift()
+
+
+@contextmanager
+def unmarked() -> Iterator[None]:
+    """Lift the mark of this thread, if it has one, for as long as the context lasts: it waits for bytes."""
+    mark = _mark.get()
+    if mark is None:
+        yield
+        return
+    mark.lift()
+    # Not twice, where one waits within another.
+    token = _mark.set(None)
+    try:
+        yield
+    finally:
+        _mark.reset(token)
+        mark.set()
 
 
 @contextmanager
@@ -76,6 +121,21 @@ def video_key(storage: Storage, name: str, episode: int, camera: str) -> int:
     digest = hashlib.blake2b(os.fsencode("\0".join(parts)), digest_size=_SLOT_BYTES).digest()
     # 0 is an empty slot.
     return int.from_bytes(digest, "little") or 1
+
+
+class _Slot:
+    """The mark of a thread in the line of its process."""
+
+    def __init__(self, journal: "Journal", slot: int, key: int) -> None:
+        self._journal = journal
+        self._slot = slot
+        self._key = key
+
+    def set(self) -> None:
+        self._journal.write_slot(self._slot, self._key)
+
+    def lift(self) -> None:
+        self._journal.write_slot(self._slot, 0)
 
 
 class Journal:
@@ -113,11 +173,10 @@ class Journal:
         self._open_once()
         with self._lock:
             slot = self._free.pop() if self._free else _NO_SLOT
-        self._write_slot(slot, key)
         try:
-            yield
+            with marked(_Slot(self, slot, key)):
+                yield
         finally:
-            self._write_slot(slot, 0)
             if slot != _NO_SLOT:
                 self._free.append(slot)
 
@@ -170,7 +229,8 @@ class Journal:
             return False
         return True
 
-    def _write_slot(self, slot: int, key: int) -> None:
+    def write_slot(self, slot: int, key: int) -> None:
+        """Say what the thread of a slot decodes; 0: nothing."""
         if slot == _NO_SLOT:
             return
         # Written, not mapped into memory: on a full disk a write is an error, and a store would end the process.

@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from raypipe.decode.images import decode_image
 from raypipe.decode.isolated import IsolatedRequest, decode_isolated
-from raypipe.decode.journal import process_journal, video_key
+from raypipe.decode.journal import process_journal, unmarked, video_key
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
 from raypipe.decode.videos import OpenVideo, VideoCache, VideoOptions
 from raypipe.errors import DecodeError, DownloadError, RaypipeError
@@ -103,19 +104,16 @@ class SpanDecoder:
                 f"decode={{'resize': (height, width)}}"
             )
 
-    def read_video(
-        self, row: int, camera: str, frames: NDArray[np.int64], span: NDArray[np.int64] | None = None
-    ) -> torch.Tensor:
+    def read_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
         """Return what `decode_video` does, in this process, however many have died over it: for the subprocess."""
-        return retry_transient(lambda: self._read(row, camera, frames, frames if span is None else span))
+        return retry_transient(lambda: self._read(row, camera, frames, frames), _sleep_unmarked)
 
     def _read_guarded(self, row: int, camera: str, frames: NDArray[np.int64], span: NDArray[np.int64]) -> torch.Tensor:
         name, episode = self._meta.video_file(row, camera), int(self._meta.episodes.episode_index[row])
         key, journal = video_key(self._meta.storage, name, episode, camera), process_journal()
         num_deaths = journal.count_deaths(key)
         if num_deaths < _MAX_DEATHS:
-            with journal.marking(key):
-                return self.read_video(row, camera, frames, span)
+            return retry_transient(lambda: self._read_marked(key, row, camera, frames, span))
         if key not in self._isolated:
             self._isolated.add(key)
             warnings.warn(
@@ -124,7 +122,37 @@ class SpanDecoder:
                 f"{self._meta.storage.locate(name)!r}",
                 stacklevel=2,
             )
-        return decode_isolated(IsolatedRequest(meta=self._meta, spec=self._spec, row=row, camera=camera, frames=frames))
+        request = IsolatedRequest(meta=self._meta, spec=self._spec, row=row, camera=camera, frames=frames)
+        # Here, so that it passes the gate of this process, and the subprocess finds it on the node.
+        with retry_transient(lambda: self._fetch(row, camera, frames)):
+            return decode_isolated(request)
+
+    def _read_marked(
+        self, key: int, row: int, camera: str, frames: NDArray[np.int64], span: NDArray[np.int64]
+    ) -> torch.Tensor:
+        with process_journal().marking(key):
+            return self._read(row, camera, frames, span)
+
+    def _fetch(self, row: int, camera: str, frames: NDArray[np.int64]) -> AbstractContextManager[Any]:
+        """Have what decoding these frames reads on this node, and give what keeps it there; nothing without a cache."""
+        storage, name = self._meta.storage, self._meta.video_file(row, camera)
+        try:
+            held = storage.hold(name)
+            if held is not None:
+                return held
+            if not storage.is_ranged(name):
+                return nullcontext()
+            index = read_ranged_index(storage, name)
+            parts = storage.open_ranged(name)
+            parts.need(*index.byte_range(episode_first_frame(self._meta, row, camera, index) + frames))
+            return parts
+        except NotImplementedError:
+            # Of a file without a plain index nobody knows what decoding reads.
+            return nullcontext()
+        except DownloadError:
+            # As in `_read`.
+            self._clear()
+            raise
 
     def _read(self, row: int, camera: str, frames: NDArray[np.int64], span: NDArray[np.int64]) -> torch.Tensor:
         name = self._meta.video_file(row, camera)
@@ -135,12 +163,16 @@ class SpanDecoder:
             return video.read_frames(first + frames)
         except DownloadError:
             # Where a cache has no room, that is because of open videos: what is tried again shall find some.
-            self._local.cache.clear()
+            self._clear()
             raise
         except (RaypipeError, OSError):
             # A decoder that has failed once is not asked again.
             self._local.cache.forget(self._meta.storage, name)
             raise
+
+    def _clear(self) -> None:
+        if hasattr(self._local, "cache"):
+            self._local.cache.clear()
 
     def prefetch(self, row: int, camera: str, frames: NDArray[np.int64]) -> "Future[bool] | None":
         """Start to fetch what decoding these frames reads, where it is remote; may read the index of a video first."""
@@ -206,3 +238,8 @@ class SpanDecoder:
         with self._lock:
             self._counts.frames += num_frames
             self._counts.seconds += time.perf_counter() - started
+
+
+def _sleep_unmarked(wait_s: float) -> None:
+    with unmarked():
+        time.sleep(wait_s)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torchcodec.decoders import VideoDecoder
 from torchcodec.transforms import Resize
 
+from raypipe.decode.journal import unmarked
 from raypipe.decode.spec import ORIGINAL_SIZE
 from raypipe.errors import ConfigError, DecodeError
 from raypipe.storage import Storage
@@ -40,8 +41,9 @@ class OpenVideo:
         self._name = name
         self._options = options
         # A cache keeps the file, or the parts of it in use, for as long as it is open here.
-        self._held = storage.hold(name)
-        self._ranged = storage.open_ranged(name) if self._held is None and storage.is_ranged(name) else None
+        with unmarked():
+            self._held = storage.hold(name)
+            self._ranged = storage.open_ranged(name) if self._held is None and storage.is_ranged(name) else None
         self.index = _read_index(storage, name)
         self._seek_mode: SeekMode = "approximate" if _has_constant_rate(self.index) else self._sure_mode
         self._decoder = self._open()
@@ -66,7 +68,8 @@ class OpenVideo:
     def need(self, frames: NDArray[np.int64]) -> None:
         """Have what decoding these frames reads on this node, of a remote file of which only parts are kept."""
         if self._ranged is not None:
-            self._ranged.need(*self.index.byte_range(frames))
+            with unmarked():
+                self._ranged.need(*self.index.byte_range(frames))
 
     def read_frames(self, frames: NDArray[np.int64]) -> torch.Tensor:
         """Return the frames with these ascending numbers: ``(n, height, width, 3)`` uint8, decoded in one pass."""
@@ -156,9 +159,24 @@ class VideoCache:
         self._videos.clear()
 
 
+class _Waiting:
+    """A file whose bytes may have to come over the network: the decoder that reads it only waits for them."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, size: int) -> Any:
+        with unmarked():
+            return self._file.read(size)
+
+    def seek(self, offset: int, whence: int) -> Any:
+        return self._file.seek(offset, whence)
+
+
 def _read_index(storage: Storage, name: str) -> VideoIndex:
     try:
-        return read_ranged_index(storage, name) if storage.is_ranged(name) else read_video_index(storage, name)
+        with unmarked():
+            return read_ranged_index(storage, name) if storage.is_ranged(name) else read_video_index(storage, name)
     except NotImplementedError:
         return _scan_index(_open_decoder(storage, name, {"seek_mode": "exact"}, VideoOptions()))
 
@@ -196,7 +214,10 @@ def _open_decoder(
 ) -> VideoDecoder:
     """Open a video for decoding; `source` is where a cache has it, a path or a file."""
     if source is None:
-        source = storage.locate(name) if storage.is_local else storage.open_file(name)
+        with unmarked():
+            source = storage.locate(name) if storage.is_local else storage.open_file(name)
+    if not isinstance(source, str):
+        source = _Waiting(source)
     arguments: dict[str, Any] = {"dimension_order": "NHWC", **seek, "num_ffmpeg_threads": 1}
     if options.resize != ORIGINAL_SIZE:
         arguments["transforms"] = [Resize(options.resize)]

@@ -1,4 +1,4 @@
-"""Datasets on the Hugging Face Hub: pinned to a commit, looked up in its cache, fetched whole or not at all.
+"""Datasets on the Hugging Face Hub: pinned to a commit, looked up in its cache, fetched whole or read by range.
 
 ::
 

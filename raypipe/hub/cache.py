@@ -19,7 +19,7 @@ import os
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -114,14 +114,12 @@ def listing_locked(place: Place) -> Iterator[None]:
     """Let one process at a time ask for the listing of a commit; the others find it kept. Not while files come."""
     from huggingface_hub.utils import WeakFileLock
 
-    path = place.lock.with_name(f"{place.listing.stem}.lock")
-    try:
+    path, lock = place.lock.with_name(f"{place.listing.stem}.lock"), ExitStack()
+    # The cache may belong to someone else, or be read-only; then each asks for itself.
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        # The cache may belong to someone else; then each asks for itself.
-        yield
-        return
-    with WeakFileLock(path):
+        lock.enter_context(WeakFileLock(path))
+    with lock:
         yield
 
 

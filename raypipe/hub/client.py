@@ -171,11 +171,14 @@ class Client:
         count_requests(num_requests)
 
     def _wait_turn(self) -> None:
+        turn = None
         while True:
             with self._lock:
                 wait_s = self._not_before - time.monotonic()
-            # Not before that: what the gate lets through is sent at once.
-            wait_s = wait_s if wait_s > 0 else current_gate().take()
+            if wait_s <= 0:
+                # Not before that: what the gate lets through is sent at once.
+                turn = current_gate().take(turn)
+                wait_s = turn.wait_s
             self._sleep(max(wait_s, 0.0))
             if wait_s <= 0:
                 return

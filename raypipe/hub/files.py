@@ -16,7 +16,7 @@ from typing import Any, Final
 from fsspec import AbstractFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from raypipe.hub.cache import HubFile, cache_place, listing_locked
+from raypipe.hub.cache import HubFile, cache_place, listing_locked, read_listing
 from raypipe.hub.client import Ask, Client, PassingError, file_url
 from raypipe.hub.fetch import list_files
 from raypipe.hub.names import HubSource
@@ -42,6 +42,9 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
     def listing(self) -> dict[str, HubFile]:
         """What the commit holds, by name."""
         place = cache_place(self._source)
+        known = read_listing(place.listing)
+        if known is not None:
+            return known
         with listing_locked(place):
             return list_files(self._client, self._source, place)
 
@@ -85,7 +88,7 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
     def fetch(self, path: str, target: str, progress: Callable[[int], None]) -> None:
         """Write a whole file to `target`, verified by its hash; `progress` may raise to stop it."""
         file, received, kept = self._file(path), [0], cache_place(self._source).folder / self._name(path)
-        if size_of(kept) == file.size_bytes and hash_of(kept, file) == file.content_hash:
+        if kept.is_file() and size_of(kept) == file.size_bytes and hash_of(kept, file) == file.content_hash:
             # A part of the dataset was downloaded before.
             progress(file.size_bytes)
             shutil.copyfile(kept, target)

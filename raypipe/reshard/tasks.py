@@ -87,8 +87,12 @@ class _OnRay:
     ) -> list[Result]:
         import ray
 
+        from raypipe.cluster_gate import share_gate
+
+        # What this process has asked of the Hub counts too.
+        share_gate()
         advance = self._bars.add(title, len(units))
-        remote = ray.remote(num_cpus=1)(_work)
+        remote = ray.remote(num_cpus=1)(_work_on_ray)
         # Once for all tasks: the episode table of a large dataset is megabytes.
         everywhere = ray.put(shared)
         limit = max(1, int(_IN_FLIGHT_PER_CPU * ray.cluster_resources().get("CPU", 1)))
@@ -108,6 +112,13 @@ class _OnRay:
 
 def _work(work: Callable[[Shared, Unit], Result], shared: Shared, unit: Unit) -> Result:
     return retry_transient(lambda: work(shared, unit))
+
+
+def _work_on_ray(work: Callable[[Shared, Unit], Result], shared: Shared, unit: Unit) -> Result:
+    from raypipe.cluster_gate import share_gate
+
+    share_gate()
+    return _work(work, shared, unit)
 
 
 def _result(reference: Any) -> Any:

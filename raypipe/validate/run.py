@@ -144,6 +144,9 @@ def _run_here(promises: Promises, units: Sequence[Unit], advance: Advance) -> li
 
 
 def _check_units(promises: Promises, units: Sequence[Unit]) -> list[Result]:
+    from raypipe.cluster_gate import share_gate
+
+    share_gate()
     return [check_unit(promises, unit) for unit in units]
 
 
@@ -151,7 +154,11 @@ def _run_on_ray(promises: Promises, units: Sequence[Unit], advance: Advance) -> 
     """Run the units as Ray tasks, a bounded number in flight; results are in the order in which they come."""
     import ray
 
+    from raypipe.cluster_gate import share_gate
+
     with running_ray():
+        # What this process has asked of the Hub counts too.
+        share_gate()
         # Bad data raises nothing, so what raises is a defect and is not tried again; what crashes is tried once more.
         task = ray.remote(num_cpus=1, max_retries=1, retry_exceptions=False)(_check_units)
         shared = ray.put(promises)

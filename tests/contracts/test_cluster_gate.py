@@ -1,15 +1,17 @@
-"""One budget of requests for a Ray cluster: shared, paused for all, and made anew where it is lost."""
+"""One budget of requests for a Ray cluster: shared, paused for all, and empty where it is made anew."""
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
+from attempts import wait_until
 from ray import cloudpickle
 from ray_session import ensure_ray
 
-from raypipe import cluster_gate
-from raypipe.cluster_gate import ClusterGate
+from raypipe import cluster_gate, requests
+from raypipe.cluster_gate import ClusterGate, SharedBudget
 from raypipe.requests import Budget
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
@@ -18,22 +20,37 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 LIMIT, PERIOD_S = 30, 3.0
 
 
+NAMED = {"name": cluster_gate._NAME, "namespace": cluster_gate._NAMESPACE}
+
+
+def is_there():
+    return NAMED in ray.util.list_named_actors(all_namespaces=True)
+
+
+def end_budget():
+    """End the budget of the cluster, whoever made it: it outlives a test."""
+    if is_there():
+        ray.kill(ray.get_actor(**NAMED))
+    # A name is free only when its actor is known to be gone.
+    wait_until(lambda: not is_there(), "the budget is gone")
+
+
 @pytest.fixture
-def actor(ray_cluster):
+def no_actor(ray_cluster):
+    """A cluster without a budget."""
+    end_budget()
+    yield
+    # After the last test Ray is left before this.
+    if ray.is_initialized():
+        end_budget()
+
+
+@pytest.fixture
+def actor(no_actor):
     """The budget of the cluster, made small before anybody asks for it."""
-    named = {"name": cluster_gate._NAME, "namespace": cluster_gate._NAMESPACE, "num_cpus": 0}
-    made = ray.remote(Budget).options(**named).remote(LIMIT, PERIOD_S)
-    # A name is free only when its actor is known to be there.
+    made = ray.remote(Budget).options(**NAMED, num_cpus=0).remote(LIMIT, PERIOD_S)
     ray.get(made.take.remote())
-    yield made
-    if not ray.is_initialized():
-        # After the last test Ray is left before this.
-        return
-    ray.kill(made)
-    end = time.monotonic() + 30
-    while any(one["name"] == cluster_gate._NAME for one in ray.util.list_named_actors(all_namespaces=True)):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    return made
 
 
 @ray.remote(num_cpus=0)
@@ -44,13 +61,14 @@ class Asker:
         self.gate = ClusterGate()
 
     def ask(self, num_requests):
-        granted = []
+        granted, turn = [], None
         while len(granted) < num_requests:
-            wait_s = self.gate.take()
-            if wait_s:
-                time.sleep(wait_s)
+            turn = self.gate.take(turn)
+            if turn.wait_s:
+                time.sleep(turn.wait_s)
             else:
                 granted.append(time.monotonic())
+                turn = None
         return granted
 
     def pause(self, wait_s):
@@ -71,6 +89,29 @@ def test_processes_share_one_budget(actor):
     for first in granted:
         assert sum(first <= at < first + PERIOD_S - 0.5 for at in granted) <= LIMIT
     assert granted[-1] - granted[0] > PERIOD_S
+
+
+def test_who_waits_asks_twice_and_not_over_and_over(actor):
+    """However many wait, the actor is asked as often as it lets something through, and once more."""
+    counting = CountingGate()
+
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(lambda _: counting.pass_through(), range(40)))
+
+    assert counting.num_asked <= 2.5 * 40
+
+
+class CountingGate(ClusterGate):
+    def __init__(self):
+        super().__init__()
+        self.num_asked = 0
+
+    def pass_through(self):
+        turn = None
+        while turn is None or turn.wait_s:
+            time.sleep(turn.wait_s if turn else 0)
+            self.num_asked += 1
+            turn = self.take(turn)
 
 
 def test_a_pause_told_by_one_process_holds_for_all(actor):
@@ -104,15 +145,85 @@ def test_a_pause_that_meets_a_dead_budget_is_told_to_the_next(actor):
     assert granted[0] >= told_at + 1.9
 
 
+def num_recent():
+    return ray.get(ray.get_actor(**NAMED).num_recent.remote(), timeout=30)
+
+
+def test_the_budget_outlives_the_process_that_made_it(no_actor):
+    first, second = askers(2)
+    ray.get(first.ask.remote(1), timeout=30)
+    made = ray.get_actor(**NAMED)._actor_id
+
+    ray.kill(first)
+    wait_until(lambda: is_dead(first), "its maker is gone")
+    ray.get(second.ask.remote(1), timeout=30)
+
+    assert ray.get_actor(**NAMED)._actor_id == made
+
+
+def is_dead(asker):
+    try:
+        ray.get(asker.ask.remote(0), timeout=10)
+    except ray.exceptions.RayActorError:
+        return True
+    return False
+
+
+def test_a_budget_in_place_of_a_lost_one_has_no_burst_to_give(no_actor):
+    (asker,) = askers(1)
+    ray.get(asker.ask.remote(1), timeout=30)
+    begun = num_recent()
+
+    ray.kill(ray.get_actor(**NAMED))
+    ray.get(asker.ask.remote(3), timeout=60)
+
+    assert begun <= 1
+    # Of a burst of 1,000, of which 7 come back in a second.
+    assert num_recent() > 700
+
+
+def test_a_budget_that_nobody_asks_ends(no_actor):
+    shared = ray.remote(num_cpus=0)(SharedBudget).options(**NAMED, lifetime="detached").remote(idle_s=3.0)
+    asked_at = [ray.get(shared.take.remote(), timeout=30) and time.monotonic() for _ in range(2)][-1]
+
+    wait_until(lambda: not is_there(), "an idle budget ends")
+
+    assert time.monotonic() - asked_at > 2.9
+
+
+def test_what_a_process_has_sent_by_itself_is_told_to_the_cluster(no_actor, monkeypatch):
+    own = Budget()
+    monkeypatch.setattr(requests._process, "own", own)
+    monkeypatch.setattr(requests._process, "gate", own)
+    for _ in range(900):
+        own.take()
+
+    cluster_gate.share_gate()
+
+    # It is told, and not waited for.
+    wait_until(lambda: is_there() and num_recent() > 600, "the cluster knows of it", timeout_s=30)
+
+
+def test_a_process_that_has_sent_nothing_makes_no_budget(no_actor, monkeypatch):
+    own = Budget()
+    monkeypatch.setattr(requests._process, "own", own)
+    monkeypatch.setattr(requests._process, "gate", own)
+
+    cluster_gate.share_gate()
+
+    assert not is_there()
+
+
 def test_a_gate_goes_on_in_another_ray(ray_cluster):
     """A notebook may leave its cluster and join another."""
     gate = ClusterGate()
-    assert gate.take() == 0
+    assert gate.take().wait_s == 0
 
     ray.shutdown()
     alone = gate.take()
     ensure_ray(2)
-    waits = [gate.take() for _ in range(3)]
+    turns = [gate.take() for _ in range(3)]
 
-    assert alone == 0
-    assert waits[-1] == 0
+    assert alone.wait_s == 0
+    # A burst: it is not taken for one that was lost.
+    assert turns[-1].wait_s == 0

@@ -22,7 +22,7 @@ def run(root, folder="", **environment):
         text=True,
         timeout=240,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(TESTS), **environment},
+        env={**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}", **environment},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -3,13 +3,19 @@
 from pathlib import Path
 
 import pytest
+import ray
 from attempts import local_nodes
 from batches import TOP, frames_of_all, frames_of_dataset
 from hub_server import HubServer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raypipe import cluster_gate
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline
+from raypipe.requests import Budget
+from raypipe.reshard import reshard_dataset
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
+from raypipe.validate import validate_dataset
 
 NUM_EPISODES = 10
 
@@ -44,9 +50,8 @@ def hub(root, tmp_path, monkeypatch):
             yield server
 
 
-@pytest.mark.timeout(240)
-def test_a_video_is_fetched_by_one_node_and_every_request_is_in_the_figures(hub, root, tmp_path):
-    pipe = Pipeline(
+def cluster_pipe():
+    return Pipeline(
         open_dataset("lab/arm"),
         batch_size=4,
         seed=0,
@@ -54,7 +59,53 @@ def test_a_video_is_fetched_by_one_node_and_every_request_is_in_the_figures(hub,
         decode={"where": "cluster"},
         feed={"spans_per_block": 1},
     )
-    loader = pipe.loader()
+
+
+@ray.remote(num_cpus=1)
+class Holder:
+    """As a worker of Ray Train has CPUs, for as long as it trains."""
+
+    def ready(self):
+        return True
+
+
+@pytest.mark.timeout(240)
+def test_blocks_whose_node_has_no_free_cpu_are_decoded_on_another(hub, root):
+    held = next(node["NodeID"] for node in ray.nodes() if node["Resources"].get("CPU", 0) == 1)
+    strategy = NodeAffinitySchedulingStrategy(held, soft=False)
+    holder = Holder.options(scheduling_strategy=strategy).remote()
+    ray.get(holder.ready.remote(), timeout=60)
+
+    batches = list(cluster_pipe().loader())
+
+    assert sorted(frames_of_all(batches)) == frames_of_dataset(open_dataset(str(root)))
+
+
+WORKS = {
+    "validate": lambda tmp_path: validate_dataset("lab/arm", where="ray"),
+    "reshard": lambda tmp_path: reshard_dataset("lab/arm", tmp_path / "out", where="ray"),
+}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("work", WORKS)
+def test_tasks_of_other_commands_ask_the_budget_of_the_cluster(hub, tmp_path, work):
+    named = {"name": cluster_gate._NAME, "namespace": cluster_gate._NAMESPACE, "num_cpus": 0, "max_concurrency": 8}
+    # One that time makes up for nothing in.
+    actor = ray.remote(Budget).options(**named).remote(3000, 1e9)
+    ray.get(actor.take.remote())
+
+    WORKS[work](tmp_path)
+
+    files = {name for name in hub.paths if name.startswith(("data/", "videos/"))}
+    assert len(files) == NUM_EPISODES + 2
+    # Whoever has asked: what is sent on to where a file is stored is no request to the Hub.
+    assert ray.get(actor.num_recent.remote()) >= hub.counts["resolve"]
+
+
+@pytest.mark.timeout(240)
+def test_a_video_is_fetched_by_one_node_and_every_request_is_in_the_figures(hub, root, tmp_path):
+    loader = cluster_pipe().loader()
     opened = hub.num_requests
 
     batches = list(loader)

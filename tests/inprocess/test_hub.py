@@ -15,9 +15,10 @@ from huggingface_hub.utils import disable_progress_bars
 import raypipe
 from raypipe.download import DownloadSpec, download_dataset, parse_episodes
 from raypipe.errors import ConfigError, DatasetError, DownloadError
-from raypipe.hub import is_repo_id, resolve
+from raypipe.hub import HubFiles, cache_place, is_repo_id, resolve
+from raypipe.hub.cache import listing_locked
 from raypipe.hub.names import parse_name
-from raypipe.storage import Storage, open_root
+from raypipe.storage import CacheSpec, Storage, open_root
 from raypipe.testing import SynthSpec, write_dataset
 
 ARM = "lab/arm"
@@ -208,6 +209,57 @@ def test_a_hub_that_fails_is_not_taken_for_a_missing_file(hub, arm):
     assert storage.exists("meta")
     assert not storage.exists("meta/none.json")
     assert not storage.exists("none/none.json")
+
+
+def test_an_empty_file_is_read_as_one(hub, tmp_path):
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    (folder / "empty.txt").touch()
+    (folder / "other.txt").write_text("other")
+    hub.add_repo(ARM, folder)
+    cache = CacheSpec(folder=str(tmp_path / "files"))
+
+    storage = open_root(ARM).cached(cache)
+
+    assert storage.exists("empty.txt")
+    assert storage.read_bytes("empty.txt") == b""
+    assert storage.read_bytes("other.txt") == b"other"
+
+
+@pytest.mark.parametrize("is_listed", [True, False], ids=["with the listing", "without"])
+def test_a_cache_in_which_no_lock_can_be_taken_is_used(hub, arm, dataset, tmp_path, is_listed):
+    storage = open_root(ARM)
+    if is_listed:
+        # As another process would.
+        assert HubFiles(resolve(ARM, "")).listing
+    # A folder with the name of the lock, since permissions do not keep root from anything.
+    lock = tmp_path / f"cache/.locks/datasets--lab--arm/{storage.commit}.lock"
+    lock.unlink(missing_ok=True)
+    lock.mkdir(parents=True)
+    hub.reset()
+
+    content = storage.read_bytes("meta/info.json")
+
+    assert content == (Path(dataset) / "meta/info.json").read_bytes()
+    assert hub.counts["tree"] == (0 if is_listed else 1)
+
+
+def test_a_listing_that_is_kept_is_read_without_a_lock(hub, arm, tmp_path):
+    source = resolve(ARM, "")
+    first = HubFiles(source).listing
+    shutil.rmtree(tmp_path / "cache/.locks")
+    hub.reset()
+
+    assert HubFiles(source).listing == first
+    assert not (tmp_path / "cache/.locks").exists()
+    assert hub.counts["tree"] == 0
+
+
+def test_an_error_while_a_listing_is_fetched_is_not_taken_for_one_of_its_lock(hub, arm):
+    place = cache_place(resolve(ARM, ""))
+
+    with pytest.raises(OSError, match="of the body"), listing_locked(place):
+        raise OSError("of the body")
 
 
 def test_a_download_asks_once_for_each_file_and_then_not_at_all(hub, arm, dataset):

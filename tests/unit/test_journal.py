@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.decode import journal as journal_module
-from raypipe.decode.journal import FORGET_S, NUM_SLOTS, Journal, journal_scope, video_key
+from raypipe.decode.journal import FORGET_S, NUM_SLOTS, Journal, journal_scope, unmarked, video_key
 from raypipe.storage import Storage, open_storage
 
 KEY, OTHER = 7, 8
@@ -199,3 +199,29 @@ def test_a_scope_has_keys_of_its_own(storage):
 
     assert len({outside, inside, elsewhere}) == 3
     assert video_key(storage, *VIDEO) == outside
+
+
+def test_a_thread_that_waits_for_bytes_has_no_mark(folder):
+    journal, seen = Journal(str(folder)), []
+
+    with journal.marking(KEY):
+        seen.append(marks(folder))
+        with unmarked():
+            with unmarked():
+                pass
+            seen.append(marks(folder))
+        seen.append(marks(folder))
+    seen.append(marks(folder))
+    with unmarked():
+        seen.append(marks(folder))
+
+    assert seen == [[KEY], [], [KEY], [], []]
+
+
+def test_an_error_while_a_thread_waits_leaves_no_mark(folder):
+    journal = Journal(str(folder))
+
+    with pytest.raises(TimeoutError), journal.marking(KEY), unmarked():
+        raise TimeoutError
+
+    assert marks(folder) == []

@@ -2,13 +2,20 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.source.placement import SPARE_SHARE, place_blocks
+from raypipe.source import placement
+from raypipe.source.placement import SPARE_SHARE, Placement, place_blocks
 
 names = st.lists(st.sampled_from([f"videos/file-{i:03d}.mp4" for i in range(40)]), min_size=1, max_size=300)
-clusters = st.lists(st.uuids().map(str), min_size=1, max_size=8, unique=True)
+clusters = st.dictionaries(st.uuids().map(str), st.integers(1, 64), min_size=1, max_size=8)
+"""The CPUs of the nodes."""
+
+
+def most_of(node, files, nodes):
+    return len(files) * nodes[node] / sum(nodes.values()) * (1 + SPARE_SHARE)
 
 
 @given(names, clusters)
@@ -16,7 +23,7 @@ def test_no_node_has_more_than_its_share_and_the_spare(files, nodes):
     placed = Counter(place_blocks(files, nodes))
 
     assert set(placed) <= set(nodes)
-    assert max(placed.values()) <= len(files) / len(nodes) * (1 + SPARE_SHARE) + 1
+    assert all(placed[node] <= most_of(node, files, nodes) + 1 for node in nodes)
 
 
 @given(names, clusters)
@@ -25,7 +32,7 @@ def test_blocks_of_a_file_stay_on_its_node_while_that_has_room(files, nodes):
     homes = {file: place_blocks([file], nodes)[0] for file in set(files)}
 
     for i, (file, node) in enumerate(zip(files, placed, strict=True)):
-        is_full = placed[:i].count(homes[file]) + 1 > len(files) / len(nodes) * (1 + SPARE_SHARE)
+        is_full = placed[:i].count(homes[file]) + 1 > most_of(homes[file], files, nodes)
         assert node == homes[file] or is_full
 
 
@@ -33,8 +40,32 @@ def test_blocks_of_a_file_stay_on_its_node_while_that_has_room(files, nodes):
 def test_a_file_has_the_same_node_whatever_else_is_read(files, nodes):
     alone = place_blocks([files[0]], nodes)
 
-    assert place_blocks([files[0]] * 1, list(reversed(nodes))) == alone
+    assert place_blocks([files[0]], dict(reversed(nodes.items()))) == alone
+
+
+def test_files_have_their_homes_in_proportion_to_the_cpus():
+    nodes = {"small": 2, "large": 64}
+
+    homes = Counter(place_blocks([f"videos/file-{i:04d}.mp4"], nodes)[0] for i in range(3300))
+
+    assert homes["small"] == pytest.approx(100, abs=40)
+
+
+@given(names, clusters, st.integers(2, 9))
+def test_a_node_that_grows_takes_files_from_others_and_loses_none(files, nodes, times):
+    grown = next(iter(nodes))
+    before = {file: place_blocks([file], nodes)[0] for file in files}
+
+    after = {file: place_blocks([file], {**nodes, grown: nodes[grown] * times})[0] for file in files}
+
+    assert all(after[file] in {home, grown} for file, home in before.items())
 
 
 def test_a_block_without_a_file_may_run_anywhere():
-    assert place_blocks(["", "a.mp4", ""], ["n1", "n2"])[::2] == ["", ""]
+    assert place_blocks(["", "a.mp4", ""], {"n1": 1, "n2": 1})[::2] == ["", ""]
+
+
+def test_a_ray_that_cannot_be_kept_from_waiting_for_a_node_is_given_no_wish(monkeypatch):
+    monkeypatch.setattr(placement, "NodeAffinitySchedulingStrategy", lambda node, soft: (node, soft))
+
+    assert Placement(["ab" * 28])() == {"scheduling_strategy": "DEFAULT"}
