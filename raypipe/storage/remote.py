@@ -45,6 +45,7 @@ _VERSION_KEYS: Final = (
 first that is there counts: a listing tells times more exactly than a single file does."""
 
 _MISSING: Final = (404, 410)
+_REFUSED: Final = (401, 403)
 """What a web server says of a file that it does not have."""
 
 _PAGE: Final = 1000
@@ -124,7 +125,13 @@ class Remote:
     def exists(self, name: str) -> bool:
         """Return whether there is a file or folder; of a web server, a file, since it need not show folders."""
         if not self.is_listable:
-            return not name or self.find_entry(name) is not None
+            try:
+                return not name or self.find_entry(name) is not None
+            except PermissionError:
+                # A bucket that nobody may list answers so for what it lacks, while it gives its other files.
+                if not self.entries:
+                    raise
+                return False
         return not name or name in self.entries or any(one.startswith(f"{name}/") for one in self.entries)
 
     def fetch(self, name: str, target: str, progress: Progress) -> None:
@@ -257,6 +264,7 @@ def _ask_server(url: str, ask: Callable[[], Any]) -> Any:
 
     Raises:
         FileNotFoundError: the server has no such file.
+        PermissionError: it refuses it, or does not tell whether there is one.
         DownloadError: it answers with another error, or not at all.
     """
     from aiohttp import ClientError
@@ -270,6 +278,8 @@ def _ask_server(url: str, ask: Callable[[], Any]) -> Any:
         if status in _MISSING:
             raise FileNotFoundError(url) from cause
         told = f"is answered with status {status}" if status else f"is not answered: {type(cause).__name__}: {cause}"
+        if status in _REFUSED:
+            raise PermissionError(f"{url!r} {told}") from cause
         raise DownloadError(
             f"{url!r} {told}. Check the server, the address and your permissions; only a file that is answered with "
             f"{' or '.join(map(str, _MISSING))} is taken for missing."

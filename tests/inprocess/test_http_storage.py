@@ -34,6 +34,7 @@ class WebServer:
         self.asked, self.asked_in_any_way = Counter(), Counter()
         self.folder_status = 0
         """With which folders are answered; 0: a page of links."""
+        self.missing_status = 404
         self.faults = {}
         """By the end of a path: what each next request is answered with, a status or ``"hang up"``."""
         server = self
@@ -57,6 +58,8 @@ class WebServer:
                     self.send_error(fault)
                 elif server.folder_status and Path(self.translate_path(self.path)).is_dir():
                     self.send_error(server.folder_status)
+                elif not Path(self.translate_path(self.path)).exists():
+                    self.send_error(server.missing_status)
                 else:
                     rightly()
 
@@ -184,6 +187,23 @@ def test_a_file_that_a_web_server_says_it_lacks_is_missing_at_once(server, statu
             ask("meta/stats.json")
 
     assert server.asked_in_any_way["/arm/meta/stats.json"] <= 7, "it was asked for again"
+
+
+@pytest.mark.parametrize("version", ["v3.0", "v2.1"])
+def test_a_bucket_that_refuses_what_it_lacks_is_read_and_its_data_are_not_taken_for_missing(server, tmp_path, version):
+    # As S3 over HTTPS answers where nobody may list the bucket.
+    root = write_dataset(tmp_path / "web/arm", varied_spec(version=version))
+    expected = frames_of_all(local_loader(make_pipe(root)))
+
+    with WebServer(tmp_path / "web") as other:
+        other.missing_status = other.folder_status = 403
+        assert frames_of_all(local_loader(make_pipe(f"{other.address}/arm"))) == expected
+        with pytest.raises(DownloadError, match=r"none/meta/info\.json' is answered with status 403"):
+            open_dataset(f"{other.address}/none")
+        gone = make_pipe(f"{other.address}/arm", cache={"folder": str(tmp_path / "cache")}, on_bad_episode="skip")
+        next(root.rglob("*.mp4")).unlink()
+        with pytest.raises(DownloadError, match=r"\.mp4' is answered with status 403"):
+            list(local_loader(gone))
 
 
 def test_an_outage_of_a_web_server_is_not_skipped_as_bad_data(server, tmp_path):
