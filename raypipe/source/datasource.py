@@ -3,6 +3,8 @@
 The Ray Data settings that raypipe needs are all here, on the dataset's own context, each with its reason.
 """
 
+import inspect
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -113,10 +115,14 @@ def _data_context(current: DataContext) -> DataContext:
 def _map(
     dataset: "ray.data.Dataset", stage: Callable[[pa.Table], pa.Table], placement: Placement | None = None
 ) -> "ray.data.Dataset":
-    # batch_size=None keeps a block whole, and Ray fuses such a map with the read.
-    return dataset.map_batches(
-        stage, batch_size=None, batch_format="pyarrow", zero_copy_batch=True, ray_remote_args_fn=placement
-    )
+    options: dict[str, Any] = {}
+    if placement is not None and "ray_remote_args_fn" in inspect.signature(dataset.map_batches).parameters:
+        options["ray_remote_args_fn"] = placement
+    with warnings.catch_warnings():
+        # Ray 2.64 will be without it, and blocks are decoded wherever a CPU is free then.
+        warnings.filterwarnings("ignore", message="`ray_remote_args_fn` is deprecated", category=DeprecationWarning)
+        # batch_size=None keeps a block whole, and Ray fuses such a map with the read.
+        return dataset.map_batches(stage, batch_size=None, batch_format="pyarrow", zero_copy_batch=True, **options)
 
 
 def _task(
