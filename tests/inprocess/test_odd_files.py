@@ -95,14 +95,14 @@ def test_an_episode_with_one_bad_frame_stays_bad_after_any_resume(sound, tmp_pat
 @pytest.mark.filterwarnings("ignore:rank . left out")
 def test_a_bad_span_leaves_others_of_its_episode_where_frames_are_decoded_as_they_leave(sound, tmp_path, monkeypatch):
     root = copy(sound, "video", tmp_path)
-    read = SpanDecoder.read_video
+    read = SpanDecoder._read
 
-    def fail(self, row, camera, frames, span=None):
+    def fail(self, row, camera, frames, span):
         if row == BAD and 2 in frames:
             raise DecodeError("frame 2 is damaged")
-        return read(self, row, camera, frames)
+        return read(self, row, camera, frames, span)
 
-    monkeypatch.setattr(SpanDecoder, "read_video", fail)
+    monkeypatch.setattr(SpanDecoder, "_read", fail)
     pipe = make_pipe(root, "rank/exit", order={"span_frames": 6}, **SKIP)
 
     loader = local_loader(pipe)
@@ -197,10 +197,10 @@ def test_storage_that_does_not_answer_is_never_left_out(sound, tmp_path, monkeyp
     root = copy(sound, "video", tmp_path)
     monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.0,))
 
-    def fail(self, row, camera, frames, span=None):
+    def fail(self, row, camera, frames, span):
         raise DecodeError("cannot read") from TimeoutError("no answer")
 
-    monkeypatch.setattr(SpanDecoder, "read_video", fail)
+    monkeypatch.setattr(SpanDecoder, "_read", fail)
 
     with pytest.raises(DownloadError, match="cannot read"):
         list(local_loader(make_pipe(root, **SKIP)))
