@@ -80,16 +80,18 @@ def test_an_episode_with_one_bad_row_stays_bad_after_any_resume(sound, tmp_path)
 @pytest.mark.parametrize("mode", ["rank/block", "cluster/block"])
 def test_an_episode_with_one_bad_frame_stays_bad_after_any_resume(sound, tmp_path, monkeypatch, mode):
     root = copy(sound, "video", tmp_path)
-    read = SpanDecoder.read_video
+    read, failed = SpanDecoder._read, []
 
-    def fail(self, row, camera, frames, span=None):
+    def fail(self, row, camera, frames, span):
         if row == BAD and 7 in frames:
+            failed.append(row)
             raise DecodeError("frame 7 is damaged")
-        return read(self, row, camera, frames)
+        return read(self, row, camera, frames, span)
 
-    monkeypatch.setattr(SpanDecoder, "read_video", fail)
+    monkeypatch.setattr(SpanDecoder, "_read", fail)
 
     assert_resumes_exactly_after_every_batch(make_pipe(root, mode, **SKIP))
+    assert failed
 
 
 @pytest.mark.filterwarnings("ignore:rank . left out")
