@@ -215,9 +215,9 @@ def test_a_full_disk_is_said(hub, folder, tmp_path, monkeypatch):
     assert files_of(download_dataset(REPO).folder) == files_of(folder)
 
 
-def start_download(hub, tmp_path, out=""):
+def start_download(hub, tmp_path, out="", **variables):
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    env = {**clean, **hub.environment(tmp_path / "cache")}
+    env = {**clean, **hub.environment(tmp_path / "cache"), **variables}
     program = [sys.executable, "-c", SCRIPT, REPO, out]
     return subprocess.Popen(program, env=env, stdout=subprocess.PIPE, text=True)
 
@@ -239,8 +239,9 @@ def test_processes_at_once_fetch_each_file_once(hub, folder, tmp_path, out):
 
 
 def test_a_killed_download_goes_on_and_leaves_no_half_file(hub, folder, tmp_path):
-    hub.fail(BIG, kind="lfs", pause_after=(3 << 20) + 7, pause_s=5)
-    killed = start_download(hub, tmp_path)
+    # It is killed long before the pause is over, also on a machine that stands still for a while.
+    hub.fail(BIG, kind="lfs", pause_after=(3 << 20) + 7, pause_s=60)
+    killed = start_download(hub, tmp_path, HF_HUB_DOWNLOAD_TIMEOUT="120")
     partial = tmp_path / "cache/datasets--lab--arm/raypipe/partial"
     wait_until(lambda: any(path.stat().st_size >= 3 << 20 for path in partial.glob("*")))
     wait_until(lambda: len(snapshot_files(tmp_path / "cache")) == len(files_of(folder)) - 1)
