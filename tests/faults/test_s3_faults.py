@@ -40,10 +40,10 @@ def server():
 
 
 @pytest.fixture
-def s3(server, monkeypatch):
-    """Waits are short: what is tried again is tried soon."""
+def s3(server, monkeypatch, request):
+    """Waits are short: what is tried again is tried soon. So is patience, where a server is slow on purpose."""
     monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.0, 0.01, 0.02))
-    with server.as_s3(timeout_s=1):
+    with server.as_s3(timeout_s=1 if "slow" in request.node.name else 20):
         yield server
     server.reset()
 
