@@ -35,7 +35,7 @@ def dataset(folder):
 
 
 @pytest.fixture
-def hub(folder, tmp_path, monkeypatch):
+def hub(folder, tmp_path, monkeypatch, request):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("raypipe.hub.client.FIRST_WAIT_S", 0.01)
     monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.0, 0.01, 0.02))
@@ -43,7 +43,9 @@ def hub(folder, tmp_path, monkeypatch):
     own = requests.Budget()
     monkeypatch.setattr(requests._process, "own", own)
     monkeypatch.setattr(requests._process, "gate", own)
-    with HubServer() as server, server.as_hub(tmp_path / "hub", timeout_s=0.5):
+    # Little patience only where the server is slow on purpose.
+    timeout_s = 0.5 if "slow" in request.node.name else 20
+    with HubServer() as server, server.as_hub(tmp_path / "hub", timeout_s=timeout_s):
         server.add_repo("lab/arm", folder, tags=("v3.0",))
         yield server
 
