@@ -1,5 +1,6 @@
 """On which node a block is decoded: a wish that keeps files together and nodes busy."""
 
+import threading
 from collections import Counter
 
 import pytest
@@ -68,4 +69,22 @@ def test_a_block_without_a_file_may_run_anywhere():
 def test_a_ray_that_cannot_be_kept_from_waiting_for_a_node_is_given_no_wish(monkeypatch):
     monkeypatch.setattr(placement, "NodeAffinitySchedulingStrategy", lambda node, soft: (node, soft))
 
-    assert Placement(["ab" * 28])() == {"scheduling_strategy": "DEFAULT"}
+    assert ask_as("StreamingExecutor-1", Placement(["ab" * 28])) == {"scheduling_strategy": "DEFAULT"}
+
+
+def test_whoever_else_asks_than_the_executor_is_told_nothing_and_not_counted(monkeypatch):
+    monkeypatch.setattr(placement, "prefer_node", lambda node: node)
+    placed = Placement(["one", "other"])
+
+    asked = [ask_as(name, placed) for name in ("MainThread", "StreamingExecutor-1", "watcher", "StreamingExecutor-1")]
+
+    assert asked == [{}, {"scheduling_strategy": "one"}, {}, {"scheduling_strategy": "other"}]
+
+
+def ask_as(name, placed):
+    """Return what a thread of this name is told."""
+    told = []
+    thread = threading.Thread(target=lambda: told.append(placed()), name=name)
+    thread.start()
+    thread.join()
+    return told[0]
