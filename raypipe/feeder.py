@@ -268,10 +268,7 @@ class FeederSource:
         return {**self.__dict__, "_gauges": {}}
 
     def assigned_cpus(self) -> int:
-        """Return the CPUs that Ray gave to this process; in a driver, its share of those that it may use.
-
-        torchrun and Accelerate start several drivers on a machine, and say how many.
-        """
+        """Return the CPUs that Ray gave to this process; in a driver of torchrun, its share of the machine."""
         runtime = ray.get_runtime_context()
         if runtime.worker.mode != ray.WORKER_MODE:
             return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
