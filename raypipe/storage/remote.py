@@ -45,8 +45,10 @@ _VERSION_KEYS: Final = (
 first that is there counts: a listing tells times more exactly than a single file does."""
 
 _MISSING: Final = (404, 410)
-_REFUSED: Final = (401, 403)
 """What a web server says of a file that it does not have."""
+
+_REFUSED: Final = (401, 403)
+"""What it says of one that is not for everybody, or, where nobody may list its files, that it does not have."""
 
 _PAGE: Final = 1000
 """Files that one request of a listing brings, on S3 and GCS."""
