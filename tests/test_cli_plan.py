@@ -8,6 +8,7 @@ from program import run_program
 
 from raypipe.plan import BatchSpec
 from raypipe.views import view_plan
+from raypipe.views.plan import plan_lines
 
 
 def run(*arguments):
@@ -35,6 +36,12 @@ def test_plan_prints_a_table_and_draws_a_picture(tiny_dataset, tmp_path):
     assert "5 of 8 frames on each of 1 ranks" in done.stdout
     assert "34 in 6 spans on 2 lanes" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_of_one_batch_says_that_there_is_no_later_one(tiny_dataset):
+    lines = dict(plan_lines(view_plan(str(tiny_dataset), {"seed": 0}, BatchSpec(size=34), world_size=1).report))
+
+    assert lines["shared episodes"].startswith("there are too few full batches to tell; a full shuffle")
 
 
 def test_plan_of_the_command_line_is_the_plan_of_the_library(tiny_dataset):

@@ -1,12 +1,21 @@
 """A bench as a picture."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Final
 
 from raypipe.bench.report import BenchReport
 
+_COLUMNS: Final = {
+    "samples_per_s": "samples/s",
+    "cpu_s_per_1k": "CPU s per 1,000",
+    "peak_mb": "peak memory, MB",
+    "distinct_episodes": "episodes a batch",
+}
+
 
 def plot_bench(report: BenchReport, path: Path) -> None:
-    """Draw speed, CPU and memory of every setting as bars, fastest first, to a PNG file."""
+    """Draw speed, CPU, memory and mixing of every setting as bars, fastest first, to a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -14,15 +23,11 @@ def plot_bench(report: BenchReport, path: Path) -> None:
     best, names = report.find_best(), [row["name"] for row in rows]
     figure = Figure(figsize=(12, 1.9 + 0.38 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
-    columns = {"samples_per_s": "samples/s", "cpu_s_per_1k": "CPU s per 1,000 samples", "peak_mb": "peak memory, MB"}
-    for axes, (column, title) in zip(figure.subplots(1, len(columns), sharey=True), columns.items(), strict=True):
-        colours = ["#1b6e53" if row is best else "#8fa8b8" if "setting" in row else "#d9a566" for row in rows]
-        bars = axes.barh(names, [row[column] for row in rows], color=colours)
-        digits = ",.3g" if column == "cpu_s_per_1k" else ",.0f"
-        marks = ["~" if column == "samples_per_s" and row.get("is_partial") else "" for row in rows]
-        labels = [f"{mark}{row[column]:{digits}}" for mark, row in zip(marks, rows, strict=True)]
-        axes.bar_label(bars, labels, padding=3, fontsize=8)
-        if column != "peak_mb" and report.floor.get(column):
+    colours = ["#1b6e53" if row is best else "#8fa8b8" if "setting" in row else "#d9a566" for row in rows]
+    for axes, (column, title) in zip(figure.subplots(1, len(_COLUMNS), sharey=True), _COLUMNS.items(), strict=True):
+        bars = axes.barh(names, [row[column] or 0.0 for row in rows], color=colours)
+        axes.bar_label(bars, [_label(row, column) for row in rows], padding=3, fontsize=8)
+        if column in ("samples_per_s", "cpu_s_per_1k") and report.floor.get(column):
             axes.axvline(report.floor[column], color="#444444", linestyle=":", linewidth=1.2)
         axes.set_title(title, fontsize=10)
         axes.margins(x=0.18)
@@ -31,6 +36,14 @@ def plot_bench(report: BenchReport, path: Path) -> None:
         figure.axes[0].invert_yaxis()
     figure.suptitle(_title(report), fontsize=10)
     figure.savefig(path, dpi=110)
+
+
+def _label(row: Mapping[str, Any], column: str) -> str:
+    value = row[column]
+    if value is None:
+        return "?"
+    mark = "~" if column == "samples_per_s" and row.get("is_partial") else ""
+    return mark + (f"{value:,.0f}" if value >= 100 else f"{value:.3g}")
 
 
 def _title(report: BenchReport) -> str:

@@ -52,6 +52,19 @@ class BenchReport:
         close = [row for row in mixed if row["samples_per_s"] >= (1 - _TIE) * fastest]
         return min(close, key=lambda row: row["cpu_s_per_1k"])
 
+    def tell_faster(self) -> str:
+        """Return why the fastest setting is not the one that is advised; empty where it is, or nearly as fast."""
+        best = self.find_best()
+        rows = [row for row in self.rows if "setting" in row and "error" not in row]
+        fastest = max(rows, key=lambda row: row["samples_per_s"], default=None)
+        if best is None or fastest is None or best["samples_per_s"] >= (1 - _TIE) * fastest["samples_per_s"]:
+            return ""
+        told = f"{fastest['name']} is {fastest['samples_per_s'] / best['samples_per_s']:.2g} times as fast"
+        shown, wanted = fastest["distinct_episodes"] or 0.0, best["distinct_episodes"] or 0.0
+        if shown < _MIXING * wanted:
+            return f"{told}, but mixes less: {shown:.3g} episodes a batch, not {wanted:.3g}. Take it if that is enough"
+        return f"{told}, but has fewer live spans, whose mixing these few episodes do not show: --seconds takes more"
+
     def advice(self) -> str:
         """Return the line to paste."""
         best = self.find_best()

@@ -70,9 +70,10 @@ def _table(first: str, columns: Any) -> "Table":
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, no_wrap=True)
+    # On a narrow terminal names are broken, and figures never.
+    table.add_column(first)
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
@@ -111,6 +112,8 @@ def _notes(report: BenchReport) -> list[str]:
             notes.append(f"failed: {row['name']}: {_reason(row)}")
     if any(row.get("is_partial") for row in report.rows):
         notes.append("~ an epoch was broken off, as too slow for --seconds: a whole one is at least that fast")
+    if faster := report.tell_faster():
+        notes.append(faster)
     if not any("setting" not in row for row in report.rows):
         notes.append("LeRobot cannot be imported here, so it is not compared; benchmarks/peers.py does that")
     return notes

@@ -173,6 +173,7 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
     """Return a report as names and texts."""
     local, everywhere = report.mixing.local_batch, report.mixing.global_batch
     overlap = ", ".join(f"{shared:.1f} after {lag}" for lag, shared in report.mixing.overlap.items())
+    shared = f"{overlap} steps" if overlap else "there are too few full batches to tell"
     blocks = ", ".join(f"{report.spans_per_1000_frames * rate / 1000:.1f} at {rate:,}" for rate in _SAMPLE_RATES)
     return [
         ("steps", f"{report.steps:,} of {report.batch_size} frames on each of {report.world_size} ranks"),
@@ -194,7 +195,7 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
         ("", f"{_distinct(everywhere)} in a global batch"),
         (
             "shared episodes",
-            f"{overlap or 'one step only'} steps; a full shuffle {report.mixing.overlap_full_shuffle:.1f}",
+            f"{shared}; a full shuffle {report.mixing.overlap_full_shuffle:.1f}",
         ),
         ("blocks/s", f"{blocks} frames/s over all ranks, a span a block"),
         *_mixture_lines(report),

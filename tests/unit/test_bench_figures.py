@@ -122,6 +122,7 @@ def test_best_is_the_fastest_and_of_equally_fast_ones_the_cheapest():
     best = report.find_best()
 
     assert best["name"] == cheap.name
+    assert report.tell_faster() == ""
     assert [row["samples_per_s"] for row in report.ranked] == [1000, 970, 500]
     assert report.advice() == (
         "Pipeline(..., batch_size=64, decode={'where': 'rank', 'when': 'block', 'num_threads': 2}, "
@@ -134,6 +135,9 @@ def test_best_does_not_trade_mixing_for_speed():
     report = make_report(make_row(narrow, 3000, 0.5, distinct_episodes=30.0), make_row(DEFAULT, 1000, 1.0))
 
     assert report.find_best()["name"] == DEFAULT.name
+    assert report.tell_faster() == (
+        f"{narrow.name} is 3 times as fast, but mixes less: 30 episodes a batch, not 60. Take it if that is enough"
+    )
 
 
 @pytest.mark.parametrize(("used", "episodes", "live"), [(4, 500, 128), (300, 500, 64), (4, 4, 64)])
@@ -142,6 +146,7 @@ def test_best_has_fewer_live_spans_only_where_their_mixing_was_seen(used, episod
     report = make_report(*rows, used_episodes=used, episodes=episodes)
 
     assert report.find_best()["setting"]["live_spans"] == live
+    assert ("whose mixing these few episodes do not show" in report.tell_faster()) == (live == 128)
 
 
 def test_best_is_none_where_all_failed():
@@ -218,9 +223,9 @@ def test_row_is_marked_where_either_epoch_was_broken_off(is_partial, marked, rat
     assert row["decoded_per_emitted"] == ratio
 
 
-def printed(report):
+def printed(report, width=200):
     out = io.StringIO()
-    Console(width=200, file=out).print(bench_table(report))
+    Console(width=width, file=out).print(bench_table(report))
     return out.getvalue()
 
 
@@ -243,6 +248,21 @@ def test_table_names_cameras_that_are_left_out():
     report = make_report(make_row(DEFAULT, 1, 1), machine={"load_average": 0}, **TABLE_CONDITIONS, **left_out)
 
     assert "left out: wrist: no video file is there" in printed(report)
+
+
+def test_table_shows_all_figures_on_a_narrow_terminal():
+    report = make_report(make_row(DEFAULT, 12345, 67.8), machine={"load_average": 0}, **TABLE_CONDITIONS)
+
+    shown = printed(report, width=80).split()
+
+    assert {"12,345", "67.8", "900", "60", *DEFAULT.name.split()} <= set(shown)
+
+
+def test_table_tells_why_the_fastest_is_not_advised():
+    narrow = make_row(replace(DEFAULT, live_spans=32), 3000, 0.5, distinct_episodes=30.0)
+    report = make_report(narrow, make_row(DEFAULT, 1000, 1.0), machine={"load_average": 0}, **TABLE_CONDITIONS)
+
+    assert report.tell_faster() in printed(report)
 
 
 def test_table_marks_a_row_that_was_broken_off():
