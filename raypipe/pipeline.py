@@ -20,7 +20,7 @@ import ray
 from raypipe.batch import span_columns
 from raypipe.config import PipelineConfig, compose_config, make_cache, spans_per_block
 from raypipe.dataset import Dataset
-from raypipe.decode.videos import check_device
+from raypipe.decode.spec import check_device
 from raypipe.errors import ConfigError, suggest
 from raypipe.feeder import BY_SIZE, FeederSource, start_feeder
 from raypipe.loader import RankLoader

@@ -123,3 +123,13 @@ def test_importing_loads_neither_torch_nor_ray_nor_plots(code):
     printed = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout
 
     assert printed.strip() == "[]"
+
+
+@pytest.mark.parametrize("code", ["raypipe.Pipeline", "raypipe.train"])
+def test_making_a_pipeline_loads_no_codec(code):
+    # Ray Train's controller and its keeper of datasets have the pipeline too, and decode nothing.
+    check = f"import raypipe; {code}; import sys; print('torchcodec' in sys.modules)"
+
+    printed = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout
+
+    assert printed.strip() == "False"

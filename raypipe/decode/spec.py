@@ -74,3 +74,11 @@ def check_decodable(feature: Feature, root: str) -> None:
             f"camera {feature.name!r} of {root!r} is a depth video of 12 bits, which torchcodec gives only as 8 bits. "
             f"Leave it out with cameras=[...]."
         )
+
+
+def check_device(device: str) -> None:
+    """Raise a `ConfigError` for a device that is not there."""
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device={device!r}, and torch finds no CUDA device here; use device='cpu'")

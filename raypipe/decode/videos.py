@@ -12,8 +12,8 @@ from torchcodec.decoders import VideoDecoder
 from torchcodec.transforms import Resize
 
 from raypipe.decode.journal import unmarked
-from raypipe.decode.spec import ORIGINAL_SIZE
-from raypipe.errors import ConfigError, DecodeError
+from raypipe.decode.spec import ORIGINAL_SIZE, check_device
+from raypipe.errors import DecodeError
 from raypipe.storage import Storage
 from raypipe.video import VideoIndex, read_ranged_index, read_video_index
 
@@ -228,9 +228,3 @@ def _open_decoder(
         return VideoDecoder(source, **arguments)
     except (RuntimeError, ValueError) as error:
         raise DecodeError(f"cannot open the video {storage.locate(name)!r}: {error}. Fetch the file again.") from error
-
-
-def check_device(device: str) -> None:
-    """Raise a `ConfigError` for a device that is not there."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={device!r}, and torch finds no CUDA device here; use device='cpu'")
