@@ -27,8 +27,8 @@ def plot_bench(report: BenchReport, path: Path) -> None:
     for axes, (column, title) in zip(figure.subplots(1, len(_COLUMNS), sharey=True), _COLUMNS.items(), strict=True):
         bars = axes.barh(names, [row[column] or 0.0 for row in rows], color=colours)
         axes.bar_label(bars, [_label(row, column) for row in rows], padding=3, fontsize=8)
-        if column in ("samples_per_s", "cpu_s_per_1k") and report.floor.get(column):
-            axes.axvline(report.floor[column], color="#444444", linestyle=":", linewidth=1.2)
+        if mark := _mark(report, column):
+            axes.axvline(mark, color="#444444", linestyle=":", linewidth=1.2)
         axes.set_title(title, fontsize=10)
         axes.margins(x=0.18)
         axes.spines[["top", "right"]].set_visible(False)
@@ -36,6 +36,16 @@ def plot_bench(report: BenchReport, path: Path) -> None:
         figure.axes[0].invert_yaxis()
     figure.suptitle(_title(report), fontsize=10)
     figure.savefig(path, dpi=110)
+
+
+def _mark(report: BenchReport, column: str) -> float:
+    """Return what the bars of a column are to be compared with; 0: nothing."""
+    marks = {
+        "samples_per_s": report.floor.get("samples_per_s"),
+        "cpu_s_per_1k": report.floor.get("cpu_s_per_1k"),
+        "distinct_episodes": report.conditions.get("full_shuffle_episodes"),
+    }
+    return marks.get(column) or 0.0
 
 
 def _label(row: Mapping[str, Any], column: str) -> str:
@@ -51,7 +61,7 @@ def _title(report: BenchReport) -> str:
     meanings = {
         "dark green is advised": report.find_best() is not None,
         "orange are other loaders": any("setting" not in row for row in report.rows),
-        "the dotted line is the floor, which only decodes": "error" not in report.floor,
+        "dotted: the floor, which only decodes, and a full shuffle": "error" not in report.floor,
         "~ was broken off": any(row.get("is_partial") for row in report.rows),
     }
     where = f"{machine['processor']}, {machine['cores']} cores"

@@ -1,7 +1,7 @@
 """What a bench has found: which setting is best, and how two benches compare. Pure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,7 @@ FORMAT: Final = 1
 _TIE: Final = 0.05
 """Speeds this close are one: samples/s of a machine in use move by more between two runs."""
 _MIXING: Final = 0.95
-"""Share of the best mixing that a setting needs to be advised."""
+"""Share of a full shuffle's distinct episodes in a batch that a setting needs to be advised."""
 COMPARED: Final = ("samples_per_s", "cpu_s_per_1k", "first_batch_s", "peak_mb", "distinct_episodes")
 
 
@@ -35,10 +35,10 @@ class BenchReport:
     def find_best(self) -> Mapping[str, Any] | None:
         """Return the row to advise: of the fastest settings that mix well, the one that takes least CPU.
 
-        Fastest means within 5% of the first, and well means 95% of the most distinct episodes in a batch: a setting is
-        not better for showing fewer episodes at a time. Where fewer episodes were used than are live by the first
-        setting, their mixing was not seen, and none with fewer live spans is advised. None where no setting could be
-        measured.
+        Fastest means within 5% of the first, and well means 95% of the distinct episodes that a batch of a full shuffle
+        has, or where none comes to that, of the most: a setting is not better for showing fewer episodes at a time.
+        Where fewer episodes were used than are live by the first setting, their mixing was not seen, and none with
+        fewer live spans is advised. None where no setting could be measured.
         """
         rows = [row for row in self.rows if "setting" in row and "error" not in row]
         if not rows:
@@ -46,8 +46,8 @@ class BenchReport:
         used, least = self.conditions.get("used_episodes", 0), rows[0]["setting"]["live_spans"]
         if used < min(least, self.conditions.get("episodes", 0)):
             rows = [row for row in rows if row["setting"]["live_spans"] >= least]
-        mixing = max(row["distinct_episodes"] or 0.0 for row in rows)
-        mixed = [row for row in rows if (row["distinct_episodes"] or 0.0) >= _MIXING * mixing]
+        wanted = self._wanted_episodes(rows)
+        mixed = [row for row in rows if (row["distinct_episodes"] or 0.0) >= wanted]
         fastest = max(row["samples_per_s"] for row in mixed)
         close = [row for row in mixed if row["samples_per_s"] >= (1 - _TIE) * fastest]
         return min(close, key=lambda row: row["cpu_s_per_1k"])
@@ -60,10 +60,16 @@ class BenchReport:
         if best is None or fastest is None or best["samples_per_s"] >= (1 - _TIE) * fastest["samples_per_s"]:
             return ""
         told = f"{fastest['name']} is {fastest['samples_per_s'] / best['samples_per_s']:.2g} times as fast"
-        shown, wanted = fastest["distinct_episodes"] or 0.0, best["distinct_episodes"] or 0.0
-        if shown < _MIXING * wanted:
-            return f"{told}, but mixes less: {shown:.3g} episodes a batch, not {wanted:.3g}. Take it if that is enough"
+        shown, mixed = fastest["distinct_episodes"] or 0.0, best["distinct_episodes"] or 0.0
+        if shown < self._wanted_episodes(rows):
+            return f"{told}, but mixes less: {shown:.3g} episodes a batch, not {mixed:.3g}. Take it if that is enough"
         return f"{told}, but has fewer live spans, whose mixing these few episodes do not show: --seconds takes more"
+
+    def _wanted_episodes(self, rows: Sequence[Mapping[str, Any]]) -> float:
+        """Return the distinct episodes a batch that are well mixed."""
+        most: float = max(row["distinct_episodes"] or 0.0 for row in rows)
+        shuffled: float = self.conditions.get("full_shuffle_episodes", most)
+        return _MIXING * min(most, shuffled)
 
     def advice(self) -> str:
         """Return the line to paste."""

@@ -23,6 +23,7 @@ from raypipe.errors import ConfigError
 from raypipe.hub import parse_pinned
 from raypipe.mixture import is_mixture_file, open_dataset
 from raypipe.pipeline import Pipeline
+from raypipe.plan import expected_distinct
 from raypipe.storage import open_root
 
 FLOOR: Final = "floor, all cores"
@@ -80,7 +81,7 @@ def run_bench(
         rows = _measure_rows(todo, spec, Path(folder), on_line)
     return BenchReport(
         machine=describe_machine(),
-        conditions={**asdict(spec), **_describe_data(dataset, episodes)},
+        conditions={**asdict(spec), **_describe_data(dataset, episodes, spec.batch_size)},
         floor=floor,
         rows=tuple(rows),
     )
@@ -156,8 +157,9 @@ def _first_episodes(dataset: Dataset, num_frames: int) -> list[int]:
     return [int(number) for number in dataset.meta.episodes.episode_index[:count]]
 
 
-def _describe_data(dataset: Dataset, episodes: list[int]) -> dict[str, Any]:
+def _describe_data(dataset: Dataset, episodes: list[int], batch_size: int) -> dict[str, Any]:
     meta = dataset.meta
+    lengths = meta.episodes.length[: len(episodes)]
     return {
         "fingerprint": meta.order_fingerprint,
         "cameras": len(dataset.spec.cameras),
@@ -165,7 +167,8 @@ def _describe_data(dataset: Dataset, episodes: list[int]) -> dict[str, Any]:
         "episodes": len(meta.episodes),
         "frames": meta.num_frames,
         "used_episodes": len(episodes),
-        "used_frames": int(meta.episodes.length[: len(episodes)].sum()),
+        "used_frames": int(lengths.sum()),
+        "full_shuffle_episodes": expected_distinct(lengths, batch_size),
     }
 
 

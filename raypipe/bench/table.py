@@ -112,6 +112,8 @@ def _notes(report: BenchReport) -> list[str]:
             notes.append(f"failed: {row['name']}: {_reason(row)}")
     if any(row.get("is_partial") for row in report.rows):
         notes.append("~ an epoch was broken off, as too slow for --seconds: a whole one is at least that fast")
+    if shuffled := report.conditions.get("full_shuffle_episodes"):
+        notes.append(f"a batch of a full shuffle has {shuffled:.3g} of these episodes")
     if faster := report.tell_faster():
         notes.append(faster)
     if not any("setting" not in row for row in report.rows):

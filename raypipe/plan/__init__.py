@@ -59,7 +59,7 @@ from raypipe.plan.index import (
 )
 from raypipe.plan.keyhash import ORDER_VERSION
 from raypipe.plan.members import MemberReport, emitted_frames
-from raypipe.plan.mixing import Distinct, Mixing, measure_mixing
+from raypipe.plan.mixing import Distinct, Mixing, expected_distinct, measure_mixing
 from raypipe.plan.rank import RankPlan, SpanQueue
 from raypipe.plan.report import FrameSizes, PlanReport, report_plan
 from raypipe.plan.shares import (
@@ -119,6 +119,7 @@ __all__ = [
     "describe_changes",
     "describe_selection",
     "emitted_frames",
+    "expected_distinct",
     "first_laps",
     "first_leg",
     "follow_state",

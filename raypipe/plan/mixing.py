@@ -93,6 +93,11 @@ def count_distinct(ids: Ints) -> Ints:
     return np.asarray(1 + (ordered[..., 1:] != ordered[..., :-1]).sum(axis=-1))
 
 
+def expected_distinct(lengths: Ints, batch: int) -> float:
+    """Return how many of the episodes of these lengths a batch of a full shuffle holds, on average."""
+    return _Chances(np.arange(len(lengths)), lengths).distinct(batch)
+
+
 def _sample_steps(num_steps: int) -> list[tuple[int, int]]:
     if num_steps <= 2 * _END_STEPS + _MIDDLE_RUNS * _MIDDLE_STEPS:
         return [(0, num_steps)]

@@ -42,6 +42,7 @@ def test_bench_measures_a_setting_beside_the_floor(tiny_dataset, tmp_path):
     assert row["peak_mb"] > report.floor["peak_mb"] / 10
     assert row["decoded_per_emitted"] == pytest.approx(1.0)
     assert 1 < row["distinct_episodes"] <= 4
+    assert 1 < report.conditions["full_shuffle_episodes"] < 4
     assert "order={'span_frames': 4, 'live_spans': 8})" in report.advice()
     assert "* rank/block, 1 thread" in printed(bench_table(report))
     plot_bench(report, tmp_path / "bench.png")

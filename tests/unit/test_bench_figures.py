@@ -140,6 +140,16 @@ def test_best_does_not_trade_mixing_for_speed():
     )
 
 
+def test_best_may_mix_as_a_full_shuffle_does_where_others_mix_more():
+    # With all episodes live a batch has more of them than chance would give it.
+    narrow = make_row(replace(DEFAULT, live_spans=64), 3000, 0.5, distinct_episodes=36.1)
+    rows = narrow, make_row(DEFAULT, 1000, 1.0, distinct_episodes=48.4)
+
+    assert make_report(*rows, full_shuffle_episodes=36.3).find_best() is narrow
+    assert make_report(*rows, full_shuffle_episodes=36.3).tell_faster() == ""
+    assert make_report(*rows, full_shuffle_episodes=40.0).find_best() is not narrow
+
+
 @pytest.mark.parametrize(("used", "episodes", "live"), [(4, 500, 128), (300, 500, 64), (4, 4, 64)])
 def test_best_has_fewer_live_spans_only_where_their_mixing_was_seen(used, episodes, live):
     rows = make_row(DEFAULT, 1000, 1.0), make_row(replace(DEFAULT, live_spans=64), 3000, 0.5)

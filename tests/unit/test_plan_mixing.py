@@ -9,6 +9,7 @@ from raypipe.plan import (
     FrameSizes,
     OrderSpec,
     emitted_frames,
+    expected_distinct,
     measure_mixing,
     mix_indexes,
     plan_epoch,
@@ -145,3 +146,11 @@ def test_a_batch_has_no_fewer_distinct_datasets_than_under_a_full_shuffle():
     # 40 robots of equal share: 40 * (1 - (39 / 40) ** 64) of them in 64 draws.
     assert found.full_shuffle == pytest.approx(40 * (1 - (39 / 40) ** 64), rel=0.01)
     assert found.full_shuffle <= found.mean <= 40
+
+
+@pytest.mark.parametrize(
+    ("lengths", "batch", "expected"),
+    [((2, 2), 1, 1.0), ((2, 2), 2, 1 + 2 / 3), ((1, 3), 2, 1.5), ((5, 7, 9), 21, 3.0), ((4,), 3, 1.0)],
+)
+def test_full_shuffle_has_as_many_episodes_as_chance_gives(lengths, batch, expected):
+    assert expected_distinct(np.array(lengths), batch) == pytest.approx(expected)
