@@ -46,6 +46,8 @@ def test_batches_some_steps_apart_share_more_episodes_than_under_a_full_shuffle(
     assert mixing.overlap_full_shuffle == pytest.approx(4.3, abs=0.2)
     # A window of 128 spans has half of them in any batch of 64.
     assert all(10 < shared < 45 for shared in mixing.overlap.values())
+    # As the README says.
+    assert mixing.overlap[10] == pytest.approx(36, abs=2)
 
 
 def test_a_full_shuffle_is_what_shuffled_batches_have():
