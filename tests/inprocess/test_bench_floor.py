@@ -70,7 +70,7 @@ def test_windows_are_of_the_cameras_that_are_there(tmp_path):
 def test_camera_without_files_is_told(tmp_path):
     dataset = open_dataset(str(write_without_wrist(tmp_path / "arm")))
 
-    told = _describe_data(dataset, [0])
+    told = _describe_data(dataset, [0], 4)
 
     assert told["cameras"] == 1
     assert told["left_out_cameras"] == {"no video file is there": [WRIST.name]}
