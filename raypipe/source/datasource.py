@@ -64,7 +64,7 @@ def build_dataset(
         nodes: where each block is decoded, see `place_blocks`; none: wherever a CPU is free. Placed tasks are not fused
             with the read, which costs Ray some 20 ms of CPU a block.
     """
-    with DataContext.current(_data_context(DataContext.get_current())):
+    with DataContext.current(data_context(DataContext.get_current())):
         dataset = ray.data.read_datasource(SpanDatasource(context, blocks), override_num_blocks=len(blocks))
         dataset = _map(dataset, _task(context, add_windows, "AddWindows"))
         if is_decoding:
@@ -96,7 +96,8 @@ def as_samples(
     return dataset.map_batches(samples, batch_size=None, batch_format="pyarrow", zero_copy_batch=True)
 
 
-def _data_context(current: DataContext) -> DataContext:
+def data_context(current: DataContext) -> DataContext:
+    """Return a context in which Ray keeps blocks as they are planned."""
     context = current.copy()
     # One block per task, however large: a block that is cut or merged is no span any more.
     context.target_max_block_size = None
@@ -106,6 +107,8 @@ def _data_context(current: DataContext) -> DataContext:
     context.max_errored_blocks = 0
     # -1 is off: an evaluation may pause a loader for longer than any time-out.
     context.execution_no_progress_timeout_s = -1
+    # -1 is off: what watches the memory of tasks asks `Placement` between them, as if it started one.
+    context.issue_detectors_config.high_memory_detector_config.detection_time_interval_s = -1
     # The loader shows progress of its own.
     context.enable_progress_bars = False
     context.print_on_execution_start = False

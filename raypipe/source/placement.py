@@ -78,9 +78,10 @@ def _first_video(context: BlockContext, block: tuple[SpanRequest, ...] | int) ->
 class Placement:
     """Tells Ray Data where each task of an operator shall run, in the order in which it starts them.
 
-    Its executor asks for the arguments of one task after the other, in the order of the blocks. Others ask too, such as
-    what watches the memory of tasks, before the first one: they are given none, and nothing is counted. Were Ray to ask
-    in another order, blocks would be decoded elsewhere, with the same values.
+    Its executor asks for the arguments of one task after the other, in the order of the blocks. What watches the memory
+    of tasks asks too: from another thread before the first one, which is given none and not counted; and from the
+    executor's later, unless the context of the dataset has it off. Were Ray to ask in another order, blocks would be
+    decoded elsewhere, with the same values.
     """
 
     def __init__(self, nodes: Sequence[str]) -> None:
