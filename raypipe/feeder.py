@@ -35,11 +35,11 @@ from raypipe.rollcall import Ask, PassPlace, RollCall, describe_difference, name
 from raypipe.skips import BadSpan, SkipList
 from raypipe.source import Feed, feed_order, resident_spans, simulate_split
 from raypipe.source.datasource import BlockRequest, build_dataset, split_dataset
+from raypipe.source.free_cpu import check_free_cpu
 from raypipe.source.placement import place_decoding
 
 BY_SIZE: Final = "by_size"
 
-_WAIT_FOR_CPU_S: Final = 60.0
 _WAIT_FOR_RANKS_S: Final = 60.0
 
 _LOSSES: Final = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
@@ -113,7 +113,7 @@ class Feeder:
         self._places[rank] = place
         if place not in self._passes:
             # Not under the lock: it may take a minute, and all ranks shall hear of it at once.
-            _check_free_cpu()
+            check_free_cpu()
         with self._lock:
             if place not in self._passes:
                 self._passes[place] = _Pass(self._index, rank, ask, self._spec)
@@ -268,10 +268,10 @@ class FeederSource:
         return {**self.__dict__, "_gauges": {}}
 
     def assigned_cpus(self) -> int:
-        """Return the CPUs that Ray gave to this process; in a driver of torchrun, its share of the machine."""
+        """Return the CPUs that Ray gave to this process; in a driver, those that the system lets it use."""
         runtime = ray.get_runtime_context()
         if runtime.worker.mode != ray.WORKER_MODE:
-            return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+            return len(os.sched_getaffinity(0))
         return max(1, int(runtime.get_assigned_resources().get("CPU", 0)))
 
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "RayFeed":
@@ -380,22 +380,3 @@ def start_feeder(
     num_threads = 2 * world_size + 2
     actor = ray.remote(num_cpus=0, max_concurrency=num_threads, scheduling_strategy=strategy)(Feeder)
     return actor.remote(context, index, spec, is_decoding=is_decoding)
-
-
-def _check_free_cpu(wait_s: float = _WAIT_FOR_CPU_S) -> None:
-    """Raise where no CPU is left for tasks: Ray would wait for one for ever, without a word.
-
-    CPUs that other tasks hold come free; those that actors hold do not. A task of our own tells which it is.
-    """
-    if ray.available_resources().get("CPU", 0) >= 1:
-        return
-    probe = ray.remote(num_cpus=1)(lambda: None).remote()
-    ready, _ = ray.wait([probe], timeout=wait_s)
-    if ready:
-        return
-    ray.cancel(probe)
-    total = ray.cluster_resources().get("CPU", 0)
-    raise ConfigError(
-        f"no CPU is free for reading: all {total:g} CPUs of the Ray cluster were taken for {wait_s:g} s, by training "
-        f"workers or others. Leave at least one: fewer CPUs per worker, or more nodes."
-    )

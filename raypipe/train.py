@@ -15,6 +15,7 @@ has started, `share_loader` gives each its loader.
 """
 
 import json
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 
+from raypipe.decode.spec import ASSIGNED_CPUS
 from raypipe.errors import ConfigError, ResumeError
 from raypipe.keeper import read_rank_accounts, write_rank_account
 from raypipe.loader import RankLoader
@@ -169,7 +171,17 @@ def share_loader(pipeline: Pipeline, name: str = "train", **settings: Any) -> Ra
     if shared[1] != cluster:
         raise ConfigError(f"rank {rank} is on the Ray at {cluster}, rank 0 on that at {shared[1]}; set RAY_ADDRESS")
     loaders: list[RankLoader] = ray.cloudpickle.loads(shared[0])
+    if pipeline.config.decode.num_threads == ASSIGNED_CPUS:
+        settings = {"num_threads": _share_cpus(), **settings}
     return loaders[rank].with_settings(**settings)
+
+
+def _share_cpus() -> int:
+    """Return the CPUs of this node for each of the processes of the group that run on it; all of them must ask."""
+    here = ray.get_runtime_context().get_node_id()
+    nodes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(nodes, here)
+    return max(1, len(os.sched_getaffinity(0)) // nodes.count(here))
 
 
 def write_states(checkpoint_dir: str | Path, *loaders: RankLoader) -> None:

@@ -24,7 +24,7 @@ CHECKS = {
 (last,) = again.steps(1)
 assert last["action"].shape == (32, 16, 6) and last["observation.images.camera_0"].shape == (32, 3, 96, 96)
 """,
-    PAGES / "ray-train.md": "assert result.metrics['train/num_ranks'] == 2",
+    PAGES / "ray-train.md": "assert result.metrics['train/num_ranks'] == 1",
     PAGES / "mixtures.md": """
 assert scaled["action"].shape == (32, 16, 6) and set(scaled["robot_type"])
 assert mixture.shares["arm"] * 3 in range(len(mixture) - 2, len(mixture) + 3)

@@ -25,16 +25,14 @@ def root(tmp_path):
     return write_dataset(tmp_path / "dataset", rows_spec())
 
 
-def launch(num_processes, *command, cwd=None):
+def launch(num_processes, *command):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
-    done = subprocess.run(
-        [*torchrun, *command],
-        cwd=cwd,
-        env={**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run([*torchrun, *command], RAY_ADDRESS=ray.get_runtime_context().gcs_address)
+
+
+def run(command, cwd=None, **env):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -60,8 +58,12 @@ def test_script_of_the_documentation_trains_two_epochs_and_saves_where_it_stands
     (block,) = fenced("py", PAGES / "ray-train.md")
     (tmp_path / "train.py").write_text(block)
     write_dataset(tmp_path / "demo-data", SynthSpec(lengths=(40, 30, 50, 20)))
+    shown = "\n".join(fenced("sh", PAGES / "ray-train.md"))
+    (line,) = [line for line in shown.splitlines() if "torchrun" in line]
+    # The head is there already, at another address.
+    command = line.replace("127.0.0.1:6379", ray.get_runtime_context().gcs_address)
 
-    launch(2, "train.py", cwd=tmp_path)
+    run(["bash", "-c", command], cwd=tmp_path, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
     state = rp.train.read_state(tmp_path / "checkpoint")
     assert (state["epoch"], state["legs"]) == (2, [])

@@ -1,5 +1,6 @@
 """What `test_torchrun` lets torchrun start: takes some batches, and rank 0 writes where the data stands."""
 
+import os
 import sys
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,8 @@ def open_pipe(root):
 def main(root, folder, stop_after):
     dist.init_process_group("gloo")
     loader = rp.train.share_loader(open_pipe(root))
+    # All processes are on this machine, and share its CPUs.
+    assert loader._spec.num_threads == max(1, len(os.sched_getaffinity(0)) // dist.get_world_size())
     states = [path for path in (folder / "first", folder / "second") if path.exists()]
     dist.barrier()
     if states:

@@ -4,7 +4,7 @@ import pytest
 import ray
 
 from raypipe.errors import ConfigError
-from raypipe.feeder import _check_free_cpu
+from raypipe.source.free_cpu import check_free_cpu
 
 
 @ray.remote
@@ -19,11 +19,11 @@ def test_cpus_that_actors_hold_are_an_error_that_says_what_to_do():
     ray.get([holder.ready.remote() for holder in holders])
 
     with pytest.raises(ConfigError, match="no CPU is free for reading: all 2 CPUs"):
-        _check_free_cpu(wait_s=3.0)
+        check_free_cpu(wait_s=3.0)
     for holder in holders:
         ray.kill(holder)
 
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_free_cpu_is_found():
-    _check_free_cpu(wait_s=60.0)
+    check_free_cpu(wait_s=60.0)
