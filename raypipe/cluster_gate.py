@@ -14,7 +14,7 @@ import ray
 
 from raypipe.requests import HUB_PERIOD_S, Budget, Turn, current_gate, own_budget, use_gate
 
-_NAME: Final = "raypipe-requests"
+_NAME: Final = "raypipe-requests-2"
 """To be changed with what is asked and answered: jobs of two versions may meet on a cluster."""
 _NAMESPACE: Final = "raypipe"
 

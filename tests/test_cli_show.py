@@ -144,7 +144,7 @@ def test_recording_of_depth_has_one_brightness_from_its_first_to_its_last_frame(
     assert max(walls) - min(walls) < 4
 
 
-def test_rerun_that_is_not_installed_is_an_error_that_names_the_extra(tiny_dataset, tmp_path, monkeypatch):
+def test_rerun_that_is_not_installed_is_an_error_that_names_the_package(tiny_dataset, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rerun", None)
 
     done = run(tiny_dataset, "--rerun", "--out", tmp_path / "episode.rrd")

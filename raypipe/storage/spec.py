@@ -41,10 +41,19 @@ class CacheSpec:
     def __post_init__(self) -> None:
         if not self.folder or "://" in self.folder:
             raise ConfigError(f"the folder of a cache is {self.folder!r}; give a folder on a local disk")
-        if self.max_bytes != FOLDER_BOUND and self.max_bytes < 1:
-            raise ConfigError(f"max_bytes of a cache must be at least 1, got {self.max_bytes}")
-        if self.whole_bytes < 0:
-            raise ConfigError(f"whole_bytes of a cache must be at least 0, got {self.whole_bytes}")
+        if self.max_bytes != FOLDER_BOUND:
+            self._store_bytes("max_bytes", 1, f", or {FOLDER_BOUND!r}")
+        self._store_bytes("whole_bytes", 0)
+
+    def _store_bytes(self, name: str, least: int, other: str = "") -> None:
+        """Store a number of bytes as an int, since people write 200e9 too."""
+        value = getattr(self, name)
+        is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
+        if not is_whole or value < least:
+            raise ConfigError(
+                f"{name} of a cache must be a whole number of bytes, at least {least}{other}; got {value!r}"
+            )
+        object.__setattr__(self, name, int(value))
 
     @property
     def sure_bytes(self) -> int:

@@ -236,4 +236,13 @@ def test_runtime_env_of_the_examples_is_one_that_ray_takes():
 
     RuntimeEnv(**{**runtime_env, "working_dir": str(REPOSITORY)})
 
-    assert {".venv/", "demo-data/"} <= set(runtime_env["excludes"])
+    excludes = runtime_env["excludes"]
+    assert {".venv/", "demo-data/"} <= set(excludes)
+    # What pip is told to install lies in the folder that is uploaded.
+    variable = "${RAY_RUNTIME_ENV_CREATE_WORKING_DIR}"
+    installed = [line.split()[-1] for line in runtime_env["pip"]]
+    assert [path.partition(variable)[0] for path in installed] == ["", ""]
+    names = [path.removeprefix(variable).removeprefix("/") for path in installed]
+    assert names == ["constraints.txt", ""]
+    assert all((REPOSITORY / name).exists() for name in names)
+    assert not {"constraints.txt", "pyproject.toml", "raypipe/", "README.md"} & set(excludes)

@@ -218,13 +218,25 @@ def shortened(content):
     ("cache", "message"),
     [
         ({"folder": "s3://bucket", "max_bytes": 5}, "give a folder on a local disk"),
-        ({"folder": "x", "max_bytes": 0}, "must be at least 1, got 0"),
+        ({"folder": "x", "max_bytes": 0}, "max_bytes of a cache must be a whole number of bytes, at least 1.*; got 0"),
+        ({"folder": "x", "max_bytes": "200GB"}, "at least 1, or 'folder'; got '200GB'"),
+        ({"folder": "x", "max_bytes": 1.5}, "got 1.5"),
+        ({"folder": "x", "max_bytes": float("inf")}, "got inf"),
+        ({"folder": "x", "max_bytes": True}, "got True"),
+        ({"folder": "x", "whole_bytes": -1}, "whole_bytes of a cache must be .* at least 0; got -1"),
         ({"folder": "x", "bytes": 3}, "cache has no field 'bytes'"),
     ],
 )
 def test_a_cache_that_cannot_be_is_refused(local, cache, message):
     with pytest.raises(ConfigError, match=message):
         make_pipe(local, cache=cache)
+
+
+def test_bytes_of_a_cache_may_be_written_as_a_float(tmp_path):
+    spec = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=200e9)
+
+    assert spec == CacheSpec(folder=spec.folder, max_bytes=200 * 10**9)
+    assert isinstance(spec.max_bytes, int)
 
 
 def test_local_datasets_are_read_where_they_are(local, tmp_path):

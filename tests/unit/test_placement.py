@@ -38,7 +38,7 @@ def test_blocks_of_a_file_stay_on_its_node_while_that_has_room(files, nodes):
 
 
 @given(names, clusters)
-def test_a_file_has_the_same_node_whatever_else_is_read(files, nodes):
+def test_a_file_has_the_same_node_whatever_the_order_of_the_nodes(files, nodes):
     alone = place_blocks([files[0]], nodes)
 
     assert place_blocks([files[0]], dict(reversed(nodes.items()))) == alone
