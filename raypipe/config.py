@@ -14,7 +14,7 @@ from raypipe.feeder import FeedSpec
 from raypipe.mixture import Mixture
 from raypipe.plan import WHOLE_EPISODE, BatchSpec, EpisodeIndex, OrderSpec, SelectionSpec
 from raypipe.schema import Schema
-from raypipe.sizes import choose_live, index_frames, pixel_bytes, row_bytes, schema_for
+from raypipe.sizes import choose_live, fit_decode, index_frames, pixel_bytes, row_bytes, schema_for
 from raypipe.skips import BadDataSpec
 from raypipe.storage import CacheSpec, Storage, retry_transient
 
@@ -97,20 +97,20 @@ def compose_config(
     if not isinstance(order, OrderSpec):
         resolved = {"seed": seed, "live_spans": budget.live_spans, "span_frames": budget.span_frames}
         order = make_spec(OrderSpec, {**resolved, **given}, "order")
-    if budget.is_decode_on_exit and "span_frames" not in given and decode.where != "cluster" and decode.when == "block":
+    fitted = fit_decode(decode, budget, given)
+    if fitted != decode:
         warnings.warn(
             f"live_bytes={live_bytes:,} does not hold {budget.live_spans} live spans of decoded frames, however short: "
             f"decoding each batch as it leaves instead, which costs more CPU. Values do not change. Raise "
             f"live_bytes, lower live_spans, or say decode={{'when': 'exit'}} to silence this.",
             stacklevel=3,
         )
-        decode = replace(decode, when="exit", where="rank")
     return PipelineConfig(
         dataset=dataset,
         batch=batch,
         order=order,
         selection=selection,
-        decode=decode,
+        decode=fitted,
         bad_data=make_spec(BadDataSpec, parts["bad_data"], "bad_data"),
         feed=make_spec(FeedSpec, parts["feed"], "feed"),
         live_bytes=0 if "span_frames" in given or isinstance(parts["order"], OrderSpec) else live_bytes,
