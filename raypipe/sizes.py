@@ -22,6 +22,7 @@ from raypipe.plan import (
     resolve_live,
 )
 from raypipe.schema import Schema, schema_of
+from raypipe.specs import make_spec
 
 MIN_LIVE_SPANS: Final = 128
 """Live spans of a lane where nothing is said: twice a batch of 64, and never fewer than twice the batch."""
@@ -110,7 +111,7 @@ def open_with_order(
         )
         decode = fit_decode(decode, budget, given)
         given = {"live_spans": budget.live_spans, "span_frames": budget.span_frames, **given}
-    return dataset, OrderSpec(**given), decode
+    return dataset, make_spec(OrderSpec, given, "order"), decode
 
 
 def choose_live(

@@ -92,6 +92,16 @@ def test_plan_says_that_frames_are_decoded_as_a_batch_leaves_where_they_are(tiny
     assert "cameras are decoded as a batch leaves" in " ".join(little.split())
 
 
+def test_plan_names_the_field_that_an_order_does_not_have(tiny_dataset):
+    with pytest.raises(rp.ConfigError, match="order has no field 'sed'; did you mean 'seed'"):
+        view_plan(str(tiny_dataset), {"sed": 0}, BatchSpec(size=4), world_size=1)
+
+
+def test_plan_says_what_an_order_lacks(tiny_dataset):
+    with pytest.raises(rp.ConfigError, match=r"order=.* is not complete: .*'seed'"):
+        view_plan(str(tiny_dataset), {}, BatchSpec(size=4), world_size=1)
+
+
 def test_plan_without_cameras_says_nothing_of_decoding_as_a_batch_leaves(tiny_dataset):
     blind = rp.open_dataset(str(tiny_dataset), cameras=[])
     pipe = rp.Pipeline(blind, batch_size=4, seed=0, decode={"when": "exit"})
