@@ -4,13 +4,16 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from string import Template
 from textwrap import fill as wrap
 from typing import Any
 
 from machine import markdown_table
 
 FLOOR = "floor: sequential decode, all cores"
+RAYPIPE = "raypipe rank/block"
 fill = partial(wrap, width=120, break_on_hyphens=False)
+fill_item = partial(fill, initial_indent="- ", subsequent_indent="  ")
 COLUMNS = (
     "loader",
     "CPU s per 1,000 samples",
@@ -22,18 +25,14 @@ COLUMNS = (
 )
 EXACT_COLUMNS = ("loader", "an epoch", "stopped, then resumed", "resumed on 3 ranks after 2")
 
-READING = """\
+READING = Template("""\
 - **Cost** is the figure to compare: CPU seconds of the whole process tree for 1,000 samples. It says how many cores
   keep a GPU fed. raypipe decodes each span in one pass, as the floor does; a loader that fetches one random frame at a
   time opens, seeks and decodes for each.
-- **Mixing**: a full shuffle (LeRobot map-style, torch, torchdata) is the mark. raypipe's live window, here of
-  128 spans of up to 32 frames, comes to as many episodes in a batch; batches that follow each other share more episodes
-  than under a full shuffle (`raypipe plan` prints it).
+$mixing
 - **Hugging Face datasets** knows no LeRobot videos: here they are decoded by hand, in file order, before its shuffle
   buffer. That is cheap, holds decoded samples in every worker, and shows a batch few episodes.
-- **Memory** is what raypipe pays: it holds decoded spans, as much as `live_bytes` allows. It is
-  3.2 GB here: the default of 2 GiB does not hold 128 decoded spans of this size, and then each batch is decoded as it
-  leaves (`decode={"when": "exit"}`), with a warning: far less memory, at several times the CPU.
+$memory
 - **The first batch** is late in raypipe too: Ray starts, and the live window is decoded first. The map-style loaders
   start sooner.
 - **Going on**: what comes twice in LeRobot on other ranks is padding, so that all ranks have as many batches;
@@ -51,7 +50,7 @@ What the peers do better:
 - **Hugging Face datasets** streams from the Hub without a download.
 - **`ray.data.read_lerobot`** is part of Ray and joins any Ray Data pipeline: filters, maps, writes.
 - raypipe needs Ray, and pays for its start in every run.
-"""
+""")
 
 
 def print_table(written: Mapping[str, Any]) -> None:
@@ -101,7 +100,7 @@ def write_page(written: Mapping[str, Any], path: Path, plot: Path | None) -> Non
         "## How to read it",
         _ratios(speed),
         _exactness(written),
-        READING.rstrip(),
+        _reading(written),
         "## Versions",
         "\n".join(_version_line(name, figures) for name, figures in written["peers"].items()),
     ]
@@ -203,12 +202,12 @@ def _label(value: float | None) -> str:
 def _ratios(rows: list[dict[str, Any]]) -> str:
     """Return a sentence with what this run measured: how many times the CPU of raypipe each peer takes."""
     cost = {row["loader"]: row[COLUMNS[1]] for row in rows if isinstance(row[COLUMNS[1]], float)}
-    own = cost.get("raypipe rank/block")
+    own = cost.get(RAYPIPE)
     if not own:
         return ""
     others = {n: c for n, c in cost.items() if not n.startswith(("raypipe", "floor"))}
     parts = [f"{name} {value / own:.1f}" for name, value in sorted(others.items(), key=lambda item: item[1])]
-    return fill(f"Times the CPU of raypipe rank/block, in this run: {', '.join(parts)}.")
+    return fill(f"Times the CPU of {RAYPIPE}, in this run: {', '.join(parts)}.")
 
 
 def _exactness(written: Mapping[str, Any]) -> str:
@@ -219,6 +218,37 @@ def _exactness(written: Mapping[str, Any]) -> str:
     return fill(
         f"With the batches of an uninterrupted epoch go on, on the same ranks: {', '.join(same) or 'none'}. From 2 "
         f"ranks to 3, every frame exactly once: {', '.join(reshaped) or 'none'}."
+    )
+
+
+def _reading(written: Mapping[str, Any]) -> str:
+    """Return what the figures mean; raypipe's settings are named as far as the run wrote them down."""
+    settings = written["peers"].get(RAYPIPE, {}).get("settings", {})
+    window = _window(settings)
+    mixing = fill_item(
+        f"**Mixing**: a full shuffle (LeRobot map-style, torch, torchdata) is the mark. raypipe's live window"
+        f"{f', here of {window},' if window else ''} comes to as many episodes in a batch; batches that follow each "
+        f"other share more episodes than under a full shuffle (`raypipe plan` prints it)."
+    )
+    here = f", here {settings['live_bytes'] / 1e9:g} GB" if settings.get("live_bytes") else ""
+    memory = fill_item(
+        f"**Memory** is what raypipe pays: it holds decoded spans, as much as `live_bytes` allows{here}. It is set "
+        f"above its default here (`RAYPIPE_MEMORY` in `benchmarks/peers.py`): the default does not hold the live spans "
+        f"decoded, and then each batch is decoded as it leaves "
+        f'(`decode={{"when": "exit"}}`), with a warning: far less memory, at several times the CPU.'
+    )
+    return READING.substitute(mixing=mixing, memory=memory).rstrip()
+
+
+def _window(settings: Mapping[str, Any]) -> str:
+    """Return the live window of a pipeline in words; empty where it is not known."""
+    if not {"live_spans", "span_frames"} <= set(settings):
+        return ""
+    live_spans, span_frames = settings["live_spans"], settings["span_frames"]
+    return (
+        f"{live_spans} whole episodes"
+        if span_frames == "episode"
+        else f"{live_spans} spans of up to {span_frames} frames"
     )
 
 

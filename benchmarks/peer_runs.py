@@ -140,6 +140,7 @@ def measure_speed(runner: Runner, request: Request) -> dict[str, Any]:
         "distinct_episodes": None if warm["distinct_episodes"] is None else round(warm["distinct_episodes"], 1),
         "samples": warm["num_samples"],
         "load_average": round(os.getloadavg()[0], 1),
+        "settings": ran.result["settings"],
     }
 
 

@@ -3,19 +3,20 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from raypipe.block import BlockContext
 from raypipe.dataset import Dataset, knowing_rows
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
-from raypipe.errors import ConfigError, suggest
+from raypipe.errors import ConfigError
 from raypipe.feeder import FeedSpec
 from raypipe.mixture import Mixture
 from raypipe.plan import WHOLE_EPISODE, BatchSpec, EpisodeIndex, OrderSpec, SelectionSpec
 from raypipe.schema import Schema
-from raypipe.sizes import choose_live, index_frames, pixel_bytes, row_bytes, schema_for
+from raypipe.sizes import choose_live, fit_decode, index_frames, pixel_bytes, row_bytes, schema_for
 from raypipe.skips import BadDataSpec
+from raypipe.specs import make_spec
 from raypipe.storage import CacheSpec, Storage, retry_transient
 
 _ROW_BLOCK_BYTES = 8 << 20
@@ -28,8 +29,6 @@ _LISTING_THREADS: Final = 32
 """As many as open the remote members of a mixture."""
 
 NO_CACHE: Final = "off"
-
-Spec = TypeVar("Spec")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,20 +96,20 @@ def compose_config(
     if not isinstance(order, OrderSpec):
         resolved = {"seed": seed, "live_spans": budget.live_spans, "span_frames": budget.span_frames}
         order = make_spec(OrderSpec, {**resolved, **given}, "order")
-    if budget.is_decode_on_exit and "span_frames" not in given and decode.where != "cluster" and decode.when == "block":
+    fitted = fit_decode(decode, budget, given)
+    if fitted != decode:
         warnings.warn(
             f"live_bytes={live_bytes:,} does not hold {budget.live_spans} live spans of decoded frames, however short: "
             f"decoding each batch as it leaves instead, which costs more CPU. Values do not change. Raise "
             f"live_bytes, lower live_spans, or say decode={{'when': 'exit'}} to silence this.",
             stacklevel=3,
         )
-        decode = replace(decode, when="exit", where="rank")
     return PipelineConfig(
         dataset=dataset,
         batch=batch,
         order=order,
         selection=selection,
-        decode=decode,
+        decode=fitted,
         bad_data=make_spec(BadDataSpec, parts["bad_data"], "bad_data"),
         feed=make_spec(FeedSpec, parts["feed"], "feed"),
         live_bytes=0 if "span_frames" in given or isinstance(parts["order"], OrderSpec) else live_bytes,
@@ -155,22 +154,6 @@ def _with_storage(dataset: Dataset, storage: Storage) -> Dataset:
 def make_cache(value: Any) -> CacheSpec | None:
     """Return the cache that `value` says: a spec, a dict of its fields, or ``"off"`` for none."""
     return None if value == NO_CACHE else make_spec(CacheSpec, value, "cache")
-
-
-def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:
-    """Return `value` as a spec: itself, or made from a dict, whose unknown keys are an error."""
-    if isinstance(value, kind):
-        return value
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} must be a {kind.__name__} or a dict of its fields, got {value!r}")
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    for key in value:
-        if key not in known:
-            raise ConfigError(f"{name} has no field {key!r}{suggest(key, known)}")
-    try:
-        return kind(**value)
-    except TypeError as error:
-        raise ConfigError(f"{name}={dict(value)!r} is not complete: {error}") from error
 
 
 def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:

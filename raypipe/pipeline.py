@@ -29,7 +29,7 @@ from raypipe.mixture import Mixture
 from raypipe.packed import span_request
 from raypipe.plan import DEFAULT_LIVE_BYTES, WHOLE_EPISODE, WorldPlan, plan_epoch, plan_world, start, state_at
 from raypipe.rank_job import RankJob, with_source
-from raypipe.sizes import pixel_bytes, row_bytes
+from raypipe.sizes import measure_frame
 from raypipe.skips import BadDataSpec
 from raypipe.source.datasource import as_samples, build_dataset
 
@@ -160,9 +160,8 @@ class Pipeline:
 
     def live_bytes(self, *, world_size: int = 1) -> int:
         """Return the most bytes of rows and decoded frames that the live spans of a rank hold in an epoch."""
-        config = self.config
-        pixels = pixel_bytes(config.dataset, config.decode) if config.decode.when == "block" else 0
-        return self.plan(world_size=world_size).peak_live_frames() * (row_bytes(config.dataset) + pixels)
+        sizes = measure_frame(self.config.dataset, self.config.decode)
+        return self.plan(world_size=world_size).peak_live_frames() * (sizes.row_bytes + sizes.pixel_bytes)
 
     def to_ray(self, *, epoch: int = 0) -> "ray.data.Dataset":
         """Return one epoch as a Ray Dataset, for people who go on with Ray Data.

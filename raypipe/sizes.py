@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from raypipe.dataset import Dataset
@@ -13,6 +14,7 @@ from raypipe.plan import (
     SINGLE_DATASET,
     BatchSpec,
     EpisodeIndex,
+    FrameSizes,
     LiveBudget,
     OrderSpec,
     SelectionSpec,
@@ -20,6 +22,7 @@ from raypipe.plan import (
     resolve_live,
 )
 from raypipe.schema import Schema, schema_of
+from raypipe.specs import make_spec
 
 MIN_LIVE_SPANS: Final = 128
 """Live spans of a lane where nothing is said: twice a batch of 64, and never fewer than twice the batch."""
@@ -49,6 +52,16 @@ def pixel_bytes(dataset: Dataset | Mixture, decode: DecodeSpec) -> int:
     return total
 
 
+def measure_frame(dataset: Dataset | Mixture, decode: DecodeSpec) -> FrameSizes:
+    """Return the bytes of one frame as live spans keep it: without pixels where they are decoded as a batch leaves."""
+    is_on_exit = decode.when == "exit"
+    return FrameSizes(
+        row_bytes=row_bytes(dataset),
+        pixel_bytes=0 if is_on_exit else pixel_bytes(dataset, decode),
+        is_decode_on_exit=is_on_exit and bool(schema_for(dataset).cameras),
+    )
+
+
 def index_frames(dataset: Dataset | Mixture, selection: SelectionSpec | None = None) -> EpisodeIndex:
     """Return the frames of an epoch; of a mixture each member has its own selection."""
     selection = selection or SelectionSpec()
@@ -76,8 +89,8 @@ def decode_spec_of(dataset: Dataset | Mixture) -> DecodeSpec:
 
 def open_with_order(
     root: str, batch: BatchSpec, given: Mapping[str, Any], *, live_bytes: int | None = None
-) -> tuple[Dataset | Mixture, OrderSpec]:
-    """Return what is at `root`, and the order of a pipeline of it: fields that `given` lacks are chosen as there.
+) -> tuple[Dataset | Mixture, OrderSpec, DecodeSpec]:
+    """Return what is at `root`, and how a pipeline of it orders and decodes: what `given` lacks is chosen as there.
 
     A pipeline with windows, frames of another size, a selection or other `live_bytes` may choose other spans: what
     ``print(pipe)`` shows holds.
@@ -86,17 +99,19 @@ def open_with_order(
         # Which cameras and datasets are left out is what `raypipe info` tells.
         warnings.simplefilter("ignore", UserWarning)
         dataset = open_dataset(root)
+    decode = decode_spec_of(dataset)
     if not {"live_spans", "span_frames"} <= set(given):
         budget = choose_live(
             dataset,
             index_frames(dataset),
             batch,
-            decode_spec_of(dataset),
+            decode,
             live_spans=given.get("live_spans"),
             live_bytes=DEFAULT_LIVE_BYTES if live_bytes is None else live_bytes,
         )
+        decode = fit_decode(decode, budget, given)
         given = {"live_spans": budget.live_spans, "span_frames": budget.span_frames, **given}
-    return dataset, OrderSpec(**given)
+    return dataset, make_spec(OrderSpec, given, "order"), decode
 
 
 def choose_live(
@@ -111,10 +126,21 @@ def choose_live(
     """Return live spans and span length as a pipeline takes them where `order` does not say them."""
     if live_spans is None:
         live_spans = max(MIN_LIVE_SPANS, 2 * batch.size) if batch.scope == "rank" else MIN_LIVE_SPANS
+    sizes = measure_frame(dataset, decode)
     return resolve_live(
         index,
-        row_bytes=row_bytes(dataset),
-        pixel_bytes=pixel_bytes(dataset, decode) if decode.when == "block" else 0,
+        row_bytes=sizes.row_bytes,
+        pixel_bytes=sizes.pixel_bytes,
         live_spans=live_spans,
         live_bytes=live_bytes,
     )
+
+
+def fit_decode(decode: DecodeSpec, budget: LiveBudget, order: Mapping[str, Any]) -> DecodeSpec:
+    """Return how a pipeline decodes on a budget: as a batch leaves where pixels do not fit, if `order` lets it choose.
+
+    Args:
+        order: the fields that were given; with a span length among them the budget decides nothing.
+    """
+    is_free = "span_frames" not in order and decode.where != "cluster" and decode.when == "block"
+    return replace(decode, when="exit", where="rank") if budget.is_decode_on_exit and is_free else decode

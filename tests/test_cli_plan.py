@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import warnings
 
 import pytest
 from program import run_program
 
+import raypipe as rp
 from raypipe.plan import BatchSpec
-from raypipe.views import view_plan
+from raypipe.views import view_pipeline, view_plan
 from raypipe.views.plan import plan_lines
 
 
@@ -53,6 +55,58 @@ def test_plan_of_the_command_line_is_the_plan_of_the_library(tiny_dataset):
 
     assert printed["fingerprint"] == view.report.fingerprint
     assert printed == json.loads(json.dumps(view.report.to_json()))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("live_bytes", "order", "when"),
+    [
+        (8 << 30, {}, "block"),
+        (100_000, {}, "exit"),
+        (100_000, {"live_spans": 4}, "exit"),
+        (100_000, {"live_spans": 4, "span_frames": "episode"}, "block"),
+    ],
+)
+def test_plan_says_what_a_pipeline_of_these_live_bytes_does(tiny_dataset, live_bytes, order, when, world_size):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*decoding each batch as it leaves")
+        pipe = rp.Pipeline(rp.open_dataset(str(tiny_dataset)), batch_size=4, seed=0, live_bytes=live_bytes, order=order)
+
+    batch = BatchSpec(size=4)
+    report = view_plan(
+        str(tiny_dataset), {"seed": 0, **order}, batch, world_size=world_size, live_bytes=live_bytes
+    ).report
+
+    shown = view_pipeline(pipe, world_size=world_size).report
+    assert pipe.config.decode.when == when
+    assert (report.live_bytes, report.is_decode_on_exit) == (pipe.live_bytes(world_size=world_size), when == "exit")
+    assert dict(plan_lines(report))["live"] == dict(plan_lines(shown))["live"]
+
+
+def test_plan_says_that_frames_are_decoded_as_a_batch_leaves_where_they_are(tiny_dataset):
+    enough = run(tiny_dataset, "--world-size", 1, "--batch-size", 4).stdout
+    little = run(tiny_dataset, "--world-size", 1, "--batch-size", 4, "--live-bytes", 100_000).stdout
+
+    assert "of pixels if decoded per span" in enough
+    assert "as a batch leaves" not in enough
+    assert "cameras are decoded as a batch leaves" in " ".join(little.split())
+
+
+def test_plan_names_the_field_that_an_order_does_not_have(tiny_dataset):
+    with pytest.raises(rp.ConfigError, match="order has no field 'sed'; did you mean 'seed'"):
+        view_plan(str(tiny_dataset), {"sed": 0}, BatchSpec(size=4), world_size=1)
+
+
+def test_plan_says_what_an_order_lacks(tiny_dataset):
+    with pytest.raises(rp.ConfigError, match=r"order=.* is not complete: .*'seed'"):
+        view_plan(str(tiny_dataset), {}, BatchSpec(size=4), world_size=1)
+
+
+def test_plan_without_cameras_says_nothing_of_decoding_as_a_batch_leaves(tiny_dataset):
+    blind = rp.open_dataset(str(tiny_dataset), cameras=[])
+    pipe = rp.Pipeline(blind, batch_size=4, seed=0, decode={"when": "exit"})
+
+    assert "as a batch leaves" not in dict(plan_lines(view_pipeline(pipe).report))["live"]
 
 
 @pytest.mark.parametrize(

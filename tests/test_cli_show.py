@@ -167,15 +167,20 @@ def test_rerun_viewer_is_started_for_the_first_episode(tiny_dataset, monkeypatch
     assert logged.told == "episode 0: 7 frames, 2 cameras"
 
 
+@pytest.mark.parametrize(
+    ("text", "told"), [("no screen\nand more", "no screen"), ("", "RuntimeError"), (" \n", "RuntimeError")]
+)
 @pytest.mark.parametrize("step", ["rerun.spawn", "rerun.RecordingStream.flush"])
-def test_rerun_viewer_that_does_not_start_is_an_error_that_tells_of_recordings(step, tiny_dataset, monkeypatch):
+def test_rerun_viewer_that_does_not_start_is_an_error_that_tells_of_recordings(
+    step, text, told, tiny_dataset, monkeypatch
+):
     def fail(*_, **__):
-        raise RuntimeError("no screen\nand more")
+        raise RuntimeError(text)
 
     monkeypatch.setattr("rerun.spawn", lambda **_: None)
     monkeypatch.setattr(step, fail)
 
-    with pytest.raises(rp.ConfigError, match=r"viewer does not start here \(no screen\): .*--out FILE\.rrd"):
+    with pytest.raises(rp.ConfigError, match=rf"viewer does not start here \({told}\): .*--out FILE\.rrd"):
         open_viewer(rp.open_dataset(str(tiny_dataset)), 0)
 
 

@@ -73,7 +73,11 @@ def run(make: Callable[[Request], Any], convert: Callable[[Request], None] | Non
         result = _timed(lambda: convert(request))
     elif request.mode == "speed":
         peer = make(request)
-        result = {"epochs": [measure_epoch(peer, request) for _ in range(2)]}
+        result = {
+            "epochs": [measure_epoch(peer, request) for _ in range(2)],
+            # What a peer chose by itself, and the page names.
+            "settings": getattr(peer, "settings", {}),
+        }
     else:
         result = {"batches": _collect(make(request), request)}
     Path(sys.argv[2]).write_text(json.dumps(result))

@@ -30,6 +30,12 @@ class Raypipe:
             delta_timestamps=request.windows(),
             **request.options,
         )
+        order = pipe.config.order
+        self.settings = {
+            "live_bytes": pipe.config.live_bytes,
+            "live_spans": order.live_spans,
+            "span_frames": order.span_frames,
+        }
         # Those of all ranks together, in a run that is stopped.
         self._stop = request.num_batches // request.world_size if request.mode == "part" else None
         self._is_speed, self._num_begun = request.mode == "speed", 0

@@ -109,7 +109,7 @@ class PlannedRun:
 def locate_planned(run: PlannedRun, query: StepQuery) -> LocatedStep:
     """Return the frames of a step of a run that never changes."""
     batch = BatchSpec(size=run.batch_size)
-    _, spec = open_with_order(run.root, batch, run.order, live_bytes=run.live_bytes)
+    _, spec, _ = open_with_order(run.root, batch, run.order, live_bytes=run.live_bytes)
     begin = _Standing(at=start(spec, world_size=run.world_size), batch=batch, world_size=run.world_size)
     index, axis = read_frames(run.root, SelectionSpec())
     return _locate([], begin, query, Replay(index, axis))

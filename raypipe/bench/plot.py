@@ -19,7 +19,7 @@ def plot_bench(report: BenchReport, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = [row for row in report.ranked if "error" not in row]
+    rows = _drawn_rows(report)
     best, names = report.find_best(), [row["name"] for row in rows]
     figure = Figure(figsize=(12, 1.9 + 0.38 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -58,12 +58,27 @@ def _label(row: Mapping[str, Any], column: str) -> str:
 
 def _title(report: BenchReport) -> str:
     machine, given = report.machine, report.conditions
-    meanings = {
-        "dark green is advised": report.find_best() is not None,
-        "orange are other loaders": any("setting" not in row for row in report.rows),
-        "dotted: the floor, which only decodes, and a full shuffle": "error" not in report.floor,
-        "~ was broken off": any(row.get("is_partial") for row in report.rows),
-    }
     where = f"{machine['processor']}, {machine['cores']} cores"
     what = f"{given['used_frames']:,} frames, batch {given['batch_size']}, {where}"
-    return f"{what}\n{', '.join(text for text, is_shown in meanings.items() if is_shown)}"
+    return f"{what}\n{', '.join(describe_marks(report))}"
+
+
+def describe_marks(report: BenchReport) -> list[str]:
+    """Return what the colours, lines and signs mean, of those that are drawn."""
+    rows = _drawn_rows(report)
+    lines = {
+        "the floor, which only decodes": _mark(report, "samples_per_s") or _mark(report, "cpu_s_per_1k"),
+        "a full shuffle": _mark(report, "distinct_episodes"),
+    }
+    dotted = ", and ".join(text for text, mark in lines.items() if mark)
+    meanings = {
+        "dark green is advised": report.find_best() is not None,
+        "orange are other loaders": any("setting" not in row for row in rows),
+        f"dotted: {dotted}": bool(dotted),
+        "~ was broken off": any(row.get("is_partial") for row in rows),
+    }
+    return [text for text, is_shown in meanings.items() if is_shown]
+
+
+def _drawn_rows(report: BenchReport) -> list[Mapping[str, Any]]:
+    return [row for row in report.ranked if "error" not in row]

@@ -24,7 +24,10 @@ class FrameSizes:
     """Without cameras."""
 
     pixel_bytes: int
-    """All cameras, decoded."""
+    """All cameras, decoded; 0 if live spans do not keep them."""
+
+    is_decode_on_exit: bool = False
+    """Cameras are decoded as a batch leaves: live spans keep rows alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,9 @@ class PlanReport:
 
     live_row_bytes: int
     live_pixel_bytes: int
+    is_decode_on_exit: bool
+    """Cameras are decoded as a batch leaves, and are not among the live bytes."""
+
     first_batch_frames: int
     """Frames that rank 0 reads before its first batch."""
 
@@ -88,8 +94,12 @@ class PlanReport:
         }
 
 
-def report_plan(world: WorldPlan, sizes: FrameSizes) -> PlanReport:
-    """Return the report of a plan: a second for 64 lanes."""
+def report_plan(world: WorldPlan, sizes: FrameSizes, *, live_bytes: int = DEFAULT_LIVE_BYTES) -> PlanReport:
+    """Return the report of a plan: a second for 64 lanes.
+
+    Args:
+        live_bytes: memory of a rank for the spans at hand; there is advice where they take more.
+    """
     plan, frame_bytes = world.plan, sizes.row_bytes + sizes.pixel_bytes
     live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
     resumed = world.at(world.num_steps // 2)
@@ -112,12 +122,17 @@ def report_plan(world: WorldPlan, sizes: FrameSizes) -> PlanReport:
         live_bytes=live_frames * frame_bytes,
         live_row_bytes=live_frames * sizes.row_bytes,
         live_pixel_bytes=live_frames * sizes.pixel_bytes,
+        is_decode_on_exit=sizes.is_decode_on_exit,
         first_batch_frames=first_frames,
         first_batch_bytes=first_frames * frame_bytes,
         resume_frames=_frames_before_first_batch(resumed),
         spans_per_1000_frames=1000 * spans / max(1, frames),
         mixing=mixing,
-        advice=_advise(world, mixing, sizes, live_frames),
+        advice=(
+            *_advise_lanes(world),
+            *_advise_mixing(world, mixing),
+            *_advise_memory(world, sizes, live_frames, live_bytes),
+        ),
         members=report_members(world),
     )
 
@@ -137,14 +152,6 @@ def _describe_tail(world: WorldPlan) -> str:
     extras = f", one more from each of the first {steps.extras} lanes" if steps.extras else ""
     repeats = f", filled up with {steps.num_repeats} repeats a lane" if steps.num_repeats else ""
     return text + extras + repeats
-
-
-def _advise(world: WorldPlan, mixing: Mixing, sizes: FrameSizes, live_frames: int) -> tuple[str, ...]:
-    return (
-        *_advise_lanes(world),
-        *_advise_mixing(world, mixing),
-        *_advise_memory(world, sizes, live_frames),
-    )
 
 
 def _advise_lanes(world: WorldPlan) -> list[str]:
@@ -174,25 +181,31 @@ def _advise_mixing(world: WorldPlan, mixing: Mixing) -> list[str]:
     return [f"{poor}: lengths are uneven, set {shorter_spans}live_spans to {2 * live_spans}"]
 
 
-def _advise_memory(world: WorldPlan, sizes: FrameSizes, live_frames: int) -> list[str]:
+def _advise_memory(world: WorldPlan, sizes: FrameSizes, live_frames: int, live_bytes: int) -> list[str]:
     held = int(RESIDENT_PER_LIVE * live_frames * (sizes.row_bytes + sizes.pixel_bytes))
-    if held <= DEFAULT_LIVE_BYTES:
+    if held <= live_bytes:
         return []
-    large = f"a rank holds up to {held / 1e9:.1f} GB of rows and pixels"
+    large = f"a rank holds up to {_size(held)} of rows{' and pixels' if sizes.pixel_bytes else ''}"
     lanes, live_spans = len(world.lanes_of(0)), world.plan.leg.live_spans
+    fewer = f"lower live_spans from {live_spans}, or lanes from {lanes} a rank"
     try:
         budget = resolve_live(
             world.plan.index,
             row_bytes=sizes.row_bytes,
             pixel_bytes=sizes.pixel_bytes,
             live_spans=live_spans,
-            live_bytes=DEFAULT_LIVE_BYTES // lanes,
+            live_bytes=live_bytes // lanes,
         )
     except ConfigError:
-        return [f"{large}, too much even as rows: lower live_spans from {live_spans}, or lanes from {lanes} a rank"]
+        return [f"{large}{', too much even as rows' if sizes.pixel_bytes else ''}: {fewer}"]
     if budget.is_decode_on_exit or budget.span_frames == world.plan.spec.span_frames:
-        return [f"{large}: decode when a batch leaves (decode when='exit'), or resize the cameras"]
-    return [f"{large}: set span_frames to {budget.span_frames} for {budget.live_bytes * lanes / 1e9:.1f} GB"]
+        smaller = "decode when a batch leaves (decode when='exit'), or resize the cameras"
+        return [f"{large}: {smaller if sizes.pixel_bytes else fewer}"]
+    return [f"{large}: set span_frames to {budget.span_frames} for {_size(budget.live_bytes * lanes)}"]
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
 
 
 def _power_of_two(number: int) -> int:

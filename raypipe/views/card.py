@@ -53,6 +53,8 @@ _DRAWN_LINES: Final = 60
 _RANGES_HEIGHT: Final = 100.0
 """Inches for the ranges: with frames and text the picture stays below `MAX_INCHES`."""
 _WIDTH: Final = 11.0
+_TEXT_FAMILY: Final = "monospace"
+"""So that the texts stand below each other. It has fewer letters than the font of titles and tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +155,12 @@ class DatasetCard(View):
         more = [f"{'':<13}and {len(self.remarks) - 6} more remarks"] if len(self.remarks) > 6 else []
         left_out = [shortened(text, 131) for text in self._ranges_left_out()]
         lines = [self.root, *first_lines(told, _DRAWN_LINES), *remarks, *more, *left_out]
-        return [*lines, *boxes_told(lines)]
+        return [*lines, *boxes_told(lines, _TEXT_FAMILY)]
 
     def _draw_text(self, axes: Any) -> None:
         axes.set_axis_off()
         lines = self._text_lines()
-        axes.text(0, 1, "\n".join(lines), fontsize=8.5, va="top", family="monospace", transform=axes.transAxes)
+        axes.text(0, 1, "\n".join(lines), fontsize=8.5, va="top", family=_TEXT_FAMILY, transform=axes.transAxes)
 
 
 def view_dataset(dataset: Dataset) -> DatasetCard:

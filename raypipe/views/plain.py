@@ -49,23 +49,27 @@ class PlainFigure(Figure):
             yield
 
 
-def has_letters(text: str) -> bool:
-    """Return whether the font of figures has all letters of a text."""
-    known = [_letters(path) for path in _font_files()]
+def has_letters(text: str, family: str | None = None) -> bool:
+    """Return whether the font that draws a text has all its letters.
+
+    Args:
+        family: what the text is drawn with; None: the families of matplotlib's settings.
+    """
+    known = [_letters(path) for path in _font_files(family)]
     return all(letter.isspace() or any(ord(letter) in some for some in known) for letter in text)
 
 
-def boxes_told(texts: Iterable[str]) -> list[str]:
+def boxes_told(texts: Iterable[str], family: str | None = None) -> list[str]:
     """Return one text that says what boxes are, where some of these texts have them in a picture; else none."""
-    return [] if all(map(has_letters, texts)) else ["boxes are letters that the font lacks"]
+    return [] if all(has_letters(text, family) for text in texts) else ["boxes are letters that the font lacks"]
 
 
-def _font_files() -> list[str]:
-    """Return the files that matplotlib looks for a letter in: one for each family of its settings."""
+def _font_files(family: str | None) -> list[str]:
+    """Return the files that matplotlib looks for a letter in: of this family, or one for each of its settings."""
     found: list[str] = []
-    for family in FontProperties().get_family():
+    for one in FontProperties(family=family).get_family():
         try:
-            found.append(findfont(FontProperties(family=[family]), fallback_to_default=False))
+            found.append(findfont(FontProperties(family=[one]), fallback_to_default=False))
         except ValueError:
             continue
     return found or [findfont(FontProperties())]

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from raypipe.dataset import Dataset
-from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError
-from raypipe.mixture import Mixture
 from raypipe.plan import (
+    DEFAULT_LIVE_BYTES,
     BatchSpec,
     FrameSizes,
     PlanReport,
@@ -22,7 +20,7 @@ from raypipe.plan import (
     report_plan,
     start,
 )
-from raypipe.sizes import decode_spec_of, index_frames, open_with_order, pixel_bytes, row_bytes
+from raypipe.sizes import index_frames, measure_frame, open_with_order
 from raypipe.views.plan_figure import draw_plan
 from raypipe.views.view import View, counted, html_lines, html_plot, html_table
 
@@ -74,17 +72,26 @@ class PlanView(View):
         return parts
 
 
-def view_world(world: WorldPlan, sizes: FrameSizes = UNKNOWN_SIZES, *, rank: int = 0) -> PlanView:
-    """Return the view of a plan; without `sizes` memory is counted in frames."""
+def view_world(
+    world: WorldPlan, sizes: FrameSizes = UNKNOWN_SIZES, *, live_bytes: int = DEFAULT_LIVE_BYTES, rank: int = 0
+) -> PlanView:
+    """Return the view of a plan; without `sizes` memory is counted in frames.
+
+    Args:
+        live_bytes: memory of a rank for the spans at hand, which the advice is for.
+    """
     if not 0 <= rank < world.world_size:
         raise ConfigError(f"rank must be between 0 and {world.world_size - 1}, got {rank}")
-    return PlanView(world=world, report=report_plan(world, sizes), sizes=sizes, rank=rank)
+    return PlanView(world=world, report=report_plan(world, sizes, live_bytes=live_bytes), sizes=sizes, rank=rank)
 
 
 def view_pipeline(pipe: "Pipeline", *, world_size: int = 1, epoch: int = 0) -> PlanView:
     """Return the view of what a pipeline would do in an epoch on `world_size` ranks; reads nothing."""
     world = pipe.plan(world_size=world_size, epoch=epoch)
-    return view_world(world, _measure_frame(pipe.config.dataset, pipe.config.decode))
+    config = pipe.config
+    # 0 where the length of spans was given: no memory was said that they are to fit in.
+    live_bytes = config.live_bytes or DEFAULT_LIVE_BYTES
+    return view_world(world, measure_frame(config.dataset, config.decode), live_bytes=live_bytes)
 
 
 def view_plan(
@@ -100,18 +107,14 @@ def view_plan(
 
     Args:
         order: fields of an `OrderSpec`; the others are chosen as `raypipe.Pipeline` chooses them.
+        live_bytes: memory of a rank for the spans at hand; None: that of a pipeline where nothing is said.
     """
-    dataset, spec = open_with_order(root, batch, order, live_bytes=live_bytes)
+    live_bytes = DEFAULT_LIVE_BYTES if live_bytes is None else live_bytes
+    dataset, spec, decode = open_with_order(root, batch, order, live_bytes=live_bytes)
     todo = start(spec, world_size=world_size, epoch=epoch)
     plan = plan_epoch(index_frames(dataset), todo.spec, epoch=epoch, legs=todo.legs)
-    return view_world(
-        plan_world(plan, world_size=world_size, batch=batch), _measure_frame(dataset, decode_spec_of(dataset))
-    )
-
-
-def _measure_frame(dataset: Dataset | Mixture, decode: DecodeSpec) -> FrameSizes:
-    pixels = pixel_bytes(dataset, decode) if decode.when == "block" else 0
-    return FrameSizes(row_bytes=row_bytes(dataset), pixel_bytes=pixels)
+    world = plan_world(plan, world_size=world_size, batch=batch)
+    return view_world(world, measure_frame(dataset, decode), live_bytes=live_bytes)
 
 
 def plan_table(report: PlanReport) -> "Group":
@@ -181,11 +184,7 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
         ("tail", f"{report.tail}; {report.left_over} frames left over"),
         ("order", f"live_spans={report.live_spans}, span_frames={report.span_frames!r}"),
         ("fingerprint", report.fingerprint),
-        (
-            "live",
-            f"up to {report.live_frames:,} frames a rank: {_size(report.live_row_bytes)} of rows, "
-            f"{_size(report.live_pixel_bytes)} of pixels if decoded per span",
-        ),
+        ("live", _live(report)),
         (
             "before batch 1",
             f"{report.first_batch_frames:,} frames a rank ({_size(report.first_batch_bytes)}); "
@@ -201,6 +200,13 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
         *_mixture_lines(report),
         *(("advice", text) for text in report.advice),
     ]
+
+
+def _live(report: PlanReport) -> str:
+    rows = f"up to {report.live_frames:,} frames a rank: {_size(report.live_row_bytes)} of rows"
+    if report.is_decode_on_exit:
+        return f"{rows}; cameras are decoded as a batch leaves"
+    return f"{rows}, {_size(report.live_pixel_bytes)} of pixels if decoded per span"
 
 
 def _mixture_lines(report: PlanReport) -> list[tuple[str, str]]:

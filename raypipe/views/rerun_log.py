@@ -86,9 +86,11 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        # Not every error has a text.
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"the Rerun viewer does not start here ({str(error).strip().splitlines()[0]}): save a recording with "
-            f"--rerun --out FILE{SUFFIX}, and open it where there is a screen"
+            f"the Rerun viewer does not start here ({why}): save a recording with --rerun --out FILE{SUFFIX}, and "
+            f"open it where there is a screen"
         ) from error
 
 

@@ -20,6 +20,8 @@ from raypipe.views.view import figure_png, new_figure
 
 BAD_MATH = "price $5% off $10"
 CHINESE = "把杯子放在桌上"
+HEBREW = "רובוט"
+"""DejaVu Sans has it, DejaVu Sans Mono does not."""
 
 
 def open_odd(folder, *tasks, name="odd"):
@@ -174,3 +176,21 @@ def test_letters_are_looked_for_in_every_font_that_is_set():
     assert not has_letters(CHINESE)
     with mpl.rc_context({"font.family": ["no such font", "DejaVu Sans"]}):
         assert has_letters("pick")
+
+
+def test_letters_are_looked_for_in_the_family_that_draws_them():
+    assert has_letters(HEBREW)
+    assert not has_letters(HEBREW, family="monospace")
+    assert has_letters("pick up: ä", family="monospace")
+
+
+def test_card_says_what_boxes_are_where_its_own_font_lacks_letters(tmp_path):
+    card = view_dataset(open_odd(tmp_path, "pick up"))
+    named = replace(card, lines=(("robot", HEBREW),))
+
+    told = [
+        "boxes are letters that the font lacks" in "".join(text.get_text() for text in view.figure().findobj(Text))
+        for view in (named, card)
+    ]
+
+    assert told == [True, False]

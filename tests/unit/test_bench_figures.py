@@ -9,6 +9,7 @@ from rich.console import Console
 
 from raypipe.bench import BenchReport, BenchSpec, Setting, compare, read_report
 from raypipe.bench.measure import describe
+from raypipe.bench.plot import describe_marks
 from raypipe.bench.settings import differing, grid, parse_setting
 from raypipe.bench.table import bench_table
 from raypipe.errors import ConfigError
@@ -282,3 +283,30 @@ def test_table_marks_a_row_that_was_broken_off():
 
     assert "~1,000" in shown
     assert "~ an epoch was broken off" in shown
+
+
+@pytest.mark.parametrize(
+    ("floor", "full_shuffle", "told"),
+    [
+        (
+            {"samples_per_s": 2000.0, "cpu_s_per_1k": 1.0},
+            41.0,
+            ["dotted: the floor, which only decodes, and a full shuffle"],
+        ),
+        ({"samples_per_s": 2000.0, "cpu_s_per_1k": 1.0}, None, ["dotted: the floor, which only decodes"]),
+        ({"error": "no decoder"}, 41.0, ["dotted: a full shuffle"]),
+        ({"error": "no decoder"}, None, []),
+    ],
+)
+def test_a_picture_says_of_the_dotted_lines_what_is_drawn(floor, full_shuffle, told):
+    report = replace(make_report(full_shuffle_episodes=full_shuffle), floor=floor)
+
+    assert describe_marks(report) == told
+
+
+def test_a_picture_says_nothing_of_loaders_that_failed_and_have_no_bar():
+    measured = {"name": "other", **FIGURES, "samples_per_s": 1.0, "cpu_s_per_1k": 1.0}
+    failed = {"name": "other", "error": "does not start"}
+
+    assert "orange are other loaders" in describe_marks(make_report(measured))
+    assert "orange are other loaders" not in describe_marks(make_report(failed))

@@ -94,6 +94,29 @@ def test_report_advises_shorter_spans_where_memory_is_large_and_decode_on_exit_w
     assert "decode when='exit'" in huge[0]
 
 
+def test_report_advises_for_the_memory_that_is_given():
+    world, sizes = make_world(1_000), FrameSizes(row_bytes=100, pixel_bytes=96 * 96 * 6)
+    held = int(1.3 * report_plan(world, sizes).live_bytes)
+
+    assert report_plan(world, sizes, live_bytes=held).advice == ()
+    assert "set span_frames to 256 for" in report_plan(world, sizes, live_bytes=2 << 30).advice[0]
+    assert "set span_frames to 128 for" in report_plan(world, sizes, live_bytes=1 << 30).advice[0]
+
+
+def test_report_of_rows_alone_does_not_advise_to_hold_fewer_pixels():
+    world = make_world(1_000)
+    held = int(1.3 * report_plan(world, FrameSizes(row_bytes=100, pixel_bytes=0)).live_bytes)
+    on_exit = FrameSizes(row_bytes=100, pixel_bytes=0, is_decode_on_exit=True)
+
+    (a_little,) = report_plan(world, on_exit, live_bytes=held - 1).advice
+    (shorter,) = report_plan(world, on_exit, live_bytes=held // 2).advice
+    (fewer,) = report_plan(world, on_exit, live_bytes=held // 100).advice
+
+    assert "of rows: lower live_spans from 128" in a_little
+    assert "of rows: set span_frames to" in shorter
+    assert "of rows: lower live_spans from 128" in fewer
+
+
 def test_cutting_uneven_episodes_mixes_better():
     uneven = np.exp(np.random.default_rng(0).normal(5.3, 1.0, 600)).astype(np.int64) + 1
 
