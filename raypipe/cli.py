@@ -73,6 +73,9 @@ def synth(
     cameras: Annotated[int, typer.Option(help="Number of cameras.")] = 2,
     size: Annotated[str, typer.Option(help="Size of a camera, as WIDTHxHEIGHT.")] = "96x96",
     fps: Annotated[int, typer.Option(help="Frames per second.")] = 10,
+    robot: Annotated[str, typer.Option(help="Name of the robot.")] = "raypipe_synth",
+    state_dim: Annotated[int, typer.Option(help="Numbers of the state.")] = 6,
+    action_dim: Annotated[int, typer.Option(help="Numbers of an action.")] = 6,
     codec: Annotated[str, typer.Option(help="h264, hevc, av1 or vp9, as FFmpeg here can encode.")] = "h264",
     gop: Annotated[int, typer.Option(help="A keyframe every so many frames.")] = 2,
     seed: Annotated[int, typer.Option(help="Decides the lengths.")] = 0,
@@ -84,6 +87,9 @@ def synth(
         version=version,  # type: ignore[arg-type]
         lengths=varied_lengths(episodes, frames, seed),
         fps=fps,
+        robot_type=robot,
+        state_dim=state_dim,
+        action_dim=action_dim,
         cameras=numbered_cameras(cameras, size, codec, gop),
         seed=seed,
     )
@@ -107,8 +113,10 @@ def plan(
 ) -> None:
     """Tell what an epoch costs and how well it mixes, before it runs."""
     from raypipe.plan import BatchSpec, parse_order
-    from raypipe.views import plan_table, plot_plan, view_plan
+    from raypipe.views import check_picture, plan_table, plot_plan, view_plan
 
+    if plot:
+        check_picture(plot)
     order = parse_order(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes)
     batch = BatchSpec(size=batch_size)
     view = view_plan(root, order, batch, world_size=world_size, epoch=epoch, live_bytes=live_bytes)
@@ -118,6 +126,7 @@ def plan(
         _print(plan_table(view.report))
     if plot:
         plot_plan(view, plot)
+        typer.echo(f"wrote {plot}", err=True)
 
 
 @app.command()

@@ -26,7 +26,8 @@ assert last["action"].shape == (32, 16, 6) and last["observation.images.camera_0
 """,
     PAGES / "ray-train.md": "assert result.metrics['train/num_ranks'] == 1",
     PAGES / "mixtures.md": """
-assert scaled["action"].shape == (32, 16, 6) and set(scaled["robot_type"])
+assert scaled["action"].shape == (32, 16, 6) and set(scaled["robot_type"]) == {"raypipe_synth", "arm"}
+assert set(batch["action_dim_is_pad"].sum(1).tolist()) == {0, 2}
 assert mixture.shares["arm"] * 3 in range(len(mixture) - 2, len(mixture) + 3)
 """,
     PAGES / "bad-data.md": """

@@ -209,7 +209,7 @@ def test_where_prints_a_table(tiny_dataset):
     ("arguments", "message"),
     [
         ((0, 0), "which run? Give --account DIR"),
-        ((0, 5, "--root", "{root}", *OPTIONS), "rank must be between 0 and 1, got 5"),
+        ((0, 5, "--root", "{root}", *OPTIONS), "there is no rank 5: the world has 2, counted from 0"),
         ((99, 0, "--root", "{root}", *OPTIONS, "--epoch", 1), "there is no step 99 in epoch 1: it has 6 steps"),
         ((0, 0, "--root", "{root}"), "batch_size must be an integer of at least 1, got 0"),
         ((0, 0, "--root", "{root}", *OPTIONS, "--tail", "cut"), "tail='cut' is not known"),

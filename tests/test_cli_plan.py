@@ -38,6 +38,14 @@ def test_plan_prints_a_table_and_draws_a_picture(tiny_dataset, tmp_path):
     assert "5 of 8 frames on each of 1 ranks" in done.stdout
     assert "34 in 6 spans on 2 lanes" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert done.stderr == f"wrote {picture}\n"
+
+
+def test_plan_that_cannot_be_drawn_says_so_before_it_plans(tiny_dataset, tmp_path):
+    done = run(tiny_dataset, "--world-size", 1, "--batch-size", 8, "--plot", tmp_path / "no" / "plan.png")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"there is no folder {str(tmp_path / 'no')!r}; make it first" in done.stderr
 
 
 def test_plan_of_one_batch_says_that_there_is_no_later_one(tiny_dataset):

@@ -31,8 +31,8 @@ def test_show_writes_a_page_and_says_where(tiny_dataset, tmp_path, monkeypatch):
     done = run(tiny_dataset)
 
     assert done.returncode == 0, done.stderr
-    said, _, path = done.stdout.strip().rpartition(" to ")
-    assert said == f"wrote {tiny_dataset}"
+    path, _, shown = done.stdout.strip().removeprefix("wrote ").partition(": ")
+    assert shown == str(tiny_dataset)
     assert Path(path).is_relative_to(tmp_path)
     page = Path(path).read_text()
     assert page.startswith("<!doctype html>")
@@ -95,7 +95,7 @@ def test_show_saves_a_recording_for_rerun_with_every_frame_and_number(tiny_datas
     done = run(tiny_dataset, "--episode", 2, "--rerun", "--out", path)
 
     assert done.returncode == 0, done.stderr
-    assert f"wrote episode 2: 12 frames, 2 cameras to {path}" in done.stdout
+    assert f"wrote {path}: episode 2: 12 frames, 2 cameras" in done.stdout
     logged = read_recording(path)
     dataset = rp.open_dataset(str(tiny_dataset))
     samples = [dataset.sample_of(2, frame) for frame in range(12)]

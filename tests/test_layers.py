@@ -13,7 +13,7 @@ PACKAGE = Path(raypipe.__file__).parent
 
 LAYERS = [
     {"errors", "boxes", "requests"},
-    {"hub", "filecache", "specs"},
+    {"hub", "filecache", "writable", "specs"},
     {"storage"},
     {"metadata"},
     {"plan", "window", "rows", "video", "metrics", "skips"},

@@ -80,7 +80,7 @@ def read_run_account(folder: str | os.PathLike[str], name: str = "") -> RunAccou
     """
     storage = open_storage(folder)
     if not storage.exists():
-        raise ConfigError(f"there is no folder {storage.uri!r}")
+        raise ConfigError(f"there is no folder {storage.uri!r}: give that of a run or of a checkpoint")
     sets = _pick_run(storage, _pick_name(storage, _find_sets(storage), name))
     attempts = sorted((one for one in sets if one.attempt), key=lambda one: one.attempt)
     last = [one for one in attempts if one.attempt == attempts[-1].attempt]

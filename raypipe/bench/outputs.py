@@ -1,13 +1,13 @@
 """The files of a bench: whether they can be written is known before minutes are measured."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from raypipe.bench.plot import plot_bench
 from raypipe.bench.report import BenchReport
 from raypipe.errors import ConfigError
+from raypipe.writable import check_writable
 
 PRINTED = "-"
 """In place of a file: JSON goes to standard output."""
@@ -24,7 +24,7 @@ class Outputs:
         if self.plot is not None and self.plot.suffix != ".png":
             raise ConfigError(f"cannot draw to {str(self.plot)!r}: give a file that ends in .png")
         for path in self._files():
-            _check_writable(path)
+            check_writable(path)
 
     @property
     def is_json_printed(self) -> bool:
@@ -41,12 +41,3 @@ class Outputs:
     def _files(self) -> list[Path]:
         files = [Path(self.json_file)] if self.json_file and not self.is_json_printed else []
         return files + ([self.plot] if self.plot is not None else [])
-
-
-def _check_writable(path: Path) -> None:
-    if path.is_dir():
-        raise ConfigError(f"cannot write {str(path)!r}: it is a folder; give the name of a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"cannot write {str(path)!r}: no permission; choose another place")

@@ -106,8 +106,10 @@ def parse_setting(text: str, default: Setting) -> Setting:
     changes: dict[str, Any] = {}
     for word in text.split(","):
         name, _, value = word.strip().partition("=")
-        if name not in _FIELDS or not value:
-            raise ConfigError(f"setting {text!r} has {word.strip()!r}; write name=value{suggest(name, _FIELDS)}")
+        if name not in _FIELDS:
+            raise ConfigError(f"setting {text!r} has no field {name!r}{suggest(name, _FIELDS)}")
+        if not value:
+            raise ConfigError(f"setting {text!r} has {word.strip()!r} without a value; write {name}=VALUE")
         if name in ("where", "when") or value == WHOLE_EPISODE:
             changes[name] = value
         elif value.isdecimal():

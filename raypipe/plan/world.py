@@ -137,7 +137,7 @@ class WorldPlan:
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:
-            raise ConfigError(f"rank must be between 0 and {self.world_size - 1}, got {rank}")
+            raise ConfigError(f"there is no rank {rank}: the world has {self.world_size}, counted from 0")
 
     def left_over(self) -> Frames:
         """Return the frames that no step emits: what cannot be shared out equally, or what ``tail="drop"`` leaves."""

@@ -25,7 +25,7 @@ from raypipe.views.choose import show
 from raypipe.views.clip import Clip
 from raypipe.views.episode import EpisodeView, view_episode
 from raypipe.views.mixture import MixtureCard, view_mixture
-from raypipe.views.plan import PlanView, plan_table, plot_plan, view_pipeline, view_plan, view_world
+from raypipe.views.plan import PlanView, check_picture, plan_table, plot_plan, view_pipeline, view_plan, view_world
 from raypipe.views.run import Recording, RunView, record, view_run
 from raypipe.views.view import Picture, View
 
@@ -40,6 +40,7 @@ __all__ = [
     "Recording",
     "RunView",
     "View",
+    "check_picture",
     "plan_table",
     "plot_plan",
     "record",

@@ -62,7 +62,7 @@ def show_root(request: ShowRequest) -> str:
     view = _view(opened, request)
     path = view.save(request.out or _new_page(request))
     made = f" ({view.clip.told})" if isinstance(view, EpisodeView) and path.suffix == ".mp4" else ""
-    return f"wrote {view.title} to {path}{made}"
+    return f"wrote {path}: {view.title}{made}"
 
 
 def _member(opened: Dataset | Mixture, request: ShowRequest) -> Dataset | Mixture:
@@ -97,9 +97,8 @@ def _show_in_rerun(opened: Dataset | Mixture, request: ShowRequest) -> str:
     # Rerun shows one episode: the first, where none is named.
     episode = int(dataset.meta.episodes.episode_index[0]) if request.episode == WHOLE else request.episode
     if request.out:
-        return (
-            f"wrote {save_recording(dataset, episode, request.out).told} to {request.out}; open it: rerun {request.out}"
-        )
+        told = save_recording(dataset, episode, request.out).told
+        return f"wrote {request.out}: {told}; open it: rerun {request.out}"
     return f"the Rerun viewer shows {open_viewer(dataset, episode).told}"
 
 

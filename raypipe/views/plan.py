@@ -23,6 +23,7 @@ from raypipe.plan import (
 from raypipe.sizes import index_frames, measure_frame, open_with_order
 from raypipe.views.plan_figure import draw_plan
 from raypipe.views.view import View, counted, html_lines, html_plot, html_table
+from raypipe.writable import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +82,7 @@ def view_world(
         live_bytes: memory of a rank for the spans at hand, which the advice is for.
     """
     if not 0 <= rank < world.world_size:
-        raise ConfigError(f"rank must be between 0 and {world.world_size - 1}, got {rank}")
+        raise ConfigError(f"there is no rank {rank}: the world has {world.world_size}, counted from 0")
     return PlanView(world=world, report=report_plan(world, sizes, live_bytes=live_bytes), sizes=sizes, rank=rank)
 
 
@@ -167,9 +168,15 @@ def _member_rows(report: PlanReport) -> list[tuple[str, ...]]:
 
 def plot_plan(view: PlanView, path: Path) -> None:
     """Draw a plan to a .png, .pdf or .svg file, as `PlanView.figure` has it."""
+    check_picture(path)
+    view.figure().savefig(path, dpi=120)
+
+
+def check_picture(path: Path) -> None:
+    """Raise a `ConfigError` where no plan can be drawn to `path`."""
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise ConfigError(f"cannot draw to {str(path)!r}; give a file that ends in .png, .pdf or .svg")
-    view.figure().savefig(path, dpi=120)
+    check_writable(path)
 
 
 def plan_lines(report: PlanReport) -> list[tuple[str, str]]:

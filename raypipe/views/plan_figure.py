@@ -1,5 +1,6 @@
 """The picture of a plan: which spans are live when, what batches are made of, and how much is in memory."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -31,17 +32,28 @@ def draw_plan(world: WorldPlan, report: PlanReport, sizes: FrameSizes, *, rank: 
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     steps = np.unique(np.linspace(0, world.num_steps - 1, _DRAWN_BATCHES).astype(int)).tolist()
     plan = world.rank(rank)
-    admitted, retired = ((position - world.steps.position) / world.steps.per_lane for position in plan.lives())
-    _draw_lives(axes[0], plan, (admitted, retired), steps)
-    _draw_distinct(axes[1], world, report, rank, steps)
+    admitted, retired = (_in_steps(world, position) for position in plan.lives())
+    middles = {step: _middle(world, step) for step in steps}
+    _draw_lives(axes[0], plan, (admitted, retired), middles)
+    _draw_distinct(axes[1], world, report, rank, middles)
     _draw_memory(axes[2], live_frames(plan, admitted, retired, world.num_steps), report, sizes)
     if is_mixture:
         _draw_shares(axes[3], world, steps)
     axes[-1].set_xlabel("step")
-    axes[-1].set_xlim(0, max(1, world.num_steps))
+    axes[-1].set_xlim(0, max(1.0, _in_steps(world, world.steps.position_after(world.num_steps))))
     for scale in (axes[0].yaxis, axes[1].yaxis, axes[-1].xaxis):
         scale.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure
+
+
+def _in_steps(world: WorldPlan, position: Any) -> Any:
+    """Return positions in a lane as full steps: where the last batch is short, it ends before its step would."""
+    return (position - world.steps.position) / world.steps.per_lane
+
+
+def _middle(world: WorldPlan, step: int) -> float:
+    begin, end = (_in_steps(world, world.steps.position_after(count)) for count in (step, step + 1))
+    return float(begin + end) / 2
 
 
 def live_frames(
@@ -57,28 +69,27 @@ def live_frames(
 
 
 def _draw_lives(
-    axes: Any, plan: RankPlan, lives: tuple[NDArray[np.float64], NDArray[np.float64]], steps: list[int]
+    axes: Any, plan: RankPlan, lives: tuple[NDArray[np.float64], NDArray[np.float64]], middles: Mapping[int, float]
 ) -> None:
     admitted, retired = lives
     drawn = np.unique(np.linspace(0, len(plan.queue) - 1, _DRAWN_SPANS).astype(int))
     axes.hlines(
         drawn, admitted[drawn], retired[drawn], color="tab:blue", alpha=0.35, linewidth=0.8, label="span is live"
     )
-    wanted = set(steps)
-    batches = [batch for batch in plan.batches() if batch.step in wanted]
+    batches = [batch for batch in plan.batches() if batch.step in middles]
     if batches:
-        places = np.concatenate([np.full(len(batch.span), batch.step + 0.5) for batch in batches])
+        places = np.concatenate([np.full(len(batch.span), middles[batch.step]) for batch in batches])
         spans = np.concatenate([batch.span for batch in batches])
         axes.plot(places, spans, ".", color="tab:orange", markersize=2, label="frame of a batch")
     axes.set(ylabel="span, by arrival", ylim=(-0.5, max(1, len(plan.queue)) - 0.5))
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
 
 
-def _draw_distinct(axes: Any, world: WorldPlan, report: PlanReport, rank: int, steps: list[int]) -> None:
-    frames = [world.frames_at(step, rank) for step in steps]
+def _draw_distinct(axes: Any, world: WorldPlan, report: PlanReport, rank: int, middles: Mapping[int, float]) -> None:
+    frames = [world.frames_at(step, rank) for step in middles]
     ids = [(found.dataset.astype(np.int64) << 40) | found.episode for found in frames]
     counts = [len(np.unique(found)) for found in ids]
-    axes.plot(np.array(steps) + 0.5, counts, ".-", color="tab:orange", linewidth=0.8, label="this plan")
+    axes.plot(list(middles.values()), counts, ".-", color="tab:orange", linewidth=0.8, label="this plan")
     expected = report.mixing.local_batch.full_shuffle
     axes.set_ylim(0, 1.15 * max(*counts, expected))
     axes.axhline(expected, color="black", linewidth=0.8, linestyle="--", label=f"a full shuffle: {expected:.1f}")

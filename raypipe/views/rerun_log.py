@@ -18,6 +18,7 @@ from raypipe.errors import ConfigError
 from raypipe.views.episode import EpisodeView, view_episode
 from raypipe.views.pixels import FrameReader
 from raypipe.views.view import counted
+from raypipe.writable import check_writable
 
 MAX_FRAMES: Final = 2000
 """Pictures of a camera; of a longer episode every second frame, or every third, ... Numbers are all there."""
@@ -51,8 +52,7 @@ def save_recording(dataset: Dataset, episode_index: int, path: str | Path) -> Lo
     path = Path(path)
     if path.suffix != SUFFIX:
         raise ConfigError(f"cannot write a Rerun recording to {str(path)!r}: give a file that ends in {SUFFIX}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
+    check_writable(path)
     rerun, episode = _import_rerun(), view_episode(dataset, episode_index, num_frames=1)
     stream = rerun.RecordingStream("raypipe", recording_id=_recording_id(dataset, episode_index))
     stream.save(str(path))

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
+from raypipe.writable import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,8 +81,7 @@ class View(ABC):
             raise ConfigError(
                 f"cannot write {type(self).__name__} to {str(path)!r}: give a file that ends in {', '.join(writers)}"
             )
-        if not path.parent.is_dir():
-            raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
+        check_writable(path)
         writers[path.suffix](path)
         return path
 

@@ -99,7 +99,8 @@ def test_typed_setting_changes_what_it_says():
     ("text", "message"),
     [
         ("thread=2", "did you mean 'threads'"),
-        ("threads", "write name=value"),
+        ("threads", "write threads=VALUE"),
+        ("foo=1", "has no field 'foo'"),
         ("threads=many", "threads must be a whole number, got 'many'"),
         ("where=moon", "'moon'"),
         ("where=none", "where is 'rank' or 'cluster'"),
