@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fsspec.asyn import sync
 from fsspec.callbacks import Callback
@@ -47,8 +47,14 @@ first that is there counts: a listing tells times more exactly than a single fil
 _MISSING: Final = (404, 410)
 """What a web server says of a file that it does not have."""
 
-_REFUSED: Final = (401, 403)
-"""What it says of one that is not for everybody, or, where nobody may list its files, that it does not have."""
+_UNKNOWN: Final = 401
+"""What it says to somebody whose rights it does not know: nothing of the file."""
+
+REFUSED: Final = 403
+"""What it says of a file that is not for everybody. S3 says it also of one that it lacks, where nobody may list."""
+
+Answer = Literal["there", "missing", "refused"]
+"""Of a file that is asked for by its name; a refused one may be there, and need not be."""
 
 _PAGE: Final = 1000
 """Files that one request of a listing brings, on S3 and GCS."""
@@ -127,14 +133,15 @@ class Remote:
     def exists(self, name: str) -> bool:
         """Return whether there is a file or folder; of a web server, a file, since it need not show folders."""
         if not self.is_listable:
-            try:
-                return not name or self.find_entry(name) is not None
-            except PermissionError:
-                # A bucket that nobody may list answers so for what it lacks, while it gives its other files.
-                if not self.entries:
-                    raise
-                return False
+            return not name or self.find_entry(name) is not None
         return not name or name in self.entries or any(one.startswith(f"{name}/") for one in self.entries)
+
+    def ask(self, name: str) -> Answer:
+        """Return what the storage tells of a file; ``"refused"`` of a web server alone."""
+        try:
+            return "there" if self.find_entry(name) is not None else "missing"
+        except RefusedError:
+            return "refused"
 
     def fetch(self, name: str, target: str, progress: Progress) -> None:
         """Write a whole file to `target`; raises where it is not the version that was listed."""
@@ -261,12 +268,17 @@ class _Told(Callback):  # type: ignore[misc]
         self._progress(int(self.value))
 
 
+class RefusedError(PermissionError):
+    """A web server answers for a file with `REFUSED`."""
+
+
 def _ask_server(url: str, ask: Callable[[], Any]) -> Any:
     """Return what `ask` returns; a file is missing where the server says so, and not where it does not answer.
 
     Raises:
         FileNotFoundError: the server has no such file.
-        PermissionError: it refuses it, or does not tell whether there is one.
+        RefusedError: it refuses it, and does not tell whether there is one.
+        PermissionError: it does not know who asks.
         DownloadError: it answers with another error, or not at all.
     """
     from aiohttp import ClientError
@@ -280,11 +292,13 @@ def _ask_server(url: str, ask: Callable[[], Any]) -> Any:
         if status in _MISSING:
             raise FileNotFoundError(url) from cause
         told = f"is answered with status {status}" if status else f"is not answered: {type(cause).__name__}: {cause}"
-        if status in _REFUSED:
+        if status == _UNKNOWN:
             raise PermissionError(f"{url!r} {told}") from cause
+        if status == REFUSED:
+            raise RefusedError(f"{url!r} {told}: it is refused, or lacking where nobody may list") from cause
         raise DownloadError(
             f"{url!r} {told}. Check the server, the address and your permissions; only a file that is answered with "
-            f"{' or '.join(map(str, _MISSING))} is taken for missing."
+            f"{' or '.join(map(str, _MISSING))} is known to be missing."
         ) from cause
 
 

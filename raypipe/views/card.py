@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
-from raypipe.info import camera_text, column_notes
+from raypipe.info import camera_text, column_notes, missing_notes
 from raypipe.metadata import DatasetMeta, Feature
 from raypipe.validate.outline import read_outline
 from raypipe.validate.structure import check_structure, plan_units
@@ -188,7 +188,7 @@ def _lines(dataset: Dataset) -> list[tuple[str, str]]:
     ends = dict.fromkeys([str(lengths.min()), str(lengths.max())]) if len(lengths) else {}
     seconds = meta.num_frames / meta.fps
     vectors = [f"{one.name} {list(one.shape)}" for one in vector_features(_try_features(dataset).values())]
-    absent = [(name, "declared, and no file is there") for name in dataset.missing_cameras]
+    absent = [(name, "declared, and no file is found") for name in dataset.missing_cameras]
     return [
         ("root", meta.root),
         ("robot", meta.robot_type),
@@ -265,7 +265,7 @@ def _remarks(dataset: Dataset) -> list[Remark]:
         columns = []
         remarks.append(Remark(severity="error", text=str(error)))
     told = " ".join(one.text for one in remarks)
-    notes = [note for note in (*dataset.meta.notes, *columns) if note not in told]
+    notes = [note for note in (*dataset.meta.notes, *missing_notes(dataset), *columns) if note not in told]
     return [*remarks, *(Remark(severity="note", text=note) for note in notes)]
 
 

@@ -160,11 +160,20 @@ def test_a_web_server_that_fails_for_a_while_is_asked_again(server, local, fault
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"), [(503, "is answered with status 503"), (403, "status 403"), ("hang up", "is not answered: ")]
+    ("fault", "told"),
+    [
+        (503, "is answered with status 503"),
+        (401, "status 401"),
+        (403, "status 403"),
+        ("hang up", "is not answered: "),
+    ],
 )
 @pytest.mark.parametrize("kept", [CacheSpec(), None])
-def test_a_file_of_a_web_server_that_does_not_answer_is_not_taken_for_missing(server, fault, told, kept):
+@pytest.mark.parametrize("read_before", [(), ("meta/info.json",)])
+def test_a_file_of_a_web_server_that_does_not_answer_is_not_taken_for_missing(server, fault, told, kept, read_before):
     storage = Storage(f"{server.address}/arm", kept)
+    for name in read_before:
+        storage.read_bytes(name)
     server.faults = {"meta/stats.json": [fault] * 1000}
 
     for ask in (storage.exists, storage.size_bytes, storage.read_bytes, storage.open_file):
@@ -204,6 +213,51 @@ def test_a_bucket_that_refuses_what_it_lacks_is_read_and_its_data_are_not_taken_
         next(root.rglob("*.mp4")).unlink()
         with pytest.raises(DownloadError, match=r"\.mp4' is answered with status 403"):
             list(local_loader(gone))
+
+
+def test_a_web_server_that_does_not_know_who_asks_lacks_neither_cameras_nor_statistics(server):
+    server.faults = {".mp4": [401] * 1000}
+    with pytest.raises(DownloadError, match=r"\.mp4' is answered with status 401"):
+        open_dataset(f"{server.address}/arm")
+
+    server.faults = {"stats.json": [401] * 1000}
+    with pytest.raises(DownloadError, match=r"stats\.json' is answered with status 401"):
+        _ = open_dataset(f"{server.address}/arm").stats
+
+
+def test_a_camera_that_a_web_server_refuses_is_left_out_with_the_status_and_not_taken_for_missing(server, local):
+    camera, *others = open_dataset(str(local)).spec.cameras
+    server.faults = {path.relative_to(local).as_posix(): [403] * 1000 for path in local.glob(f"videos/{camera}/*/*")}
+
+    with pytest.warns(UserWarning, match=rf"leaving out {camera}: video files are answered with status 403: refused"):
+        dataset = open_dataset(f"{server.address}/arm")
+
+    assert dataset.missing_cameras == (camera,)
+    assert dataset.spec.cameras == tuple(others)
+    assert any(camera in note and "status 403" in note for note in describe(f"{server.address}/arm").notes)
+    with pytest.raises(DownloadError, match=r"\.mp4 of .* are answered with status 403: .*Check your permissions"):
+        open_dataset(f"{server.address}/arm", cameras=[camera])
+
+
+def test_statistics_that_a_web_server_refuses_are_told_of(server):
+    dataset = open_dataset(f"{server.address}/arm")
+    server.faults = {"stats.json": [403] * 1000}
+
+    with pytest.warns(UserWarning, match=r"no statistics are read: meta/stats\.json is answered with status 403"):
+        assert dataset.stats == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [("v3.0", "file-000.parquet"), ("v2.1", "episodes.jsonl"), ("v3.0", "tasks.parquet"), ("v2.1", "tasks.jsonl")],
+)
+def test_a_table_that_a_web_server_refuses_is_not_taken_for_bad_data(server, tmp_path, version, refused):
+    write_dataset(tmp_path / "web/arm", varied_spec(version=version))
+
+    with WebServer(tmp_path / "web") as other:
+        other.faults = {refused: [403] * 1000}
+        with pytest.raises(DownloadError, match=rf"{refused} of .* is answered with status 403"):
+            open_dataset(f"{other.address}/arm")
 
 
 def test_an_outage_of_a_web_server_is_not_skipped_as_bad_data(server, tmp_path):
