@@ -10,9 +10,11 @@ A web server lists nothing: there each process asks for each file that it reads,
 
 import errno
 import hashlib
+import io
 import json
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -26,6 +28,7 @@ from raypipe.filecache import FileCache, Progress
 from raypipe.hub import HubFiles
 from raypipe.requests import count_requests
 from raypipe.storage.retry import retry_transient
+from raypipe.storage.streams import open_asked
 
 _VERSION_KEYS: Final = (
     "ETag",
@@ -164,14 +167,7 @@ class Remote:
             content = self.read_range(name, start, stop)
             if not self._commit:
                 self._check_version(name, entry)
-        if len(content) != stop - start:
-            told = f"{len(content)} of the {stop - start} bytes from {start} of {name!r} came"
-            if len(content) == entry.size_bytes:
-                told += (
-                    ": the storage gives whole files alone. Give the cache a max_bytes that holds all remote datasets "
-                    "of the run, and a whole_bytes that is no less than the file."
-                )
-            raise DownloadError(told)
+        _check_part(name, start, stop, content)
         return content
 
     def _read_object(self, name: str, etag: str, start: int, stop: int) -> bytes:
@@ -190,15 +186,36 @@ class Remote:
         finally:
             body.close()
 
-    def read_range(self, name: str, start: int | None, stop: int | None) -> bytes:
-        """Return bytes of a file as the storage gives them."""
+    def read_range(self, name: str, start: int, stop: int | None) -> bytes:
+        """Return bytes of a file, fewer where it ends before `stop`."""
         self._count(1)
-        return bytes(self._answered(name, lambda: self.filesystem.cat_file(self._locate(name), start=start, end=stop)))
+        asked = {"start": start, "end": stop} if start or stop is not None else {}
+        content = bytes(self._answered(name, lambda: self.filesystem.cat_file(self._locate(name), **asked)))
+        if stop is not None and len(content) > stop - start:
+            _check_part(name, start, stop, content)
+        return content
 
-    def open(self, name: str) -> Any:
-        """Return a file that is read by range as it is used."""
-        self._count(1)
-        return self._answered(name, lambda: self.filesystem.open(self._locate(name), "rb"))
+    def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> Any:
+        """Return a file that is read by range as it is used; of a web server with retries, which fsspec does not make.
+
+        Args:
+            naming: gives the errors of later reads the name of the file.
+        """
+        if self.is_listable:
+            self._count(1)
+            return self.filesystem.open(self._locate(name), "rb")
+        entry = self._look(name)
+        if not entry.size_bytes:
+            # A server that makes a page as it sends it does not tell how large it is.
+            return io.BytesIO(self.read_range(name, 0, None))
+
+        def ask(start: int, stop: int) -> bytes:
+            with naming():
+                content = self.read_range(name, start, stop)
+                _check_part(name, start, stop, content)
+                return content
+
+        return open_asked(entry.size_bytes, ask)
 
     def keep_listing(self, cache: FileCache, uri: str) -> None:
         """Keep the listing on this node for processes that are given its digest."""
@@ -266,6 +283,18 @@ class _Told(Callback):  # type: ignore[misc]
 
     def call(self, *_: Any, **__: Any) -> None:
         self._progress(int(self.value))
+
+
+def _check_part(name: str, start: int, stop: int, content: bytes) -> None:
+    if len(content) == stop - start:
+        return
+    told = f"{len(content)} of the {stop - start} bytes from {start} of {name!r} came"
+    if len(content) > stop - start:
+        told += (
+            ": the storage gives whole files alone. Give the cache a max_bytes that holds all remote datasets "
+            "of the run, and a whole_bytes that is no less than the file."
+        )
+    raise DownloadError(told)
 
 
 class RefusedError(PermissionError):

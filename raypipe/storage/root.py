@@ -270,7 +270,9 @@ class Storage:
             return self.open_ranged(name)  # type: ignore[return-value]
         with self._naming(name):
             opened: IO[bytes] = (
-                self.filesystem.open(self.locate(name), "rb") if self.is_local else self._remote.open(name)
+                self.filesystem.open(self.locate(name), "rb")
+                if self.is_local
+                else self._remote.open(name, partial(self._naming, name))
             )
         return opened
 

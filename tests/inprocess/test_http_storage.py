@@ -35,6 +35,11 @@ class WebServer:
         self.folder_status = 0
         """With which folders are answered; 0: a page of links."""
         self.missing_status = 404
+        self.has_parts = False
+        """Whether bytes of a file may be asked for, as of most servers."""
+        self.has_dates = True
+        self.has_sizes = True
+        """Whether it tells when a file was written, and how large it is."""
         self.faults = {}
         """By the end of a path: what each next request is answered with, a status or ``"hang up"``."""
         server = self
@@ -60,8 +65,24 @@ class WebServer:
                     self.send_error(server.folder_status)
                 elif not Path(self.translate_path(self.path)).exists():
                     self.send_error(server.missing_status)
+                elif server.has_parts and "Range" in self.headers:
+                    self.send_part(Path(self.translate_path(self.path)).read_bytes())
                 else:
                     rightly()
+
+            def send_part(self, content):
+                start, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+                part = content[start : last + 1]
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(content)}")
+                self.send_header("Content-Length", str(len(part)))
+                self.end_headers()
+                self.wfile.write(part)
+
+            def send_header(self, keyword, value):
+                told = {"Last-Modified": server.has_dates, "Content-Length": server.has_sizes}
+                if told.get(keyword, True):
+                    super().send_header(keyword, value)
 
             def log_message(self, *_arguments):
                 pass
@@ -185,6 +206,64 @@ def test_a_file_of_a_web_server_that_does_not_answer_is_not_taken_for_missing(se
         assert is_transient(caught.value)
 
 
+@pytest.mark.parametrize("fault", [503, 429, "hang up"])
+@pytest.mark.parametrize("has_dates", [True, False])
+def test_an_open_file_of_a_web_server_that_fails_for_a_while_is_read_on(server, local, monkeypatch, fault, has_dates):
+    # Without a cache, and with one that cannot tell one content of a file from another.
+    monkeypatch.setattr("raypipe.storage.streams.AHEAD_BYTES", 1 << 10)
+    server.has_parts, server.has_dates = True, has_dates
+    video = next(local.rglob("*.mp4"))
+    storage = Storage(f"{server.address}/arm", None if has_dates else CacheSpec())
+    content, half = video.read_bytes(), video.stat().st_size // 2
+
+    with storage.open_file(video.relative_to(local).as_posix()) as stream:
+        server.faults = {".mp4": [fault] * 2}
+        first = stream.read(100)
+        stream.seek(half)
+        server.faults = {".mp4": [fault] * 2}
+        rest = stream.read()
+        assert stream.tell() == stream.seek(0, 2) == len(content)
+
+    assert (first, rest) == (content[:100], content[half:])
+    assert not any(server.faults.values())
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "told"),
+    [
+        (503, DownloadError, "is answered with status 503"),
+        (403, DownloadError, "is answered with status 403"),
+        ("hang up", DownloadError, "is not answered: "),
+        (404, DatasetError, "missing file"),
+    ],
+)
+@pytest.mark.parametrize("kept", [CacheSpec(), None])
+def test_an_open_file_of_a_web_server_that_fails_for_good_is_named(server, fault, error, told, kept):
+    server.has_parts, server.has_dates = True, False
+    stream = Storage(f"{server.address}/arm", kept).open_file("meta/info.json")
+    server.faults = {"meta/info.json": [fault] * 1000}
+
+    with pytest.raises(error, match=told) as caught:
+        stream.read()
+
+    assert f"{server.address}/arm/meta/info.json" in str(caught.value)
+
+
+def test_a_run_without_a_cache_outlasts_faults_of_a_web_server(server, local):
+    server.has_parts = True
+    pipe = make_pipe(f"{server.address}/arm", cache="off")
+    server.faults = {".mp4": [0, 503] * 20, ".parquet": [0, 503] * 20}
+
+    assert frames_of_all(local_loader(pipe)) == frames_of_all(local_loader(make_pipe(local)))
+
+
+def test_a_file_of_which_a_web_server_does_not_tell_the_size_is_read_whole(server, local):
+    server.has_sizes = False
+
+    with Storage(f"{server.address}/arm").open_file("meta/info.json") as stream:
+        assert stream.read() == (local / "meta/info.json").read_bytes()
+
+
 @pytest.mark.parametrize("status", [404, 410])
 def test_a_file_that_a_web_server_says_it_lacks_is_missing_at_once(server, status):
     storage = open_storage(f"{server.address}/arm")
@@ -287,3 +366,9 @@ def test_a_web_server_that_gives_whole_files_alone_is_told_of(server, local, tmp
 
     with pytest.raises(DownloadError, match=rf"10 bytes from 5 of '{name}' came: .* whole files alone\. Give the"):
         storage.open_ranged(name).need(5, 15)
+    with pytest.raises(DownloadError, match=rf"10 bytes from 5 of '{name}' came: .* whole files alone\. Give the"):
+        storage.cached(None).read_range(name, 5, 15)
+    with storage.cached(None).open_file(name) as stream:
+        stream.seek(5)
+        with pytest.raises(DownloadError, match=rf"bytes from 5 of '{name}' came: .* whole files alone\. Give the"):
+            stream.read(10)
