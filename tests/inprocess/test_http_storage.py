@@ -20,6 +20,7 @@ from raypipe.mixture.file_state import find_meta_state
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, Storage, is_transient, open_root, open_storage, spec
 from raypipe.testing import write_dataset
+from raypipe.views.card import view_dataset
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,11 @@ def test_no_folder_of_a_web_server_is_asked_for_whether_it_shows_them_or_not(ser
         other.folder_status = status
         read = frames_of_all(local_loader(make_pipe(f"{other.address}/arm")))
         told = describe(f"{other.address}/arm")
+        card = view_dataset(open_dataset(f"{other.address}/arm"))
 
+    assert ("note", "a web server") in [(one.severity, one.text[:12]) for one in card.remarks]
+    assert not [one.text for one in card.remarks if one.severity == "error"]
+    assert len(card.thumbnails) == len(view_dataset(open_dataset(str(root))).thumbnails)
     assert read == frames_of_all(local_loader(make_pipe(root)))
     assert told.episodes == describe(str(root)).episodes
     assert not [path for path in other.asked_in_any_way if "." not in Path(path).name]
