@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError, DatasetError, DecodeError, suggest
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature, read_metadata, read_stats
 from raypipe.metadata.stats import Stats
+from raypipe.metadata.tables import check_not_refused
 from raypipe.row_features import find_absent_columns, looked_at_rows, row_features_of
 from raypipe.rows import RowReader, column_values
+from raypipe.storage import REFUSED
 from raypipe.video import episode_first_frame
 from raypipe.window import TOLERANCE_S, WindowSpec, window_from_offsets, window_from_timestamps, window_rows
 
@@ -66,8 +68,8 @@ def open_dataset(
     """Open the LeRobot dataset at `root`, a path or an fsspec URI; reads ``meta/`` only.
 
     Args:
-        cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, those without any file on
-            disk and those that cannot be decoded; a camera that is named must be there.
+        cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, those of which no file is there
+            or a web server gives none, and those that cannot be decoded; a camera that is named must be there.
         timestamps: see `SampleSpec.timestamps`.
     """
     if isinstance(cameras, str) and cameras != "all":
@@ -91,7 +93,7 @@ class Dataset:
     spec: SampleSpec
     window: WindowSpec
     missing_cameras: tuple[str, ...]
-    """Declared cameras of which no file was found."""
+    """Declared cameras of which no file was found; see `why_missing`."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Open files and decoders stay behind: each process opens its own. Which columns there are is read once.
@@ -324,21 +326,30 @@ def knowing_rows(dataset: Dataset, row_features: dict[str, Feature]) -> Dataset:
 
 
 def find_missing_cameras(meta: DatasetMeta) -> tuple[str, ...]:
-    """Return the video cameras of which no file is found; looks at the first, a middle and the last episode."""
-    rows = sorted(set(looked_at_rows(meta)))
-    return tuple(
-        name
-        for name in meta.cameras
-        if meta.features[name].kind == "video"
-        and not (name in meta.episodes.videos and any(meta.storage.exists(meta.video_file(row, name)) for row in rows))
-    )
+    """Return the video cameras of which no file can be read; looks at the first, a middle and the last episode."""
+    videos = [name for name in meta.cameras if meta.features[name].kind == "video"]
+    return tuple(name for name in videos if not any(map(meta.storage.offers, _looked_at_videos(meta, name))))
+
+
+def _looked_at_videos(meta: DatasetMeta, camera: str) -> tuple[str, ...]:
+    rows = sorted(set(looked_at_rows(meta))) if camera in meta.episodes.videos else ()
+    return tuple(dict.fromkeys(meta.video_file(row, camera) for row in rows))
+
+
+def why_missing(meta: DatasetMeta, camera: str) -> str:
+    """Return why a camera of `find_missing_cameras` is one: it has no file, or a web server refuses to tell."""
+    if any(map(meta.storage.is_refused, _looked_at_videos(meta, camera))):
+        return f"video files are answered with status {REFUSED}: refused, or lacking where nobody may list"
+    return "no video file is there"
 
 
 def unreadable_cameras(meta: DatasetMeta, missing: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the cameras that cannot be read, by the reason."""
     features = [meta.features[name] for name in meta.cameras]
     depth = tuple(feature.name for feature in features if feature.is_depth and feature.kind == "video")
-    return {"no video file is there": tuple(missing), "depth videos cannot be decoded": depth}
+    reasons = {name: why_missing(meta, name) for name in missing}
+    absent = {why: tuple(name for name in missing if reasons[name] == why) for why in reasons.values()}
+    return {**absent, "depth videos cannot be decoded": depth}
 
 
 def _all_cameras(meta: DatasetMeta, missing: Sequence[str]) -> tuple[str, ...]:
@@ -363,6 +374,7 @@ def check_cameras(meta: DatasetMeta, cameras: Sequence[str], missing: Sequence[s
             raise ConfigError(f"{meta.root!r} has no camera {name!r}{suggest(name, meta.cameras)}")
         if name in missing:
             place = meta.video_file(0, name) if name in meta.episodes.videos else meta.video_template
+            check_not_refused(meta.storage, _looked_at_videos(meta, name))
             raise DatasetError(
                 f"camera {name!r} of {meta.root!r} is declared, and its files are missing: "
                 f"{meta.storage.locate(place)!r}. Fetch them, or leave the camera out."

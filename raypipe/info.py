@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raypipe.dataset import Dataset, open_dataset
+from raypipe.dataset import Dataset, open_dataset, why_missing
 from raypipe.errors import DatasetError
 from raypipe.metadata import DatasetMeta, Feature
 from raypipe.rows import RowReader, read_row_group_layout
@@ -91,7 +91,7 @@ def describe(root: str) -> DatasetInfo:
         row_groups=read_row_group_layout(meta),
         timestamp_drift_s=round(_largest_drift(dataset), 4),
         fingerprint=meta.order_fingerprint,
-        notes=(*meta.notes, *column_notes(dataset)),
+        notes=(*meta.notes, *missing_notes(dataset), *column_notes(dataset)),
     )
 
 
@@ -116,14 +116,14 @@ def _lines(info: DatasetInfo) -> list[tuple[str, str]]:
         ("episodes", f"{info.episodes:,} ({lengths})"),
         ("frames", f"{info.frames:,} at {info.fps:g} fps ({info.hours:g} hours)"),
         *(("camera", f"{name}  {text}") for name, text in info.cameras.items()),
-        *(("camera", f"{name}  declared, and no file is there") for name in info.missing_cameras),
+        *(("camera", f"{name}  declared, and no file is found") for name in info.missing_cameras),
         *(("feature", f"{name}  {text}") for name, text in info.features.items()),
         ("tasks", _shortened(info.tasks)),
         (
             "splits",
             ", ".join(f"{name} {start}:{stop}" for name, (start, stop) in info.splits.items()) or "none",
         ),
-        ("statistics", ", ".join(info.stats) or "none stored"),
+        ("statistics", ", ".join(info.stats) or "none found"),
         ("row groups", info.row_groups),
         ("timestamps", f"up to {info.timestamp_drift_s:g} s from frame / fps"),
         ("fingerprint", info.fingerprint),
@@ -180,6 +180,13 @@ def _largest_drift(dataset: Dataset) -> float:
     episodes = dataset.meta.episodes.episode_index
     drifts = [dataset.timestamp_drift(int(episodes[row])) for row in _some_rows(dataset.meta)]
     return max((float(np.abs(drift).max()) for drift in drifts), default=0.0)
+
+
+def missing_notes(dataset: Dataset) -> list[str]:
+    """Return why cameras of a web server are left out: there, that no file is found need not say that none is there."""
+    if dataset.meta.storage.is_listable:
+        return []
+    return [f"camera {name!r}: {why_missing(dataset.meta, name)}" for name in dataset.missing_cameras]
 
 
 def column_notes(dataset: Dataset) -> list[str]:

@@ -4,7 +4,8 @@ v3.0 packs several episodes into a file and says in ``meta/episodes/*.parquet`` 
 file per episode and a list of lengths. Here both are columns of numbers, and a path is formatted when needed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.metadata.tables import read_count, read_json_lines, read_parquet
+from raypipe.metadata.tables import check_not_refused, read_count, read_json_lines, read_parquet
 from raypipe.storage import Storage
 
 FOLDER = "meta/episodes"
@@ -81,11 +82,14 @@ def read_episodes(
     Args:
         is_packed: whether data files hold several episodes each (v3.0) or one (v2.x).
     """
-    tables = [_read_packed_file(storage, name, cameras) for name in list_tables(storage)] if is_packed else []
-    if tables:
-        return _pack_tables(storage, tables, cameras)
-    if storage.exists(JSON_LINES) and not is_packed:
+    if not is_packed and storage.offers(JSON_LINES):
         return _read_per_episode(storage, info, cameras)
+    tables = {name: _read_packed_file(storage, name, cameras) for name in list_tables(storage)} if is_packed else {}
+    promised = info.get("total_episodes")
+    if isinstance(promised, int) and sum(map(len, tables.values())) < promised:
+        check_not_refused(storage, _names_after(tables) if is_packed else (JSON_LINES,))
+    if tables:
+        return _pack_tables(storage, list(tables.values()), cameras)
     if read_count(info, "total_episodes", storage.locate("meta/info.json"), default=0) == 0:
         return _per_episode_table(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.chunked_array([], _TASKS), 1000, ())
     expected = f"{FOLDER}/*/*.parquet" if is_packed else JSON_LINES
@@ -105,14 +109,25 @@ def list_tables(storage: Storage) -> Iterator[str]:
         return
     chunk = file = 0
     while True:
-        name = f"{FOLDER}/chunk-{chunk:03d}/file-{file:03d}.parquet"
-        if storage.exists(name):
+        name = _table_name(f"chunk-{chunk:03d}", file)
+        # Where a refused one is none, the count of episodes tells.
+        if storage.offers(name):
             yield name
             file += 1
         elif file:
             chunk, file = chunk + 1, 0
         else:
             return
+
+
+def _table_name(chunk: str, file: int) -> str:
+    return f"{FOLDER}/{chunk}/file-{file:03d}.parquet"
+
+
+def _names_after(tables: Iterable[str]) -> tuple[str, ...]:
+    """Return the names at which the listing of these tables by their numbers came to an end."""
+    chunks = Counter(name.split("/")[-2] for name in tables)
+    return (*(_table_name(*end) for end in chunks.items()), _table_name(f"chunk-{len(chunks):03d}", 0))
 
 
 _TASKS = pa.list_(pa.string())

@@ -5,6 +5,7 @@ are there only where the dataset stores them.
 """
 
 import json
+import warnings
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
@@ -15,22 +16,23 @@ from numpy.typing import NDArray
 from raypipe.errors import DatasetError
 from raypipe.metadata.pooling import MOMENTS, Stats, pool_stats
 from raypipe.metadata.tables import read_json
-from raypipe.storage import Storage
+from raypipe.storage import REFUSED, Storage
 
 GLOBAL = "meta/stats.json"
 PER_EPISODE = "meta/episodes_stats.jsonl"
 
-__all__ = ["GLOBAL", "PER_EPISODE", "Stats", "read_stats"]
+__all__ = ["GLOBAL", "PER_EPISODE", "Stats", "find_stats_file", "read_stats"]
 
 _EPISODES_AT_ONCE: Final = 256
 """Episodes whose statistics are in memory together: some megabytes, and a fifth of the time of one at a time."""
 
 
 def read_stats(storage: Storage) -> Stats:
-    """Return the statistics of the dataset at `storage`; empty where it stores none."""
-    if storage.exists(GLOBAL):
+    """Return the statistics of the dataset at `storage`; empty where it stores none, see `find_stats_file`."""
+    found = find_stats_file(storage)
+    if found == GLOBAL:
         return _as_arrays(read_json(storage, GLOBAL), storage.locate(GLOBAL))
-    if storage.exists(PER_EPISODE):
+    if found == PER_EPISODE:
         pooled = _pool(_read_episode_stats(storage))
         if not pooled:
             raise DatasetError(
@@ -38,6 +40,24 @@ def read_stats(storage: Storage) -> Stats:
             )
         return pooled
     return {}
+
+
+def find_stats_file(storage: Storage) -> str | None:
+    """Return the name of the file with the statistics; None where there is none.
+
+    Warns where none can be read and a web server refuses one: it may be there.
+    """
+    names = (GLOBAL, PER_EPISODE)
+    found = next((name for name in names if storage.offers(name)), None)
+    refused = [name for name in names if storage.is_refused(name)] if found is None else []
+    if refused:
+        warnings.warn(
+            f"{storage.uri}: no statistics are read: {' and '.join(refused)} {'are' if len(refused) > 1 else 'is'} "
+            f"answered with status {REFUSED}: refused, or lacking where nobody may list. Check your permissions if "
+            f"the dataset has statistics.",
+            stacklevel=3,
+        )
+    return found
 
 
 def _read_episode_stats(storage: Storage) -> Iterator[Stats]:

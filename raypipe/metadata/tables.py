@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from raypipe.errors import DatasetError
-from raypipe.storage import Storage
+from raypipe.errors import DatasetError, DownloadError
+from raypipe.storage import REFUSED, Storage
 
 _JSON_BLOCK_BYTES = 1 << 26
 """pyarrow refuses a line longer than its block; an episode with thousands of tasks makes long lines."""
@@ -18,6 +18,17 @@ _JSON_BLOCK_BYTES = 1 << 26
 
 _TEXTS = {"task": pa.string(), "tasks": pa.list_(pa.string())}
 """Told to the parser, which else takes a text that looks like a date for one."""
+
+
+def check_not_refused(storage: Storage, names: Sequence[str]) -> None:
+    """Raise where a web server refuses one of these files, none of which could be read: it may be there."""
+    refused = [name for name in names if storage.is_refused(name)]
+    if refused:
+        raise DownloadError(
+            f"{' and '.join(refused)} of {storage.uri!r} {'are' if len(refused) > 1 else 'is'} answered with status "
+            f"{REFUSED}: refused, or lacking where nobody may list. Check your permissions; fetch the file if the "
+            f"server lacks it."
+        )
 
 
 def read_json(storage: Storage, name: str) -> dict[str, Any]:

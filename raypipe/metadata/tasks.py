@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
-from raypipe.metadata.tables import read_json_lines, read_parquet
+from raypipe.metadata.tables import check_not_refused, read_json_lines, read_parquet
 from raypipe.storage import Storage
 
 PARQUET = "meta/tasks.parquet"
@@ -49,14 +49,15 @@ def read_tasks(storage: Storage, total_tasks: int) -> Tasks:
     """Return the tasks of a dataset; none where it says that it has none, whatever files are there."""
     if total_tasks == 0:
         return Tasks({})
-    if storage.exists(PARQUET):
+    if storage.offers(PARQUET):
         return _read_parquet_tasks(storage)
-    if storage.exists(JSON_LINES):
+    if storage.offers(JSON_LINES):
         table = read_json_lines(storage, JSON_LINES, ("task_index", "task"))
         numbers = table.column("task_index").to_pylist()
         if not all(isinstance(number, int) for number in numbers):
             raise DatasetError(f"{storage.locate(JSON_LINES)!r} has a task_index that is no number: {numbers[:10]}")
         return Tasks(dict(zip(numbers, map(str, table.column("task").to_pylist()), strict=True)))
+    check_not_refused(storage, (PARQUET, JSON_LINES))
     raise DatasetError(
         f"no tasks at {storage.uri!r}: info.json counts {total_tasks}, and neither {PARQUET} nor {JSON_LINES} "
         f"exists. Fetch the missing file, or set total_tasks to 0."

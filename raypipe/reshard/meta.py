@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raypipe.metadata import DatasetMeta
-from raypipe.metadata.stats import GLOBAL
+from raypipe.metadata.stats import GLOBAL, find_stats_file
 from raypipe.metadata.tables import read_json
 from raypipe.reshard.data import TaskNumbers
 from raypipe.reshard.plan import EPISODES_PATH, DataUnit, Numbering, VideoUnit, format_path
@@ -186,7 +186,7 @@ def _computed_stats(job: MetaJob) -> Iterator[dict[str, dict[str, Any]]]:
 
 def _dataset_stats(job: MetaJob, pool: StatsPool) -> tuple[dict[str, Any], list[str]]:
     """Return the statistics of the whole copy, and what is not as exact as it could be."""
-    stored = read_json(job.meta.storage, GLOBAL) if job.meta.storage.exists(GLOBAL) else {}
+    stored = read_json(job.meta.storage, GLOBAL) if find_stats_file(job.meta.storage) == GLOBAL else {}
     stored = {name: values for name, values in stored.items() if name not in job.dropped}
     pooled = pool.result()
     if job.numbering.is_same(job.meta) and job.tasks.is_same:

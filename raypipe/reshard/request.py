@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raypipe.dataset import find_missing_cameras
+from raypipe.dataset import find_missing_cameras, why_missing
 from raypipe.errors import ConfigError, DatasetError, suggest
 from raypipe.metadata import DatasetMeta
 from raypipe.reshard.info import Encoding, plan_encodings
@@ -58,8 +58,8 @@ def video_cameras(meta: DatasetMeta, spec: ReshardSpec) -> tuple[str, ...]:
     if missing:
         options = " ".join(f"--drop-camera {camera}" for camera in missing)
         raise DatasetError(
-            f"{meta.root!r} declares {', '.join(missing)}, and no video of it is there. Fetch the files, or leave "
-            f"{'them' if len(missing) > 1 else 'it'} out: {options}"
+            f"{meta.root!r} declares {', '.join(missing)}, and {why_missing(meta, missing[0])}. Fetch the files, or "
+            f"leave {'them' if len(missing) > 1 else 'it'} out: {options}"
         )
     return tuple(name for name in meta.cameras if meta.features[name].kind == "video" and name not in spec.drop_cameras)
 

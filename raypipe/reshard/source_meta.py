@@ -135,7 +135,7 @@ class _PerEpisode:
         self._dropped = frozenset(dropped)
         self._extra = self._read_extra()
         self._kinds: dict[str, int] = {}
-        self._offsets = self._index_stats() if meta.storage.exists(PER_EPISODE) else {}
+        self._offsets = self._index_stats() if meta.storage.offers(PER_EPISODE) else {}
 
     @property
     def described(self) -> frozenset[str]:

@@ -5,6 +5,7 @@
     root.py       the root of a dataset: names in, bytes out                       Storage, open_storage, open_root
     spec.py       where a node keeps remote files, and how many bytes              CacheSpec
     remote.py     what a remote root lists, and how its bytes are fetched          Remote
+    streams.py    files of a remote root, open for reading                         HeldStream, open_asked
     ranged.py     a file of which only the parts in use are on the node            RangedFile
     retry.py      what fails for a while is tried again by whoever reads           retry_transient
 
@@ -13,12 +14,13 @@ A remote file is fetched whole into the cache of the node where it is small, and
 """
 
 from raypipe.storage.ranged import RangedFile
-from raypipe.storage.remote import remote_stamp
+from raypipe.storage.remote import REFUSED, remote_stamp
 from raypipe.storage.retry import RETRY_WAITS_S, is_transient, retry_transient
 from raypipe.storage.root import Storage, open_cache, open_root, open_storage
 from raypipe.storage.spec import CacheSpec
 
 __all__ = [
+    "REFUSED",
     "RETRY_WAITS_S",
     "CacheSpec",
     "RangedFile",

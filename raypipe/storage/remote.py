@@ -10,13 +10,15 @@ A web server lists nothing: there each process asks for each file that it reads,
 
 import errno
 import hashlib
+import io
 import json
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fsspec.asyn import sync
 from fsspec.callbacks import Callback
@@ -26,6 +28,7 @@ from raypipe.filecache import FileCache, Progress
 from raypipe.hub import HubFiles
 from raypipe.requests import count_requests
 from raypipe.storage.retry import retry_transient
+from raypipe.storage.streams import open_asked
 
 _VERSION_KEYS: Final = (
     "ETag",
@@ -47,8 +50,14 @@ first that is there counts: a listing tells times more exactly than a single fil
 _MISSING: Final = (404, 410)
 """What a web server says of a file that it does not have."""
 
-_REFUSED: Final = (401, 403)
-"""What it says of one that is not for everybody, or, where nobody may list its files, that it does not have."""
+_UNKNOWN: Final = 401
+"""What it says to somebody whose rights it does not know: nothing of the file."""
+
+REFUSED: Final = 403
+"""What it says of a file that is not for everybody. S3 says it also of one that it lacks, where nobody may list."""
+
+Answer = Literal["there", "missing", "refused"]
+"""Of a file that is asked for by its name; a refused one may be there, and need not be."""
 
 _PAGE: Final = 1000
 """Files that one request of a listing brings, on S3 and GCS."""
@@ -127,14 +136,15 @@ class Remote:
     def exists(self, name: str) -> bool:
         """Return whether there is a file or folder; of a web server, a file, since it need not show folders."""
         if not self.is_listable:
-            try:
-                return not name or self.find_entry(name) is not None
-            except PermissionError:
-                # A bucket that nobody may list answers so for what it lacks, while it gives its other files.
-                if not self.entries:
-                    raise
-                return False
+            return not name or self.find_entry(name) is not None
         return not name or name in self.entries or any(one.startswith(f"{name}/") for one in self.entries)
+
+    def ask(self, name: str) -> Answer:
+        """Return what the storage tells of a file; ``"refused"`` of a web server alone."""
+        try:
+            return "there" if self.find_entry(name) is not None else "missing"
+        except RefusedError:
+            return "refused"
 
     def fetch(self, name: str, target: str, progress: Progress) -> None:
         """Write a whole file to `target`; raises where it is not the version that was listed."""
@@ -157,14 +167,7 @@ class Remote:
             content = self.read_range(name, start, stop)
             if not self._commit:
                 self._check_version(name, entry)
-        if len(content) != stop - start:
-            told = f"{len(content)} of the {stop - start} bytes from {start} of {name!r} came"
-            if len(content) == entry.size_bytes:
-                told += (
-                    ": the storage gives whole files alone. Give the cache a max_bytes that holds all remote datasets "
-                    "of the run, and a whole_bytes that is no less than the file."
-                )
-            raise DownloadError(told)
+        _check_part(name, start, stop, content)
         return content
 
     def _read_object(self, name: str, etag: str, start: int, stop: int) -> bytes:
@@ -183,15 +186,36 @@ class Remote:
         finally:
             body.close()
 
-    def read_range(self, name: str, start: int | None, stop: int | None) -> bytes:
-        """Return bytes of a file as the storage gives them."""
+    def read_range(self, name: str, start: int, stop: int | None) -> bytes:
+        """Return bytes of a file, fewer where it ends before `stop`."""
         self._count(1)
-        return bytes(self._answered(name, lambda: self.filesystem.cat_file(self._locate(name), start=start, end=stop)))
+        asked = {"start": start, "end": stop} if start or stop is not None else {}
+        content = bytes(self._answered(name, lambda: self.filesystem.cat_file(self._locate(name), **asked)))
+        if stop is not None and len(content) > stop - start:
+            _check_part(name, start, stop, content)
+        return content
 
-    def open(self, name: str) -> Any:
-        """Return a file that is read by range as it is used."""
-        self._count(1)
-        return self._answered(name, lambda: self.filesystem.open(self._locate(name), "rb"))
+    def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> Any:
+        """Return a file that is read by range as it is used; of a web server with retries, which fsspec does not make.
+
+        Args:
+            naming: gives the errors of later reads the name of the file.
+        """
+        if self.is_listable:
+            self._count(1)
+            return self.filesystem.open(self._locate(name), "rb")
+        entry = self._look(name)
+        if not entry.size_bytes:
+            # A server that makes a page as it sends it does not tell how large it is.
+            return io.BytesIO(self.read_range(name, 0, None))
+
+        def ask(start: int, stop: int) -> bytes:
+            with naming():
+                content = self.read_range(name, start, stop)
+                _check_part(name, start, stop, content)
+                return content
+
+        return open_asked(entry.size_bytes, ask)
 
     def keep_listing(self, cache: FileCache, uri: str) -> None:
         """Keep the listing on this node for processes that are given its digest."""
@@ -261,12 +285,29 @@ class _Told(Callback):  # type: ignore[misc]
         self._progress(int(self.value))
 
 
+def _check_part(name: str, start: int, stop: int, content: bytes) -> None:
+    if len(content) == stop - start:
+        return
+    told = f"{len(content)} of the {stop - start} bytes from {start} of {name!r} came"
+    if len(content) > stop - start:
+        told += (
+            ": the storage gives whole files alone. Give the cache a max_bytes that holds all remote datasets "
+            "of the run, and a whole_bytes that is no less than the file."
+        )
+    raise DownloadError(told)
+
+
+class RefusedError(PermissionError):
+    """A web server answers for a file with `REFUSED`."""
+
+
 def _ask_server(url: str, ask: Callable[[], Any]) -> Any:
     """Return what `ask` returns; a file is missing where the server says so, and not where it does not answer.
 
     Raises:
         FileNotFoundError: the server has no such file.
-        PermissionError: it refuses it, or does not tell whether there is one.
+        RefusedError: it refuses it, and does not tell whether there is one.
+        PermissionError: it does not know who asks.
         DownloadError: it answers with another error, or not at all.
     """
     from aiohttp import ClientError
@@ -280,11 +321,13 @@ def _ask_server(url: str, ask: Callable[[], Any]) -> Any:
         if status in _MISSING:
             raise FileNotFoundError(url) from cause
         told = f"is answered with status {status}" if status else f"is not answered: {type(cause).__name__}: {cause}"
-        if status in _REFUSED:
+        if status == _UNKNOWN:
             raise PermissionError(f"{url!r} {told}") from cause
+        if status == REFUSED:
+            raise RefusedError(f"{url!r} {told}: it is refused, or lacking where nobody may list") from cause
         raise DownloadError(
             f"{url!r} {told}. Check the server, the address and your permissions; only a file that is answered with "
-            f"{' or '.join(map(str, _MISSING))} is taken for missing."
+            f"{' or '.join(map(str, _MISSING))} is known to be missing."
         ) from cause
 
 

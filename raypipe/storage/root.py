@@ -4,7 +4,6 @@ A plain value: it pickles, and opens its filesystem where it is used. With a `Ca
 node that reads them; a commit of the Hub that is complete in the Hub's own cache is read there, on each node by itself.
 """
 
-import io
 import os
 import threading
 import uuid
@@ -24,6 +23,7 @@ from raypipe.hub import find_snapshot, is_repo_id, open_files, parse_pinned, res
 from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import Entry, Remote, digest_of, pack_entries
 from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
+from raypipe.storage.streams import HeldStream
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,29 @@ class Storage:
         return f"{self.path.rstrip('/')}/{name}" if name else self.path
 
     def exists(self, name: str = "") -> bool:
-        """Return whether there is a file or folder `name`."""
+        """Return whether there is a file or folder `name`.
+
+        Raises:
+            DownloadError: the storage does not tell, as a web server that refuses a file.
+        """
         if self.is_local:
             return os.path.exists(self.locate(name))
         with self._naming(name):
             # Of a dataset all files are listed anyway, and the listing tells.
             is_known = self._is_listed or not self.is_listable
             return self._remote.exists(name) if is_known else bool(self.filesystem.exists(self.locate(name)))
+
+    def is_refused(self, name: str) -> bool:
+        """Return whether a web server answers for the file `name` with `REFUSED`: it may be there, and need not be."""
+        with self._naming(name):
+            return not self.is_listable and self._remote.ask(name) == "refused"
+
+    def offers(self, name: str) -> bool:
+        """Return whether the file `name` is there to be read; False also where a web server refuses it."""
+        if self.is_listable:
+            return self.exists(name)
+        with self._naming(name):
+            return self._remote.ask(name) == "there"
 
     def list_files(self, folder: str = "") -> list[str]:
         """Return the names of all files below `folder`, sorted; none where the folder is missing.
@@ -249,12 +265,14 @@ class Storage:
         self._check_file(name)
         held = self.hold(name)
         if held is not None:
-            return _HeldStream(held)
+            return HeldStream(held)
         if self.is_ranged(name):
             return self.open_ranged(name)  # type: ignore[return-value]
         with self._naming(name):
             opened: IO[bytes] = (
-                self.filesystem.open(self.locate(name), "rb") if self.is_local else self._remote.open(name)
+                self.filesystem.open(self.locate(name), "rb")
+                if self.is_local
+                else self._remote.open(name, partial(self._naming, name))
             )
         return opened
 
@@ -334,23 +352,6 @@ class Storage:
             f"missing file {self.locate(name)!r}. Fetch or restore it; `raypipe info {self.uri}` shows what the "
             f"dataset should hold."
         )
-
-
-class _HeldStream(io.BufferedReader):
-    """A file of the cache, opened: it stays there as long as it is open."""
-
-    def __init__(self, held: HeldFile) -> None:
-        super().__init__(io.FileIO(held.path))
-        self._held = held
-
-    def close(self) -> None:
-        """Close the file, and let the cache remove it when it needs room."""
-        super().close()
-        self._held.close()
-
-    def __del__(self) -> None:
-        # Readers of parquet keep files open for as long as they live, and do not close them.
-        self.close()
 
 
 _caches: dict[tuple[str, int, bool], FileCache] = {}

@@ -1,6 +1,7 @@
 """The card of a dataset: what it holds at a glance, with a few of its frames.
 
-Reads ``meta/``, lists files and decodes a few frames; what is damaged is told on the card and does not end it.
+Reads ``meta/``, lists files, other than those of a web server, and decodes a few frames; what is damaged is told on the
+card and does not end it.
 """
 
 from collections import Counter
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
-from raypipe.info import camera_text, column_notes
+from raypipe.info import camera_text, column_notes, missing_notes
 from raypipe.metadata import DatasetMeta, Feature
+from raypipe.storage import Storage
 from raypipe.validate.outline import read_outline
 from raypipe.validate.structure import check_structure, plan_units
 from raypipe.validate.table import fold_findings
@@ -190,7 +192,7 @@ def _lines(dataset: Dataset) -> list[tuple[str, str]]:
     ends = dict.fromkeys([str(lengths.min()), str(lengths.max())]) if len(lengths) else {}
     seconds = meta.num_frames / meta.fps
     vectors = [f"{one.name} {list(one.shape)}" for one in vector_features(_try_features(dataset).values())]
-    absent = [(name, "declared, and no file is there") for name in dataset.missing_cameras]
+    absent = [(name, "declared, and no file is found") for name in dataset.missing_cameras]
     return [
         ("root", meta.root),
         ("robot", meta.robot_type),
@@ -255,20 +257,26 @@ def count_tasks(meta: DatasetMeta) -> tuple[tuple[str, int], ...]:
 
 def _remarks(dataset: Dataset) -> list[Remark]:
     """Return what the metadata and the list of files tell, without a look into the files."""
-    outline = read_outline(dataset.meta.storage)
-    findings = [*check_structure(outline), *plan_units(outline)[1]]
-    remarks = [
-        Remark(severity=fold.severity, text=f"{', '.join(fold.place.splitlines())}: {fold.message}")
-        for fold in fold_findings(findings)
-    ]
+    remarks = _structure_remarks(dataset.meta.storage)
     try:
         columns = column_notes(dataset)
     except DatasetError as error:
         columns = []
         remarks.append(Remark(severity="error", text=str(error)))
     told = " ".join(one.text for one in remarks)
-    notes = [note for note in (*dataset.meta.notes, *columns) if note not in told]
+    notes = [note for note in (*dataset.meta.notes, *missing_notes(dataset), *columns) if note not in told]
     return [*remarks, *(Remark(severity="note", text=note) for note in notes)]
+
+
+def _structure_remarks(storage: Storage) -> list[Remark]:
+    if not storage.is_listable:
+        return [Remark(severity="note", text="a web server lists nothing: which files are there was not checked")]
+    outline = read_outline(storage)
+    findings = [*check_structure(outline), *plan_units(outline)[1]]
+    return [
+        Remark(severity=fold.severity, text=f"{', '.join(fold.place.splitlines())}: {fold.message}")
+        for fold in fold_findings(findings)
+    ]
 
 
 def draw_lengths(axes: Any, lengths: NDArray[np.int64], fps: float) -> None:

@@ -20,6 +20,7 @@ from raypipe.mixture.file_state import find_meta_state
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, Storage, is_transient, open_root, open_storage, spec
 from raypipe.testing import write_dataset
+from raypipe.views.card import view_dataset
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,11 @@ class WebServer:
         self.folder_status = 0
         """With which folders are answered; 0: a page of links."""
         self.missing_status = 404
+        self.has_parts = False
+        """Whether bytes of a file may be asked for, as of most servers."""
+        self.has_dates = True
+        self.has_sizes = True
+        """Whether it tells when a file was written, and how large it is."""
         self.faults = {}
         """By the end of a path: what each next request is answered with, a status or ``"hang up"``."""
         server = self
@@ -60,8 +66,24 @@ class WebServer:
                     self.send_error(server.folder_status)
                 elif not Path(self.translate_path(self.path)).exists():
                     self.send_error(server.missing_status)
+                elif server.has_parts and "Range" in self.headers:
+                    self.send_part(Path(self.translate_path(self.path)).read_bytes())
                 else:
                     rightly()
+
+            def send_part(self, content):
+                start, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+                part = content[start : last + 1]
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(content)}")
+                self.send_header("Content-Length", str(len(part)))
+                self.end_headers()
+                self.wfile.write(part)
+
+            def send_header(self, keyword, value):
+                told = {"Last-Modified": server.has_dates, "Content-Length": server.has_sizes}
+                if told.get(keyword, True):
+                    super().send_header(keyword, value)
 
             def log_message(self, *_arguments):
                 pass
@@ -119,7 +141,11 @@ def test_no_folder_of_a_web_server_is_asked_for_whether_it_shows_them_or_not(ser
         other.folder_status = status
         read = frames_of_all(local_loader(make_pipe(f"{other.address}/arm")))
         told = describe(f"{other.address}/arm")
+        card = view_dataset(open_dataset(f"{other.address}/arm"))
 
+    assert ("note", "a web server") in [(one.severity, one.text[:12]) for one in card.remarks]
+    assert not [one.text for one in card.remarks if one.severity == "error"]
+    assert len(card.thumbnails) == len(view_dataset(open_dataset(str(root))).thumbnails)
     assert read == frames_of_all(local_loader(make_pipe(root)))
     assert told.episodes == describe(str(root)).episodes
     assert not [path for path in other.asked_in_any_way if "." not in Path(path).name]
@@ -160,11 +186,20 @@ def test_a_web_server_that_fails_for_a_while_is_asked_again(server, local, fault
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"), [(503, "is answered with status 503"), (403, "status 403"), ("hang up", "is not answered: ")]
+    ("fault", "told"),
+    [
+        (503, "is answered with status 503"),
+        (401, "status 401"),
+        (403, "status 403"),
+        ("hang up", "is not answered: "),
+    ],
 )
 @pytest.mark.parametrize("kept", [CacheSpec(), None])
-def test_a_file_of_a_web_server_that_does_not_answer_is_not_taken_for_missing(server, fault, told, kept):
+@pytest.mark.parametrize("read_before", [(), ("meta/info.json",)])
+def test_a_file_of_a_web_server_that_does_not_answer_is_not_taken_for_missing(server, fault, told, kept, read_before):
     storage = Storage(f"{server.address}/arm", kept)
+    for name in read_before:
+        storage.read_bytes(name)
     server.faults = {"meta/stats.json": [fault] * 1000}
 
     for ask in (storage.exists, storage.size_bytes, storage.read_bytes, storage.open_file):
@@ -174,6 +209,64 @@ def test_a_file_of_a_web_server_that_does_not_answer_is_not_taken_for_missing(se
         assert f"{server.address}/arm/meta/stats.json" in str(caught.value)
         assert told in str(caught.value)
         assert is_transient(caught.value)
+
+
+@pytest.mark.parametrize("fault", [503, 429, "hang up"])
+@pytest.mark.parametrize("has_dates", [True, False])
+def test_an_open_file_of_a_web_server_that_fails_for_a_while_is_read_on(server, local, monkeypatch, fault, has_dates):
+    # Without a cache, and with one that cannot tell one content of a file from another.
+    monkeypatch.setattr("raypipe.storage.streams.AHEAD_BYTES", 1 << 10)
+    server.has_parts, server.has_dates = True, has_dates
+    video = next(local.rglob("*.mp4"))
+    storage = Storage(f"{server.address}/arm", None if has_dates else CacheSpec())
+    content, half = video.read_bytes(), video.stat().st_size // 2
+
+    with storage.open_file(video.relative_to(local).as_posix()) as stream:
+        server.faults = {".mp4": [fault] * 2}
+        first = stream.read(100)
+        stream.seek(half)
+        server.faults = {".mp4": [fault] * 2}
+        rest = stream.read()
+        assert stream.tell() == stream.seek(0, 2) == len(content)
+
+    assert (first, rest) == (content[:100], content[half:])
+    assert not any(server.faults.values())
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "told"),
+    [
+        (503, DownloadError, "is answered with status 503"),
+        (403, DownloadError, "is answered with status 403"),
+        ("hang up", DownloadError, "is not answered: "),
+        (404, DatasetError, "missing file"),
+    ],
+)
+@pytest.mark.parametrize("kept", [CacheSpec(), None])
+def test_an_open_file_of_a_web_server_that_fails_for_good_is_named(server, fault, error, told, kept):
+    server.has_parts, server.has_dates = True, False
+    stream = Storage(f"{server.address}/arm", kept).open_file("meta/info.json")
+    server.faults = {"meta/info.json": [fault] * 1000}
+
+    with pytest.raises(error, match=told) as caught:
+        stream.read()
+
+    assert f"{server.address}/arm/meta/info.json" in str(caught.value)
+
+
+def test_a_run_without_a_cache_outlasts_faults_of_a_web_server(server, local):
+    server.has_parts = True
+    pipe = make_pipe(f"{server.address}/arm", cache="off")
+    server.faults = {".mp4": [0, 503] * 20, ".parquet": [0, 503] * 20}
+
+    assert frames_of_all(local_loader(pipe)) == frames_of_all(local_loader(make_pipe(local)))
+
+
+def test_a_file_of_which_a_web_server_does_not_tell_the_size_is_read_whole(server, local):
+    server.has_sizes = False
+
+    with Storage(f"{server.address}/arm").open_file("meta/info.json") as stream:
+        assert stream.read() == (local / "meta/info.json").read_bytes()
 
 
 @pytest.mark.parametrize("status", [404, 410])
@@ -206,6 +299,51 @@ def test_a_bucket_that_refuses_what_it_lacks_is_read_and_its_data_are_not_taken_
             list(local_loader(gone))
 
 
+def test_a_web_server_that_does_not_know_who_asks_lacks_neither_cameras_nor_statistics(server):
+    server.faults = {".mp4": [401] * 1000}
+    with pytest.raises(DownloadError, match=r"\.mp4' is answered with status 401"):
+        open_dataset(f"{server.address}/arm")
+
+    server.faults = {"stats.json": [401] * 1000}
+    with pytest.raises(DownloadError, match=r"stats\.json' is answered with status 401"):
+        _ = open_dataset(f"{server.address}/arm").stats
+
+
+def test_a_camera_that_a_web_server_refuses_is_left_out_with_the_status_and_not_taken_for_missing(server, local):
+    camera, *others = open_dataset(str(local)).spec.cameras
+    server.faults = {path.relative_to(local).as_posix(): [403] * 1000 for path in local.glob(f"videos/{camera}/*/*")}
+
+    with pytest.warns(UserWarning, match=rf"leaving out {camera}: video files are answered with status 403: refused"):
+        dataset = open_dataset(f"{server.address}/arm")
+
+    assert dataset.missing_cameras == (camera,)
+    assert dataset.spec.cameras == tuple(others)
+    assert any(camera in note and "status 403" in note for note in describe(f"{server.address}/arm").notes)
+    with pytest.raises(DownloadError, match=r"\.mp4 of .* are answered with status 403: .*Check your permissions"):
+        open_dataset(f"{server.address}/arm", cameras=[camera])
+
+
+def test_statistics_that_a_web_server_refuses_are_told_of(server):
+    dataset = open_dataset(f"{server.address}/arm")
+    server.faults = {"stats.json": [403] * 1000}
+
+    with pytest.warns(UserWarning, match=r"no statistics are read: meta/stats\.json is answered with status 403"):
+        assert dataset.stats == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [("v3.0", "file-000.parquet"), ("v2.1", "episodes.jsonl"), ("v3.0", "tasks.parquet"), ("v2.1", "tasks.jsonl")],
+)
+def test_a_table_that_a_web_server_refuses_is_not_taken_for_bad_data(server, tmp_path, version, refused):
+    write_dataset(tmp_path / "web/arm", varied_spec(version=version))
+
+    with WebServer(tmp_path / "web") as other:
+        other.faults = {refused: [403] * 1000}
+        with pytest.raises(DownloadError, match=rf"{refused} of .* is answered with status 403"):
+            open_dataset(f"{other.address}/arm")
+
+
 def test_an_outage_of_a_web_server_is_not_skipped_as_bad_data(server, tmp_path):
     pipe = make_pipe(f"{server.address}/arm", cache={"folder": str(tmp_path / "cache")}, on_bad_episode="skip")
     server.faults = {".mp4": [503] * 10_000}
@@ -233,3 +371,9 @@ def test_a_web_server_that_gives_whole_files_alone_is_told_of(server, local, tmp
 
     with pytest.raises(DownloadError, match=rf"10 bytes from 5 of '{name}' came: .* whole files alone\. Give the"):
         storage.open_ranged(name).need(5, 15)
+    with pytest.raises(DownloadError, match=rf"10 bytes from 5 of '{name}' came: .* whole files alone\. Give the"):
+        storage.cached(None).read_range(name, 5, 15)
+    with storage.cached(None).open_file(name) as stream:
+        stream.seek(5)
+        with pytest.raises(DownloadError, match=rf"bytes from 5 of '{name}' came: .* whole files alone\. Give the"):
+            stream.read(10)

@@ -1,0 +1,76 @@
+"""Files of a remote root, open for reading."""
+
+import io
+import os
+from collections.abc import Callable
+from typing import IO, Any, Final
+
+from raypipe.filecache import HeldFile
+
+AHEAD_BYTES: Final = 5 << 20
+"""What a small read of a file of a web server asks for, as files of fsspec do: readers go on where they are."""
+
+AskPart = Callable[[int, int], bytes]
+"""Gives the bytes ``[start, stop)``, all of them."""
+
+
+class HeldStream(io.BufferedReader):
+    """A file of the cache, opened: it stays there as long as it is open."""
+
+    def __init__(self, held: HeldFile) -> None:
+        super().__init__(io.FileIO(held.path))
+        self._held = held
+
+    def close(self) -> None:
+        """Close the file, and let the cache remove it when it needs room."""
+        super().close()
+        self._held.close()
+
+    def __del__(self) -> None:
+        # Readers of parquet keep files open for as long as they live, and do not close them.
+        self.close()
+
+
+def open_asked(size_bytes: int, ask: AskPart) -> IO[bytes]:
+    """Return a file of which each part is asked for as it is read, with some bytes ahead."""
+    return io.BufferedReader(_AskedFile(size_bytes, ask), min(AHEAD_BYTES, size_bytes))
+
+
+class _AskedFile(io.RawIOBase):
+    """Seeks by itself, and asks with every read."""
+
+    def __init__(self, size_bytes: int, ask: AskPart) -> None:
+        super().__init__()
+        self._size = size_bytes
+        self._ask = ask
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer with one question; less of it at the end alone."""
+        view = memoryview(buffer).cast("B")
+        stop = min(self._position + len(view), self._size)
+        if self._position >= stop:
+            return 0
+        content = self._ask(self._position, stop)
+        view[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def readall(self) -> bytes:
+        """Return the rest with one question, where the default asks for pieces."""
+        start, self._position = self._position, max(self._position, self._size)
+        return self._ask(start, self._size) if start < self._size else b""
