@@ -123,6 +123,7 @@ def test_plan_without_cameras_says_nothing_of_decoding_as_a_batch_leaves(tiny_da
         (("--batch-size", 3, "--lanes", 4), "batch_size=3 does not share out over 2 lanes"),
         (("--batch-size", 4, "--span-frames", "some"), "span_frames must be an integer of at least 1 or 'episode'"),
         (("--batch-size", 4, "--lanes", 100), "34 frames cannot be shared out over 100 lanes"),
+        (("--batch-size", 4, "--world-size", 0), "world_size must be an integer of at least 1, got 0"),
     ],
 )
 def test_plan_explains_what_is_impossible(tiny_dataset, options, message):

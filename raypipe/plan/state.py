@@ -109,6 +109,7 @@ class Resumed:
 
 def start(spec: OrderSpec, *, world_size: int, epoch: int = 0) -> Resumed:
     """Return what a run plans at its first start, or at the start of any epoch."""
+    check_world_size(world_size)
     lanes = world_size if spec.lanes == WORLD_SIZE else spec.lanes
     spec = replace(spec, lanes=lanes)
     return Resumed(spec=spec, epoch=epoch, legs=(first_leg(spec, world_size=world_size),))

@@ -190,7 +190,7 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
         ("frames", f"{report.frames:,} in {report.spans:,} spans on {report.lanes} lanes"),
         ("tail", f"{report.tail}; {report.left_over} frames left over"),
         ("order", f"live_spans={report.live_spans}, span_frames={report.span_frames!r}"),
-        ("fingerprint", report.fingerprint),
+        ("plan fingerprint", report.fingerprint),
         ("live", _live(report)),
         (
             "before batch 1",
