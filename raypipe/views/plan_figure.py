@@ -94,7 +94,7 @@ def _draw_distinct(axes: Any, world: WorldPlan, report: PlanReport, rank: int, m
     axes.set_ylim(0, 1.15 * max(*counts, expected))
     axes.axhline(expected, color="black", linewidth=0.8, linestyle="--", label=f"a full shuffle: {expected:.1f}")
     axes.set_ylabel("distinct episodes\nin a batch")
-    axes.legend(loc="lower right", fontsize="small", framealpha=0.85)
+    axes.legend(loc="best", fontsize="small", framealpha=0.85)
 
 
 def _draw_memory(axes: Any, frames: NDArray[np.int64], report: PlanReport, sizes: FrameSizes) -> None:
