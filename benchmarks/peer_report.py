@@ -109,8 +109,8 @@ def write_page(written: Mapping[str, Any], path: Path, plot: Path | None) -> Non
 
 def _command(written: Mapping[str, Any]) -> str:
     said = fill(
-        "Written by `benchmarks/peers.py`; no measured figure is typed by hand. The command makes an environment for every "
-        "peer (several GB; some need a Python 3.12, see `--python312`) and measures them one after the other."
+        "Written by `benchmarks/peers.py`; no measured figure is typed by hand. The command makes an environment for "
+        "every peer (several GB; some need a Python 3.12, see `--python312`) and measures them one after the other."
     )
     if written.get("num_runs", 1) > 1:
         said += "\n" + fill(
