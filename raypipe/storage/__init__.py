@@ -5,7 +5,7 @@
     root.py       the root of a dataset: names in, bytes out                       Storage, open_storage, open_root
     spec.py       where a node keeps remote files, and how many bytes              CacheSpec
     remote.py     what a remote root lists, and how its bytes are fetched          Remote
-    streams.py    files of a remote root, open for reading                         HeldStream, open_asked
+    streams.py    files of a remote root, open for reading                         HeldStream, SizedFile
     ranged.py     a file of which only the parts in use are on the node            RangedFile
     retry.py      what fails for a while is tried again by whoever reads           retry_transient
 

@@ -6,13 +6,13 @@
                    [=======]                     a part that was asked for by its bytes, with one request
 """
 
-import io
 import os
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
 from raypipe.filecache import HeldFile
+from raypipe.storage.streams import SizedFile
 
 BLOCK_BYTES: Final = 1 << 20
 """Fetched where a reader has not said what it will read: an index of a video, a footer, columns of a few episodes."""
@@ -25,14 +25,12 @@ HoldPart = Callable[[int, int], HeldFile]
 """Gives the bytes ``[start, stop)`` as a file of the cache."""
 
 
-class RangedFile(io.RawIOBase):
+class RangedFile(SizedFile):
     """A file for reading and seeking. Not for use by several threads at once."""
 
     def __init__(self, size_bytes: int, hold: HoldPart) -> None:
-        super().__init__()
-        self._size = size_bytes
+        super().__init__(size_bytes)
         self._hold = hold
-        self._position = 0
         self._parts: OrderedDict[tuple[int, int], tuple[HeldFile, int]] = OrderedDict()
 
     def need(self, start: int, stop: int) -> None:
@@ -40,24 +38,6 @@ class RangedFile(io.RawIOBase):
         stop = min(stop, self._size)
         if start < stop and self._find(start, stop) is None:
             self._add(start, stop)
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a position."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
 
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer as far as one part goes; 0 at the end."""

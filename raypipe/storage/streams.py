@@ -36,28 +36,39 @@ def open_asked(size_bytes: int, ask: AskPart) -> IO[bytes]:
     return io.BufferedReader(_AskedFile(size_bytes, ask), min(AHEAD_BYTES, size_bytes))
 
 
-class _AskedFile(io.RawIOBase):
-    """Seeks by itself, and asks with every read."""
+class SizedFile(io.RawIOBase):
+    """A file of known size whose position is kept here; what reads it comes with a class of it."""
 
-    def __init__(self, size_bytes: int, ask: AskPart) -> None:
+    def __init__(self, size_bytes: int) -> None:
         super().__init__()
         self._size = size_bytes
-        self._ask = ask
         self._position = 0
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
+        """Return True."""
         return True
 
     def tell(self) -> int:
+        """Return the position."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a position."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
         self._position = max(0, base + offset)
         return self._position
+
+
+class _AskedFile(SizedFile):
+    """Asks with every read."""
+
+    def __init__(self, size_bytes: int, ask: AskPart) -> None:
+        super().__init__(size_bytes)
+        self._ask = ask
 
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer with one question; less of it at the end alone."""

@@ -264,7 +264,7 @@ def test_live_window_gives_memory_back_after_so_much_was_retired(monkeypatch):
     assert len(window) == 0
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc tells and gives back spare memory")
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc from 2.33 tells of spare memory")
 def test_memory_that_is_spare_is_given_back_and_little_is_kept(monkeypatch):
     # Pieces too small for the allocator to map each by itself, of which every second is let go: holes of 300 MB.
     pieces = [np.ones(100_000, dtype=np.uint8) for _ in range(6000)]
