@@ -160,7 +160,8 @@ def share_loader(pipeline: Pipeline, name: str = "train", **settings: Any) -> Ra
     shared: list[Any] = [None, cluster]
     if rank == 0:
         try:
-            shared[0] = ray.cloudpickle.dumps(pipeline.loaders(world_size, name=name))
+            loaders = pipeline.loaders(world_size, name=name)
+            shared[0] = ray.cloudpickle.dumps((loaders, pipeline.config.decode.num_threads))
         except Exception as error:
             # The others wait for the broadcast: they shall hear of it.
             dist.broadcast_object_list([error, cluster], src=0)
@@ -170,10 +171,11 @@ def share_loader(pipeline: Pipeline, name: str = "train", **settings: Any) -> Ra
         raise shared[0]
     if shared[1] != cluster:
         raise ConfigError(f"rank {rank} is on the Ray at {cluster}, rank 0 on that at {shared[1]}; set RAY_ADDRESS")
-    loaders: list[RankLoader] = ray.cloudpickle.loads(shared[0])
-    if pipeline.config.decode.num_threads == ASSIGNED_CPUS:
+    loaders, num_threads = ray.cloudpickle.loads(shared[0])
+    if num_threads == ASSIGNED_CPUS:
         settings = {"num_threads": _share_cpus(), **settings}
-    return loaders[rank].with_settings(**settings)
+    own: RankLoader = loaders[rank]
+    return own.with_settings(**settings)
 
 
 def _share_cpus() -> int:

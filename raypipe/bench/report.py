@@ -40,7 +40,7 @@ class BenchReport:
         Where fewer episodes were used than are live by the first setting, their mixing was not seen, and none with
         fewer live spans is advised. None where no setting could be measured.
         """
-        rows = [row for row in self.rows if "setting" in row and "error" not in row]
+        rows = self._measured
         if not rows:
             return None
         used, least = self.conditions.get("used_episodes", 0), rows[0]["setting"]["live_spans"]
@@ -55,7 +55,7 @@ class BenchReport:
     def tell_faster(self) -> str:
         """Return why the fastest setting is not the one that is advised; empty where it is, or nearly as fast."""
         best = self.find_best()
-        rows = [row for row in self.rows if "setting" in row and "error" not in row]
+        rows = self._measured
         fastest = max(rows, key=lambda row: row["samples_per_s"], default=None)
         if best is None or fastest is None or best["samples_per_s"] >= (1 - _TIE) * fastest["samples_per_s"]:
             return ""
@@ -64,6 +64,11 @@ class BenchReport:
         if shown < self._wanted_episodes(rows):
             return f"{told}, but mixes less: {shown:.3g} episodes a batch, not {mixed:.3g}. Take it if that is enough"
         return f"{told}, but has fewer live spans, whose mixing these few episodes do not show: --seconds takes more"
+
+    @property
+    def _measured(self) -> list[Mapping[str, Any]]:
+        """The rows of settings that have figures."""
+        return [row for row in self.rows if "setting" in row and "error" not in row]
 
     def _wanted_episodes(self, rows: Sequence[Mapping[str, Any]]) -> float:
         """Return the distinct episodes a batch that are well mixed."""

@@ -11,13 +11,14 @@ from committed import Journal
 import raypipe as rp
 
 
-def open_pipe(root):
-    return rp.Pipeline(rp.open_dataset(str(root)), batch_size=6, seed=3, order={"live_spans": 3})
+def open_pipe(root, **decode):
+    return rp.Pipeline(rp.open_dataset(str(root)), batch_size=6, seed=3, order={"live_spans": 3}, decode=decode)
 
 
 def main(root, folder, stop_after):
     dist.init_process_group("gloo")
-    loader = rp.train.share_loader(open_pipe(root))
+    # That of rank 0 counts.
+    loader = rp.train.share_loader(open_pipe(root, **({"num_threads": 7} if dist.get_rank() else {})))
     # All processes are on this machine, and share its CPUs.
     assert loader._spec.num_threads == max(1, len(os.sched_getaffinity(0)) // dist.get_world_size())
     states = [path for path in (folder / "first", folder / "second") if path.exists()]
