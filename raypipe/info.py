@@ -63,8 +63,16 @@ def describe(root: str) -> DatasetInfo:
         # What is left out is in the value itself: missing_cameras and notes.
         warnings.simplefilter("ignore", UserWarning)
         dataset = open_dataset(root)
+    try:
+        _check_files(dataset)
+        return _describe(dataset)
+    except DatasetError as error:
+        error.add_note(f"`raypipe validate {root}` looks at all files, and lists what is wrong with them.")
+        raise
+
+
+def _describe(dataset: Dataset) -> DatasetInfo:
     meta = dataset.meta
-    _check_files(dataset)
     lengths = meta.episodes.length
     present = [name for name in meta.cameras if name not in dataset.missing_cameras]
     return DatasetInfo(
