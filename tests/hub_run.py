@@ -24,10 +24,13 @@ def digest_of(batch) -> str:
 def run(root: str, folder: str) -> list:
     """Three steps on two ranks, then the rest of the epoch on one; by step the digests of the ranks."""
     dataset = rp.open_dataset(root).windowed(offsets=WINDOWS)
-    options = {"order": {"live_spans": 3}, "batch_size": {"size": 8, "scope": "global"}, "seed": 5}
-    if folder:
-        options["cache"] = {"folder": folder, "max_bytes": 1 << 30}
-    pipe = rp.Pipeline(dataset, **options)
+    pipe = rp.Pipeline(
+        dataset,
+        batch_size={"size": 8, "scope": "global"},
+        seed=5,
+        order={"live_spans": 3},
+        cache={"folder": folder, "max_bytes": 1 << 30},
+    )
     loaders = pipe.loaders(2)
     begun = run_ranks(loaders, lambda loader: [digest_of(batch) for batch in loader.steps(3)])
     (rest,) = pipe.loaders(1)

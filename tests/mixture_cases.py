@@ -299,6 +299,15 @@ def resized_image(root: Path, camera: str, episode: int, frame: int) -> torch.Te
     return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
 
 
+def write_all(folder: Path, **settings) -> Path:
+    """Write a mixture of the made datasets, and of the real ones where they are, at 10 frames per second."""
+    path = write_unlike(folder, rate=10, **settings)
+    content = yaml.safe_load(path.read_text())
+    content["datasets"] |= real_members() if REAL_DATA.exists() else {}
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 needs_real_data = pytest.mark.skipif(not REAL_DATA.exists(), reason="the real datasets are not part of the project")
@@ -314,8 +323,8 @@ REAL_CAMERAS = {
 """The real datasets, and under which own names they have the cameras of the mixture."""
 
 
-def write_real_file(path: Path, **settings) -> Path:
-    """Write the file of a mixture of all real datasets at 10 frames per second; return its path."""
+def real_members() -> dict:
+    """The real datasets as a mixture file lists them."""
     annotations = ["annotation.human.action.task_description", "annotation.human.validity"]
     members = {
         name: {"root": str(REAL_DATA / name), "weight": 1.5 if name == "cr5_v21" else 1, "cameras": cameras}
@@ -323,7 +332,12 @@ def write_real_file(path: Path, **settings) -> Path:
     }
     members["groot_simpnp_v20"]["drop"] = [*annotations, "next.reward", DONE]
     members["pusht_v30_novid"]["drop"] = ["next.reward", DONE, "next.success"]
-    content = {"resize": list(SIZE), "on_missing": "fill", "rate": 10, **settings, "datasets": members}
+    return members
+
+
+def write_real_file(path: Path, **settings) -> Path:
+    """Write the file of a mixture of all real datasets at 10 frames per second; return its path."""
+    content = {"resize": list(SIZE), "on_missing": "fill", "rate": 10, **settings, "datasets": real_members()}
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     return path
 

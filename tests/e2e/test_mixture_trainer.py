@@ -10,10 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 import committed
-import pytest
 import ray.train
 from committed import Journal, plan_from, read_attempts
-from mixture_cases import FRAMES, MAIN, frames_of_plan, needs_real_data, write_real_file, write_unlike
+from mixture_cases import FRAMES, MAIN, frames_of_plan, write_all
 from ray import cloudpickle
 from ray.train.torch import TorchTrainer
 from ray_session import ensure_ray
@@ -29,14 +28,6 @@ for module in (sys.modules[__name__], committed):
 RUN = "run"
 FRAMES_PER_EPOCH = 240
 NUM_EPOCHS = 2
-
-
-def write_real(folder: Path) -> Path:
-    return write_real_file(folder / "real.yaml", frames_per_epoch=FRAMES_PER_EPOCH)
-
-
-def write_made(folder: Path) -> Path:
-    return write_unlike(folder / "made", frames_per_epoch=FRAMES_PER_EPOCH, rate=10)
 
 
 def train_loop(config):
@@ -118,11 +109,10 @@ def planned_shares(pipe):
         yield sorted(frame for step in range(world.num_steps) for frame in frames_of_plan(world, step, 0))
 
 
-@pytest.mark.parametrize("write", [write_made, pytest.param(write_real, marks=needs_real_data)])
-def test_mixture_is_exactly_once_over_a_killed_worker_and_another_number_of_workers(tmp_path, write):
+def test_mixture_is_exactly_once_over_a_killed_worker_and_another_number_of_workers(tmp_path):
     # Three workers, and a CPU for reading.
     ensure_ray(4)
-    mixture = rp.Mixture(write(tmp_path), cache=None, progress=False)
+    mixture = rp.Mixture(write_all(tmp_path / "members", frames_per_epoch=FRAMES_PER_EPOCH), cache=None, progress=False)
     offsets = {name: FRAMES[name] for name in ("action", "observation.state", MAIN)}
     order = {"live_spans": 4, "span_frames": 6}
     pipe = rp.Pipeline(mixture.windowed(offsets=offsets), batch_size=12, seed=3, order=order)

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import raypipe as rp
 from raypipe.cli import app
+from raypipe.errors import ConfigError
 from raypipe.testing import write_dataset
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
@@ -66,15 +67,16 @@ def fit(loop, folder, num_workers, pipelines, max_failures=0, **config):
 
 
 def train_loop(config):
-    """Note every step, and save after some; at most `stop_after` steps, or trouble on rank 1 in the first attempt."""
+    """Note every step, and save after some; at most `stop_after` steps, or up to the trouble of this attempt."""
     loader = rp.train.get_loader("train")
     context = ray.train.get_context()
     rank = context.get_world_rank()
     journal = Journal(config["journals"], rank, context.get_world_size(), loader)
+    saved = read_snapshot(config)
     for step, batch in enumerate(loader, start=1):
         journal.add(batch, loader)
-        if step == config.get("trouble_after") and rank == 1:
-            make_trouble_once(config, is_saved=step > min(config.get("save_after", [step])))
+        if rank == 1:
+            make_trouble(config, step, saved)
         if step in config.get("save_after", ()):
             save(loader, rank)
         if step == config.get("stop_after"):
@@ -86,37 +88,43 @@ def save(loader, rank):
         rp.train.report({"epoch": loader.epoch}, folder if rank == 0 else None, loader)
 
 
-def make_trouble_once(config, is_saved):
-    flag = Path(config["journals"]) / "trouble"
-    if flag.exists():
+def make_trouble(config, step, saved):
+    """Fail if it is this attempt's turn: `troubles` has a kind and a step for each of the first attempts."""
+    attempt = len(list(Path(config["journals"]).glob("rank-1-*"))) - 1
+    kind, fatal_step = dict(enumerate(config.get("troubles", ()))).get(attempt, ("", 0))
+    if step != fatal_step:
         return
-    flag.touch()
     # A report returns before the controller has taken it: a checkpoint counts when it is in the run's snapshot.
-    snapshot = Path(config["journals"]).parent / "storage" / RUN / "checkpoint_manager_snapshot.json"
-    while is_saved and not snapshot.exists():
+    while step > min(config["save_after"]) and read_snapshot(config) == saved:
         time.sleep(0.1)
-    if config["trouble"] == "raise":
+    if kind == "raise":
         raise RuntimeError("a worker fails")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("trouble", ["raise", "SIGKILL"])
-def test_committed_steps_are_exactly_once_and_in_plan_order_when_a_rank_fails(tmp_path, rows, pipe, trouble):
-    fit(train_loop, tmp_path, 2, {"train": pipe}, 1, save_after=(2,), trouble_after=4, trouble=trouble)
+def read_snapshot(config):
+    path = Path(config["journals"]).parent / "storage" / RUN / "checkpoint_manager_snapshot.json"
+    return path.read_text() if path.exists() else ""
+
+
+def test_committed_steps_are_exactly_once_and_in_plan_order_however_often_a_rank_fails(tmp_path, rows, pipe):
+    # Before anything was saved; two steps after a checkpoint; a step after the next one, without a word.
+    troubles = [("raise", 2), ("raise", 4), ("SIGKILL", 3)]
+    fit(train_loop, tmp_path, 2, {"train": pipe}, 3, save_after=(2,), troubles=troubles)
 
     attempts = read_attempts(tmp_path / "journals")
     steps = committed_frames(attempts)
-    assert [len(attempt[0]) for attempt in steps] == [2, 3]
-    # Two more were done in the first attempt, and done again.
-    assert len(attempts[0].frames(1)) == 4
+    assert [len(attempt.frames(1)) for attempt in attempts] == [2, 4, 3, 1]
+    assert [len(attempt[0]) for attempt in steps] == [0, 2, 2, 1]
+    assert (attempts[1].state["epoch"], attempts[1].state["legs"]) == (0, [])
     assert sorted(flatten(steps)) == frames_of_dataset(rows)
     for rank in range(2):
-        assert steps[0][rank] + steps[1][rank] == planned_epoch(pipe.plan(world_size=2), rank)
+        assert [step for attempt in steps for step in attempt[rank]] == planned_epoch(pipe.plan(world_size=2), rank)
     verdict = account_of(tmp_path)
     assert verdict["is_exact"]
     assert verdict["num_emitted"] == len(frames_of_dataset(rows))
-    # What a killed process had handed over since it wrote its account last is not known.
-    assert verdict["num_rolled_back"] >= (12 if trouble == "raise" else 0)
+    # Of those that raised; what a killed process had handed over since it wrote its account last is not known.
+    assert verdict["num_rolled_back"] >= 2 * 12
 
 
 def account_of(folder):
@@ -125,15 +133,6 @@ def account_of(folder):
     assert told.exit_code in (0, 1), told.output
     (verdict,) = json.loads(told.stdout)["epochs"]
     return verdict
-
-
-def test_epoch_starts_over_where_nothing_was_saved_before_the_failure(tmp_path, rows, pipe):
-    fit(train_loop, tmp_path, 2, {"train": pipe}, 1, trouble_after=2, trouble="raise")
-
-    attempts = read_attempts(tmp_path / "journals")
-    assert [(attempt.state["epoch"], attempt.state["legs"]) for attempt in attempts] == [(0, []), (0, [])]
-    assert len(attempts[0].frames(1)) == 2
-    assert sorted(flatten(committed_frames(attempts))) == frames_of_dataset(rows)
 
 
 @pytest.fixture(scope="module")
@@ -169,11 +168,13 @@ def test_damaged_state_in_a_checkpoint_is_an_error_that_names_the_file(tmp_path,
     state.write_bytes(state.read_bytes()[:40])
 
     with pytest.raises(ray.train.TrainingFailedError, match=r"ResumeError: damaged state '.*raypipe/train\.json'"):
-        fit(train_loop, tmp_path, 2, {"train": pipe})
+        fit(train_loop, tmp_path, 1, {"train": pipe})
 
 
 def ddp_loop(config):
     """Train an epoch with gradients that are averaged over ranks, then read the evaluation data."""
+    with pytest.raises(ConfigError) as wrong:
+        rp.train.get_loader("training")
     loader, val = rp.train.get_loader("train"), rp.train.get_loader("val")
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()
@@ -196,7 +197,7 @@ def ddp_loop(config):
     while val.world_stats().num_ranks < world_size:
         time.sleep(0.05)
     with tempfile.TemporaryDirectory() as folder:
-        metrics = {**rp.train.loader_metrics(loader), **rp.train.loader_metrics(val)}
+        metrics = {**rp.train.loader_metrics(loader), **rp.train.loader_metrics(val), "wrong": str(wrong.value)}
         rp.train.report(metrics, folder if rank == 0 else None, loader, val)
 
 
@@ -241,6 +242,13 @@ def test_reported_figures_are_those_of_all_ranks(trained):
     assert 0 <= metrics["train/wait_share"] <= metrics["train/worst_wait_share"] <= 1
 
 
+WRONG_NAME = "the trainer has no pipeline 'training'; pass it as rp.train.ingest"
+
+
+def test_wrong_name_of_a_loader_is_an_error_that_says_how_to_give_it(trained):
+    assert WRONG_NAME in trained[0].metrics["wrong"]
+
+
 def test_local_mode_trains_in_this_process(tmp_path, rows, pipe):
     result = fit(train_loop, tmp_path, 0, {"train": pipe}, save_after=(10,))
 
@@ -250,13 +258,8 @@ def test_local_mode_trains_in_this_process(tmp_path, rows, pipe):
     assert sorted(flatten(committed_frames([attempt]))) == frames_of_dataset(rows)
 
 
-def wrong_name_loop(config):
-    rp.train.get_loader("training")
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_wrong_name_of_a_loader_is_an_error_that_says_how_to_give_it(tmp_path, pipe, num_workers):
-    with pytest.raises(Exception, match=r"the trainer has no pipeline 'training'; pass it as rp.train.ingest") as error:
-        fit(wrong_name_loop, tmp_path, num_workers, {"train": pipe})
+def test_wrong_name_of_a_loader_is_the_same_error_in_local_mode(tmp_path, pipe):
+    with pytest.raises(Exception, match=WRONG_NAME) as error:
+        fit(lambda config: rp.train.get_loader("training"), tmp_path, 0, {"train": pipe})
 
     assert "ConfigError" in (type(error.value).__name__ + str(error.value))

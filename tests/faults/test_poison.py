@@ -173,11 +173,14 @@ def assert_named(told, root) -> None:
         assert name in told
 
 
-@pytest.mark.parametrize("fatal", [signal.SIGKILL, signal.SIGSEGV], ids=lambda fatal: fatal.name)
-def test_video_that_ends_every_process_is_an_error_after_two_deaths(tmp_path, root, fatal):
+@pytest.mark.parametrize(("fatal", "at_once"), [(signal.SIGKILL, False), (signal.SIGSEGV, True)])
+def test_video_that_ends_every_process_is_an_error_after_two_deaths(tmp_path, root, fatal, at_once):
     machine = Machine(tmp_path, root, fatal=fatal)
 
-    codes = [machine.decode(0, BAD, 1).code for _ in range(2)]
+    if at_once:
+        codes = [finish(process).code for process in [machine.start(0, BAD, 1) for _ in range(2)]]
+    else:
+        codes = [machine.decode(0, BAD, 1).code for _ in range(2)]
     third = machine.decode(0, BAD, 1)
 
     assert codes == [-fatal, -fatal]
@@ -206,17 +209,6 @@ def test_video_that_ends_only_its_first_processes_gives_right_pixels(tmp_path, r
     assert machine.visits() == ["first", "first", "isolated", "isolated", "isolated"]
     assert machine.num_processes() == 3
     machine.assert_right(0, 1, BAD)
-
-
-def test_two_processes_that_die_at_once_are_two_deaths(tmp_path, root):
-    machine = Machine(tmp_path, root)
-
-    both = [machine.start(BAD), machine.start(BAD)]
-    codes = [finish(process).code for process in both]
-    third = machine.decode(BAD)
-
-    assert codes == [-signal.SIGKILL] * 2
-    assert list(third.errors) == [str(BAD)]
 
 
 def test_a_replaced_file_is_decoded_in_its_process_again(tmp_path):
