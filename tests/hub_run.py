@@ -21,16 +21,15 @@ def digest_of(batch) -> str:
     return digest.hexdigest()
 
 
+def make_pipe(root: str, **options) -> rp.Pipeline:
+    dataset = rp.open_dataset(root).windowed(offsets=WINDOWS)
+    batch = {"size": 8, "scope": "global"}
+    return rp.Pipeline(dataset, batch_size=batch, seed=5, order={"live_spans": 3}, **options)
+
+
 def run(root: str, folder: str) -> list:
     """Three steps on two ranks, then the rest of the epoch on one; by step the digests of the ranks."""
-    dataset = rp.open_dataset(root).windowed(offsets=WINDOWS)
-    pipe = rp.Pipeline(
-        dataset,
-        batch_size={"size": 8, "scope": "global"},
-        seed=5,
-        order={"live_spans": 3},
-        cache={"folder": folder, "max_bytes": 1 << 30},
-    )
+    pipe = make_pipe(root, cache={"folder": folder, "max_bytes": 1 << 30})
     loaders = pipe.loaders(2)
     begun = run_ranks(loaders, lambda loader: [digest_of(batch) for batch in loader.steps(3)])
     (rest,) = pipe.loaders(1)

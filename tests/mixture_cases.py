@@ -300,10 +300,14 @@ def resized_image(root: Path, camera: str, episode: int, frame: int) -> torch.Te
 
 
 def write_all(folder: Path, **settings) -> Path:
-    """Write a mixture of the made datasets, and of the real ones where they are, at 10 frames per second."""
+    """Write a mixture of the made datasets, and of the real ones where they are, at 10 frames per second.
+
+    The made ones have most of the weight: of 240 frames some come from a second lap of theirs.
+    """
     path = write_unlike(folder, rate=10, **settings)
     content = yaml.safe_load(path.read_text())
-    content["datasets"] |= real_members() if REAL_DATA.exists() else {}
+    if REAL_DATA.exists():
+        content["datasets"] |= {name: one | {"weight": one["weight"] / 5} for name, one in real_members().items()}
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     return path
 

@@ -11,20 +11,10 @@ import time
 from pathlib import Path
 
 import ray
-from batches import WINDOWS
-from hub_run import digest_of
+from hub_run import digest_of, make_pipe
 from ray_session import run_ranks
 
-import raypipe as rp
-
 KEPT = {"whole": 1 << 30, "parts": 0}
-
-
-def make_pipe(root: str, kind: str, folder: Path):
-    options = {"order": {"live_spans": 3}, "batch_size": {"size": 8, "scope": "global"}, "seed": 5}
-    if kind in KEPT:
-        options["cache"] = {"folder": str(folder / "cache"), "max_bytes": 1 << 30, "whole_bytes": KEPT[kind]}
-    return rp.Pipeline(rp.open_dataset(root).windowed(offsets=WINDOWS), **options)
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -44,7 +34,8 @@ class Rank:
 
 def run(root: str, kind: str, folder: Path) -> list:
     """Three steps on two ranks, which are killed; then the rest of the epoch on one; by step the digests."""
-    pipe = make_pipe(root, kind, folder)
+    cache = {"folder": str(folder / "cache"), "max_bytes": 1 << 30, "whole_bytes": KEPT[kind]} if kind in KEPT else {}
+    pipe = make_pipe(root, cache=cache)
     ranks = [Rank.remote(loader) for loader in pipe.loaders(2)]
     pids = ray.get([rank.pid.remote() for rank in ranks])
     begun = ray.get([rank.steps.remote(3) for rank in ranks])

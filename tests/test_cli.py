@@ -105,8 +105,6 @@ def truncate(path):
 VIDEO = "videos/observation.images.top/chunk-000/file-000.mp4"
 ROWS = "data/chunk-000/file-000.parquet"
 
-DATA = ("data/", "videos/")
-
 DAMAGES = {
     "truncated json": (lambda root: truncate(root / "meta/info.json"), "info.json"),
     "truncated rows": (lambda root: truncate(root / ROWS), ROWS),
@@ -129,7 +127,8 @@ def test_info_of_a_damaged_dataset_names_the_file(tmp_path, tiny_dataset, case):
     told, *remedy = done.stderr.strip().splitlines()
     assert name in told
     # Where the metadata can be read, there may be more that is wrong.
-    assert [f"raypipe validate {tmp_path / 'copy'}" in line for line in remedy] == [True] * name.startswith(DATA)
+    assert len(remedy) == name.startswith(("data/", "videos/"))
+    assert all(f"raypipe validate {tmp_path / 'copy'}" in line for line in remedy)
 
 
 def test_brackets_in_names_are_printed_as_they_are(tmp_path):

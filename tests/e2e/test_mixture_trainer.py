@@ -127,6 +127,7 @@ def test_mixture_is_exactly_once_over_a_killed_worker_and_another_number_of_work
     assert steps[:2] == [3, 7 + 4]
     for visits, planned in zip(epochs, planned_shares(pipe), strict=True):
         assert len(set(visits)) == len(visits) == FRAMES_PER_EPOCH
+        assert len({visit[:3] for visit in visits}) < FRAMES_PER_EPOCH, "no frame came from a second lap"
         assert sorted(visit[:3] for visit in visits) == planned
         shares = list(mixture.shares.values())
         assert Counter(visit[0] for visit in visits) == dict(enumerate(shares))

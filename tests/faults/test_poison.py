@@ -173,7 +173,9 @@ def assert_named(told, root) -> None:
         assert name in told
 
 
-@pytest.mark.parametrize(("fatal", "at_once"), [(signal.SIGKILL, False), (signal.SIGSEGV, True)])
+@pytest.mark.parametrize(
+    ("fatal", "at_once"), [(signal.SIGKILL, False), (signal.SIGSEGV, True)], ids=["SIGKILL", "SIGSEGV"]
+)
 def test_video_that_ends_every_process_is_an_error_after_two_deaths(tmp_path, root, fatal, at_once):
     machine = Machine(tmp_path, root, fatal=fatal)
 
