@@ -1,12 +1,22 @@
 """raypipe beside the floor and its peers: cost, speed, memory and mixing, on one dataset in one run.
 
-    python benchmarks/loader.py DATASET [--json FILE] [--peer-python PYTHON]
+    python benchmarks/loader.py [--json FILE] [--peer-python PYTHON]
+    python benchmarks/loader.py DATASET
     python benchmarks/loader.py --make h264
+    python benchmarks/loader.py --real DATASET --copies 8
 
-Every loader runs in a new process with a Ray of its own, for two epochs; all figures but the first batch are of the
-second. CPU seconds are those of the whole process tree, Ray's daemons and tasks included; they move little with the
-load of the machine, samples/s move a lot. Memory is the peak of the sum of proportional set sizes. Batch times and
-samples/s are of a loop that does nothing else; the share of waiting is of one that sleeps `--step-ms` after a batch.
+Without a dataset one is made that is as costly as two real cameras, in some minutes. `--real` makes a longer one out of
+a real one of v2.x, by copying its episodes. Batches of 64, an action chunk of 16, one frame of each camera; raypipe is
+told nothing else.
+
+Every loader runs in a new process, with a Ray of its own if it uses one, for two epochs; all figures but the first
+batch are of the second. "raypipe" is the local feed, "raypipe-ray" reads rows by Ray Data, "raypipe-cluster" decodes in
+Ray tasks too.
+
+CPU seconds are those of the whole process tree, Ray's daemons and tasks included; they move little with the load of
+the machine, samples/s move a lot. Memory is the peak of the sum of proportional set sizes; idle is that of the
+same processes with torch, torchcodec and raypipe imported and Ray started, and nothing read. Batch times and samples/s
+are of a loop that does nothing else; the share of waiting is of one that sleeps `--step-ms` after a batch.
 
 LeRobot's loaders run where ``lerobot`` can be imported, here or by the Python that `--peer-python` names.
 """
@@ -22,9 +32,10 @@ from typing import Any
 import numpy as np
 from machine import write_results
 from made import KINDS, make_dataset
+from made_copies import copy_episodes
 
 from raypipe import open_dataset
-from raypipe.bench.measure import measure, sample_windows
+from raypipe.bench.measure import measure, measure_idle, sample_windows
 from raypipe.bench.one_loader import LOADERS, Request
 
 COLUMNS = (
@@ -36,6 +47,8 @@ COLUMNS = (
     "samples_per_s_overall",
     "first_batch_s",
     "peak_mb",
+    "idle_mb",
+    "above_idle_mb",
     "distinct_episodes",
     "wait_share",
     "batch_ms_p50",
@@ -48,35 +61,55 @@ COLUMNS = (
 def main() -> None:
     arguments = parse_arguments()
     with tempfile.TemporaryDirectory(prefix="raypipe-bench-") as folder:
-        root = arguments.dataset or str(make_dataset(arguments.make, Path(folder) / arguments.make, arguments.episodes))
-        results = []
+        root = find_dataset(arguments, Path(folder))
+        results: list[dict[str, Any]] = []
+        idle: dict[str, float | None] = {}
         for frames in arguments.observation_frames:
             for name in arguments.loaders:
                 request = make_request(arguments, root, name, frames)
+                # Where raypipe decodes makes no difference before it does.
+                kind = name.replace("-cluster", "-ray")
+                if kind not in idle:
+                    idle[kind] = measure_idle(request, Path(folder), arguments.peer_python)
                 results.append(measure(request, Path(folder), arguments.peer_python))
-                print(json.dumps({key: results[-1].get(key) for key in COLUMNS[:8]}), flush=True)
+                add_idle(results[-1], idle[kind])
+                print(json.dumps({key: results[-1].get(key) for key in COLUMNS[:10]}), flush=True)
         add_ratios(results)
     write_results(arguments.json, results, COLUMNS)
+
+
+def find_dataset(arguments: argparse.Namespace, folder: Path) -> str:
+    """Return the dataset that was named, or make the one that was asked for in `folder`."""
+    if arguments.dataset:
+        return str(arguments.dataset)
+    if arguments.real:
+        return str(copy_episodes(Path(arguments.real), folder / "real", arguments.copies))
+    return str(make_dataset(arguments.make, folder / arguments.make, arguments.episodes))
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", nargs="?", help="a folder with a LeRobot dataset")
-    parser.add_argument("--make", choices=KINDS, help="write a dataset of this kind to a temporary folder instead")
+    parser.add_argument("--make", choices=KINDS, help=f"make one of this kind instead; by default {KINDS[0]}")
+    parser.add_argument("--real", metavar="DATASET", help="make one of the episodes of this one, of v2.0 or v2.1")
+    parser.add_argument("--copies", type=int, default=8, help="how many times those episodes come")
     parser.add_argument("--episodes", type=int, help="episodes of the dataset that is made")
     parser.add_argument("--json", help="also write the figures here")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--observation-frames", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--observation-frames", type=int, nargs="+", default=[1])
     parser.add_argument("--loaders", nargs="+", choices=list(LOADERS), default=list(LOADERS), metavar="NAME")
     parser.add_argument("--max-samples", type=int, help="use the first episodes only, up to so many frames")
     parser.add_argument("--step-ms", type=float, default=50.0, help="a training step, for the share of waiting")
     parser.add_argument("--steps", type=int, default=60, help="steps of that; 0 leaves it out")
-    parser.add_argument("--live-gb", type=float, default=3.2, help="memory of raypipe for the spans at hand")
+    parser.add_argument("--live-gb", type=float, default=0.0, help="memory of raypipe for spans; 0: its own choice")
     parser.add_argument("--parts", type=json.loads, default={}, help="further parts of raypipe's pipeline, as JSON")
     parser.add_argument("--peer-python", default=sys.executable, help="Python of an environment with lerobot")
     arguments = parser.parse_args()
-    if (arguments.dataset is None) == (arguments.make is None):
-        parser.error("give either a DATASET or --make")
+    given = [arguments.dataset, arguments.make, arguments.real]
+    if len(given) - given.count(None) > 1:
+        parser.error("give one of DATASET, --make and --real")
+    if given.count(None) == len(given):
+        arguments.make = KINDS[0]
     return arguments
 
 
@@ -98,6 +131,13 @@ def make_request(arguments: argparse.Namespace, root: str, name: str, observatio
         parts=arguments.parts,
         windows=sample_windows(dataset, action_frames=16, observation_frames=observation_frames),
     )
+
+
+def add_idle(result: dict[str, Any], idle_mb: float | None) -> None:
+    """Add the memory of the idle processes, and what the loader takes above it, where both were measured."""
+    if idle_mb is not None and "peak_mb" in result:
+        result["idle_mb"] = round(idle_mb, 1)
+        result["above_idle_mb"] = round(result["peak_mb"] - idle_mb, 1)
 
 
 def add_ratios(results: list[dict[str, Any]]) -> None:

@@ -48,7 +48,7 @@ def measure(request: Request) -> dict[str, Any]:
         seed=0,
         delta_timestamps={"action": [i / dataset.meta.fps for i in range(16)]},
         order={"live_spans": request.live_spans},
-        decode={"where": "rank", "when": "block"},
+        decode={"where": "rank"},
         cache=cache,
     )
     loader = pipe.loader(progress=False)

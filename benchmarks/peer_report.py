@@ -11,7 +11,7 @@ from typing import Any
 from machine import markdown_table
 
 FLOOR = "floor: sequential decode, all cores"
-RAYPIPE = "raypipe rank/block"
+RAYPIPE = "raypipe"
 fill = partial(wrap, width=120, break_on_hyphens=False)
 fill_item = partial(fill, initial_indent="- ", subsequent_indent="  ")
 COLUMNS = (
@@ -27,14 +27,14 @@ EXACT_COLUMNS = ("loader", "an epoch", "stopped, then resumed", "resumed on 3 ra
 
 READING = Template("""\
 - **Cost** is the figure to compare: CPU seconds of the whole process tree for 1,000 samples. It says how many cores
-  keep a GPU fed. raypipe decodes each span in one pass, as the floor does; a loader that fetches one random frame at a
-  time opens, seeks and decodes for each.
+  keep a GPU fed. raypipe decodes clips, a few frames that follow each other, each once and from files that stay open; a
+  loader that fetches one random frame at a time opens, seeks and decodes for each.
 $mixing
 - **Hugging Face datasets** knows no LeRobot videos: here they are decoded by hand, in file order, before its shuffle
   buffer. That is cheap, holds decoded samples in every worker, and shows a batch few episodes.
 $memory
-- **The first batch** is late in raypipe too: Ray starts, and the live window is decoded first. The map-style loaders
-  start sooner.
+- **The first batch** is late in raypipe too: Ray starts, and the rows of the live window are read first. The map-style
+  loaders start sooner.
 - **Going on**: what comes twice in LeRobot on other ranks is padding, so that all ranks have as many batches;
   torchdata's distributed sampler skips as if the new ranks had been there from the start. Hugging Face datasets drops
   what is in its shuffle buffers, as its documentation says: 1,000 samples a worker, most of the small dataset here.
@@ -232,10 +232,10 @@ def _reading(written: Mapping[str, Any]) -> str:
     )
     here = f", here {settings['live_bytes'] / 1e9:g} GB" if settings.get("live_bytes") else ""
     memory = fill_item(
-        f"**Memory** is what raypipe pays: it holds decoded spans, as much as `live_bytes` allows{here}. It is set "
-        f"above its default here (`RAYPIPE_MEMORY` in `benchmarks/peers.py`): the default does not hold the live spans "
-        f"decoded, and then each batch is decoded as it leaves "
-        f'(`decode={{"when": "exit"}}`), with a warning: far less memory, at several times the CPU.'
+        f"**Memory** is what raypipe pays: it holds the rows of live spans, clips that have begun, and clips decoded "
+        f"ahead for the next batches, the frames as far as `live_bytes` allows{here}. It is set above its default "
+        f"here (`RAYPIPE_MEMORY` in `benchmarks/peers.py`): with less, clips are decoded fewer batches ahead, and "
+        f"where that is not enough they are shorter, or fewer spans are live."
     )
     return READING.substitute(mixing=mixing, memory=memory).rstrip()
 

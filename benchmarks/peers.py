@@ -61,14 +61,14 @@ class Peer:
 RAYPIPE_MEMORY = {"live_bytes": 3_200_000_000}
 PEERS = {
     "floor: sequential decode, all cores": Peer(driver="floor", environment=PROJECT_ENV, no_resume="no loader"),
-    "raypipe rank/block": Peer(
+    "raypipe": Peer(
         driver="raypipe_loader",
         environment=PROJECT_ENV,
         options={"decode": {"where": "rank"}, **RAYPIPE_MEMORY},
         is_one_process=True,
         is_whole=True,
     ),
-    "raypipe cluster/block": Peer(
+    "raypipe-cluster": Peer(
         driver="raypipe_loader",
         environment=PROJECT_ENV,
         options={"decode": {"where": "cluster"}, **RAYPIPE_MEMORY},

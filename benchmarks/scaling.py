@@ -39,7 +39,7 @@ COLUMNS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, nargs="+", default=[50, 500, 5000])
-    parser.add_argument("--loader", default="raypipe rank/block")
+    parser.add_argument("--loader", default="raypipe")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--parts", type=json.loads, default={}, help="further parts of raypipe's pipeline, as JSON")
     parser.add_argument("--json", help="also write the figures here")

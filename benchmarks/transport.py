@@ -116,9 +116,7 @@ def pull(request: dict[str, Any], result: Path) -> None:
     feed = {"spans_per_block": request["spans_per_block"], "ranks_per_split": request["ranks_per_split"]}
     pipe = Pipeline(open_dataset(request["root"]), batch_size=16, seed=0, order={"live_spans": 8}, feed=feed)
     config = pipe.config
-    feeder = start_feeder(
-        config.block_context(), config.index(), config.feed, world_size=request["ranks"], is_decoding=False
-    )
+    feeder = start_feeder(config.block_context(), config.index(), config.feed, world_size=request["ranks"])
     source, world = FeederSource(feeder, config.feed), pipe.plan(world_size=request["ranks"])
 
     def pull_rank(rank: int) -> list[float]:

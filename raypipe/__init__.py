@@ -3,15 +3,18 @@
 ::
 
     dataset on disk, object store or Hub
-      | metadata.read_metadata    DatasetMeta     what exists; no pixels, O(episodes)          pure values
-      | plan.plan_epoch           EpochPlan       spans, order, per-rank queues, frame order   pure
-      | source.SpanDatasource     Ray Dataset     one read task = one block = one span         Ray Data
-      | block.add_windows         block -> block  windows and pad masks, inside the block      Ray Data map
-      | decode.SpanDecoder        pixels          a span in one pass, in file order            Ray Data map, or rank
-      | streaming_split(world)    per-rank iters  ordered, steered to the planned rank         Ray Data
-      | shuffle.LiveWindow        frames          local frame shuffle over the live spans      rank
-      | loader.RankLoader         torch batches   resumable iterator, one per rank             rank
+      | metadata.read_metadata    DatasetMeta     what exists; no pixels, O(episodes)             pure values
+      | plan.plan_epoch           EpochPlan       spans, clips, per-rank queues, frame order      pure
+      | block.read_rows           block           the rows of some spans                          the rank, or Ray Data
+      | block.add_windows         block -> block  windows and pad masks of the rows               the rank, or Ray Data
+      | streaming_split(world)    per-rank iters  ordered, steered to the planned rank            Ray Data only
+      | liverows.LiveRows         rows at hand    the rows of the live spans                      rank
+      | decode.clips.ClipStore    pixels at hand  clips, decoded ahead of need, held until used   rank, or Ray tasks
+      | loader.RankLoader         torch batches   resumable iterator, one per rank                rank
       v train.get_loader          Ray Train       a loader per training worker
+
+A rank reads its own rows (`local`), or gets them from Ray Data (`feeder`): the batches are the same. Pixels do not
+travel with rows: a rank knows from the plan which clips it needs next, and has them decoded.
 
 Beside the flow stand `dataset.Dataset`, the reference path: one sample at a time; and `mixture.Mixture`, many unlike
 datasets as one. Importing this package imports neither torch nor Ray: each name is loaded when it is first used.
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
         RaypipeError,
         ResumeError,
     )
-    from raypipe.feeder import FeedSpec
     from raypipe.loader import RankLoader
     from raypipe.loader_spec import LoaderSpec
     from raypipe.metadata import DatasetMeta, read_metadata
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from raypipe.normalise import MixtureStats, Normaliser
     from raypipe.pipeline import Pipeline
     from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec
+    from raypipe.source import FeedSpec
     from raypipe.storage import CacheSpec
     from raypipe.views import show
     from raypipe.window import WindowSpec
@@ -54,7 +57,7 @@ _HOMES = {
     "DecodeError": "errors",
     "DecodeSpec": "decode.spec",
     "DownloadError": "errors",
-    "FeedSpec": "feeder",
+    "FeedSpec": "source",
     "LoaderSpec": "loader_spec",
     "MemberSpec": "mixture",
     "Mixture": "mixture",

@@ -2,30 +2,35 @@
 
 ::
 
-    planned     a3  b0  c7  b2  a1        b is bad
+    planned     a3  b0  c7  b2  a1        b is bad: its rows, or the clip of these frames
     handed      a3      c7      a1        a shorter batch; the frames of b are holes
     planned     b4  b1
     handed      x0                        some good frame, marked as a repeat: no batch is empty
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from raypipe.account import Handed, Hole
-from raypipe.batch import BatchBuilder, SpanErrors, span_columns
-from raypipe.block import BlockContext, add_pixels, add_windows, open_block, read_rows
+from raypipe.batch import BatchBuilder, span_columns
+from raypipe.block import BlockContext, add_windows, open_block, read_rows
+from raypipe.clipping import BatchClips
+from raypipe.decode.clips import ClipExecutor, ClipKey
 from raypipe.errors import DatasetError
+from raypipe.liverows import LiveRows, trim_memory
 from raypipe.loader_spec import LoaderSpec
-from raypipe.packed import SpanRequest, span_request
+from raypipe.packed import SpanRequest
 from raypipe.plan import Batch, WorldPlan
-from raypipe.shuffle import LiveWindow
-from raypipe.skips import BadSpan, describe_spans
+from raypipe.skips import BadSpan, describe_spans, merge_spans
+
+_TRIM_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +45,25 @@ class Built:
 
 
 class Assembler:
-    """Builds the batches of one rank from its live window; used by one thread."""
+    """Builds the batches of one rank from the rows and clips at hand; used by one thread."""
 
-    window: LiveWindow
-
-    def __init__(self, context: BlockContext, world: WorldPlan, rank: int, spec: LoaderSpec) -> None:
-        self.window = LiveWindow()
+    def __init__(
+        self,
+        context: BlockContext,
+        world: WorldPlan,
+        rank: int,
+        spec: LoaderSpec,
+        executor: ClipExecutor,
+        most_bytes: int,
+    ) -> None:
+        self.rows = LiveRows()
         self.bad_spans: list[BadSpan] = []
         """What was left out so far."""
         self.report_bad: Callable[[BadSpan], None] = _report_to_nobody
-        """Called with every span that is left out; may raise."""
+        """Called with every span or clip that is left out; may raise."""
         self._context = context
         self._plan = world.rank(rank)
+        self.clips = BatchClips(context, self._plan, self.rows, executor, most_bytes)
         self._lane = self._plan.queue.lane.astype(np.int64)
         self._first_laps = world.first_laps
         self._lap = self._plan.queue.lap - self._first_laps[self._plan.queue.dataset]
@@ -60,44 +72,49 @@ class Assembler:
         self._index = world.plan.index
         self._spec = spec
         self._bad: dict[int, str] = {}
-        assert isinstance(spec.num_threads, int), "a run resolves it"
-        self._builder = BatchBuilder(context, self._plan, self.window, spec.num_threads)
+        self._bad_clips: dict[ClipKey, str] = {}
+        self._left_bytes = 0
+        self._builder = BatchBuilder(context, self._plan, self.rows, self.clips.store)
 
-    def close(self) -> None:
-        """End the threads that decode on exit."""
-        self._builder.close()
+    def is_bad(self, arrival: int) -> bool:
+        """Return whether a span is left out."""
+        return arrival in self._bad
 
     def leave_out(self, arrival: int, error: DatasetError) -> None:
         """Make holes of what is left of a span, where the policy says so; else raise the error."""
+        request = self.clips.request(arrival)
+        self._bad[arrival] = self._note_bad(request, request.start, request.stop, error)
+        self.clips.store.drop_spans([arrival])
+
+    def leave_out_clip(self, key: ClipKey, error: DatasetError) -> None:
+        """Make holes of the frames of a clip, where the policy says so; else raise the error."""
+        self._bad_clips[key] = self._note_bad(self.clips.request(key[0]), *self.clips.frames_of(key), error)
+
+    def _note_bad(self, request: SpanRequest, start: int, stop: int, error: DatasetError) -> str:
         if self._context.bad_data.on_bad_episode != "skip":
             raise error
-        request = span_request(self._plan, arrival)
         why = "; ".join([str(error), *getattr(error, "__notes__", ())])
         span = BadSpan(
             epoch=request.epoch,
             dataset=request.dataset,
             root=str(self._context.datasets[request.dataset].meta.root),
             episode=request.episode,
-            start=request.start,
-            stop=request.stop,
+            start=start,
+            stop=stop,
             why=why,
         )
-        self.report_bad(span)
-        self.bad_spans.append(span)
-        self.window.retire(np.array([arrival]))
-        self._bad[arrival] = why
+        if not any((span.dataset, span.episode) == (one.dataset, one.episode) for one in self.bad_spans):
+            self.report_bad(span)
+        self.bad_spans = merge_spans([*self.bad_spans, span])
+        return why
 
     def build(self, batch: Batch) -> Built:
-        """Return the batch without the spans that are left out."""
-        while True:
-            is_hole = np.isin(batch.span, list(self._bad)) if self._bad else np.zeros(len(batch.span), dtype=np.bool_)
-            kept = select_samples(batch, ~is_hole) if is_hole.any() else batch
-            try:
-                samples = self._builder.build(kept) if len(kept.row) else _copy(self._stand_in)
-                break
-            except SpanErrors as failed:
-                for arrival, error in failed.errors.items():
-                    self.leave_out(arrival, error)
+        """Return the batch, without what is left out, when all its clips are there."""
+        keys = self.clips.keys(batch)
+        is_hole = np.array([key[0] in self._bad or key in self._bad_clips for key in keys], dtype=np.bool_)
+        kept = select_samples(batch, ~is_hole) if is_hole.any() else batch
+        kept_keys = [key for key, is_bad in zip(keys, is_hole.tolist(), strict=True) if not is_bad]
+        samples = self._builder.build(kept, kept_keys) if kept_keys else _copy(self._stand_in)
         handed = Handed(
             numbers=self._context.frame_numbers(
                 samples["dataset_index"].numpy(),
@@ -107,24 +124,44 @@ class Assembler:
             ),
             is_repeat=kept.is_repeat if len(kept.row) else np.array([True]),
             lanes=self._lane[batch.span[~batch.is_repeat]],
-            holes=self._holes(batch, is_hole & ~batch.is_repeat),
+            holes=self._holes(batch, keys, is_hole & ~batch.is_repeat),
         )
+        self.clips.leave(batch, keys)
+        self._left_bytes += len(keys) * self._context.pixel_bytes
+        if self._left_bytes > max(_TRIM_BYTES, self.clips.store.peak_bytes):
+            # Rare enough that what is let go is mostly used again, often enough that memory stays flat.
+            self._left_bytes = 0
+            trim_memory()
         return Built(self._finish(samples), handed, int(self._num_cameras[kept.span].sum()))
+
+    def close(self) -> None:
+        """Let go of all rows and frames; the list of what was left out stays."""
+        self.rows.clear()
+        self.clips.store.clear()
+
+    def retire(self, arrivals: list[int]) -> None:
+        """Let spans go that no later batch asks for."""
+        self.rows.retire(arrivals)
+        self.clips.retire(arrivals)
+        if self._bad_clips:
+            gone = set(arrivals)
+            self._bad_clips = {key: why for key, why in self._bad_clips.items() if key[0] not in gone}
 
     def _finish(self, samples: dict[str, Any]) -> dict[str, Any]:
         built = _move(samples, self._spec.device) if self._spec.device != "cpu" else samples
         built = self._builder.finish(built)
         return built if self._spec.transform is None else self._spec.transform(built, built["augment_seed"])
 
-    def _holes(self, batch: Batch, is_hole: NDArray[np.bool_]) -> tuple[Hole, ...]:
+    def _holes(self, batch: Batch, keys: list[ClipKey], is_hole: NDArray[np.bool_]) -> tuple[Hole, ...]:
         holes = []
         for arrival in np.unique(batch.span[is_hole]).tolist():
-            request = span_request(self._plan, arrival)
-            frames = batch.frame[is_hole & (batch.span == arrival)]
+            mine, request = np.flatnonzero(is_hole & (batch.span == arrival)), self.clips.request(arrival)
+            frames = batch.frame[mine]
             dataset, episode = np.full(len(frames), request.dataset), np.full(len(frames), request.episode)
             lap = np.full(len(frames), self._lap[arrival])
             numbers = self._context.frame_numbers(dataset, episode, frames, lap)
-            holes.append(Hole(request.dataset, request.episode, numbers, self._bad[arrival]))
+            why = self._bad.get(arrival) or self._bad_clips[keys[mine[0]]]
+            holes.append(Hole(request.dataset, request.episode, numbers, why))
         return tuple(holes)
 
     @cached_property
@@ -133,8 +170,7 @@ class Assembler:
 
         The same on every rank, on any number of ranks and after any restart.
         """
-        decode = replace(self._context.decode, where="cluster", when="block", device="cpu")
-        context = replace(self._context, decode=decode)
+        context = self._context
         for i in range(len(self._index)):
             request = SpanRequest(
                 epoch=self._plan.keys.epoch,
@@ -146,8 +182,8 @@ class Assembler:
                 lane=0,
                 place=0,
             )
-            (block,) = open_block(context, add_pixels(context, add_windows(context, read_rows(context, [request]))))
-            if not block.error[0]:
+            (block,) = open_block(context, add_windows(context, read_rows(context, [request])))
+            with suppress(DatasetError):
                 return self._as_batch(span_columns(context, block), request.lap)
         raise DatasetError(
             f"a batch without a frame cannot be trained on, and not one of {len(self._index)} episodes can be read; "

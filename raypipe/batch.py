@@ -7,36 +7,35 @@ and with ``on_bad_episode="skip"``. A batch of a mixture has ``dataset`` and ``r
 sample's dataset and robot, and the masks of its schema; the cameras that a robot lacks are black.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raypipe.block import BlockContext, SpanBlock, window_frames
-from raypipe.errors import DatasetError
+from raypipe.block import BlockContext, SpanBlock
+from raypipe.decode.clips import ClipKey, ClipStore
+from raypipe.liverows import LiveRows
 from raypipe.packed import Frames
 from raypipe.plan import Batch, RankPlan
-from raypipe.shuffle import LiveWindow, find_pixels
 from raypipe.window import window_rows
 
 
 class BatchBuilder:
-    """Builds the batches of one rank from its live window."""
+    """Builds the batches of one rank from the rows and clips at hand."""
 
-    def __init__(self, context: BlockContext, plan: RankPlan, window: LiveWindow, num_threads: int) -> None:
+    def __init__(self, context: BlockContext, plan: RankPlan, rows: LiveRows, clips: ClipStore) -> None:
         self._context = context
         self._plan = plan
-        self._window = window
-        self._exit = ExitDecoder(context, num_threads)
+        self._rows = rows
+        self._clips = clips
+        self._length = _episode_lengths(context, plan)
 
-    def build(self, batch: Batch) -> dict[str, Any]:
-        """Return a batch as tensors on the CPU, cameras as uint8."""
-        rows = self._window.take_rows(batch)
+    def build(self, batch: Batch, keys: list[ClipKey]) -> dict[str, Any]:
+        """Return a batch as tensors on the CPU, cameras as uint8; `keys` says the clip of every sample."""
+        rows = self._rows.take_rows(batch)
         dataset_index = self._plan.queue.dataset[batch.span].astype(np.int64)
-        built = self._cameras(batch, rows, dataset_index)
+        built = self._cameras(batch, keys, dataset_index)
         for name, values in rows.items():
             built[name] = values.tolist() if values.dtype == object else torch.from_numpy(values)
         built["task"] = self._tasks(dataset_index, rows["task_index"])
@@ -64,36 +63,42 @@ class BatchBuilder:
             for key, value in batch.items()
         }
 
-    def close(self) -> None:
-        """End the threads that decode on exit."""
-        self._exit.close()
-
-    def _cameras(self, batch: Batch, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
-        schema, blanks = self._context.batch_schema, self._context.blanks
-        built: dict[str, Any] = {}
-        decoded = self._exit.decode(batch, rows, dataset_index, self._window)
+    def _cameras(self, batch: Batch, keys: list[ClipKey], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
+        schema, built = self._context.batch_schema, {}
         for camera in schema.cameras:
-            is_decoded = camera in decoded
-            pixels = decoded[camera] if is_decoded else self._window.take_pixels(batch, camera, blanks[camera])
+            slots, padding = self._slots(camera, batch, dataset_index)
+            blank = self._context.blanks[camera]
+            pixels = self._context.batch_buffers.take((len(keys), *blank.shape), blank.dtype)
+            for i, (key, frames) in enumerate(zip(keys, slots.tolist(), strict=True)):
+                shown = self._clips.frames(key, camera)
+                if shown is None:
+                    pixels[i] = blank
+                    continue
+                for t, frame in enumerate(frames):
+                    pixels[i, t] = shown[frame]
             tensor = torch.from_numpy(pixels).permute(0, 1, 4, 2, 3)
             built[camera] = tensor if camera in schema.time_axes else tensor[:, 0]
             if camera in schema.windows:
-                padding = self._padding(camera, rows, dataset_index)
                 built[f"{camera}_is_pad"] = torch.from_numpy(padding)
         return built
 
-    def _padding(
-        self, camera: str, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
+    def _slots(self, camera: str, batch: Batch, dataset_index: NDArray[np.int64]) -> tuple[Frames, NDArray[np.bool_]]:
+        """Return the frame behind every window slot of a camera ``(B, T)``, and which are padding.
+
+        All slots of a robot that lacks the camera are.
+        """
         schema = self._context.batch_schema
-        padding = np.ones((len(dataset_index), schema.windows[camera]), dtype=np.bool_)
-        for i, (number, episode, frame) in enumerate(_identities(rows, dataset_index)):
-            dataset, own = self._context.datasets[number], schema.members[number].cameras.get(camera)
+        shape = (len(batch.frame), schema.windows.get(camera, 1))
+        slots, padding = np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.bool_)
+        for number in np.unique(dataset_index).tolist():
+            own = schema.members[number].cameras.get(camera)
             if own is not None:
-                length = int(dataset.meta.episodes.length[dataset.meta.episodes.find_row(episode)])
-                wanted = frame + np.asarray(dataset.window.offsets[own])
-                padding[i] = (wanted < 0) | (wanted >= length)
-        return padding
+                mine = dataset_index == number
+                offsets = self._context.datasets[number].window.offsets.get(own, (0,))
+                wanted = batch.frame[mine][:, None] + np.asarray(offsets)
+                slots[mine] = wanted.clip(0, self._length[batch.span[mine]][:, None] - 1)
+                padding[mine] = slots[mine] != wanted
+        return slots, padding
 
     def _tasks(self, dataset_index: NDArray[np.int64], task_index: NDArray[np.int64]) -> list[str]:
         tasks = [dataset.meta.tasks for dataset in self._context.datasets]
@@ -101,8 +106,20 @@ class BatchBuilder:
         return [tasks[number].text(index) if len(tasks[number]) else "" for number, index in pairs]
 
 
+def _episode_lengths(context: BlockContext, plan: RankPlan) -> Frames:
+    """Return by arrival number how many frames the episode of a span has."""
+    length = np.zeros(len(plan.queue), dtype=np.int64)
+    for number, dataset in enumerate(context.datasets):
+        mine, episodes = plan.queue.dataset == number, dataset.meta.episodes
+        length[mine] = episodes.length[np.searchsorted(episodes.episode_index, plan.queue.episode[mine])]
+    return length
+
+
 def span_columns(context: BlockContext, block: SpanBlock) -> dict[str, Any]:
-    """Return a span as columns of samples, cameras ``(rows, [T,] channels, height, width)``: for users of Ray Data."""
+    """Return a span as columns of samples, cameras ``(rows, [T,] channels, height, width)``: for users of Ray Data.
+
+    Decodes the span's frames here, in one pass.
+    """
     block.check()
     schema, number = context.batch_schema, block.request.dataset
     columns: dict[str, Any] = {}
@@ -123,14 +140,20 @@ def span_columns(context: BlockContext, block: SpanBlock) -> dict[str, Any]:
 
 def _span_camera(context: BlockContext, block: SpanBlock, camera: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return the frames of a camera in every window of a span, and which of them are padding: all of a black one."""
-    dataset, _, length = context.find_episode(block.request)
-    own, blank = context.member_of(block.request).cameras.get(camera), context.blanks[camera]
+    request = block.request
+    dataset, row, length = context.find_episode(request)
+    own, blank = context.member_of(request).cameras.get(camera), context.blanks[camera]
     if own is None:
         return np.zeros((block.num_rows, *blank.shape), blank.dtype), np.ones((block.num_rows, len(blank)), np.bool_)
-    windows, padding = window_rows(block.request.anchors, length, dataset.window.offsets.get(own, (0,)))
-    parts, found = block.pixels[camera], find_pixels(block.pixels[camera], windows)
-    pairs = zip(found.part, found.index, strict=True)
-    return np.stack([[parts[p].pixels[i] for p, i in zip(*pair, strict=True)] for pair in pairs]), padding
+    slots, padding = window_rows(request.anchors, length, dataset.window.offsets.get(own, (0,)))
+    frames, places = np.unique(slots, return_inverse=True)
+    decoder = context.decoders[request.dataset]
+    if context.stores_images(request.dataset, own):
+        stored = [block.stored_images[camera][frame] for frame in frames.tolist()]
+        decoded = decoder.decode_images(row, own, stored, frames)
+    else:
+        decoded = decoder.decode_video(row, own, frames)
+    return decoded.cpu().numpy()[places.reshape(slots.shape)], padding
 
 
 def _origins(context: BlockContext, dataset_index: NDArray[np.int64]) -> dict[str, list[str]]:
@@ -140,115 +163,3 @@ def _origins(context: BlockContext, dataset_index: NDArray[np.int64]) -> dict[st
     numbers = dataset_index.tolist()
     named = {"dataset": [context.names[number] for number in numbers]} if context.names else {}
     return {**named, "robot_type": [context.robots[number] for number in numbers]}
-
-
-def _identities(rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]) -> Any:
-    return zip(dataset_index.tolist(), rows["episode_index"].tolist(), rows["frame_index"].tolist(), strict=True)
-
-
-class SpanErrors(Exception):  # noqa: N818
-    """Spans of a batch could not be decoded as it left."""
-
-    def __init__(self, errors: dict[int, DatasetError]) -> None:
-        super().__init__(f"{len(errors)} spans could not be decoded")
-        self.errors = errors
-        """By arrival number."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """One window of one sample: where its frames go in the batch, and which they are."""
-
-    sample: int
-    frames: Frames
-
-
-class ExitDecoder:
-    """With ``when="exit"`` decodes videos as a batch leaves: per episode in one pass, files spread over threads."""
-
-    def __init__(self, context: BlockContext, num_threads: int) -> None:
-        self._context = context
-        self._videos = _video_cameras(context) if context.decode.when == "exit" else {}
-        # A file always goes to the same thread, so that it is open in one decoder, not in one per thread.
-        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="raypipe-exit-decode") for _ in range(num_threads)]
-
-    def decode(
-        self, batch: Batch, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64], window: LiveWindow
-    ) -> dict[str, NDArray[Any]]:
-        """Return the frames of cameras that some dataset has as videos: ``(B, T, height, width, channels)``.
-
-        Args:
-            batch: which samples.
-            rows: the row columns of the batch.
-            dataset_index: of every sample.
-            window: whose buffers are used, and which has the frames of datasets that store the camera as images.
-
-        Raises:
-            SpanErrors: some spans could not be decoded.
-        """
-        buffers, jobs = {}, []
-        for camera, own_names in self._videos.items():
-            blank = self._context.blanks[camera]
-            buffers[camera] = window.empty_pixels((len(dataset_index), *blank.shape), blank.dtype)
-            for (arrival, number, episode), wanted in self._group(camera, batch.span, rows, dataset_index).items():
-                job = self._submit(number, episode, own_names[number], wanted, buffers[camera])
-                jobs.append((arrival, job))
-            others = [i for i, number in enumerate(dataset_index.tolist()) if number not in own_names]
-            window.copy_pixels(batch, camera, blank, buffers[camera], others)
-        errors = {arrival: error for arrival, job in jobs if isinstance(error := job.exception(), Exception)}
-        if errors:
-            raise _first_or_all(errors)
-        return buffers
-
-    def close(self) -> None:
-        """End the threads."""
-        for thread in self._threads:
-            thread.shutdown(wait=False, cancel_futures=True)
-
-    def _group(
-        self, camera: str, span: Frames, rows: dict[str, NDArray[Any]], dataset_index: NDArray[np.int64]
-    ) -> dict[tuple[int, int, int], list[_Wanted]]:
-        groups: dict[tuple[int, int, int], list[_Wanted]] = {}
-        samples = zip(span.tolist(), _identities(rows, dataset_index), strict=True)
-        for sample, (arrival, (number, episode, frame)) in enumerate(samples):
-            dataset, own = self._context.datasets[number], self._videos[camera].get(number)
-            if own is not None:
-                length = int(dataset.meta.episodes.length[dataset.meta.episodes.find_row(episode)])
-                frames = window_frames(dataset, own, np.array([frame]), length)[0]
-                groups.setdefault((arrival, number, episode), []).append(_Wanted(sample, frames))
-        return groups
-
-    def _submit(
-        self, number: int, episode: int, camera: str, wanted: list[_Wanted], out: NDArray[Any]
-    ) -> "Future[None]":
-        meta = self._context.datasets[number].meta
-        row = meta.episodes.find_row(episode)
-        columns = meta.episodes.videos[camera]
-        key = hash((number, camera, int(columns.chunk_index[row]), int(columns.file_index[row])))
-        thread = self._threads[key % len(self._threads)]
-        return thread.submit(self._decode_episode, number, row, camera, wanted, out)
-
-    def _decode_episode(self, number: int, row: int, camera: str, wanted: list[_Wanted], out: NDArray[Any]) -> None:
-        frames = np.unique(np.concatenate([want.frames for want in wanted]))
-        # Batches take a few frames each: of a remote episode all come at once, not some with every batch.
-        episode = np.arange(int(self._context.datasets[number].meta.episodes.length[row]))
-        pixels = self._context.decoders[number].decode_video(row, camera, frames, span=episode).cpu().numpy()
-        for want in wanted:
-            out[want.sample] = pixels[np.searchsorted(frames, want.frames)]
-
-
-def _video_cameras(context: BlockContext) -> dict[str, dict[int, str]]:
-    """Return the cameras of a batch that are videos in some dataset: in which ones, and under which own name."""
-    videos: dict[str, dict[int, str]] = {}
-    for number, member in enumerate(context.batch_schema.members):
-        for camera, own in member.cameras.items():
-            if not context.stores_images(number, own):
-                videos.setdefault(camera, {})[number] = own
-    return videos
-
-
-def _first_or_all(errors: dict[int, Exception]) -> Exception:
-    """Return what to raise: bad data of all spans together, anything else as it is."""
-    bad = {key: error for key, error in errors.items() if isinstance(error, DatasetError)}
-    other = [error for error in errors.values() if not isinstance(error, DatasetError)]
-    return other[0] if other else SpanErrors(bad)

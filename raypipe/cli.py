@@ -5,6 +5,7 @@ An error of raypipe prints as one paragraph and exits with code 2; ``--debug`` s
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,9 +31,12 @@ Root = Annotated[
 ]
 DatasetRoot = Annotated[str, typer.Argument(metavar="ROOT", help="A LeRobot dataset: a local path or an fsspec URI.")]
 # As `Pipeline` chooses them, where they are not given.
-LiveSpans = Annotated[int | None, typer.Option(help="Spans that are live at once in a lane.  [default: by the batch]")]
+LiveSpans = Annotated[
+    int | None, typer.Option(help="Spans that are live at once in a lane.  [default: by --live-bytes]")
+]
 SpanFrames = Annotated[str, typer.Option(help="Longest span in frames, or 'episode'.  [default: by --live-bytes]")]
-LiveBytes = Annotated[int | None, typer.Option(help="Memory of a rank for live spans.  [default: 2 GiB]")]
+ClipFrames = Annotated[str, typer.Option(help="Frames of a clip, or 'span'.  [default: by the keyframes]")]
+LiveBytes = Annotated[int | None, typer.Option(help="Memory of a rank for decoded frames.  [default: 1 GiB]")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -51,8 +55,8 @@ def _options(
 
 @app.command()
 def info(root: Root, as_json: Json = False) -> None:
-    """Tell what a dataset or a mixture holds."""
-    from raypipe.info import describe, info_table
+    """Tell what a dataset or a mixture holds, and what it lacks; exits with 2 where files are missing."""
+    from raypipe.info import describe, info_table, lacking_error
     from raypipe.mixture import is_mixture_file
     from raypipe.mixture_info import describe_mixture, mixture_table
 
@@ -62,6 +66,8 @@ def info(root: Root, as_json: Json = False) -> None:
         typer.echo(json.dumps(described.to_json(), indent=2))
     else:
         _print(mixture_table(described) if is_mixture else info_table(described))
+    if not is_mixture and described.missing_files:
+        raise lacking_error(described)
 
 
 @app.command()
@@ -104,6 +110,7 @@ def plan(
     batch_size: Annotated[int, typer.Option(help="Frames of a batch on each rank.")],
     live_spans: LiveSpans = None,
     span_frames: SpanFrames = "",
+    clip_frames: ClipFrames = "",
     live_bytes: LiveBytes = None,
     seed: Annotated[int, typer.Option(help="Decides the order.")] = 0,
     epoch: Annotated[int, typer.Option(help="Counted from 0.")] = 0,
@@ -117,7 +124,7 @@ def plan(
 
     if plot:
         check_picture(plot)
-    order = parse_order(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes)
+    order = parse_order(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes, clip_frames=clip_frames)
     batch = BatchSpec(size=batch_size)
     view = view_plan(root, order, batch, world_size=world_size, epoch=epoch, live_bytes=live_bytes)
     if as_json:
@@ -227,6 +234,31 @@ def download(
 
 
 @app.command()
+def kept(
+    folder: Annotated[str, typer.Option(help="The folder of keep_frames, where it is not the default one.")] = "",
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all of them; running jobs go on and decode.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the decoded frames that keep_frames keeps on this machine, or remove them."""
+    from raypipe.decode.keep_spec import KeepSpec
+    from raypipe.decode.kept import clear_kept, frames_folder, survey_kept
+
+    spec = KeepSpec(folder=folder) if folder else KeepSpec()
+    found = survey_kept(spec)
+    cleared = clear_kept(spec) if clear else 0
+    if as_json:
+        datasets = [asdict(one) for one in found]
+        typer.echo(
+            json.dumps({"folder": frames_folder(spec), "datasets": datasets, "cleared_bytes": cleared}, indent=2)
+        )
+        return
+    for one in found:
+        typer.echo(one.describe())
+    size = sum(one.size_bytes for one in found)
+    typer.echo(f"{'removed' if clear else 'kept'} {size / 1e9:,.2f} GB in {frames_folder(spec)}")
+
+
+@app.command()
 def account(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint, or a run's folder: a path or a URI.")],
     root: Annotated[str, typer.Option(help="Where the dataset, or the mixture file, is now; else where it was.")] = "",
@@ -261,6 +293,7 @@ def where(
     epoch: Annotated[int | None, typer.Option(help="Count the steps of this epoch alone.")] = None,
     live_spans: LiveSpans = None,
     span_frames: SpanFrames = "",
+    clip_frames: ClipFrames = "",
     live_bytes: LiveBytes = None,
     lanes: Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")] = "world_size",
     tail: Annotated[str, typer.Option(help="The end of an epoch: short, drop or wrap.")] = "short",
@@ -275,7 +308,10 @@ def where(
     if folder:
         located = locate_recorded(folder, query, root=root, name=name)
     else:
-        order = parse_order(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes) | {"tail": tail}
+        order = parse_order(
+            seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes, clip_frames=clip_frames
+        )
+        order["tail"] = tail
         run = PlannedRun(root=root, order=order, batch_size=batch_size, world_size=world_size, live_bytes=live_bytes)
         located = locate_planned(run, query)
     if as_json:
@@ -299,9 +335,12 @@ def bench(
     seconds: Annotated[
         float, typer.Option(help="What the floor takes for two epochs; a setting takes some three times that.")
     ] = 20.0,
-    live_gb: Annotated[float, typer.Option(help="Memory for live spans: what needs more is left out.")] = 2.0,
+    live_gb: Annotated[float, typer.Option(help="Memory for decoded frames: what needs more is left out.")] = 1.0,
+    gpu_samples_per_s: Annotated[
+        float, typer.Option(metavar="N", help="Also tell how many cores feed a GPU that takes N samples/s.")
+    ] = 0.0,
     setting: Annotated[list[str] | None, typer.Option(help="Try this: where=rank,threads=2; may be repeated.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Only where and when to decode.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only where to decode, and one other clip length.")] = False,
     json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write all as JSON; - prints it.")] = "",
     plot: Annotated[Path | None, typer.Option(help="Also draw the figures to this PNG file.")] = None,
 ) -> None:
@@ -323,6 +362,7 @@ def bench(
         observation_frames=observation_frames,
         seconds=seconds,
         live_bytes=int(live_gb * (1 << 30)),
+        gpu_samples_per_s=gpu_samples_per_s,
     )
     report = run_bench(spec, setting or (), is_quick=quick, on_line=lambda line: typer.echo(line, err=True))
     if outputs.is_json_printed:

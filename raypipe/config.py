@@ -3,27 +3,33 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from raypipe.block import BlockContext
 from raypipe.dataset import Dataset, knowing_rows
+from raypipe.decode.keep_spec import KeepSpec
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
 from raypipe.errors import ConfigError
-from raypipe.feeder import FeedSpec
 from raypipe.mixture import Mixture
-from raypipe.plan import WHOLE_EPISODE, BatchSpec, EpisodeIndex, OrderSpec, SelectionSpec
+from raypipe.plan import (
+    WHOLE_EPISODE,
+    BatchSpec,
+    EpisodeIndex,
+    LiveBudget,
+    MemberCost,
+    OrderSpec,
+    SelectionSpec,
+)
 from raypipe.schema import Schema
-from raypipe.sizes import choose_live, fit_decode, index_frames, pixel_bytes, row_bytes, schema_for
+from raypipe.sizes import choose_live, chosen_order, index_frames, measure_members, row_bytes, schema_for
 from raypipe.skips import BadDataSpec
-from raypipe.specs import make_spec
+from raypipe.source import FeedSpec
+from raypipe.specs import make_mapping, make_spec
 from raypipe.storage import CacheSpec, Storage, retry_transient
 
 _ROW_BLOCK_BYTES = 8 << 20
 """Ray's cost of a block is the same for 10 and for 3,000 rows."""
-
-_PIXEL_BLOCK_BYTES = 64 << 20
-"""Half of what Ray itself aims at: a rank fetches some blocks ahead."""
 
 _LISTING_THREADS: Final = 32
 """As many as open the remote members of a mixture."""
@@ -42,14 +48,20 @@ class PipelineConfig:
     decode: DecodeSpec
     bad_data: BadDataSpec
     feed: FeedSpec
-    live_bytes: int
-    """Memory of a rank for the spans at hand, or 0 where live spans and span length were given instead."""
+    budget: LiveBudget
+    """What decided the order where it was not given: memory of a rank for decoded frames, and what it buys."""
+
+    derived: frozenset[str] = frozenset()
+    """Fields of `order` that the budget decided."""
 
     allow_mixture_change: bool = False
     """Whether a run may go on, between epochs, from a state of another mixture."""
 
     cache: CacheSpec | None = field(default_factory=CacheSpec)
     """Keeps files of remote datasets on the nodes that read them; None reads them from afar whenever they are used."""
+
+    keep: KeepSpec | None = None
+    """Keeps decoded frames on the nodes that decode them; None decodes them in every epoch."""
 
     @property
     def mixture(self) -> Mixture | None:
@@ -62,19 +74,18 @@ class PipelineConfig:
 
     def block_context(self) -> BlockContext:
         """Return what tasks and ranks need to make and open blocks."""
+        mixed: tuple[Any, ...] = ()
         if isinstance(self.dataset, Mixture):
-            mixture = self.dataset
-            datasets = share_cache(mixture.datasets, self.cache)
-            return BlockContext(
-                datasets, self.decode, self.bad_data, mixture.schema, mixture.robot_types, mixture.names
-            )
-        return BlockContext(share_cache((self.dataset,), self.cache), self.decode, self.bad_data)
+            mixed = self.dataset.schema, self.dataset.robot_types, self.dataset.names
+        datasets = self.dataset.datasets if isinstance(self.dataset, Mixture) else (self.dataset,)
+        keep: dict[str, Any] = {"keep": self.keep, "decoded_bytes": self.budget.decoded_bytes}
+        return BlockContext(share_cache(datasets, self.cache), self.decode, self.bad_data, *mixed, **keep)
 
 
 def compose_config(
     dataset: Dataset | Mixture, parts: Mapping[str, Any], *, batch_size: Any, seed: int, live_bytes: int
 ) -> PipelineConfig:
-    """Return the config of a pipeline; live spans and span length that are not given are resolved from `live_bytes`.
+    """Return the config of a pipeline; clips, live spans and span length that are not given come from `live_bytes`.
 
     Args:
         parts: ``selection``, ``order``, ``decode``, ``bad_data`` and ``feed``, each a spec or a dict of its fields.
@@ -87,32 +98,40 @@ def compose_config(
     decode = _decode_spec(dataset, parts["decode"])
     if isinstance(dataset, Mixture) and decode.resize != dataset.spec.resize:
         dataset = dataset.resized(decode.resize)
+    decode.check_cameras(schema_for(dataset).cameras, "the mixture" if isinstance(dataset, Mixture) else "the dataset")
     _check_windows(schema_for(dataset))
     index = index_frames(dataset, selection)
     order = parts["order"]
-    given = {} if isinstance(order, OrderSpec) else dict(order)
-    live_spans = order.live_spans if isinstance(order, OrderSpec) else given.get("live_spans")
-    budget = choose_live(dataset, index, batch, decode, live_spans=live_spans, live_bytes=live_bytes)
+    given = asdict(order) if isinstance(order, OrderSpec) else dict(make_mapping(order, "order"))
+    budget = choose_live(dataset, index, batch, decode, given, live_bytes=live_bytes)
+    chosen = chosen_order(budget)
     if not isinstance(order, OrderSpec):
-        resolved = {"seed": seed, "live_spans": budget.live_spans, "span_frames": budget.span_frames}
-        order = make_spec(OrderSpec, {**resolved, **given}, "order")
-    fitted = fit_decode(decode, budget, given)
-    if fitted != decode:
-        warnings.warn(
-            f"live_bytes={live_bytes:,} does not hold {budget.live_spans} live spans of decoded frames, however short: "
-            f"decoding each batch as it leaves instead, which costs more CPU. Values do not change. Raise "
-            f"live_bytes, lower live_spans, or say decode={{'when': 'exit'}} to silence this.",
-            stacklevel=3,
-        )
+        order = make_spec(OrderSpec, {"seed": seed, **chosen, **given}, "order")
+    if budget.is_long_gop and "clip_frames" not in given and order.shuffle:
+        warn_of_long_gop(budget, measure_members(dataset, decode))
     return PipelineConfig(
         dataset=dataset,
         batch=batch,
         order=order,
         selection=selection,
-        decode=fitted,
+        decode=decode,
         bad_data=make_spec(BadDataSpec, parts["bad_data"], "bad_data"),
         feed=make_spec(FeedSpec, parts["feed"], "feed"),
-        live_bytes=0 if "span_frames" in given or isinstance(parts["order"], OrderSpec) else live_bytes,
+        budget=budget,
+        derived=frozenset(chosen) - frozenset(given),
+    )
+
+
+def warn_of_long_gop(budget: LiveBudget, members: Sequence[MemberCost]) -> None:
+    """Say what far keyframes cost, and both remedies with figures."""
+    interval = max(camera.keyframe_interval for member in members for camera in member.cameras)
+    warnings.warn(
+        f"the videos have a keyframe every {interval} frames only: in live_bytes={budget.live_bytes:_} decoding costs "
+        f"about {budget.cost:.1f} times as much as in file order, in clips of {budget.clip_frames} with "
+        f"{budget.live_spans} live spans, which mixes fewer episodes. `raypipe reshard ROOT TARGET --gop 2` makes both "
+        f"as good as they get, once; live_bytes={budget.ample_bytes:_} does so in memory. order={{'clip_frames': ...}} "
+        f"silences this.",
+        stacklevel=4,
     )
 
 
@@ -160,9 +179,12 @@ def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:
     """Return the decode spec; where it does not say the cameras' dtype or size, the dataset's holds."""
     if isinstance(dataset, Mixture):
         spec, size = make_spec(DecodeSpec, decode, "decode"), dataset.spec.resize
-        if ORIGINAL_SIZE not in (spec.resize, size) and tuple(spec.resize) != tuple(size):
-            raise ConfigError(f"the mixture has resize={size}, and decode has resize={spec.resize}: say one of them")
-        return replace(spec, resize=size) if spec.resize == ORIGINAL_SIZE else spec
+        if ORIGINAL_SIZE not in (spec.resize, size) and (spec.resize, spec.fit) != (size, dataset.spec.fit):
+            raise ConfigError(
+                f"the mixture has resize={size} with fit={dataset.spec.fit!r}, and decode has resize={spec.resize} "
+                f"with fit={spec.fit!r}: say one of them"
+            )
+        return replace(spec, resize=size, fit=dataset.spec.fit) if spec.resize == ORIGINAL_SIZE else spec
     if dataset.spec.timestamps == "strict":
         raise ConfigError(
             "timestamps='strict' checks one sample at a time, and a pipeline decodes spans; check the dataset with "
@@ -173,12 +195,12 @@ def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:
     return make_spec(DecodeSpec, decode, "decode")
 
 
-def spans_per_block(config: PipelineConfig, decode: DecodeSpec) -> int:
+def spans_per_block(config: PipelineConfig) -> int:
     """Return how many spans share a block, where that is left to their size.
 
-    Ray takes 20 to 40 ms of CPU for a block, however small it is. So blocks of rows alone, also those whose videos the
-    ranks decode, are packed up to 8 MB, and blocks with pixels up to 64 MB. With cameras they hold at most an eighth of
-    the live spans, since a rank holds up to a block more than it needs. Blocks with stored images are one span each.
+    Ray takes 20 to 40 ms of CPU for a block, however small it is. So blocks are packed up to 8 MB. They hold at most
+    an eighth of the live spans, since a rank holds up to a block more than it needs. Blocks with stored images are one
+    span each.
     """
     dataset, order = config.dataset, config.order
     datasets, schema = dataset.datasets if isinstance(dataset, Mixture) else (dataset,), schema_for(dataset)
@@ -189,10 +211,5 @@ def spans_per_block(config: PipelineConfig, decode: DecodeSpec) -> int:
     mean = max(1, sum(one.meta.num_frames for one in datasets) // max(1, num_episodes))
     if order.span_frames != WHOLE_EPISODE:
         mean = min(mean, order.span_frames)
-    has_cameras = bool(schema.cameras)
-    most = max(1, order.live_spans // 8) if has_cameras else 64
-    if has_cameras and decode.where == "cluster":
-        fitting = _PIXEL_BLOCK_BYTES // ((row_bytes(dataset) + pixel_bytes(dataset, decode)) * mean)
-    else:
-        fitting = _ROW_BLOCK_BYTES // (row_bytes(dataset) * mean)
-    return int(min(most, max(1, fitting)))
+    most = max(1, order.live_spans // 8) if schema.cameras else 64
+    return int(min(most, max(1, _ROW_BLOCK_BYTES // (row_bytes(dataset) * mean))))

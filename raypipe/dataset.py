@@ -29,7 +29,7 @@ from raypipe.window import TOLERANCE_S, WindowSpec, window_from_offsets, window_
 if TYPE_CHECKING:
     import torch
 
-    from raypipe.decode import VideoCache
+    from raypipe.decode import VideoPool
 
 CameraDtype = Literal["uint8", "float32"]
 Timestamps = Literal["position", "strict"]
@@ -76,6 +76,8 @@ def open_dataset(
         raise ConfigError(f"cameras is {cameras!r}; give a list of names, as cameras=[{cameras!r}], or 'all'")
     meta = read_metadata(root)
     missing = find_missing_cameras(meta)
+    for name, why in meta.opaque.items():
+        warnings.warn(f"{meta.root}: leaving out {name}: {why}.", stacklevel=2)
     if cameras == "all":
         chosen = _all_cameras(meta, missing)
     else:
@@ -183,6 +185,30 @@ class Dataset:
         window.check_features([*self.row_features, *self.spec.cameras])
         return knowing_rows(replace(self, window=window), self.row_features)
 
+    def select_features(self, names: Sequence[str]) -> "Dataset":
+        """Return this dataset with these features alone, cameras among them; the index columns are always there.
+
+        `drop_features` names those that go, in place of those that stay.
+        """
+        known = [*self.row_features, *self.spec.cameras]
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"{self.meta.root!r} has no feature {name!r}{suggest(name, known)}")
+        kept = {*names, *INDEX_FEATURES}
+        offsets = {name: frames for name, frames in self.window.offsets.items() if name in kept}
+        spec = replace(self.spec, cameras=tuple(name for name in self.spec.cameras if name in kept))
+        rows = {name: feature for name, feature in self.row_features.items() if name in kept}
+        return knowing_rows(replace(self, spec=spec, window=replace(self.window, offsets=offsets)), rows)
+
+    def drop_features(self, names: Sequence[str]) -> "Dataset":
+        """Return this dataset without these features; what it does not give anyway may be named too."""
+        given = dict.fromkeys((*self.row_features, *self.spec.cameras))
+        for name in names:
+            if name in INDEX_FEATURES or name not in (*given, *self.features):
+                choices = [one for one in given if one not in INDEX_FEATURES]
+                raise ConfigError(f"{self.meta.root!r} has no feature {name!r} to drop{suggest(name, choices)}")
+        return self.select_features([name for name in given if name not in names])
+
     def sample(self, index: int) -> dict[str, Any]:
         """Return the sample at position `index` over all episodes in order; negative counts from the end."""
         position = index + len(self) if index < 0 else index
@@ -214,10 +240,10 @@ class Dataset:
         return RowReader(self.meta, list(self.row_features))
 
     @cached_property
-    def _videos(self) -> "VideoCache":
-        from raypipe.decode import VideoCache
+    def _videos(self) -> "VideoPool":
+        from raypipe.decode import VideoPool
 
-        return VideoCache(_OPEN_VIDEOS)
+        return VideoPool(_OPEN_VIDEOS)
 
     def _sample(self, row: int, frame: int) -> dict[str, Any]:
         table = self._reader.read_episode(row)
@@ -262,13 +288,13 @@ class Dataset:
         if feature.kind == "image":
             pixels = torch.stack([self._image(feature, table, int(frame)) for frame in frames])
         else:
-            video = self._videos.open(self.meta.storage, self.meta.video_file(row, name))
-            first = episode_first_frame(self.meta, row, name, video.index)
-            if self.spec.timestamps == "strict":
-                self._check_timestamps(name, row, table, frames, video.index.pts_s[first + frames])
-            # A window may name a frame twice (padding) or in any order; the decoder goes forward.
-            unique, slots = np.unique(first + frames, return_inverse=True)
-            pixels = video.read_frames(unique)[slots]
+            with self._videos.lend(self.meta.storage, self.meta.video_file(row, name)) as video:
+                first = episode_first_frame(self.meta, row, name, video.index)
+                if self.spec.timestamps == "strict":
+                    self._check_timestamps(name, row, table, frames, video.index.pts_s[first + frames])
+                # A window may name a frame twice (padding) or in any order; the decoder goes forward.
+                unique, slots = np.unique(first + frames, return_inverse=True)
+                pixels = video.read_frames(unique)[slots]
         if self.spec.camera_dtype == "float32" and not feature.is_depth:
             pixels = pixels.to(torch.float32) / 255
         pixels = pixels.permute(0, 3, 1, 2).contiguous()
@@ -340,6 +366,9 @@ def why_missing(meta: DatasetMeta, camera: str) -> str:
     """Return why a camera of `find_missing_cameras` is one: it has no file, or a web server refuses to tell."""
     if any(map(meta.storage.is_refused, _looked_at_videos(meta, camera))):
         return f"video files are answered with status {REFUSED}: refused, or lacking where nobody may list"
+    fitting = meta.find_fitting_templates(meta.storage.list_files()) if meta.storage.is_listable else {}
+    if "video_path" in fitting:
+        return f"video_path in info.json gives no file, and {fitting['video_path']!r} gives all"
     return "no video file is there"
 
 

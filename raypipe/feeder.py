@@ -10,14 +10,16 @@ not depend on how often or when it is asked.
             -> chapters (`blocks_per_chapter`)        one after the other: Ray's cost of a start grows with the blocks
 """
 
+import atexit
 import os
 import threading
+import time
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -25,51 +27,30 @@ import ray
 
 from raypipe.block import BlockContext
 from raypipe.cluster_gate import share_gate
-from raypipe.errors import ConfigError, RaypipeError, ResumeError
+from raypipe.decode.clips import ClipExecutor, ThreadExecutor
+from raypipe.decode.tasks import TaskExecutor
+from raypipe.errors import RaypipeError, ResumeError
 from raypipe.gauges import RankGauges
-from raypipe.metrics import LoaderStats
+from raypipe.meeting import Ask, Meeting, PassPlace, ask_for, describe_waiting, name_attempt
+from raypipe.metrics import LoaderStats, Meter
 from raypipe.packed import span_request
-from raypipe.plan import BatchSpec, EpisodeIndex, RankPlan, WorldPlan, plan_epoch, plan_world
+from raypipe.plan import EpisodeIndex, RankPlan, WorldPlan, plan_epoch, plan_world
 from raypipe.plan.keyhash import Ints
-from raypipe.rollcall import Ask, PassPlace, RollCall, describe_difference, name_ranks
-from raypipe.skips import BadSpan, SkipList
-from raypipe.source import Feed, feed_order, resident_spans, simulate_split
-from raypipe.source.datasource import BlockRequest, build_dataset, split_dataset
-from raypipe.source.free_cpu import check_free_cpu
-from raypipe.source.placement import place_decoding
-
-BY_SIZE: Final = "by_size"
+from raypipe.skips import BadSpan
+from raypipe.source import BY_SIZE, Feed, FeedSpec, feed_order, resident_spans, simulate_split
+from raypipe.source.cluster import check_free_cpu
+from raypipe.source.datasource import BlockRequest, build_dataset, fetch_context, split_dataset
 
 _WAIT_FOR_RANKS_S: Final = 60.0
+
+_RAY_THREADS: Final = frozenset({"raypipe-receive", "raypipe-assemble", "raypipe-next-epoch", "iter_threaded"})
+"""Of ours and of Ray Data, those that wait for blocks, or for clips that tasks decode."""
 
 _LOSSES: Final = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
 _LOST: Final = (
     "raypipe's feeder or its node is gone, and with it the rest of this epoch's blocks. Start the ranks again from the "
     "last checkpoint, as Ray Train does with FailureConfig(max_failures=...): the order goes on exactly there."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedSpec:
-    """How blocks travel. Nothing here changes the order."""
-
-    spans_per_block: int | Literal["by_size"] = BY_SIZE
-    """Consecutive spans of a rank that share a block. A block costs Ray 20 to 40 ms of CPU however small it is, so by
-    default blocks of rows alone are packed up to 8 MB, and those with pixels up to 64 MB."""
-
-    ranks_per_split: int = 16
-    """Ranks that share one Ray Dataset: one executor does 50 to 100 blocks/s."""
-
-    blocks_per_chapter: int = 5000
-    """Blocks of one Ray Dataset."""
-
-    prefetch_blocks: int = 4
-    """Blocks that a rank fetches ahead of the one that it opens."""
-
-    def __post_init__(self) -> None:
-        for name in ("spans_per_block", "ranks_per_split", "blocks_per_chapter", "prefetch_blocks"):
-            if getattr(self, name) != BY_SIZE and getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,43 +63,27 @@ class Ticket:
     resident_spans: int
 
 
-class Feeder:
+class Feeder(Meeting):
     """Opens epochs. Runs as an actor, whose calls come in a thread each; see `start_feeder`."""
 
-    def __init__(self, context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, is_decoding: bool) -> None:
+    def __init__(self, context: BlockContext, index: EpisodeIndex, spec: FeedSpec, world_size: int) -> None:
+        super().__init__(context.bad_data, index, world_size)
         self._context = ray.put(context)
-        # Only where a block is best decoded on one node rather than another.
-        self._placed = context if is_decoding and context.has_cached_videos else None
         self._index = index
         self._spec = spec
-        self._is_decoding = is_decoding
-        self._lock = threading.RLock()
-        self._roll_call = RollCall()
         self._passes: dict[PassPlace, _Pass] = {}
-        self._places: dict[int, PassPlace] = {}
-        self._stats: dict[int, LoaderStats] = {}
-        num_episodes = len(np.unique(np.stack([index.dataset, index.episode]), axis=1).T)
-        self._skips = SkipList(context.bad_data, num_episodes)
 
     def open(self, rank: int, ask: Ask, place: PassPlace | None) -> tuple[PassPlace, Ticket]:
-        """Return the place of this pass, and the rank's part of its first chapter.
-
-        Without a place the rank begins a series of passes: that waits until all ranks do, and compares.
-
-        Raises:
-            ResumeError: ranks ask for different things; every rank gets it.
-        """
-        if place is None:
-            place = PassPlace(self._roll_call.answer(rank, ask, self._places.get(rank)), 0)
-        self._places[rank] = place
+        """Return the place of this pass, and the rank's part of its first chapter; see `Meeting.begin`."""
+        place = self.begin(rank, ask, place)
         if place not in self._passes:
             # Not under the lock: it may take a minute, and all ranks shall hear of it at once.
             check_free_cpu()
         with self._lock:
             if place not in self._passes:
-                self._passes[place] = _Pass(self._index, rank, ask, self._spec)
-                self._forget_old(place)
-            self._check_same(place, rank, ask)
+                self._passes[place] = _Pass(self._index, ask, self._spec)
+                # Every rank is done with older ones: it has asked for two later ones, or begun anew.
+                self._passes = {old: one for old, one in self._passes.items() if not old.is_over_at(place)}
             return place, self._open_chapter(rank, place, 0)
 
     def open_chapter(self, rank: int, place: PassPlace, chapter: int) -> Ticket:
@@ -126,41 +91,15 @@ class Feeder:
         with self._lock:
             return self._open_chapter(rank, place, chapter)
 
-    def go_on(self, rank: int, place: PassPlace) -> None:
-        """Note that a rank begins a pass; see `RollCall.go_on`."""
-        self._roll_call.go_on(rank, place)
-
-    def missing_ranks(self, world_size: int) -> list[int]:
-        """Return the ranks that have not asked while others wait for them."""
-        return self._roll_call.missing(world_size)
-
-    def report_bad(self, span: BadSpan) -> None:
-        """Note a span that a rank leaves out.
-
-        Raises:
-            DatasetError: more episodes are bad than may be.
-        """
-        self._skips.add(span)
-
-    def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes as bad that were left out before this start."""
-        self._skips.note(episodes)
-
-    def tell(self, rank: int, stats: LoaderStats) -> None:
-        """Note the figures of a rank."""
-        self._stats[rank] = stats
-
-    def figures(self) -> dict[int, LoaderStats]:
-        """Return the figures that each rank has told last."""
-        return dict(self._stats)
+    def shared_context(self) -> "list[ray.ObjectRef[BlockContext]]":
+        """Return the reference by which tasks know the datasets of this pipeline; in a list, where Ray leaves it be."""
+        return [self._context]
 
     def _open_chapter(self, rank: int, place: PassPlace, chapter: int) -> Ticket:
         current = self._passes[place]
         group = current.groups[rank // self._spec.ranks_per_split]
         if chapter not in group.splits:
-            blocks = group.chapter_blocks(chapter)
-            nodes = place_decoding(self._placed, blocks) if self._placed is not None else ()
-            dataset = build_dataset(self._context, blocks, is_decoding=self._is_decoding, nodes=nodes)
+            dataset = build_dataset(self._context, group.chapter_blocks(chapter))
             group.splits[chapter] = list(split_dataset(dataset, len(group.plans)))
         taken = rank % self._spec.ranks_per_split
         iterator = group.splits[chapter][taken]
@@ -168,26 +107,12 @@ class Feeder:
         group.splits[chapter][taken] = None
         return Ticket(iterator, group.num_chapters, int(group.resident[taken]))
 
-    def _forget_old(self, place: PassPlace) -> None:
-        """Let go of passes that every rank is done with: it has asked for two later ones, or begun anew."""
-        for old in list(self._passes):
-            if old.is_over_at(place):
-                del self._passes[old]
-
-    def _check_same(self, place: PassPlace, rank: int, ask: Ask) -> None:
-        current = self._passes[place]
-        difference = describe_difference({current.rank: current.ask, rank: ask})
-        if difference:
-            raise ResumeError(difference)
-
 
 @dataclass
 class _Pass:
     """One pass over the rest of an epoch."""
 
     index: EpisodeIndex
-    rank: int
-    """Who asked first."""
     ask: Ask
     spec: FeedSpec
 
@@ -258,14 +183,15 @@ class FeederSource:
 
     def __init__(self, feeder: Any, spec: FeedSpec) -> None:
         self._feeder = feeder
+        self._is_owner = True
+        """Whether this process has started the feeder."""
         self._spec = spec
         self._gauges: dict[tuple[str, int], RankGauges] = {}
-        self.attempt = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-        """The name of this start of the ranks, by which accounts are sorted; no order depends on it."""
+        self.attempt = name_attempt()
 
     def __getstate__(self) -> dict[str, Any]:
         # Counters count what one process has seen.
-        return {**self.__dict__, "_gauges": {}}
+        return {**self.__dict__, "_gauges": {}, "_is_owner": False}
 
     def assigned_cpus(self) -> int:
         """Return the CPUs that Ray gave to this process; in a driver, those that the system lets it use."""
@@ -277,21 +203,30 @@ class FeederSource:
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "RayFeed":
         """Return the blocks that the rest of a plan sends to one rank; waits for the feeder to plan."""
         share_gate()
-        plan = world.plan
-        per_lane = world.steps.per_lane
-        ask = Ask(
-            order=plan.spec,
-            epoch=plan.epoch,
-            legs=plan.legs,
-            world_size=world.world_size,
-            batch=BatchSpec(size=per_lane * plan.leg.lanes, scope="global"),
-            fingerprint=plan.fingerprint,
-            shares=plan.index.shares,
-        )
-        asked = self._feeder.open.remote(rank, ask, place)
+        asked = self._feeder.open.remote(rank, ask_for(world), place)
         self._warn_of_waiting(asked, rank, world.world_size)
         opened, ticket = _get(asked)
-        return RayFeed(self._feeder, rank, opened, ticket, self._spec.prefetch_blocks)
+        feed = RayFeed(self._feeder, rank, opened, ticket, self._spec.prefetch_blocks)
+        if self._is_owner:
+            _own_feeds.add(feed)
+        return feed
+
+    def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:
+        """Return what decodes the clips of a rank: its own threads, or tasks on the cluster."""
+        if context.decode.where != "cluster":
+            return ThreadExecutor(lambda: context.decoders, num_threads)
+        (shared,) = _get(self._feeder.shared_context.remote())
+        return TaskExecutor(
+            shared=shared,
+            decoders=_task_decoders,
+            home_file=context.home_video,
+            note=lambda answer: meter.add(
+                task_decode_s=answer.seconds,
+                task_decoded_frames=answer.num_decoded,
+                task_kept_frames=answer.num_kept,
+                task_requests=answer.num_requests,
+            ),
+        )
 
     def go_on(self, rank: int, place: PassPlace) -> None:
         """Tell the feeder that a rank begins the pass that follows; raises where others have left the order."""
@@ -315,17 +250,15 @@ class FeederSource:
     def _warn_of_waiting(self, asked: Any, rank: int, world_size: int) -> None:
         if ray.wait([asked], timeout=_WAIT_FOR_RANKS_S)[0]:
             return
-        missing = ray.get(self._feeder.missing_ranks.remote(world_size))
+        missing = ray.get(self._feeder.missing_ranks.remote())
         if missing:
-            warnings.warn(
-                f"rank {rank} of {world_size} has waited {_WAIT_FOR_RANKS_S:g} s for {name_ranks(missing)} to start "
-                f"the epoch. Every rank must iterate its loader, all at once.",
-                stacklevel=2,
-            )
+            warnings.warn(describe_waiting(rank, world_size, missing, _WAIT_FOR_RANKS_S), stacklevel=2)
 
 
 class RayFeed:
     """The blocks of one rank for the rest of an epoch; a `BlockFeed`."""
+
+    is_remote = True
 
     def __init__(self, feeder: Any, rank: int, place: PassPlace, ticket: Ticket, prefetch_blocks: int) -> None:
         self.resident_spans = ticket.resident_spans
@@ -334,6 +267,10 @@ class RayFeed:
         self._rank = rank
         self._ticket = ticket
         self._prefetch_blocks = prefetch_blocks
+
+    def end(self) -> None:
+        """End the feeder, and with it the splits of all ranks: nobody reads any more."""
+        ray.kill(self._feeder)
 
     def report_bad(self, span: BadSpan) -> None:
         """Tell the feeder of a span that is left out; raises where more episodes are bad than may be."""
@@ -354,6 +291,33 @@ class RayFeed:
                 raise
 
 
+_own_feeds: "weakref.WeakSet[RayFeed]" = weakref.WeakSet()
+"""Feeds of feeders that this process has started, for as long as somebody reads them."""
+
+
+@atexit.register
+def end_feeders(wait_s: float = 5.0) -> None:
+    """End the feeders that this process has started, and wait for the threads that read from them.
+
+    Called when the interpreter ends; call it before ``ray.shutdown()`` while loaders are under way. In Ray 2.60 a
+    thread that stands in a call when Ray ends uses freed memory: the process ends with SIGSEGV, or Ray ends it. With
+    the feeder its splits end, and every call that waits for one.
+    """
+    feeds = list(_own_feeds)
+    threads = [thread for thread in threading.enumerate() if thread.name in _RAY_THREADS]
+    if not feeds or not threads or not ray.is_initialized():
+        return
+    for feed in feeds:
+        feed.end()
+    deadline = time.monotonic() + wait_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _task_decoders(context: "ray.ObjectRef[BlockContext]") -> Sequence[Any]:
+    return fetch_context(context).decoders
+
+
 def _get(answer: Any) -> Any:
     """Return an answer of the feeder; an error of raypipe is raised as it is, without Ray's words around it."""
     try:
@@ -367,9 +331,7 @@ def _get(answer: Any) -> Any:
         raise
 
 
-def start_feeder(
-    context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, world_size: int, is_decoding: bool
-) -> Any:
+def start_feeder(context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, world_size: int) -> Any:
     """Start a feeder as an actor without a CPU of its own, on this node; it lives as long as its handle."""
     # What this process has asked of the Hub, to open the dataset, counts for the cluster.
     share_gate()
@@ -379,4 +341,4 @@ def start_feeder(
     # All ranks may wait in a call at once, each for this epoch and the one that it fetches ahead.
     num_threads = 2 * world_size + 2
     actor = ray.remote(num_cpus=0, max_concurrency=num_threads, scheduling_strategy=strategy)(Feeder)
-    return actor.remote(context, index, spec, is_decoding=is_decoding)
+    return actor.remote(context, index, spec, world_size)

@@ -30,7 +30,7 @@ COUNTERS: Final = {
 """By metric: the field of `LoaderStats`, and the description. Prometheus adds ``_total``."""
 
 GAUGES: Final = {
-    "raypipe_live_bytes": ("live_bytes", "Memory of the spans at hand."),
+    "raypipe_live_bytes": ("live_bytes", "Memory of the rows and decoded frames at hand."),
     "raypipe_live_spans": ("live_spans", "Spans at hand."),
 }
 

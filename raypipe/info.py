@@ -1,7 +1,7 @@
 """What ``raypipe info`` tells of a dataset: a value, and the same as a table."""
 
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _EPISODES_LOOKED_AT = 8
+_MOST_MISSING = 20
+"""Missing files that the table names; JSON has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class DatasetInfo:
     timestamp_drift_s: float
     """The largest distance of a stored timestamp from frame / fps, in the episodes looked at."""
     fingerprint: str
+    missing_files: tuple[str, ...]
+    """Files that ``meta/`` names and that are not there; of a web server, among those of a few episodes."""
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -57,23 +61,24 @@ def describe(root: str) -> DatasetInfo:
     """Return what the dataset at `root` holds; lists its files, and reads ``meta/`` and a few episodes of them.
 
     Raises:
-        DatasetError: a file that ``meta/`` names is missing, or one of those looked at is damaged.
+        DatasetError: one of the files looked at is damaged.
     """
     with warnings.catch_warnings():
         # What is left out is in the value itself: missing_cameras and notes.
         warnings.simplefilter("ignore", UserWarning)
         dataset = open_dataset(root)
     try:
-        _check_files(dataset)
-        return _describe(dataset)
+        return _describe(dataset, _find_missing(dataset))
     except DatasetError as error:
         error.add_note(f"`raypipe validate {root}` looks at all files, and lists what is wrong with them.")
         raise
 
 
-def _describe(dataset: Dataset) -> DatasetInfo:
+def _describe(dataset: Dataset, missing: tuple[str, ...]) -> DatasetInfo:
     meta = dataset.meta
     lengths = meta.episodes.length
+    looked_at = _with_data(dataset, missing)
+    _check_videos(looked_at, missing)
     present = [name for name in meta.cameras if name not in dataset.missing_cameras]
     return DatasetInfo(
         root=meta.root,
@@ -90,17 +95,27 @@ def _describe(dataset: Dataset) -> DatasetInfo:
         missing_cameras=dataset.missing_cameras,
         features={
             name: f"{feature.dtype} {list(feature.shape)}"
-            for name, feature in dataset.row_features.items()
+            for name, feature in looked_at.row_features.items()
             if not feature.is_camera
         },
         tasks=tuple(text for _, text in sorted(meta.tasks.texts.items())),
         splits=dict(meta.splits),
         stats=tuple(sorted({name for values in dataset.stats.values() for name in values})),
-        row_groups=read_row_group_layout(meta),
-        timestamp_drift_s=round(_largest_drift(dataset), 4),
+        row_groups=read_row_group_layout(looked_at.meta),
+        timestamp_drift_s=round(_largest_drift(looked_at), 4),
         fingerprint=meta.order_fingerprint,
-        notes=(*meta.notes, *missing_notes(dataset), *column_notes(dataset)),
+        missing_files=missing,
+        notes=(*meta.notes, *_template_notes(dataset), *missing_notes(dataset), *column_notes(looked_at)),
     )
+
+
+def lacking_error(info: DatasetInfo) -> DatasetError:
+    """Return the error of a dataset of which files are missing."""
+    names = info.missing_files
+    files = "a file that meta/ names is" if len(names) == 1 else f"{len(names)} files that meta/ names are"
+    error = DatasetError(f"{files} missing at {info.root!r}, the first is {names[0]!r}. Fetch what is missing.")
+    error.add_note(f"`raypipe validate {info.root}` looks at all files, and lists what is wrong with them.")
+    return error
 
 
 def info_table(info: DatasetInfo) -> "Table":
@@ -135,6 +150,8 @@ def _lines(info: DatasetInfo) -> list[tuple[str, str]]:
         ("row groups", info.row_groups),
         ("timestamps", f"up to {info.timestamp_drift_s:g} s from frame / fps"),
         ("fingerprint", info.fingerprint),
+        *(("missing", name) for name in info.missing_files[:_MOST_MISSING]),
+        *([("missing", f"and {more} more")] if (more := len(info.missing_files) - _MOST_MISSING) > 0 else []),
         *(("note", note) for note in info.notes),
     ]
 
@@ -150,8 +167,8 @@ def camera_text(feature: Feature) -> str:
     return f"{feature.width}x{feature.height} {kind}{' depth' if feature.is_depth else ''}"
 
 
-def _check_files(dataset: Dataset) -> None:
-    """Raise where a file that ``meta/`` names is not there, or the index of one of a few videos cannot be read.
+def _find_missing(dataset: Dataset) -> tuple[str, ...]:
+    """Return the files that ``meta/`` names and that are not there, without those of cameras that have none.
 
     A web server is asked for the files of a few episodes: there one request tells of one file.
     """
@@ -160,16 +177,25 @@ def _check_files(dataset: Dataset) -> None:
     rows = range(len(meta.episodes)) if meta.storage.is_listable else _some_rows(meta)
     named = {meta.data_file(row) for row in rows} | {meta.video_file(row, name) for name in videos for row in rows}
     if meta.storage.is_listable:
-        missing = sorted(named - set(meta.storage.list_files()))
-    else:
-        missing = sorted(name for name in named if not meta.storage.exists(name))
-    if missing:
-        raise DatasetError(
-            f"{len(missing)} of {len(named)} files that meta/ names are missing at {meta.root!r}, the first is "
-            f"{missing[0]!r}. Fetch them."
-        )
+        return tuple(sorted(named - set(meta.storage.list_files())))
+    return tuple(sorted(name for name in named if not meta.storage.exists(name)))
+
+
+def _with_data(dataset: Dataset, missing: tuple[str, ...]) -> Dataset:
+    """Return the dataset with the episodes alone whose data files are there."""
+    meta, lost = dataset.meta, set(missing)
+    rows = [row for row in range(len(meta.episodes)) if meta.data_file(row) not in lost]
+    if len(rows) == len(meta.episodes):
+        return dataset
+    return replace(dataset, meta=replace(meta, episodes=meta.episodes.take(rows)))
+
+
+def _check_videos(dataset: Dataset, missing: tuple[str, ...]) -> None:
+    """Raise where the index of one of a few videos that are there cannot be read."""
+    meta = dataset.meta
+    videos = [name for name in dataset.spec.cameras if name in meta.episodes.videos]
     for row in _some_rows(meta):
-        for name in videos:
+        for name in (camera for camera in videos if meta.video_file(row, camera) not in missing):
             try:
                 index = read_video_index(meta.storage.for_a_look(), meta.video_file(row, name))
                 episode_first_frame(meta, row, name, index)
@@ -190,6 +216,13 @@ def _largest_drift(dataset: Dataset) -> float:
     return max((float(np.abs(drift).max()) for drift in drifts), default=0.0)
 
 
+def _template_notes(dataset: Dataset) -> list[str]:
+    """Return which templates fit files that are not where ``info.json`` says."""
+    meta = dataset.meta
+    fitting = meta.find_fitting_templates(meta.storage.list_files()) if meta.storage.is_listable else {}
+    return [f"{key} in info.json gives no file; {template!r} gives all" for key, template in fitting.items()]
+
+
 def missing_notes(dataset: Dataset) -> list[str]:
     """Return why cameras of a web server are left out: there, that no file is found need not say that none is there."""
     if dataset.meta.storage.is_listable:
@@ -207,7 +240,7 @@ def column_notes(dataset: Dataset) -> list[str]:
     absent, undeclared = reader.missing_columns(0), reader.undeclared_columns(0)
     derived = [name for name in absent if name not in declared or name in ("index", "frame_index", "task_index")]
     lost = [name for name in absent if name not in derived]
-    notes = []
+    notes = [f"feature {name!r} is left out of samples: {why}" for name, why in meta.opaque.items()]
     if derived:
         notes.append(f"columns that the rows lack are derived: {', '.join(derived)}")
     if lost:

@@ -11,6 +11,7 @@ handed over again. The last are of ranks that put nothing into the checkpoint: a
 they stand at the same state.
 """
 
+import json
 import time
 import warnings
 from collections.abc import Callable
@@ -22,9 +23,10 @@ import fsspec
 import pyarrow as pa
 import pyarrow.fs
 
-from raypipe.account import Account, Part, merge_parts
+from raypipe.account import Account, Part
 from raypipe.account.file import read_account, write_account
-from raypipe.account.folder import RUN_FOLDER, SAVED_FOLDER, account_name, state_key
+from raypipe.account.folder import BEFORE_FOLDER, RUN_FOLDER, SAVED_FOLDER, account_name, state_key
+from raypipe.account.gather import HEAD, gather_account, state_of_saved
 from raypipe.errors import RaypipeError
 from raypipe.storage import retry_transient
 
@@ -100,14 +102,20 @@ def open_filesystem(folder: str) -> tuple[pyarrow.fs.FileSystem, str]:
 def write_rank_account(folder: Path, account: Account, rank: int, world_size: int) -> None:
     """Write the account of one rank into raypipe's folder of a checkpoint.
 
-    Rank 0 removes those that another number of ranks wrote to the same folder before.
+    The one before stays beside it: until rank 0 has written the state, that is what the state of the folder belongs to.
+    Rank 0 does the same with those of another number of ranks, and removes them at its next call.
     """
     accounts = folder / ACCOUNTS / account.header.name
-    write_account(accounts / account_name(rank, world_size), account)
-    if rank == 0:
-        for path in accounts.glob("rank-*.parquet"):
-            if not path.name.endswith(account_name(0, world_size).removeprefix("rank-00000")):
-                path.unlink(missing_ok=True)
+    path, before = accounts / account_name(rank, world_size), accounts / BEFORE_FOLDER
+    ending = path.name.partition("-of-")[2]
+    for old in before.glob("rank-*.parquet") if rank == 0 else ():
+        if not old.name.endswith(ending):
+            old.unlink(missing_ok=True)
+    for old in accounts.glob("rank-*.parquet"):
+        if old == path or (rank == 0 and not old.name.endswith(ending)):
+            before.mkdir(exist_ok=True)
+            old.replace(before / old.name)
+    write_account(path, account)
 
 
 def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str) -> tuple[Part, ...]:
@@ -122,17 +130,48 @@ def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str
         name: of the loader.
     """
     try:
-        accounts = retry_transient(lambda: _read_folder(filesystem, f"{folder}/{ACCOUNTS}/{name}"))
-        states = {state_key(account.header.state) for account in accounts.values()}
-        beside = f"{folder.rsplit('/', 2)[0]}/{RUN_FOLDER}/{name}/{SAVED_FOLDER}"
-        for state in states:
-            saved = retry_transient(lambda state=state: _read_folder(filesystem, f"{beside}/{state}"))  # type: ignore[misc]
-            accounts = {**saved, **accounts}
-        # By rank: rank 0 carries what was done before, and parts stand in the order in which they appear.
-        return merge_parts(part for file in sorted(accounts) for part in accounts[file].parts)
+        saved = retry_transient(lambda: _read_saved(filesystem, f"{folder}/{name}.json"))
+        files = retry_transient(lambda: _read_files(filesystem, folder, name, saved))
+        if not files and not saved.get(HEAD):
+            return ()
+        found = gather_account(files, saved)
     except (RaypipeError, OSError) as error:
         warnings.warn(f"the account of this run begins anew: {error}", stacklevel=2)
         return ()
+    if found.problem:
+        warnings.warn(f"the account of this run begins anew: {found.problem}", stacklevel=2)
+        return ()
+    if saved.get(HEAD) and found.account.missing_ranks:
+        ranks = ", ".join(map(str, found.account.missing_ranks))
+        warnings.warn(f"the account of this run lacks what rank {ranks} did: the file is lost", stacklevel=2)
+    return found.account.parts
+
+
+def _read_saved(filesystem: pyarrow.fs.FileSystem, path: str) -> dict[str, Any]:
+    """Return a state with the head of its account; nothing where there is none, which is for others to tell."""
+    try:
+        with filesystem.open_input_file(path) as file:
+            saved = json.loads(file.read())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return saved if isinstance(saved, dict) else {}
+
+
+def _read_files(
+    filesystem: pyarrow.fs.FileSystem, folder: str, name: str, saved: dict[str, Any]
+) -> dict[str, list[Account]]:
+    """Return what the ranks of a checkpoint wrote, newest first, by file name."""
+    here, beside = f"{folder}/{ACCOUNTS}/{name}", f"{folder.rsplit('/', 2)[0]}/{RUN_FOLDER}/{name}/{SAVED_FOLDER}"
+    newest, before = (_read_folder(filesystem, place) for place in (here, f"{here}/{BEFORE_FOLDER}"))
+    files = {
+        file: [accounts[file] for accounts in (newest, before) if file in accounts] for file in {**before, **newest}
+    }
+    told = state_of_saved(saved)
+    states = [told] if told else [account.header.state for accounts in files.values() for account in accounts[:1]]
+    for key in {state_key(state) for state in states}:
+        for file, account in _read_folder(filesystem, f"{beside}/{key}").items():
+            files.setdefault(file, []).append(account)
+    return files
 
 
 def _read_folder(filesystem: pyarrow.fs.FileSystem, folder: str) -> dict[str, Account]:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from raypipe.account import Account, Header, Ledger, Part
+from raypipe.account.seal import seal_account
 from raypipe.ahead import Ahead
 from raypipe.dataset import Dataset
 from raypipe.decode.spec import ASSIGNED_CPUS
 from raypipe.errors import ConfigError
 from raypipe.keeper import AccountKeeper
 from raypipe.loader_spec import LoaderSpec, change_spec
+from raypipe.meeting import PassPlace
 from raypipe.metrics import Live, LoaderStats, Meter, WorldStats, sum_up
 from raypipe.mixture import Mixture
 from raypipe.plan import (
@@ -31,9 +33,8 @@ from raypipe.plan import (
     start,
     state_after,
 )
-from raypipe.progress import progress_bar
+from raypipe.progress import Bar, progress_bar
 from raypipe.rank_job import BlockSource, RankJob, warn_of_other_source, with_source
-from raypipe.rollcall import PassPlace
 from raypipe.run import EpochRun
 from raypipe.skips import BadSpan, describe_spans
 
@@ -63,6 +64,8 @@ class RankLoader:
         self._published_at = 0.0
         self._lock = threading.Lock()
         self._num_loads = 0
+        self._has_begun = False
+        """Whether it was loaded or iterated before."""
         self._ledger = Ledger(attempt=self._attempt)
         self._skipped: list[BadSpan] = []
         self._keeper: AccountKeeper | None = None
@@ -76,30 +79,39 @@ class RankLoader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the batches that are left of the current epoch."""
         self._meter.start_iteration()
+        is_on = self._spec.progress and self._job.rank == 0
+        with progress_bar(f"epoch {self._at.epoch}", len(self), self._first_waits_for, is_on=is_on) as bar:
+            yield from self._iterate(bar)
+
+    def _iterate(self, bar: Bar) -> Iterator[dict[str, Any]]:
+        self._has_begun = True
         run = self._open_run()
         is_done = False
-        is_on = self._spec.progress and self._job.rank == 0
         try:
-            with progress_bar(f"epoch {self._at.epoch}", run.num_steps, is_on=is_on) as bar:
-                for batch in run:
-                    self._step += 1
-                    is_done = self._step == run.num_steps
-                    if is_done:
-                        self._stand_at_next_epoch()
-                    bar.advance(self._meter.read(Live()))
-                    if time.monotonic() > self._published_at + _PUBLISH_EVERY_S:
-                        self._publish()
-                        self._keep_account(is_due_only=True)
-                    yield batch
-                if not run.num_steps:
-                    is_done = True
+            for batch in run:
+                self._step += 1
+                is_done = self._step == run.num_steps
+                if is_done:
                     self._stand_at_next_epoch()
+                bar.advance(self._meter.read(Live()))
+                if time.monotonic() > self._published_at + _PUBLISH_EVERY_S:
+                    self._publish()
+                    self._keep_account(is_due_only=True)
+                yield batch
+            if not run.num_steps:
+                is_done = True
+                self._stand_at_next_epoch()
         finally:
             # Another iteration may have begun, after a break from outside.
             if self._run is run:
                 self._close_run(is_done=is_done)
                 self._publish()
                 self._keep_account()
+
+    def _first_waits_for(self) -> str:
+        """Return what the first batch of an iteration waits for; may be asked by another thread."""
+        run = self._run
+        return run.describe_start() if run is not None else "opening the feed"
 
     def __len__(self) -> int:
         """Batches left in the current epoch; the same on every rank."""
@@ -145,7 +157,7 @@ class RankLoader:
         if epoch < 0:
             raise ConfigError(f"epoch must be at least 0, got {epoch}")
         self._leave_order()
-        self._stand_at(start(self._at.spec, world_size=self._job.world_size, epoch=epoch))
+        self._stand_at(self._start_of(epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, as a small JSON object: the same on every rank."""
@@ -160,16 +172,17 @@ class RankLoader:
         saved, index = follow_state(
             OrderState.from_dict(state), self._job.index, allow_mixture_change=self._job.allow_mixture_change
         )
-        at = resume(saved, index, self._job.order_of(saved), world_size=self._job.world_size)
+        at = resume(saved, index, self._job.order_of(saved), world_size=self._job.world_size, batch=self._job.batch)
         if self._job.rank == 0:
             warn_of_other_source(state, self._job.dataset)
         self._leave_order()
         self._index = index
-        recorded = self._of_this_mixture(self._ledger.parts())
-        if recorded:
-            # What was handed over since then is rolled back: the account goes on under another name.
+        if self._has_begun:
+            # What was handed over since then is rolled back: the account goes on under another name, the same on all
+            # ranks, whichever of them carries parts.
             self._num_loads += 1
-        self._ledger = Ledger(recorded, attempt=self._attempt)
+        self._has_begun = True
+        self._ledger = Ledger(self._of_this_mixture(self._ledger.parts()), attempt=self._attempt)
         self._stand_at(at)
 
     def account(self) -> Account:
@@ -182,7 +195,7 @@ class RankLoader:
             name=self.name,
             members=job.mixture.sources() if job.mixture else (),
         )
-        return Account(header=header, parts=self._ledger.parts())
+        return seal_account(header, self._ledger.parts())
 
     def load_account(self, parts: Iterable[Part]) -> None:
         """Carry the parts of an account on that led to the loaded state; on one rank, rank 0. Call it after loading.
@@ -225,7 +238,7 @@ class RankLoader:
         return sum_up(self.rank_stats())
 
     def rank_stats(self) -> dict[int, LoaderStats]:
-        """Return the figures of every rank that has told them, by rank; asks the feeder."""
+        """Return the figures of every rank that has told them, by rank; asks where the ranks meet."""
         self._publish()
         return {**self._source.collect(), self._job.rank: self.stats()}
 
@@ -233,7 +246,7 @@ class RankLoader:
         """Return this rank's loader with other fields of `LoaderSpec`, standing where this one stands."""
         changed = RankLoader(self._job, self._source, change_spec(self._spec, settings), self.name)
         changed.load_state_dict(self.state_dict())
-        changed._num_loads = self._num_loads
+        changed._num_loads, changed._has_begun = self._num_loads, self._has_begun
         changed.load_account(self._ledger.parts())
         changed._keeper = self._keeper
         return changed
@@ -283,7 +296,10 @@ class RankLoader:
         self._step = 0
 
     def _stand_at_next_epoch(self) -> None:
-        self._stand_at(start(self._at.spec, world_size=self._job.world_size, epoch=self._at.epoch + 1))
+        self._stand_at(self._start_of(self._at.epoch + 1))
+
+    def _start_of(self, epoch: int) -> Resumed:
+        return start(self._at.spec, world_size=self._job.world_size, batch=self._job.batch, epoch=epoch)
 
     def _plan(self) -> WorldPlan:
         if self._world is None:
@@ -331,10 +347,10 @@ class RankLoader:
             raise
 
     def _start_run(self, world: WorldPlan, place: PassPlace | None, before: EpochRun | None) -> EpochRun:
-        spec, job = self._spec, self._job
-        if spec.num_threads == ASSIGNED_CPUS:
-            spec = replace(spec, num_threads=self._source.assigned_cpus())
-        run = EpochRun(job.context, world, job.rank, spec, self._meter)
+        spec, job, threads = self._spec, self._job, self._spec.num_threads
+        num_threads = self._source.assigned_cpus() if threads == ASSIGNED_CPUS else threads
+        executor = self._source.open_executor(job.context, num_threads, self._meter)
+        run = EpochRun(job.context, world, job.rank, spec, self._meter, executor, job.live_bytes)
         run.start(self._source.open(world, job.rank, place), before)
         return run
 
@@ -347,7 +363,7 @@ class RankLoader:
         with self._lock:
             if run is not self._run or self._ahead is not None or run.epoch >= self._last_epoch:
                 return
-            at = start(self._at.spec, world_size=self._job.world_size, epoch=run.epoch + 1)
+            at = self._start_of(run.epoch + 1)
             place = run.place.following
             self._ahead = Ahead(lambda: self._start_ahead(at, place, run))
 
@@ -362,7 +378,7 @@ class RankLoader:
             return
         run.close()
         self._note_skips(run)
-        self._last_live = replace(run.live(), spans=0, waiting_spans=0, num_bytes=0)
+        self._last_live = replace(run.live(), spans=0, waiting_spans=0, row_bytes=0, held_bytes=0, in_flight_bytes=0)
         if not is_done:
             self._leave_order()
 

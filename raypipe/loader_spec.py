@@ -18,8 +18,8 @@ Transform = Callable[[dict[str, Any], "torch.Tensor"], dict[str, Any]]
 class LoaderSpec:
     """What a rank does with its blocks."""
 
-    prefetch_batches: int = 2
-    """Batches assembled ahead of the training loop."""
+    prefetch_batches: int = 4
+    """Batches ahead of the one that is put together whose clips are being decoded; fewer where memory is short."""
 
     num_threads: int | Literal["assigned"] = ASSIGNED_CPUS
     """Decoding threads; see `DecodeSpec.num_threads`."""

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -36,32 +36,42 @@ class LoaderStats:
     assemble_s: float
     """Time spent putting batches together, also while others were ready."""
     read_wait_s: float
-    """Time in which no batch was ready and the rows of the next were being read, or waited for a CPU to be read."""
+    """The part of `wait_s` in which the rows of the batch were being read, or waited for a CPU to be read."""
     decode_wait_s: float
-    """Time in which no batch was ready and the pixels of the next were being decoded, here or in tasks."""
+    """The part in which its pixels were being decoded, here or in tasks."""
     transport_wait_s: float
-    """Time in which no batch was ready and the blocks of the next were done and on their way to this rank."""
+    """The part in which its rows or pixels were done and on their way to this rank."""
     assembly_wait_s: float
-    """Time in which no batch was ready and the next was being put together."""
+    """The part in which it was being put together."""
     decode_s: float
     """Time spent decoding, summed over threads or tasks."""
     decoded_frames: int
+    kept_frames: int
+    """Frames that were not decoded but read from those that ``keep_frames`` keeps on the node."""
     skipped_frames: int
     """Samples that were left out as bad data, where the policy says so."""
     emitted_frames: int
     """Samples times cameras: frames that windows show besides are not counted, since they are decoded once too."""
     decoded_per_emitted: float
-    """1 where each frame is decoded once; more where spans were decoded again after a resume, or for margins."""
+    """1 where each frame is decoded once; more where windows reach out of a clip, or after a resume within one; less
+    where frames are kept."""
     received_blocks: int
     received_bytes: int
     waiting_spans: int
-    """Spans that have arrived ahead of their need, decoded or being decoded."""
+    """Spans whose rows have arrived ahead of their need."""
     live_spans: int
     live_bytes: int
-    peak_live_bytes: int
-    cache_hits: int
-    cache_misses: int
-    cache_evictions: int
+    """Memory of the rows and the decoded frames at hand."""
+    held_bytes: int
+    """Decoded frames that have not left yet."""
+    in_flight_bytes: int
+    """Frames that are asked for and not taken yet."""
+    peak_clip_bytes: int
+    """The most that was held and in flight at once, of the current epoch."""
+    decoder_opens: int
+    """Videos that were opened for decoding in this process."""
+    decoder_reuses: int
+    """Clips that were decoded by a decoder that was open already."""
     requests: int
     """Sent to the Hub and other remote storage: by this process since the loader was made, whatever it was for, and by
     the tasks that read for this rank."""
@@ -79,48 +89,33 @@ class LoaderStats:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskTimes:
-    """How long the task that made a block worked, and when it was done."""
-
-    read_s: float
-    decode_s: float
-    finished_at: float
-    """Seconds since 1970, by the clock of the task's node."""
-
-
 @dataclass(frozen=True, slots=True)
-class WaitParts:
-    """A wait for a block, by what was going on meanwhile."""
+class Interval:
+    """What the thread that puts batches together did from when to when, by `time.perf_counter`."""
 
-    read_s: float
-    decode_s: float
-    transport_s: float
+    stage: str
+    """One of `STAGES`."""
+    begin: float
+    end: float
 
 
-def split_wait(begin: float, end: float, task: TaskTimes) -> WaitParts:
-    """Return what a rank that waited from `begin` to `end`, in seconds since 1970, waited for.
+def split_wait(stage: str, begin: float, end: float, done: float) -> list[Interval]:
+    """Return what was waited for: the stage until it was done, and then the way to this rank.
 
-    ::
-
-        begin                                                   end
-          |---- before the task ----|-- read --|-- decode --|----|
-                                                        finished_at  transport
-
-    The time before the task began, when no CPU was free for it, is shared out as the task's own work is: that is what
-    the CPUs were busy with.
+    Args:
+        done: when another process was done; infinity where the stage ran here.
     """
-    done = min(max(task.finished_at, begin), end)
-    decoding = min(task.decode_s, done - begin)
-    reading = min(task.read_s, done - begin - decoding)
-    before = done - begin - decoding - reading
-    work_s = task.read_s + task.decode_s
-    decode_share = task.decode_s / work_s if work_s else 0.0
-    return WaitParts(
-        read_s=reading + before * (1 - decode_share),
-        decode_s=decoding + before * decode_share,
-        transport_s=end - done,
-    )
+    arrived = min(max(done, begin), end)
+    return [Interval(stage, begin, arrived), Interval("transport", arrived, end)]
+
+
+def share_wait(begin: float, end: float, intervals: Sequence[Interval], rest: str) -> dict[str, float]:
+    """Return by stage how much of a training loop's wait was spent on it; `rest` gets what no interval covers."""
+    parts = dict.fromkeys(STAGES, 0.0)
+    for interval in intervals:
+        parts[interval.stage] += max(0.0, min(end, interval.end) - max(begin, interval.begin))
+    parts[rest] += max(0.0, end - begin - sum(parts.values()))
+    return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +171,7 @@ class _Sums:
     assembly_wait_s: float = 0.0
     task_decode_s: float = 0.0
     task_decoded_frames: int = 0
+    task_kept_frames: int = 0
     task_requests: int = 0
     skipped_frames: int = 0
     emitted_frames: int = 0
@@ -189,13 +185,15 @@ class Live:
 
     spans: int = 0
     waiting_spans: int = 0
-    num_bytes: int = 0
-    peak_bytes: int = 0
+    row_bytes: int = 0
+    held_bytes: int = 0
+    in_flight_bytes: int = 0
+    peak_clip_bytes: int = 0
     decode_s: float = 0.0
     decoded_frames: int = 0
-    cache_hits: int = 0
-    cache_misses: int = 0
-    cache_evictions: int = 0
+    kept_frames: int = 0
+    decoder_opens: int = 0
+    decoder_reuses: int = 0
 
 
 class Meter:
@@ -208,6 +206,7 @@ class Meter:
         self._started_at = 0.0
         self._asked_at = 0.0
         self._left_at = 0.0
+        self._intervals: list[Interval] = []
         self._requests_before = num_requests()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -221,6 +220,15 @@ class Meter:
         with self._lock:
             for name, amount in amounts.items():
                 setattr(self._sums, name, getattr(self._sums, name) + amount)
+
+    def note(self, intervals: Sequence[Interval]) -> None:
+        """Take in what the assembling thread did; called before the batch that it was for is handed over."""
+        with self._lock:
+            self._intervals.extend(intervals)
+            for interval in intervals:
+                field = "assemble_s" if interval.stage == "assembly" else "fetch_s"
+                seconds = getattr(self._sums, field) + interval.end - interval.begin
+                setattr(self._sums, field, seconds)
 
     def start_iteration(self) -> None:
         """Note that the training loop begins to iterate: it waits from now on."""
@@ -241,8 +249,13 @@ class Meter:
         waited = now - self._asked_at
         if not self._left_at:
             self._first_batch_s = waited
+        # Before the first batch the rest is the start of whatever reads.
+        rest = "assembly" if self._left_at else "read"
+        with self._lock:
+            intervals, self._intervals = self._intervals, []
+        parts = share_wait(self._asked_at, now, intervals, rest)
         self._left_at = now
-        self.add(wait_s=waited, samples=num_samples, batches=1)
+        self.add(wait_s=waited, samples=num_samples, batches=1, **{f"{stage}_wait_s": s for stage, s in parts.items()})
 
     def read(self, live: Live) -> LoaderStats:
         """Return the figures so far."""
@@ -250,6 +263,7 @@ class Meter:
             sums = asdict(self._sums)
         decode_s = sums.pop("task_decode_s") + live.decode_s
         decoded = sums.pop("task_decoded_frames") + live.decoded_frames
+        kept = sums.pop("task_kept_frames") + live.kept_frames
         requests = sums.pop("task_requests") + num_requests() - self._requests_before
         seconds = sums["wait_s"] + sums["step_s"]
         return LoaderStats(
@@ -260,12 +274,14 @@ class Meter:
             wait_share=sums["wait_s"] / seconds if seconds else 0.0,
             decode_s=decode_s,
             decoded_frames=decoded,
+            kept_frames=kept,
             decoded_per_emitted=decoded / sums["emitted_frames"] if sums["emitted_frames"] else 0.0,
             waiting_spans=live.waiting_spans,
             live_spans=live.spans,
-            live_bytes=live.num_bytes,
-            peak_live_bytes=live.peak_bytes,
-            cache_hits=live.cache_hits,
-            cache_misses=live.cache_misses,
-            cache_evictions=live.cache_evictions,
+            live_bytes=live.row_bytes + live.held_bytes,
+            held_bytes=live.held_bytes,
+            in_flight_bytes=live.in_flight_bytes,
+            peak_clip_bytes=live.peak_clip_bytes,
+            decoder_opens=live.decoder_opens,
+            decoder_reuses=live.decoder_reuses,
         )

@@ -19,8 +19,8 @@ from raypipe.plan import RankPlan
 Frames = NDArray[np.int64]
 
 HEADER: Final = "raypipe_span"
-MARGIN: Final = "raypipe_margin"
-"""Pixels (or stored images) of frames that windows show and that no row of the span is: in its first row."""
+IMAGES: Final = "raypipe_images"
+"""Images that the rows of a span store, of all frames that its samples show: in its first row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,8 @@ class SpanRequest:
     lane: int
     place: int
     """Position in the lane's queue."""
+    clip_frames: int = 0
+    """Frames of a clip; 0 where a clip is a whole span."""
     frames: tuple[int, ...] = ()
     """The frames to emit where they are not all of [start, stop): what an interrupted epoch left of the span."""
 
@@ -59,6 +61,7 @@ def span_request(plan: RankPlan, arrival: int) -> SpanRequest:
         stop=int(queue.stop[arrival]),
         lane=int(queue.lane[arrival]),
         place=int(queue.place[arrival]),
+        clip_frames=plan.keys.clip_frames[int(queue.dataset[arrival])] if plan.keys.clip_frames else 0,
         frames=() if is_whole else tuple(plan.frames_of(arrival).tolist()),
     )
 
@@ -74,8 +77,6 @@ class SpanHeader:
     """The frame of the first row read."""
     error: tuple[str, str] = ("", "")
     read_s: float = 0.0
-    decode_s: float = 0.0
-    num_decoded: int = 0
     num_requests: int = 0
     """To remote storage, for this span."""
     finished_at: float = 0.0
@@ -84,11 +85,12 @@ class SpanHeader:
 
 @dataclass(frozen=True, slots=True)
 class PackedSpan:
-    """One span of a block on its way: its header, its columns, and its margins by camera."""
+    """One span of a block on its way: its header, its columns, and stored images by camera."""
 
     header: SpanHeader
     columns: dict[str, pa.Array]
-    margins: dict[str, tuple[Frames, Any]]
+    images: dict[str, tuple[Frames, list[Any]]]
+    """Ascending frames, and what the rows hold of each."""
 
 
 def pack_spans(spans: Sequence[PackedSpan]) -> pa.Table:
@@ -96,13 +98,13 @@ def pack_spans(spans: Sequence[PackedSpan]) -> pa.Table:
     tables = []
     for span in spans:
         header = json.dumps(asdict(span.header)).encode()
-        margin = pickle.dumps(span.margins) if span.margins else None
+        images = pickle.dumps(span.images) if span.images else None
         rest = [None] * (span.header.num_rows - 1)
         tables.append(
             pa.table(
                 {
                     HEADER: pa.array([header, *rest], pa.large_binary()),
-                    MARGIN: pa.array([margin, *rest], pa.large_binary()),
+                    IMAGES: pa.array([images, *rest], pa.large_binary()),
                     **span.columns,
                 }
             )
@@ -115,14 +117,14 @@ def unpack_spans(table: pa.Table) -> Iterator[PackedSpan]:
     begin = 0
     while begin < len(table):
         header = _parse_header(table.column(HEADER)[begin].as_py())
-        margin = table.column(MARGIN)[begin].as_py()
+        images = table.column(IMAGES)[begin].as_py()
         columns = {}
         for name in table.column_names:
             array = table.column(name).slice(begin, header.num_rows)
             # A filler and a span with an error have no columns: packed with others, they are padded with nulls.
-            if name not in (HEADER, MARGIN) and header.request is not None and not header.error[0]:
+            if name not in (HEADER, IMAGES) and header.request is not None and not header.error[0]:
                 columns[name] = only_chunk(array)
-        yield PackedSpan(header, columns, pickle.loads(margin) if margin else {})
+        yield PackedSpan(header, columns, pickle.loads(images) if images else {})
         begin += header.num_rows
 
 

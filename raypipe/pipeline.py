@@ -4,34 +4,58 @@
 
     config.compose_config   specs                                   driver
     plan                    order, on every rank and in the feeder  pure
-    feeder.start_feeder     plans -> Ray Datasets -> splits         actor on this node
-      datasource            read, window (and decode)               Ray tasks on any node
-    loader.RankLoader       receive, (decode), shuffle, assemble    rank
+    local.LocalSource       read and window rows                    the rank itself: transport="local"
+    feeder.start_feeder     plans -> Ray Datasets -> splits         actor on this node: transport="ray"
+      datasource            read and window rows                    Ray Data tasks on any node
+    decode.clips            clips, decoded ahead of need            threads of the rank, or Ray tasks on any node
+    loader.RankLoader       receive rows, assemble batches          rank
+
+Ray is imported where it is used: a pipeline on the local feed needs none.
 """
 
-import warnings
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any
-
-import ray
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from raypipe.batch import span_columns
 from raypipe.config import PipelineConfig, compose_config, make_cache, spans_per_block
 from raypipe.dataset import Dataset
+from raypipe.decode.keep_spec import make_keep
 from raypipe.decode.spec import check_device
 from raypipe.errors import ConfigError, suggest
-from raypipe.feeder import BY_SIZE, FeederSource, start_feeder
 from raypipe.loader import RankLoader
 from raypipe.loader_spec import LoaderSpec, change_spec
+from raypipe.local import LocalSource
+from raypipe.meeting import Meeting, name_attempt
 from raypipe.mixture import Mixture
 from raypipe.packed import span_request
-from raypipe.plan import DEFAULT_LIVE_BYTES, WHOLE_EPISODE, WorldPlan, plan_epoch, plan_world, start, state_at
+from raypipe.plan import (
+    AHEAD_BATCHES,
+    DEFAULT_LIVE_BYTES,
+    WHOLE_EPISODE,
+    WHOLE_SPAN,
+    WorldPlan,
+    plan_epoch,
+    plan_world,
+    report_plan,
+    start,
+    state_after,
+    state_at,
+)
 from raypipe.rank_job import RankJob, with_source
-from raypipe.sizes import measure_frame
+from raypipe.remote_meeting import RemoteMeeting, serve_meeting
+from raypipe.sizes import measure_members, schema_for
 from raypipe.skips import BadDataSpec
-from raypipe.source.datasource import as_samples, build_dataset
+from raypipe.source import BY_SIZE
+
+if TYPE_CHECKING:
+    import ray.data
+
+Transport = Literal["auto", "local", "ray"]
+"""Who reads the rows: the rank's own process, or Ray Data. "auto" is Ray where this process is connected to one, or
+where clips are decoded on a cluster; else local. Batches are the same."""
 
 
 class Pipeline:
@@ -60,20 +84,23 @@ class Pipeline:
             batch_size: frames per rank; ``{"size": 512, "scope": "global"}`` is over all ranks.
             seed: of the order.
             delta_timestamps: windows in seconds, as in LeRobot.
-            live_bytes: memory of a rank for the spans at hand; decides span length where ``order`` does not.
+            live_bytes: memory of a rank for decoded frames; decides clip length, live spans and span length where
+                ``order`` does not.
             parts: ``selection``, ``order``, ``decode``, ``feed``: see `SelectionSpec`, `OrderSpec`, `DecodeSpec`,
                 `FeedSpec`; the fields of `BadDataSpec`, such as ``on_bad_episode="skip"``; ``cache``, a `CacheSpec`
-                for files of remote storage, or ``"off"``; and ``allow_mixture_change=True``, to go on between epochs
-                from a state of another mixture.
+                for files of remote storage, or ``"off"``; ``keep_frames``, True or a `KeepSpec`, to decode each frame
+                once and keep it on the node's disk for later epochs; and ``allow_mixture_change=True``, to go on
+                between epochs from a state of another mixture.
         """
         allow_mixture_change = bool(parts.pop("allow_mixture_change", False))
-        cache = make_cache(parts.pop("cache", {}))
+        cache, keep = make_cache(parts.pop("cache", {})), make_keep(parts.pop("keep_frames", False))
         known = (
             "selection",
             "order",
             "decode",
             "feed",
             "cache",
+            "keep_frames",
             "allow_mixture_change",
             *(field.name for field in fields(BadDataSpec)),
         )
@@ -85,7 +112,7 @@ class Pipeline:
         bad_data = {field.name: parts.pop(field.name) for field in fields(BadDataSpec) if field.name in parts}
         every = {"selection": {}, "order": {}, "decode": {}, "feed": {}, "bad_data": bad_data, **parts}
         config = compose_config(dataset, every, batch_size=batch_size, seed=seed, live_bytes=live_bytes)
-        self.config = replace(config, allow_mixture_change=allow_mixture_change, cache=cache)
+        self.config = replace(config, allow_mixture_change=allow_mixture_change, cache=cache, keep=keep)
 
     @cached_property
     def _index(self) -> Any:
@@ -95,13 +122,19 @@ class Pipeline:
         return {"config": self.config}
 
     def __repr__(self) -> str:
-        """Tell what was picked: span length, live spans, and what they cost on a single rank."""
-        order, decode = self.config.order, self.config.decode
+        """Tell what was picked and what it costs."""
+        order, budget = self.config.order, self.config.budget
         span = "whole episodes" if order.span_frames == WHOLE_EPISODE else f"{order.span_frames} frames"
+        clips = "no clips" if order.clip_frames == WHOLE_SPAN else f"clips of {order.clip_frames}"
+        decoding = (
+            f", decode {self.config.decode.where} at {budget.cost:.2f} times the cost of file order, in up to "
+            f"{max(budget.clip_bytes, budget.live_bytes) / 1e6:,.0f} MB on one rank"
+            if schema_for(self.config.dataset).cameras
+            else ""
+        )
         return (
             f"Pipeline({self.config.dataset!r}, batch of {self.config.batch.size} a {self.config.batch.scope}, seed "
-            f"{order.seed}, spans of {span}, {order.live_spans} live, up to {self.live_bytes() / 1e6:,.0f} MB at hand "
-            f"on one rank, decode {decode.where}/{decode.when})"
+            f"{order.seed}, spans of {span}, {order.live_spans} live, {clips}{decoding})"
         )
 
     def plan(self, *, epoch: int = 0, world_size: int = 1) -> WorldPlan:
@@ -118,50 +151,130 @@ class Pipeline:
         """Return the state after `step` batches of a run that never changed its ranks: a lost checkpoint, rebuilt."""
         return with_source(state_at(self.plan(world_size=world_size), step).to_dict(), self.config.dataset)
 
-    def loader(self, **settings: Any) -> RankLoader:
-        """Return the loader of a single rank, in this process; starts a local Ray if none is there.
+    def loader(
+        self, *, rank: int = 0, world_size: int = 1, transport: Transport = "auto", **settings: Any
+    ) -> RankLoader:
+        """Return the loader of a single rank, in this process. Where Ray is not running already, none is started.
 
         Args:
+            rank: with `world_size`, whose batches to give, of so many ranks. Such a loader waits for no other rank: it
+                is for looking at what a rank gets, not for training. It needs the local transport.
+            world_size: see `rank`.
+            transport: see `Transport`.
             settings: the fields of `LoaderSpec`: ``prefetch_batches``, ``device``, ``transform``, ``num_threads``.
         """
-        return self.loaders(1, **settings)[0]
-
-    def loaders(self, world_size: int, *, name: str = "train", **settings: Any) -> list[RankLoader]:
-        """Return the loaders of all ranks. They may be sent to other processes; all must be iterated at once."""
-        start_ray()
-        config = self._resolved(world_size)
-        is_decoding = config.decode.where == "cluster"
-        feeder = start_feeder(
-            config.block_context(), self._index, config.feed, world_size=world_size, is_decoding=is_decoding
-        )
-        source = FeederSource(feeder, config.feed)
-        spec = self._loader_spec(settings)
-        return [
-            RankLoader(
-                RankJob(
-                    # One for each: decoders count what they do.
-                    context=config.block_context(),
-                    index=self._index,
-                    order=config.order,
-                    is_span_derived=config.live_bytes > 0,
-                    batch=config.batch,
-                    rank=rank,
-                    world_size=world_size,
-                    selection=config.selection,
-                    mixture=config.mixture,
-                    allow_mixture_change=config.allow_mixture_change,
-                ),
-                source,
-                spec,
-                name,
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank {rank} is not one of {world_size} ranks, which count from 0")
+        if world_size == 1:
+            return self.loaders(1, transport=transport, **settings)[0]
+        if self.transport(transport) == "ray" and transport != "auto":
+            raise ConfigError(
+                f"a loader of rank {rank} of {world_size} alone needs transport='local': Ray's split waits for all"
             )
-            for rank in range(world_size)
-        ]
+        return self._lone_loader(rank, world_size, self._loader_spec(settings))
+
+    def _lone_loader(self, rank: int, world_size: int, spec: LoaderSpec) -> RankLoader:
+        """Return the local loader of one rank that waits for no other."""
+        config = self._resolved("local")
+        job, meeting = self._job(config, rank, world_size), Meeting(config.bad_data, self._index, num_ranks=1)
+        return RankLoader(job, LocalSource(job.context, meeting, config.feed, name_attempt()), spec)
+
+    def loaders(
+        self, world_size: int, *, name: str = "train", transport: Transport = "auto", **settings: Any
+    ) -> list[RankLoader]:
+        """Return the loaders of all ranks; all must be iterated at once.
+
+        Those of Ray may be sent to other processes; local ones are for threads of this process.
+        """
+        config, spec = self._resolved(self.transport(transport)), self._loader_spec(settings)
+        if self.transport(transport) == "ray":
+            return self._ray_loaders(config, world_size, spec, name)
+        meeting = Meeting(config.bad_data, self._index, world_size)
+        return self._local_loaders(config, meeting, world_size, spec, name)
+
+    def served_loaders(self, world_size: int, *, host: str, name: str) -> list[RankLoader]:
+        """Return local loaders for ranks in processes of their own, which meet in this one.
+
+        They meet for as long as the first of them lives here; the others go to their processes by pickle.
+
+        Args:
+            host: the name of this machine, as the others reach it.
+        """
+        config, spec = self._resolved("local"), self._loader_spec({})
+        meeting = serve_meeting(Meeting(config.bad_data, self._index, world_size), host)
+        return self._local_loaders(config, meeting, world_size, spec, name)
+
+    def transport(self, wanted: Transport = "auto") -> Literal["local", "ray"]:
+        """Return which transport a loader of this pipeline would use in this process now."""
+        is_on_cluster = self.config.decode.where == "cluster"
+        if wanted not in get_args(Transport):
+            raise ConfigError(f"transport={wanted!r} is not known{suggest(wanted, get_args(Transport))}")
+        if wanted == "local" and is_on_cluster:
+            raise ConfigError(
+                "decode={'where': 'cluster'} decodes in Ray tasks, and transport='local' uses no Ray: leave one out"
+            )
+        if wanted == "auto":
+            return "ray" if is_on_cluster or is_ray_running() else "local"
+        return wanted
+
+    def _local_loaders(
+        self, config: PipelineConfig, meeting: Meeting | RemoteMeeting, world_size: int, spec: LoaderSpec, name: str
+    ) -> list[RankLoader]:
+        attempt, jobs = name_attempt(), [self._job(config, rank, world_size) for rank in range(world_size)]
+        return [RankLoader(job, LocalSource(job.context, meeting, config.feed, attempt), spec, name) for job in jobs]
+
+    def _ray_loaders(self, config: PipelineConfig, world_size: int, spec: LoaderSpec, name: str) -> list[RankLoader]:
+        from raypipe.feeder import FeederSource, start_feeder
+        from raypipe.source.cluster import check_object_store
+
+        if config.decode.where == "cluster":
+            check_object_store(self._ahead_bytes() * world_size)
+        feeder = start_feeder(config.block_context(), self._index, config.feed, world_size=world_size)
+        source = FeederSource(feeder, config.feed)
+        return [RankLoader(self._job(config, rank, world_size), source, spec, name) for rank in range(world_size)]
+
+    def _job(self, config: PipelineConfig, rank: int, world_size: int) -> RankJob:
+        return RankJob(
+            # One for each: decoders count what they do.
+            context=config.block_context(),
+            index=self._index,
+            order=config.order,
+            derived=config.derived,
+            live_bytes=config.budget.live_bytes,
+            batch=config.batch,
+            rank=rank,
+            world_size=world_size,
+            selection=config.selection,
+            mixture=config.mixture,
+            allow_mixture_change=config.allow_mixture_change,
+        )
+
+    def batch_at(self, step: int, *, rank: int = 0, world_size: int = 1, epoch: int = 0) -> dict[str, Any]:
+        """Return one batch of a run that never changed its ranks, without running to it; reads only what it needs.
+
+        `raypipe where` names the frames of such a batch; this gives its tensors, to look at a spike of the loss.
+
+        Args:
+            step: which batch of the epoch, from 0.
+        """
+        plan = self.plan(epoch=epoch, world_size=world_size)
+        if not 0 <= step < plan.num_steps:
+            raise ConfigError(
+                f"step {step} is not one of the {plan.num_steps} of epoch {epoch} on {world_size} ranks, from 0"
+            )
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank {rank} is not one of {world_size} ranks, which count from 0")
+        state = with_source(state_after(plan, step).to_dict(), self.config.dataset)
+        with self._lone_loader(rank, world_size, self._loader_spec({"progress": False})) as loader:
+            loader.load_state_dict(state)
+            return next(iter(loader))
 
     def live_bytes(self, *, world_size: int = 1) -> int:
-        """Return the most bytes of rows and decoded frames that the live spans of a rank hold in an epoch."""
-        sizes = measure_frame(self.config.dataset, self.config.decode)
-        return self.plan(world_size=world_size).peak_live_frames() * (sizes.row_bytes + sizes.pixel_bytes)
+        """Return the most bytes of rows and decoded frames that a rank has at hand in an epoch."""
+        members = measure_members(self.config.dataset, self.config.decode)
+        return report_plan(
+            self.plan(world_size=world_size), members, live_bytes=self.config.budget.live_bytes
+        ).live_bytes
 
     def to_ray(self, *, epoch: int = 0) -> "ray.data.Dataset":
         """Return one epoch as a Ray Dataset, for people who go on with Ray Data.
@@ -169,33 +282,37 @@ class Pipeline:
         A row is a sample with its windows and decoded cameras; a block is a span, in the order of the plan's spans. The
         order of frames over spans is the loader's doing, and is not in it.
         """
+        import ray
+
+        from raypipe.source.cluster import start_ray
+        from raypipe.source.datasource import as_samples, build_dataset
+
         start_ray()
         plan = self.plan(epoch=epoch).rank(0)
         context = ray.put(self.config.block_context())
         blocks = [(span_request(plan, arrival),) for arrival in range(len(plan.queue))]
-        return as_samples(build_dataset(context, blocks, is_decoding=True), context, span_columns)
+        return as_samples(build_dataset(context, blocks), context, span_columns)
 
-    def _resolved(self, world_size: int) -> PipelineConfig:
-        """Return the config with where and when to decode decided for this cluster and these ranks."""
-        config, decode = self.config, self.config.decode
+    def _resolved(self, transport: Literal["local", "ray"]) -> PipelineConfig:
+        """Return the config with what depends on where it runs decided; starts a local Ray where one is needed."""
+        config, decode, feed = self.config, self.config.decode, self.config.feed
+        if transport == "local":
+            return replace(config, decode=replace(decode, where="rank"))
+        from raypipe.source.cluster import has_spare_cpu_nodes, start_ray
+
+        start_ray()
         if decode.where == "auto":
-            is_cluster = decode.when == "block" and has_spare_cpu_nodes()
-            decode = replace(decode, where="cluster" if is_cluster else "rank")
-        live_bytes = self.live_bytes(world_size=world_size)
-        if decode.where == "cluster":
-            check_object_store(live_bytes * world_size)
-        elif decode.when == "block" and config.live_bytes and live_bytes > config.live_bytes:
-            warnings.warn(
-                f"{live_bytes / 1e9:.1f} GB of decoded frames would be at hand on each of {world_size} ranks, and "
-                f"live_bytes is {config.live_bytes / 1e9:.1f} GB: decoding each batch as it leaves instead. Values do "
-                f"not change. Raise live_bytes, or use more ranks, to decode each span once.",
-                stacklevel=4,
-            )
-            decode = replace(decode, when="exit")
-        feed = config.feed
+            decode = replace(decode, where="cluster" if has_spare_cpu_nodes() else "rank")
         if feed.spans_per_block == BY_SIZE:
-            feed = replace(feed, spans_per_block=spans_per_block(config, decode))
+            feed = replace(feed, spans_per_block=spans_per_block(config))
         return replace(config, decode=decode, feed=feed)
+
+    def _ahead_bytes(self) -> int:
+        """Return the most decoded frames that a rank asks for ahead of need: every sample may open a clip."""
+        members = measure_members(self.config.dataset, self.config.decode)
+        sizes = self.config.order.clip_sizes(len(members)) or (1,) * len(members)
+        largest = max(member.clip_bytes(size) for member, size in zip(members, sizes, strict=True))
+        return min(self.config.budget.live_bytes, (AHEAD_BATCHES + 1) * self.config.batch.size * largest)
 
     def _loader_spec(self, settings: Mapping[str, Any]) -> LoaderSpec:
         decode = self.config.decode
@@ -204,30 +321,8 @@ class Pipeline:
         return change_spec(LoaderSpec(num_threads=decode.num_threads), settings)
 
 
-def start_ray() -> None:
-    """Use the Ray that is there, or start a local one and say so."""
-    if ray.is_initialized():
-        return
-    ray.init(logging_level="warning")
-    print(f"raypipe: using Ray with {ray.cluster_resources().get('CPU', 0):g} CPUs", flush=True)
-
-
-def check_object_store(live_bytes: int) -> None:
-    """Raise where the frames at hand on all ranks would fill more than half of the cluster's object store.
-
-    Ranks hold views on the blocks there, which Ray does not count: beyond that it would spill to disk, or stop.
-    """
-    size = sum(node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"])
-    if live_bytes > size / 2:
-        raise ConfigError(
-            f"decoding on the cluster keeps {live_bytes / 1e9:.2f} GB of decoded frames in Ray's object store, which "
-            f"has {size / 1e9:.2f} GB, and half of it must stay free. Use decode={{'where': 'rank'}}, smaller "
-            f"live_spans or span_frames in order={{...}}, decode={{'resize': ...}}, or a larger object store."
-        )
-
-
-def has_spare_cpu_nodes() -> bool:
-    """Return whether the cluster has nodes with CPUs and no GPU beside nodes with GPUs."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    has_gpu = any(resources.get("GPU", 0) for resources in nodes)
-    return has_gpu and any(resources.get("CPU", 0) >= 1 and not resources.get("GPU", 0) for resources in nodes)
+def is_ray_running() -> bool:
+    """Return whether this process is connected to a Ray."""
+    ray = sys.modules.get("ray")
+    # A module that is being imported by another thread has no such name yet.
+    return bool(ray is not None and getattr(ray, "is_initialized", bool)())

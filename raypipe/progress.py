@@ -1,7 +1,7 @@
 """A progress bar for an epoch, in a terminal or a notebook; elsewhere nothing."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -42,19 +42,28 @@ def is_shown() -> bool:
 
 
 @contextmanager
-def progress_bar(title: str, num_batches: int, *, is_on: bool) -> Iterator[Bar]:
-    """Show a bar while the body runs, if `is_on` and a person looks."""
+def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is_on: bool) -> Iterator[Bar]:
+    """Show a bar while the body runs, if `is_on` and a person looks.
+
+    Args:
+        waiting: says what the first batch waits for, until it is there; called several times a second by a thread.
+    """
     if not is_on or not is_shown():
         yield _NoBar()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Told(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(task.fields["told"] or waiting())
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
+        Told(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

@@ -7,10 +7,11 @@ from typing import Any, Final, Protocol
 
 from raypipe.block import BlockContext
 from raypipe.dataset import Dataset
-from raypipe.metrics import LoaderStats
+from raypipe.decode.clips import ClipExecutor
+from raypipe.meeting import PassPlace
+from raypipe.metrics import LoaderStats, Meter
 from raypipe.mixture import Mixture
 from raypipe.plan import BatchSpec, EpisodeIndex, OrderSpec, OrderState, SelectionSpec, WorldPlan
-from raypipe.rollcall import PassPlace
 from raypipe.run import BlockFeed
 
 
@@ -39,6 +40,10 @@ class BlockSource(Protocol):
             place: of this pass, where it follows one before; None where the rank begins: at its start, and when it has
                 left its order by a break or a loaded state.
         """
+        ...
+
+    def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:
+        """Return what decodes the clips of a rank."""
         ...
 
     def go_on(self, rank: int, place: PassPlace) -> None:
@@ -70,8 +75,11 @@ class RankJob:
     mixture: Mixture | None = None
     """Where the datasets are members of one; it has their selections."""
 
-    is_span_derived: bool = False
-    """Whether the span length of `order` was computed from a memory budget and not given: then a state's own holds."""
+    live_bytes: int
+    """Memory for decoded frames."""
+
+    derived: frozenset[str] = frozenset()
+    """Fields of `order` that were computed from the memory budget and not given: a state's own hold."""
 
     allow_mixture_change: bool = False
     """Whether a state of another mixture may be gone on from, between epochs."""
@@ -84,10 +92,15 @@ class RankJob:
     def order_of(self, state: OrderState) -> OrderSpec:
         """Return the order to go on with from a state.
 
-        A span length that nobody gave is not computed again: with another batch size or memory budget it would be
-        another, and the state belongs to its own.
+        What nobody gave is not computed again: with another batch size, memory budget or version of raypipe it would
+        be something else, and the state belongs to its own.
         """
-        return replace(self.order, span_frames=state.spec.span_frames) if self.is_span_derived else self.order
+        saved = {name: getattr(state.spec, name) for name in self.derived}
+        clips = saved.get("clip_frames")
+        if isinstance(clips, tuple) and len(clips) != len(self.index.dataset_names):
+            # Of another mixture, before which the run stands.
+            del saved["clip_frames"]
+        return replace(self.order, **saved)
 
 
 SOURCE: Final = "source"

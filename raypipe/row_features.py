@@ -19,7 +19,7 @@ def row_features_of(meta: DatasetMeta, cameras: Sequence[str], absent: Sequence[
     rows = {
         name: feature
         for name, feature in meta.features.items()
-        if feature.kind != "video" and name not in absent and (not feature.is_camera or name in cameras)
+        if feature.kind not in ("video", "opaque") and name not in absent and (not feature.is_camera or name in cameras)
     }
     for name, dtype in INDEX_FEATURES.items():
         rows[name] = Feature(name=name, kind="vector", dtype=dtype, shape=(1,))

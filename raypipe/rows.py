@@ -6,7 +6,7 @@ that the files lack derived. Nothing is dropped: an episode that has not the pro
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,12 @@ from raypipe.errors import DatasetError
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature
 from raypipe.metadata.tables import open_parquet
 from raypipe.storage import Storage
+
+LEAVE_OUT = (
+    "leave such episodes out: those that you know with selection={'exclude': (...)}, those that come up with "
+    "on_bad_episode='skip'."
+)
+"""What to do about an episode whose rows are not as promised, for the end of a message."""
 
 _OPEN_FILES = 32
 """Footers kept by a reader: a footer of a file with 1,000 row groups is about a megabyte."""
@@ -145,7 +151,7 @@ class RowReader:
         if lost:
             raise DatasetError(
                 f"{self._meta.storage.locate(name)!r} has no column for {lost}, which other files of the dataset have. "
-                f"Rewrite the file, or leave its episodes out."
+                f"Rewrite the file, or {LEAVE_OUT}"
             )
 
     def _open(self, name: str) -> _DataFile:
@@ -169,19 +175,18 @@ class RowReader:
         return table.take(order)
 
     def _with_index_columns(self, table: pa.Table, row: int) -> pa.Table:
-        """Add the index columns that the file lacks."""
-        episodes, length = self._meta.episodes, len(table)
+        """Add the index columns that the file lacks, each by itself: a task is asked for only where rows say none."""
+        episodes, frames = self._meta.episodes, np.arange(len(table))
+        derive: dict[str, Callable[[], NDArray[Any]]] = {
+            "timestamp": lambda: frames / self._meta.fps,
+            "frame_index": lambda: frames,
+            "episode_index": lambda: np.full(len(frames), episodes.episode_index[row]),
+            "index": lambda: episodes.from_index[row] + frames,
+            "task_index": lambda: np.full(len(frames), self._task_index(row)),
+        }
         for column, dtype in INDEX_FEATURES.items():
             if column not in table.column_names:
-                frames = np.arange(length)
-                values = {
-                    "timestamp": frames / self._meta.fps,
-                    "frame_index": frames,
-                    "episode_index": np.full(length, episodes.episode_index[row]),
-                    "index": episodes.from_index[row] + frames,
-                    "task_index": np.full(length, self._task_index(row)),
-                }
-                table = table.append_column(column, pa.array(values[column].astype(dtype)))
+                table = table.append_column(column, pa.array(derive[column]().astype(dtype)))
         return table
 
     def _task_index(self, row: int) -> int:
@@ -199,16 +204,16 @@ class RowReader:
         episode_index = int(self._meta.episodes.episode_index[row])
         raise DatasetError(
             f"episode {episode_index} of {self._meta.root!r} has rows without task_index, and its task {text!r} in the "
-            f"episode table is none of the {len(tasks)} tasks in meta/tasks. Correct the episode table, or leave the "
-            f"episode out."
+            f"episode table is none of the {len(tasks)} tasks in meta/tasks. Correct the episode table, or "
+            f"{LEAVE_OUT}"
         )
 
     def _damaged(self, name: str, row: int, what: str) -> DatasetError:
         episode_index = int(self._meta.episodes.episode_index[row])
         return DatasetError(
             f"episode {episode_index} of {self._meta.root!r}: {self._meta.storage.locate(name)!r} {what}. Fetch the "
-            f"file again, or leave the episode out with selection={{'exclude': ({episode_index},)}}; "
-            f"`raypipe info {self._meta.root}` shows what the dataset should hold."
+            f"file again, or leave the episode out: selection={{'exclude': ({episode_index},)}}, or "
+            f"on_bad_episode='skip'. `raypipe validate {self._meta.root}` finds all that is wrong."
         )
 
 
@@ -264,8 +269,8 @@ def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any]
     if flat is None or flat.null_count or len(flat) != len(table) * int(np.prod(shape)):
         raise DatasetError(
             f"column {feature.name!r} of {place} has empty values or lists of other lengths in {len(table)} rows of "
-            f"type {column.type}; info.json declares the shape {list(feature.shape)}. Correct info.json, or leave the "
-            f"episode out."
+            f"type {column.type}; info.json declares the shape {list(feature.shape)}. Correct info.json, or "
+            f"{LEAVE_OUT}"
         )
     wanted = _sample_dtype(np.dtype(feature.dtype))
     try:
@@ -274,12 +279,12 @@ def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any]
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise DatasetError(
             f"column {feature.name!r} of {place} is stored as {column.type}, and info.json declares {feature.dtype}: "
-            f"{one_line(error)}. Correct info.json, or leave the episode out."
+            f"{one_line(error)}. Correct info.json, or {LEAVE_OUT}"
         ) from error
     if values.dtype.kind != np.dtype(wanted).kind and not np.array_equal(cast, values):
         raise DatasetError(
             f"column {feature.name!r} of {place} is stored as {column.type} and holds values that are no "
-            f"{feature.dtype}, which info.json declares. Correct info.json, or leave the episode out."
+            f"{feature.dtype}, which info.json declares. Correct info.json, or {LEAVE_OUT}"
         )
     return cast.reshape(len(table), *shape)
 

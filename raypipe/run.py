@@ -2,33 +2,35 @@
 
 ::
 
-    feed -> receiver -> decoding threads -> live window -> assembler -> queue -> next(run)
+    feed -> receiver -> rows at hand -+
+                                      +-> assembler -> queue -> next(run)
+    plan -> clips, decoded ahead -----+
 
-The *receiver* pulls blocks, checks that each is the one that the plan expects next, and starts decoding. The
-*assembler* waits for the spans that the next batch needs, and builds it. An error in either reaches ``next(run)``.
+The *receiver* pulls blocks of rows and checks that each is the one that the plan expects next. The *assembler* has the
+clips of the next batches decoded, waits for the rows and clips of the very next one, and builds it. An error in either
+reaches ``next(run)``.
 """
 
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from raypipe.account import Handed
 from raypipe.assembly import Assembler, Built
-from raypipe.block import BlockContext, open_block
-from raypipe.decode.spec import ASSIGNED_CPUS
+from raypipe.block import BlockContext, SpanBlock, open_block
+from raypipe.clipping import FileFetcher
+from raypipe.decode.clips import ClipExecutor
 from raypipe.errors import DatasetError, RaypipeError
 from raypipe.loader_spec import LoaderSpec
-from raypipe.metrics import Live, Meter, split_wait
-from raypipe.opening import Arrived, SpanOpener
+from raypipe.meeting import PassPlace
+from raypipe.metrics import Interval, Live, Meter, split_wait
 from raypipe.packed import SpanRequest, span_request
 from raypipe.plan import Batch, RankPlan, WorldPlan
-from raypipe.rollcall import PassPlace
 from raypipe.skips import BadSpan
 
 
@@ -40,6 +42,9 @@ class BlockFeed(Protocol):
 
     place: PassPlace
     """Of this pass."""
+
+    is_remote: bool
+    """Whether other processes make the blocks: what they ask of remote storage is counted there."""
 
     def blocks(self) -> Iterator[pa.Table]:
         """Yield the blocks in arrival order."""
@@ -56,6 +61,9 @@ class _Closed(Exception):  # noqa: N818
 
 _END: Any = object()
 
+_QUEUED: Final = 1
+"""Batches that are put together and wait to be taken: what comes later waits as clips, which others may share."""
+
 _LEAST_AHEAD: Final = 8
 """Spans whose remote files are fetched before there is room for them."""
 
@@ -63,7 +71,16 @@ _LEAST_AHEAD: Final = 8
 class EpochRun:
     """The batches of one rank for the rest of an epoch; an iterator that is used once."""
 
-    def __init__(self, context: BlockContext, world: WorldPlan, rank: int, spec: LoaderSpec, meter: Meter) -> None:
+    def __init__(
+        self,
+        context: BlockContext,
+        world: WorldPlan,
+        rank: int,
+        spec: LoaderSpec,
+        meter: Meter,
+        executor: ClipExecutor,
+        most_bytes: int,
+    ) -> None:
         self.num_steps = world.num_steps
         self.epoch = world.plan.epoch
         self.place = PassPlace(0, 0)
@@ -76,19 +93,19 @@ class EpochRun:
         self._plan: RankPlan = world.rank(rank)
         self._spec = spec
         self._meter = meter
-        num_threads = 1 if spec.num_threads == ASSIGNED_CPUS else spec.num_threads
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="raypipe-decode")
-        self._opener = SpanOpener(context, self._pool)
-        self._assembler = Assembler(context, world, rank, replace(spec, num_threads=num_threads))
+        self._executor = executor
+        self._fetcher = FileFetcher(context, self._plan)
+        self._assembler = Assembler(context, world, rank, spec, executor, most_bytes)
         self._changed = threading.Condition()
-        self._arrived: dict[int, Arrived] = {}
+        self._arrived: dict[int, SpanBlock] = {}
+        self._is_asked_out = threading.Event()
+        """Set when the clips of all batches have been asked for: from then on the next epoch may ask for its own."""
         self._num_received = 0
         self._num_retired = 0
         self._num_handed = 0
         self._is_closed = False
         self._is_over = False
-        self._is_iterated = False
-        self._batches: queue.Queue[Any] = queue.Queue(maxsize=spec.prefetch_batches)
+        self._batches: queue.Queue[Any] = queue.Queue(maxsize=_QUEUED)
         self._threads: list[threading.Thread] = []
         self._before: EpochRun | None = None
 
@@ -109,7 +126,6 @@ class EpochRun:
             thread.start()
 
     def __iter__(self) -> "EpochRun":
-        self._is_iterated = True
         return self
 
     def __next__(self) -> dict[str, Any]:
@@ -135,8 +151,9 @@ class EpochRun:
             with self._changed:
                 self._is_closed = True
                 self._changed.notify_all()
-        # Before the threads end, which may take as long as a fetch.
-        self._opener.close()
+        # Before the threads end, which may take as long as a fetch: nothing more is begun.
+        self._fetcher.close()
+        self._executor.close()
         for thread in self._threads:
             while thread.is_alive() and thread is not threading.current_thread():
                 if not is_done:
@@ -150,27 +167,39 @@ class EpochRun:
             self._drain()
             self._batches.put(_END)
         self._is_over = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._is_asked_out.set()
+        # What the assembler began in between.
+        self._executor.close()
         self._assembler.close()
+        # Whoever holds this run, such as the loader in a cycle with it, holds little.
+        self.follow, self.record = _do_nothing, _record_nothing
 
     @property
     def bad_spans(self) -> list[BadSpan]:
         """What was left out so far, under a policy that does so."""
         return list(self._assembler.bad_spans)
 
+    def describe_start(self) -> str:
+        """Return how far the first batch is."""
+        decoded = sum(decoder.counts().frames for decoder in self._context.decoders) if self._num_received else 0
+        return f"{self._num_received:,} spans, {decoded:,} frames so far"
+
     def live(self) -> Live:
         """Return what the rank holds now, and what it has decoded."""
-        counts = [decoder.counts() for decoder in self._context.decoders]
+        counts, videos = [decoder.counts() for decoder in self._context.decoders], self._context.videos
+        rows, clips = self._assembler.rows, self._assembler.clips.store
         return Live(
-            spans=len(self._assembler.window),
+            spans=len(rows),
             waiting_spans=len(self._arrived),
-            num_bytes=self._assembler.window.num_bytes,
-            peak_bytes=self._assembler.window.peak_bytes,
+            row_bytes=rows.num_bytes,
+            held_bytes=clips.held_bytes,
+            in_flight_bytes=clips.in_flight_bytes,
+            peak_clip_bytes=clips.peak_bytes,
             decode_s=sum(count.seconds for count in counts),
             decoded_frames=sum(count.frames for count in counts),
-            cache_hits=sum(count.hits for count in counts),
-            cache_misses=sum(count.misses for count in counts),
-            cache_evictions=sum(count.evictions for count in counts),
+            kept_frames=sum(count.kept_frames for count in counts),
+            decoder_opens=videos.misses,
+            decoder_reuses=videos.hits,
         )
 
     def _drain(self) -> None:
@@ -205,14 +234,9 @@ class EpochRun:
             for block in open_block(self._context, table):
                 self._check_identity(block.request)
                 self._wait_for_room(feed.resident_spans)
-                self._meter.add(
-                    task_decode_s=block.decode_s,
-                    task_decoded_frames=block.num_decoded,
-                    task_requests=block.num_requests,
-                )
-                arrived = self._opener.open(block)
+                self._meter.add(task_requests=block.num_requests if feed.is_remote else 0)
                 with self._changed:
-                    self._arrived[self._num_received] = arrived
+                    self._arrived[self._num_received] = block
                     self._num_received += 1
                     self._changed.notify_all()
             looked_to = self._look_ahead(looked_to, feed.resident_spans)
@@ -233,7 +257,7 @@ class EpochRun:
         # takes a while to send the first block.
         room = max(self._num_received, self._num_retired + resident_spans)
         stop = min(len(self._plan.queue), room + max(_LEAST_AHEAD, resident_spans // 4))
-        self._opener.look_ahead(self._plan, range(looked_to, stop))
+        self._fetcher.look_ahead(range(looked_to, stop))
         return max(looked_to, stop)
 
     def _check_identity(self, request: SpanRequest) -> None:
@@ -264,56 +288,59 @@ class EpochRun:
         return self._num_received - self._num_retired + (before._num_resident() if before else 0)
 
     def _assemble(self) -> None:
-        num_admitted = 0
-        for batch in self._plan.batches():
+        assembler, num_admitted = self._assembler, 0
+        if self._before is not None:
+            # Its clips take the room of this epoch's until they are asked for.
+            self._before._is_asked_out.wait()
+        num_left = self.num_steps
+        for batch in assembler.clips.ahead(self._plan.batches(), self._spec.prefetch_batches, assembler.is_bad):
+            num_left -= 1
+            if num_left <= self._spec.prefetch_batches:
+                self._is_asked_out.set()
             while num_admitted < batch.num_needed:
                 self._admit(num_admitted)
                 num_admitted += 1
+            assembler.clips.ask_next(batch, assembler.is_bad)
+            self._wait_for_clips(batch)
             self._put(self._build(batch))
             with self._changed:
                 self._num_retired += len(batch.done)
                 self._changed.notify_all()
+        self._is_asked_out.set()
         self._put(_END)
 
     def _admit(self, arrival: int) -> None:
-        started, is_late = time.perf_counter(), self._is_late()
+        started = time.perf_counter()
         with self._changed:
             while arrival not in self._arrived and not self._is_closed:
                 self._changed.wait()
             if self._is_closed:
                 raise _Closed
-            arrived = self._arrived.pop(arrival)
-        fetched = time.perf_counter()
-        now = time.time()
+            block = self._arrived.pop(arrival)
+        self._meter.note(split_wait("read", started, time.perf_counter(), _as_counter(block.finished_at)))
         try:
-            arrived.block.check()
-            pixels = {camera: future.result() for camera, future in arrived.pixels.items()}
-            for probe in arrived.probes:
-                probe.result()
+            block.check()
         except DatasetError as error:
             self._assembler.leave_out(arrival, error)
             return
-        self._meter.add(fetch_s=fetched - started)
-        if is_late:
-            waited = split_wait(now - (fetched - started), now, arrived.block.task)
-            self._meter.add(
-                read_wait_s=waited.read_s,
-                transport_wait_s=waited.transport_s,
-                decode_wait_s=waited.decode_s + time.perf_counter() - fetched,
-            )
-        self._assembler.window.admit(arrival, arrived.block, pixels)
+        self._assembler.rows.admit(arrival, block)
+
+    def _wait_for_clips(self, batch: Batch) -> None:
+        clips = self._assembler.clips
+        keys = [key for key in clips.keys(batch) if not self._assembler.is_bad(key[0])] if clips.is_decoding else []
+        started = time.perf_counter()
+        errors = clips.store.wait(keys)
+        done = _as_counter(self._executor.finished_at)
+        self._meter.note(split_wait("decode", started, time.perf_counter(), done))
+        for key, error in errors.items():
+            self._assembler.leave_out_clip(key, error)
 
     def _build(self, batch: Batch) -> Built:
-        started, is_late = time.perf_counter(), self._is_late()
+        started = time.perf_counter()
         built = self._assembler.build(batch)
-        self._assembler.window.retire(batch.done)
-        seconds = time.perf_counter() - started
-        self._meter.add(assemble_s=seconds, assembly_wait_s=seconds if is_late else 0.0)
+        self._assembler.retire(batch.done.tolist())
+        self._meter.note([Interval("assembly", started, time.perf_counter())])
         return built
-
-    def _is_late(self) -> bool:
-        """Whether the training loop has nothing to take: only then does it wait for what goes on here."""
-        return self._is_iterated and self._batches.empty()
 
     def _put(self, item: Any) -> None:
         while True:
@@ -324,6 +351,11 @@ class EpochRun:
                 return
             except queue.Full:
                 continue
+
+
+def _as_counter(at: float) -> float:
+    """Return a time in seconds since 1970, by whichever clock, as this process's counter; infinity where it is 0."""
+    return time.perf_counter() - (time.time() - at) if at else math.inf
 
 
 def _do_nothing() -> None:

@@ -1,21 +1,23 @@
 """How large a frame is, and what a memory budget makes of the order: the defaults of a pipeline, without Ray."""
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from raypipe.dataset import Dataset
 from raypipe.decode.spec import DecodeSpec
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, RaypipeError
+from raypipe.metadata import Feature
 from raypipe.mixture import Mixture, open_dataset
 from raypipe.plan import (
     DEFAULT_LIVE_BYTES,
     SINGLE_DATASET,
     BatchSpec,
+    CameraCost,
     EpisodeIndex,
-    FrameSizes,
     LiveBudget,
+    MemberCost,
     OrderSpec,
     SelectionSpec,
     index_episodes,
@@ -23,9 +25,10 @@ from raypipe.plan import (
 )
 from raypipe.schema import Schema, schema_of
 from raypipe.specs import make_spec
+from raypipe.video import keyframe_interval
 
-MIN_LIVE_SPANS: Final = 128
-"""Live spans of a lane where nothing is said: twice a batch of 64, and never fewer than twice the batch."""
+_USUAL_BATCH: Final = 64
+"""What a rank takes of a global batch whose ranks are not known yet."""
 
 
 def schema_for(dataset: Dataset | Mixture) -> Schema:
@@ -43,23 +46,44 @@ def row_bytes(dataset: Dataset | Mixture) -> int:
     )
 
 
-def pixel_bytes(dataset: Dataset | Mixture, decode: DecodeSpec) -> int:
-    """Return the bytes of one decoded frame of every camera."""
-    schema, total = schema_for(dataset), 0
-    for name in schema.cameras:
-        height, width, channels = decode.frame_shape(schema.features[name])
-        total += height * width * channels * (4 if schema.features[name].is_depth else 1)
-    return total
-
-
-def measure_frame(dataset: Dataset | Mixture, decode: DecodeSpec) -> FrameSizes:
-    """Return the bytes of one frame as live spans keep it: without pixels where they are decoded as a batch leaves."""
-    is_on_exit = decode.when == "exit"
-    return FrameSizes(
-        row_bytes=row_bytes(dataset),
-        pixel_bytes=0 if is_on_exit else pixel_bytes(dataset, decode),
-        is_decode_on_exit=is_on_exit and bool(schema_for(dataset).cameras),
+def measure_members(dataset: Dataset | Mixture, decode: DecodeSpec) -> tuple[MemberCost, ...]:
+    """Return what decides the memory and the cost of every dataset; looks at one video of each camera."""
+    schema = schema_for(dataset)
+    datasets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+    rows = row_bytes(dataset)
+    return tuple(
+        MemberCost(
+            row_bytes=rows + _stored_bytes(one, member.cameras.values()),
+            cameras=tuple(
+                CameraCost(
+                    name=name,
+                    keyframe_interval=keyframe_interval(one.meta, own),
+                    frame_bytes=decode.frame_bytes(schema.features[name]),
+                    offsets=one.window.offsets.get(own, (0,)),
+                    num_pixels=_num_pixels(one.features[own]),
+                )
+                for name, own in member.cameras.items()
+            ),
+        )
+        for one, member in zip(datasets, schema.members, strict=True)
     )
+
+
+def _num_pixels(feature: Feature) -> int:
+    return 0 if feature.kind == "image" else feature.height * feature.width
+
+
+def _stored_bytes(dataset: Dataset, cameras: Iterable[str]) -> int:
+    """Return the mean bytes of the images that a row stores, by the size of the first data file."""
+    images = [dataset.features[name] for name in cameras if dataset.features[name].kind == "image"]
+    if not images:
+        return 0
+    meta, episodes = dataset.meta, dataset.meta.episodes
+    with suppress(RaypipeError, OSError):
+        same = (episodes.chunk_index == episodes.chunk_index[0]) & (episodes.file_index == episodes.file_index[0])
+        num_frames = int(episodes.length[same].sum()) if meta.is_packed else int(episodes.length[0])
+        return int(meta.storage.size_bytes(meta.data_file(0)) // max(1, num_frames))
+    return sum(image.frame_bytes for image in images)
 
 
 def index_frames(dataset: Dataset | Mixture, selection: SelectionSpec | None = None) -> EpisodeIndex:
@@ -84,7 +108,9 @@ def index_frames(dataset: Dataset | Mixture, selection: SelectionSpec | None = N
 
 def decode_spec_of(dataset: Dataset | Mixture) -> DecodeSpec:
     """Return how a pipeline decodes where nothing is said: a mixture says the size."""
-    return DecodeSpec(resize=dataset.spec.resize) if isinstance(dataset, Mixture) else DecodeSpec()
+    if isinstance(dataset, Mixture):
+        return DecodeSpec(resize=dataset.spec.resize, fit=dataset.spec.fit)
+    return DecodeSpec()
 
 
 def open_with_order(
@@ -100,17 +126,16 @@ def open_with_order(
         warnings.simplefilter("ignore", UserWarning)
         dataset = open_dataset(root)
     decode = decode_spec_of(dataset)
-    if not {"live_spans", "span_frames"} <= set(given):
+    if not {"live_spans", "span_frames", "clip_frames"} <= set(given):
         budget = choose_live(
             dataset,
             index_frames(dataset),
             batch,
             decode,
-            live_spans=given.get("live_spans"),
+            given,
             live_bytes=DEFAULT_LIVE_BYTES if live_bytes is None else live_bytes,
         )
-        decode = fit_decode(decode, budget, given)
-        given = {"live_spans": budget.live_spans, "span_frames": budget.span_frames, **given}
+        given = {**chosen_order(budget), **given}
     return dataset, make_spec(OrderSpec, given, "order"), decode
 
 
@@ -119,28 +144,25 @@ def choose_live(
     index: EpisodeIndex,
     batch: BatchSpec,
     decode: DecodeSpec,
+    order: Mapping[str, Any],
     *,
-    live_spans: int | None = None,
     live_bytes: int = DEFAULT_LIVE_BYTES,
 ) -> LiveBudget:
-    """Return live spans and span length as a pipeline takes them where `order` does not say them."""
-    if live_spans is None:
-        live_spans = max(MIN_LIVE_SPANS, 2 * batch.size) if batch.scope == "rank" else MIN_LIVE_SPANS
-    sizes = measure_frame(dataset, decode)
+    """Return live spans, span length and clip length as a pipeline takes them where `order` does not say them."""
+    known = {name: order.get(name) for name in ("live_spans", "span_frames", "clip_frames")}
+    # A wrong value is an error of the order, which names it; here it would only be a wrong size.
+    given = {name: value for name, value in known.items() if value is not None}
+    checked = make_spec(OrderSpec, {"seed": 0, **given}, "order")
+    checked.clip_sizes(len(index.dataset_names))
+    known |= {name: getattr(checked, name) for name in given}
+    lanes = order.get("lanes")
+    shares = lanes if isinstance(lanes, int) else 1
+    size = batch.size if batch.scope == "rank" or shares > 1 else min(batch.size, _USUAL_BATCH)
     return resolve_live(
-        index,
-        row_bytes=sizes.row_bytes,
-        pixel_bytes=sizes.pixel_bytes,
-        live_spans=live_spans,
-        live_bytes=live_bytes,
+        index, measure_members(dataset, decode), batch=max(1, size // shares), live_bytes=live_bytes, **known
     )
 
 
-def fit_decode(decode: DecodeSpec, budget: LiveBudget, order: Mapping[str, Any]) -> DecodeSpec:
-    """Return how a pipeline decodes on a budget: as a batch leaves where pixels do not fit, if `order` lets it choose.
-
-    Args:
-        order: the fields that were given; with a span length among them the budget decides nothing.
-    """
-    is_free = "span_frames" not in order and decode.where != "cluster" and decode.when == "block"
-    return replace(decode, when="exit", where="rank") if budget.is_decode_on_exit and is_free else decode
+def chosen_order(budget: LiveBudget) -> dict[str, Any]:
+    """Return the fields of an order that a budget decides."""
+    return {name: getattr(budget, name) for name in ("live_spans", "span_frames", "clip_frames")}

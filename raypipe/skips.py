@@ -7,7 +7,7 @@ on their rank, and every rank does the same steps. The feeder keeps one `SkipLis
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Final, Literal, get_args
 
@@ -112,6 +112,29 @@ class SkipList:
         """Return the first bad span of every episode, in the order in which they were found."""
         with self._lock:
             return list(self._first.values())
+
+
+def merge_spans(spans: "list[BadSpan]") -> "list[BadSpan]":
+    """Return the same frames in fewer spans: what touches in an episode is one, with the reason of the first.
+
+    A damaged video is bad clip by clip, and nobody wants to read a line for each.
+    """
+    merged: list[BadSpan] = []
+    for span in spans:
+        touching = [one for one in merged if _touches(one, span)]
+        if not touching:
+            merged.append(span)
+            continue
+        parts = [*touching, span]
+        whole = replace(touching[0], start=min(one.start for one in parts), stop=max(one.stop for one in parts))
+        merged[merged.index(touching[0])] = whole
+        merged = [one for one in merged if one not in touching[1:]]
+    return merged
+
+
+def _touches(one: "BadSpan", other: "BadSpan") -> bool:
+    is_same = (one.epoch, one.dataset, one.root, one.episode) == (other.epoch, other.dataset, other.root, other.episode)
+    return is_same and one.start <= other.stop and other.start <= one.stop
 
 
 def describe_spans(spans: "list[BadSpan]") -> str:

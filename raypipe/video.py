@@ -11,6 +11,7 @@ timestamps decide nothing but the first frame of an episode in a packed file, on
 
 import functools
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,9 +29,12 @@ from raypipe.boxes import (
     sample_pts,
     sample_sizes,
 )
-from raypipe.errors import DatasetError, DecodeError
+from raypipe.errors import DatasetError, DecodeError, RaypipeError
 from raypipe.metadata import DatasetMeta
 from raypipe.storage import Storage
+
+_LEROBOT_GOP: Final = 2
+"""What LeRobot's recorder writes."""
 
 _READ_AHEAD_BYTES: Final = 1 << 16
 """FFmpeg reads so much at once, behind the last frame too."""
@@ -161,11 +165,12 @@ def read_video_index(storage: Storage, name: str) -> VideoIndex:
         try:
             moov = read_box(stream, b"moov")
         except (struct.error, EOFError) as error:
+            storage.check_no_pointer(name)
             raise DatasetError(f"damaged video {place!r}: {error}. Fetch the file again.") from error
     if moov is None:
         raise DatasetError(
             f"damaged video {place!r}: no index ('moov' box) in {storage.size_bytes(name)} bytes; the file is cut off, "
-            f"a Git-LFS pointer, or no mp4. Fetch the file again."
+            f"or no mp4. Fetch the file again."
         )
     try:
         return parse_moov(moov)
@@ -173,6 +178,27 @@ def read_video_index(storage: Storage, name: str) -> VideoIndex:
         raise DatasetError(
             f"damaged video {place!r}: its index cannot be read ({error}). Fetch the file again."
         ) from error
+
+
+def keyframe_interval(meta: DatasetMeta, camera: str) -> int:
+    """Return how many frames lie from one keyframe of a camera to the next, by one of its videos; 1 for images.
+
+    Only the cost of decoding depends on it. So of a remote video ``info.json`` is believed where it says so; else its
+    index is read. What cannot be read is an error of whoever decodes it: here LeRobot's own default counts.
+    """
+    feature = meta.features[camera]
+    if feature.kind == "image" or not len(meta.episodes):
+        return 1
+    storage, name = meta.storage, meta.video_file(0, camera)
+    if feature.gop and not storage.is_local:
+        return feature.gop
+    with suppress(RaypipeError, OSError, NotImplementedError):
+        index = read_ranged_index(storage, name) if storage.is_ranged(name) else read_video_index(storage, name)
+        keyframes = np.flatnonzero(index.is_keyframe)
+        # A file with one keyframe tells no interval but its own length.
+        gaps = np.diff(keyframes) if len(keyframes) > 1 else np.array([int(meta.episodes.length[0])])
+        return max(1, int(np.median(gaps)))
+    return feature.gop or _LEROBOT_GOP
 
 
 def read_ranged_index(storage: Storage, name: str) -> VideoIndex:

@@ -1,5 +1,6 @@
 """Runs carried out by hand with the pure plan: ranks that record, crash and go on, and the truth to compare with."""
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,6 +12,8 @@ from plan_cases import plan_resumed, plan_start
 from raypipe.account import Account, FrameAxis, Handed, Header, Hole, Ledger, lay_out, merge_parts
 from raypipe.account.file import write_account
 from raypipe.account.folder import CHECKPOINT_FOLDER, RUN_FOLDER, account_name
+from raypipe.account.gather import HEAD
+from raypipe.account.seal import seal_account
 from raypipe.plan import EpisodeIndex, OrderSpec, OrderState, WorldPlan, state_after, state_of
 
 
@@ -104,13 +107,17 @@ class HandRun:
     def write(self, folder: Path) -> None:
         """Write the account of every rank to a folder, as ranks do."""
         for rank, ledger in enumerate(self.ledgers):
-            account = Account(header=self.header(), parts=ledger.parts())
+            account = seal_account(self.header(), ledger.parts())
             write_account(folder / account_name(rank, self.world_size), account)
+            if rank == 0:
+                self.head = account.header.head
 
     def write_checkpoint(self, folder: Path) -> None:
         """Save, and write the accounts of a checkpoint."""
         self.save()
         self.write(folder / CHECKPOINT_FOLDER / self.name)
+        saved = {**self.header().state, HEAD: self.head}
+        (folder / "raypipe" / f"{self.name}.json").write_text(json.dumps(saved))
 
     def write_heartbeat(self, folder: Path) -> None:
         """Write what this attempt has done so far to the run's folder."""

@@ -33,6 +33,7 @@ from batches import frames_of, planned_frames
 from ray import cloudpickle
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray_session import end_ray
 
 from raypipe.dataset import Dataset
 from raypipe.metadata import DatasetMeta
@@ -278,7 +279,7 @@ def plan_from(pipe: Pipeline, world_size: int, state: dict | None) -> WorldPlan:
     if state is None:
         return pipe.plan(world_size=world_size)
     index = pipe.config.index()
-    at = resume(OrderState.from_dict(state), index, pipe.config.order, world_size=world_size)
+    at = resume(OrderState.from_dict(state), index, pipe.config.order, world_size=world_size, batch=pipe.config.batch)
     plan = plan_epoch(index, at.spec, epoch=at.epoch, legs=at.legs)
     return plan_world(plan, world_size=world_size, batch=pipe.config.batch)
 
@@ -375,7 +376,7 @@ def watched(dataset: Dataset, folder: Path, held=()) -> tuple[Dataset, Watch]:
 @contextmanager
 def local_nodes(*nodes: dict) -> Iterator[Cluster]:
     """Give a cluster of one node without CPUs, to which this process belongs, and some others."""
-    ray.shutdown()
+    end_ray()
     # In a folder of its own: other clusters of this machine are not found by it, and do not find it. Sockets are in it,
     # whose paths must be short.
     folder = tempfile.mkdtemp(prefix="rp", dir="/tmp")
@@ -391,7 +392,7 @@ def local_nodes(*nodes: dict) -> Iterator[Cluster]:
             ray.init(address=cluster.address, logging_level="warning", log_to_driver=False)
             yield cluster
         finally:
-            ray.shutdown()
+            end_ray()
             cluster.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -12,11 +12,7 @@ TOP, WRIST = "observation.images.top", "observation.images.wrist"
 ADDED_KEYS = {"dataset_index", "augment_seed", "is_repeat"}
 """What a batch has beside the keys of samples."""
 
-MODES = {
-    "rank/block": {"where": "rank", "when": "block"},
-    "rank/exit": {"where": "rank", "when": "exit"},
-    "cluster/block": {"where": "cluster", "when": "block"},
-}
+MODES = {"rank": {"where": "rank"}, "cluster": {"where": "cluster"}}
 
 WINDOWS = {
     "action": [0, 1, 2, 3],
@@ -103,3 +99,11 @@ class _Same:
 @cache
 def _sample(same: _Same, episode: int, frame: int):
     return same.dataset.sample_of(episode, frame)
+
+
+def local_loader(pipe, rank=0, world_size=1, **settings):
+    """The loader of one rank on the local feed, which waits for no other rank; all are of one attempt."""
+    loader = pipe.loader(rank=rank, world_size=world_size, transport="local", **settings)
+    loader._source.attempt = "local"
+    loader.load_account(())
+    return loader

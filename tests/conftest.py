@@ -1,7 +1,9 @@
+import faulthandler
 import os
 from pathlib import Path
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 from raypipe.testing import SynthSpec, write_dataset
@@ -9,6 +11,14 @@ from raypipe.testing import SynthSpec, write_dataset
 # A shared 2-core machine pauses at random: a deadline per example would judge the machine, not the code.
 settings.register_profile("raypipe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("raypipe")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Ray (2.60) clears the handlers of SIGSEGV, SIGABRT, SIGILL and SIGFPE when it ends: a crash after that would leave
+    # no word. Disabled first: what is enabled is not set again.
+    faulthandler.disable()
+    faulthandler.enable(file=item.config.stash[fault_handler_stderr_fd_key])
 
 
 @pytest.fixture(scope="session")

@@ -357,6 +357,12 @@ def truncated_info(root: Path) -> Damaged:
 
 
 @damage("feature-invalid", "refuses")
+def no_dtype(root: Path) -> Damaged:
+    edit_info(root, lambda info: info["features"]["action"].pop("dtype"))
+    return Damaged((), ("meta/info.json",))
+
+
+@damage("feature-unknown", "harmless")
 def unknown_dtype(root: Path) -> Damaged:
     edit_info(root, lambda info: info["features"]["action"].update(dtype="float23"))
     return Damaged((), ("meta/info.json",))

@@ -32,6 +32,7 @@ specs = st.builds(
     shuffle=st.sampled_from([True, True, True, False]),
     live_spans=st.sampled_from([1, 2, 3, 4, 7, 16, 100]),
     span_frames=st.sampled_from(["episode", 1, 5, 16]),
+    clip_frames=st.sampled_from(["span", "span", 1, 2, 3, 8, 100]),
     tail=st.sampled_from(["short", "drop", "wrap"]),
     lanes=st.sampled_from(["world_size", 1, 4, 6]),
 )

@@ -4,6 +4,8 @@ import threading
 
 import ray
 
+from raypipe.feeder import end_feeders
+
 RAY_FOLDERS = {"contracts", "e2e", "faults"}
 
 IGNORED_WARNINGS = (
@@ -19,7 +21,7 @@ def ensure_ray(num_cpus: int = 2) -> None:
     if ray.is_initialized():
         if ray.cluster_resources().get("CPU") == num_cpus:
             return
-        ray.shutdown()
+        end_ray()
     ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, logging_level="warning", log_to_driver=False)
 
 
@@ -29,7 +31,13 @@ def leave_ray(nextitem) -> None:
         RAY_FOLDERS & set(nextitem.path.parts) or nextitem.path.name == "test_tripwires.py"
     )
     if not is_next:
-        ray.shutdown()
+        end_ray()
+
+
+def end_ray() -> None:
+    """End Ray when no thread of a loader stands in a call of it: that would end this process too."""
+    end_feeders(wait_s=60.0)
+    ray.shutdown()
 
 
 def run_ranks(loaders, consume=list, timeout_s=150.0) -> list:

@@ -3,10 +3,15 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 from program import PROGRAM, run_program
 
 import raypipe
+from raypipe.decode.frames import FrameDecoder
+from raypipe.decode.keep_spec import KeepSpec
+from raypipe.decode.kept import KeepFolder
+from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError
 from raypipe.testing import SynthSpec, write_dataset
 
@@ -26,12 +31,14 @@ def test_help_lists_every_command_with_a_sentence():
     helped = run("--help")
 
     assert helped.returncode == 0
-    for command in ("info", "plan", "synth", "validate", "reshard", "account", "where", "bench"):
+    for command in ("info", "plan", "synth", "validate", "reshard", "account", "where", "bench", "kept"):
         assert re.search(rf"^  {command}\s+\w+.*\.$", helped.stdout, flags=re.MULTILINE)
     assert run().stdout == helped.stdout
 
 
-@pytest.mark.parametrize("command", ["info", "plan", "synth", "validate", "reshard", "account", "where", "bench"])
+@pytest.mark.parametrize(
+    "command", ["info", "plan", "synth", "validate", "reshard", "account", "where", "bench", "kept"]
+)
 def test_every_command_explains_its_options(command):
     helped = run(command, "--help")
 
@@ -150,3 +157,20 @@ def test_debug_shows_the_traceback_wherever_it_stands(tmp_path):
 def test_an_unknown_command_or_option_is_exit_code_2(tmp_path):
     assert run("inof", tmp_path).returncode == 2
     assert run("info", tmp_path, "--jsno").returncode == 2
+
+
+def test_kept_shows_what_is_kept_and_clears_it(tiny_dataset, tmp_path):
+    meta = raypipe.open_dataset(tiny_dataset).meta
+    camera, folder = next(iter(meta.episodes.videos)), tmp_path / "kept"
+    decoder = FrameDecoder(meta, DecodeSpec(), folder=KeepFolder(KeepSpec(folder=str(folder)), 1))
+    decoder.decode_video(0, camera, np.arange(3))
+
+    shown = run_program("kept", "--folder", folder)
+    (listed,) = json.loads(run_program("kept", "--folder", folder, "--json").stdout)["datasets"]
+    cleared = run_program("kept", "--folder", folder, "--clear")
+
+    assert f"{meta.root}: 3 frames of {camera}" in shown.stdout
+    assert (listed["num_frames"], listed["num_files"], listed["root"]) == (3, 1, str(meta.root))
+    assert cleared.stdout.endswith(f"removed 0.00 GB in {folder / 'frames.1'}\n")
+    assert run_program("kept", "--folder", folder).stdout == f"kept 0.00 GB in {folder / 'frames.1'}\n"
+    assert not any(path.is_file() for path in folder.rglob("*"))

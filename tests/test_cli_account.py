@@ -142,7 +142,7 @@ def planned(root, epoch, step, rank, world_size=2, batch_size=3):
     return list(zip(found.episode.tolist(), found.frame.tolist(), numbers.tolist(), strict=True))
 
 
-OPTIONS = ("--batch-size", 3, "--world-size", 2, "--seed", 3, "--live-spans", 2)
+OPTIONS = ("--batch-size", 3, "--world-size", 2, "--seed", 3, "--live-spans", 2, "--clip-frames", "span")
 
 
 def test_where_tells_the_frames_of_the_plan(tiny_dataset):
@@ -177,6 +177,18 @@ def test_where_follows_the_ranks_and_legs_of_an_account(tiny_dataset, run_folder
     assert frames_of(later) == planned(tiny_dataset, epoch=5, step=1, rank=0, world_size=3, batch_size=2)
 
 
+def test_where_marks_the_frames_that_an_account_skipped(run_folder):
+    places = [(step, rank) for step in range(2) for rank in range(2)]
+    steps = [json.loads(run("where", *place, "--account", run_folder, "--json").stdout)["frames"] for place in places]
+    number = next(number for number, frames in enumerate(steps) if any(frame["is_skipped"] for frame in frames))
+    words = run("where", *places[number], "--account", run_folder).stdout
+
+    for frames in steps:
+        assert [frame["is_skipped"] for frame in frames] == [frame["episode"] == 2 for frame in frames]
+    assert "frames planned, of which" in words
+    assert any(line.rstrip().endswith("skipped") for line in words.splitlines())
+
+
 @pytest.mark.parametrize(("batch_size", "live_frames"), [(80, 10_000), (4, 5_500)], ids=["large batch", "small memory"])
 def test_where_and_plan_take_the_order_that_a_pipeline_takes(batch_size, live_frames, tmp_path):
     # Not the defaults of `OrderSpec`: more live spans for a large batch, short ones for little memory.
@@ -192,6 +204,21 @@ def test_where_and_plan_take_the_order_that_a_pipeline_takes(batch_size, live_fr
     assert (order.live_spans, order.span_frames) != (128, "episode")
     assert (step["live_spans"], step["span_frames"]) == (order.live_spans, order.span_frames)
     assert (plan["live_spans"], plan["span_frames"]) == (order.live_spans, order.span_frames)
+    assert [(one["episode"], one["frame"]) for one in step["frames"]] == list(
+        zip(found.episode.tolist(), found.frame.tolist(), strict=True)
+    )
+
+
+def test_where_takes_the_clips_that_are_given(tiny_dataset):
+    options = ("--root", tiny_dataset, "--batch-size", 4, "--clip-frames", 2)
+
+    step = json.loads(run("where", 2, 0, *options, "--json").stdout)
+    words = run("where", 2, 0, *options).stdout
+
+    pipe = Pipeline(open_dataset(str(tiny_dataset)), batch_size=4, seed=0, order={"clip_frames": 2})
+    found = pipe.plan().frames_at(2, 0)
+    assert step["clip_frames"] == 2
+    assert "clip_frames=2" in words
     assert [(one["episode"], one["frame"]) for one in step["frames"]] == list(
         zip(found.episode.tolist(), found.frame.tolist(), strict=True)
     )

@@ -33,7 +33,7 @@ def test_compare_prints_ratios_and_what_differs(tmp_path):
     done = run("compare", first, second)
 
     assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if "rank/block, 2 threads" in line]
+    (line,) = [line for line in done.stdout.splitlines() if "rank, 2 threads" in line]
     assert line.split()[-4:] == ["1.50", "1.00", "1.00", "1.00"]
     assert "differs: used_frames: None against 7" in done.stdout
 
@@ -48,6 +48,7 @@ BAD_CALLS = {
     "mixture": (["{tmp}/mixture.yaml"], "is a mixture, and bench measures one dataset"),
     "no time": (["{tiny}", "--seconds", "0"], "seconds must be more than 0"),
     "no batch": (["{tiny}", "--batch-size", "0"], "batch_size must be at least 1"),
+    "negative rate": (["{tiny}", "--gpu-samples-per-s", "-1"], "gpu_samples_per_s must be a number from 0 on"),
     "remote dataset": (["memory://arm"], "'memory://arm' is not on this machine"),
     "no folder for JSON": (["{tiny}", "--json", "{tmp}/no/a.json"], "there is no folder"),
     "folder as JSON": (["{tiny}", "--json", "{tmp}"], "it is a folder"),

@@ -8,6 +8,7 @@ import pytest
 import ray
 from damages import TOP, WRIST
 from program import run_program
+from ray_session import end_ray
 from rich.console import Console
 
 from raypipe.mixture_info import describe_mixture, mixture_table
@@ -220,10 +221,10 @@ def ray_starts(monkeypatch):
         starts.append(options)
         return start(**options, address="local", num_cpus=2, include_dashboard=False)
 
-    ray.shutdown()
+    end_ray()
     monkeypatch.setattr(ray, "init", init)
     yield starts
-    ray.shutdown()
+    end_ray()
 
 
 @pytest.mark.timeout(180)

@@ -2,14 +2,14 @@
 
 import json
 import shutil
-import warnings
 
 import pytest
 from program import run_program
 
 import raypipe as rp
-from raypipe.plan import BatchSpec
-from raypipe.views import view_pipeline, view_plan
+from raypipe.plan import BatchSpec, measure_mixing
+from raypipe.testing import SynthSpec, write_dataset
+from raypipe.views import view_pipeline, view_plan, view_world
 from raypipe.views.plan import plan_lines
 
 
@@ -23,10 +23,15 @@ def test_plan_json_has_the_promised_keys(tiny_dataset):
     assert (printed["steps"], printed["frames"]) == (5, 34)
     assert printed["spans"] >= 5
     assert printed["live_bytes"] == printed["live_row_bytes"] + printed["live_pixel_bytes"]
-    assert printed["live_pixel_bytes"] == printed["live_frames"] * 2 * 64 * 64 * 3
+    assert 0 < printed["live_pixel_bytes"] <= 34 * 2 * 64 * 64 * 3
     assert sorted(printed["distinct_episodes"]) == ["first", "last", "mean", "min"]
     assert printed["distinct_episodes_full_shuffle"] > 1
+    assert 0 < printed["near_repeats"] <= 1
+    assert 0 < printed["near_repeats_full_shuffle"] <= 1
+    # Of 4 full batches a rank, the first has 3 after it.
+    assert printed["near_repeats_batches"] == 3
     assert len(printed["fingerprint"]) == 32
+    assert printed["decoded_bytes"] == 34 * 2 * 64 * 64 * 3
 
 
 def test_plan_prints_a_table_and_draws_a_picture(tiny_dataset, tmp_path):
@@ -52,13 +57,57 @@ def test_plan_of_one_batch_says_that_there_is_no_later_one(tiny_dataset):
     lines = dict(plan_lines(view_plan(str(tiny_dataset), {"seed": 0}, BatchSpec(size=34), world_size=1).report))
 
     assert lines["shared episodes"].startswith("there are too few full batches to tell; a full shuffle")
+    assert lines["near repeats"] == "there are too few full batches to tell"
+
+
+def test_plan_counts_half_a_second_by_the_frame_rate_of_every_dataset(tmp_path):
+    lengths, rates = (40,) * 6, {"slow": 2, "fast": 20}
+    for name, fps in rates.items():
+        write_dataset(tmp_path / name, SynthSpec(lengths=lengths, fps=fps, cameras=()))
+    mixture = tmp_path / "mixture.yaml"
+    mixture.write_text("datasets:\n  - {root: slow}\n  - {root: fast}\n")
+
+    def report(root):
+        return view_plan(str(root), {"seed": 0}, BatchSpec(size=4), world_size=1).report
+
+    shown = report(mixture)
+    alone = rp.Pipeline(rp.open_dataset(str(tmp_path / "fast")), batch_size=4, seed=0)
+
+    world = rp.Pipeline(rp.Mixture(str(mixture), progress=False), batch_size=4, seed=0).plan()
+    assert shown.mixing == measure_mixing(world, near_frames=(1, 10))
+    assert view_pipeline(alone).report.mixing == measure_mixing(alone.plan(), near_frames=(10,))
+    slow, fast = (report(tmp_path / name).mixing.near_repeats for name in rates)
+    assert slow.full_shuffle < fast.full_shuffle
+
+
+def test_plan_alone_says_that_it_does_not_know_the_frame_rate(tiny_dataset):
+    world = rp.Pipeline(rp.open_dataset(str(tiny_dataset)), batch_size=4, seed=0).plan()
+
+    view = view_world(world)
+
+    assert dict(plan_lines(view.report))["near repeats"].startswith("not known")
+    assert view.report.to_json()["near_repeats"] is None
+    assert view.figure().axes[1].get_title(loc="right") == ""
+
+
+def test_plan_shows_near_repeats_and_clips_in_words_and_in_the_picture(tiny_dataset):
+    order = {"seed": 0, "clip_frames": 2}
+
+    view = view_plan(str(tiny_dataset), order, BatchSpec(size=4), world_size=1)
+
+    lines, near = dict(plan_lines(view.report)), view.report.mixing.near_repeats
+    assert lines["order"].endswith("clip_frames=2")
+    assert lines["near repeats"].startswith(f"of {near.share:.1%} of a rank's frames")
+    assert lines["near repeats"].endswith(f"in its next 7 batches; a full shuffle {near.full_shuffle:.1%}")
+    assert f"{near.share:.1%} of frames, a full shuffle" in view.figure().axes[1].get_title(loc="right")
+    assert "clips of 2" in view.title
 
 
 def test_plan_of_the_command_line_is_the_plan_of_the_library(tiny_dataset):
-    order = {"seed": 3, "live_spans": 2, "span_frames": 4, "lanes": 4}
+    order = {"seed": 3, "live_spans": 2, "span_frames": 4, "lanes": 4, "clip_frames": 2}
     view = view_plan(str(tiny_dataset), order, BatchSpec(size=4), world_size=2, epoch=5)
 
-    options = ("--seed", 3, "--live-spans", 2, "--span-frames", 4, "--lanes", 4, "--epoch", 5)
+    options = ("--seed", 3, "--live-spans", 2, "--span-frames", 4, "--lanes", 4, "--clip-frames", 2, "--epoch", 5)
     printed = json.loads(run(tiny_dataset, "--world-size", 2, "--batch-size", 4, *options, "--json").stdout)
 
     assert printed["fingerprint"] == view.report.fingerprint
@@ -67,18 +116,11 @@ def test_plan_of_the_command_line_is_the_plan_of_the_library(tiny_dataset):
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize(
-    ("live_bytes", "order", "when"),
-    [
-        (8 << 30, {}, "block"),
-        (100_000, {}, "exit"),
-        (100_000, {"live_spans": 4}, "exit"),
-        (100_000, {"live_spans": 4, "span_frames": "episode"}, "block"),
-    ],
+    ("live_bytes", "order"),
+    [(8 << 30, {}), (300_000, {}), (300_000, {"live_spans": 4}), (300_000, {"live_spans": 4, "clip_frames": "span"})],
 )
-def test_plan_says_what_a_pipeline_of_these_live_bytes_does(tiny_dataset, live_bytes, order, when, world_size):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*decoding each batch as it leaves")
-        pipe = rp.Pipeline(rp.open_dataset(str(tiny_dataset)), batch_size=4, seed=0, live_bytes=live_bytes, order=order)
+def test_plan_says_what_a_pipeline_of_these_live_bytes_does(tiny_dataset, live_bytes, order, world_size):
+    pipe = rp.Pipeline(rp.open_dataset(str(tiny_dataset)), batch_size=4, seed=0, live_bytes=live_bytes, order=order)
 
     batch = BatchSpec(size=4)
     report = view_plan(
@@ -86,18 +128,16 @@ def test_plan_says_what_a_pipeline_of_these_live_bytes_does(tiny_dataset, live_b
     ).report
 
     shown = view_pipeline(pipe, world_size=world_size).report
-    assert pipe.config.decode.when == when
-    assert (report.live_bytes, report.is_decode_on_exit) == (pipe.live_bytes(world_size=world_size), when == "exit")
+    assert report.clip_frames == pipe.config.order.clip_frames
+    assert report.live_bytes == pipe.live_bytes(world_size=world_size)
     assert dict(plan_lines(report))["live"] == dict(plan_lines(shown))["live"]
 
 
-def test_plan_says_that_frames_are_decoded_as_a_batch_leaves_where_they_are(tiny_dataset):
-    enough = run(tiny_dataset, "--world-size", 1, "--batch-size", 4).stdout
-    little = run(tiny_dataset, "--world-size", 1, "--batch-size", 4, "--live-bytes", 100_000).stdout
+def test_plan_says_what_decoding_costs_against_file_order(tiny_dataset):
+    printed = " ".join(run(tiny_dataset, "--world-size", 1, "--batch-size", 4).stdout.split())
 
-    assert "of pixels if decoded per span" in enough
-    assert "as a batch leaves" not in enough
-    assert "cameras are decoded as a batch leaves" in " ".join(little.split())
+    assert "clip_frames=4" in printed
+    assert "of decoded frames, at 1.10 times the CPU of decoding in file order" in printed
 
 
 def test_plan_names_the_field_that_an_order_does_not_have(tiny_dataset):
@@ -110,11 +150,11 @@ def test_plan_says_what_an_order_lacks(tiny_dataset):
         view_plan(str(tiny_dataset), {}, BatchSpec(size=4), world_size=1)
 
 
-def test_plan_without_cameras_says_nothing_of_decoding_as_a_batch_leaves(tiny_dataset):
+def test_plan_without_cameras_says_nothing_of_decoding(tiny_dataset):
     blind = rp.open_dataset(str(tiny_dataset), cameras=[])
-    pipe = rp.Pipeline(blind, batch_size=4, seed=0, decode={"when": "exit"})
+    pipe = rp.Pipeline(blind, batch_size=4, seed=0)
 
-    assert "as a batch leaves" not in dict(plan_lines(view_pipeline(pipe).report))["live"]
+    assert "decoded frames" not in dict(plan_lines(view_pipeline(pipe).report))["live"]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +162,7 @@ def test_plan_without_cameras_says_nothing_of_decoding_as_a_batch_leaves(tiny_da
     [
         (("--batch-size", 3, "--lanes", 4), "batch_size=3 does not share out over 2 lanes"),
         (("--batch-size", 4, "--span-frames", "some"), "span_frames must be an integer of at least 1 or 'episode'"),
+        (("--batch-size", 4, "--clip-frames", "some"), "clip_frames must be an integer of at least 1 or 'span'"),
         (("--batch-size", 4, "--lanes", 100), "34 frames cannot be shared out over 100 lanes"),
         (("--batch-size", 4, "--world-size", 0), "world_size must be an integer of at least 1, got 0"),
     ],

@@ -23,10 +23,11 @@ from ray import cloudpickle
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.cluster_utils import Cluster
-from ray_session import IGNORED_WARNINGS
+from ray_session import IGNORED_WARNINGS, end_ray
 
 from raypipe.dataset import open_dataset
-from raypipe.pipeline import Pipeline, has_spare_cpu_nodes
+from raypipe.pipeline import Pipeline
+from raypipe.source.cluster import has_spare_cpu_nodes
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -198,7 +199,7 @@ def small_cluster():
     cluster.add_node(num_cpus=2, num_gpus=2, object_store_memory=100_000_000)
     ray.init(address=cluster.address, logging_level="warning", log_to_driver=False)
     yield cpu.node_id
-    ray.shutdown()
+    end_ray()
     cluster.shutdown()
 
 

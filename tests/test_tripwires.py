@@ -1,7 +1,11 @@
 """What raypipe relies on in Ray without Ray's promise. If one of these fails, so does a rule that raypipe stands on."""
 
+import os
+import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,15 +17,15 @@ from ray.data import DataContext, Datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from ray_session import IGNORED_WARNINGS, ensure_ray, run_ranks
+from ray_session import IGNORED_WARNINGS, end_ray, ensure_ray, run_ranks
 
 from raypipe.block import BlockContext
 from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
+from raypipe.decode.tasks import prefer_node
 from raypipe.packed import SpanRequest
 from raypipe.source import simulate_split
 from raypipe.source.datasource import build_dataset, split_dataset
-from raypipe.source.placement import prefer_node
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -33,7 +37,7 @@ pytestmark = [pytest.mark.timeout(180), *(pytest.mark.filterwarnings(ignored) fo
 def _ray():
     ensure_ray(2)
     yield
-    ray.shutdown()
+    end_ray()
 
 
 class Tables(Datasource):
@@ -116,10 +120,10 @@ REQUESTS = [
 
 def test_one_task_gives_one_block_of_any_size_with_our_settings(context):
     small = DataContext.get_current().copy()
-    # A decoded frame has 24 kB.
-    small.target_max_block_size = 1 << 12
+    # Smaller than the rows of a span.
+    small.target_max_block_size = 1 << 6
     with DataContext.current(small):
-        dataset = build_dataset(context, REQUESTS, is_decoding=True)
+        dataset = build_dataset(context, REQUESTS)
 
     (split,) = split_dataset(dataset, 1)
     blocks = blocks_of(split)
@@ -127,10 +131,10 @@ def test_one_task_gives_one_block_of_any_size_with_our_settings(context):
     assert [len(block) for block in blocks] == [7, 1, 12, 5, 9]
 
 
-def test_reading_windowing_and_decoding_run_as_one_operator(context):
-    dataset = build_dataset(context, REQUESTS, is_decoding=True).materialize()
+def test_reading_and_windowing_run_as_one_operator(context):
+    dataset = build_dataset(context, REQUESTS).materialize()
 
-    assert "Operator 1 ReadSpans->MapBatches(AddWindows)->MapBatches(AddPixels):" in dataset.stats()
+    assert "Operator 1 ReadSpans->MapBatches(AddWindows):" in dataset.stats()
     assert "Operator 2" not in dataset.stats()
 
 
@@ -159,3 +163,27 @@ def test_a_preferred_node_is_taken_where_it_has_a_free_cpu_and_another_where_it_
     assert (free, held, ran) == ([one, other], one, other)
     # If this fails, the public argument is enough, and the private one may go.
     assert is_stuck
+
+
+CRASH_AFTER_RAY = """
+import ctypes
+import ray
+
+def test_ray():
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.shutdown()
+
+def test_crash():
+    ctypes.string_at(0)
+"""
+
+
+def test_a_crash_of_the_tests_after_ray_has_ended_tells_where(tmp_path):
+    (tmp_path / "test_crash.py").write_text(CRASH_AFTER_RAY)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "--rootdir", str(tmp_path), str(tmp_path)]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == -signal.SIGSEGV, ended.stdout
+    assert "in test_crash" in ended.stderr, ended.stderr

@@ -32,7 +32,7 @@ class Raypipe:
         )
         order = pipe.config.order
         self.settings = {
-            "live_bytes": pipe.config.live_bytes,
+            "live_bytes": pipe.config.budget.live_bytes,
             "live_spans": order.live_spans,
             "span_frames": order.span_frames,
         }

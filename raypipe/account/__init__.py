@@ -9,6 +9,8 @@
     file.py            an account as a parquet file                               write_account, read_account
     replay.py          what the plan says of a part: frames, order, counts        Replay
     chain.py           which parts count: each begins where the one before ended  Chain
+    seal.py            the digests that chain the parts of an account             seal_account
+    gather.py          the files of a checkpoint as one account, torn or not      gather_account
     part_check.py      one part against the plan
     epoch_verdict.py   what a check says of an epoch                              EpochVerdict
     verdict.py         emitted, skipped, left over, to come: each frame once?     check_account

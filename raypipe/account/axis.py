@@ -126,6 +126,12 @@ class FrameAxis:
         start = self.starts_of(dataset, index.episode[runs.row], runs.lap - first_laps(index, epoch)[dataset])
         return count_ranges(start + runs.start, start + runs.stop)
 
+    def name_of(self, dataset: int) -> str:
+        """Return how messages call a dataset; nothing where it stands alone."""
+        if not 0 <= dataset < len(self.names):
+            return f"dataset {dataset}, which the run does not have"
+        return self.names[dataset] if len(self.names) > 1 else ""
+
     def name_frames(self, runs: Runs) -> tuple[FrameRange, ...]:
         """Return runs as frames of episodes; a run over several episodes becomes several ranges."""
         ranges = []
@@ -147,9 +153,8 @@ class FrameAxis:
         if row < 0 or start >= end:
             following = int(self.first[row + 1]) if row + 1 < len(self.first) else stop
             return FrameRange(dataset="", episode=-1, start=start, stop=min(stop, following), times=times)
-        name = self.names[int(self.dataset[row])] if len(self.names) > 1 else ""
         return FrameRange(
-            dataset=name,
+            dataset=self.name_of(int(self.dataset[row])),
             episode=int(self.episode[row]),
             start=start - first,
             stop=min(stop, end) - first,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from raypipe.account.parts import Part
 from raypipe.account.replay import Replay
 from raypipe.errors import RaypipeError
-from raypipe.plan import Leg, OrderState
+from raypipe.plan import Leg, OrderSpec, OrderState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +102,22 @@ def _find_gap(before: Link | None, part: Part, replay: Replay) -> str:
         return "" if is_start else f"nothing leads up to {part.describe()}: what came before it is not in the account"
     if before.error:
         return ""
-    if (part.spec.tail, part.spec.span_frames, part.selection) != (
-        before.part.spec.tail,
-        before.part.spec.span_frames,
-        before.part.selection,
-    ):
+    if _order_of(part) != _order_of(before.part):
         return f"{part.describe()} has another order or selection than the part before it"
     ends = end_legs(before, replay)
     if part.legs == ends or (part.legs[:-1] == ends and not part.legs[-1].frames_per_lane):
         return ""
     return f"{part.describe()} does not begin where the part before it ends: {before.part.describe()}"
+
+
+def _order_of(part: Part) -> tuple[object, ...]:
+    """Return what may not change within an epoch."""
+    return order_fields(part.spec), part.selection
+
+
+def order_fields(spec: OrderSpec) -> tuple[object, ...]:
+    """Return the fields of an order that may not change within an epoch."""
+    return spec.seed, spec.shuffle, spec.span_frames, spec.clip_frames, spec.tail, spec.lanes
 
 
 def _is_before(link: Link, part: Part, replay: Replay) -> bool:

@@ -46,7 +46,11 @@ class EpochVerdict:
 
     num_to_come: int
     num_rolled_back: int
-    """Frames handed over after a state to which the run went back; they were, or will be, handed over again."""
+    """Frames handed over after a state to which the run went back; they were, or will be, handed over again. At least
+    so many: what a rank did in the last 2 s or so before a SIGKILL, it had no time to write down."""
+
+    num_unrecorded: int = 0
+    """Frames of steps that the state counts, of ranks that died before they wrote their part of the checkpoint."""
 
     skipped: tuple[SkippedFrames, ...] = ()
 
@@ -75,6 +79,7 @@ class EpochVerdict:
         """Return the verdict as lines: one that says it all, then what was skipped and what is wrong."""
         return (
             f"epoch {self.epoch}: {self._summary()}",
+            *_shown("rolled back", [f"at least {self.num_rolled_back:,} frames"] if self.num_rolled_back else []),
             *_shown("skipped", [skip.describe() for skip in self.skipped]),
             *_shown("missing", [frames.describe() for frames in self.missing]),
             *_shown("doubled", [frames.describe() for frames in self.doubled]),
@@ -91,7 +96,8 @@ class EpochVerdict:
     def _summary(self) -> str:
         if self.is_exact:
             so_far = "" if self.is_finished else " so far"
-            return f"exactly once{so_far}: {self.num_emitted:,} of {self.num_frames:,} frames emitted"
+            unproved = f", {self.num_unrecorded:,} without a record: a torn checkpoint" if self.num_unrecorded else ""
+            return f"exactly once{so_far}: {self.num_emitted:,} of {self.num_frames:,} frames emitted{unproved}"
         found = []
         for word, frames in (("missing", self.missing), ("doubled", self.doubled), ("foreign", self.foreign)):
             if frames:

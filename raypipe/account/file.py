@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from raypipe.account.parts import Account, Header, Part, RankRecord, Skip
 from raypipe.account.runs import Runs, empty_runs, make_runs
+from raypipe.account.seal import find_break
 from raypipe.errors import DatasetError, RaypipeError
 from raypipe.plan import Leg, OrderSpec
 
@@ -121,7 +122,11 @@ def load_account(content: bytes, place: str) -> Account:
         header = Header(**told["header"])
         members = tuple({**one, "selection": _as_tuples(one["selection"])} for one in header.members)
         header = replace(header, selection=_as_tuples(header.selection), members=members)
-        return Account(header=header, parts=parts)
+        account = Account(header=header, parts=parts)
+        broken = find_break(account)
+        if broken:
+            raise ValueError(f"it was changed since: {broken}")
+        return account
     except (pa.ArrowException, KeyError, TypeError, ValueError, AssertionError, RaypipeError) as error:
         if isinstance(error, DatasetError):
             raise
@@ -156,7 +161,7 @@ def _part_json(part: Part) -> dict[str, Any]:
     return {
         "epoch": part.epoch,
         "legs": [asdict(leg) for leg in part.legs],
-        "spec": asdict(part.spec),
+        "spec": part.spec.to_dict(),
         "selection": part.selection,
         "world_size": part.world_size,
         "per_lane": part.per_lane,
@@ -165,6 +170,8 @@ def _part_json(part: Part) -> dict[str, Any]:
         "skipped": [{"dataset": skip.dataset, "episode": skip.episode, "why": skip.why} for skip in part.skipped],
         "attempt": part.attempt,
         "turn": part.turn,
+        "before": part.before,
+        **({"torn": part.torn} if part.torn else {}),
     }
 
 
@@ -186,6 +193,7 @@ def _load_part(saved: Mapping[str, Any], number: int, runs: Mapping[RunKey, Runs
             "legs": tuple(Leg(**leg) for leg in saved["legs"]),
             "spec": OrderSpec(**saved["spec"]),
             "ranks": ranks,
+            "torn": tuple(saved.get("torn", ())),
             "skipped": skipped,
             "emitted": runs.get((number, "emitted", _NO_SKIP), empty_runs()),
             "repeated": runs.get((number, "repeated", _NO_SKIP), empty_runs()),

@@ -16,10 +16,11 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from raypipe.account.file import load_account
+from raypipe.account.gather import gather_account, state_of_saved
 from raypipe.account.parts import Account, Part, merge_accounts
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, suggest
 from raypipe.storage import Storage, open_storage, retry_transient
@@ -32,6 +33,9 @@ RUN_FOLDER: Final = "raypipe-account"
 
 SAVED_FOLDER: Final = "saved"
 """Beside the attempts: what ranks that put nothing into a checkpoint wrote down for it, by `state_key`."""
+
+BEFORE_FOLDER: Final = "before"
+"""Beside the accounts of a checkpoint: those that they replaced."""
 
 DEFAULT_NAME: Final = "train"
 
@@ -84,8 +88,7 @@ def read_run_account(folder: str | os.PathLike[str], name: str = "") -> RunAccou
     sets = _pick_run(storage, _pick_name(storage, _find_sets(storage), name))
     attempts = sorted((one for one in sets if one.attempt), key=lambda one: one.attempt)
     last = [one for one in attempts if one.attempt == attempts[-1].attempt]
-    checkpoints = [_complete(storage, one) for one in sets if not one.attempt]
-    newest = sorted(checkpoints, key=lambda one: _position(storage, one), reverse=True)
+    newest = sorted((one for one in sets if not one.attempt), key=lambda one: _position(storage, one), reverse=True)
     further = [one for one in newest if last and _goes_further(storage, one, last[0])]
     chosen, account, problem = _choose(storage, list(dict.fromkeys([*further, *last, *newest])))
     others = [one for one in attempts if one.folder != chosen.folder]
@@ -107,25 +110,6 @@ class _FileSet:
 
     world_size: int
     files: tuple[str, ...]
-
-
-def _complete(storage: Storage, files: _FileSet) -> _FileSet:
-    """Return the files of a checkpoint with those that other ranks left beside it, for the same state."""
-    if len(files.files) == files.world_size:
-        return files
-    key = state_key(_read_file(storage, files.files[0]).header.state)
-    present = {name.rpartition("/")[2] for name in files.files}
-    beside = []
-    for path in storage.list_files():
-        match = _SAVED.match(path)
-        is_wanted = match and (match["name"], match["state"], int(match["world"])) == (
-            files.name,
-            key,
-            files.world_size,
-        )
-        if is_wanted and path.rpartition("/")[2] not in present:
-            beside.append(path)
-    return replace(files, files=(*files.files, *sorted(beside)))
 
 
 def _goes_further(storage: Storage, checkpoint: _FileSet, attempt: _FileSet) -> bool:
@@ -177,14 +161,14 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
     problems = []
     for one in candidates:
         try:
-            account = merge_accounts(_read_files(storage, one))
+            account, num_files = _read_checkpoint(storage, one) if not one.attempt else _read_attempt(storage, one)
         except DatasetError:
             raise
         except RaypipeError as error:
             # Ranks of an attempt that died stopped after different steps.
             problems.append(f"{storage.locate(one.folder)}: {error}")
             continue
-        problem = _find_problem(one, account)
+        problem = _find_problem(one, account, num_files)
         if not problem:
             return one, account, ""
         incomplete.append((one, account, problem))
@@ -194,14 +178,55 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
     raise RaypipeError(f"no account in {storage.uri!r} can be checked: {'; '.join(problems[:3])}")
 
 
-def _find_problem(files: _FileSet, account: Account) -> str:
-    if len(files.files) < files.world_size:
+def _find_problem(files: _FileSet, account: Account, num_files: int) -> str:
+    if num_files < files.world_size:
         return (
-            f"{files.folder or 'the folder'} has {len(files.files)} of {files.world_size} files; ranks that gave "
+            f"{files.folder or 'the folder'} has {num_files} of {files.world_size} files; ranks that gave "
             f"report() no folder left theirs in the run's folder: give that"
         )
+    if account.header.name != files.name:
+        return f"the account in {files.folder!r} is of a loader {account.header.name!r}"
     ranks = account.missing_ranks
     return f"rank {', '.join(map(str, ranks))} has no record in some part" if ranks else ""
+
+
+def _read_attempt(storage: Storage, files: _FileSet) -> tuple[Account, int]:
+    return merge_accounts(_read_files(storage, files)), len(files.files)
+
+
+def _read_checkpoint(storage: Storage, files: _FileSet) -> tuple[Account, int]:
+    """Return the account that leads to the state of a checkpoint, and how many ranks have a file.
+
+    Raises:
+        DatasetError: the checkpoint has a state with another account.
+    """
+    folder = files.folder.removesuffix(f"/{files.name}").removesuffix("account")
+    path = f"{folder}{files.name}.json"
+    saved = json.loads(storage.read_bytes(path)) if path in storage.list_files() else {}
+    state = state_of_saved(saved) or _read_file(storage, files.files[0]).header.state
+    found: dict[str, list[Account]] = {}
+    for path in [*files.files, *_find_beside(storage, files, state_key(state))]:
+        found.setdefault(path.rpartition("/")[2], []).append(_read_file(storage, path))
+    try:
+        gathered = gather_account(found, saved)
+    except RaypipeError as error:
+        raise DatasetError(f"{storage.locate(files.folder)}: {error}") from error
+    if gathered.problem:
+        raise DatasetError(f"{storage.locate(files.folder)}: {gathered.problem}")
+    return gathered.account, len(found)
+
+
+def _find_beside(storage: Storage, files: _FileSet, state: str) -> list[str]:
+    """Return what the same ranks wrote before, and what ranks that put nothing into the checkpoint left for a state."""
+    ending = f"-of-{files.world_size:05d}.parquet"
+    same = [path for path in storage.list_files() if path.endswith(ending)]
+    before = [path for path in same if path.startswith(f"{files.folder}/{BEFORE_FOLDER}/")]
+    saved = [
+        path
+        for path in same
+        if (match := _SAVED.match(path)) and (match["name"], match["state"]) == (files.name, state)
+    ]
+    return [*before, *saved]
 
 
 def _position(storage: Storage, files: _FileSet) -> tuple[int, int]:

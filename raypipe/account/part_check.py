@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from raypipe.account.axis import FrameAxis
 from raypipe.account.parts import Part, RankRecord
 from raypipe.account.replay import RankReplay, Replay
 from raypipe.account.runs import Runs, add_runs, keep_values, subtract_runs
@@ -17,6 +18,7 @@ def check_part(part: Part, replay: Replay, epoch_skipped: Runs) -> Iterator[str]
     """
     skipped = add_runs(*(skip.frames for skip in part.skipped))
     yield from _check_frames(part, replay, skipped)
+    yield from _check_skips(part, replay.axis)
     replays = []
     for record in part.ranks:
         if not 0 <= record.rank < part.world_size:
@@ -35,6 +37,15 @@ def _check_frames(part: Part, replay: Replay, skipped: Runs) -> Iterator[str]:
     told = sum(record.num_frames for record in part.ranks)
     if told != part.emitted.num_values:
         yield f"{part.describe()}: the ranks count {told} frames, and {part.emitted.num_values} are listed"
+
+
+def _check_skips(part: Part, axis: FrameAxis) -> Iterator[str]:
+    """Yield skips whose frames are not of the episode that they name."""
+    for skip in part.skipped:
+        found = {(frames.dataset, frames.episode) for frames in axis.name_frames(skip.frames)}
+        if found != {(axis.name_of(skip.dataset), skip.episode)}:
+            owners = ", ".join(f"episode {episode}" for _, episode in sorted(found)) or "none"
+            yield f"{part.describe()}: a skip names episode {skip.episode}, and its frames are of {owners}"
 
 
 def _check_rank(part: Part, record: RankRecord, replay: RankReplay) -> Iterator[str]:

@@ -15,8 +15,11 @@ the batches, never from the plan: else the two could not differ.
             ranks     for each: frames, frames per lane, and a digest of their order
 """
 
+import hashlib
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -85,6 +88,32 @@ class Part:
     turn: int = 0
     """Parts with the same start that the attempt recorded before: more than 0 if it went back to do frames again."""
 
+    torn: tuple[int, ...] = ()
+    """Ranks that died before they wrote it down, though the state was saved: what they did cannot be proved."""
+
+    before: str = field(default="", compare=False)
+    """Digest of all that its account has before it; see `raypipe.account.seal`."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Of everything in the part but `before`."""
+        skips = [(skip.dataset, skip.episode, skip.why) for skip in self.skipped]
+        runs = [self.emitted, self.repeated, *(skip.frames for skip in self.skipped)]
+        told = [self.epoch, list(map(astuple, self.legs)), self.spec.to_dict(), self.selection, self.world_size]
+        told += [
+            self.per_lane,
+            self.num_steps,
+            list(map(astuple, self.ranks)),
+            self.attempt,
+            self.turn,
+            skips,
+            self.torn,
+        ]
+        digest = hashlib.blake2b(json.dumps([*told, list(map(len, runs))], sort_keys=True).encode(), digest_size=16)
+        for column in (column for one in runs for column in (one.start, one.stop, one.times)):
+            digest.update(column.astype("<i8").tobytes())
+        return digest.hexdigest()
+
     @property
     def start_key(self) -> tuple[Any, ...]:
         """What tells where, by whom and which time the part begins; equal on all ranks and at every later state."""
@@ -97,8 +126,8 @@ class Part:
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks whose record is not here."""
-        present = {record.rank for record in self.ranks}
+        """Ranks whose record is not here, and who are not known to have died before they wrote it."""
+        present = {*self.torn, *(record.rank for record in self.ranks)}
         return tuple(rank for rank in range(self.world_size) if rank not in present)
 
     def describe(self) -> str:
@@ -126,6 +155,9 @@ class Header:
 
     members: tuple[dict[str, Any], ...] = ()
     """Of a mixture: name, root and the fields of the selection of every dataset; `root` and `selection` are empty."""
+
+    head: str = field(default="", compare=False)
+    """Digest of the account of one rank, this header included; see `raypipe.account.seal`."""
 
     @property
     def order_state(self) -> OrderState:
@@ -161,7 +193,7 @@ def merge_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def merge_accounts(accounts: Iterable[Account]) -> Account:
-    """Return the accounts of ranks as one, with the header of the first.
+    """Return the accounts of ranks as one, with the header of the first; the chain of each ends with it.
 
     Raises:
         RaypipeError: there is none, they are of different runs or states, or two hold the record of the same rank.
@@ -176,7 +208,8 @@ def merge_accounts(accounts: Iterable[Account]) -> Account:
                 f"these accounts are not of one state of one run: {header} and {account.header}. Give files of one "
                 f"checkpoint or of one attempt."
             )
-    return Account(header=header, parts=merge_parts(part for account in every for part in account.parts))
+    parts = merge_parts(part for account in every for part in account.parts)
+    return Account(header=replace(header, head=""), parts=tuple(replace(part, before="") for part in parts))
 
 
 def merge_skips(skips: Iterable[Skip]) -> tuple[Skip, ...]:

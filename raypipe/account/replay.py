@@ -4,6 +4,7 @@ The one place where an account meets the plan. Plans legs anew, and goes through
 four to eight million frames a second, in memory of a plan and a chunk of batches.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -75,12 +76,14 @@ class Replay:
         batch = BatchSpec(size=part.per_lane * leg.lanes, scope="global")
         return plan_world(plan, world_size=part.world_size, batch=batch)
 
-    def frames(self, part: Part, first: int, stop: int) -> Runs:
-        """Return the frames of the steps [first, stop) of a part on all ranks, repeats left out."""
+    def frames(self, part: Part, first: int, stop: int, ranks: Collection[int] = ()) -> Runs:
+        """Return the frames of the steps [first, stop) of a part on `ranks`, or on all, repeats left out."""
         world = self.world(part)
         lanes = range(world.plan.leg.lanes)
         begins = [_position(world, lane, first) for lane in lanes]
-        return self._frames_between(world, begins, [_position(world, lane, stop) for lane in lanes])
+        wanted = [not ranks or lane % world.world_size in ranks for lane in lanes]
+        ends = [_position(world, lane, stop) if wanted[lane] else begins[lane] for lane in lanes]
+        return self._frames_between(world, begins, ends)
 
     def frames_after(self, part: Part, num_steps: int) -> Runs:
         """Return the frames of the epoch that are left after so many steps of a part."""

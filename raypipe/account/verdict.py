@@ -2,10 +2,11 @@
 
 ::
 
-    emitted + skipped + left over + to come  =  the frames of the epoch, each once
+    emitted + skipped + left over + to come + unrecorded  =  the frames of the epoch, each once
 
-The first two were recorded; the plan says what it leaves over where the epoch has ended, and what is to come where it
-has not. Whatever is missing, doubled, foreign or out of order is listed by name.
+The first two were recorded; the plan says what it leaves over where the epoch has ended, what is to come where it has
+not, and what ranks had to hand over whose record a torn checkpoint lost. Whatever is missing, doubled, foreign or out
+of order is listed by name.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from raypipe.account.axis import FrameAxis
-from raypipe.account.chain import Chain, Link, drop_later_epochs, end_legs, is_finished, link_parts
+from raypipe.account.chain import Chain, Link, drop_later_epochs, end_legs, is_finished, link_parts, order_fields
 from raypipe.account.epoch_verdict import EpochVerdict, SkippedFrames
 from raypipe.account.part_check import check_part
 from raypipe.account.parts import Account, Part, Skip, merge_skips
@@ -53,14 +54,15 @@ def check_account(
     parts, dropped = drop_later_epochs(account.parts, state)
     for part in dropped:
         rolled_back[part.epoch] = add_runs(rolled_back.get(part.epoch, empty_runs()), part.emitted)
-    begun = _begun_epochs(parts, state)
+    begun = _begun_epochs(parts, state, since)
     verdicts = []
     for epoch in sorted({*begun, *rolled_back}):
         chain = link_parts(tuple(part for part in parts if part.epoch == epoch), replay)
         end_gap = _check_end(chain, state, replay) if epoch == max(begun, default=-1) else ""
         is_left = epoch < max(*begun, state.epoch, -1)
         spec = chain.links[0].part.spec if chain.links else state.spec
-        check = _EpochCheck(epoch=epoch, chain=chain, replay=replay, spec=spec, is_left=is_left, end_gap=end_gap)
+        gaps = tuple(_find_other_seeds(chain, state)) + ((end_gap,) if end_gap else ())
+        check = _EpochCheck(epoch=epoch, chain=chain, replay=replay, spec=spec, is_left=is_left, gaps=gaps)
         verdicts.append(check.verdict(rolled_back.get(epoch, empty_runs())))
     return tuple(verdicts)
 
@@ -76,13 +78,14 @@ class _EpochCheck:
     is_left: bool
     """Whether the run has gone on to a later epoch."""
 
-    end_gap: str
+    gaps: tuple[str, ...]
+    """What is wrong between the parts and the state."""
 
     def verdict(self, attempted: Runs) -> EpochVerdict:
         axis, links = self.replay.axis, self.chain.links
         left_over, to_come, unfinished = self._rest
-        emitted, skips = self._emitted, self._skips
-        total = add_runs(emitted, *(skip.frames for skip in skips), left_over, to_come)
+        emitted, skips, unrecorded = self._emitted, self._skips, self._unrecorded
+        total = add_runs(emitted, *(skip.frames for skip in skips), left_over, to_come, unrecorded)
         surplus = subtract_runs(total, self._expected)
         doubled = keep_values(surplus, self._expected)
         gaps = [text for link in links for text in (link.gap, link.error)]
@@ -93,6 +96,7 @@ class _EpochCheck:
             num_emitted=emitted.num_values,
             num_repeated=sum(link.part.repeated.num_values for link in links),
             num_left_over=left_over.num_values,
+            num_unrecorded=unrecorded.num_values,
             num_to_come=to_come.num_values,
             num_rolled_back=add_runs(attempted, *self._gone_back()).num_values,
             skipped=_name_skips(axis, skips),
@@ -101,7 +105,7 @@ class _EpochCheck:
             foreign=axis.name_frames(subtract_runs(surplus, doubled)),
             out_of_order=tuple(self._check_parts()),
             missing_ranks=tuple(_name_missing_ranks(links)),
-            gaps=tuple(text for text in (*gaps, unfinished, self.end_gap) if text),
+            gaps=tuple(text for text in (*gaps, unfinished, *self.gaps) if text),
         )
 
     @cached_property
@@ -130,6 +134,12 @@ class _EpochCheck:
             replace(skip, frames=subtract_runs(skip.frames, out)) for link, out in pairs for skip in link.part.skipped
         ]
         return [skip for skip in every if skip.frames]
+
+    @cached_property
+    def _unrecorded(self) -> Runs:
+        """What ranks had to hand over who died before they wrote it down."""
+        links = [link for link in self.chain.links if link.part.torn and not link.error]
+        return add_runs(*(self.replay.frames(one.part, 0, one.num_steps, one.part.torn) for one in links))
 
     @cached_property
     def _rest(self) -> tuple[Runs, Runs, str]:
@@ -163,10 +173,22 @@ class _EpochCheck:
                 yield from check_part(link.part, self.replay, skipped)
 
 
-def _begun_epochs(parts: Sequence[Part], state: OrderState) -> range:
-    """Return the epochs of which something must be recorded: from the first part on, up to the last or the state."""
-    epochs = [part.epoch for part in parts] + ([state.epoch] if state.legs else [])
-    return range(min(epochs), max(epochs) + 1) if epochs else range(0)
+def _begun_epochs(parts: Sequence[Part], state: OrderState, since: int) -> range:
+    """Return the epochs of which something must be recorded: from the first of the run up to the last, or the state.
+
+    Not from the first part on: else a lost beginning would go unseen.
+    """
+    stop = state.epoch + 1 if state.legs else state.epoch
+    return range(since, max([stop, *(part.epoch + 1 for part in parts)]))
+
+
+def _find_other_seeds(chain: Chain, state: OrderState) -> Iterator[str]:
+    for link in chain.links:
+        if link.part.spec.seed != state.spec.seed:
+            yield (
+                f"{link.part.describe()} has the seed {link.part.spec.seed}, and the state of the account "
+                f"{state.spec.seed}: it is of another run"
+            )
 
 
 def _check_end(chain: Chain, state: OrderState, replay: Replay) -> str:
@@ -178,11 +200,21 @@ def _check_end(chain: Chain, state: OrderState, replay: Replay) -> str:
             return ""
         ends = (last.part.epoch + 1, ()) if is_finished(last, replay) else (last.part.epoch, end_legs(last, replay))
     if ends == (state.epoch, state.legs):
-        return ""
+        return _find_other_order(chain, state)
     return (
         f"the parts lead up to epoch {ends[0]}, {_words(ends[1])}, and the state of the account is at epoch "
         f"{state.epoch}, {_words(state.legs)}"
     )
+
+
+def _find_other_order(chain: Chain, state: OrderState) -> str:
+    """Return what the state says of the order of its epoch that the parts of the epoch do not."""
+    if not state.legs or not chain.links:
+        return ""
+    part = chain.links[-1].part
+    if (order_fields(part.spec), part.selection) == (order_fields(state.spec), state.selection):
+        return ""
+    return f"the state of the account has another order or selection than {part.describe()}"
 
 
 def _words(legs: Sequence[Any]) -> str:
@@ -210,7 +242,7 @@ def _rolled_back(parts: Sequence[Part], attempts: Sequence[Part]) -> dict[int, R
 def _name_skips(axis: FrameAxis, skips: Sequence[Skip]) -> tuple[SkippedFrames, ...]:
     return tuple(
         SkippedFrames(
-            dataset=axis.names[skip.dataset] if len(axis.names) > 1 else "",
+            dataset=axis.name_of(skip.dataset),
             episode=skip.episode,
             frames=axis.name_frames(skip.frames),
             why=skip.why,

@@ -33,6 +33,7 @@ def step_table(located: LocatedStep) -> "Table":
     for name in ("dataset", "episode", "frame", "index", ""):
         table.add_column(name, justify="left" if name in ("dataset", "") else "right")
     for frame in located.frames:
-        values = (frame.dataset, frame.episode, frame.frame, frame.index, "repeat" if frame.is_repeat else "")
+        mark = "skipped" if frame.is_skipped else "repeat" if frame.is_repeat else ""
+        values = (frame.dataset, frame.episode, frame.frame, frame.index, mark)
         table.add_row(*map(str, values))
     return table

@@ -6,7 +6,7 @@ that the run really had; what lies beyond it is planned on the ranks it had last
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from raypipe.account.axis import DATASET_BITS, FrameAxis
@@ -14,6 +14,7 @@ from raypipe.account.chain import drop_later_epochs, link_parts
 from raypipe.account.folder import read_run_account
 from raypipe.account.parts import Account
 from raypipe.account.replay import Replay
+from raypipe.account.runs import Runs, add_runs, empty_runs
 from raypipe.audit.frames import open_frames, read_frames
 from raypipe.errors import ConfigError
 from raypipe.plan import (
@@ -59,6 +60,8 @@ class LocatedFrame:
     """The dataset-wide number, by the lengths of the episodes."""
 
     is_repeat: bool
+    is_skipped: bool = False
+    """Left out of the batch as bad data; known of steps that an account has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +74,17 @@ class LocatedStep:
     world_size: int
     live_spans: int
     span_frames: int | str
+    clip_frames: int | tuple[int, ...] | str
     frames: tuple[LocatedFrame, ...]
 
     def describe(self) -> str:
         """Return which step it is, and of which order, in words."""
+        num_skipped = sum(frame.is_skipped for frame in self.frames)
+        skipped = f" planned, of which {num_skipped} were skipped" if num_skipped else ""
         return (
             f"epoch {self.epoch}, step {self.step_in_epoch} of it, rank {self.rank} of {self.world_size}: "
-            f"{len(self.frames)} frames; live_spans={self.live_spans}, span_frames={self.span_frames!r}"
+            f"{len(self.frames)} frames{skipped}; live_spans={self.live_spans}, span_frames={self.span_frames!r}, "
+            f"clip_frames={self.clip_frames!r}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -158,6 +165,8 @@ class _Stretch:
     """Steps of the epoch before these."""
 
     num_steps: int
+    skipped: Runs = field(default_factory=empty_runs)
+    """What was left out of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +182,7 @@ class _Standing:
         return plan_world(plan, world_size=self.world_size, batch=self.batch)
 
     def next_epoch(self, num_epochs: int = 1) -> "_Standing":
-        at = start(self.at.spec, world_size=self.world_size, epoch=self.at.epoch + num_epochs)
+        at = start(self.at.spec, world_size=self.world_size, batch=self.batch, epoch=self.at.epoch + num_epochs)
         return replace(self, at=at)
 
 
@@ -183,7 +192,7 @@ def _locate(stretches: list[_Stretch], then: _Standing, query: StepQuery, replay
     wanted = [one for one in stretches if query.epoch in (None, one.world.plan.epoch)]
     for one in wanted:
         if left < one.num_steps:
-            return _name_step(one.world, left, one.before, query.rank, replay.axis)
+            return _name_step(one, left, query.rank, replay.axis)
         left -= one.num_steps
     if query.epoch is None:
         epochs, left = divmod(left, then.world(replay.index, then.at).num_steps)
@@ -195,25 +204,31 @@ def _locate(stretches: list[_Stretch], then: _Standing, query: StepQuery, replay
     world = then.world(replay.index, then.at)
     if left >= world.num_steps:
         raise ConfigError(f"there is no step {query.step} in epoch {query.epoch}: it has {world.num_steps} steps")
-    return _name_step(world, left, 0, query.rank, replay.axis)
+    return _name_step(_Stretch(world=world, before=0, num_steps=world.num_steps), left, query.rank, replay.axis)
 
 
-def _name_step(world: WorldPlan, step: int, before: int, rank: int, axis: FrameAxis) -> LocatedStep:
+def _name_step(stretch: _Stretch, step: int, rank: int, axis: FrameAxis) -> LocatedStep:
+    world = stretch.world
     found = world.frames_at(step, rank)
+    places = axis.starts_of(found.dataset, found.episode, found.lap - world.first_laps[found.dataset]) + found.frame
+    is_skipped = stretch.skipped.times_of(places) > 0
     # In its dataset, whichever lap it is of: LeRobot's `index`.
     numbers = (axis.starts_of(found.dataset, found.episode) + found.frame) & ((1 << DATASET_BITS) - 1)
-    columns = (found.dataset, found.episode, found.frame, numbers, found.is_repeat)
+    columns = (found.dataset, found.episode, found.frame, numbers, found.is_repeat, is_skipped)
     frames = tuple(
-        LocatedFrame(dataset=axis.names[dataset], episode=episode, frame=frame, index=number, is_repeat=is_repeat)
-        for dataset, episode, frame, number, is_repeat in zip(*(column.tolist() for column in columns), strict=True)
+        LocatedFrame(
+            dataset=axis.names[dataset], episode=episode, frame=frame, index=index, is_repeat=repeat, is_skipped=skip
+        )
+        for dataset, episode, frame, index, repeat, skip in zip(*(column.tolist() for column in columns), strict=True)
     )
     return LocatedStep(
         epoch=world.plan.epoch,
-        step_in_epoch=before + step,
+        step_in_epoch=stretch.before + step,
         rank=rank,
         world_size=world.world_size,
         live_spans=world.plan.leg.live_spans,
         span_frames=world.plan.spec.span_frames,
+        clip_frames=world.plan.spec.clip_frames,
         frames=frames,
     )
 
@@ -227,13 +242,15 @@ def _recorded(account: Account, replay: Replay, query: StepQuery) -> list[_Stret
         for link in link_parts(tuple(part for part in kept if part.epoch == epoch), replay).links:
             if link.error or (link.gap and query.epoch in (None, epoch)):
                 raise ConfigError(f"steps cannot be counted: {link.error or link.gap}")
-            found.append(_Stretch(world=replay.world(link.part), before=before, num_steps=link.num_steps))
+            skipped = add_runs(*(skip.frames for skip in link.part.skipped))
+            world = replay.world(link.part)
+            found.append(_Stretch(world=world, before=before, num_steps=link.num_steps, skipped=skipped))
             before += link.num_steps
     return found
 
 
 def _standing(account: Account, replay: Replay) -> _Standing:
     state, last = account.header.order_state, account.parts[-1]
-    at = resume(state, replay.index, state.spec, world_size=last.world_size)
     batch = BatchSpec(size=last.per_lane * (last.legs[-1].lanes // last.world_size))
+    at = resume(state, replay.index, state.spec, world_size=last.world_size, batch=batch)
     return _Standing(at=at, batch=batch, world_size=last.world_size)

@@ -93,6 +93,22 @@ class FloorLoader:
         return [(begin, end) for begin, end in pairwise(ends) if begin < end]
 
 
+def start_processes(num_processes: int) -> ProcessPoolExecutor | None:
+    """Return the processes of a floor with all imported, and nothing decoded; None where it runs in this one."""
+    _import_decoder()
+    if num_processes == 1:
+        return None
+    pool = ProcessPoolExecutor(num_processes, get_context("spawn"))
+    # Submitted at once, so that each is taken by a process of its own: they start slower than this loop.
+    for job in [pool.submit(_import_decoder) for _ in range(num_processes)]:
+        job.result()
+    return pool
+
+
+def _import_decoder() -> None:
+    import torchcodec.decoders  # noqa: F401
+
+
 def _run(job: Job) -> int:
     return job()
 

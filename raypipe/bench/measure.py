@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ from raypipe.dataset import Dataset
 
 _SHOWN_LINES: Final = 3
 """Of what a process printed before it ended without a result."""
+_IDLE_S: Final = 10.0
+"""How long an idle process stands; of the second half the memory is taken, when Ray has started its workers."""
 
 
 def measure(request: Request, folder: Path, peer_python: str = sys.executable) -> dict[str, Any]:
@@ -30,6 +32,26 @@ def measure(request: Request, folder: Path, peer_python: str = sys.executable) -
     reason = find_obstacle(request.loader, python)
     if reason:
         return {**named, "error": reason}
+    result, sampler = _run_child(request, folder, python)
+    return {**named, **(result if "error" in result else describe(result, sampler))}
+
+
+def measure_idle(request: Request, folder: Path, peer_python: str = sys.executable) -> float | None:
+    """Return the megabytes of a loader's processes once all is imported and started, and nothing is read.
+
+    None where the loader cannot run.
+    """
+    python = peer_python if request.loader in PEERS else sys.executable
+    if find_obstacle(request.loader, python):
+        return None
+    result, sampler = _run_child(replace(request, idle_s=_IDLE_S), folder, python)
+    if "error" in result:
+        return None
+    return sampler.memory_mb_between((result["begin_s"] + result["end_s"]) / 2, result["end_s"])
+
+
+def _run_child(request: Request, folder: Path, python: str) -> tuple[dict[str, Any], TreeSampler]:
+    """Return what the process of a request wrote, or why it wrote nothing under ``error``, and what was sampled."""
     files = [folder / "request.json", folder / "result.json"]
     files[0].write_text(json.dumps(asdict(request)))
     files[1].unlink(missing_ok=True)
@@ -42,8 +64,8 @@ def measure(request: Request, folder: Path, peer_python: str = sys.executable) -
         output.seek(0)
         lines = output.read().strip().splitlines()
     if not files[1].exists():
-        return {**named, "error": "\n".join(lines[-_SHOWN_LINES:]) or f"ended with {child.returncode}"}
-    return {**named, **describe(json.loads(files[1].read_text()), sampler)}
+        return {"error": "\n".join(lines[-_SHOWN_LINES:]) or f"ended with {child.returncode}"}, sampler
+    return json.loads(files[1].read_text()), sampler
 
 
 def find_obstacle(loader: str, python: str = sys.executable) -> str:

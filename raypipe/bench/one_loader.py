@@ -38,12 +38,15 @@ class Request:
     num_steps: int
     num_cpus: int
     live_bytes: int
+    """Memory of raypipe for the spans at hand; 0: what it takes by itself."""
     parts: dict[str, Any]
     """Further parts of raypipe's pipeline."""
     windows: dict[str, list[float]]
     """The action chunk and the last observation frames, in seconds; see `measure.sample_windows`."""
     max_s: float = 0.0
     """Seconds after its first batch at which an epoch is broken off; 0: never."""
+    idle_s: float = 0.0
+    """Seconds to stand idle once all is imported and started, with no loader; 0: run the loader."""
 
 
 @dataclass(frozen=True)
@@ -81,31 +84,30 @@ def make_floor(request: Request, num_processes: int) -> Loader:
 
 
 class RaypipeLoader:
-    """raypipe with its defaults."""
+    """raypipe as it comes, but for what the request and `decode` say."""
 
-    def __init__(self, request: Request, where: str, when: str) -> None:
-        import ray
-
+    def __init__(self, request: Request) -> None:
         from raypipe import Pipeline, open_dataset
 
-        _start_ray(ray, request)
-        decode = {"where": where, "when": when, **request.parts.get("decode", {})}
-        parts = {"selection": {"episodes": request.episodes or "all"}, **request.parts, "decode": decode}
+        if needs_ray(request):
+            _start_ray(request)
+        parts = raypipe_parts(request)
         self._pipe = Pipeline(
             open_dataset(request.root),
             batch_size=request.batch_size,
             seed=0,
             delta_timestamps=request.windows,
-            live_bytes=request.live_bytes,
             **parts,
         )
-        chosen, wanted = self._pipe.config.decode.when, decode["when"]
-        assert chosen == wanted, f"asked to decode on {wanted}, and {request.live_bytes} live bytes made it {chosen}"
         self._loader = self._pipe.loader(num_epochs=3, progress=False)
         self._num_begun = 0
         order, feed = self._pipe.config.order, self._pipe.config.feed
-        self.settings: dict[str, Any] = {"span_frames": order.span_frames, "live_spans": order.live_spans}
-        self.settings["spans_per_block"] = feed.spans_per_block
+        self.settings: dict[str, Any] = {
+            "span_frames": order.span_frames,
+            "live_spans": order.live_spans,
+            "clip_frames": order.clip_frames,
+            "spans_per_block": feed.spans_per_block,
+        }
 
     def epoch(self) -> Iterator[Item]:  # noqa: D102
         # After a break the loader stands inside its epoch, and would go on with the rest of it.
@@ -126,10 +128,9 @@ class ReadLerobotLoader:
     """Ray's own reader of LeRobot datasets, one task per episode; shuffled: within a buffer of 4,000 samples."""
 
     def __init__(self, request: Request, *, is_shuffled: bool) -> None:
-        import ray
         import ray.data
 
-        _start_ray(ray, request)
+        _start_ray(request)
         ray.data.DataContext.get_current().enable_progress_bars = False
         self._request = request
         self.settings: dict[str, Any] = {}
@@ -190,16 +191,36 @@ class LerobotLoader:
 LOADERS: dict[str, Callable[[Request], Loader]] = {
     "floor, 1 process": lambda request: make_floor(request, 1),
     "floor, all cores": lambda request: make_floor(request, request.num_cpus),
-    "raypipe": lambda request: RaypipeLoader(request, "auto", "block"),
-    "raypipe rank/block": lambda request: RaypipeLoader(request, "rank", "block"),
-    "raypipe cluster/block": lambda request: RaypipeLoader(request, "cluster", "block"),
-    "raypipe rank/exit": lambda request: RaypipeLoader(request, "rank", "exit"),
+    "raypipe": RaypipeLoader,
+    "raypipe-ray": RaypipeLoader,
+    "raypipe-cluster": RaypipeLoader,
     "ray read_lerobot": lambda request: ReadLerobotLoader(request, is_shuffled=False),
     "ray read_lerobot, shuffled": lambda request: ReadLerobotLoader(request, is_shuffled=True),
     "lerobot map-style, 2 workers": LerobotLoader,
 }
 PEERS = ("ray read_lerobot", "ray read_lerobot, shuffled", "lerobot map-style, 2 workers")
 """Those that need LeRobot's package."""
+
+
+def needs_ray(request: Request) -> bool:
+    """Return whether the loader reads or decodes by Ray: raypipe does where it is told so."""
+    return request.loader.startswith("ray") and (request.loader != "raypipe" or _is_on_cluster(raypipe_parts(request)))
+
+
+def _is_on_cluster(parts: dict[str, Any]) -> bool:
+    return bool(parts.get("decode", {}).get("where") == "cluster")
+
+
+def raypipe_parts(request: Request) -> dict[str, Any]:
+    """Return what raypipe's pipeline is told beside batch, seed and windows; nothing where the request asks nothing."""
+    parts = dict(request.parts)
+    if request.episodes is not None:
+        parts = {"selection": {"episodes": request.episodes}, **parts}
+    if request.live_bytes:
+        parts["live_bytes"] = request.live_bytes
+    if request.loader == "raypipe-cluster":
+        parts["decode"] = {"where": "cluster", **request.parts.get("decode", {})}
+    return parts
 
 
 def as_tensors(batch: dict[str, Any]) -> dict[str, Any]:
@@ -224,6 +245,39 @@ def measure(request: Request) -> dict[str, Any]:
     wait_share = _measure_wait(loader, request)
     loader.close()
     return {"epochs": epochs, "wait_share": wait_share, "settings": loader.settings}
+
+
+def stand_idle(request: Request) -> dict[str, Any]:
+    """Import and start what the loader needs, wait, and return between which times the process was idle.
+
+    The least memory that the loader's processes take, before it has read anything.
+    """
+    pool = _start(request)
+    begin = time.monotonic()
+    time.sleep(request.idle_s)
+    end = time.monotonic()
+    if pool is not None:
+        pool.shutdown()
+    return {"begin_s": begin, "end_s": end}
+
+
+def _start(request: Request) -> Any:
+    """Import what the loader needs, and start its Ray or its processes; return what is to be shut down, if any."""
+    import torch  # noqa: F401
+
+    if request.loader.startswith("floor"):
+        from raypipe.bench.floor import start_processes
+
+        return start_processes(1 if "1 process" in request.loader else request.num_cpus)
+    if request.loader.startswith("raypipe"):
+        import torchcodec  # noqa: F401
+
+        import raypipe  # noqa: F401
+    else:
+        import lerobot.datasets.lerobot_dataset  # noqa: F401
+    if needs_ray(request):
+        _start_ray(request)
+    return None
 
 
 def _measure_epoch(loader: Loader, request: Request) -> dict[str, Any]:
@@ -277,7 +331,9 @@ def _measure_wait(loader: Loader, request: Request) -> float | None:
     return waited / (asked - begin) if begin else None
 
 
-def _start_ray(ray: Any, request: Request) -> None:
+def _start_ray(request: Request) -> None:
+    import ray
+
     ray.init(
         address="local", num_cpus=request.num_cpus, include_dashboard=False, logging_level="error", log_to_driver=False
     )
@@ -286,7 +342,7 @@ def _start_ray(ray: Any, request: Request) -> None:
 def main() -> None:
     """Measure what the first file of the command line asks for, and write the second."""
     request = Request(**json.loads(Path(sys.argv[1]).read_text()))
-    result = measure(request)
+    result = stand_idle(request) if request.idle_s else measure(request)
     Path(sys.argv[2]).write_text(json.dumps(result))
 
 

@@ -29,7 +29,7 @@ class TreeSampler:
         self._cpu_s: dict[ProcessKey, float] = {}
         self._live: dict[int, ProcessKey] = {}
         self._samples: list[tuple[float, float]] = []
-        self._peak_bytes = 0
+        self._memory: list[tuple[float, int]] = []
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -42,7 +42,12 @@ class TreeSampler:
     @property
     def peak_mb(self) -> float:
         """Largest sum of proportional set sizes: memory that several processes share is counted once."""
-        return self._peak_bytes / 1e6
+        return max((size for _, size in self._memory), default=0) / 1e6
+
+    def memory_mb_between(self, begin_s: float, end_s: float) -> float | None:
+        """Return the middle of the sums between two times of ``time.monotonic``; None where none was taken."""
+        found = [size for time_s, size in self._memory if begin_s <= time_s <= end_s]
+        return float(np.median(found)) / 1e6 if found else None
 
     def cpu_between(self, begin_s: float, end_s: float) -> float:
         """Return the CPU seconds of the tree between two times of ``time.monotonic``, of any process."""
@@ -55,7 +60,7 @@ class TreeSampler:
         while not self._stopped.is_set():
             self._sample_cpu()
             if count % _SAMPLES_PER_MEMORY_SAMPLE == 0:
-                self._peak_bytes = max(self._peak_bytes, sum(map(_proportional_bytes, self._live)))
+                self._memory.append((time.monotonic(), sum(map(_proportional_bytes, self._live))))
             count += 1
             self._stopped.wait(_INTERVAL_S)
         self._sample_cpu()

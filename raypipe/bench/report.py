@@ -1,6 +1,7 @@
 """What a bench has found: which setting is best, and how two benches compare. Pure."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any, Final
 
 from raypipe.bench.settings import setting_of
 from raypipe.errors import ConfigError
+from raypipe.plan.budget import DEFAULT_LIVE_BYTES
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _TIE: Final = 0.05
 """Speeds this close are one: samples/s of a machine in use move by more between two runs."""
 _MIXING: Final = 0.95
@@ -81,7 +83,9 @@ class BenchReport:
         best = self.find_best()
         if best is None:
             return "no setting could be measured"
-        return f"Pipeline(..., batch_size={self.conditions['batch_size']}, {setting_of(best).advice()})"
+        live_bytes = self.conditions.get("live_bytes", DEFAULT_LIVE_BYTES)
+        memory = "" if live_bytes == DEFAULT_LIVE_BYTES else f"live_bytes={live_bytes}, "
+        return f"Pipeline(..., batch_size={self.conditions['batch_size']}, {memory}{setting_of(best).advice()})"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -93,6 +97,17 @@ class BenchReport:
             "rows": [dict(row) for row in self.rows],
             "advice": self.advice(),
         }
+
+
+def with_cores(row: Mapping[str, Any], samples_per_s: float) -> dict[str, Any]:
+    """Return a row with the cores that keep a GPU fed which takes so many samples a second, whole and exact.
+
+    The row alone where nothing was measured, or the rate is 0.
+    """
+    if not samples_per_s or "cpu_s_per_1k" not in row:
+        return dict(row)
+    exact = round(samples_per_s * row["cpu_s_per_1k"] / 1000, 4)
+    return {**row, "cores": math.ceil(exact), "cores_exact": exact}
 
 
 def read_report(path: str | Path) -> BenchReport:

@@ -14,7 +14,7 @@ import numpy as np
 from raypipe.bench.machine import describe_machine
 from raypipe.bench.measure import find_obstacle, measure, sample_windows
 from raypipe.bench.one_loader import PEERS, Request
-from raypipe.bench.report import BenchReport
+from raypipe.bench.report import BenchReport, with_cores
 from raypipe.bench.settings import Setting, differing, grid, parse_setting
 from raypipe.bench.spec import BenchSpec
 from raypipe.bench.table import left_out_lines, row_line
@@ -23,7 +23,8 @@ from raypipe.errors import ConfigError
 from raypipe.hub import parse_pinned
 from raypipe.mixture import is_mixture_file, open_dataset
 from raypipe.pipeline import Pipeline
-from raypipe.plan import expected_distinct
+from raypipe.plan import LiveBudget, expected_distinct
+from raypipe.sizes import measure_members
 from raypipe.storage import open_root
 
 FLOOR: Final = "floor, all cores"
@@ -54,20 +55,18 @@ def run_bench(
     if not Path("/proc/self/stat").exists():
         raise ConfigError("bench reads CPU time and memory of all processes from /proc, which only Linux has")
     with warnings.catch_warnings():
-        # Cameras that are left out, and that little memory makes a pipeline decode as a batch leaves: told below.
+        # Cameras that are left out, and what far keyframes cost: told below.
         warnings.simplefilter("ignore", UserWarning)
         dataset = _open(spec.root)
-        tried = _choose(dataset, spec, settings, is_quick=is_quick)
+        pipe = _make_pipe(dataset, spec)
+        tried = _choose(pipe, dataset, spec, settings, is_quick=is_quick)
     for line in left_out_lines(_left_out(dataset)):
         on_line(line)
-    if not settings and tried[0].when == "exit":
-        on_line(
-            f"{spec.live_bytes / (1 << 30):g} GB do not hold {tried[0].live_spans} live spans of decoded frames: the "
-            f"default decodes each batch as it leaves. --live-gb gives more"
-        )
+    if pipe.config.budget.is_long_gop and not settings:
+        on_line(_tell_long_gop(pipe.config.budget))
     with tempfile.TemporaryDirectory(prefix="raypipe-bench-") as folder:
         floor_request = _request(dataset, spec, FLOOR, _first_episodes(dataset, _FLOOR_FRAMES))
-        floor = measure(floor_request, Path(folder))
+        floor = with_cores(measure(floor_request, Path(folder)), spec.gpu_samples_per_s)
         on_line(row_line(FLOOR, floor))
         episodes = _first_episodes(dataset, _epoch_frames(dataset, spec, floor))
         base = replace(_request(dataset, spec, "", episodes), max_s=2 * spec.seconds)
@@ -105,27 +104,52 @@ def _open(root: str) -> Dataset:
     return dataset
 
 
-def _choose(dataset: Dataset, spec: BenchSpec, settings: Sequence[str], *, is_quick: bool) -> list[Setting]:
-    num_cpus = len(os.sched_getaffinity(0))
+def _make_pipe(dataset: Dataset, spec: BenchSpec, **parts: Any) -> Pipeline:
+    """Return the pipeline that is measured, of all episodes."""
     windows = _request(dataset, spec, "", None).windows
-    pipe = Pipeline(dataset, batch_size=spec.batch_size, seed=0, delta_timestamps=windows, live_bytes=spec.live_bytes)
-    order, decode = pipe.config.order, pipe.config.decode
+    return Pipeline(
+        dataset,
+        batch_size=spec.batch_size,
+        seed=0,
+        delta_timestamps=windows,
+        live_bytes=spec.live_bytes,
+        **parts,
+    )
+
+
+def _choose(
+    pipe: Pipeline, dataset: Dataset, spec: BenchSpec, settings: Sequence[str], *, is_quick: bool
+) -> list[Setting]:
+    """Return the settings to try around what `pipe` has chosen by itself."""
+    num_cpus, order = len(os.sched_getaffinity(0)), pipe.config.order
+    # A tuple is of the members of a mixture, which is not measured.
+    assert not isinstance(order.clip_frames, tuple)
     default = Setting(
         where="rank" if dataset.spec.cameras else "none",
-        when=decode.when,
         threads=num_cpus,
+        clip_frames=order.clip_frames,
         span_frames=order.span_frames,
         live_spans=order.live_spans,
     )
     if settings:
         return list(dict.fromkeys(parse_setting(text, default) for text in settings))
+    # Frames are decoded ahead until they fill what was given, and rows come on top: so the default may take more.
+    room = max(spec.live_bytes, pipe.live_bytes())
+    (member,) = measure_members(pipe.config.dataset, pipe.config.decode)
+    return grid(
+        default,
+        lambda setting: _make_pipe(dataset, spec, **setting.parts()).live_bytes() <= room,
+        num_cpus=num_cpus,
+        keyframe_interval=max([1, *(camera.keyframe_interval for camera in member.cameras)]),
+        is_quick=is_quick,
+    )
 
-    def fits(setting: Setting) -> bool:
-        parts = setting.parts()
-        tried = Pipeline(dataset, batch_size=spec.batch_size, seed=0, delta_timestamps=windows, **parts)
-        return tried.live_bytes() <= spec.live_bytes
 
-    return grid(default, fits, num_cpus=num_cpus, is_quick=is_quick)
+def _tell_long_gop(budget: LiveBudget) -> str:
+    return (
+        f"keyframes are far apart: in {budget.live_bytes / (1 << 30):g} GB the default decodes at {budget.cost:.1f} "
+        f"times the cost of file order. --live-gb {budget.ample_bytes / (1 << 30):.1f} is enough for longer clips"
+    )
 
 
 def _request(dataset: Dataset, spec: BenchSpec, loader: str, episodes: list[int] | None) -> Request:
@@ -191,7 +215,7 @@ def _measure_rows(
     rows: list[dict[str, Any]] = []
     begin = time.monotonic()
     for request, named in todo:
-        rows.append({**measure(request, folder), **named})
+        rows.append({**with_cores(measure(request, folder), spec.gpu_samples_per_s), **named})
         left = (time.monotonic() - begin) / len(rows) * (len(todo) - len(rows))
         end = f"; {_about(left)} left" if left else ""
         on_line(f"{len(rows)} of {len(todo)}: {row_line(named['name'], rows[-1])}{end}")

@@ -6,17 +6,19 @@ from typing import Any, Final, Literal
 
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError, suggest
-from raypipe.plan import WHOLE_EPISODE, OrderSpec
+from raypipe.plan import WHOLE_EPISODE, WHOLE_SPAN, OrderSpec
+from raypipe.plan.budget import MOST_LIVE_SPANS
 
-_SHORT_SPAN: Final = 64
-"""What short spans are tried with: 64 frames that follow each other decode 2 to 3 times faster than single ones."""
+_CLIP_LENGTHS: Final = (1, 2, 4, 8)
+"""Tried beside one keyframe interval: longer clips decode no cheaper, and put neighbouring frames in near batches."""
 _MIXING_LIVE_SPANS: Final = 32
 """Fewer live spans mix so badly that they are not tried."""
 
-_SHORTEST_SPAN: Final = 32
-"""Shorter spans cost more blocks than they save memory."""
-
-_FIELDS: Final = ("where", "when", "threads", "span_frames", "live_spans")
+_DECODE_FIELDS: Final = ("where", "threads", "clip_frames")
+_ORDER_FIELDS: Final = ("span_frames", "live_spans")
+_FIELDS: Final = (*_DECODE_FIELDS, *_ORDER_FIELDS)
+_WORDS: Final = {"span_frames": WHOLE_EPISODE, "clip_frames": WHOLE_SPAN}
+"""What a length may be instead of a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,16 +27,17 @@ class Setting:
 
     where: Literal["rank", "cluster", "none"]
     """``none``: there is nothing to decode."""
-    when: Literal["block", "exit"] = "block"
     threads: int = 1
     """Decoding threads of a rank; without meaning on the cluster."""
+    clip_frames: int | Literal["span"] = WHOLE_SPAN
+    """Frames that are decoded together; without meaning where there is nothing to decode."""
     span_frames: int | Literal["episode"] = WHOLE_EPISODE
     live_spans: int = 128
 
     def __post_init__(self) -> None:
-        OrderSpec(seed=0, span_frames=self.span_frames, live_spans=self.live_spans)
+        OrderSpec(seed=0, span_frames=self.span_frames, live_spans=self.live_spans, clip_frames=self.clip_frames)
         if self.where != "none":
-            DecodeSpec(where=self.where, when=self.when, num_threads=self.threads)
+            DecodeSpec(where=self.where, num_threads=self.threads)
 
     @property
     def name(self) -> str:
@@ -44,13 +47,15 @@ class Setting:
         if self.where == "none":
             return order
         threads = f", {self.threads} thread{'s' * (self.threads > 1)}" if self.where == "rank" else ""
-        return f"{self.where}/{self.when}{threads}, {order}"
+        clips = "no clips" if self.clip_frames == WHOLE_SPAN else f"clips of {self.clip_frames}"
+        return f"{self.where}{threads}, {clips}, {order}"
 
     def parts(self) -> dict[str, Any]:
         """Return the parts of a `Pipeline` that say it."""
         parts: dict[str, Any] = {"order": {"span_frames": self.span_frames, "live_spans": self.live_spans}}
         if self.where != "none":
-            parts["decode"] = {"where": self.where, "when": self.when}
+            parts["order"]["clip_frames"] = self.clip_frames
+            parts["decode"] = {"where": self.where}
             if self.where == "rank":
                 parts["decode"]["num_threads"] = self.threads
         return parts
@@ -60,43 +65,52 @@ class Setting:
         return ", ".join(f"{name}={value!r}" for name, value in sorted(self.parts().items()))
 
 
-def grid(default: Setting, fits: Callable[[Setting], bool], *, num_cpus: int, is_quick: bool = False) -> list[Setting]:
-    """Return the settings to try: the default first, then one thing changed at a time, then what only the cluster has.
+def grid(
+    default: Setting,
+    fits: Callable[[Setting], bool],
+    *,
+    num_cpus: int,
+    keyframe_interval: int = 1,
+    is_quick: bool = False,
+) -> list[Setting]:
+    """Return the settings to try: the default first, then one thing changed at a time.
 
-    A full product would be some hundred settings of which most say nothing new: threads matter on a rank only, and
-    spans are cut for memory.
+    A full product would be some hundred settings of which most say nothing new.
 
     Args:
         default: what a `Pipeline` resolves from its memory.
-        fits: whether the live spans of a setting fit in the memory; what does not is left out.
+        fits: whether a setting fits in the memory; what does not is left out.
         num_cpus: of this machine.
-        is_quick: only where and when to decode.
+        keyframe_interval: of the videos, in frames; also tried as a clip length.
+        is_quick: only the other executor and one other clip length.
     """
-    if default.where == "none":
-        tried = [] if is_quick else _orders(default)
-    else:
-        tried = [replace(default, where="cluster", when="block"), replace(default, when="exit")]
-        if default.when == "exit" and not fits(tried[0]):
-            tried += _fewer_live(replace(default, when="block"), fits)
-        if not is_quick:
-            threads = {1, max(1, num_cpus // 2), num_cpus, min(2 * num_cpus, 16)}
-            tried += [replace(default, threads=count) for count in sorted(threads)]
-            orders = _orders(default)
-            tried += [*orders, *(replace(setting, where="cluster", when="block") for setting in orders[:1])]
+    tried: list[Setting] = []
+    if default.where != "none":
+        tried.append(replace(default, where="cluster" if default.where == "rank" else "rank"))
+        clips = [each for each in _clips(default, keyframe_interval) if fits(each)]
+        tried += clips[:1] if is_quick else clips
+    if not is_quick:
+        tried += [*_threads(default, num_cpus), *_live(default)]
     return [default, *(each for each in dict.fromkeys(tried) if each != default and fits(each))]
 
 
 def differing(settings: Iterable[Setting], lengths: Sequence[int]) -> list[Setting]:
     """Return the settings that differ on episodes of these lengths, of equal ones the first.
 
-    More live spans than there are spans are no more, and spans longer than the longest episode are whole episodes.
+    More live spans than there are spans are no more, and spans or clips longer than the longest episode no longer.
     """
     first: dict[Setting, Setting] = {}
+    longest = max(lengths)
     for setting in settings:
-        span = setting.span_frames
-        size = max(lengths) if span == WHOLE_EPISODE else min(span, max(lengths))
+        span, clip = setting.span_frames, setting.clip_frames
+        size = longest if span == WHOLE_EPISODE else min(span, longest)
         num_spans = sum(-(-length // size) for length in lengths)
-        effective = replace(setting, span_frames=size, live_spans=min(setting.live_spans, num_spans))
+        effective = replace(
+            setting,
+            span_frames=size,
+            live_spans=min(setting.live_spans, num_spans),
+            clip_frames=clip if clip == WHOLE_SPAN else min(clip, longest),
+        )
         first.setdefault(effective, setting)
     return list(first.values())
 
@@ -110,14 +124,15 @@ def parse_setting(text: str, default: Setting) -> Setting:
             raise ConfigError(f"setting {text!r} has no field {name!r}{suggest(name, _FIELDS)}")
         if not value:
             raise ConfigError(f"setting {text!r} has {word.strip()!r} without a value; write {name}=VALUE")
-        if name in ("where", "when") or value == WHOLE_EPISODE:
+        if name == "where" or value == _WORDS.get(name):
             changes[name] = value
         elif value.isdecimal():
             changes[name] = int(value)
         else:
-            raise ConfigError(f"setting {text!r}: {name} must be a whole number, got {value!r}")
-    if default.where == "none" and set(changes) & {"where", "when", "threads"}:
-        raise ConfigError(f"setting {text!r} is of decoding, and there are no cameras: use span_frames, live_spans")
+            choice = f" or {_WORDS[name]!r}" if name in _WORDS else ""
+            raise ConfigError(f"setting {text!r}: {name} must be a whole number{choice}, got {value!r}")
+    if default.where == "none" and set(changes) & set(_DECODE_FIELDS):
+        raise ConfigError(f"setting {text!r} is of decoding, and there are no cameras: use {', '.join(_ORDER_FIELDS)}")
     if changes.get("where") == "none":
         raise ConfigError(f"setting {text!r}: where is 'rank' or 'cluster'")
     return replace(default, **changes)
@@ -128,27 +143,26 @@ def setting_of(row: Mapping[str, Any]) -> Setting:
     return Setting(**{name: row["setting"][name] for name in _FIELDS})
 
 
-def _fewer_live(setting: Setting, fits: Callable[[Setting], bool]) -> list[Setting]:
-    """Return the same with fewer and shorter live spans that fit, on the rank and on the cluster; none if none does.
+def _clips(default: Setting, keyframe_interval: int) -> list[Setting]:
+    """Return the default with other clip lengths, first the longer ones, from the nearest on.
 
-    Where the memory does not hold the decoded frames of all live spans, they are decoded as they leave. Fewer mix less,
-    and may cost far less.
+    The default is the shortest that should decode cheaply: whether longer ones are cheaper here is the first question.
     """
-    live_spans = setting.live_spans // 2
-    while live_spans >= _MIXING_LIVE_SPANS:
-        for span_frames in (_SHORT_SPAN, _SHORTEST_SPAN):
-            fewer = replace(setting, live_spans=live_spans, span_frames=span_frames)
-            if fits(fewer):
-                return [fewer, replace(fewer, where="cluster")]
-        live_spans //= 2
-    return []
+    lengths = sorted({*_CLIP_LENGTHS, keyframe_interval})
+    own = 0 if default.clip_frames == WHOLE_SPAN else default.clip_frames
+    ordered = [*(length for length in lengths if length > own), *(length for length in lengths[::-1] if length < own)]
+    return [replace(default, clip_frames=length) for length in ordered]
 
 
-def _orders(default: Setting) -> list[Setting]:
-    choices: Iterable[Setting] = (
-        replace(default, span_frames=_SHORT_SPAN),
-        replace(default, span_frames=WHOLE_EPISODE),
-        replace(default, live_spans=max(_MIXING_LIVE_SPANS, default.live_spans // 2)),
-        replace(default, live_spans=2 * default.live_spans),
-    )
-    return [setting for setting in choices if setting != default]
+def _threads(default: Setting, num_cpus: int) -> list[Setting]:
+    if default.where != "rank":
+        return []
+    counts = {1, max(1, num_cpus // 2), num_cpus, min(2 * num_cpus, 16)}
+    return [replace(default, threads=count) for count in sorted(counts)]
+
+
+def _live(default: Setting) -> list[Setting]:
+    """Return the default with fewer live spans, where those still mix, and with more, where those mix better."""
+    fewer, more = default.live_spans // 2, min(2 * default.live_spans, MOST_LIVE_SPANS)
+    counts = [*([fewer] if fewer >= _MIXING_LIVE_SPANS else []), more]
+    return [replace(default, live_spans=count) for count in counts]

@@ -1,5 +1,6 @@
 """`BenchSpec`: what is measured, and for how long."""
 
+import math
 from dataclasses import dataclass
 
 from raypipe.errors import ConfigError
@@ -20,6 +21,8 @@ class BenchSpec:
     """How long the two epochs of a setting are, by the floor: as many episodes as it decodes in half of this. A setting
     takes some three times that, and an epoch is broken off twice this time after its first batch."""
     live_bytes: int = DEFAULT_LIVE_BYTES
+    gpu_samples_per_s: float = 0.0
+    """What a GPU takes: how many cores keep it fed is told of every setting. 0: that is not told."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "action_frames", "observation_frames", "live_bytes"):
@@ -27,3 +30,5 @@ class BenchSpec:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.seconds > 0:
             raise ConfigError(f"seconds must be more than 0, got {self.seconds}")
+        if not 0 <= self.gpu_samples_per_s < math.inf:
+            raise ConfigError(f"gpu_samples_per_s must be a number from 0 on, got {self.gpu_samples_per_s}")

@@ -25,11 +25,13 @@ def bench_table(report: BenchReport) -> "Group":
     from rich.text import Text
 
     best = report.find_best()
-    table = _table("setting", _COLUMNS.values())
+    rate = report.conditions.get("gpu_samples_per_s", 0.0)
+    columns = [*_COLUMNS.values(), *([f"cores for\n{rate:,g}/s"] if rate else [])]
+    table = _table("setting", columns)
     for row in report.ranked:
         mark = "* " if row is best else "  "
         if "error" in row:
-            table.add_row(f"{mark}{row['name']}", "failed", *[""] * (len(_COLUMNS) - 1))
+            table.add_row(f"{mark}{row['name']}", "failed", *[""] * (len(columns) - 1))
         else:
             table.add_row(mark + row["name"], *_cells(row), style="bold" if row is best else "")
     table.add_section()
@@ -83,7 +85,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         value = row.get(name)
         mark = "~" if name == "samples_per_s" and row.get("is_partial") else ""
         cells.append("" if value is None else mark + (f"{value:,.0f}" if value >= 100 else f"{value:.3g}"))
-    return cells
+    return [*cells, f"{row['cores']:,} ({row['cores_exact']:,.1f})"] if "cores" in row else cells
 
 
 def _reason(row: Mapping[str, Any]) -> str:
@@ -102,6 +104,8 @@ def _conditions(report: BenchReport) -> str:
 
 def _notes(report: BenchReport) -> list[str]:
     notes = ["CPU seconds are of the whole process tree and move little with the load; samples/s move a lot"]
+    if rate := report.conditions.get("gpu_samples_per_s"):
+        notes.append(f"cores for {rate:,g}/s: what a rank needs for a GPU that takes so many samples/s, whole (exact)")
     if report.conditions["used_episodes"] < report.conditions["episodes"]:
         notes.append(
             "memory, first batch and mixing are of those episodes: `raypipe plan` tells of all, --seconds takes more"

@@ -1,6 +1,5 @@
 """`BlockContext`: what a task or a rank needs to make and open blocks, of one dataset or of several unlike ones."""
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -11,6 +10,10 @@ from numpy.typing import NDArray
 
 from raypipe.account import frame_numbers
 from raypipe.dataset import Dataset
+from raypipe.decode.buffers import BatchBuffers
+from raypipe.decode.clips import ClipRequest
+from raypipe.decode.keep_spec import KeepSpec
+from raypipe.decode.kept import KeepFolder
 from raypipe.decode.spec import DecodeSpec
 from raypipe.metadata import INDEX_FEATURES, Feature
 from raypipe.packed import Frames, SpanRequest
@@ -20,7 +23,8 @@ from raypipe.skips import RAISE, BadDataSpec
 from raypipe.window import window_rows
 
 if TYPE_CHECKING:
-    from raypipe.decode.span import SpanDecoder
+    from raypipe.decode.frames import FrameDecoder
+    from raypipe.decode.videos import VideoPool
 
 _OPEN_FILES: Final = 128
 """Data files of a mixture that a process keeps open. A footer is mostly some kilobytes, and of a file with 1,000 row
@@ -46,6 +50,12 @@ class BlockContext:
 
     names: tuple[str, ...] = ()
     """What the datasets of a mixture are called; empty: nothing, where one stands alone."""
+
+    keep: KeepSpec | None = None
+    """Keeps decoded frames on the nodes that decode them; None decodes them whenever they are needed."""
+
+    decoded_bytes: int = 0
+    """All frames of a run that may be kept."""
 
     @cached_property
     def batch_schema(self) -> Schema:
@@ -100,19 +110,50 @@ class BlockContext:
         return tuple(RowReader(dataset.meta, list(stored), files) for dataset, stored in pairs)
 
     @cached_property
-    def decoders(self) -> "tuple[SpanDecoder, ...]":
-        """A span decoder per dataset."""
-        from raypipe.decode.span import SpanDecoder
+    def decoders(self) -> "tuple[FrameDecoder, ...]":
+        """A decoder per dataset."""
+        from raypipe.decode.frames import FrameDecoder
 
+        folder = KeepFolder(self.keep, self.decoded_bytes) if self.keep is not None else None
         # Together they keep no more videos open than one would.
-        local = threading.local()
-        return tuple(SpanDecoder(dataset.meta, self.decode, local) for dataset in self.datasets)
+        return tuple(
+            FrameDecoder(dataset.meta, self.decode.by_own_names(member.cameras), self.videos, folder)
+            for dataset, member in zip(self.datasets, self.batch_schema.members, strict=True)
+        )
 
     @cached_property
-    def has_cached_videos(self) -> bool:
-        """Whether videos of some dataset are fetched to the nodes that decode them, unless a node has them all."""
-        storages = (dataset.meta.storage for dataset in self.datasets if dataset.meta.episodes.videos)
-        return any(storage.cache is not None and storage.is_remote for storage in storages)
+    def videos(self) -> "VideoPool":
+        """The videos that are open in this process."""
+        from raypipe.decode.videos import VideoPool
+
+        return VideoPool(self.decode.open_videos)
+
+    @cached_property
+    def batch_buffers(self) -> BatchBuffers:
+        """Memory for the pixels of batches: all epochs of a rank use the same."""
+        return BatchBuffers()
+
+    @cached_property
+    def has_images(self) -> bool:
+        """Whether some dataset stores images in its rows."""
+        members = enumerate(self.batch_schema.members)
+        return any(self.stores_images(number, own) for number, one in members for own in one.cameras.values())
+
+    @cached_property
+    def pixel_bytes(self) -> int:
+        """Memory of one decoded frame of every camera."""
+        return sum(int(np.prod(blank.shape[1:])) * blank.dtype.itemsize for blank in self.blanks.values())
+
+    def home_video(self, request: ClipRequest) -> str:
+        """Return what a clip is decoded from, where nodes keep such files, or frames of them; else nothing."""
+        meta = self.datasets[request.dataset].meta
+        if request.stored is not None:
+            return ""
+        video = f"{meta.root}/{meta.video_file(request.row, request.camera)}"
+        if meta.storage.cache is not None and meta.storage.is_remote:
+            return video
+        # By episode: of a local dataset one file may hold all of them.
+        return f"{video} {request.row}" if self.keep is not None else ""
 
     def __getstate__(self) -> dict[str, Any]:
         # Open files and decoders stay behind: each process opens its own.
@@ -149,18 +190,29 @@ class BlockContext:
         return dataset, row, int(dataset.meta.episodes.length[row])
 
 
-def window_frames(dataset: Dataset, camera: str, anchors: Frames, length: int) -> Frames:
-    """Return the frames of a camera, by its own name, that the windows of `anchors` show: ``(len(anchors), T)``."""
-    return window_rows(anchors, length, dataset.window.offsets.get(camera, (0,)))[0]
+def shown_frames(
+    context: BlockContext, request: SpanRequest, camera: str, anchors: Frames | None = None, clip_frames: int = 0
+) -> Frames:
+    """Return the frames of a camera, by its own name, that are decoded for samples of a span, ascending.
 
+    Where bad clips are left out, those are what the whole clips of the samples show: whether a clip is bad depends
+    neither on where a run was interrupted nor on where a span was cut.
 
-def shown_frames(context: BlockContext, request: SpanRequest, camera: str) -> Frames:
-    """Return the frames of a camera, by its own name, that are decoded for a span, ascending.
-
-    Where bad spans are left out, all that the whole span shows, also if some of it was emitted before: whether a span
-    is bad does not depend on where a run was interrupted.
+    Args:
+        anchors: the samples; all of the span that are still to be emitted, where nothing is said.
+        clip_frames: how the samples are cut into clips where the order does not say it.
     """
     dataset, _, length = context.find_episode(request)
-    is_whole = context.bad_data.on_bad_episode == "skip"
-    anchors = np.arange(request.start, request.stop) if is_whole else request.anchors
-    return np.unique(window_frames(dataset, camera, anchors, length))
+    anchors = request.anchors if anchors is None else anchors
+    if context.bad_data.on_bad_episode == "skip":
+        anchors = _whole_clips(request, anchors, length, request.clip_frames or clip_frames)
+    offsets = dataset.window.offsets.get(camera, (0,))
+    return anchors if offsets == (0,) else np.unique(window_rows(anchors, length, offsets)[0])
+
+
+def _whole_clips(request: SpanRequest, anchors: Frames, length: int, clip_frames: int) -> Frames:
+    if not clip_frames:
+        return np.arange(request.start, request.stop)
+    start, stop = (0, length) if request.clip_frames else (request.start, request.stop)
+    frames = (np.unique(anchors // clip_frames)[:, None] * clip_frames + np.arange(min(clip_frames, length))).ravel()
+    return frames[(frames >= start) & (frames < stop)]

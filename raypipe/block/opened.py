@@ -10,17 +10,8 @@ import pyarrow as pa
 from raypipe import errors
 from raypipe.block.context import BlockContext
 from raypipe.errors import DatasetError
-from raypipe.metrics import TaskTimes
-from raypipe.packed import Frames, PackedSpan, SpanRequest, as_numpy, as_values, unpack_spans
+from raypipe.packed import PackedSpan, SpanRequest, as_numpy, as_values, unpack_spans
 from raypipe.schema import Schema
-
-
-@dataclass(frozen=True, slots=True)
-class CameraPart:
-    """Decoded frames of a camera: ascending frame numbers, and their pixels ``(n, height, width, channels)``."""
-
-    frames: Frames
-    pixels: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +24,12 @@ class SpanBlock:
     """Class and message of what is wrong with the data; empty strings where all is well."""
     columns: dict[str, Any]
     """Row features and their padding: arrays ``(rows, ...)``, or lists for text."""
-    pixels: dict[str, tuple[CameraPart, ...]]
-    """By camera, where decoding ran on the cluster."""
-    stored_images: dict[str, tuple[Frames, list[Any]]]
-    """By camera, frames and bytes of images that the rank decodes."""
-    decode_s: float
-    num_decoded: int
+    stored_images: dict[str, dict[int, Any]]
+    """By camera and frame, what the rows hold of an image."""
     num_requests: int
     """Sent to remote storage by the task that made the block, for this span."""
-    task: TaskTimes
-    """Of the task that made the block, which may hold other spans too."""
+    finished_at: float
+    """When the task that made the block was done with all its spans, in seconds since 1970 by the clock of its node."""
 
     def check(self) -> None:
         """Raise the error that the block carries, as the class that it had in the task."""
@@ -54,41 +41,23 @@ class SpanBlock:
 def open_block(context: BlockContext, table: pa.Table) -> Iterator[SpanBlock]:
     """Yield the spans of a block as arrays; a filler yields nothing."""
     spans = list(unpack_spans(table))
-    headers = [span.header for span in spans]
-    task = TaskTimes(
-        read_s=sum(header.read_s for header in headers),
-        decode_s=sum(header.decode_s for header in headers),
-        finished_at=max(header.finished_at for header in headers),
-    )
+    finished_at = max(span.header.finished_at for span in spans)
     for span in spans:
         if span.header.request is not None:
-            yield _open_span(context, span, span.header.request, task)
+            yield _open_span(context, span, span.header.request, finished_at)
 
 
-def _open_span(context: BlockContext, span: PackedSpan, request: SpanRequest, task: TaskTimes) -> SpanBlock:
+def _open_span(context: BlockContext, span: PackedSpan, request: SpanRequest, finished_at: float) -> SpanBlock:
     is_sound = not span.header.error[0]
-    pixels: dict[str, tuple[CameraPart, ...]] = {}
-    stored: dict[str, tuple[Frames, list[Any]]] = {}
-    for name, own in context.member_of(request).cameras.items() if is_sound else ():
-        array = span.columns.get(name)
-        if array is not None and pa.types.is_fixed_size_list(array.type):
-            values = as_numpy(array, context.blanks[name].shape[1:])
-            pixels[name] = (CameraPart(request.anchors, values), CameraPart(*span.margins[name]))
-        elif context.stores_images(request.dataset, own):
-            assert array is not None, f"images of {name!r} are read with the rows"
-            extra, images = span.margins[name]
-            stored[name] = (np.concatenate([request.anchors, extra]), [*array.to_pylist(), *images])
+    images = {name: dict(zip(frames.tolist(), stored, strict=True)) for name, (frames, stored) in span.images.items()}
     return SpanBlock(
         request=request,
         num_rows=span.header.num_rows,
         error=span.header.error,
         columns=_open_rows(context, span, request) if is_sound else {},
-        pixels=pixels,
-        stored_images=stored,
-        decode_s=span.header.decode_s,
-        num_decoded=span.header.num_decoded,
+        stored_images=images,
         num_requests=span.header.num_requests,
-        task=task,
+        finished_at=finished_at,
     )
 
 

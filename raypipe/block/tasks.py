@@ -1,4 +1,4 @@
-"""What tasks make of spans: their rows, with windows, and with pixels where decoding runs on the cluster.
+"""What tasks make of spans: their rows, with windows. Pixels do not travel with them.
 
 Rows get the names, dtypes and widths of the schema when they are read, since a block packs spans of unlike files and
 datasets. Cameras have their names in the schema too: one name may stand for frames of other sizes in another dataset.
@@ -21,7 +21,6 @@ from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError, DownloadError, RaypipeError
 from raypipe.metadata import Feature
 from raypipe.packed import (
-    Frames,
     PackedSpan,
     SpanHeader,
     SpanRequest,
@@ -51,11 +50,6 @@ def add_windows(context: BlockContext, table: pa.Table) -> pa.Table:
     return _packed(context, [_guarded(_window_span, context, span) for span in unpack_spans(table)])
 
 
-def add_pixels(context: BlockContext, table: pa.Table) -> pa.Table:
-    """Return the table with the decoded frames of every camera."""
-    return _packed(context, [_guarded(_decode_span, context, span) for span in unpack_spans(table)])
-
-
 def filler_block(num_rows: int) -> pa.Table:
     """Return a block of rows that stand for nothing: it moves Ray's row counts, and the rank throws it away."""
     return pack_spans([PackedSpan(SpanHeader(request=None, num_rows=num_rows), {}, {})])
@@ -79,7 +73,12 @@ def _read_reach(context: BlockContext, request: SpanRequest) -> PackedSpan:
     """
     dataset, row, length = context.find_episode(request)
     before, after = dataset.window.reach(list(context.stored[request.dataset]))
-    first, stop = max(request.start + before, 0), min(request.stop + after, length)
+    start, stop = request.start, request.stop
+    if context.has_images and request.clip_frames and context.bad_data.on_bad_episode == "skip":
+        # The images of whole clips, some of whose frames a cut may have given to another span.
+        start -= start % request.clip_frames
+        stop += -stop % request.clip_frames
+    first, stop = max(start + before, 0), min(stop + after, length)
     table = context.readers[request.dataset].read_frames(row, first, stop)
     try:
         columns = _column_arrays(context, request, table, first)
@@ -152,7 +151,7 @@ def _window_span(context: BlockContext, span: PackedSpan, request: SpanRequest) 
     dataset, _, length = context.find_episode(request)
     schema, member = context.batch_schema, context.member_of(request)
     first, anchors, started = span.header.first, request.anchors, time.perf_counter()
-    columns, margins = {}, {}
+    columns, images = {}, {}
     for name, own in member.rows.items():
         rows, feature = span.columns[name], schema.features[name]
         offsets = dataset.window.offsets.get(own)
@@ -166,11 +165,10 @@ def _window_span(context: BlockContext, span: PackedSpan, request: SpanRequest) 
             columns[f"{name}_is_pad"] = as_array(padding)
     for name, own in member.cameras.items():
         if context.stores_images(request.dataset, own):
-            extra = _margin_frames(context, request, own)
-            margins[name] = (extra, span.columns[name].take(pa.array(extra - first)).to_pylist())
-            columns[name] = span.columns[name].take(pa.array(anchors - first))
+            frames = shown_frames(context, request, own)
+            images[name] = (frames, span.columns[name].take(pa.array(frames - first)).to_pylist())
     read_s = span.header.read_s + time.perf_counter() - started
-    return PackedSpan(replace(span.header, num_rows=len(anchors), read_s=read_s), columns, margins)
+    return PackedSpan(replace(span.header, num_rows=len(anchors), read_s=read_s), columns, images)
 
 
 def _check_tasks(dataset: Dataset, task_index: Any, place: str) -> None:
@@ -196,34 +194,6 @@ def _check_finite(values: NDArray[Any], name: str, first: int, place: str) -> No
             f"first is frame {first + frame}: {values[frame].tolist()}. Exclude the episode, skip it by "
             f"on_bad_episode='skip', or train on it all the same by check_finite=False"
         )
-
-
-def _decode_span(context: BlockContext, span: PackedSpan, request: SpanRequest) -> PackedSpan:
-    _, row, _ = context.find_episode(request)
-    decoder, anchors, cameras = context.decoders[request.dataset], request.anchors, context.batch_schema.cameras
-    # Stored images give way to pixels, and so do the nulls in their place where another span of the block has some.
-    columns, margins = {name: array for name, array in span.columns.items() if name not in cameras}, {}
-    started, num_decoded, sent = time.perf_counter(), 0, num_requests()
-    for camera, own in context.member_of(request).cameras.items():
-        extra = _margin_frames(context, request, own)
-        frames = np.union1d(anchors, extra)
-        if context.stores_images(request.dataset, own):
-            stored = dict(zip(anchors.tolist(), span.columns[camera].to_pylist(), strict=True))
-            stored |= dict(zip(extra.tolist(), span.margins[camera][1], strict=True))
-            pixels = decoder.decode_images(row, own, [stored[frame] for frame in frames.tolist()], frames)
-        else:
-            pixels = decoder.decode_video(row, own, frames)
-        num_decoded += len(frames)
-        values = pixels.numpy()
-        columns[camera] = as_array(values if not len(extra) else values[np.searchsorted(frames, anchors)])
-        margins[camera] = (extra, values[np.searchsorted(frames, extra)])
-    seconds, requests = time.perf_counter() - started, span.header.num_requests + num_requests() - sent
-    header = replace(span.header, decode_s=seconds, num_decoded=num_decoded, num_requests=requests)
-    return PackedSpan(header, columns, margins)
-
-
-def _margin_frames(context: BlockContext, request: SpanRequest, camera: str) -> Frames:
-    return np.setdiff1d(shown_frames(context, request, camera), request.anchors)
 
 
 def _guarded(

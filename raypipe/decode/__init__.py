@@ -5,7 +5,8 @@
     spec.py     where, when and how a frame is decoded              DecodeSpec
     videos.py   an open video and its frames by number; the cache   OpenVideo, VideoCache
     images.py   images stored inside the rows                       decode_image
-    span.py     the frames of a span of one camera, in one pass     SpanDecoder
+    kept.py     decoded frames on the node's disk, between epochs   KeepFolder, KeptDataset
+    span.py     the frames of a span of one camera, in one pass     FrameDecoder
     journal.py  what was being decoded when a process died          Journal
     isolated.py decoding in a subprocess                            decode_isolated
 
@@ -23,23 +24,23 @@ from typing import TYPE_CHECKING, Any
 from raypipe.decode.spec import DecodeSpec, check_decodable
 
 if TYPE_CHECKING:
+    from raypipe.decode.frames import FrameDecoder
     from raypipe.decode.images import decode_image
-    from raypipe.decode.span import SpanDecoder
-    from raypipe.decode.videos import OpenVideo, VideoCache, open_video
+    from raypipe.decode.videos import OpenVideo, VideoPool, open_video
 
 _HOMES = {
     "OpenVideo": "videos",
-    "SpanDecoder": "span",
-    "VideoCache": "videos",
+    "FrameDecoder": "frames",
+    "VideoPool": "videos",
     "decode_image": "images",
     "open_video": "videos",
 }
 
 __all__ = [
     "DecodeSpec",
+    "FrameDecoder",
     "OpenVideo",
-    "SpanDecoder",
-    "VideoCache",
+    "VideoPool",
     "check_decodable",
     "decode_image",
     "open_video",

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raypipe.decode.journal import marked
+from raypipe.decode.journal import journal_scope, marked, process_journal, video_key
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DecodeError, RaypipeError
 from raypipe.metadata import DatasetMeta
@@ -59,7 +59,7 @@ class IsolatedRequest:
 
 
 def decode_isolated(request: IsolatedRequest) -> torch.Tensor:
-    """Return what `SpanDecoder.read_video` does, decoded in a subprocess: ``(n, height, width, 3)`` uint8.
+    """Return what `FrameDecoder.read_video` does, decoded in a subprocess: ``(n, height, width, 3)`` uint8.
 
     Raises:
         DecodeError: the subprocess died, or was not done in time.
@@ -67,6 +67,7 @@ def decode_isolated(request: IsolatedRequest) -> torch.Tensor:
     """
     answer = _process_child().ask(request)
     if isinstance(answer, int):
+        _note_death(request)
         raise _bad_data(request, answer)
     if isinstance(answer, Exception):
         raise answer
@@ -144,6 +145,14 @@ def _end(process: "subprocess.Popen[bytes]") -> int:
     return process.returncode
 
 
+def _note_death(request: IsolatedRequest) -> None:
+    """Let all processes of this machine know, in whatever scope: none of them shall die of it once more."""
+    meta = request.meta
+    with journal_scope(""):
+        name, episode = meta.video_file(request.row, request.camera), int(meta.episodes.episode_index[request.row])
+        process_journal().note_deaths(video_key(meta.storage, name, episode, request.camera))
+
+
 def _bad_data(request: IsolatedRequest, exit_code: int) -> DecodeError:
     meta = request.meta
     episode = int(meta.episodes.episode_index[request.row])
@@ -191,7 +200,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     # Now, since importing torch may take longer than decoding.
-    importlib.import_module("raypipe.decode.span")
+    importlib.import_module("raypipe.decode.frames")
     while True:
         signal.setitimer(signal.ITIMER_REAL, IDLE_S)
         try:
@@ -205,13 +214,13 @@ def main() -> None:
 
 
 def _answer(request: IsolatedRequest) -> NDArray[np.uint8] | Exception:
-    from raypipe.decode.span import SpanDecoder
+    from raypipe.decode.frames import FrameDecoder
 
     try:
-        pixels = SpanDecoder(request.meta, request.spec).read_video(request.row, request.camera, request.frames)
+        frames = FrameDecoder(request.meta, request.spec).read_video(request.row, request.camera, request.frames)
     except (RaypipeError, OSError) as error:
         return error
-    array: NDArray[np.uint8] = pixels.cpu().numpy()
+    array: NDArray[np.uint8] = frames.cpu().numpy()
     return array
 
 

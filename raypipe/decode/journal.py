@@ -28,6 +28,7 @@ from contextvars import ContextVar
 from typing import Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raypipe.storage import Storage
 
@@ -45,6 +46,7 @@ _SLOT_BYTES: Final = 8
 _LINE_BYTES: Final = NUM_SLOTS * _SLOT_BYTES
 _MAX_LINES: Final = 4096
 _NO_SLOT: Final = -1
+_LOOK_S: Final = 1.0
 
 _scope: ContextVar[str] = ContextVar("raypipe_journal_scope", default="")
 
@@ -107,17 +109,18 @@ def journal_scope(name: str) -> Iterator[None]:
         _scope.reset(token)
 
 
+def current_scope() -> str:
+    """Return the scope in which deaths are counted now."""
+    return _scope.get()
+
+
 def video_key(storage: Storage, name: str, episode: int, camera: str) -> int:
     """Return the number that stands for an episode in its video, in this scope.
 
     A local file that is replaced gives another one. An episode, not a span: a resume cuts spans at other frames.
     """
-    parts = [_scope.get(), storage.uri, name, str(episode), camera]
-    if storage.is_local:
-        # A missing file is an error of whoever opens it.
-        with suppress(OSError):
-            found = os.stat(storage.locate(name))
-            parts += [str(found.st_size), str(found.st_mtime_ns)]
+    # A missing file is an error of whoever opens it.
+    parts = [_scope.get(), storage.uri, name, str(episode), camera, storage.version(name) if storage.is_local else ""]
     digest = hashlib.blake2b(os.fsencode("\0".join(parts)), digest_size=_SLOT_BYTES).digest()
     # 0 is an empty slot.
     return int.from_bytes(digest, "little") or 1
@@ -152,6 +155,8 @@ class Journal:
         self._is_tried = False
         self._file = -1
         self._line = -1
+        self._suspects: frozenset[str] = frozenset()
+        self._known_until = 0.0
         # Stays empty where the journal is off.
         self._free: list[int] = []
 
@@ -166,6 +171,37 @@ class Journal:
         except OSError:
             # Nearly always: there is no such folder.
             return 0
+
+    def is_suspect(self, key: int) -> bool:
+        """Return whether deaths over `key` are to be looked for; known anew once a second, for all keys at once."""
+        now = time.monotonic()
+        if now >= self._known_until:
+            self._open_once()
+            # In this order: another thread must not take the list of before for a new one.
+            self._suspects = self._find_suspects()
+            self._known_until = now + _LOOK_S
+        return f"{key:016x}" in self._suspects
+
+    def _find_suspects(self) -> frozenset[str]:
+        """Return what processes decode now, or decoded when they died, and what some have died over."""
+        found: list[str] = []
+        with suppress(OSError):
+            slots = self._read_slots()
+            found += [f"{key:016x}" for key in slots[slots != 0].tolist()]
+            found += os.listdir(os.path.join(self._folder, "deaths"))
+        return frozenset(found)
+
+    def _read_slots(self) -> NDArray[np.uint64]:
+        size = os.fstat(self._file).st_size // _SLOT_BYTES * _SLOT_BYTES
+        return np.frombuffer(os.pread(self._file, size, 0), dtype="<u8")
+
+    def note_deaths(self, key: int, times: int = 2) -> None:
+        """Count deaths over `key` that a subprocess has died in the place of others; does nothing where it is off."""
+        self._open_once()
+        with suppress(OSError):
+            os.makedirs(self._grave(key), mode=0o700, exist_ok=True)
+            for _ in range(times):
+                open(os.path.join(self._grave(key), uuid.uuid4().hex), "xb").close()
 
     @contextmanager
     def marking(self, key: int) -> Iterator[None]:
@@ -190,7 +226,7 @@ class Journal:
                 self._is_tried = True
 
     def _open(self) -> None:
-        _make_private_folder(self._folder)
+        make_private_folder(self._folder)
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         self._forget_old()
         for line in range(_MAX_LINES):
@@ -202,9 +238,7 @@ class Journal:
 
     def _bury_dead(self, key: int) -> None:
         """Count the deaths of processes that left `key` behind."""
-        size = os.fstat(self._file).st_size // _SLOT_BYTES * _SLOT_BYTES
-        slots = np.frombuffer(os.pread(self._file, size, 0), dtype="<u8")
-        for line in set((np.flatnonzero(slots == np.uint64(key)) // NUM_SLOTS).tolist()) - {self._line}:
+        for line in set((np.flatnonzero(self._read_slots() == np.uint64(key)) // NUM_SLOTS).tolist()) - {self._line}:
             # Two threads of one process would both get the lock of a line.
             with self._lock:
                 if self._try_lock(line):
@@ -217,8 +251,8 @@ class Journal:
         """Turn what a dead process left into deaths, and clear its line, whose lock this process has."""
         left = os.pread(self._file, _LINE_BYTES, line * _LINE_BYTES).ljust(_LINE_BYTES, b"\0")
         for key in set(np.frombuffer(left, dtype="<u8").tolist()) - {0}:
-            os.makedirs(self._grave(key), mode=0o700, exist_ok=True)
             # A file of its own: two processes that count at once lose none.
+            os.makedirs(self._grave(key), mode=0o700, exist_ok=True)
             open(os.path.join(self._grave(key), uuid.uuid4().hex), "xb").close()
         os.pwrite(self._file, bytes(_LINE_BYTES), line * _LINE_BYTES)
 
@@ -273,7 +307,8 @@ def _default_folder() -> str:
         return ""
 
 
-def _make_private_folder(folder: str) -> None:
+def make_private_folder(folder: str) -> None:
+    """Make a folder that only this user may open, unless it is there; raises where it belongs to another user."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():

@@ -1,14 +1,24 @@
-"""What a user decides about decoding: where it runs, when, at what size. Never what value a pixel has."""
+"""What a user decides about decoding: where it runs, at what size. Never what value a pixel has."""
 
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata import Feature
+from raypipe.plan.spec import check_whole
 
 Where = Literal["auto", "rank", "cluster"]
-When = Literal["block", "exit"]
 CameraDtype = Literal["uint8", "float32"]
+Size = tuple[int, int]
+"""Height and width."""
+Resize = Size | Mapping[str, Size] | Literal["original"]
+"""Of every camera, or by camera: those that are not named keep their own."""
+Fit = Literal["stretch", "letterbox", "crop"]
+"""How a frame comes to a size of another shape: stretched, whole between black bars, or cut to its middle."""
+
+_MOST_PIXELS: Final = 1 << 15
+"""Of a side: more is a slip."""
 
 ORIGINAL_SIZE: Final = "original"
 ASSIGNED_CPUS: Final = "assigned"
@@ -16,19 +26,19 @@ ASSIGNED_CPUS: Final = "assigned"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeSpec:
-    """Where, when and how pixels are decoded."""
+    """Where and how pixels are decoded."""
 
     where: Where = "auto"
     """``rank``: threads of the training process; no pixel crosses the object store, and it costs least per frame.
-    ``cluster``: a Ray Data map on any node with CPUs; scales past the machine of the GPUs. ``auto``: ``cluster`` where
+    ``cluster``: Ray tasks on any node with CPUs; scales past the machine of the GPUs. ``auto``: ``cluster`` where
     the cluster has nodes with CPUs and no GPU while ranks run on nodes with GPUs, else ``rank``."""
 
-    when: When = "block"
-    """``block``: a span is decoded once, in one pass, when it arrives. ``exit`` (rank only): rows alone are kept, and
-    the frames of a batch are decoded as it leaves; for little memory or sparse sampling, at several times the cost."""
+    resize: Resize = ORIGINAL_SIZE
+    """Height and width of every decoded frame, or a dict of them by camera: bilinear with antialias, in the thread that
+    decodes."""
 
-    resize: tuple[int, int] | Literal["original"] = ORIGINAL_SIZE
-    """Height and width of every decoded frame; done by FFmpeg, before anything is copied."""
+    fit: Fit = "stretch"
+    """``letterbox`` keeps a frame whole, in the middle between black bars; ``crop`` cuts it to its middle."""
 
     num_threads: int | Literal["assigned"] = ASSIGNED_CPUS
     """Decoding threads of a rank: the CPUs that Ray assigned to its process, at least 1. In a process that Ray has not
@@ -40,20 +50,18 @@ class DecodeSpec:
     device: str = "cpu"
     """``cuda`` lets torchcodec decode on the rank's GPU."""
 
-    open_videos: int = 32
-    """Videos kept open per thread. An open decoder holds 3 to 5 MB."""
+    open_videos: int = 128
+    """Videos that a process keeps open. A decoder of 640x480 holds 2 MB, and opening one costs 1 to 5 ms."""
 
     def __post_init__(self) -> None:
-        for name, choices in (("where", Where), ("when", When), ("camera_dtype", CameraDtype)):
+        for name, choices in (("where", Where), ("camera_dtype", CameraDtype), ("fit", Fit)):
             value = getattr(self, name)
             if value not in get_args(choices):
                 raise ConfigError(f"decode {name} is {value!r}{suggest(value, get_args(choices))}")
-        if self.where == "cluster" and self.when == "exit":
-            raise ConfigError("decode when='exit' runs on the rank; use where='rank', or when='block'")
         if self.where == "cluster" and self.device != "cpu":
             raise ConfigError(f"decode device={self.device!r} needs where='rank': the tasks of a cluster have no GPU")
-        if self.resize != ORIGINAL_SIZE and (len(self.resize) != 2 or min(self.resize) < 1):
-            raise ConfigError(f"decode resize is {self.resize!r}; give (height, width) or {ORIGINAL_SIZE!r}")
+        object.__setattr__(self, "resize", check_resize(self.resize, "decode resize"))
+        check_fit(self.fit, self.resize, "decode fit")
         if self.num_threads != ASSIGNED_CPUS and self.num_threads < 1:
             raise ConfigError(f"decode num_threads must be at least 1 or {ASSIGNED_CPUS!r}, got {self.num_threads}")
         if self.open_videos < 1:
@@ -62,9 +70,66 @@ class DecodeSpec:
     def frame_shape(self, feature: Feature) -> tuple[int, int, int]:
         """Return ``(height, width, channels)`` of a camera's decoded frames."""
         _, height, width = feature.shape
-        if self.resize != ORIGINAL_SIZE:
-            height, width = self.resize
+        size = size_of(self.resize, feature.name)
+        if size != ORIGINAL_SIZE:
+            height, width = size
         return height, width, 1 if feature.is_depth else 3
+
+    def frame_bytes(self, feature: Feature) -> int:
+        """Return the memory of a camera's decoded frame."""
+        height, width, channels = self.frame_shape(feature)
+        return height * width * channels * (4 if feature.is_depth else 1)
+
+    def by_own_names(self, cameras: Mapping[str, str]) -> "DecodeSpec":
+        """Return the spec for a dataset whose cameras have other names than in a batch.
+
+        Args:
+            cameras: own names by the names of a batch.
+        """
+        if not isinstance(self.resize, Mapping):
+            return self
+        return replace(self, resize={own: self.resize[name] for name, own in cameras.items() if name in self.resize})
+
+    def check_cameras(self, cameras: Sequence[str], place: str) -> None:
+        """Raise a `ConfigError` where a size is given for a camera that batches do not have."""
+        for name in self.resize if isinstance(self.resize, Mapping) else ():
+            if name not in cameras:
+                raise ConfigError(
+                    f"resize names the camera {name!r}, which {place} does not have{suggest(name, cameras)}"
+                )
+
+
+def size_of(resize: Resize, camera: str) -> Size | Literal["original"]:
+    """Return the size that a camera's frames are to have."""
+    return resize.get(camera, ORIGINAL_SIZE) if isinstance(resize, Mapping) else resize
+
+
+def check_resize(given: Any, name: str) -> Resize:
+    """Return sizes as a spec holds them.
+
+    Raises:
+        ConfigError: they are no sizes; `name` says where they were given.
+    """
+    if isinstance(given, str) and given == ORIGINAL_SIZE:
+        return ORIGINAL_SIZE
+    if isinstance(given, Mapping):
+        return {str(camera): _check_size(size, f"{name} of {camera!r}") for camera, size in given.items()}
+    return _check_size(given, name)
+
+
+def check_fit(fit: Fit, resize: Resize, name: str) -> None:
+    """Raise a `ConfigError` where a way to another size is given, and no size beside it."""
+    if fit != "stretch" and resize == ORIGINAL_SIZE:
+        raise ConfigError(f"{name} is {fit!r}, and no size is given beside it: give resize=(height, width) too")
+
+
+def _check_size(given: Any, name: str) -> Size:
+    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
+        raise ConfigError(
+            f"{name} is {given!r}; give (height, width), a dict of them by camera, or {ORIGINAL_SIZE!r} for all"
+        )
+    height, width = (check_whole(f"{name} {given!r}: a side", side, 1, _MOST_PIXELS) for side in given)
+    return height, width
 
 
 def check_decodable(feature: Feature, root: str) -> None:

@@ -1,32 +1,34 @@
 """An open video: its frames by number, checked against the index of the file."""
 
 import json
+import threading
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
+import torchcodec
 from numpy.typing import NDArray
 from torchcodec.decoders import VideoDecoder
-from torchcodec.transforms import Resize
 
 from raypipe.decode.journal import unmarked
-from raypipe.decode.spec import ORIGINAL_SIZE, check_device
+from raypipe.decode.spec import check_device
 from raypipe.errors import DecodeError
+from raypipe.metadata import DatasetMeta
 from raypipe.storage import Storage
-from raypipe.video import VideoIndex, read_ranged_index, read_video_index
+from raypipe.video import VideoIndex, episode_first_frame, read_ranged_index, read_video_index
 
 SeekMode = Literal["exact", "approximate", "index"]
 """``index``: by the frames that the file's own index lists, for a file that is not to be read from end to end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VideoOptions:
-    """How a video is opened."""
+_SAME_S: Final = 1e-4
+"""Two frames of a video are further apart."""
 
-    resize: tuple[int, int] | Literal["original"] = ORIGINAL_SIZE
-    device: str = "cpu"
+_VideoKey = tuple[str, str, str, str]
+"""The storage, the name of the file, the device that decodes, and the version of the file."""
 
 
 class OpenVideo:
@@ -36,15 +38,16 @@ class OpenVideo:
     that comes back is compared with the index, and where one is not the frame asked for, the file is scanned after all.
     """
 
-    def __init__(self, storage: Storage, name: str, options: VideoOptions = VideoOptions()) -> None:  # noqa: B008
+    def __init__(self, storage: Storage, name: str, device: str = "cpu") -> None:
         self._storage = storage
         self._name = name
-        self._options = options
+        self._device = device
         # A cache keeps the file, or the parts of it in use, for as long as it is open here.
         with unmarked():
             self._held = storage.hold(name)
             self._ranged = storage.open_ranged(name) if self._held is None and storage.is_ranged(name) else None
         self.index = _read_index(storage, name)
+        self._first_frames: dict[int, int] = {}
         self._seek_mode: SeekMode = "approximate" if _has_constant_rate(self.index) else self._sure_mode
         self._decoder = self._open()
         self._check_count()
@@ -63,45 +66,50 @@ class OpenVideo:
         seek: dict[str, Any] = {"seek_mode": self._seek_mode}
         if self._seek_mode == "index":
             seek = {"custom_frame_mappings": _frame_mappings(self.index)}
-        return _open_decoder(self._storage, self._name, seek, self._options, source)
+        return _open_decoder(self._storage, self._name, seek, self._device, source)
 
-    def need(self, frames: NDArray[np.int64]) -> None:
+    def first_frame(self, meta: DatasetMeta, row: int, camera: str) -> int:
+        """Return the number of an episode's first frame in this file; see `episode_first_frame`."""
+        if row not in self._first_frames:
+            self._first_frames[row] = episode_first_frame(meta, row, camera, self.index)
+        return self._first_frames[row]
+
+    def need(self, start: int, stop: int) -> None:
         """Have what decoding these frames reads on this node, of a remote file of which only parts are kept."""
         if self._ranged is not None:
             with unmarked():
-                self._ranged.need(*self.index.byte_range(frames))
+                self._ranged.need(*self.index.byte_range(np.arange(start, stop)))
 
     def read_frames(self, frames: NDArray[np.int64]) -> torch.Tensor:
         """Return the frames with these ascending numbers: ``(n, height, width, 3)`` uint8, decoded in one pass."""
+        first, stop = int(frames[0]), int(frames[-1]) + 1
+        is_range = stop - first == len(frames)
+        self.need(first, stop)
         try:
-            pixels, pts_s = self._decode(frames)
+            if is_range:
+                decoded = self._decoder.get_frames_in_range(first, stop)
+            else:
+                decoded = self._decoder.get_frames_at(indices=frames.tolist())
         except (RuntimeError, IndexError, ValueError) as error:
             raise DecodeError(
-                f"cannot decode frames {frames[0]} to {frames[-1]} of {self.place!r}: {error}. Fetch the file again, "
-                f"or leave its episodes out."
+                f"cannot decode frames {first} to {stop - 1} of {self.place!r}: {error}. Fetch the file again, or "
+                f"leave its episodes out."
             ) from error
-        wanted_s = self.index.pts_s[frames]
-        is_right = np.abs(pts_s - wanted_s) < 1e-4
-        if is_right.all():
+        pts_s = decoded.pts_seconds.cpu().numpy()
+        wanted_s = self.index.pts_s[first:stop] if is_range else self.index.pts_s[frames]
+        errors_s = np.abs(pts_s - wanted_s)
+        if errors_s.max() < _SAME_S:
+            pixels: torch.Tensor = decoded.data
             return pixels
         if self._seek_mode == "approximate":
             self._seek_mode = self._sure_mode
             self._decoder = self._open()
             return self.read_frames(frames)
-        wrong = int(np.argmin(is_right))
+        wrong = int(np.argmin(errors_s < _SAME_S))
         raise DecodeError(
             f"frame {frames[wrong]} of {self.place!r} is at {wanted_s[wrong]:.4f} s by the file's index and came out "
             f"at {pts_s[wrong]:.4f} s; re-encode the file, or leave its episodes out"
         )
-
-    def _decode(self, frames: NDArray[np.int64]) -> tuple[torch.Tensor, NDArray[np.float64]]:
-        self.need(frames)
-        first, last = int(frames[0]), int(frames[-1])
-        if last - first + 1 == len(frames):
-            decoded = self._decoder.get_frames_in_range(first, last + 1)
-        else:
-            decoded = self._decoder.get_frames_at(indices=frames.tolist())
-        return decoded.data, decoded.pts_seconds.cpu().numpy()
 
     def _check_count(self) -> None:
         if len(self._decoder) != len(self.index) and self._seek_mode == "approximate":
@@ -124,39 +132,86 @@ def open_video(storage: Storage, name: str) -> OpenVideo:
     return OpenVideo(storage, name)
 
 
-class VideoCache:
-    """Open videos, the least recently used closed beyond `size`. Not for use by several threads at once."""
+def decoder_version(device: str) -> str:
+    """Return the name of all that decides the pixels of a video beside its file and their size."""
+    try:
+        from torchcodec._core import get_ffmpeg_library_versions
 
-    def __init__(self, size: int, options: VideoOptions = VideoOptions()) -> None:  # noqa: B008
+        versions = get_ffmpeg_library_versions()
+    except ImportError:
+        versions = {"ffmpeg_version": torchcodec.ffmpeg_major_version}
+    libraries = " ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    # torch resizes, with the instructions that the machine has.
+    machine = device if device != "cpu" else torch.backends.cpu.get_cpu_capability()
+    return f"torchcodec {torchcodec.__version__}, torch {torch.__version__} on {machine}, {libraries}"
+
+
+class VideoPool:
+    """Open videos that threads borrow; beyond `size` the least recently used are closed.
+
+    One thread at a time has a video. Two threads that want the same file get a decoder each: a file may hold hundreds
+    of episodes, and all threads work on them.
+    """
+
+    def __init__(self, size: int) -> None:
         self._size = size
-        self._options = options
-        self._videos: OrderedDict[tuple[str, str], OpenVideo] = OrderedDict()
+        self._lock = threading.Lock()
+        self._idle: OrderedDict[OpenVideo, _VideoKey] = OrderedDict()
+        self._by_key: dict[_VideoKey, list[OpenVideo]] = {}
+        self._num_lent = 0
         self.hits = 0
         self.misses = 0
         self.evictions = 0
 
-    def open(self, storage: Storage, name: str) -> OpenVideo:
-        """Return the video `name` of a dataset, opened now or earlier."""
-        key = (storage.uri, name)
-        if key in self._videos:
-            self.hits += 1
-            self._videos.move_to_end(key)
-            return self._videos[key]
-        self.misses += 1
-        if len(self._videos) >= self._size:
-            # Before, so that a cache of the node may give its room to the one that is opened.
-            self._videos.popitem(last=False)
-            self.evictions += 1
-        self._videos[key] = OpenVideo(storage, name, self._options)
-        return self._videos[key]
+    @contextmanager
+    def lend(self, storage: Storage, name: str, device: str = "cpu", version: str = "") -> Iterator[OpenVideo]:
+        """Give the video `name` of a dataset to this thread, opened now or earlier, for as long as the context lasts.
 
-    def forget(self, storage: Storage, name: str) -> None:
-        """Close the video `name` of a dataset, if it is open."""
-        self._videos.pop((storage.uri, name), None)
+        A decoder that fails is closed: it is not asked again.
+
+        Args:
+            version: of the file; a decoder that was opened for another one is not given.
+        """
+        key = (storage.uri, name, device, version)
+        video = self._take(key)
+        try:
+            video = video or OpenVideo(storage, name, device)
+            yield video
+        except BaseException:
+            with self._lock:
+                self._num_lent -= 1
+            raise
+        with self._lock:
+            self._num_lent -= 1
+            self._idle[video] = key
+            self._by_key.setdefault(key, []).append(video)
 
     def clear(self) -> None:
-        """Close all videos."""
-        self._videos.clear()
+        """Close all videos that nobody has."""
+        with self._lock:
+            self._idle.clear()
+            self._by_key.clear()
+
+    def _take(self, key: _VideoKey) -> OpenVideo | None:
+        with self._lock:
+            self._num_lent += 1
+            known = self._by_key.get(key)
+            if known:
+                self.hits += 1
+                video = known.pop()
+                del self._idle[video]
+                if not known:
+                    del self._by_key[key]
+                return video
+            self.misses += 1
+            # Before the file is opened, so that a cache of the node may give its room to it.
+            while self._idle and len(self._idle) + self._num_lent > self._size:
+                old, old_key = self._idle.popitem(last=False)
+                self._by_key[old_key].remove(old)
+                if not self._by_key[old_key]:
+                    del self._by_key[old_key]
+                self.evictions += 1
+            return None
 
 
 class _Waiting:
@@ -178,7 +233,7 @@ def _read_index(storage: Storage, name: str) -> VideoIndex:
         with unmarked():
             return read_ranged_index(storage, name) if storage.is_ranged(name) else read_video_index(storage, name)
     except NotImplementedError:
-        return _scan_index(_open_decoder(storage, name, {"seek_mode": "exact"}, VideoOptions()))
+        return _scan_index(_open_decoder(storage, name, {"seek_mode": "exact"}))
 
 
 def _scan_index(decoder: VideoDecoder) -> VideoIndex:
@@ -210,7 +265,7 @@ def _has_constant_rate(index: VideoIndex) -> bool:
 
 
 def _open_decoder(
-    storage: Storage, name: str, seek: dict[str, Any], options: VideoOptions, source: Any = None
+    storage: Storage, name: str, seek: dict[str, Any], device: str = "cpu", source: Any = None
 ) -> VideoDecoder:
     """Open a video for decoding; `source` is where a cache has it, a path or a file."""
     if source is None:
@@ -219,11 +274,9 @@ def _open_decoder(
     if not isinstance(source, str):
         source = _Waiting(source)
     arguments: dict[str, Any] = {"dimension_order": "NHWC", **seek, "num_ffmpeg_threads": 1}
-    if options.resize != ORIGINAL_SIZE:
-        arguments["transforms"] = [Resize(options.resize)]
-    if options.device != "cpu":
-        check_device(options.device)
-        arguments["device"] = options.device
+    if device != "cpu":
+        check_device(device)
+        arguments["device"] = device
     try:
         return VideoDecoder(source, **arguments)
     except (RuntimeError, ValueError) as error:

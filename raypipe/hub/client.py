@@ -33,6 +33,9 @@ FIRST_WAIT_S: Final = 0.5
 MOST_WAIT_S: Final = 600.0
 """The Hub counts requests over 300 s. One that wants us to wait for longer than twice that is not waited for."""
 
+LEFT_ALONE_S: Final = 60.0
+"""For as long a file is not asked for again after such an answer: another thread would only hear the same."""
+
 PROGRESS_BYTES: Final = 1 << 20
 """An attempt that has brought so much does not count as failed."""
 
@@ -83,6 +86,8 @@ class Client:
         """Sent so far, redirects included."""
         self._lock = threading.Lock()
         self._not_before = 0.0
+        self._left_alone: dict[Ask, tuple[float, PassingError]] = {}
+        """Until when something is not asked for, and what the Hub had answered."""
         self._stopped = threading.Event()
 
     def stop(self) -> None:
@@ -115,18 +120,19 @@ class Client:
         failed = 0
         while True:
             self._wait_turn()
+            until_s, answer = self._left_alone.get(ask, (0.0, None))
+            if answer is not None and time.monotonic() < until_s:
+                raise _give_up(ask, answer, failed) from answer
             try:
                 return run()
             except _RefusedError as refusal:
                 raise self._explain(str(refusal), ask) from refusal.__cause__
             except PassingError as fault:
                 failed = 0 if fault.has_progress else failed + 1
+                if fault.wait_s > MOST_WAIT_S:
+                    self._left_alone[ask] = time.monotonic() + LEFT_ALONE_S, fault
                 if failed >= (TRIES_OF_NO_HOST if _has_no_host(fault) else TRIES) or fault.wait_s > MOST_WAIT_S:
-                    told = f"; it asks to wait for {fault.wait_s:.0f} s" if fault.wait_s > MOST_WAIT_S else ""
-                    raise DownloadError(
-                        f"cannot fetch {ask} from {_endpoint()}, after {failed} attempts: {fault}{told}. Try again "
-                        f"later: what is complete is kept."
-                    ) from fault
+                    raise _give_up(ask, fault, failed) from fault
                 self._back_off(fault, failed)
 
     @contextmanager
@@ -228,6 +234,14 @@ class Client:
         except RaypipeError:
             return []
         return [str(ref["name"]) for kind in ("tags", "branches") for ref in refs.get(kind, ())]
+
+
+def _give_up(ask: Ask, fault: PassingError, failed: int) -> DownloadError:
+    told = f"; it asks to wait for {fault.wait_s:.0f} s" if fault.wait_s > MOST_WAIT_S else ""
+    return DownloadError(
+        f"cannot fetch {ask} from {_endpoint()}, after {failed} attempts: {fault}{told}. Try again later: what is "
+        f"complete is kept."
+    )
 
 
 def file_url(repo_id: str, commit: str, name: str) -> str:

@@ -1,5 +1,6 @@
 """A revision becomes a commit, once, on the driver; every node then reads that commit."""
 
+import os
 from typing import Any, Final
 
 from raypipe.errors import ConfigError, DownloadError, suggest
@@ -31,8 +32,19 @@ def resolve(root: str, revision: str = "", *, is_fresh: bool = False, client: Cl
     name = parse_name(root, revision)
     if is_commit(name.revision):
         return _source(name, name.revision, name.revision)
-    if is_offline():
-        return _resolve_offline(name)
+    try:
+        return _resolve_offline(name) if is_offline() else _resolve_known(name, client, is_fresh=is_fresh)
+    except (ConfigError, DownloadError) as error:
+        if "://" in root:
+            raise
+        # A mistyped path looks like the name of a dataset.
+        raise type(error)(
+            f"no such folder: {os.path.abspath(root)!r}. As a dataset of the Hugging Face Hub: {error}"
+        ) from error
+
+
+def _resolve_known(name: HubName, client: Client | None, *, is_fresh: bool) -> HubSource:
+    """Return what the cache knows of a format tag, or else what the Hub says."""
     wanted = name.revision or FORMAT_TAGS[0]
     if wanted in FORMAT_TAGS and not is_fresh:
         commit = read_ref(name.repo_id, wanted)
@@ -40,13 +52,7 @@ def resolve(root: str, revision: str = "", *, is_fresh: bool = False, client: Cl
             pinned = _source(name, wanted, commit)
             if read_listing(cache_place(pinned).listing) is not None:
                 return pinned
-    client = client or Client()
-    try:
-        return _resolve_online(name, client)
-    except (ConfigError, DownloadError) as error:
-        if "://" not in root:
-            error.add_note(f"{root!r} is no folder here, so it was looked for on the Hugging Face Hub")
-        raise
+    return _resolve_online(name, client or Client())
 
 
 def _resolve_online(name: HubName, client: Client) -> HubSource:

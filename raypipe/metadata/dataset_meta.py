@@ -3,18 +3,19 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from raypipe.errors import DatasetError
-from raypipe.metadata.episodes import EpisodeTable, read_episodes
+from raypipe.metadata.episodes import EpisodeTable, list_strays, read_episodes
 from raypipe.metadata.features import INDEX_FEATURES, Feature, read_features
 from raypipe.metadata.tables import read_count, read_json
 from raypipe.metadata.tasks import Tasks, read_tasks
+from raypipe.metadata.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, find_template, why_unfillable
 from raypipe.storage import Storage, open_root
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
@@ -71,6 +72,15 @@ class DatasetMeta:
         return tuple(name for name, feature in self.features.items() if feature.is_camera)
 
     @cached_property
+    def opaque(self) -> dict[str, str]:
+        """Why features of a dtype that raypipe has no words for are in no sample, by name."""
+        return {
+            name: f"raypipe has no words for the dtype {feature.dtype!r}"
+            for name, feature in self.features.items()
+            if feature.kind == "opaque"
+        }
+
+    @cached_property
     def order_fingerprint(self) -> str:
         """A hash of what decides an order: episode numbers, lengths, frame rate and the row features.
 
@@ -112,6 +122,36 @@ class DatasetMeta:
             self.video_template, row, int(columns.chunk_index[row]), int(columns.file_index[row]), camera
         )
 
+    def find_fitting_templates(self, files: Iterable[str]) -> dict[str, str]:
+        """Return the templates by which the files are there, of those keys of ``info.json`` by which none is.
+
+        Empty for a dataset whose files are where ``info.json`` says, and where no template would help.
+        """
+        there, fitting = set(files), {}
+        cameras = tuple(self.episodes.videos)
+        for key, names in {"data_path": ("",), "video_path": cameras}.items():
+            if len(self.episodes) and names and not any(name in there for name in self._files(key, names)):
+                fill = partial(self._files_by, key, names)
+                found = find_template(there, fill, names[0], is_packed=self.is_packed)
+                fitting.update({key: found} if found else {})
+        return fitting
+
+    def with_templates(self, templates: Mapping[str, str]) -> "DatasetMeta":
+        """Return this with other templates, by their keys in ``info.json``."""
+        return replace(
+            self,
+            data_template=templates.get("data_path", self.data_template),
+            video_template=templates.get("video_path", self.video_template),
+        )
+
+    def _files_by(self, key: str, cameras: Sequence[str], template: str) -> Iterator[str]:
+        return self.with_templates({key: template})._files(key, cameras)
+
+    def _files(self, key: str, cameras: Sequence[str]) -> Iterator[str]:
+        for row in range(len(self.episodes)):
+            for camera in cameras:
+                yield self.video_file(row, camera) if key == "video_path" else self.data_file(row)
+
     def _format(self, template: str, row: int, chunk: int, file: int, camera: str) -> str:
         return template.format(
             chunk_index=chunk,
@@ -141,6 +181,10 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
     total_tasks = read_count(info, "total_tasks", place, default=1)
     tasks = read_tasks(storage, total_tasks)
     splits, notes = _read_splits(info, len(episodes))
+    if is_packed and storage.is_listable:
+        notes += [
+            f"{name} is not read: neither LeRobot nor raypipe reads tables there" for name in list_strays(storage)
+        ]
     if len(tasks) < total_tasks:
         notes.append(f"total_tasks in info.json is {total_tasks}; meta/tasks lists {len(tasks)}")
     return DatasetMeta(
@@ -190,40 +234,26 @@ def _read_fps(info: Mapping[str, Any], place: str) -> float:
     return float(fps)
 
 
-_DATA_TEMPLATES = {
-    True: "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-    False: "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
-}
-_VIDEO_TEMPLATES = {
-    True: "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
-    False: "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
-}
-
-
 def _data_template(info: Mapping[str, Any], version: str, place: str) -> tuple[str, bool]:
     """Return the path template of the rows, and whether it packs episodes.
 
     The template decides, not the version: there are datasets labelled v3.0 in the older layout.
     """
-    template = str(info.get("data_path") or _DATA_TEMPLATES[version == "v3.0"])
+    template = str(info.get("data_path") or DATA_TEMPLATES[version == "v3.0"])
     _check_template(template, "data_path", place)
     return template, "{episode_index" not in template
 
 
 def _video_template(info: Mapping[str, Any], place: str, *, is_packed: bool) -> str:
-    template = str(info.get("video_path") or _VIDEO_TEMPLATES[is_packed])
+    template = str(info.get("video_path") or VIDEO_TEMPLATES[is_packed])
     _check_template(template, "video_path", place)
     return template
 
 
 def _check_template(template: str, key: str, place: str) -> None:
-    try:
-        template.format(chunk_index=0, file_index=0, episode_chunk=0, episode_index=0, video_key="")
-    except (KeyError, ValueError, IndexError) as error:
-        raise DatasetError(
-            f"{key} in {place!r} is {template!r}, which cannot be filled in: {error!r}. It may use chunk_index, "
-            f"file_index, episode_chunk, episode_index and video_key."
-        ) from error
+    why = why_unfillable(template)
+    if why:
+        raise DatasetError(f"{key} in {place!r} is {template!r}, which {why}.")
 
 
 def _read_splits(info: Mapping[str, Any], num_episodes: int) -> tuple[dict[str, tuple[int, int]], list[str]]:

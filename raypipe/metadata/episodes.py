@@ -59,6 +59,19 @@ class EpisodeTable:
         """The number of the episode's first frame where all are counted on: `from_index`, if the dataset counts so."""
         return _starts(self.length)
 
+    def take(self, rows: Sequence[int]) -> "EpisodeTable":
+        """Return the table with these rows alone."""
+        kept = np.asarray(rows, dtype=np.int64)
+        numbers = ("episode_index", "length", "from_index", "chunk_index", "file_index")
+        return EpisodeTable(
+            **{name: getattr(self, name)[kept] for name in numbers},
+            tasks=self.tasks.take(kept),
+            videos={
+                camera: VideoColumns(one.chunk_index[kept], one.file_index[kept], one.from_timestamp[kept])
+                for camera, one in self.videos.items()
+            },
+        )
+
     def find_row(self, episode_index: int) -> int:
         """Return the row of an episode in this table."""
         row = int(np.searchsorted(self.episode_index, episode_index))
@@ -84,12 +97,13 @@ def read_episodes(
     """
     if not is_packed and storage.offers(JSON_LINES):
         return _read_per_episode(storage, info, cameras)
-    tables = {name: _read_packed_file(storage, name, cameras) for name in list_tables(storage)} if is_packed else {}
+    # Also of a dataset whose template has a file per episode: there are some, and the table says where each is.
+    tables = {name: _read_packed_file(storage, name, cameras) for name in list_tables(storage)}
     promised = info.get("total_episodes")
     if isinstance(promised, int) and sum(map(len, tables.values())) < promised:
         check_not_refused(storage, _names_after(tables) if is_packed else (JSON_LINES,))
     if tables:
-        return _pack_tables(storage, list(tables.values()), cameras)
+        return _pack_tables(storage, tables, cameras)
     if read_count(info, "total_episodes", storage.locate("meta/info.json"), default=0) == 0:
         return _per_episode_table(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.chunked_array([], _TASKS), 1000, ())
     expected = f"{FOLDER}/*/*.parquet" if is_packed else JSON_LINES
@@ -105,7 +119,7 @@ def list_tables(storage: Storage) -> Iterator[str]:
     Read each before the next is asked for: there are servers that have a page for every name.
     """
     if storage.is_listable:
-        yield from (name for name in storage.list_files(FOLDER) if name.endswith(".parquet"))
+        yield from split_tables(storage.list_files(FOLDER))[0]
         return
     chunk = file = 0
     while True:
@@ -118,6 +132,21 @@ def list_tables(storage: Storage) -> Iterator[str]:
             chunk, file = chunk + 1, 0
         else:
             return
+
+
+def list_strays(storage: Storage) -> tuple[str, ...]:
+    """Return the files beside a packed episode table that nobody reads."""
+    return split_tables(storage.list_files(FOLDER))[1]
+
+
+def split_tables(files: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files of a packed episode table, and strays beside them that nobody reads.
+
+    As LeRobot, which reads the folders below: a copy above them is none of its tables.
+    """
+    names = [name for name in files if name.startswith(f"{FOLDER}/") and name.endswith(".parquet")]
+    read = tuple(name for name in names if name.count("/") == FOLDER.count("/") + 2) or tuple(names)
+    return read, tuple(name for name in names if name not in read)
 
 
 def _table_name(chunk: str, file: int) -> str:
@@ -133,15 +162,17 @@ def _names_after(tables: Iterable[str]) -> tuple[str, ...]:
 _TASKS = pa.list_(pa.string())
 
 
-def _pack_tables(storage: Storage, tables: Sequence[pa.Table], cameras: Sequence[str]) -> EpisodeTable:
+def _pack_tables(storage: Storage, tables: Mapping[str, pa.Table], cameras: Sequence[str]) -> EpisodeTable:
     # Files may differ in columns (a camera added later): a place that is not given is null.
-    table = pa.concat_tables(tables, promote_options="default")
+    table = pa.concat_tables(tables.values(), promote_options="default")
     episode_index = _integers(table, "episode_index", storage)
     order = np.argsort(episode_index, kind="stable")
     if np.any(order != np.arange(len(order))):
         table = table.take(order)
         episode_index = episode_index[order]
-    _check_unique(episode_index, storage)
+    _check_unique(
+        episode_index, storage, {name: one.column("episode_index").to_numpy() for name, one in tables.items()}
+    )
     length = _integers(table, "length", storage)
     _check_lengths(episode_index, length, storage)
     has_from = "dataset_from_index" in table.column_names
@@ -200,7 +231,7 @@ def _read_per_episode(storage: Storage, info: Mapping[str, Any], cameras: Sequen
     episode_index = _integers(table, "episode_index", storage)
     order = np.argsort(episode_index, kind="stable")
     episode_index = episode_index[order]
-    _check_unique(episode_index, storage)
+    _check_unique(episode_index, storage, {JSON_LINES: episode_index})
     length = _integers(table, "length", storage)[order]
     _check_lengths(episode_index, length, storage)
     tasks = _as_task_lists(table.column("tasks")).take(order)
@@ -255,12 +286,14 @@ def _integers(table: pa.Table, name: str, storage: Storage) -> NDArray[np.int64]
         raise DatasetError(f"the column {name!r} of the episode table of {storage.uri!r}: {error}") from error
 
 
-def _check_unique(episode_index: NDArray[np.int64], storage: Storage) -> None:
+def _check_unique(episode_index: NDArray[np.int64], storage: Storage, listed: Mapping[str, NDArray[Any]]) -> None:
+    """Raise where an episode is in the table twice; `listed` are the episodes by file."""
     doubled = episode_index[1:][np.diff(episode_index) == 0]
     if len(doubled):
+        names = [name for name, numbers in listed.items() if doubled[0] in numbers]
         raise DatasetError(
             f"the episode table of {storage.uri!r} lists episode {doubled[0]} more than once ({len(doubled)} rows "
-            f"too many); remove the doubled rows from {FOLDER} or {JSON_LINES}"
+            f"too many), in {' and '.join(names)}; rewrite meta/ so that each episode has one row"
         )
 
 

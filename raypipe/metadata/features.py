@@ -17,9 +17,12 @@ INDEX_FEATURES: Mapping[str, str] = {
 }
 """The columns that every sample has, with their dtypes. A dataset may lack them: they are derived then."""
 
-Kind = Literal["video", "image", "vector", "string", "language"]
+Kind = Literal["video", "image", "vector", "string", "language", "opaque"]
+"""``opaque``: of a dtype that raypipe has no words for; declared, kept in copies, and in no sample."""
 
 _CHANNEL_COUNTS = (1, 3, 4)
+
+_MOST_GOP = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,8 @@ class Feature:
     """What each number of a vector is, where the dataset says so."""
     codec: str = ""
     """A camera's codec as declared, empty where unknown."""
+    gop: int = 0
+    """Frames from one keyframe of a camera to the next as declared, 0 where unknown."""
 
     @property
     def is_camera(self) -> bool:
@@ -85,7 +90,7 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
             f"feature {name!r} in {place!r} has the shape {spec['shape']!r}; expected numbers"
         ) from error
     names = _flat_names(spec.get("names"))
-    kind = _kind(name, spec["dtype"], place)
+    kind = _kind(spec["dtype"])
     if kind not in ("video", "image"):
         return Feature(name=name, kind=kind, dtype=spec["dtype"], shape=shape, names=names)
     video = {**_object(spec, "video_info", name, place), **_object(spec, "info", name, place)}
@@ -96,7 +101,13 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
         shape=_camera_shape(shape, names, _sizes(video, name, place)),
         is_depth=bool(video.get("is_depth_map") or video.get("video.is_depth_map")),
         codec=str(video.get("video.codec") or ""),
+        gop=_gop(video.get("video.g")),
     )
+
+
+def _gop(value: Any) -> int:
+    # Of an encoder's record; a strange one says nothing.
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST_GOP else 0
 
 
 def _object(spec: Mapping[str, Any], key: str, name: str, place: str) -> dict[str, Any]:
@@ -118,17 +129,14 @@ def _sizes(video: Mapping[str, Any], name: str, place: str) -> dict[str, int]:
     return sizes
 
 
-def _kind(name: str, dtype: str, place: str) -> Kind:
+def _kind(dtype: str) -> Kind:
     if dtype in get_args(Kind):
         return dtype  # type: ignore[return-value]
     try:
-        np.dtype(dtype)
-    except TypeError as error:
-        raise DatasetError(
-            f"feature {name!r} in {place!r} has the unknown dtype {dtype!r}; known are "
-            f"{', '.join(get_args(Kind))} and numpy's names"
-        ) from error
-    return "vector"
+        is_number = np.dtype(dtype).kind in "biuf"
+    except TypeError:
+        is_number = False
+    return "vector" if is_number else "opaque"
 
 
 def _flat_names(names: Any) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ def _stack(feature: str, name: str, parts: Mapping[str, FeatureStats]) -> NDArra
         if np.shape(part[name]) != expected:
             raise DatasetError(
                 f"the statistics of {feature!r} differ in shape: {name!r} is {np.shape(part[name])} in {label}, and "
-                f"{first} has {expected}. Make the statistics again, or remove them."
+                f"{first} has {expected}. Make the statistics again."
             )
     return np.stack([np.asarray(part[name], dtype=np.float64) for part in parts.values()])
 
@@ -127,7 +127,7 @@ def _counts(feature: str, parts: Mapping[str, FeatureStats], width: tuple[int, .
         if part["count"].size != 1 and part["count"].shape != width:
             raise DatasetError(
                 f"the 'count' of {feature!r} in {label} has the shape {part['count'].shape}; expected one number, or "
-                f"{width}. Make the statistics again, or remove them."
+                f"{width}. Make the statistics again."
             )
     counts = np.empty((len(parts), *width))
     for number, part in enumerate(parts.values()):

@@ -36,7 +36,8 @@ def read_stats(storage: Storage) -> Stats:
         pooled = _pool(_read_episode_stats(storage))
         if not pooled:
             raise DatasetError(
-                f"damaged file {storage.locate(PER_EPISODE)!r}: it holds no statistics. Fetch or remove it."
+                f"damaged file {storage.locate(PER_EPISODE)!r}: it holds no statistics. Fetch it again, or have "
+                f"LeRobot compute them."
             )
         return pooled
     return {}
@@ -70,6 +71,7 @@ def _read_episode_stats(storage: Storage) -> Iterator[Stats]:
             try:
                 stats = json.loads(line)["stats"]
             except (ValueError, KeyError, TypeError) as error:
+                storage.check_no_pointer(PER_EPISODE)
                 raise DatasetError(
                     f"damaged file {place!r}: line {number} has no 'stats' object ({error}). Fetch the file again."
                 ) from error

@@ -106,6 +106,7 @@ def open_parquet(storage: Storage, name: str) -> pq.ParquetFile:
 
 
 def _damaged(storage: Storage, name: str, what: str) -> DatasetError:
+    storage.check_no_pointer(name)
     return DatasetError(
         f"damaged file {storage.locate(name)!r}: {' '.join(what.split())}. Fetch the file again, or restore it "
         f"from a backup."

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from raypipe.dataset import Dataset, knowing_rows
+from raypipe.decode.spec import Resize
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata import Feature
 from raypipe.mixture.cache import DEFAULT_CACHE
@@ -205,7 +206,7 @@ class Mixture:
         )
         return self._changed(members, self.schema)
 
-    def resized(self, resize: tuple[int, int] | Literal["original"]) -> "Mixture":
+    def resized(self, resize: Resize) -> "Mixture":
         """Return this mixture with cameras of another size, which a pipeline's decoding makes them."""
         changed = copy.copy(self)
         changed.spec = replace(self.spec, resize=resize)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from raypipe.errors import DownloadError
 from raypipe.metadata import DatasetMeta
 from raypipe.row_features import looked_at_rows
-from raypipe.storage import Storage, remote_stamp
+from raypipe.storage import Storage, remote_stamp, walk_files
 
 State = dict[str, str]
 """Stamps by file name; an empty stamp where there is no such file."""
@@ -30,7 +30,7 @@ def find_meta_state(storage: Storage, revision: str) -> State | None:
         return {"revision": revision}
     if storage.is_local:
         top = storage.locate(_FOLDER)
-        return {name: _local_stamp(os.path.join(top, name)) for name in sorted(_walk(top))}
+        return {name: _local_stamp(os.path.join(top, name)) for name in sorted(walk_files(top))}
     if not storage.is_listable:
         return None
     return _find_remote_state(storage)
@@ -55,21 +55,6 @@ def read_state(storage: Storage, names: Sequence[str]) -> State:
     if storage.is_local:
         return {name: _local_stamp(storage.locate(name)) for name in names}
     return {name: "there" if storage.exists(name) else "" for name in names}
-
-
-def _walk(top: str, below: str = "") -> Iterable[str]:
-    """Yield the names of all files in a folder and its folders; links are followed, as reading does."""
-    try:
-        entries = list(os.scandir(os.path.join(top, below)))
-    except OSError:
-        # Reading it tells what is wrong with it.
-        return
-    for entry in entries:
-        name = os.path.join(below, entry.name)
-        if entry.is_dir():
-            yield from _walk(top, name)
-        else:
-            yield name
 
 
 def _local_stamp(path: str) -> str:

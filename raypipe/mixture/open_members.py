@@ -177,7 +177,8 @@ def _as_member(member: MemberSpec, contents: Contents) -> _OpenedMember:
     meta, missing = contents.meta, contents.missing_cameras
     if not len(meta.episodes):
         raise DatasetError("it has no episodes")
-    notes = list(meta.notes)
+    opaque = {name: why for name, why in meta.opaque.items() if name not in member.drop}
+    notes = [*meta.notes, *(f"feature {name!r} is left out: {why}" for name, why in opaque.items())]
     if member.cameras == "all":
         unreadable = unreadable_cameras(meta, missing)
         left_out = {*member.drop, *(name for names in unreadable.values() for name in names)}

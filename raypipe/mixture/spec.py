@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, Final, Literal, get_args
 
+from raypipe.decode.spec import ORIGINAL_SIZE, Fit, Resize, check_fit, check_resize
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata import INDEX_FEATURES
 from raypipe.plan import SelectionSpec
@@ -25,7 +26,6 @@ OnBadDataset = Literal["raise", "skip"]
 
 ALL_CAMERAS: Final = "all"
 ALL_FRAMES: Final = "all"
-ORIGINAL_SIZE: Final = "original"
 OWN_RATE: Final = "own"
 MIXTURE_TOLERANCE: Final = "mixture"
 
@@ -111,8 +111,12 @@ class MixtureSpec:
     frames_per_epoch: int | Literal["all"] = ALL_FRAMES
     """``"all"``: the sum of the selected frames of members with a weight above 0."""
 
-    resize: tuple[int, int] | Literal["original"] = ORIGINAL_SIZE
-    """Height and width of every camera."""
+    resize: Resize = ORIGINAL_SIZE
+    """Height and width of every camera, or a mapping of them by camera of the mixture."""
+
+    fit: Fit = "stretch"
+    """How a frame comes to a size of another shape: ``stretch``, ``letterbox`` (whole, between black bars) or ``crop``
+    (its middle)."""
 
     on_missing: OnMissing = "raise"
     """A feature that some members lack: an error with a table, left out everywhere, or zeros and a mask."""
@@ -135,7 +139,7 @@ class MixtureSpec:
         if isinstance(self.weights, str) and self.weights == "auto":
             object.__setattr__(self, "weights", "given" if has_weights else "frames")
         object.__setattr__(self, "weights", _weights(self.weights, members))
-        for key, kind in (("on_missing", OnMissing), ("on_bad_dataset", OnBadDataset)):
+        for key, kind in (("on_missing", OnMissing), ("on_bad_dataset", OnBadDataset), ("fit", Fit)):
             _check_choice(key, getattr(self, key), get_args(kind))
         object.__setattr__(self, "temperature", _number("temperature", self.temperature, is_positive=True))
         object.__setattr__(self, "tolerance_s", _number("tolerance_s", self.tolerance_s))
@@ -145,7 +149,8 @@ class MixtureSpec:
         if self.frames_per_epoch != ALL_FRAMES:
             frames = check_whole("frames_per_epoch", self.frames_per_epoch, 1, _MAX_COUNT, ALL_FRAMES)
             object.__setattr__(self, "frames_per_epoch", frames)
-        object.__setattr__(self, "resize", _resize(self.resize))
+        object.__setattr__(self, "resize", check_resize(self.resize, "resize"))
+        check_fit(self.fit, self.resize, "fit")
         object.__setattr__(self, "widths", _widths(self.widths))
 
 
@@ -358,15 +363,6 @@ def _check_own_names(spec: MemberSpec, who: str) -> None:
     for name in cameras:
         if name in spec.rename:
             raise ConfigError(f"{who} names the camera {name!r} in cameras and in rename; do one of them")
-
-
-def _resize(given: Any) -> tuple[int, int] | Literal["original"]:
-    if isinstance(given, str) and given == ORIGINAL_SIZE:
-        return ORIGINAL_SIZE
-    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
-        raise ConfigError(f"resize is {given!r}; give (height, width) or {ORIGINAL_SIZE!r}")
-    height, width = (check_whole(f"resize {given!r}: a side", side, 1, _MAX_COUNT) for side in given)
-    return height, width
 
 
 def _widths(given: Any) -> dict[str, int]:

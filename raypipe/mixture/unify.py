@@ -11,9 +11,9 @@ and the lines that would mend it. Does not decide windows (`windows.py`) and rea
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from raypipe.dataset import Dataset
+from raypipe.decode.spec import ORIGINAL_SIZE, Resize, size_of
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata import Feature
 from raypipe.mixture.offer import (
@@ -28,12 +28,10 @@ from raypipe.mixture.offer import (
     offer_of,
     sample_dtype,
 )
-from raypipe.mixture.spec import ORIGINAL_SIZE, MemberSpec, MixtureSpec, is_batch_key
+from raypipe.mixture.spec import MemberSpec, MixtureSpec, is_batch_key
 from raypipe.mixture.unify_table import explain_misfits
 from raypipe.mixture.windows import add_windows
 from raypipe.schema import MemberMap, Schema
-
-Resize = tuple[int, int] | Literal["original"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,7 @@ def unify_features(members: Sequence[MemberFeatures], spec: MixtureSpec, specs: 
     misfits += _unknown_widths(offers, spec)
     features = {}
     for name in kept:
-        one_feature = _unify_feature(name, offers, spec, spec.resize)
+        one_feature = _unify_feature(name, offers, spec)
         if isinstance(one_feature, Misfit):
             misfits.append(one_feature)
         else:
@@ -137,7 +135,7 @@ def _unknown_widths(offers: Sequence[Offer], spec: MixtureSpec) -> list[Misfit]:
     ]
 
 
-def _unify_feature(name: str, offers: Sequence[Offer], spec: MixtureSpec, size: Resize) -> Feature | Misfit:
+def _unify_feature(name: str, offers: Sequence[Offer], spec: MixtureSpec) -> Feature | Misfit:
     given = {offer.name: offer.features[name] for offer in offers if name in offer.features}
     kinds = {family(feature) for feature in given.values()}
     first = next(iter(given.values()))
@@ -145,7 +143,7 @@ def _unify_feature(name: str, offers: Sequence[Offer], spec: MixtureSpec, size: 
         who = list_by_value({member: describe(feature) for member, feature in given.items()})
         return Misfit(text=f"{name!r} is not of one kind: {who}; rename or drop one of them", name=name)
     if first.is_camera:
-        return _unify_camera(name, given, is_filled=len(given) < len(offers), size=size)
+        return _unify_camera(name, given, is_filled=len(given) < len(offers), resize=spec.resize)
     if first.kind == "vector" and all(len(feature.shape) == 1 for feature in given.values()):
         return _unify_vector(name, given, spec.widths.get(name, 0))
     if len({feature.shape for feature in given.values()}) > 1:
@@ -180,7 +178,8 @@ def _common_names(given: Mapping[str, Feature], width: int) -> tuple[str, ...]:
     return only if len(names) == 1 and (not width or len(only) == width) else ()
 
 
-def _unify_camera(name: str, given: Mapping[str, Feature], *, is_filled: bool, size: Resize) -> Feature | Misfit:
+def _unify_camera(name: str, given: Mapping[str, Feature], *, is_filled: bool, resize: Resize) -> Feature | Misfit:
+    size = size_of(resize, name)
     sizes = {member: feature.shape[1:] for member, feature in given.items()}
     height, width = next(iter(sizes.values())) if size == ORIGINAL_SIZE else size
     is_unknown = 0 in (height, width) and (len(given) > 1 or is_filled)

@@ -8,11 +8,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any, Final, Literal
+from typing import Any, Final
 
+from raypipe.decode.spec import Resize
 from raypipe.metadata import Feature
 from raypipe.mixture.offer import Misfit, Offer, describe, family, list_names
-from raypipe.mixture.spec import ORIGINAL_SIZE, MemberSpec
+from raypipe.mixture.spec import MemberSpec
 
 _SHOWN_MEMBERS: Final = 12
 """Columns of the table; of more members, those that are alike share one."""
@@ -31,7 +32,7 @@ def explain_misfits(
     offers: Sequence[Offer],
     misfits: Sequence[Misfit],
     specs: Sequence[MemberSpec],
-    size: tuple[int, int] | Literal["original"],
+    size: Resize,
 ) -> str:
     """Return the message for misfits: a line each, the table of what differs, and what to write in the file."""
     lines = ["the features of the mixture do not fit together:"]
@@ -39,7 +40,7 @@ def explain_misfits(
     table = table_of(offers)
     if table:
         lines += ["", "who has what (features that all have alike are left out):", *(f"  {line}" for line in table)]
-    remedies = _remedies(offers, misfits, specs, is_resized=size != ORIGINAL_SIZE)
+    remedies = _remedies(offers, misfits, specs, is_resized=isinstance(size, tuple))
     if remedies:
         lines += ["", "to write in the mixture file, once the names are known to mean the same:"]
         lines += [f"  {line}" for line in remedies]

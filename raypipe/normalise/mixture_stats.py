@@ -209,7 +209,7 @@ def _fit(value: NDArray[np.float64], shape: tuple[int, ...], statistic: str, pla
         return np.broadcast_to(value.reshape(-1), shape).copy()
     raise DatasetError(
         f"the {statistic!r} of {place} has the shape {value.shape}, and the feature has {shape}. Make the statistics "
-        f"again, or remove them."
+        f"again."
     )
 
 
@@ -220,8 +220,7 @@ def _find_count(member: MemberStats, own: str, place: str) -> tuple[float, ...]:
     stored = member.stats[own]["count"]
     if stored.size != 1 or not 0 < stored.item() < np.inf:
         raise DatasetError(
-            f"the 'count' of {place} is {stored.tolist()}; expected one number above 0. Make the statistics again, or "
-            f"remove them."
+            f"the 'count' of {place} is {stored.tolist()}; expected one number above 0. Make the statistics again."
         )
     return (stored.item(),)
 

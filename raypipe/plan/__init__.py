@@ -15,8 +15,9 @@ this order:
     world.py       who emits what on W ranks                         WorldPlan
     rank.py        a rank's blocks in arrival order, and batches     RankPlan
     state.py       where a run stands, and how it goes on            OrderState
-    budget.py      bytes -> live spans and span length               LiveBudget
-    mixing.py      distinct episodes per batch                       Mixing
+    budget.py      bytes -> clips, live spans and span length        LiveBudget
+    held.py        decoded frames that a rank holds                  HeldPeak
+    mixing.py      distinct episodes per batch, near repeats         Mixing
     members.py     of a mixture: what each dataset gives, and when   MemberReport
     report.py      what `raypipe plan` says                          PlanReport
 
@@ -31,7 +32,7 @@ rank serves one or more lanes, so the order does not depend on how many ranks th
     lane 2          [f     ]...................[y ]
 
 **The live window.** At most `live_spans` spans of a lane are open at once. The frames of a span are spread evenly over
-its life, so every batch sees nearly all live spans, and spans come and go first in, first out.
+its life, so a batch takes of as many live spans as it has frames, and spans come and go first in, first out.
 
 ::
 
@@ -41,13 +42,14 @@ its life, so every batch sees nearly all live spans, and spans come and go first
     g             |g--g---g--g---g--g|
     h                 |h--h--h---h--h--h--h|
 
-**Legs.** On a number of ranks that does not divide the lanes, what is left of the epoch becomes a new leg: the same
-spans without the frames already emitted, shared out anew.
+**Legs.** On a number of ranks that does not divide the lanes, or with a batch that does not share out over them, what
+is left of the epoch becomes a new leg: the same spans without the frames already emitted, shared out anew.
 """
 
-from raypipe.plan.budget import DEFAULT_LIVE_BYTES, LiveBudget, resolve_live
+from raypipe.plan.budget import DEFAULT_LIVE_BYTES, CameraCost, LiveBudget, MemberCost, resolve_live
 from raypipe.plan.emit import Batch, BatchChunk
 from raypipe.plan.epoch import EpochPlan, plan_epoch
+from raypipe.plan.held import HeldPeak, measure_held
 from raypipe.plan.index import (
     SINGLE_DATASET,
     EpisodeIndex,
@@ -59,9 +61,16 @@ from raypipe.plan.index import (
 )
 from raypipe.plan.keyhash import ORDER_VERSION
 from raypipe.plan.members import MemberReport, emitted_frames
-from raypipe.plan.mixing import Distinct, Mixing, expected_distinct, measure_mixing
+from raypipe.plan.mixing import Distinct, Mixing, NearRepeats, expected_distinct, measure_mixing
 from raypipe.plan.rank import RankPlan, SpanQueue
-from raypipe.plan.report import FrameSizes, PlanReport, report_plan
+from raypipe.plan.report import (
+    AHEAD_BATCHES,
+    PlanReport,
+    decoded_together,
+    describe_remedies,
+    report_plan,
+    unclipped_frames,
+)
 from raypipe.plan.shares import (
     UNVERSIONED,
     anchor_runs,
@@ -71,7 +80,7 @@ from raypipe.plan.shares import (
     mix_indexes,
     split_frames,
 )
-from raypipe.plan.spec import WHOLE_EPISODE, WORLD_SIZE, BatchSpec, Leg, OrderSpec, first_leg, parse_order
+from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, WORLD_SIZE, BatchSpec, Leg, OrderSpec, first_leg, parse_order
 from raypipe.plan.state import (
     OrderState,
     Resumed,
@@ -86,24 +95,29 @@ from raypipe.plan.state import (
 from raypipe.plan.world import Frames, WorldPlan, plan_world
 
 __all__ = [
+    "AHEAD_BATCHES",
     "DEFAULT_LIVE_BYTES",
     "ORDER_VERSION",
     "SINGLE_DATASET",
     "UNVERSIONED",
     "WHOLE_EPISODE",
+    "WHOLE_SPAN",
     "WORLD_SIZE",
     "Batch",
     "BatchChunk",
     "BatchSpec",
+    "CameraCost",
     "Distinct",
     "EpisodeIndex",
     "EpochPlan",
-    "FrameSizes",
     "Frames",
+    "HeldPeak",
     "Leg",
     "LiveBudget",
+    "MemberCost",
     "MemberReport",
     "Mixing",
+    "NearRepeats",
     "OrderSpec",
     "OrderState",
     "PlanReport",
@@ -116,7 +130,9 @@ __all__ = [
     "anchor_runs",
     "check_state",
     "concat_indexes",
+    "decoded_together",
     "describe_changes",
+    "describe_remedies",
     "describe_selection",
     "emitted_frames",
     "expected_distinct",
@@ -125,6 +141,7 @@ __all__ = [
     "follow_state",
     "index_episodes",
     "lap_sizes",
+    "measure_held",
     "measure_mixing",
     "mix_indexes",
     "parse_order",
@@ -138,4 +155,5 @@ __all__ = [
     "state_after",
     "state_at",
     "state_of",
+    "unclipped_frames",
 ]

@@ -59,7 +59,7 @@ class EpochPlan:
     def fingerprint(self) -> str:
         """A digest of everything that decides this leg's order. Equal before and after a resume within the leg."""
         legs = [asdict(leg) for leg in (*self.legs[:-1], replace(self.leg, frames_per_lane=0))]
-        told = [ORDER_VERSION, self.index.fingerprint, self.selection, asdict(self.spec), self.epoch, legs]
+        told = [ORDER_VERSION, self.index.fingerprint, self.selection, self.spec.to_dict(), self.epoch, legs]
         digest = hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16)
         spans = self.queues.spans
         for column in (
@@ -106,8 +106,14 @@ def plan_epoch(index: EpisodeIndex, spec: OrderSpec, *, epoch: int, legs: Sequen
     if not legs and spec.lanes == WORLD_SIZE:
         raise ConfigError("lanes='world_size' needs the legs of a world size: legs=(first_leg(spec, world_size=...),)")
     all_legs = tuple(legs) or (first_leg(spec, world_size=1),)
-    keys = OrderKeys(seed=spec.seed, epoch=epoch, shuffle=spec.shuffle, dataset_names=index.dataset_names)
-    _check_lanes(index, all_legs)
+    keys = OrderKeys(
+        seed=spec.seed,
+        epoch=epoch,
+        shuffle=spec.shuffle,
+        dataset_names=index.dataset_names,
+        clip_frames=spec.clip_sizes(len(index.dataset_names)),
+    )
+    check_lanes(index, all_legs[0].lanes)
     spans = cut_spans(index, spec, keys)
     for leg in all_legs[:-1]:
         spans = _spans_left(_share_out(spans, leg, keys), leg, keys)
@@ -115,11 +121,12 @@ def plan_epoch(index: EpisodeIndex, spec: OrderSpec, *, epoch: int, legs: Sequen
     return EpochPlan(index=index, spec=spec, epoch=epoch, legs=all_legs, keys=keys, queues=queues)
 
 
-def _check_lanes(index: EpisodeIndex, legs: tuple[Leg, ...]) -> None:
-    if index.num_frames < legs[0].lanes:
+def check_lanes(index: EpisodeIndex, lanes: int) -> None:
+    """Raise where an epoch has fewer frames than lanes."""
+    if index.num_frames < lanes:
         raise ConfigError(
-            f"{index.num_frames} frames cannot be shared out over {legs[0].lanes} lanes; use at most "
-            f"{index.num_frames} lanes (ranks), or select more episodes"
+            f"{index.num_frames} frames cannot be shared out over {lanes} lanes; use at most {index.num_frames} lanes "
+            f"(ranks), or select more episodes"
         )
 
 
@@ -150,7 +157,9 @@ def _spans_left(queues: LaneQueues, leg: Leg, keys: OrderKeys) -> Spans:
     owners = spans.take(begun)
     floor = spans.floor.copy()
     floor[begun] = keys.frame_keys(
-        keys.frame_bases(owners.dataset, owners.lap, owners.episode), frames[offsets[:-1] + gone[begun]]
+        keys.frame_bases(owners.dataset, owners.lap, owners.episode),
+        frames[offsets[:-1] + gone[begun]],
+        keys.clip_sizes(owners.dataset),
     )
     left = replace(spans, floor=floor, count=spans.count - gone)
     return left.take(np.flatnonzero(left.count))

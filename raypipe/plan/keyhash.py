@@ -51,6 +51,9 @@ class OrderKeys:
     shuffle: bool
     dataset_names: tuple[str, ...]
 
+    clip_frames: tuple[int, ...] = ()
+    """Clip length of every dataset; empty where a clip is a whole span."""
+
     def run_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, start: Ints) -> Hashes:
         """Return one hash per anchor run: a lap over a dataset of a mixture goes through its runs in this order."""
         return _absorb(self._episode_keys(dataset, lap, episode, purpose="run"), start.view(np.uint64))
@@ -63,16 +66,28 @@ class OrderKeys:
         """Return one hash per span, from which `frame_keys` makes that of its frames."""
         return self._episode_keys(dataset, lap, episode, purpose="frame")
 
-    def frame_keys(self, bases: Hashes, frame: Ints) -> Hashes:
+    def clip_sizes(self, dataset: NDArray[np.int32]) -> Ints | None:
+        """Return the clip length of every span by its dataset; None where a clip is a whole span."""
+        return np.array(self.clip_frames, dtype=np.int64)[dataset] if self.clip_frames else None
+
+    def frame_keys(self, bases: Hashes, frame: Ints, clip_frames: Ints | None = None) -> Hashes:
         """Return the order keys of frames: distinct within an episode, and ascending in the order of emission.
 
-        The upper half is a hash of (seed, lap, dataset, episode, frame), the lower half the frame's number. The span
-        takes no part, so a cut of a span or a new leg never moves two frames against each other: what was
-        consumed of an episode's run stays "every key below a floor".
+        Without clips the upper half is a hash of (seed, lap, dataset, episode, frame), the lower half the frame's
+        number. With clips the upper half is a permutation of the clips of the episode, the lower half one of its
+        frames: no two clips are equal in it, so the frames of a clip stay together. The span takes no part, so a
+        cut of a span or a new leg never moves two frames against each other: what was consumed of an episode's run
+        stays "every key below a floor".
+
+        Args:
+            clip_frames: of every frame's dataset, as `clip_sizes` gives it.
         """
         number = frame.view(np.uint64)
         if not self.shuffle:
             return number
+        if clip_frames is not None:
+            clip = _permute((frame // clip_frames).astype(np.uint32), bases >> np.uint64(32))
+            return (clip.astype(np.uint64) << np.uint64(32)) | _permute(frame.astype(np.uint32), bases)
         hashed = number * np.uint64(GOLDEN)
         hashed += bases
         hashed = mix(hashed)
@@ -94,6 +109,23 @@ class OrderKeys:
         names = np.array([name_key(name) for name in self.dataset_names], dtype=np.uint64)
         owners = _absorb(base, names)[dataset] if is_one else _absorb(base, names[dataset])
         return _absorb(owners, episode.view(np.uint64))
+
+
+def _permute(number: NDArray[np.uint32], key: Hashes) -> NDArray[np.uint32]:
+    """Return a permutation of 32 bits, another for every key: two rounds of an invertible mixer, keyed before each."""
+    low = key.astype(np.uint32)
+    mixed = _mix32(number ^ low)
+    mixed += (low >> np.uint32(7)) * np.uint32(0x9E3779B1)
+    return _mix32(mixed)
+
+
+def _mix32(values: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    mixed = values ^ (values >> np.uint32(16))
+    mixed *= np.uint32(0x7FEB352D)
+    mixed ^= mixed >> np.uint32(15)
+    mixed *= np.uint32(0x846CA68B)
+    mixed ^= mixed >> np.uint32(16)
+    return mixed
 
 
 def _absorb(state: Hashes, part: Hashes) -> Hashes:

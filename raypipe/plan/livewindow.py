@@ -153,6 +153,17 @@ class Lane:
         live = self._live(np.arange(first, stop))
         return Run(first=first, begin=before, taken=taken, order=live.order(before, taken))
 
+    def estimate_positions(self, number: Ints, nth: Ints) -> Ints:
+        """Return about how many frames come before the `nth` frame of the spans of these queue positions.
+
+        Ascends in the order of emission. The exact positions would cost `live_spans` counts a span; the key axis has
+        one unit per span, so about as many frames come before a tick as the first `tick` spans of the queue have.
+        """
+        live = self._live(number)
+        key = _frame_keys(live.key, live.lo, live.step, nth)
+        tick, fraction = key >> FRACTION_BITS, key & ((1 << FRACTION_BITS) - 1)
+        return np.asarray((self.ends[tick] << FRACTION_BITS) + fraction * np.diff(self.ends)[tick])
+
     def tick_positions(self) -> Ints:
         """Return how many frames come before each of the ticks 0..K of the key axis; costs K * live_spans counts."""
         chunk = max(1, _COUNTS_AT_ONCE // self._window) if len(self) else 1

@@ -1,6 +1,17 @@
-"""How well a plan mixes: distinct episodes per batch, and how many of them batches some steps apart share.
+"""How well a plan mixes: distinct episodes per batch, how many of them later batches share, and near repeats.
 
-Measures a plan on samples of its steps, and says what a full shuffle of the same frames would give. Reads no data.
+Measures a plan on samples of its steps, and says what a full shuffle of the same frames would give. Reads no data: the
+caller says how many frames half a second has.
+
+A frame has a *near repeat* where another frame of its episode, at most half a second away, comes in one of the next 16
+batches of its rank. The two are nearly the same sample, so these batches tell less than as many independent ones:
+
+::
+
+    frame of an episode    40   41   42   43   44   45   46       half a second has 2 frames
+    comes in batch         31    9   50    3   26   60   12
+
+    of frame 43, in batch 3, one near frame comes in the batches 4 to 19: 41. Frame 46 is too far away.
 """
 
 from collections.abc import Sequence
@@ -10,12 +21,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.errors import ConfigError
 from raypipe.plan.epoch import EpochPlan
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.livewindow import Lane
+from raypipe.plan.shares import anchor_runs
+from raypipe.plan.spans import ragged_arange
 from raypipe.plan.world import WorldPlan
 
 LAGS: Final = (1, 10, 100)
+
+NEAR_BATCHES: Final = 16
+"""Next batches in which near repeats count. A momentum of 0.9 averages over some 10 to 20 batches."""
 
 _END_STEPS: Final = 20
 """Batches at either end of an epoch, where the live window fills and empties."""
@@ -23,6 +40,12 @@ _END_STEPS: Final = 20
 _MIDDLE_RUNS: Final = 6
 _MIDDLE_STEPS: Final = 10
 _OVERLAP_PAIRS: Final = 10
+
+_NEAR_SORTED: Final = 1 << 21
+"""Frames of live spans to sort for near repeats, over all runs of steps: about half a second."""
+
+_CHANCE_FRAMES: Final = 1 << 20
+"""Of a larger epoch every n-th episode tells the chance of near repeats: it depends on the lengths alone."""
 
 _EPISODE_BITS: Final = 40
 
@@ -46,6 +69,20 @@ class Distinct:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NearRepeats:
+    """Frames of which a near one comes in one of the next batches: of the same dataset and episode, in any lap."""
+
+    share: float
+    """Of the frames of a rank's batch, over sampled full batches."""
+
+    full_shuffle: float
+    """Expected under a full shuffle of the same frames."""
+
+    num_batches: int
+    """How many next batches count: 16, or as many as an epoch of fewer full batches has; 0: it has no next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
     """What the batches of a plan are made of."""
 
@@ -59,9 +96,16 @@ class Mixing:
     datasets: Distinct
     """Distinct datasets in a rank's batch."""
 
+    near_repeats: NearRepeats | None = None
+    """None: nobody said how many frames half a second has."""
 
-def measure_mixing(world: WorldPlan) -> Mixing:
-    """Return how well the steps of a plan mix; samples some 100 of them, in about 20 ms a lane."""
+
+def measure_mixing(world: WorldPlan, *, near_frames: Sequence[int] = ()) -> Mixing:
+    """Return how well the steps of a plan mix; samples some 100 of them, in about 20 ms a lane.
+
+    Args:
+        near_frames: how many frames half a second has, of every dataset in turn; empty: near repeats are not measured.
+    """
     num_steps = max(1, world.steps.num_full)
     lanes = [world.plan.lane(lane) for lane in range(world.plan.leg.lanes)]
     runs = [read_episodes(world, lanes, first, stop) for first, stop in _sample_steps(num_steps)]
@@ -74,6 +118,7 @@ def measure_mixing(world: WorldPlan) -> Mixing:
         overlap=_measure_overlap(world, [lanes[lane] for lane in world.lanes_of(0)], num_steps),
         overlap_full_shuffle=chances.shared(batch // world.world_size),
         datasets=_summarise(robots, _dataset_chances(world.plan).distinct(batch // world.world_size)),
+        near_repeats=_measure_near_repeats(world, near_frames) if near_frames else None,
     )
 
 
@@ -134,6 +179,94 @@ def _measure_overlap(world: WorldPlan, lanes: Sequence[Lane], num_steps: int) ->
         pairs = [[read_episodes(world, lanes, step, step + 1) for step in (first, first + lag)] for first in firsts]
         overlap[lag] = float(np.mean([len(np.intersect1d(one, other)) for one, other in pairs]))
     return overlap
+
+
+def _measure_near_repeats(world: WorldPlan, near_frames: Sequence[int]) -> NearRepeats:
+    """Return the near repeats of rank 0."""
+    names, num_steps = world.plan.index.dataset_names, world.steps.num_full
+    if len(near_frames) != len(names):
+        raise ConfigError(f"near_frames={tuple(near_frames)} must have a number for each of {len(names)} datasets")
+    near, num_batches = np.array(near_frames, dtype=np.int64), max(0, min(NEAR_BATCHES, num_steps - 1))
+    drawn = num_batches * world.steps.per_lane * len(world.lanes_of(0))
+    found = [_find_near_repeats(world, near, steps, num_batches) for steps in _sample_followed(world, num_batches)]
+    return NearRepeats(
+        share=float(np.concatenate(found).mean()) if found else 0.0,
+        full_shuffle=_expected_near_repeats(world.plan, near, drawn),
+        num_batches=num_batches,
+    )
+
+
+def _sample_followed(world: WorldPlan, num_batches: int) -> list[tuple[int, int]]:
+    """Return runs of steps, evenly over those that `num_batches` full batches follow."""
+    if not num_batches:
+        return []
+    num_steps, plan = world.steps.num_full - num_batches, world.plan
+    live = min(1.0, plan.leg.live_spans / int(plan.spans_per_lane[0])) * int(plan.frames_per_lane[0])
+    num_runs = int(min(_MIDDLE_RUNS, max(1, _NEAR_SORTED // (live * len(world.lanes_of(0))))))
+    if num_steps <= num_runs * _MIDDLE_STEPS:
+        return [(0, num_steps)]
+    firsts = ((np.arange(num_runs) + 0.5) / num_runs * (num_steps - _MIDDLE_STEPS)).astype(int).tolist()
+    return [(first, first + _MIDDLE_STEPS) for first in firsts]
+
+
+def _find_near_repeats(world: WorldPlan, near: Ints, steps: tuple[int, int], num_batches: int) -> NDArray[np.bool_]:
+    """Return of every frame of rank 0 in these steps whether a near one comes in the `num_batches` after its own."""
+    first, stop = steps
+    begin, end = world.steps.position_after(first), world.steps.position_after(stop + num_batches)
+    parts = [world.lane_frames(world.plan.lane(number), begin, end) for number in world.lanes_of(0)]
+    dataset, episode, frame = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("dataset", "episode", "frame")
+    )
+    batch = np.tile(np.arange(end - begin) // world.steps.per_lane, len(parts))
+    # On one axis, with a gap after each episode that no near frames reach across.
+    _, number = np.unique(_episode_ids(dataset, episode), return_inverse=True)
+    place = number * (int(frame.max()) + int(near.max()) + 1) + frame
+    order = np.argsort(place, kind="stable")
+    place, batch, reach = place[order], batch[order], near[dataset[order]]
+    is_found = np.zeros(len(place), dtype=np.bool_)
+    for apart in range(1, len(place)):
+        is_near = place[apart:] - place[:-apart] <= reach[:-apart]
+        if not is_near.any():
+            break
+        later = batch[apart:] - batch[:-apart]
+        is_close = is_near & (np.abs(later) <= num_batches)
+        is_found[:-apart] |= is_close & (later > 0)
+        is_found[apart:] |= is_close & (later < 0)
+    return is_found[batch < stop - first]
+
+
+def _expected_near_repeats(plan: EpochPlan, near: Ints, num_drawn: int) -> float:
+    """Return the chance that one of the frames near a frame is among `num_drawn` of the others of an epoch.
+
+    All n of them are missed with a chance of (1 - D / (N - 1)) (1 - D / (N - 2)) ... (1 - D / (N - n)).
+    """
+    num_frames = _count_near_frames(plan, near)
+    others = plan.index.num_frames - 1 - np.arange(len(num_frames) - 1)
+    missed = np.append(1.0, np.cumprod(np.maximum(0.0, 1 - num_drawn / others)))
+    return float(((1 - missed) * num_frames).sum() / num_frames.sum())
+
+
+def _count_near_frames(plan: EpochPlan, near: Ints) -> NDArray[np.float64]:
+    """Return how many frames of an epoch have n others near them, for n = 0, 1, ..."""
+    index, runs = plan.index, anchor_runs(plan.index, plan.keys)
+    _, number = np.unique(_episode_ids(index.dataset, index.episode)[runs.row], return_inverse=True)
+    kept = number % (1 + index.num_frames // _CHANCE_FRAMES) == 0
+    dataset, start, stop = index.dataset[runs.row][kept], runs.start[kept], runs.stop[kept]
+    _, first, number = np.unique(number[kept], return_index=True, return_inverse=True)
+    # Every episode has its own part of one axis, with a margin on either side into which near frames may reach.
+    margin, length = int(near.max()), np.zeros(len(first), dtype=np.int64)
+    np.maximum.at(length, number, stop)
+    begin = np.cumsum(length + 2 * margin) - (length + margin)
+    changes = np.zeros(int((length + 2 * margin).sum()) + 1, dtype=np.int64)
+    np.add.at(changes, begin[number] + start, 1)
+    np.add.at(changes, begin[number] + stop, -1)
+    # How often the epoch has each frame: more than once where it takes several laps.
+    times = np.cumsum(changes)
+    before = np.append(0, np.cumsum(times))
+    place, reach = ragged_arange(begin, length), np.repeat(near[dataset[first]], length)
+    place, reach = place[times[place] > 0], reach[times[place] > 0]
+    others = before[place + reach + 1] - before[place - reach] - 1
+    return np.bincount(others, weights=times[place].astype(np.float64)).astype(np.float64)
 
 
 def _chances(plan: EpochPlan) -> "_Chances":

@@ -127,7 +127,8 @@ def _queue_lane(part: RankLane) -> SpanQueue:
 
 
 def _first_need(part: RankLane, place: Ints) -> Ints:
-    # Exact positions would cost `live_spans` counts a span. The key axis has one unit per span, so about as many frames
-    # come before a tick as the first `tick` spans of the queue have.
-    admitted, _ = part.lane.lives(place)
-    return np.asarray(part.lane.ends[admitted])
+    # By the next frame, not by admission: all spans of the first window are admitted at once, and the first batch shall
+    # wait for its own spans only. A span that is sent for repeats alone has no next frame; its last one stands for it.
+    counts = part.lane.spans.count
+    emitted = part.emitted.spread(0, len(part.lane), counts)
+    return part.lane.estimate_positions(place, np.minimum(emitted, counts - 1)[place])

@@ -4,30 +4,34 @@ Decides which figures a person needs before a run, and the advice in words. Read
 frame is.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from raypipe.errors import ConfigError
-from raypipe.plan.budget import DEFAULT_LIVE_BYTES, RESIDENT_PER_LIVE, SHORTEST_SPAN, resolve_live
+from raypipe.plan.budget import (
+    DEFAULT_LIVE_BYTES,
+    LONG_GOP_FRAMES,
+    SHORTEST_SPAN,
+    LiveBudget,
+    MemberCost,
+    decoded_bytes,
+    resolve_live,
+)
+from raypipe.plan.held import measure_held
+from raypipe.plan.keyhash import OrderKeys
 from raypipe.plan.members import MemberReport, report_members
 from raypipe.plan.mixing import Mixing, measure_mixing
 from raypipe.plan.world import WorldPlan
 
+AHEAD_BATCHES: Final = 4
+"""Batches whose clips a loader decodes ahead where nothing is said."""
+
+_UNCLIPPED_FRAMES: Final = 16
+"""Frames decoded together in file order, or where whole live spans fit in memory."""
+
 _GOOD_MIXING: Final = 0.95
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameSizes:
-    """Bytes of one frame."""
-
-    row_bytes: int
-    """Without cameras."""
-
-    pixel_bytes: int
-    """All cameras, decoded; 0 if live spans do not keep them."""
-
-    is_decode_on_exit: bool = False
-    """Cameras are decoded as a batch leaves: live spans keep rows alone."""
+_DEAR: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class PlanReport:
     spans: int
     live_spans: int
     span_frames: int | Literal["episode"]
+    clip_frames: int | tuple[int, ...] | Literal["span"]
     fingerprint: str
 
     tail: str
@@ -53,16 +58,23 @@ class PlanReport:
     left_over: int
 
     live_frames: int
+    """Rows at hand; Ray's balance makes a rank hold about 1.3 times that."""
+
     live_bytes: int
-    """Rows and pixels of the live frames; Ray's balance makes a rank hold about 1.3 times that."""
+    """Of the rows at hand, and of the decoded frames."""
 
     live_row_bytes: int
     live_pixel_bytes: int
-    is_decode_on_exit: bool
-    """Cameras are decoded as a batch leaves, and are not among the live bytes."""
+    """The most decoded frames that are at hand, or ahead of need as far as the budget allows."""
+
+    decode_cost: float
+    """CPU of decoding, relative to decoding every frame once in file order."""
+
+    decoded_bytes: int
+    """All frames of the videos, decoded: what ``keep_frames`` takes on disk, on one node."""
 
     first_batch_frames: int
-    """Frames that rank 0 reads before its first batch."""
+    """Rows that rank 0 reads before its first batch."""
 
     first_batch_bytes: int
     resume_frames: int
@@ -82,6 +94,7 @@ class PlanReport:
         plain = asdict(self)
         mixing = plain.pop("mixing")
         local_batch, global_batch = mixing["local_batch"], mixing["global_batch"]
+        near = mixing["near_repeats"] or {"share": None, "full_shuffle": None, "num_batches": 0}
         return {
             **plain,
             "distinct_episodes": local_batch,
@@ -90,20 +103,34 @@ class PlanReport:
             "distinct_episodes_global_full_shuffle": global_batch.pop("full_shuffle"),
             "overlap": mixing["overlap"],
             "overlap_full_shuffle": mixing["overlap_full_shuffle"],
+            "near_repeats": near["share"],
+            "near_repeats_full_shuffle": near["full_shuffle"],
+            "near_repeats_batches": near["num_batches"],
             "distinct_datasets": mixing["datasets"],
         }
 
 
-def report_plan(world: WorldPlan, sizes: FrameSizes, *, live_bytes: int = DEFAULT_LIVE_BYTES) -> PlanReport:
+def report_plan(
+    world: WorldPlan,
+    members: Sequence[MemberCost],
+    *,
+    live_bytes: int = DEFAULT_LIVE_BYTES,
+    near_frames: Sequence[int] = (),
+) -> PlanReport:
     """Return the report of a plan: a second for 64 lanes.
 
     Args:
-        live_bytes: memory of a rank for the spans at hand; there is advice where they take more.
+        members: the sizes of every dataset.
+        live_bytes: memory of a rank for decoded frames; there is advice where they take more.
+        near_frames: how many frames half a second has, of every dataset in turn; empty: near repeats are not measured.
     """
-    plan, frame_bytes = world.plan, sizes.row_bytes + sizes.pixel_bytes
+    plan, row_bytes = world.plan, max(member.row_bytes for member in members)
+    clip_frames = decoded_together(world, members, live_bytes)
+    held = measure_held(world, members, clip_frames, ahead_batches=AHEAD_BATCHES)
+    pixel_bytes = max(held.next_bytes, min(held.num_bytes, live_bytes))
     live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
     resumed = world.at(world.num_steps // 2)
-    mixing = measure_mixing(world)
+    mixing = measure_mixing(world, near_frames=near_frames)
     frames, spans = int(world.frames_per_rank.sum()), len(plan.queues.spans)
     return PlanReport(
         epoch=plan.epoch,
@@ -115,23 +142,25 @@ def report_plan(world: WorldPlan, sizes: FrameSizes, *, live_bytes: int = DEFAUL
         spans=spans,
         live_spans=plan.leg.live_spans,
         span_frames=plan.spec.span_frames,
+        clip_frames=plan.spec.clip_frames,
         fingerprint=plan.fingerprint,
         tail=_describe_tail(world),
         left_over=len(world.left_over()),
         live_frames=live_frames,
-        live_bytes=live_frames * frame_bytes,
-        live_row_bytes=live_frames * sizes.row_bytes,
-        live_pixel_bytes=live_frames * sizes.pixel_bytes,
-        is_decode_on_exit=sizes.is_decode_on_exit,
+        live_bytes=live_frames * row_bytes + pixel_bytes,
+        live_row_bytes=live_frames * row_bytes,
+        live_pixel_bytes=pixel_bytes,
+        decode_cost=max(member.cost(size) for member, size in zip(members, clip_frames, strict=True)),
+        decoded_bytes=decoded_bytes(plan.index, members),
         first_batch_frames=first_frames,
-        first_batch_bytes=first_frames * frame_bytes,
+        first_batch_bytes=first_frames * row_bytes,
         resume_frames=_frames_before_first_batch(resumed),
         spans_per_1000_frames=1000 * spans / max(1, frames),
         mixing=mixing,
         advice=(
             *_advise_lanes(world),
             *_advise_mixing(world, mixing),
-            *_advise_memory(world, sizes, live_frames, live_bytes),
+            *_advise_decoding(world, members, held.next_bytes, live_bytes),
         ),
         members=report_members(world),
     )
@@ -181,27 +210,50 @@ def _advise_mixing(world: WorldPlan, mixing: Mixing) -> list[str]:
     return [f"{poor}: lengths are uneven, set {shorter_spans}live_spans to {2 * live_spans}"]
 
 
-def _advise_memory(world: WorldPlan, sizes: FrameSizes, live_frames: int, live_bytes: int) -> list[str]:
-    held = int(RESIDENT_PER_LIVE * live_frames * (sizes.row_bytes + sizes.pixel_bytes))
-    if held <= live_bytes:
+def decoded_together(world: WorldPlan, members: Sequence[MemberCost], live_bytes: int) -> tuple[int, ...]:
+    """Return how many frames of every dataset a rank decodes together: a clip, where the order has them."""
+    keys = world.plan.keys
+    if keys.clip_frames:
+        return keys.clip_frames
+    frame_bytes = max(member.sample_bytes for member in members)
+    return (unclipped_frames(keys, world.peak_live_frames() * frame_bytes, live_bytes),) * len(members)
+
+
+def unclipped_frames(keys: OrderKeys, span_bytes: int, live_bytes: int) -> int:
+    """Return how many frames are decoded together where the order has no clips.
+
+    In a shuffled order nearly all of every live span is then held, `span_bytes`, or each frame is decoded alone.
+    """
+    return _UNCLIPPED_FRAMES if not keys.shuffle or span_bytes <= live_bytes else 1
+
+
+def _advise_decoding(world: WorldPlan, members: Sequence[MemberCost], next_bytes: int, live_bytes: int) -> list[str]:
+    if not any(member.cameras for member in members):
         return []
-    large = f"a rank holds up to {_size(held)} of rows{' and pixels' if sizes.pixel_bytes else ''}"
-    lanes, live_spans = len(world.lanes_of(0)), world.plan.leg.live_spans
-    fewer = f"lower live_spans from {live_spans}, or lanes from {lanes} a rank"
-    try:
-        budget = resolve_live(
-            world.plan.index,
-            row_bytes=sizes.row_bytes,
-            pixel_bytes=sizes.pixel_bytes,
-            live_spans=live_spans,
-            live_bytes=live_bytes // lanes,
+    advice, batch = [], world.steps.per_lane * len(world.lanes_of(0))
+    if next_bytes > live_bytes:
+        advice.append(
+            f"a rank holds up to {_size(next_bytes)} of decoded frames, and live_bytes is {_size(live_bytes)}: lower "
+            f"live_spans from {world.plan.leg.live_spans}, or let raypipe choose it"
         )
-    except ConfigError:
-        return [f"{large}{', too much even as rows' if sizes.pixel_bytes else ''}: {fewer}"]
-    if budget.is_decode_on_exit or budget.span_frames == world.plan.spec.span_frames:
-        smaller = "decode when a batch leaves (decode when='exit'), or resize the cameras"
-        return [f"{large}: {smaller if sizes.pixel_bytes else fewer}"]
-    return [f"{large}: set span_frames to {budget.span_frames} for {_size(budget.live_bytes * lanes)}"]
+    pairs = zip(members, decoded_together(world, members, live_bytes), strict=True)
+    cost = max(member.cost(size) for member, size in pairs)
+    if cost > _DEAR:
+        ample = resolve_live(world.plan.index, members, batch=batch, live_bytes=1 << 50)
+        advice.append(f"decoding costs {cost:.1f} times as much as in file order: {describe_remedies(members, ample)}")
+    return advice
+
+
+def describe_remedies(members: Sequence[MemberCost], ample: LiveBudget) -> str:
+    """Return what makes decoding cheaper, with figures."""
+    interval = max(camera.keyframe_interval for member in members for camera in member.cameras)
+    remedy = f"live_bytes={ample.clip_bytes:_} brings it to {ample.cost:.1f}"
+    if interval > LONG_GOP_FRAMES:
+        remedy += (
+            f", and `raypipe reshard ROOT TARGET --gop 2` to about 1, in any memory: the videos have a keyframe every "
+            f"{interval} frames only"
+        )
+    return remedy
 
 
 def _size(size_bytes: int) -> str:

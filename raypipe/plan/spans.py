@@ -91,12 +91,19 @@ def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
     length = spans.stop - spans.start
     owner = np.repeat(np.arange(len(spans)), length)
     frame = ragged_arange(spans.start, length)
-    order_key = keys.frame_keys(np.repeat(keys.frame_bases(spans.dataset, spans.lap, spans.episode), length), frame)
+    clip_frames = keys.clip_sizes(spans.dataset)
+    order_key = keys.frame_keys(
+        np.repeat(keys.frame_bases(spans.dataset, spans.lap, spans.episode), length),
+        frame,
+        None if clip_frames is None else np.repeat(clip_frames, length),
+    )
     if spans.floor.any():
         left = order_key >= np.repeat(spans.floor, length)
         owner, frame, order_key = owner[left], frame[left], order_key[left]
     assert len(frame) == spans.count.sum(), f"{len(frame)} frames lie above the floors, not {spans.count.sum()}"
-    if keys.shuffle:
+    if keys.clip_frames:
+        frame = frame[np.lexsort((order_key, owner))]
+    elif keys.shuffle:
         frame = _sort_within(owner, frame - spans.start[owner], order_key) + spans.start[owner]
     return frame, np.append(0, np.cumsum(spans.count))
 

@@ -6,7 +6,7 @@ state; `BatchSpec` is not, since a run may go on with another batch size.
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
@@ -16,6 +16,9 @@ BatchScope = Literal["rank", "global"]
 
 WHOLE_EPISODE: Final = "episode"
 """`span_frames` of this value: a span is a whole episode (or a whole segment of one)."""
+
+WHOLE_SPAN: Final = "span"
+"""`clip_frames` of this value: the frames of a span are shuffled one by one, as if it were one clip."""
 
 WORLD_SIZE: Final = "world_size"
 """`lanes` of this value: as many lanes as the run's first start has ranks."""
@@ -35,11 +38,16 @@ class OrderSpec:
 
     live_spans: int = 128
     """Spans that are live at once in a lane. Twice a lane's batch gives 97% of the distinct episodes of a full
-    shuffle, and 128 is twice a batch of 64. Without `shuffle` one span is live, whatever stands here."""
+    shuffle; more make later batches share fewer of them. Without `shuffle` one span is live, whatever stands here."""
 
     span_frames: int | Literal["episode"] = WHOLE_EPISODE
     """Longest span. Cuts lie at multiples of it, counted from the episode's first frame: a multiple of the
     videos' keyframe interval makes every cut fall on a keyframe."""
+
+    clip_frames: int | tuple[int, ...] | Literal["span"] = WHOLE_SPAN
+    """Frames of a clip, of all datasets or of each in turn. The frames of a clip follow each other in the order of
+    their span, so that they are decoded together and held briefly. Clips are cut at multiples of it, counted from the
+    episode's first frame: spans, selections and legs never move a clip."""
 
     tail: Tail = "short"
     """The end of an epoch: "short" emits every frame in shorter batches, "drop" only full batches, "wrap" fills the
@@ -54,9 +62,46 @@ class OrderSpec:
         _store_whole(self, "live_spans", 1, _MAX_COUNT)
         _store_whole(self, "span_frames", 1, _MAX_COUNT, WHOLE_EPISODE)
         _store_whole(self, "lanes", 1, _MAX_COUNT, WORLD_SIZE)
+        self._store_clips()
         _check_choice("tail", self.tail, get_args(Tail))
         if not isinstance(self.shuffle, bool):
             raise ConfigError(f"shuffle must be True or False, got {self.shuffle!r}")
+
+    def _store_clips(self) -> None:
+        if isinstance(self.clip_frames, Sequence) and not isinstance(self.clip_frames, str):
+            sizes = tuple(check_whole("clip_frames", size, 1, _MAX_COUNT) for size in self.clip_frames)
+            if not sizes:
+                raise ConfigError("clip_frames is empty; give a number, one for each dataset, or 'span'")
+            # One number says the same as a number for each, and is the shorter state.
+            object.__setattr__(self, "clip_frames", sizes if len(set(sizes)) > 1 else sizes[0])
+        else:
+            _store_whole(self, "clip_frames", 1, _MAX_COUNT, WHOLE_SPAN)
+
+    def clip_sizes(self, num_datasets: int) -> tuple[int, ...]:
+        """Return the clip length of every dataset; nothing where a clip is a whole span.
+
+        Raises:
+            ConfigError: there are lengths for another number of datasets.
+        """
+        if isinstance(self.clip_frames, str) or not self.shuffle:
+            return ()
+        if isinstance(self.clip_frames, int):
+            return (self.clip_frames,) * num_datasets
+        if len(self.clip_frames) != num_datasets:
+            raise ConfigError(
+                f"clip_frames={self.clip_frames} is for {len(self.clip_frames)} datasets, and there are "
+                f"{num_datasets}; give one number for all, or one for each"
+            )
+        return self.clip_frames
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the spec as a JSON object; without a clip length where it is the order that knew none."""
+        fields = asdict(self)
+        if self.clip_frames == WHOLE_SPAN:
+            del fields["clip_frames"]
+        elif isinstance(self.clip_frames, tuple):
+            fields["clip_frames"] = list(self.clip_frames)
+        return fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,20 +151,36 @@ class Leg:
         _store_whole(self, "frames_per_lane", 0, (1 << 63) - 1)
 
 
-def parse_order(*, seed: int, live_spans: int | None, span_frames: str, lanes: str) -> dict[str, Any]:
+def parse_order(
+    *, seed: int, live_spans: int | None, span_frames: str, lanes: str, clip_frames: str = ""
+) -> dict[str, Any]:
     """Return the fields of an `OrderSpec` that a person typed, where a number and a named value are both text."""
-    typed = {"span_frames": span_frames, "lanes": lanes}
+    typed = {"span_frames": span_frames, "lanes": lanes, "clip_frames": clip_frames}
     fields: dict[str, Any] = {
         name: int(text) if text.isdecimal() else text for name, text in typed.items() if text != ""
     }
     return {"seed": seed, **fields, **({} if live_spans is None else {"live_spans": live_spans})}
 
 
-def first_leg(spec: OrderSpec, *, world_size: int) -> Leg:
-    """Return the leg that starts an epoch: the base lanes if `world_size` divides them, else a lane a rank."""
+def first_leg(spec: OrderSpec, *, world_size: int, batch: BatchSpec | None = None) -> Leg:
+    """Return the leg that starts an epoch: the base lanes if `world_size` divides them, else a lane a rank.
+
+    Args:
+        spec: with the base lanes.
+        world_size: number of ranks.
+        batch: must share out over the base lanes too, else the epoch has a lane a rank. None at the first start of a
+            run: lanes that the user gave are not replaced silently, and `plan_world` raises if the batch does not fit.
+    """
     check_world_size(world_size)
-    lanes = spec.lanes if isinstance(spec.lanes, int) and spec.lanes % world_size == 0 else world_size
+    lanes = spec.lanes if isinstance(spec.lanes, int) and is_served(spec.lanes, world_size, batch) else world_size
     return Leg(lanes=lanes, live_spans=spec.live_spans)
+
+
+def is_served(lanes: int, world_size: int, batch: BatchSpec | None) -> bool:
+    """Return whether the ranks divide the lanes, and the batch, if it is known, shares out over them."""
+    if lanes % world_size:
+        return False
+    return batch is None or batch.size % (lanes // world_size if batch.scope == "rank" else lanes) == 0
 
 
 def check_world_size(world_size: int) -> None:

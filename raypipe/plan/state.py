@@ -6,8 +6,8 @@ on every rank, and counts what was handed to the trainer.
 ::
 
     {"order_version": 1, "fingerprint": "...", "seed": 0, "epoch": 3,
-     "order": {"shuffle": true, "live_spans": 128, "span_frames": "episode", "tail": "short", "lanes": 8,
-               "selection": "..."},
+     "order": {"shuffle": true, "live_spans": 128, "span_frames": "episode", "clip_frames": 2, "tail": "short",
+               "lanes": 8, "selection": "..."},
      "legs": [{"lanes": 8, "live_spans": 128, "frames_per_lane": 7680},
               {"lanes": 6, "live_spans": 128, "frames_per_lane": 512}]}
 
@@ -28,8 +28,17 @@ from raypipe.plan.epoch import EpochPlan
 from raypipe.plan.index import EpisodeIndex, Shares, describe_selection
 from raypipe.plan.keyhash import ORDER_VERSION
 from raypipe.plan.shares import describe_changes, go_on_with, shares_from_dict, shares_to_dict
-from raypipe.plan.spec import WORLD_SIZE, Leg, OrderSpec, check_whole, check_world_size, first_leg
-from raypipe.plan.world import WorldPlan
+from raypipe.plan.spec import (
+    WORLD_SIZE,
+    BatchSpec,
+    Leg,
+    OrderSpec,
+    check_whole,
+    check_world_size,
+    first_leg,
+    is_served,
+)
+from raypipe.plan.world import WorldPlan, check_start
 
 _MAX_SHOWN: Final = 30
 
@@ -59,7 +68,7 @@ class OrderState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a JSON object."""
-        order = asdict(self.spec)
+        order = self.spec.to_dict()
         seed = order.pop("seed")
         return {
             "order_version": self.order_version,
@@ -107,33 +116,44 @@ class Resumed:
     legs: tuple[Leg, ...]
 
 
-def start(spec: OrderSpec, *, world_size: int, epoch: int = 0) -> Resumed:
-    """Return what a run plans at its first start, or at the start of any epoch."""
+def start(spec: OrderSpec, *, world_size: int, batch: BatchSpec | None = None, epoch: int = 0) -> Resumed:
+    """Return what a run plans at its first start, or, given its batch, at the start of any epoch; see `first_leg`."""
     check_world_size(world_size)
     lanes = world_size if spec.lanes == WORLD_SIZE else spec.lanes
     spec = replace(spec, lanes=lanes)
-    return Resumed(spec=spec, epoch=epoch, legs=(first_leg(spec, world_size=world_size),))
+    return Resumed(spec=spec, epoch=epoch, legs=(first_leg(spec, world_size=world_size, batch=batch),))
 
 
-def resume(state: OrderState, index: EpisodeIndex, spec: OrderSpec, *, world_size: int) -> Resumed:
+def resume(
+    state: OrderState, index: EpisodeIndex, spec: OrderSpec, *, world_size: int, batch: BatchSpec | None = None
+) -> Resumed:
     """Return what to plan to go on from `state` on `world_size` ranks.
 
-    The leg goes on where the ranks divide its lanes and `live_spans` is unchanged; else a new leg takes what is left.
-    ``lanes="world_size"`` keeps the lanes of the state. In the middle of an epoch only `live_spans` may change.
+    The leg goes on where the ranks divide its lanes, the batch shares out over them and `live_spans` is unchanged; else
+    a new leg takes what is left. ``lanes="world_size"`` keeps the lanes of the state. In the middle of an epoch only
+    `live_spans` may change.
+
+    Args:
+        batch: of the ranks; None if it is yet to be chosen, to fit the lanes.
 
     Raises:
         ResumeError: the state belongs to another order; shows both sides.
+        ConfigError: the next epoch could not begin: it is an error now, and not after the last batch of this one.
     """
     check_world_size(world_size)
     check_state(state, index, spec)
     spec = replace(spec, lanes=state.spec.lanes if spec.lanes == WORLD_SIZE else spec.lanes)
+    fresh = start(spec, world_size=world_size, batch=batch, epoch=state.epoch)
+    if batch is not None:
+        lanes = fresh.legs[0].lanes
+        check_start(index, lanes, spec.tail, batch.per_lane(lanes, world_size))
     if not state.legs:
-        return start(spec, world_size=world_size, epoch=state.epoch)
+        return fresh
     last = state.legs[-1]
-    is_dividing = last.lanes % world_size == 0
-    if is_dividing and last.live_spans == spec.live_spans:
+    is_fitting = is_served(last.lanes, world_size, batch)
+    if is_fitting and last.live_spans == spec.live_spans:
         return Resumed(spec=spec, epoch=state.epoch, legs=state.legs)
-    leg = Leg(lanes=last.lanes if is_dividing else world_size, live_spans=spec.live_spans)
+    leg = Leg(lanes=last.lanes if is_fitting else world_size, live_spans=spec.live_spans)
     return Resumed(spec=spec, epoch=state.epoch, legs=(*state.legs, leg))
 
 
@@ -186,7 +206,7 @@ def check_state(state: OrderState, index: EpisodeIndex, spec: OrderSpec) -> None
             raise ResumeError(_differs(name, saved, given))
     if not state.legs:
         return
-    within = ["shuffle", "span_frames", "tail", *(["lanes"] if spec.lanes != WORLD_SIZE else [])]
+    within = ["shuffle", "span_frames", "clip_frames", "tail", *(["lanes"] if spec.lanes != WORLD_SIZE else [])]
     sides = [(name, getattr(state.spec, name), getattr(spec, name)) for name in within]
     for name, saved, given in [*sides, ("selection", state.selection, describe_selection(index))]:
         if saved != given:

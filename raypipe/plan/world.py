@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.plan.emit import RankLane
-from raypipe.plan.epoch import EpochPlan
+from raypipe.plan.epoch import EpochPlan, check_lanes
+from raypipe.plan.index import EpisodeIndex
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.livewindow import Lane
 from raypipe.plan.rank import RankPlan
 from raypipe.plan.shares import first_laps
 from raypipe.plan.spans import order_frames
-from raypipe.plan.spec import BatchSpec
+from raypipe.plan.spec import BatchSpec, Tail
 from raypipe.plan.steps import Steps, plan_steps
 
 
@@ -60,13 +61,20 @@ def plan_world(plan: EpochPlan, *, world_size: int, batch: BatchSpec) -> "WorldP
     share, extras = int(plan.frames_per_lane[-1]), int((plan.frames_per_lane > plan.frames_per_lane[-1]).sum())
     per_lane = batch.per_lane(lanes, world_size)
     steps = plan_steps(share, extras, position=plan.position, per_lane=per_lane, tail=plan.spec.tail)
-    is_start = len(plan.legs) == 1 and not plan.position
-    if is_start and not steps.num_steps:
+    if len(plan.legs) == 1 and not plan.position:
+        check_start(plan.index, lanes, plan.spec.tail, per_lane)
+    return WorldPlan(plan=plan, world_size=world_size, steps=steps)
+
+
+def check_start(index: EpisodeIndex, lanes: int, tail: Tail, per_lane: int) -> None:
+    """Raise unless an epoch that starts with so many lanes has a step; plans nothing."""
+    check_lanes(index, lanes)
+    share = index.num_frames // lanes
+    if tail == "drop" and share < per_lane:
         raise ConfigError(
             f"tail='drop' leaves no batch: a lane has {share} frames and a batch takes {per_lane} of it; "
             f"use a smaller batch or tail='short'"
         )
-    return WorldPlan(plan=plan, world_size=world_size, steps=steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +136,26 @@ class WorldPlan:
         parts = []
         for number in self.lanes_of(rank):
             lane, stop = self.plan.lane(number), end + self.steps.extra(number, step)
-            parts.append(self._lane_frames(lane, begin, stop))
+            parts.append(self.lane_frames(lane, begin, stop))
             num_repeats = self.steps.repeats(number, step)
             if num_repeats:
-                again = self._lane_frames(lane, max(0, stop - num_repeats), stop)
+                again = self.lane_frames(lane, max(0, stop - num_repeats), stop)
                 parts.append(_repeat(again, num_repeats))
         return _concat(parts)
+
+    def lane_frames(self, lane: Lane, begin: int, end: int) -> Frames:
+        """Return the frames that a lane emits from one of its positions to another; costs a sort of the live spans."""
+        run = lane.between(lane.cursor(begin), lane.cursor(end))
+        places, owner = np.unique(run.span, return_inverse=True)
+        spans = lane.spans.take(places)
+        frames, offsets = order_frames(spans, self.plan.keys)
+        return Frames(
+            dataset=spans.dataset[owner],
+            lap=spans.lap[owner],
+            episode=spans.episode[owner],
+            frame=frames[offsets[owner] + run.nth],
+            is_repeat=np.zeros(len(owner), dtype=np.bool_),
+        )
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:
@@ -144,7 +166,7 @@ class WorldPlan:
         parts = []
         for number in range(self.plan.leg.lanes):
             lane = self.plan.lane(number)
-            parts.append(self._lane_frames(lane, self.steps.end(number), lane.num_frames))
+            parts.append(self.lane_frames(lane, self.steps.end(number), lane.num_frames))
         return _concat(parts)
 
     def peak_live_frames(self) -> int:
@@ -164,19 +186,6 @@ class WorldPlan:
             emitted=lane.cursor(self.steps.position),
             end=lane.cursor(end),
             end_position=end,
-        )
-
-    def _lane_frames(self, lane: Lane, begin: int, end: int) -> Frames:
-        run = lane.between(lane.cursor(begin), lane.cursor(end))
-        places, owner = np.unique(run.span, return_inverse=True)
-        spans = lane.spans.take(places)
-        frames, offsets = order_frames(spans, self.plan.keys)
-        return Frames(
-            dataset=spans.dataset[owner],
-            lap=spans.lap[owner],
-            episode=spans.episode[owner],
-            frame=frames[offsets[owner] + run.nth],
-            is_repeat=np.zeros(len(owner), dtype=np.bool_),
         )
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta
 from raypipe.metadata.tables import open_parquet
@@ -55,13 +57,13 @@ def read_columns(meta: DatasetMeta, numbering: Numbering, drop_cameras: Sequence
         names = tuple(name for name, feature in meta.features.items() if feature.kind != "video")
         return Columns(names=names, derived=(), absent=(), undeclared=(), dropped=tuple(drop_cameras), added=())
     with open_parquet(meta.storage, meta.data_file(int(numbering.rows[0]))) as parquet:
-        schema = parquet.schema_arrow
-    present = [name for name in schema.names if name not in drop_cameras]
+        present = [name for name in parquet.schema_arrow.names if name not in drop_cameras]
+        undeclared = tuple(name for name in present if name not in meta.features and name not in INDEX_FEATURES)
+        kinds = {name: _with_length(parquet, name) for name in undeclared}
     derived = tuple(name for name in INDEX_FEATURES if name not in present)
-    undeclared = tuple(name for name in present if name not in meta.features and name not in INDEX_FEATURES)
     rows = [name for name, feature in meta.features.items() if feature.kind != "video" and name not in drop_cameras]
     absent = tuple(name for name in rows if name not in present and name not in INDEX_FEATURES)
-    declared = {name: _declare(schema.field(name).type) for name in undeclared}
+    declared = {name: _declare(kind) for name, kind in kinds.items()}
     declared |= {
         name: {"dtype": dtype, "shape": [1], "names": None}
         for name, dtype in INDEX_FEATURES.items()
@@ -75,6 +77,17 @@ def read_columns(meta: DatasetMeta, numbering: Numbering, drop_cameras: Sequence
         dropped=tuple(drop_cameras),
         added=tuple((name, feature) for name, feature in declared.items() if feature),
     )
+
+
+def _with_length(parquet: pq.ParquetFile, name: str) -> pa.DataType:
+    """Return the type of a column; of lists that are all of one length, more than 1, with that length."""
+    kind = parquet.schema_arrow.field(name).type
+    if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
+        return kind
+    column = parquet.read(columns=[name]).column(0)
+    lengths = pc.min_max(pc.list_value_length(column)).as_py()
+    is_even = not column.null_count and lengths["min"] == lengths["max"] and (lengths["min"] or 0) > 1
+    return pa.list_(kind.value_type, lengths["min"]) if is_even else kind
 
 
 def _declare(kind: pa.DataType) -> dict[str, Any]:

@@ -14,15 +14,18 @@ from typing import Final
 import numpy as np
 from torchcodec.encoders import Encoder, VideoStream
 
-from raypipe.decode.videos import OpenVideo, VideoCache, VideoOptions
+from raypipe.decode.images import resize_frames
+from raypipe.decode.videos import OpenVideo, VideoPool
 from raypipe.errors import ConfigError
 from raypipe.metadata import DatasetMeta
 from raypipe.reshard.info import Encoding
 from raypipe.reshard.workspace import Workspace
 from raypipe.testing import encoders
+from raypipe.testing.video import SAME_BYTES, open_encoded
 from raypipe.video import episode_first_frame
 
 _FRAMES_AT_ONCE: Final = 32
+_LEAST_HEVC_WIDTH: Final = 64
 _PRESETS: Final = {"h264": "veryfast", "hevc": "veryfast", "av1": "8"}
 
 
@@ -40,39 +43,47 @@ def clip_name(camera: str, row: int) -> str:
     return f"{camera}/{row:08d}.mp4"
 
 
-def check_encoder(codec: str, camera: str) -> None:
-    """Raise a `ConfigError` where FFmpeg here cannot write `codec`."""
+def check_encoder(encoding: Encoding, camera: str) -> None:
+    """Raise a `ConfigError` where FFmpeg here cannot write such a video."""
     known = encoders()
-    if codec not in known:
+    if encoding.codec not in known:
         raise ConfigError(
-            f"camera {camera!r} would be re-encoded to {codec!r}, and FFmpeg here can write "
+            f"camera {camera!r} would be re-encoded to {encoding.codec!r}, and FFmpeg here can write "
             f"{', '.join(known) or 'none'}. Choose one of these with --codec, or get a full FFmpeg."
+        )
+    if encoding.codec == "hevc" and encoding.width < _LEAST_HEVC_WIDTH:
+        raise ConfigError(
+            f"camera {camera!r} would be re-encoded to hevc with a width of {encoding.width}, and the encoder x265 "
+            f"damages its process's memory below {_LEAST_HEVC_WIDTH}. Choose another codec with --codec, such as h264."
         )
 
 
 def encode_episodes(shared: tuple[DatasetMeta, Workspace], unit: EncodeUnit) -> None:
     """Write the clips of some episodes, those that are there already left alone."""
     meta, workspace = shared
-    size = unit.encoding.height, unit.encoding.width
-    videos = VideoCache(1, VideoOptions(resize=size))
+    videos = VideoPool(1)
     for row in unit.rows:
         target = workspace.clips / clip_name(unit.camera, row)
         if target.exists():
             continue
-        video = videos.open(meta.storage, meta.video_file(row, unit.camera))
         part = workspace.part_path(".mp4")
         part.parent.mkdir(parents=True, exist_ok=True)
-        with _open_encoder(part, unit.encoding, meta.fps) as stream:
-            _encode(meta, video, unit.camera, row, stream)
+        name = meta.video_file(row, unit.camera)
+        with (
+            videos.lend(meta.storage, name) as video,
+            _open_encoder(part, unit.encoding, meta.fps) as stream,
+        ):
+            _encode(meta, video, unit, row, stream)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(part, target)
 
 
-def _encode(meta: DatasetMeta, video: OpenVideo, camera: str, row: int, stream: VideoStream) -> None:
-    first = episode_first_frame(meta, row, camera, video.index)
+def _encode(meta: DatasetMeta, video: OpenVideo, unit: EncodeUnit, row: int, stream: VideoStream) -> None:
+    first = episode_first_frame(meta, row, unit.camera, video.index)
     stop = first + int(meta.episodes.length[row])
     for start in range(first, stop, _FRAMES_AT_ONCE):
         frames = video.read_frames(np.arange(start, min(start + _FRAMES_AT_ONCE, stop)))
+        frames = resize_frames(frames, (unit.encoding.height, unit.encoding.width))
         stream.add_frames(frames.permute(0, 3, 1, 2).contiguous())
 
 
@@ -91,7 +102,7 @@ def _open_encoder(path: Path, encoding: Encoding, fps: float) -> Iterator[VideoS
         preset=_PRESETS.get(encoding.codec),
         extra_options=_codec_options(encoding),
     )
-    with encoder.open_file(path):
+    with open_encoded(encoder, path):
         yield stream
 
 
@@ -99,7 +110,7 @@ def _codec_options(encoding: Encoding) -> dict[str, int | str]:
     """Return options that put keyframes `gop` apart, without B-frames, on one thread."""
     gop = encoding.gop
     if encoding.codec == "h264":
-        return {"g": gop, "sc_threshold": 0, "threads": 1, "bf": 0}
+        return {"g": gop, "sc_threshold": 0, "threads": 1, "bf": 0, "x264-params": SAME_BYTES}
     if encoding.codec == "hevc":
         shape = f"scenecut=0:open-gop=0:keyint={gop}:min-keyint={gop}:bframes=0"
         return {"g": gop, "x265-params": f"log-level=none:pools=1:frame-threads=1:{shape}"}

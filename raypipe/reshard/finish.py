@@ -66,8 +66,8 @@ def check_copy(
         told = "; ".join(f"{found.kind}, {found.place.file}: {found.message}" for found in errors[:3])
         raise DatasetError(
             f"the copy of {meta.root!r} has {len(errors)} errors by validate, as its source has: {told}. Leave the bad "
-            f"episodes out: `raypipe validate {meta.root} --exclude-file bad.txt`, then `--exclude-file bad.txt` here "
-            f"(and rm -r {workspace.folder}); or run the same command with --allow-findings to keep them."
+            f"episodes out: `raypipe validate {meta.root} --exclude-file bad.txt`, then `--exclude-file bad.txt` "
+            f"here; or run the same command with --allow-findings to keep them."
         )
     counts = report.tally
     return [f"validate found {', '.join(f'{count} {kind}' for kind, count in counts.items())}"] if counts else []

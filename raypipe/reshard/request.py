@@ -77,7 +77,7 @@ def choose_encodings(
     encodings = plan_encodings(spec, sources)
     for camera, encoding in encodings.items():
         check_size((encoding.height, encoding.width), encoding.codec, f"the size of camera {camera!r}")
-        check_encoder(encoding.codec, camera)
+        check_encoder(encoding, camera)
     return encodings
 
 

@@ -29,11 +29,15 @@ from raypipe.metadata import DatasetMeta
 from raypipe.reshard.spec import ReshardSpec
 from raypipe.storage import Storage
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """Of what a copy looks like: another number makes an unfinished copy of an older raypipe start again."""
 
 ORIGIN: Final = "meta/reshard.json"
 """The file of a finished copy that says what it was made of."""
+
+
+_REFUSED = "refused"
+"""Stands in a copy that ended at bad data: one of other arguments takes its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +148,12 @@ def hold_workspace(workspace: Workspace, meta: DatasetMeta, spec: ReshardSpec) -
         manifest = {"fingerprint": workspace.fingerprint, "root": meta.root, "spec": spec.to_json(), "layout": LAYOUT}
         content = json.dumps(manifest, indent=2).encode()
         workspace.write_file(workspace.folder / "manifest.json", lambda stream: _write(stream, content))
-        yield
+        (workspace.folder / _REFUSED).unlink(missing_ok=True)
+        try:
+            yield
+        except DatasetError:
+            (workspace.folder / _REFUSED).touch()
+            raise
 
 
 def find_finished(workspace: Workspace) -> dict[str, Any] | None:
@@ -188,10 +197,8 @@ def fingerprint_of(storage: Storage, spec: ReshardSpec, size_of: Mapping[str, in
 
 def list_sizes(storage: Storage) -> dict[str, int]:
     """Return the size of every file of a dataset by name, from one listing; hidden files are left out."""
-    prefix = len(storage.path.rstrip("/")) + 1
-    found = storage.filesystem.find(storage.path, detail=True)
-    named = {str(path)[prefix:]: int(entry["size"] or 0) for path, entry in found.items()}
-    return {name: size for name, size in named.items() if not any(part.startswith(".") for part in name.split("/"))}
+    names = [name for name in storage.list_files() if not any(part.startswith(".") for part in name.split("/"))]
+    return {name: storage.size_bytes(name) for name in names}
 
 
 def _write(stream: IO[bytes], content: bytes) -> None:
@@ -214,8 +221,7 @@ def _check_apart(storage: Storage, out: Path) -> None:
 def _check_free(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
-            f"OUT {str(out)!r} is there already, and was not made by these arguments. Choose another folder, or "
-            f"remove it first: rm -r {out}"
+            f"OUT {str(out)!r} is there already, and was not made by these arguments. Choose another folder."
         )
 
 
@@ -226,6 +232,10 @@ def _check_no_other(workspace: Workspace, spec: ReshardSpec) -> None:
         for path in (out.parent.iterdir() if out.parent.is_dir() else ())
         if path.name.startswith(f"{out.name}.partial-") and path != workspace.folder
     )
+    for path in others:
+        if (path / _REFUSED).exists():
+            shutil.rmtree(path, ignore_errors=True)
+    others = [path for path in others if path.exists()]
     if not others:
         return
     manifest = others[0] / "manifest.json"

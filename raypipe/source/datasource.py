@@ -3,8 +3,7 @@
 The Ray Data settings that raypipe needs are all here, on the dataset's own context, each with its reason.
 """
 
-import inspect
-import warnings
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,11 +15,10 @@ from ray.data import DataContext, Datasource
 from ray.data.block import BlockMetadata
 from ray.data.datasource import ReadTask
 
-from raypipe.block import BlockContext, add_pixels, add_windows, filler_block, open_block, read_rows
+from raypipe.block import BlockContext, add_windows, filler_block, open_block, read_rows
 from raypipe.cluster_gate import share_gate
 from raypipe.decode.journal import journal_scope
 from raypipe.packed import SpanRequest, as_objects
-from raypipe.source.placement import Placement
 
 BlockRequest = tuple[SpanRequest, ...] | int
 """The spans of one block, or the number of rows of a filler."""
@@ -32,6 +30,11 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
     def __init__(self, context: "ray.ObjectRef[BlockContext]", blocks: Sequence[BlockRequest]) -> None:
         self._context = context
         self._blocks = list(blocks)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # First in the actor that runs the split, before it executes anything.
+        _quieten()
 
     def get_name(self) -> str:
         """Return the name that Ray's logs show."""
@@ -51,25 +54,12 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         return [ReadTask(_ReadBlock(self._context, block), _metadata(block)) for block in self._blocks]
 
 
-def build_dataset(
-    context: "ray.ObjectRef[BlockContext]",
-    blocks: Sequence[BlockRequest],
-    *,
-    is_decoding: bool,
-    nodes: Sequence[str] = (),
-) -> "ray.data.Dataset":
-    """Return the Ray Dataset whose blocks are `blocks`, windowed, and decoded where `is_decoding`.
-
-    Args:
-        nodes: where each block is decoded, see `place_blocks`; none: wherever a CPU is free. Placed tasks are not fused
-            with the read, which costs Ray some 20 ms of CPU a block.
-    """
+def build_dataset(context: "ray.ObjectRef[BlockContext]", blocks: Sequence[BlockRequest]) -> "ray.data.Dataset":
+    """Return the Ray Dataset whose blocks are `blocks`: rows with their windows."""
     with DataContext.current(data_context(DataContext.get_current())):
         dataset = ray.data.read_datasource(SpanDatasource(context, blocks), override_num_blocks=len(blocks))
-        dataset = _map(dataset, _task(context, add_windows, "AddWindows"))
-        if is_decoding:
-            dataset = _map(dataset, _task(context, add_pixels, "AddPixels"), Placement(nodes) if nodes else None)
-        return dataset
+        # batch_size=None keeps a block whole, and Ray fuses such a map with the read.
+        return dataset.map_batches(_add_windows(context), batch_size=None, batch_format="pyarrow", zero_copy_batch=True)
 
 
 def as_samples(
@@ -84,8 +74,10 @@ def as_samples(
     """
 
     def samples(table: pa.Table) -> dict[str, Any]:
-        fetched = _fetch(context)
-        spans = [columns(fetched, block) for block in open_block(fetched, table)]
+        fetched = fetch_context(context)
+        # A task keeps its id when Ray tries it again: deaths of others are not its own.
+        with journal_scope(ray.get_runtime_context().get_task_id()):
+            spans = [columns(fetched, block) for block in open_block(fetched, table)]
         return {
             name: np.concatenate(
                 [as_objects(span[name]) if isinstance(span[name], list) else span[name] for span in spans]
@@ -107,36 +99,17 @@ def data_context(current: DataContext) -> DataContext:
     context.max_errored_blocks = 0
     # -1 is off: an evaluation may pause a loader for longer than any time-out.
     context.execution_no_progress_timeout_s = -1
-    # -1 is off: what watches the memory of tasks asks `Placement` between them, as if it started one.
-    context.issue_detectors_config.high_memory_detector_config.detection_time_interval_s = -1
     # The loader shows progress of its own.
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     return context
 
 
-def _map(
-    dataset: "ray.data.Dataset", stage: Callable[[pa.Table], pa.Table], placement: Placement | None = None
-) -> "ray.data.Dataset":
-    options: dict[str, Any] = {}
-    if placement is not None and "ray_remote_args_fn" in inspect.signature(dataset.map_batches).parameters:
-        options["ray_remote_args_fn"] = placement
-    with warnings.catch_warnings():
-        # Ray 2.64 will be without it, and blocks are decoded wherever a CPU is free then.
-        warnings.filterwarnings("ignore", message="`ray_remote_args_fn` is deprecated", category=DeprecationWarning)
-        # batch_size=None keeps a block whole, and Ray fuses such a map with the read.
-        return dataset.map_batches(stage, batch_size=None, batch_format="pyarrow", zero_copy_batch=True, **options)
-
-
-def _task(
-    context: "ray.ObjectRef[BlockContext]", stage: Callable[[BlockContext, pa.Table], pa.Table], name: str
-) -> Callable[[pa.Table], pa.Table]:
+def _add_windows(context: "ray.ObjectRef[BlockContext]") -> Callable[[pa.Table], pa.Table]:
     def run(table: pa.Table) -> pa.Table:
-        # A task keeps its id when Ray tries it again: deaths of others are not its own.
-        with journal_scope(ray.get_runtime_context().get_task_id()):
-            return stage(_fetch(context), table)
+        return add_windows(fetch_context(context), table)
 
-    run.__name__ = run.__qualname__ = name
+    run.__name__ = run.__qualname__ = "AddWindows"
     return run
 
 
@@ -148,7 +121,21 @@ class _ReadBlock:
     def __call__(self) -> Iterable[pa.Table]:
         if isinstance(self._block, int):
             return [filler_block(self._block)]
-        return [read_rows(_fetch(self._context), self._block)]
+        return [read_rows(fetch_context(self._context), self._block)]
+
+
+def _quieten() -> None:
+    """Let Ray Data write what it notes of every execution to its file alone, in the actor that runs our splits.
+
+    A validation pass would else print lines into the user's log each time. Warnings are shown.
+    """
+    if ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
+        return
+    for handler in logging.getLogger("ray.data").handlers:
+        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+            handler.setLevel(max(handler.level, logging.WARNING))
+    # It warns that its bars are off, as the loader wants them.
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
 
 
 def _metadata(block: BlockRequest) -> BlockMetadata:
@@ -160,7 +147,8 @@ _fetched: dict[str, BlockContext] = {}
 """Contexts of this worker process, with their open files: tasks of the same pipeline follow each other here."""
 
 
-def _fetch(context: "ray.ObjectRef[BlockContext]") -> BlockContext:
+def fetch_context(context: "ray.ObjectRef[BlockContext]") -> BlockContext:
+    """Return the context that a reference stands for, the same in all tasks of this process."""
     key = context.hex()
     if key not in _fetched:
         while len(_fetched) >= 2:

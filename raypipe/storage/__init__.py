@@ -16,7 +16,7 @@ A remote file is fetched whole into the cache of the node where it is small, and
 from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import REFUSED, remote_stamp
 from raypipe.storage.retry import RETRY_WAITS_S, is_transient, retry_transient
-from raypipe.storage.root import Storage, open_cache, open_root, open_storage
+from raypipe.storage.root import Storage, open_cache, open_root, open_storage, walk_files
 from raypipe.storage.spec import CacheSpec
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "open_storage",
     "remote_stamp",
     "retry_transient",
+    "walk_files",
 ]

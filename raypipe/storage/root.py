@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import IO, Any
@@ -24,6 +24,8 @@ from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import Entry, Remote, digest_of, pack_entries
 from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
 from raypipe.storage.streams import HeldStream
+
+_LFS = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ class Storage:
         if self.is_listable and not self.exists(folder):
             return []
         top = self.locate(folder)
+        if self.is_local:
+            return sorted(f"{folder}/{name}".lstrip("/") for name in walk_files(top))
         with self._naming(folder):
             prefix = len(self.path.rstrip("/")) + 1
             names = sorted(str(found)[prefix:] for found in self.filesystem.find(top))
@@ -212,8 +216,16 @@ class Storage:
         return bool(entry.stamp) and not self.cache.is_fetched_whole(entry.size_bytes, run_bytes)
 
     def version(self, name: str) -> str:
-        """Return what tells the content of a remote file from another that had its name; empty where nothing does."""
-        return self._entry(name).stamp
+        """Return what tells the content of a file from another that had its name; empty where nothing does.
+
+        Of a local file that is its size, the time of its last change, and its number on the disk.
+        """
+        if not self.is_local:
+            return self._entry(name).stamp
+        with suppress(OSError):
+            found = os.stat(self.locate(name))
+            return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
+        return ""
 
     def prefetch(self, name: str) -> "Future[bool] | None":
         """Start to fetch a remote file into the cache of this node, if there is one and room in it.
@@ -347,11 +359,46 @@ class Storage:
         if self.is_local and not os.path.isfile(self.locate(name)):
             raise self._missing(name)
 
+    def check_no_pointer(self, name: str) -> None:
+        """Raise where a file that makes no sense is a pointer of Git LFS, as a clone without LFS has in place of files.
+
+        Raises:
+            DatasetError: it is one.
+        """
+        if self.exists(name) and self.read_range(name, 0, len(_LFS)) == _LFS:
+            raise DatasetError(
+                f"{self.locate(name)!r} is a Git LFS pointer in place of the file. Fetch the files: git lfs pull, in "
+                f"{self.uri!r}"
+            )
+
     def _missing(self, name: str) -> DatasetError:
         return DatasetError(
             f"missing file {self.locate(name)!r}. Fetch or restore it; `raypipe info {self.uri}` shows what the "
             f"dataset should hold."
         )
+
+
+def walk_files(top: str, below: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the names of all files in a local folder and its folders, with ``/``.
+
+    Links are followed, as reading does, but for those that lead back to a folder in which they are.
+
+    Args:
+        below: the folder to look at, in `top`.
+        above: the true paths of the folders in which it is.
+    """
+    place = os.path.realpath(os.path.join(top, below))
+    try:
+        entries = list(os.scandir(place)) if place not in above else []
+    except OSError:
+        # Reading what is in it tells what is wrong with it.
+        return
+    for entry in entries:
+        name = f"{below}/{entry.name}".lstrip("/")
+        if entry.is_dir():
+            yield from walk_files(top, name, (*above, place))
+        elif entry.is_file():
+            yield name
 
 
 _caches: dict[tuple[str, int, bool], FileCache] = {}

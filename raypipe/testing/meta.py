@@ -136,6 +136,7 @@ def _video_info(camera: CameraSpec, fps: int) -> dict[str, Any]:
         "video.width": camera.width,
         "video.codec": "hevc" if camera.is_depth else camera.codec,
         "video.pix_fmt": "gray12le" if camera.is_depth else "yuv420p",
+        "video.g": camera.gop,
         "video.is_depth_map": camera.is_depth,
         "video.fps": fps,
         "video.channels": 1 if camera.is_depth else 3,

@@ -26,7 +26,8 @@ MAX_CAMERAS = 16
 GRID_SHAPE = (2, 3)
 """Shape of the extra feature `observation.grid`."""
 
-_MIN_SIZE = {"h264": 32, "hevc": 32, "vp9": 32, "av1": 64}
+_MIN_SIZE = {"h264": 32, "hevc": 64, "vp9": 32, "av1": 64}
+"""x265 (3.5) writes past its memory where a frame is narrower than its largest block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +84,11 @@ class CameraSpec:
         return self.kind in ("depth", "depth-image")
 
     def _check_size(self) -> None:
-        least = _MIN_SIZE[self.codec] if self.kind == "video" else 32
+        codec = "hevc" if self.kind == "depth" else self.codec
+        least = _MIN_SIZE[codec] if self.is_video else 32
         size = f"{self.height}x{self.width}"
         if min(self.height, self.width) < least:
-            raise ConfigError(f"camera {self.name!r} is {size}; {self.codec} needs {least}x{least} or more")
+            raise ConfigError(f"camera {self.name!r} is {size}; {codec} needs {least}x{least} or more")
         # yuv420p halves the chroma planes.
         if self.kind == "video" and (self.height % 2 or self.width % 2):
             raise ConfigError(f"camera {self.name!r} is {size}; a video needs an even height and width")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from typing import Final
 
 import torch
 from torchcodec.decoders import VideoDecoder
@@ -25,6 +26,10 @@ from raypipe.testing.pixels import depth_codes, iter_frames
 from raypipe.testing.spec import CameraSpec, SynthSpec
 
 _ENCODERS = {"h264": "libx264", "av1": "libsvtav1", "hevc": "libx265", "vp9": "libvpx-vp9"}
+SAME_BYTES: Final = "cpu-independent=1"
+"""Option of x264. Without it, its AVX-512 code reads past the last row of macroblocks where their number in a row is no
+multiple of 8: what is written depends on what the heap held before, and on the CPU."""
+
 _PRESETS = {"h264": "veryfast", "hevc": "ultrafast"}
 _COPY_OPTIONS = ["-c", "copy", "-movflags", "+faststart"]
 _INSTALL = "apt-get install ffmpeg (or: conda install -c conda-forge ffmpeg; brew install ffmpeg)"
@@ -149,8 +154,28 @@ def _open_encoder(path: Path, camera: CameraSpec, *, fps: int) -> Iterator[Video
         preset=_preset(camera),
         extra_options=_codec_options(camera),
     )
-    with encoder.open_file(path):
+    with open_encoded(encoder, path):
         yield stream
+
+
+@contextmanager
+def open_encoded(encoder: Encoder, path: Path) -> Iterator[None]:
+    """Open a file for an encoder, and leave this thread the priority that it had.
+
+    SVT-AV1 (1.4), run by root as in most containers, gives the thread that opens it the highest real-time priority. All
+    threads and processes that it starts later inherit that, and two busy ones stop a machine of two cores.
+    """
+    if not hasattr(os, "sched_setscheduler"):
+        with encoder.open_file(path):
+            yield
+        return
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        with encoder.open_file(path):
+            os.sched_setscheduler(0, *before)
+            yield
+    finally:
+        os.sched_setscheduler(0, *before)
 
 
 def _preset(camera: CameraSpec) -> str | None:
@@ -166,7 +191,7 @@ def _codec_options(camera: CameraSpec) -> dict[str, int | str]:
     if camera.codec == "h264":
         # b_strategy 0: B-frames where they are asked for, not where x264 finds that they pay.
         order = {"bf": camera.b_frames, "b_strategy": 0}
-        return {"g": camera.gop, "sc_threshold": 0, "threads": 1, **order}
+        return {"g": camera.gop, "sc_threshold": 0, "threads": 1, "x264-params": SAME_BYTES, **order}
     if camera.codec == "hevc":
         return {"g": camera.gop, "x265-params": _x265_params(camera)}
     if camera.codec == "vp9":

@@ -30,8 +30,7 @@ def write_dataset(root: str | os.PathLike[str], spec: SynthSpec) -> Path:
     folder = Path(root)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
-            f"{str(folder)!r} is not an empty folder, and write_dataset changes no files. Choose another "
-            f"folder, or remove this one first: rm -r {folder}"
+            f"{str(folder)!r} is not an empty folder, and write_dataset changes no files. Choose another folder."
         )
     check_tools(spec)
     folder.mkdir(parents=True, exist_ok=True)

@@ -85,11 +85,10 @@ def read_container(storage: Storage, name: str) -> Container:
         try:
             moov = read_box(stream, b"moov")
         except (struct.error, EOFError) as error:
+            storage.check_no_pointer(name)
             raise DatasetError(f"damaged video of {size_bytes} bytes: {error}") from error
     if moov is None:
-        raise DatasetError(
-            f"no index ('moov' box) in {size_bytes} bytes: the file is cut off, a Git-LFS pointer, or no mp4"
-        )
+        raise DatasetError(f"no index ('moov' box) in {size_bytes} bytes: the file is cut off, or no mp4")
     try:
         return _parse(moov, size_bytes)
     except (struct.error, IndexError, ValueError, KeyError, OverflowError) as error:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from raypipe.validate.video import Spans
 
 _PIECE_BYTES: Final = 16 << 20
-"""As in `raypipe.decode.span`: larger pieces cost page faults."""
+"""As in `raypipe.decode.frames`: larger pieces cost page faults."""
 
 _LOOK_AHEAD: Final = 4
 """Frames by which a decoder may read ahead of what it gives out, where frames are stored in another order."""

@@ -44,10 +44,20 @@ KINDS: Final[Mapping[str, Kind]] = {
         "error", "the format version is none that raypipe reads", "convert the dataset with LeRobot's own scripts"
     ),
     "template-invalid": Kind("error", "a path template cannot be filled in", _EDIT_INFO),
+    "template-mismatch": Kind(
+        "error",
+        "the files are laid out by another template than that of info.json",
+        "set it in meta/info.json to the template that the message gives",
+    ),
     "layout-mismatch": Kind(
         "warning",
         "the version and the layout of the files do not go together",
         "set codebase_version in meta/info.json to the version of the layout; LeRobot goes by it",
+    ),
+    "feature-unknown": Kind(
+        "warning",
+        "a feature of a dtype that raypipe has no words for",
+        "raypipe leaves it out of samples; correct its dtype in meta/info.json, if it is mistyped",
     ),
     "feature-invalid": Kind("error", "a feature's declaration means nothing", _EDIT_INFO),
     "episodes-unreadable": Kind("error", "the episode table cannot be read", "fetch meta/ again"),
@@ -75,12 +85,12 @@ KINDS: Final[Mapping[str, Kind]] = {
     "camera-missing": Kind(
         "warning",
         "a declared camera has no file at all",
-        "fetch its files, or remove the camera from meta/info.json; raypipe leaves it out with a warning",
+        "fetch its files; without them raypipe leaves the camera out with a warning",
     ),
     "file-extra": Kind(
         "warning",
         "a file that meta/ does not name",
-        "remove it: LeRobot reads every parquet file below data/",
+        "raypipe does not read it: keep it until you know what it is",
     ),
     "row-groups": Kind(
         "warning",
@@ -97,7 +107,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "rows-misplaced": Kind(
         "warning",
         "rows of an episode that the episode table places in another file",
-        "raypipe never reads them; remove them, or correct the episode table",
+        "raypipe never reads them; raypipe reshard ROOT OUT leaves them behind",
     ),
     "rows-duplicated": Kind("error", "a frame of an episode stands in several rows", _LEAVE_OUT),
     "frame-gap": Kind("error", "frame_index does not count 0, 1, 2, ...", _LEAVE_OUT),
@@ -140,6 +150,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     # features
     "feature-missing": Kind("error", "some data files lack the column of a feature", _LEAVE_OUT),
+    "feature-absent": Kind(
+        "warning",
+        "no data file has the column of a feature",
+        "raypipe leaves it out of samples; take it out of meta/info.json, if it was never recorded",
+    ),
     "feature-undeclared": Kind("note", "a column that info.json does not declare", "declare it, if samples need it"),
     "column-derived": Kind("note", "an index column is not there; raypipe derives it", "nothing to do"),
     "column-doubled": Kind("error", "a data file has a column twice", _RESHARD),
@@ -152,7 +167,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     "task-unresolved": Kind("error", "rows have a task_index that meta/tasks does not list", _LEAVE_OUT),
     # statistics
     "stats-missing": Kind("note", "no statistics of a feature are stored", "LeRobot can compute them"),
-    "stats-unreadable": Kind("warning", "stored statistics cannot be read", "fetch the file again, or remove it"),
+    "stats-unreadable": Kind(
+        "warning",
+        "stored statistics cannot be read",
+        "fetch the file again, or have LeRobot compute them anew; samples do not need it",
+    ),
     "stats-mismatch": Kind(
         "warning",
         "stored statistics are not those of the values",

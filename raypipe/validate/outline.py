@@ -5,7 +5,7 @@ a finding and is left empty: no episodes, no tasks, a frame rate of NaN, the usu
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from raypipe.metadata.features import read_features
 from raypipe.metadata.tables import read_json
 from raypipe.metadata.tasks import JSON_LINES as TASK_LINES
 from raypipe.metadata.tasks import PARQUET, read_tasks
+from raypipe.metadata.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, why_unfillable
 from raypipe.rows import one_line
 from raypipe.storage import Storage
 from raypipe.validate.findings import Finding, Place, make_finding
@@ -27,15 +28,6 @@ INFO = "meta/info.json"
 
 DAMAGE = (DatasetError, pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError)
 """As what damage in ``meta/`` may come up: a text that is no UTF-8, a number where a list should be."""
-
-_DATA_TEMPLATES = {
-    True: "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-    False: "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
-}
-_VIDEO_TEMPLATES = {
-    True: "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
-    False: "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
-}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +57,23 @@ def read_outline(storage: Storage) -> Outline:
     except DAMAGE as error:
         return _salvage(storage, files, error)
     info = read_json(storage, INFO)
-    return Outline(meta=meta, info=info, files=files, has_episodes=True, has_tasks=True, findings=())
+    return _fit_templates(Outline(meta=meta, info=info, files=files, has_episodes=True, has_tasks=True, findings=()))
+
+
+def _fit_templates(outline: Outline) -> Outline:
+    """Return the outline with the templates by which the files are there, where those of ``info.json`` give none."""
+    fitting = outline.meta.find_fitting_templates(outline.files)
+    given = {"data_path": outline.meta.data_template, "video_path": outline.meta.video_template}
+    findings = [
+        make_finding(
+            "template-mismatch",
+            f"{key} is {given[key]!r}, and no file is there; the one by which all files are there is {template!r}",
+            Place(file=INFO, feature=key),
+        )
+        for key, template in fitting.items()
+    ]
+    meta = outline.meta.with_templates(fitting)
+    return replace(outline, meta=meta, findings=(*outline.findings, *findings))
 
 
 def _salvage(storage: Storage, files: tuple[str, ...], failure: Exception) -> Outline:
@@ -86,8 +94,8 @@ def _salvage(storage: Storage, files: tuple[str, ...], failure: Exception) -> Ou
         episodes=episodes,
         tasks=tasks,
         splits={},
-        data_template=_salvage_template(info, "data_path", _DATA_TEMPLATES[is_packed], findings),
-        video_template=_salvage_template(info, "video_path", _VIDEO_TEMPLATES[is_packed], findings) if videos else "",
+        data_template=_salvage_template(info, "data_path", DATA_TEMPLATES[is_packed], findings),
+        video_template=_salvage_template(info, "video_path", VIDEO_TEMPLATES[is_packed], findings) if videos else "",
         is_packed=is_packed,
         notes=(),
     )
@@ -95,9 +103,10 @@ def _salvage(storage: Storage, files: tuple[str, ...], failure: Exception) -> Ou
         findings += _missing_episodes(info, len(episodes))
     if not any(finding.severity == "error" for finding in findings):
         findings.append(make_finding("metadata-unreadable", one_line(failure), Place(file="meta")))
-    return Outline(
+    outline = Outline(
         meta=meta, info=info, files=files, has_episodes=has_episodes, has_tasks=has_tasks, findings=tuple(findings)
     )
+    return _fit_templates(outline)
 
 
 def _salvage_info(storage: Storage, findings: list[Finding]) -> dict[str, Any]:
@@ -183,17 +192,12 @@ def _salvage_fps(info: Mapping[str, Any], findings: list[Finding]) -> float:
 
 
 def _salvage_template(info: Mapping[str, Any], key: str, usual: str, findings: list[Finding]) -> str:
-    template = info.get(key) or usual
-    try:
-        str(template).format(chunk_index=0, file_index=0, episode_chunk=0, episode_index=0, video_key="")
-    except (KeyError, ValueError, IndexError) as error:
-        message = (
-            f"{key} is {template!r}, which cannot be filled in: {error!r}. It may use chunk_index, file_index, "
-            f"episode_chunk, episode_index and video_key; checked with {usual!r}"
-        )
+    template = str(info.get(key) or usual)
+    why = why_unfillable(template)
+    if why:
+        message = f"{key} is {template!r}, which {why}; checked with {usual!r}"
         findings.append(make_finding("template-invalid", message, Place(file=INFO, feature=key)))
-        return usual
-    return str(template)
+    return usual if why else template
 
 
 def _missing_episodes(info: Mapping[str, Any], num_episodes: int) -> list[Finding]:

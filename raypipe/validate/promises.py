@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.metadata import DatasetMeta
-from raypipe.metadata.episodes import FOLDER
+from raypipe.metadata.episodes import split_tables
 from raypipe.metadata.tables import read_parquet
 from raypipe.rows import one_line
 from raypipe.validate.findings import Finding, Place, make_finding
@@ -65,9 +65,7 @@ def _read_stored(outline: Outline, findings: list[Finding]) -> dict[str, NDArray
     meta = outline.meta
     names = ["dataset_from_index", "dataset_to_index", *(_end_column(name) for name in meta.episodes.videos)]
     columns = {name: np.full(len(meta.episodes), np.nan) for name in names}
-    for file in outline.files:
-        if not (file.startswith(f"{FOLDER}/") and file.endswith(".parquet")):
-            continue
+    for file in split_tables(outline.files)[0]:
         try:
             table = read_parquet(meta.storage, file, ("episode_index",), optional=names)
             rows = np.searchsorted(meta.episodes.episode_index, table.column("episode_index").to_numpy())

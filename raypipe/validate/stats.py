@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
-from raypipe.metadata.episodes import FOLDER
+from raypipe.metadata.episodes import split_tables
 from raypipe.metadata.stats import GLOBAL, PER_EPISODE
 from raypipe.metadata.tables import open_parquet, read_json
 from raypipe.rows import one_line
@@ -52,10 +52,9 @@ def check_stats(promises: Promises, files: Sequence[str], summary: EpisodeSummar
     if GLOBAL not in files and PER_EPISODE not in files:
         message = f"neither {GLOBAL} nor {PER_EPISODE} is there"
         findings.append(make_finding("stats-missing", message, Place(file=GLOBAL)))
-    for name in files if promises.has_episodes else ():
-        if name.startswith(f"{FOLDER}/") and name.endswith(".parquet"):
-            stored = _read_columns(storage, name, list(summary.moments))
-            findings += _check_episodes(stored, summary, is_whole, name)
+    for name in split_tables(files)[0] if promises.has_episodes else ():
+        stored = _read_columns(storage, name, list(summary.moments))
+        findings += _check_episodes(stored, summary, is_whole, name)
     return findings
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from raypipe.metadata import DatasetMeta
+from raypipe.metadata.episodes import split_tables
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.outline import INFO, Outline
 
@@ -65,6 +66,10 @@ def plan_units(outline: Outline) -> tuple[list[Unit], list[Finding]]:
 def check_structure(outline: Outline) -> list[Finding]:
     """Return what is to say of ``info.json`` and of the episode table."""
     findings = [*outline.findings, *_check_keys(outline.info), *_check_layout(outline)]
+    findings += [
+        make_finding("feature-unknown", why, Place(file=INFO, feature=name))
+        for name, why in outline.meta.opaque.items()
+    ]
     if outline.has_episodes:
         findings += [*_check_counts(outline), *_check_splits(outline), *_check_numbers(outline.meta)]
         if outline.has_tasks:
@@ -104,13 +109,16 @@ def _is_below(name: str, folder: str, suffix: str) -> bool:
 
 
 def _extra_files(files: Sequence[str], named: set[str]) -> list[Finding]:
-    findings = []
+    findings = [
+        make_finding("file-extra", "neither LeRobot nor raypipe reads tables there", Place(file=name), severity="note")
+        for name in split_tables(files)[1]
+    ]
     for name in files:
         if name not in named and _is_below(name, "data", ".parquet"):
-            message = "a data file that the episode table does not name"
+            message = "the episode table and data_path do not name it; LeRobot reads every parquet file below data/"
             findings.append(make_finding("file-extra", message, Place(file=name)))
         elif name not in named and name.split("/")[0] in ("data", "videos", "video"):
-            message = "a file that the episode table does not name"
+            message = "the episode table and the paths of info.json do not name it"
             findings.append(make_finding("file-extra", message, Place(file=name), severity="note"))
     return findings
 

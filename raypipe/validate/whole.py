@@ -74,7 +74,7 @@ def _missing_column(
         return [make_finding("column-derived", f"no column {name!r} in {len(lacking)} data files", place)]
     if is_everywhere:
         message = "declared in info.json, and no data file has the column; samples are without it"
-        return [make_finding("feature-missing", message, place, severity="warning")]
+        return [make_finding("feature-absent", message, place)]
     return [
         make_finding(
             "feature-missing",

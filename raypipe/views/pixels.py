@@ -62,20 +62,21 @@ class FrameReader:
         if feature.kind == "image":
             table = RowReader(self._meta, [camera]).read_episode(row)
             stored = table.column(camera).take(frames).to_pylist()
-            pixels: NDArray[Any] = decoder.decode_images(row, camera, stored, frames).numpy()
+            pixels = decoder.decode_images(row, camera, stored, frames)
         else:
-            pixels = decoder.decode_video(row, camera, frames).numpy()
-        return pixels
+            pixels = decoder.decode_video(row, camera, frames)
+        array: NDArray[Any] = pixels.numpy()
+        return array
 
     def _decoder(self, camera: str) -> Any:
-        from raypipe.decode import SpanDecoder
+        from raypipe.decode import FrameDecoder
 
         if camera not in self._decoders:
             feature = self._meta.features[camera]
             size = fitted_size(feature, self._height)
             is_whole = size == (feature.height, feature.width)
             resize: tuple[int, int] | Literal["original"] = ORIGINAL_SIZE if is_whole else size
-            self._decoders[camera] = SpanDecoder(self._meta, DecodeSpec(resize=resize))
+            self._decoders[camera] = FrameDecoder(self._meta, DecodeSpec(resize=resize))
         return self._decoders[camera]
 
 

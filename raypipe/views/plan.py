@@ -3,16 +3,20 @@
 Reads ``meta/`` of a dataset and plans; reads no rows and no pixels. Decides nothing that a run depends on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
+from raypipe.mixture import Mixture
 from raypipe.plan import (
     DEFAULT_LIVE_BYTES,
+    WHOLE_SPAN,
     BatchSpec,
-    FrameSizes,
+    MemberCost,
+    NearRepeats,
     PlanReport,
     WorldPlan,
     plan_epoch,
@@ -20,7 +24,7 @@ from raypipe.plan import (
     report_plan,
     start,
 )
-from raypipe.sizes import index_frames, measure_frame, open_with_order
+from raypipe.sizes import index_frames, measure_members, open_with_order
 from raypipe.views.plan_figure import draw_plan
 from raypipe.views.view import View, counted, html_lines, html_plot, html_table
 from raypipe.writable import check_writable
@@ -35,8 +39,6 @@ if TYPE_CHECKING:
 _LISTED_MEMBERS: Final = 40
 _SAMPLE_RATES: Final = (100, 1_000, 10_000)
 _MEMBER_TITLES: Final = ("dataset", "frames", "in an epoch", "share", "passes an epoch", "spans", "off by at most")
-UNKNOWN_SIZES: Final = FrameSizes(row_bytes=0, pixel_bytes=0)
-"""For a plan alone, which does not know how large a frame is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -45,7 +47,8 @@ class PlanView(View):
 
     world: WorldPlan
     report: PlanReport
-    sizes: FrameSizes
+    row_bytes: int
+    """Of a row, windows gathered; 0 where it is not known, and memory is counted in frames."""
     rank: int = 0
     """The one whose spans and batches are drawn."""
 
@@ -53,20 +56,21 @@ class PlanView(View):
     def title(self) -> str:
         """Which epoch on how many ranks, and what decides its order."""
         plan = self.world.plan
+        clips = "" if plan.spec.clip_frames == WHOLE_SPAN else f", clips of {plan.spec.clip_frames}"
         return (
             f"epoch {plan.epoch}, rank {self.rank} of {self.world.world_size}, {counted(plan.leg.lanes, 'lane')}, "
-            f"{plan.leg.live_spans} live spans, seed {plan.spec.seed}"
+            f"{plan.leg.live_spans} live spans{clips}, seed {plan.spec.seed}"
         )
 
     def figure(self) -> "Figure":
         """Return the lives of a rank's spans with the frames of some batches, their episodes, and what is in memory."""
-        figure = draw_plan(self.world, self.report, self.sizes, rank=self.rank)
+        figure = draw_plan(self.world, self.report, self.row_bytes, rank=self.rank)
         figure.suptitle(self.title, fontsize=11)
         return figure
 
     def parts(self) -> list[str]:
         """Return it as pieces of HTML."""
-        figure = draw_plan(self.world, self.report, self.sizes, rank=self.rank)
+        figure = draw_plan(self.world, self.report, self.row_bytes, rank=self.rank)
         parts = [html_lines(plan_lines(self.report)), html_plot(figure, self.title)]
         if self.report.members:
             parts.append(html_table(_MEMBER_TITLES, _member_rows(self.report)))
@@ -74,25 +78,33 @@ class PlanView(View):
 
 
 def view_world(
-    world: WorldPlan, sizes: FrameSizes = UNKNOWN_SIZES, *, live_bytes: int = DEFAULT_LIVE_BYTES, rank: int = 0
+    world: WorldPlan,
+    members: Sequence[MemberCost] = (),
+    *,
+    live_bytes: int = DEFAULT_LIVE_BYTES,
+    near_frames: Sequence[int] = (),
+    rank: int = 0,
 ) -> PlanView:
-    """Return the view of a plan; without `sizes` memory is counted in frames.
+    """Return the view of a plan; without the sizes of its `members` memory is counted in frames.
 
     Args:
-        live_bytes: memory of a rank for the spans at hand, which the advice is for.
+        live_bytes: memory of a rank for decoded frames, which the advice is for.
+        near_frames: how many frames half a second has, of every dataset in turn; a plan alone does not know it.
     """
     if not 0 <= rank < world.world_size:
         raise ConfigError(f"there is no rank {rank}: the world has {world.world_size}, counted from 0")
-    return PlanView(world=world, report=report_plan(world, sizes, live_bytes=live_bytes), sizes=sizes, rank=rank)
+    members = members or [MemberCost(row_bytes=0)] * len(world.plan.index.dataset_names)
+    report = report_plan(world, members, live_bytes=live_bytes, near_frames=near_frames)
+    return PlanView(world=world, report=report, row_bytes=max(member.row_bytes for member in members), rank=rank)
 
 
 def view_pipeline(pipe: "Pipeline", *, world_size: int = 1, epoch: int = 0) -> PlanView:
     """Return the view of what a pipeline would do in an epoch on `world_size` ranks; reads nothing."""
     world = pipe.plan(world_size=world_size, epoch=epoch)
     config = pipe.config
-    # 0 where the length of spans was given: no memory was said that they are to fit in.
-    live_bytes = config.live_bytes or DEFAULT_LIVE_BYTES
-    return view_world(world, measure_frame(config.dataset, config.decode), live_bytes=live_bytes)
+    members = measure_members(config.dataset, config.decode)
+    near_frames = _near_frames(config.dataset)
+    return view_world(world, members, live_bytes=config.budget.live_bytes, near_frames=near_frames)
 
 
 def view_plan(
@@ -108,14 +120,20 @@ def view_plan(
 
     Args:
         order: fields of an `OrderSpec`; the others are chosen as `raypipe.Pipeline` chooses them.
-        live_bytes: memory of a rank for the spans at hand; None: that of a pipeline where nothing is said.
+        live_bytes: memory of a rank for decoded frames; None: that of a pipeline where nothing is said.
     """
     live_bytes = DEFAULT_LIVE_BYTES if live_bytes is None else live_bytes
     dataset, spec, decode = open_with_order(root, batch, order, live_bytes=live_bytes)
     todo = start(spec, world_size=world_size, epoch=epoch)
     plan = plan_epoch(index_frames(dataset), todo.spec, epoch=epoch, legs=todo.legs)
     world = plan_world(plan, world_size=world_size, batch=batch)
-    return view_world(world, measure_frame(dataset, decode), live_bytes=live_bytes)
+    members = measure_members(dataset, decode)
+    return view_world(world, members, live_bytes=live_bytes, near_frames=_near_frames(dataset))
+
+
+def _near_frames(dataset: Dataset | Mixture) -> tuple[int, ...]:
+    datasets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+    return tuple(round(one.meta.fps / 2) for one in datasets)
 
 
 def plan_table(report: PlanReport) -> "Group":
@@ -189,9 +207,13 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
         ("steps", f"{report.steps:,} of {report.batch_size} frames on each of {report.world_size} ranks"),
         ("frames", f"{report.frames:,} in {report.spans:,} spans on {report.lanes} lanes"),
         ("tail", f"{report.tail}; {report.left_over} frames left over"),
-        ("order", f"live_spans={report.live_spans}, span_frames={report.span_frames!r}"),
+        (
+            "order",
+            f"live_spans={report.live_spans}, span_frames={report.span_frames!r}, clip_frames={report.clip_frames!r}",
+        ),
         ("plan fingerprint", report.fingerprint),
         ("live", _live(report)),
+        *_decoded(report),
         (
             "before batch 1",
             f"{report.first_batch_frames:,} frames a rank ({_size(report.first_batch_bytes)}); "
@@ -203,6 +225,7 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
             "shared episodes",
             f"{shared}; a full shuffle {report.mixing.overlap_full_shuffle:.1f}",
         ),
+        ("near repeats", _near_repeats(report.mixing.near_repeats)),
         ("blocks/s", f"{blocks} frames/s over all ranks, a span a block"),
         *_mixture_lines(report),
         *(("advice", text) for text in report.advice),
@@ -210,10 +233,20 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
 
 
 def _live(report: PlanReport) -> str:
-    rows = f"up to {report.live_frames:,} frames a rank: {_size(report.live_row_bytes)} of rows"
-    if report.is_decode_on_exit:
-        return f"{rows}; cameras are decoded as a batch leaves"
-    return f"{rows}, {_size(report.live_pixel_bytes)} of pixels if decoded per span"
+    rows = f"up to {report.live_frames:,} rows a rank: {_size(report.live_row_bytes)}"
+    if not report.live_pixel_bytes:
+        return rows
+    return (
+        f"{rows}; up to {_size(report.live_pixel_bytes)} of decoded frames, at {report.decode_cost:.2f} times the CPU "
+        f"of decoding in file order"
+    )
+
+
+def _decoded(report: PlanReport) -> list[tuple[str, str]]:
+    if not report.decoded_bytes:
+        return []
+    keeping = "keep_frames=True keeps them on disk, and later epochs copy them at about a tenth of the CPU of decoding"
+    return [("decoded", f"{_size(report.decoded_bytes)}, all frames of all videos: {keeping}")]
 
 
 def _mixture_lines(report: PlanReport) -> list[tuple[str, str]]:
@@ -233,6 +266,17 @@ def _distinct(batch: Any) -> str:
     return (
         f"{batch.mean:.1f} (min {batch.min}, first batches {batch.first:.1f}, last {batch.last:.1f}; "
         f"a full shuffle {batch.full_shuffle:.1f})"
+    )
+
+
+def _near_repeats(near: NearRepeats | None) -> str:
+    if near is None:
+        return "not known: a plan alone does not know the frame rate"
+    if not near.num_batches:
+        return "there are too few full batches to tell"
+    return (
+        f"of {near.share:.1%} of a rank's frames one of the same episode within half a second comes in its next "
+        f"{near.num_batches} batches; a full shuffle {near.full_shuffle:.1%}"
     )
 
 

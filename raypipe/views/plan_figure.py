@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.plan import FrameSizes, PlanReport, RankPlan, WorldPlan, emitted_frames
+from raypipe.plan import PlanReport, RankPlan, WorldPlan, emitted_frames
 from raypipe.views.view import new_figure
 
 if TYPE_CHECKING:
@@ -18,11 +18,12 @@ _DRAWN_MEMBERS: Final = 10
 _WIDTH: Final = 11.0
 
 
-def draw_plan(world: WorldPlan, report: PlanReport, sizes: FrameSizes, *, rank: int) -> "Figure":
+def draw_plan(world: WorldPlan, report: PlanReport, row_bytes: int, *, rank: int) -> "Figure":
     """Return the plan of a rank, from top to bottom, over the steps of the epoch.
 
     The lives of its spans, each a line from admission to retirement at its place in the queue, with the frames of some
-    batches; the distinct episodes in a batch; what is in memory; of a mixture, the shares. Draws at most 1,500 spans.
+    batches; the distinct episodes in a batch, with the near repeats in words; what is in memory; of a mixture, the
+    shares. Draws at most 1,500 spans.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -36,7 +37,7 @@ def draw_plan(world: WorldPlan, report: PlanReport, sizes: FrameSizes, *, rank: 
     middles = {step: _middle(world, step) for step in steps}
     _draw_lives(axes[0], plan, (admitted, retired), middles)
     _draw_distinct(axes[1], world, report, rank, middles)
-    _draw_memory(axes[2], live_frames(plan, admitted, retired, world.num_steps), report, sizes)
+    _draw_memory(axes[2], live_frames(plan, admitted, retired, world.num_steps), report, row_bytes)
     if is_mixture:
         _draw_shares(axes[3], world, steps)
     axes[-1].set_xlabel("step")
@@ -94,20 +95,23 @@ def _draw_distinct(axes: Any, world: WorldPlan, report: PlanReport, rank: int, m
     axes.set_ylim(0, 1.15 * max(*counts, expected))
     axes.axhline(expected, color="black", linewidth=0.8, linestyle="--", label=f"a full shuffle: {expected:.1f}")
     axes.set_ylabel("distinct episodes\nin a batch")
+    near = report.mixing.near_repeats
+    if near is not None and near.num_batches:
+        text = f"near repeats in the next {near.num_batches} batches: {near.share:.1%} of frames"
+        axes.set_title(f"{text}, a full shuffle {near.full_shuffle:.1%}", loc="right", fontsize="small")
     axes.legend(loc="best", fontsize="small", framealpha=0.85)
 
 
-def _draw_memory(axes: Any, frames: NDArray[np.int64], report: PlanReport, sizes: FrameSizes) -> None:
-    frame_bytes = sizes.row_bytes + sizes.pixel_bytes
-    largest = max(1, report.live_frames) * (frame_bytes or 1)
-    unit, name = (1.0, "frames") if not frame_bytes else (1e9, "GB") if largest >= 1e9 else (1e6, "MB")
-    values = frames * (frame_bytes or 1) / unit
+def _draw_memory(axes: Any, frames: NDArray[np.int64], report: PlanReport, row_bytes: int) -> None:
+    largest = max(1, report.live_frames) * (row_bytes or 1)
+    unit, name = (1.0, "rows") if not row_bytes else (1e9, "GB") if largest >= 1e9 else (1e6, "MB")
+    values = frames * (row_bytes or 1) / unit
     places, held = np.arange(len(values) + 1), np.append(values, values[-1:])
     axes.fill_between(places, held, step="post", color="tab:blue", alpha=0.3)
     most = largest / unit
     axes.axhline(most, color="black", linewidth=0.8, linestyle=":", label=f"at most {most:,.4g} {name} on any rank")
     axes.set_ylim(0, 1.15 * most)
-    axes.set_ylabel(f"{name} of\nlive spans")
+    axes.set_ylabel("rows at hand" if name == "rows" else f"{name} of\nrows at hand")
     axes.legend(loc="lower right", fontsize="small", framealpha=0.85)
 
 

@@ -84,7 +84,7 @@ class RunView(View):
                 "decoded",
                 f"{last.decoded_frames:,} frames, {last.decoded_per_emitted:.2f} for each that was handed over",
             ),
-            ("memory", f"up to {last.peak_live_bytes / 1e6:,.1f} MB of live spans"),
+            ("memory", f"up to {last.peak_clip_bytes / 1e6:,.1f} MB of decoded frames"),
         ]
         if last.skipped_frames:
             lines.append(("skipped", counted(last.skipped_frames, "frame")))

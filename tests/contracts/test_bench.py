@@ -26,8 +26,8 @@ def test_bench_measures_a_setting_beside_the_floor(tiny_dataset, tmp_path):
     told = []
 
     report = run_bench(
-        BenchSpec(root=str(tiny_dataset), batch_size=4, seconds=1.0),
-        ["where=rank,threads=1,span_frames=4,live_spans=8"],
+        BenchSpec(root=str(tiny_dataset), batch_size=4, seconds=1.0, gpu_samples_per_s=1200),
+        ["where=rank,threads=1,clip_frames=2,span_frames=4,live_spans=8"],
         on_line=told.append,
     )
 
@@ -36,15 +36,20 @@ def test_bench_measures_a_setting_beside_the_floor(tiny_dataset, tmp_path):
     assert told[0].startswith("floor, all cores: ")
     assert " to measure, about " in told[1]
     assert told[2].startswith("1 of ")
-    assert ": rank/block, 1 thread, spans of 4, 8 live: " in told[2]
+    assert ": rank, 1 thread, clips of 2, spans of 4, 8 live: " in told[2]
     assert row["samples"] == 34
     assert row["cpu_s_per_1k"] > 0
     assert row["peak_mb"] > report.floor["peak_mb"] / 10
-    assert row["decoded_per_emitted"] == pytest.approx(1.0)
+    # Of 34 samples; while an epoch ends, the first clips of the next one are decoded.
+    assert 0.7 < row["decoded_per_emitted"] < 1.3
     assert 1 < row["distinct_episodes"] <= 4
     assert 1 < report.conditions["full_shuffle_episodes"] < 4
-    assert "order={'span_frames': 4, 'live_spans': 8})" in report.advice()
-    assert "* rank/block, 1 thread" in printed(bench_table(report))
+    assert row["clip_frames"] == 2
+    assert row["cores_exact"] == pytest.approx(1.2 * row["cpu_s_per_1k"], abs=1e-4)
+    assert report.floor["cores"] >= 1
+    assert "order={'span_frames': 4, 'live_spans': 8, 'clip_frames': 2})" in report.advice()
+    assert "* rank, 1 thread" in printed(bench_table(report))
+    assert f"{row['cores']} ({row['cores_exact']:.1f})" in printed(bench_table(report))
     plot_bench(report, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "a.json").write_text(json.dumps(report.to_json()))
@@ -72,7 +77,7 @@ request = Request(
     loader="raypipe", root=sys.argv[1], batch_size=4, observation_frames=1, episodes=None, step_ms=0.0, num_steps=0,
     num_cpus=2, live_bytes=1 << 30, parts={}, windows={},
 )
-loader = RaypipeLoader(request, "rank", "block")
+loader = RaypipeLoader(request)
 part = [item.num_samples for item in islice(loader.epoch(), 3)]
 whole = [item.num_samples for item in loader.epoch()]
 loader.close()

@@ -8,7 +8,7 @@ import pytest
 import ray
 from attempts import wait_until
 from ray import cloudpickle
-from ray_session import ensure_ray
+from ray_session import end_ray, ensure_ray
 
 from raypipe import cluster_gate, requests
 from raypipe.cluster_gate import ClusterGate, SharedBudget
@@ -219,7 +219,7 @@ def test_a_gate_goes_on_in_another_ray(ray_cluster):
     gate = ClusterGate()
     assert gate.take().wait_s == 0
 
-    ray.shutdown()
+    end_ray()
     alone = gate.take()
     ensure_ray(2)
     turns = [gate.take() for _ in range(3)]

@@ -30,14 +30,14 @@ class Case:
 # Nearly every pair of values of two settings is in one of these. Every further split or chapter starts an actor, which
 # costs seconds, so there are few of them. Cases with equal CPUs stand together: they share a Ray.
 CASES = [
-    Case(mode="cluster/block", world_size=2, num_cpus=8, salt=1, feed={"prefetch_blocks": 1}),
-    Case(mode="rank/exit", world_size=3, num_cpus=8, salt=2, feed={"ranks_per_split": 2}, prefetch_batches=1),
-    Case(mode="rank/block", world_size=2, num_cpus=1, salt=3, feed={"blocks_per_chapter": 6}, prefetch_batches=4),
-    Case(mode="cluster/block", world_size=3, num_cpus=1, feed={"spans_per_block": 2}),
-    Case(mode="rank/block", world_size=1, feed={"prefetch_blocks": 1}),
-    Case(mode="rank/block", world_size=3, salt=4, feed={"spans_per_block": 3}, prefetch_batches=1),
-    Case(mode="rank/exit", world_size=2, feed={"blocks_per_chapter": 3, "spans_per_block": 2}),
-    Case(mode="cluster/block", world_size=2, salt=5, feed={"blocks_per_chapter": 3, "ranks_per_split": 1}),
+    Case(mode="cluster", world_size=2, num_cpus=8, salt=1, feed={"prefetch_blocks": 1}),
+    Case(mode="rank", world_size=3, num_cpus=8, salt=2, feed={"ranks_per_split": 2}, prefetch_batches=1),
+    Case(mode="rank", world_size=2, num_cpus=1, salt=3, feed={"blocks_per_chapter": 6}, prefetch_batches=4),
+    Case(mode="cluster", world_size=3, num_cpus=1, feed={"spans_per_block": 2}),
+    Case(mode="rank", world_size=1, feed={"prefetch_blocks": 1}),
+    Case(mode="rank", world_size=3, salt=4, feed={"spans_per_block": 3}, prefetch_batches=1),
+    Case(mode="rank", world_size=2, feed={"blocks_per_chapter": 3, "spans_per_block": 2}),
+    Case(mode="cluster", world_size=2, salt=5, feed={"blocks_per_chapter": 3, "ranks_per_split": 1}),
 ]
 
 

@@ -1,5 +1,8 @@
 """Breaks, new epochs, ranks in processes of their own, and two pipelines at once."""
 
+import os
+import subprocess
+import sys
 from itertools import islice
 
 import pytest
@@ -85,3 +88,63 @@ def test_epochs_that_are_known_to_follow_are_fetched_ahead_and_given_up_for_anot
 
     assert epochs == [planned_epoch(pipe.plan(epoch=epoch), 0) for epoch in (0, 1, 3)]
     assert loader.epoch == 4
+
+
+LEFT_UNDER_WAY = """
+import sys, threading
+import ray
+import raypipe as rp
+from raypipe.feeder import end_feeders
+
+ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+feed = {"spans_per_block": 1, "prefetch_blocks": 1}
+pipe = rp.Pipeline(rp.open_dataset(sys.argv[1]), batch_size=2, seed=0, order={"live_spans": 1}, feed=feed)
+loaders, has_begun = pipe.loaders(2, progress=False), threading.Barrier(3)
+
+def train(loader):
+    batches = iter(loader)
+    next(batches)
+    has_begun.wait()
+    threading.Event().wait()
+
+for loader in loaders:
+    threading.Thread(target=train, args=(loader,), daemon=True).start()
+has_begun.wait()
+if sys.argv[2] == "shutdown":
+    end_feeders()
+    ray.shutdown()
+print("fine", flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "shutdown"])
+def test_process_with_loaders_under_way_ends_clean(rows, end):
+    # Memory that is freed is overwritten at once: what uses it ends the process.
+    env = {**os.environ, "MALLOC_PERTURB_": "165"}
+    command = [sys.executable, "-c", LEFT_UNDER_WAY, str(rows.meta.root), end]
+
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr[-2000:]
+
+
+QUIET = """
+import sys
+import raypipe as rp
+
+pipe = rp.Pipeline(rp.open_dataset(sys.argv[1]), batch_size=8, seed=0)
+print(sum(len(batch["index"]) for batch in pipe.loader(transport="ray")))
+"""
+
+
+def test_log_of_a_user_holds_no_lines_of_ray(rows):
+    command = [sys.executable, "-c", QUIET, str(rows.meta.root)]
+
+    # A Ray of its own, not that of the tests.
+    env = {**os.environ, "RAY_ADDRESS": "local"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+
+    started, num_frames = done.stdout.splitlines()
+    assert started.startswith("raypipe: using Ray with")
+    assert num_frames == "57"
+    assert done.stderr == ""

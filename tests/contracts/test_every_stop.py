@@ -37,10 +37,10 @@ def test_rest_after_every_stop_is_identical_in_a_new_process(varied):
         mode: Pipeline(dataset, batch_size=10, seed=1, order={"live_spans": 3, "lanes": 2}, decode=decode)
         for mode, decode in MODES.items()
     }
-    planned = pipes["rank/block"].plan()
+    planned = pipes["rank"].plan()
     stops = range(1, planned.num_steps)
 
-    loader = pipes["rank/block"].loader(progress=False)
+    loader = pipes["rank"].loader(progress=False)
     whole = [(batch, loader.state_dict()) for batch in loader]
     came = dict(zip(stops, _finish_after(stops, whole, pipes), strict=True))
 

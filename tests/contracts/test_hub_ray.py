@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from batches import varied_spec
+from batches import local_loader, varied_spec
 from hub_run import digest_of, make_pipe
 from hub_server import HubServer
-from local_source import local_loader
 
 from raypipe.testing import write_dataset
 

@@ -82,7 +82,7 @@ def windowed(path, windows):
 
 @pytest.mark.parametrize(
     ("mode", "windows", "world_size"),
-    [("rank/block", "seconds", 1), ("rank/exit", "frames at 10 per second", 2), ("cluster/block", "frames", 2)],
+    [("rank", "seconds", 1), ("rank", "frames at 10 per second", 2), ("cluster", "frames", 2)],
 )
 def test_every_value_of_an_epoch_is_that_of_its_own_dataset(unlike, mode, windows, world_size):
     order = {"live_spans": 4, "span_frames": 16}
@@ -103,7 +103,7 @@ def test_every_value_of_an_epoch_is_that_of_its_own_dataset(unlike, mode, window
 def test_values_of_real_robots_as_one_are_those_of_each(tmp_path):
     mixture = open_mixture(write_real_file(tmp_path / "real.yaml")).windowed(offsets={"action": [0, 1, 2]})
     order = {"live_spans": 6, "span_frames": 4}
-    pipe = rp.Pipeline(mixture, batch_size=24, seed=2, order=order, decode=MODES["rank/block"])
+    pipe = rp.Pipeline(mixture, batch_size=24, seed=2, order=order, decode=MODES["rank"])
 
     with pipe.loader(progress=False) as loader:
         batches = list(islice(loader, 2))
@@ -126,7 +126,9 @@ def test_values_of_real_robots_as_one_are_those_of_each(tmp_path):
             assert torch.equal(batch["action_is_pad"][i], own["action_is_pad"])
             assert (batch["index"][i], batch["task"][i]) == (own["index"], own["task"])
             for camera in (MAIN, WRIST):
-                assert torch.equal(batch[camera][i], real_pixels(name, camera, episode, frame)), (name, episode, frame)
+                wanted = real_pixels(name, camera, episode, frame)
+                # Pillow and torch round apart.
+                assert (batch[camera][i].int() - wanted.int()).abs().max() <= 1, (name, episode, frame)
                 assert batch[f"{camera}_is_missing"][i] == (camera not in REAL_CAMERAS[name])
 
 
@@ -298,8 +300,10 @@ def test_changed_members_go_on_where_they_stood_and_new_ones_begin(unlike, run):
     for batches, epoch, who in ((ranks, 3, loaders), (again, 4, more)):
         counts = Counter(number for number, *_ in visits_of_ranks(batches))
         assert [counts[number] for number in range(4)] == list(pipe.config.mixture.shares.values())
-        (verdict,) = verdicts_of(pipe, who)
+        *before, verdict = verdicts_of(pipe, who)
         assert (verdict.epoch, verdict.is_exact, verdict.num_emitted) == (epoch, True, 150), verdict.describe()
+        # The second run went on from the state alone: its account tells nothing of the first one's epoch.
+        assert [one.is_exact for one in before] == [False] * (epoch - 3)
 
 
 @pytest.mark.filterwarnings("ignore:rank . left out")
@@ -310,7 +314,7 @@ def test_bad_data_of_a_member_makes_holes_and_is_accounted_for_under_its_name(un
     mixture = open_mixture(folder / "mixture.yaml").windowed(offsets=FRAMES)
     order = {"live_spans": 4, "span_frames": 16}
     skip = {"on_bad_episode": "skip", "max_bad_episodes": 1}
-    pipe = rp.Pipeline(mixture, batch_size=16, seed=3, order=order, decode=MODES["cluster/block"], **skip)
+    pipe = rp.Pipeline(mixture, batch_size=16, seed=3, order=order, decode=MODES["cluster"], **skip)
     loaders = pipe.loaders(2, progress=False)
 
     ranks = run_ranks(loaders)

@@ -70,7 +70,7 @@ class Holder:
 
 
 @pytest.mark.timeout(240)
-def test_blocks_whose_node_has_no_free_cpu_are_decoded_on_another(hub, root):
+def test_clips_whose_node_has_no_free_cpu_are_decoded_on_another(hub, root):
     held = next(node["NodeID"] for node in ray.nodes() if node["Resources"].get("CPU", 0) == 1)
     strategy = NodeAffinitySchedulingStrategy(held, soft=False)
     holder = Holder.options(scheduling_strategy=strategy).remote()
@@ -109,7 +109,7 @@ def test_tasks_of_other_commands_ask_the_budget_of_the_cluster(hub, tmp_path, wo
 
 
 @pytest.mark.timeout(240)
-def test_every_video_is_fetched_once_and_every_request_is_in_the_figures(hub, root, tmp_path):
+def test_no_node_fetches_a_video_twice_and_every_request_is_in_the_figures(hub, root, tmp_path):
     loader = cluster_pipe().loader()
     opened = hub.num_requests
 
@@ -122,7 +122,8 @@ def test_every_video_is_fetched_once_and_every_request_is_in_the_figures(hub, ro
     fetches = {name: count // 2 for name, count in hub.paths.items() if name.startswith(("data/", "videos/"))}
     videos = [count for name, count in fetches.items() if name.endswith(".mp4")]
     assert len(videos) == NUM_EPISODES
-    assert set(videos) == {1}
+    # A video has a home, and goes elsewhere only while the one CPU there is busy.
+    assert max(videos) <= 2
     # This process looks up the columns.
     assert max(fetches.values()) <= 3
     # Of each node the listing, and no file of meta/.

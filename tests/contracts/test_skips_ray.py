@@ -28,7 +28,7 @@ def damaged(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore:rank . left out")
-@pytest.mark.parametrize(("mode", "spans_per_block"), [("rank/block", 3), ("rank/exit", 1), ("cluster/block", 2)])
+@pytest.mark.parametrize(("mode", "spans_per_block"), [("rank", 3), ("rank", 1), ("cluster", 2)])
 def test_bad_episodes_are_left_out_on_their_ranks_and_no_other_frame_moves(damaged, mode, spans_per_block):
     pipe = Pipeline(
         damaged,

@@ -78,6 +78,6 @@ def flatten(committed) -> list[tuple[int, int]]:
 def plan_from(pipe, state, world_size):
     """The plan of the rest of an epoch after a state, on a number of ranks."""
     index = pipe.config.index()
-    at = resume(OrderState.from_dict(state), index, pipe.config.order, world_size=world_size)
+    at = resume(OrderState.from_dict(state), index, pipe.config.order, world_size=world_size, batch=pipe.config.batch)
     plan = plan_epoch(index, at.spec, epoch=at.epoch, legs=at.legs)
     return plan_world(plan, world_size=world_size, batch=pipe.config.batch)

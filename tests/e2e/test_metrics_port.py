@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 from ray import cloudpickle
+from ray_session import end_ray
 
 import raypipe as rp
 from raypipe.gauges import COUNTERS, GAUGES
@@ -25,7 +26,7 @@ SAMPLE = re.compile(r"^(?P<name>ray_raypipe_\w+)\{(?P<tags>.*)\} (?P<value>\S+)$
 @pytest.fixture
 def metrics_url():
     """The metrics page of a local Ray of its own."""
-    ray.shutdown()
+    end_ray()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -38,7 +39,7 @@ def metrics_url():
         _metrics_export_port=port,
     )
     yield f"http://127.0.0.1:{port}/metrics"
-    ray.shutdown()
+    end_ray()
 
 
 @ray.remote(num_cpus=0)

@@ -1,4 +1,4 @@
-"""Processes that torchrun starts: each gets its loader, exactly once, and others go on from what rank 0 has written."""
+"""Processes that torchrun starts: each gets its loader, exactly once, and others go on from what was written."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ import ray
 from batches import frames_of_dataset, planned_epoch, rows_spec
 from committed import committed_frames, flatten, plan_from, read_attempts
 from doc_pages import PAGES, fenced
+from program import run_program
 from ray_session import ensure_ray
 from torchrun_ranks import open_pipe
 
@@ -18,6 +19,18 @@ from raypipe.errors import ConfigError
 from raypipe.testing import SynthSpec, write_dataset
 
 RANKS = Path(__file__).parent / "torchrun_ranks.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_torchrun.py"
+
+REFUSE_RAY = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "ray":
+            raise ImportError("there is no Ray here")
+
+sys.meta_path.insert(0, Refuse())
+"""
 
 
 @pytest.fixture
@@ -25,27 +38,40 @@ def root(tmp_path):
     return write_dataset(tmp_path / "dataset", rows_spec())
 
 
-def launch(num_processes, *command):
+@pytest.fixture
+def without_ray(tmp_path):
+    """What the environment of a process must hold so that neither it nor its children can import Ray."""
+    folder = tmp_path / "refuse-ray"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(REFUSE_RAY)
+    env = {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", "import ray"]
+    refused = subprocess.run(command, env={**os.environ, **env}, capture_output=True, check=False)
+    assert b"there is no Ray here" in refused.stderr
+    return env
+
+
+def launch(num_processes, *command, **env):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
-    run([*torchrun, *command], RAY_ADDRESS=ray.get_runtime_context().gcs_address)
+    run([*torchrun, *command], **env)
 
 
 def run(command, cwd=None, **env):
     env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    return done
 
 
-def test_processes_share_an_epoch_and_others_go_on_from_the_written_state(tmp_path, root):
-    ensure_ray(4)
-    then = 3
+def assert_epoch_is_shared(root, folder, then, launch_ranks):
+    """Let 2 processes begin an epoch and `then` others end it, and require the planned frames of each."""
     pipe = open_pipe(root)
 
-    launch(2, RANKS, root, tmp_path, "3")
-    launch(then, RANKS, root, tmp_path, "100")
+    launch_ranks(2, "3")
+    launch_ranks(then, "100")
 
-    first, second = read_attempts(tmp_path)
-    assert second.state == rp.train.read_state(tmp_path / "first")
+    first, second = read_attempts(folder)
+    assert second.state == rp.train.read_state(folder / "first")
     steps = committed_frames([first, second])
     assert steps[0] == [planned_epoch(pipe.plan(world_size=2), rank)[:3] for rank in range(2)]
     rest = plan_from(pipe, second.state, then)
@@ -53,17 +79,49 @@ def test_processes_share_an_epoch_and_others_go_on_from_the_written_state(tmp_pa
     assert sorted(flatten(steps)) == frames_of_dataset(pipe.config.dataset)
 
 
-def test_script_of_the_documentation_trains_two_epochs_and_saves_where_it_stands(tmp_path):
+@pytest.mark.parametrize("then", [1, 3])
+def test_processes_without_ray_share_an_epoch_and_others_go_on(tmp_path, root, without_ray, then):
+    def launch_ranks(number, stop_after):
+        launch(number, RANKS, root, tmp_path, stop_after, "auto", **without_ray)
+
+    assert_epoch_is_shared(root, tmp_path, then, launch_ranks)
+
+
+def test_processes_on_one_ray_share_an_epoch_and_others_go_on(tmp_path, root):
     ensure_ray(4)
+    address = ray.get_runtime_context().gcs_address
+
+    def launch_ranks(number, stop_after):
+        launch(number, RANKS, root, tmp_path, stop_after, "ray", RAY_ADDRESS=address)
+
+    assert_epoch_is_shared(root, tmp_path, 3, launch_ranks)
+
+
+def test_example_trains_without_ray_and_goes_on_with_other_numbers_of_processes(tmp_path, without_ray):
+    root = write_dataset(tmp_path / "dataset", SynthSpec(lengths=(40, 30, 50, 20, 35)))
+    common = [EXAMPLE, root, tmp_path / "checkpoint", "--batch-size", "4", "--epochs", "2"]
+
+    launch(2, *common, "--stop-after", "5", **without_ray)
+    launch(1, *common, "--stop-after", "7", **without_ray)
+    launch(3, *common, **without_ray)
+
+    state = rp.train.read_state(tmp_path / "checkpoint")
+    assert (state["epoch"], state["legs"]) == (2, [])
+    account = run_program("account", tmp_path / "checkpoint")
+    assert account.returncode == 0, account.stdout
+    for epoch in (0, 1):
+        assert f"epoch {epoch}: exactly once: 175 of 175 frames emitted" in account.stdout
+
+
+def test_script_of_the_documentation_trains_two_epochs_and_saves_where_it_stands(tmp_path, without_ray):
     (block,) = fenced("py", PAGES / "ray-train.md")
     (tmp_path / "train.py").write_text(block)
     write_dataset(tmp_path / "demo-data", SynthSpec(lengths=(40, 30, 50, 20)))
     shown = "\n".join(fenced("sh", PAGES / "ray-train.md"))
-    (line,) = [line for line in shown.splitlines() if "torchrun" in line]
-    # The head is there already, at another address.
-    command = line.replace("127.0.0.1:6379", ray.get_runtime_context().gcs_address)
+    (command,) = [line for line in shown.splitlines() if "torchrun" in line]
 
-    run(["bash", "-c", command], cwd=tmp_path, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run(["bash", "-c", command], cwd=tmp_path, PATH=path, **without_ray)
 
     state = rp.train.read_state(tmp_path / "checkpoint")
     assert (state["epoch"], state["legs"]) == (2, [])

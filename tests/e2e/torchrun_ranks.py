@@ -15,10 +15,11 @@ def open_pipe(root, **decode):
     return rp.Pipeline(rp.open_dataset(str(root)), batch_size=6, seed=3, order={"live_spans": 3}, decode=decode)
 
 
-def main(root, folder, stop_after):
+def main(root, folder, stop_after, transport):
     dist.init_process_group("gloo")
     # That of rank 0 counts.
-    loader = rp.train.share_loader(open_pipe(root, **({"num_threads": 7} if dist.get_rank() else {})))
+    pipe = open_pipe(root, **({"num_threads": 7} if dist.get_rank() else {}))
+    loader = rp.train.share_loader(pipe, transport=transport)
     # All processes are on this machine, and share its CPUs.
     assert loader._spec.num_threads == max(1, len(os.sched_getaffinity(0)) // dist.get_world_size())
     states = [path for path in (folder / "first", folder / "second") if path.exists()]
@@ -31,8 +32,9 @@ def main(root, folder, stop_after):
     if dist.get_rank() == 0:
         rp.train.write_states(folder / ("second" if states else "first"), loader)
     loader.close()
+    dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from batches import TOP, assert_equals_samples, frames_of_all, frames_of_dataset
+from batches import TOP, assert_equals_samples, frames_of_all, frames_of_dataset, local_loader
 from filecache_cases import Watcher
-from local_source import local_loader
 from s3_server import S3Server
 
 from raypipe.dataset import open_dataset
@@ -85,7 +84,7 @@ PROGRAM = """
 import json, sys
 sys.path[:0] = [sys.argv[1]]
 from batches import frames_of_all
-from local_source import local_loader
+from batches import local_loader
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline
 uri, folder, most, seed = sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])

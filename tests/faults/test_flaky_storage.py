@@ -8,8 +8,16 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from batches import MODES, TOP, WRIST, assert_equals_samples, frames_of_all, frames_of_dataset, varied_spec
-from local_source import local_loader
+from batches import (
+    MODES,
+    TOP,
+    WRIST,
+    assert_equals_samples,
+    frames_of_all,
+    frames_of_dataset,
+    local_loader,
+    varied_spec,
+)
 from ray import cloudpickle
 
 from raypipe.dataset import open_dataset
@@ -73,10 +81,9 @@ def _no_waits(monkeypatch):
 
 
 @pytest.mark.usefixtures("_no_waits")
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("suffix", [".parquet", ".mp4"])
-def test_storage_that_fails_twice_and_then_works_gives_right_data(dataset, tmp_path, suffix, mode):
-    pipe = Pipeline(flaky(dataset, tmp_path / "notes", suffix), batch_size=6, seed=0, order=ORDER, decode=MODES[mode])
+def test_storage_that_fails_twice_and_then_works_gives_right_data(dataset, tmp_path, suffix):
+    pipe = Pipeline(flaky(dataset, tmp_path / "notes", suffix), batch_size=6, seed=0, order=ORDER, decode=MODES["rank"])
 
     batches = list(local_loader(pipe))
 
@@ -88,7 +95,7 @@ def test_storage_that_fails_twice_and_then_works_gives_right_data(dataset, tmp_p
 @pytest.mark.usefixtures("ray_cluster")
 def test_storage_that_fails_twice_in_read_tasks_gives_right_data(dataset, tmp_path):
     shaky = flaky(dataset, tmp_path / "notes", ".parquet")
-    pipe = Pipeline(shaky, batch_size=6, seed=0, order=ORDER, decode=MODES["cluster/block"])
+    pipe = Pipeline(shaky, batch_size=6, seed=0, order=ORDER, decode=MODES["cluster"])
 
     batches = list(pipe.loader())
 
@@ -110,9 +117,8 @@ def remote(dataset):
     store.rm(name, recursive=True)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_object_store_gives_right_data(dataset, remote, mode):
-    pipe = Pipeline(open_dataset(remote), batch_size=6, seed=0, order=ORDER, decode=MODES[mode])
+def test_object_store_gives_right_data(dataset, remote):
+    pipe = Pipeline(open_dataset(remote), batch_size=6, seed=0, order=ORDER, decode=MODES["rank"])
 
     batches = list(local_loader(pipe))
 
@@ -121,14 +127,13 @@ def test_object_store_gives_right_data(dataset, remote, mode):
         assert_equals_samples(batch, dataset)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "name", ["data/chunk-000/file-001.parquet", f"videos/{TOP}/chunk-000/file-001.mp4"], ids=["rows", "video"]
 )
-def test_file_missing_in_an_object_store_is_an_error_that_names_it(remote, name, mode):
+def test_file_missing_in_an_object_store_is_an_error_that_names_it(remote, name):
     dataset = open_dataset(remote, cameras=[TOP, WRIST])
     fsspec.filesystem("memory").rm(f"{dataset.meta.storage.path}/{name}")
-    loader = local_loader(Pipeline(dataset, batch_size=6, seed=0, order=ORDER, decode=MODES[mode]))
+    loader = local_loader(Pipeline(dataset, batch_size=6, seed=0, order=ORDER, decode=MODES["rank"]))
 
     with pytest.raises(DatasetError) as caught:
         list(loader)

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import TOP, assert_equals_samples, frames_of_all, frames_of_dataset
+from batches import TOP, assert_equals_samples, frames_of_all, frames_of_dataset, local_loader
 from hub_server import HubServer
-from local_source import local_loader
 
 from raypipe import requests
 from raypipe.dataset import open_dataset

@@ -4,7 +4,7 @@ import pytest
 import ray
 
 from raypipe.errors import ConfigError
-from raypipe.source.free_cpu import check_free_cpu
+from raypipe.source.cluster import check_free_cpu
 
 
 @ray.remote

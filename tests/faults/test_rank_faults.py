@@ -24,7 +24,6 @@ from attempts import (
     watched,
 )
 from batches import TOP, WINDOWS, frames_of_dataset, planned_epoch, rows_spec, varied_spec
-from local_source import local_loader
 
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline
@@ -102,7 +101,7 @@ def test_data_worker_that_is_killed_is_not_noticed(filmed, tmp_path):
     assert {step.attempt for step in steps} == {0}
     assert frames_by_rank(steps) == order_of(planned, 2)
     for rank in range(2):
-        wanted = [digest_of(batch) for batch in local_loader(planned, rank, 2)]
+        wanted = [digest_of(batch) for batch in planned.loader(rank=rank, world_size=2)]
         assert [step.digests[rank] for step in steps] == wanted
     assert TOP in filmed.meta.features
 

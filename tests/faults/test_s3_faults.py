@@ -4,8 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from batches import TOP, assert_equals_samples, frames_of_all, frames_of_dataset
-from local_source import local_loader
+from batches import TOP, assert_equals_samples, frames_of_all, frames_of_dataset, local_loader
 from s3_server import S3Server
 
 from raypipe.dataset import open_dataset

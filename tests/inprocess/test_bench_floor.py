@@ -1,4 +1,4 @@
-"""What the floor of a bench decodes, how long an epoch becomes by it, and what of a peer's batch becomes tensors."""
+"""What the floor of a bench decodes, how long an epoch becomes by it, what is tried, and a peer's batch as tensors."""
 
 import shutil
 
@@ -8,7 +8,7 @@ import pytest
 from raypipe.bench.floor import FloorLoader
 from raypipe.bench.measure import sample_windows
 from raypipe.bench.one_loader import as_tensors
-from raypipe.bench.run import _describe_data, _epoch_frames
+from raypipe.bench.run import _choose, _describe_data, _epoch_frames, _make_pipe
 from raypipe.bench.spec import BenchSpec
 from raypipe.dataset import open_dataset
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
@@ -83,6 +83,29 @@ def test_epoch_is_sized_by_a_rate_that_loaders_can_reach(tiny_dataset, floor, fr
     dataset = open_dataset(str(tiny_dataset))
 
     assert _epoch_frames(dataset, BenchSpec(root="x", seconds=20.0), floor) == frames
+
+
+def choose(root, live_bytes):
+    dataset, spec = open_dataset(str(root)), BenchSpec(root=str(root), batch_size=4, live_bytes=live_bytes)
+    pipe = _make_pipe(dataset, spec)
+    return pipe, _choose(pipe, dataset, spec, (), is_quick=False)
+
+
+def test_settings_are_around_what_a_pipeline_chooses(tiny_dataset):
+    pipe, tried = choose(tiny_dataset, 1 << 30)
+
+    order = pipe.config.order
+    assert (tried[0].clip_frames, tried[0].live_spans) == (order.clip_frames, order.live_spans)
+    assert {one.where for one in tried} == {"rank", "cluster"}
+    assert {one.clip_frames for one in tried} >= {1, 2, 4, 8}
+
+
+def test_settings_that_need_more_memory_than_is_given_are_left_out(tiny_dataset):
+    _, ample = choose(tiny_dataset, 1 << 30)
+    _, tight = choose(tiny_dataset, 12 * 96 * 96 * 3)
+
+    assert max(one.clip_frames for one in tight) < max(one.clip_frames for one in ample)
+    assert len({one.clip_frames for one in tight}) > 1
 
 
 def test_texts_of_a_batch_become_no_tensors():

@@ -11,9 +11,9 @@ import pytest
 from batches import TOP, WINDOWS, WRIST, varied_spec
 
 from raypipe import errors
+from raypipe.batch import span_columns
 from raypipe.block import (
     BlockContext,
-    add_pixels,
     add_windows,
     filler_block,
     open_block,
@@ -23,6 +23,7 @@ from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError, DownloadError
 from raypipe.packed import SpanRequest
+from raypipe.skips import BadDataSpec
 from raypipe.storage import Storage, is_transient
 from raypipe.testing import write_dataset
 from raypipe.window import WindowSpec
@@ -56,11 +57,9 @@ def request(episode, start, stop, frames=()):
     )
 
 
-def send(context, requests, *, is_decoding):
+def send(context, requests):
     """Do what a task does, send the table as Ray does, and open it as a rank does."""
     table = add_windows(context, read_rows(context, requests))
-    if is_decoding:
-        table = add_pixels(context, table)
     assert len(table) == sum(len(request.anchors) for request in requests)
     return list(open_block(context, through_ipc(table)))
 
@@ -81,10 +80,9 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("is_decoding", [False, True])
 @pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
-def test_block_brings_its_spans_and_their_rows(context, without_cameras, requests, is_decoding):
-    blocks = send(context, requests, is_decoding=is_decoding)
+def test_block_brings_its_spans_and_their_rows(context, without_cameras, requests):
+    blocks = send(context, requests)
 
     assert [block.request for block in blocks] == requests
     for block in blocks:
@@ -101,52 +99,51 @@ def test_block_brings_its_spans_and_their_rows(context, without_cameras, request
 
 
 @pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
-def test_decoded_block_brings_every_frame_that_its_windows_show(context, without_windows, requests):
-    dataset = context.datasets[0]
+def test_span_as_columns_shows_every_frame_of_its_windows(context, requests):
+    for block in send(context, requests):
+        columns = span_columns(context, block)
 
-    blocks = send(context, requests, is_decoding=True)
-
-    for block in blocks:
-        length = int(dataset.meta.episodes.length[dataset.meta.episodes.find_row(block.request.episode)])
-        assert set(block.pixels) == {TOP, WRIST}
-        assert block.stored_images == {}
-        for camera, parts in block.pixels.items():
-            reach = [anchor + offset for anchor in block.request.anchors.tolist() for offset in WINDOWS[camera]]
-            shown = {min(max(frame, 0), length - 1) for frame in reach}
-            brought = {frame: pixels for part in parts for frame, pixels in zip(part.frames, part.pixels, strict=True)}
-            assert shown <= set(brought)
-            assert set(brought) == shown | set(block.request.anchors.tolist())
-            for frame, pixels in brought.items():
-                sample = without_windows.sample_of(block.request.episode, int(frame))
-                np.testing.assert_array_equal(pixels.transpose(2, 0, 1), sample[camera].numpy())
-        assert block.num_decoded == sum(len(part.frames) for parts in block.pixels.values() for part in parts)
+        for i, frame in enumerate(block.request.anchors.tolist()):
+            sample = context.datasets[0].sample_of(block.request.episode, frame)
+            for camera in (TOP, WRIST):
+                np.testing.assert_array_equal(columns[camera][i], sample[camera].numpy())
+                np.testing.assert_array_equal(columns[f"{camera}_is_pad"][i], sample[f"{camera}_is_pad"].numpy())
 
 
-def test_undecoded_block_brings_stored_images_of_rows_and_margins(context):
-    (block,) = send(context, [request(2, 4, 8)], is_decoding=False)
+def test_block_brings_the_stored_images_that_its_windows_show_and_no_others(context):
+    (block,) = send(context, [request(2, 4, 8)])
 
-    frames, images = block.stored_images[WRIST]
-    assert block.pixels == {}
+    images = block.stored_images[WRIST]
+    assert set(block.stored_images) == {WRIST}
     # Frames 4 to 7 and, three frames on, 8 to 10.
-    assert sorted(frames.tolist()) == [4, 5, 6, 7, 8, 9, 10]
-    assert all(image.startswith(b"\x89PNG") for image in images)
+    assert sorted(images) == [4, 5, 6, 7, 8, 9, 10]
+    assert all(image.startswith(b"\x89PNG") for image in images.values())
+
+
+@pytest.mark.parametrize(("clip_frames", "frames"), [(0, range(5, 7)), (4, range(4, 8)), (5, range(5, 10))])
+def test_where_bad_data_is_left_out_images_of_whole_clips_come(root, clip_frames, frames):
+    dataset = open_dataset(str(root))
+    context = BlockContext((dataset,), DecodeSpec(), BadDataSpec(on_bad_episode="skip"))
+
+    (block,) = send(context, [replace(request(2, 5, 7, [6]), clip_frames=clip_frames)])
+
+    assert sorted(block.stored_images[WRIST]) == list(frames)
 
 
 def test_filler_has_its_rows_and_opens_to_nothing(context):
-    table = add_pixels(context, add_windows(context, filler_block(5)))
+    table = add_windows(context, filler_block(5))
 
     assert len(table) == 5
     assert list(open_block(context, through_ipc(table))) == []
 
 
-@pytest.mark.parametrize("is_decoding", [False, True])
-def test_bad_span_keeps_its_rows_and_its_neighbours_whole(root, tmp_path, is_decoding):
+def test_bad_span_keeps_its_rows_and_its_neighbours_whole(root, tmp_path):
     copy = write_dataset(tmp_path / "bad", varied_spec())
     # Episodes 4 to 7 share a file of rows.
     (copy / "data/chunk-000/file-001.parquet").write_bytes(b"no parquet")
     context = BlockContext((open_dataset(str(copy)),), DecodeSpec())
 
-    before, bad, after = send(context, [request(2, 0, 12), request(5, 0, 3), request(8, 0, 6)], is_decoding=is_decoding)
+    before, bad, after = send(context, [request(2, 0, 12), request(5, 0, 3), request(8, 0, 6)])
 
     before.check()
     after.check()
@@ -158,7 +155,7 @@ def test_bad_span_keeps_its_rows_and_its_neighbours_whole(root, tmp_path, is_dec
 
 
 def test_error_of_a_block_is_raised_as_the_class_that_it_had(context):
-    (block,) = send(context, [request(0, 0, 7)], is_decoding=False)
+    (block,) = send(context, [request(0, 0, 7)])
     for kind in ("DatasetError", "DecodeError", "DownloadError"):
         failed = replace(block, error=(kind, "what is wrong"))
 

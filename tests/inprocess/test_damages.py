@@ -3,9 +3,8 @@
 import shutil
 
 import pytest
-from batches import MODES, frames_of, frames_of_all, frames_of_dataset, planned_epoch
+from batches import frames_of, frames_of_all, frames_of_dataset, local_loader, planned_epoch
 from damages import DAMAGES, base_spec
-from local_source import local_loader
 
 from raypipe.account import lay_out, merge_accounts
 from raypipe.account.verdict import check_account
@@ -20,13 +19,6 @@ CASES = [(name, version) for name, damage in DAMAGES.items() for version in dama
 
 def cases(pipeline):
     return [case for case in CASES if DAMAGES[case[0]].pipeline == pipeline]
-
-
-BAD_EPISODES = [
-    (name, version, mode)
-    for name, version in cases("bad_episodes")
-    for mode in (MODES if version == DAMAGES[name].versions[0] else ["rank/block"])
-]
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +39,8 @@ def damaged(sound, tmp_path):
     return make
 
 
-def make_pipe(root, mode="rank/block", **parts):
-    return Pipeline(open_dataset(str(root)), batch_size=4, seed=2, order={"live_spans": 2}, decode=MODES[mode], **parts)
+def make_pipe(root, **parts):
+    return Pipeline(open_dataset(str(root)), batch_size=4, seed=2, order={"live_spans": 2}, **parts)
 
 
 @pytest.mark.parametrize(("name", "version"), cases("refuses"))
@@ -72,12 +64,12 @@ def test_harmless_damage_changes_no_frame(damaged, sound, name, version):
     assert sorted(frames_of_all(batches)) == frames_of_dataset(pipe.config.dataset)
 
 
-@pytest.mark.parametrize(("name", "version", "mode"), BAD_EPISODES)
-def test_damaged_episode_is_named_with_its_file_where_the_run_ends(damaged, name, version, mode):
+@pytest.mark.parametrize(("name", "version"), cases("bad_episodes"))
+def test_damaged_episode_is_named_with_its_file_where_the_run_ends(damaged, name, version):
     root, hit = damaged(name, version)
 
     with pytest.raises(RaypipeError) as raised:
-        list(local_loader(make_pipe(root, mode)))
+        list(local_loader(make_pipe(root)))
 
     text = "; ".join([str(raised.value), *getattr(raised.value, "__notes__", ())])
     assert any(f"episode {episode} of {root}" in text.replace("'", "") for episode in hit.episodes), text
@@ -85,10 +77,10 @@ def test_damaged_episode_is_named_with_its_file_where_the_run_ends(damaged, name
 
 
 @pytest.mark.filterwarnings("ignore:rank . left out")
-@pytest.mark.parametrize(("name", "version", "mode"), BAD_EPISODES)
-def test_exactly_the_damaged_episodes_are_left_out_and_accounted_for(damaged, name, version, mode):
+@pytest.mark.parametrize(("name", "version"), cases("bad_episodes"))
+def test_exactly_the_damaged_episodes_are_left_out_and_accounted_for(damaged, name, version):
     root, hit = damaged(name, version)
-    pipe = make_pipe(root, mode, on_bad_episode="skip", max_bad_episodes=5)
+    pipe = make_pipe(root, on_bad_episode="skip", max_bad_episodes=5)
     world = pipe.plan(world_size=2)
     loaders = [local_loader(pipe, rank, 2) for rank in range(2)]
     if len(hit.episodes) == len(pipe.config.dataset.meta.episodes):

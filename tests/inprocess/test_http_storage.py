@@ -7,8 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from batches import MODES, WINDOWS, frames_of_all, varied_spec
-from local_source import local_loader
+from batches import MODES, WINDOWS, frames_of_all, local_loader, varied_spec
 from torch.testing import assert_close
 
 from raypipe.dataset import open_dataset
@@ -112,7 +111,7 @@ def server(local, tmp_path, monkeypatch):
 
 def make_pipe(root, **parts):
     dataset = open_dataset(str(root)).windowed(offsets=WINDOWS)
-    return Pipeline(dataset, batch_size=6, seed=3, order={"live_spans": 4}, decode=MODES["rank/block"], **parts)
+    return Pipeline(dataset, batch_size=6, seed=3, order={"live_spans": 4}, decode=MODES["rank"], **parts)
 
 
 def test_a_dataset_of_a_web_server_gives_the_batches_of_the_local_files(local, server, tmp_path):

@@ -9,7 +9,6 @@ from itertools import islice
 import pytest
 import torch
 from batches import (
-    MODES,
     TOP,
     WINDOWS,
     WRIST,
@@ -17,18 +16,20 @@ from batches import (
     frames_of,
     frames_of_all,
     frames_of_dataset,
+    local_loader,
     planned_epoch,
     rows_spec,
     varied_spec,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from local_source import local_loader
 from plan_cases import specs
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, ResumeError
 from raypipe.pipeline import Pipeline
+from raypipe.plan import measure_held
+from raypipe.sizes import measure_members
 from raypipe.testing import CameraSpec, SynthSpec, assert_resumes_exactly, write_dataset
 
 ORDER = {"live_spans": 3}
@@ -71,10 +72,9 @@ class OneEpoch:
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1", "v3.0"])
-@pytest.mark.parametrize("mode", MODES)
-def test_loader_gives_the_values_of_samples_in_the_planned_order(varied, version, mode):
+def test_loader_gives_the_values_of_samples_in_the_planned_order(varied, version):
     dataset = varied[version]
-    pipe = Pipeline(dataset, batch_size=5, seed=3, order=ORDER, decode=MODES[mode])
+    pipe = Pipeline(dataset, batch_size=5, seed=3, order=ORDER)
 
     batches = list(local_loader(pipe))
 
@@ -84,14 +84,13 @@ def test_loader_gives_the_values_of_samples_in_the_planned_order(varied, version
         assert_equals_samples(batch, dataset)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("spans_per_block", "span_frames"), [(1, 4), (3, "episode"), (4, 2)])
-def test_loader_gives_the_same_values_for_spans_cut_and_packed(varied, mode, spans_per_block, span_frames):
+def test_loader_gives_the_same_values_for_spans_cut_and_packed(varied, spans_per_block, span_frames):
     dataset = varied["v3.0"]
     order = {**ORDER, "span_frames": span_frames}
-    pipe = Pipeline(dataset, batch_size=5, seed=3, order=order, decode=MODES[mode])
+    pipe = Pipeline(dataset, batch_size=5, seed=3, order=order, feed={"spans_per_block": spans_per_block})
 
-    ranks = [list(local_loader(pipe, rank, 2, spans_per_block=spans_per_block)) for rank in range(2)]
+    ranks = [list(local_loader(pipe, rank, 2)) for rank in range(2)]
 
     world = pipe.plan(world_size=2)
     for rank, batches in enumerate(ranks):
@@ -100,10 +99,9 @@ def test_loader_gives_the_same_values_for_spans_cut_and_packed(varied, mode, spa
             assert_equals_samples(batch, dataset)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_loader_resumed_in_the_middle_gives_the_values_of_samples(varied, mode):
+def test_loader_resumed_in_the_middle_gives_the_values_of_samples(varied):
     dataset = varied["v2.1"]
-    pipe = Pipeline(dataset, batch_size=5, seed=3, order=ORDER, decode=MODES[mode])
+    pipe = Pipeline(dataset, batch_size=5, seed=3, order=ORDER)
     resumed = local_loader(pipe)
 
     resumed.load_state_dict(pipe.state_at(6))
@@ -122,12 +120,11 @@ def test_loader_without_shuffle_reads_the_file_in_order(rows):
     assert frames_of_all(batches) == frames_of_dataset(rows)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_loader_gives_depth_images_as_the_reference_path_does(tmp_path, mode):
+def test_loader_gives_depth_images_as_the_reference_path_does(tmp_path):
     cameras = (CameraSpec(name=TOP, kind="depth-image"), CameraSpec(name=WRIST))
     root = write_dataset(tmp_path / "dataset", SynthSpec(lengths=(5, 3, 6), cameras=cameras))
     dataset = open_dataset(str(root)).windowed(offsets={TOP: [-1, 0]})
-    pipe = Pipeline(dataset, batch_size=4, seed=3, order=ORDER, decode=MODES[mode])
+    pipe = Pipeline(dataset, batch_size=4, seed=3, order=ORDER)
 
     batches = list(local_loader(pipe))
 
@@ -136,17 +133,16 @@ def test_loader_gives_depth_images_as_the_reference_path_does(tmp_path, mode):
         assert_equals_samples(batch, dataset)
 
 
-def test_loader_gives_resized_frames_that_do_not_depend_on_where_they_are_decoded(varied):
-    epochs = {}
-    for mode, decode in MODES.items():
-        pipe = Pipeline(varied["v3.0"], batch_size=5, seed=3, order=ORDER, decode={**decode, "resize": (20, 16)})
-        epochs[mode] = list(local_loader(pipe))
+@pytest.mark.parametrize("clip_frames", [1, 2, 3, 8, "span"])
+def test_values_do_not_depend_on_the_length_of_clips(varied, clip_frames):
+    order = {**ORDER, "clip_frames": clip_frames}
+    pipe = Pipeline(varied["v3.0"], batch_size=5, seed=3, order=order)
 
-    assert epochs["rank/block"][0][TOP].shape == (5, 3, 3, 20, 16)
-    for batch, other, another in zip(*epochs.values(), strict=True):
-        for camera in (TOP, WRIST):
-            assert torch.equal(batch[camera], other[camera])
-            assert torch.equal(batch[camera], another[camera])
+    batches = list(local_loader(pipe))
+
+    assert sorted(frames_of_all(batches)) == frames_of_dataset(varied["v3.0"])
+    for batch in batches:
+        assert_equals_samples(batch, varied["v3.0"])
 
 
 def test_loader_gives_every_frame_of_a_selection_and_no_other(rows):
@@ -160,15 +156,16 @@ def test_loader_gives_every_frame_of_a_selection_and_no_other(rows):
 @settings(max_examples=25)
 @given(specs, st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 3]), st.data())
 def test_any_order_comes_as_planned_also_after_a_resume(rows, spec, world_size, spans_per_block, data):
+    feed = {"spans_per_block": spans_per_block}
     lanes = spec.lanes if isinstance(spec.lanes, int) and spec.lanes % world_size == 0 else world_size
-    pipe = Pipeline(rows, batch_size={"size": 3 * lanes, "scope": "global"}, seed=0, order=spec)
+    pipe = Pipeline(rows, batch_size={"size": 3 * lanes, "scope": "global"}, seed=0, order=spec, feed=feed)
     world = pipe.plan(world_size=world_size)
     stop = data.draw(st.integers(0, world.num_steps - 1))
 
     for rank in range(world_size):
-        stopped = local_loader(pipe, rank, world_size, spans_per_block=spans_per_block)
+        stopped = local_loader(pipe, rank, world_size)
         came = [frames_of(batch) for batch in islice(stopped, stop)]
-        resumed = local_loader(pipe, rank, world_size, spans_per_block=spans_per_block)
+        resumed = local_loader(pipe, rank, world_size)
         resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
         came += [frames_of(batch) for batch in resumed]
 
@@ -281,9 +278,9 @@ def test_loader_resumes_exactly_after_every_batch(rows, tail, shuffle, rank, wor
 
 
 def test_loader_resumes_exactly_with_several_lanes_and_packed_blocks(rows):
-    pipe = rows_pipeline(rows, order={"lanes": 4, "span_frames": 5})
+    pipe = rows_pipeline(rows, order={"lanes": 4, "span_frames": 5}, feed={"spans_per_block": 3})
 
-    assert_resumes_exactly(lambda: OneEpoch(local_loader(pipe, 1, 2, spans_per_block=3)))
+    assert_resumes_exactly(lambda: OneEpoch(local_loader(pipe, 1, 2)))
 
 
 def test_state_counts_what_was_handed_over_and_not_what_was_prefetched(rows):
@@ -550,23 +547,28 @@ def test_stats_count_samples_blocks_and_decoded_frames(tiny_dataset):
     stats = loader.stats()
     assert (stats.samples, stats.batches, stats.received_blocks) == (34, num_batches, 5)
     assert (stats.decoded_frames, stats.emitted_frames, stats.decoded_per_emitted) == (68, 68, 1.0)
-    assert (stats.live_spans, stats.live_bytes, stats.peak_live_bytes > 0) == (0, 0, True)
+    assert (stats.live_spans, stats.live_bytes, stats.peak_clip_bytes > 0) == (0, 0, True)
     assert json.loads(json.dumps(stats.to_dict()))["samples"] == 34
 
 
-@pytest.mark.parametrize("live_bytes", [4_500_000, 6_000_000, 20_000_000])
-def test_frames_at_hand_stay_within_the_budget(tmp_path, live_bytes):
+@pytest.mark.parametrize(
+    ("live_bytes", "order"), [(150_000, {}), (400_000, {}), (400_000, {"clip_frames": 8}), (2_000_000, {})]
+)
+def test_frames_held_and_in_flight_stay_within_the_budget(tmp_path, live_bytes, order):
     lengths = tuple(20 + 7 * (i % 9) for i in range(30))
     spec = SynthSpec(lengths=lengths, cameras=(CameraSpec(name=TOP),))
     dataset = open_dataset(str(write_dataset(tmp_path / "dataset", spec)))
-    pipe = Pipeline(dataset, batch_size=4, seed=0, live_bytes=live_bytes, order={"live_spans": 8})
+    pipe = Pipeline(dataset, batch_size=4, seed=0, live_bytes=live_bytes, order=order)
     loader = local_loader(pipe)
 
     seen = frames_of_all(list(loader))
 
     assert sorted(seen) == frames_of_dataset(dataset)
-    # The pool of rows grows in powers of two, from 1,024 rows on.
-    assert loader.stats().peak_live_bytes <= live_bytes + 1_000_000
+    held = measure_held(
+        pipe.plan(), measure_members(dataset, pipe.config.decode), pipe.plan().plan.keys.clip_frames, ahead_batches=4
+    )
+    assert held.next_bytes <= loader.stats().peak_clip_bytes <= live_bytes
+    assert loader.stats().decoded_per_emitted == 1.0
 
 
 def test_epochs_that_are_fetched_ahead_come_one_after_the_other_also_when_the_loop_pauses(rows):
@@ -602,7 +604,7 @@ class LateEnd:
 
     def __init__(self, feed, ends):
         self.resident_spans, self.place, self.report_bad = feed.resident_spans, feed.place, feed.report_bad
-        self._feed, self._ends = feed, ends
+        self._feed, self._ends, self.is_remote = feed, ends, feed.is_remote
 
     def blocks(self):
         yield from self._feed.blocks()
@@ -654,4 +656,3 @@ def test_figures_count_the_opening_and_nothing_is_live_after_a_break(rows):
     stats = loader.stats()
     assert stats.first_batch_s >= 0.2
     assert (stats.live_spans, stats.live_bytes, stats.waiting_spans) == (0, 0, 0)
-    assert stats.peak_live_bytes > 0

@@ -8,10 +8,9 @@ from itertools import islice
 import numpy as np
 import pyarrow.fs
 import pytest
-from batches import frames_of_all, rows_spec
+from batches import frames_of_all, local_loader, rows_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from local_source import local_loader
 
 from raypipe.account import lay_out, merge_accounts
 from raypipe.account.file import read_account
@@ -22,6 +21,7 @@ from raypipe.keeper import read_rank_accounts, write_rank_account
 from raypipe.pipeline import Pipeline
 from raypipe.plan import SINGLE_DATASET
 from raypipe.testing import write_dataset
+from raypipe.train import restore, write_states
 
 NUM_FRAMES = 57
 
@@ -134,6 +134,123 @@ def test_account_balances_through_restarts_on_other_ranks_that_roll_steps_back(r
         assert verdict.num_rolled_back == num_lost
 
 
+@pytest.mark.parametrize("worlds", [(4, 3, 1), (3, 1), (5, 1), (6, 2)])
+def test_a_run_goes_on_on_any_ranks_and_is_saved_after_the_last_batch_of_an_epoch(rows, worlds):
+    pipe = make_pipe(rows, batch_size=2)
+    state, parts = None, ()
+    for world_size in worlds:
+        loaders = start(pipe, world_size, state, parts)
+        run(loaders, 1)
+        state, parts = loaders[0].state_dict(), merge_accounts([loader.account() for loader in loaders]).parts
+
+    run(loaders, 100)
+    going_on = start(pipe, worlds[-1], loaders[0].state_dict(), merge_accounts(one.account() for one in loaders).parts)
+    num_steps = len(loaders[0])
+    run(going_on, 100)
+
+    assert (going_on[0].epoch, len(going_on[0])) == (2, num_steps)
+    first, second = check(pipe, going_on)
+    assert first.is_exact, first.describe()
+    assert second.is_exact, second.describe()
+    assert first.num_emitted == second.num_emitted == NUM_FRAMES
+
+
+def torn_run(rows, folder, *, writers):
+    """Save after 2 steps; after 4 only `writers` do: 0 and 1 are the accounts of the ranks, s is the state."""
+    pipe = make_pipe(rows)
+    loaders = start(pipe, 2)
+    run(loaders, 2)
+    for loader in loaders:
+        write_states(folder, loader)
+    early = (folder / "raypipe/train.json").read_bytes()
+    run(loaders, 2)
+    for loader in loaders:
+        if str(loader.rank) in writers:
+            write_states(folder, loader)
+    if "s" not in writers:
+        (folder / "raypipe/train.json").write_bytes(early)
+    return pipe
+
+
+@pytest.mark.parametrize(("writers", "num_unrecorded"), [("", 0), ("0", 0), ("1", 0), ("01", 0), ("0s", 8)])
+def test_a_torn_checkpoint_does_not_make_the_account_inexact(rows, tmp_path, writers, num_unrecorded):
+    pipe = torn_run(rows, tmp_path, writers=writers)
+
+    torn = check_run(tmp_path)
+    loaders = start(pipe, 3)
+    for loader in loaders:
+        assert restore(tmp_path, loader)
+    run(loaders, 100)
+
+    (verdict,) = check(pipe, loaders)
+    assert torn.is_exact, torn.describe()
+    assert verdict.is_exact, verdict.describe()
+    assert verdict.is_finished
+    assert verdict.num_unrecorded == num_unrecorded
+    assert verdict.num_emitted + verdict.num_unrecorded == NUM_FRAMES
+    assert ("without a record: a torn checkpoint" in verdict.describe()[0]) == bool(num_unrecorded)
+
+
+def save_all(folder, loaders):
+    for loader in loaders:
+        write_states(folder, loader)
+
+
+def restore_all(folder, loaders):
+    for loader in loaders:
+        assert restore(folder, loader)
+
+
+def test_what_a_torn_checkpoint_lost_stays_told_over_later_checkpoints(rows, tmp_path):
+    pipe = torn_run(rows, tmp_path / "first", writers="0s")
+    for before, after in (("first", "second"), ("second", "third")):
+        loaders = start(pipe, 2)
+        restore_all(tmp_path / before, loaders)
+        run(loaders, 1)
+        save_all(tmp_path / after, loaders)
+
+    verdict = check_run(tmp_path / "third")
+
+    assert verdict.is_exact, verdict.describe()
+
+
+def test_ranks_that_go_back_to_an_older_checkpoint_in_the_same_process_are_exact(rows, tmp_path):
+    pipe = make_pipe(rows)
+    loaders = start(pipe, 2)
+    run(loaders, 2)
+    save_all(tmp_path / "old", loaders)
+    run(loaders, 2)
+
+    # Twice: a trainer may restore what its framework has restored before.
+    restore_all(tmp_path / "old", loaders)
+    restore_all(tmp_path / "old", loaders)
+    run(loaders, 1)
+    save_all(tmp_path / "new", loaders)
+
+    verdict = check_run(tmp_path / "new")
+    assert verdict.is_exact, verdict.describe()
+
+
+@pytest.mark.parametrize("lost", ["rank-00000-of-00002.parquet", "*.parquet"])
+def test_a_lost_account_of_a_checkpoint_is_warned_of_and_shows_in_the_verdict(rows, tmp_path, lost):
+    pipe = make_pipe(rows)
+    loaders = start(pipe, 2)
+    run(loaders, 100)
+    for loader in loaders:
+        write_states(tmp_path, loader)
+    for path in (tmp_path / "raypipe/account/train").glob(lost):
+        path.unlink()
+
+    (going_on,) = start(pipe, 1)
+    with pytest.warns(UserWarning, match="the account of this run"):
+        restore(tmp_path, going_on)
+    run([going_on], 100)
+
+    first, second = check(pipe, [going_on])
+    assert not first.is_exact
+    assert second.is_exact, second.describe()
+
+
 def test_skipped_frames_are_in_the_account_with_the_reason(rows, tmp_path):
     root = write_dataset(tmp_path / "dataset", rows_spec())
     pipe = make_pipe(open_dataset(str(root)), on_bad_episode="skip", max_bad_episodes=5)
@@ -175,7 +292,7 @@ def test_account_passes_through_the_files_of_a_checkpoint(rows, tmp_path):
     assert verdict.is_exact, verdict.describe()
     for loader in going_on:
         write_rank_account(tmp_path, loader.account(), loader.rank, 2)
-    assert sorted(path.name for path in (tmp_path / "account/train").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "account/train").glob("*.parquet")) == [
         "rank-00000-of-00002.parquet",
         "rank-00001-of-00002.parquet",
     ]

@@ -7,18 +7,18 @@ import threading
 from dataclasses import dataclass, field
 
 import pytest
-from batches import frames_of, frames_of_dataset, rows_spec
-from local_source import LocalSource, local_loader
+from batches import frames_of, frames_of_dataset, local_loader, rows_spec
 from ray_session import run_ranks
 
 from raypipe.block import add_windows, read_rows
 from raypipe.dataset import open_dataset
 from raypipe.loader import RankLoader
 from raypipe.loader_spec import LoaderSpec
+from raypipe.local import LocalSource
+from raypipe.meeting import Meeting, PassPlace
 from raypipe.packed import span_request
 from raypipe.pipeline import Pipeline
-from raypipe.rollcall import PassPlace
-from raypipe.source import feed_order, resident_spans
+from raypipe.source import FeedSpec, feed_order, resident_spans
 from raypipe.testing import write_dataset
 
 pytestmark = pytest.mark.timeout(60)
@@ -41,9 +41,10 @@ class OneFeed:
             self.changed.notify_all()
 
 
-@dataclass
 class StrictSource(LocalSource):
-    feed: OneFeed = field(default_factory=lambda: OneFeed(1))
+    def __init__(self, job, feed):
+        super().__init__(job.context, Meeting(job.context.bad_data, job.index, job.world_size), FeedSpec(), "one")
+        self.context, self.feed = job.context, feed
 
     def open(self, world, rank, place):
         plans = [world.rank(number) for number in range(world.world_size)]
@@ -62,6 +63,7 @@ class StrictFeed:
     feed: OneFeed
     resident_spans: int
     place: PassPlace
+    is_remote: bool = False
 
     def report_bad(self, span):
         raise AssertionError(f"nothing is bad here: {span}")
@@ -100,7 +102,5 @@ def test_ranks_in_lockstep_end_the_epoch(dataset, world_size, lanes, live_spans,
 
 
 def strict_loader(pipe, rank, world_size, feed):
-    plain = local_loader(pipe, rank, world_size)
-    return RankLoader(
-        plain._job, StrictSource(plain._job.context, feed=feed), LoaderSpec(prefetch_batches=1, progress=False)
-    )
+    job = local_loader(pipe, rank, world_size)._job
+    return RankLoader(job, StrictSource(job, feed), LoaderSpec(prefetch_batches=1, progress=False))

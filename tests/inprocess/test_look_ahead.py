@@ -6,10 +6,11 @@ from contextlib import suppress
 
 import fsspec
 import pytest
-from local_source import LocalFeed, local_loader
+from batches import local_loader
 
 from raypipe.dataset import open_dataset
 from raypipe.filecache.cache import PREFETCH_THREADS
+from raypipe.local import LocalFeed
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, open_cache
 from raypipe.storage.remote import Remote
@@ -29,16 +30,16 @@ def remote(tmp_path):
     memory.rm("/ahead", recursive=True)
 
 
-def make_loader(remote, spec, live_spans):
+def make_loader(remote, spec, live_spans, **settings):
     pipe = Pipeline(
         open_dataset(remote),
         batch_size=4,
         seed=3,
         order={"live_spans": live_spans},
-        decode={"where": "rank", "when": "block"},
+        decode={"where": "rank"},
         cache=spec,
     )
-    return local_loader(pipe)
+    return local_loader(pipe, **settings)
 
 
 def fetched_by(spec, wanted, timeout_s=20.0):
@@ -60,8 +61,9 @@ def test_all_that_the_first_batch_needs_is_fetched_while_no_block_has_come(remot
 
     list(make_loader(remote, spec, live_spans=NUM_EPISODES))
 
-    assert fetched == [NUM_EPISODES]
-    assert open_cache(spec).stats().misses == NUM_EPISODES, "rows, which are read with their blocks"
+    # The first clips are asked for at once, and whoever comes first fetches their files.
+    assert NUM_EPISODES - fetched[0] <= 4
+    assert open_cache(spec).stats().misses <= NUM_EPISODES + 4, "rows, which are read with their blocks"
 
 
 def test_nothing_is_fetched_ahead_where_that_is_off(remote, tmp_path):
@@ -106,7 +108,7 @@ def test_what_has_not_begun_is_not_fetched_any_more_when_the_loader_is_closed(re
         fetch(self, name, target, progress)
 
     monkeypatch.setattr(Remote, "fetch", slow)
-    loader = make_loader(remote, spec, live_spans=NUM_EPISODES)
+    loader = make_loader(remote, spec, live_spans=NUM_EPISODES, num_threads=1)
     thread = threading.Thread(target=lambda: list(loader), daemon=True)
     thread.start()
     wait_until(lambda: len(begun) >= PREFETCH_THREADS)
@@ -120,7 +122,7 @@ def test_what_has_not_begun_is_not_fetched_any_more_when_the_loader_is_closed(re
     thread.join(30)
     wait_until(lambda: open_cache(spec).stats().prefetched >= PREFETCH_THREADS)
 
-    # Those that were under way, and one that a decoding thread may have begun.
+    # Those that were under way, and one that the decoding thread may have begun.
     assert PREFETCH_THREADS <= len(begun) <= PREFETCH_THREADS + 1 < NUM_EPISODES
 
 

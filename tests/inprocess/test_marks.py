@@ -12,7 +12,7 @@ import torch
 from hub_server import Fault, HubServer
 
 from raypipe.dataset import open_dataset
-from raypipe.decode import DecodeSpec, SpanDecoder, isolated
+from raypipe.decode import DecodeSpec, FrameDecoder, isolated
 from raypipe.decode import journal as journal_module
 from raypipe.decode import videos as videos_module
 from raypipe.decode.isolated import IsolatedRequest, decode_isolated
@@ -72,7 +72,7 @@ def open_meta(tmp_path, kept):
 
 def wanted_pixels(root, row=0):
     meta = open_dataset(str(root)).meta
-    return SpanDecoder(meta, DecodeSpec()).decode_video(row, CAM, np.arange(meta.episodes.length[row]))
+    return FrameDecoder(meta, DecodeSpec()).decode_video(row, CAM, np.arange(meta.episodes.length[row]))
 
 
 @pytest.mark.parametrize("kept", KEPT)
@@ -88,7 +88,7 @@ def test_no_process_is_marked_while_it_waits_for_the_hub(hub, root, tmp_path, mo
     meta = open_meta(tmp_path, kept)
     hub.marks.clear()
 
-    pixels = SpanDecoder(meta, DecodeSpec()).decode_video(0, CAM, np.arange(9))
+    pixels = FrameDecoder(meta, DecodeSpec()).decode_video(0, CAM, np.arange(9))
 
     key = video_key(meta.storage, meta.video_file(0, CAM), 0, CAM)
     assert torch.equal(pixels, wanted)
@@ -114,7 +114,7 @@ def test_what_a_subprocess_decodes_is_fetched_by_its_parent(hub, root, tmp_path,
     sent, came = num_requests(), hub.num_requests
 
     with pytest.warns(UserWarning, match="in a subprocess"):
-        pixels = SpanDecoder(meta, DecodeSpec()).decode_video(0, CAM, np.arange(9))
+        pixels = FrameDecoder(meta, DecodeSpec()).decode_video(0, CAM, np.arange(9))
 
     assert torch.equal(pixels, wanted_pixels(root))
     assert num_requests() - sent == hub.num_requests - came > 0

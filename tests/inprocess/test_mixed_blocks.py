@@ -11,16 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from batches import MODES
-from local_source import LocalSource, local_loader
+from batches import local_loader
 
 from raypipe.batch import span_columns
-from raypipe.block import BlockContext, add_pixels, add_windows, open_block, read_rows
+from raypipe.block import BlockContext, add_windows, open_block, read_rows
 from raypipe.dataset import Dataset, open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError
 from raypipe.loader import RankLoader
 from raypipe.loader_spec import LoaderSpec
+from raypipe.local import LocalSource
+from raypipe.meeting import Meeting
 from raypipe.metadata import INDEX_FEATURES, Feature
 from raypipe.packed import SpanRequest
 from raypipe.pipeline import Pipeline
@@ -37,6 +38,7 @@ from raypipe.plan import (
 from raypipe.rank_job import RankJob
 from raypipe.schema import MemberMap, Schema, schema_of
 from raypipe.skips import RAISE, BadDataSpec
+from raypipe.source import FeedSpec
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
@@ -201,8 +203,8 @@ def members(folder):
     return open_members(folder)
 
 
-def make_context(members, mode="rank/block", bad_data=RAISE, **options):
-    decode = DecodeSpec(**MODES[mode], **options.pop("decode", {}))
+def make_context(members, bad_data=RAISE, **options):
+    decode = DecodeSpec(**options.pop("decode", {}))
     return BlockContext(members, decode, bad_data, mixed_schema(), **{"names": NAMES, **options})
 
 
@@ -229,8 +231,11 @@ def mixed_loader(context, order=ORDER, *, spans_per_block=1):
         rank=0,
         world_size=1,
         selection=SelectionSpec(),
+        live_bytes=1 << 30,
     )
-    return RankLoader(job, LocalSource(context, spans_per_block), LoaderSpec())
+    meeting = Meeting(context.bad_data, job.index, num_ranks=1)
+    source = LocalSource(context, meeting, FeedSpec(spans_per_block=spans_per_block), "one")
+    return RankLoader(job, source, LoaderSpec())
 
 
 def planned(context, order=ORDER):
@@ -311,9 +316,8 @@ def assert_equals_members(batch, members):
 
 
 @pytest.mark.parametrize("spans_per_block", [1, 3])
-@pytest.mark.parametrize("mode", MODES)
-def test_batches_of_an_epoch_hold_the_mapped_samples_in_the_planned_order(members, mode, spans_per_block):
-    context = make_context(members, mode)
+def test_batches_of_an_epoch_hold_the_mapped_samples_in_the_planned_order(members, spans_per_block):
+    context = make_context(members)
 
     batches = list(mixed_loader(context, spans_per_block=spans_per_block))
 
@@ -323,8 +327,7 @@ def test_batches_of_an_epoch_hold_the_mapped_samples_in_the_planned_order(member
         assert_equals_members(batch, members)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_cameras_of_other_sizes_are_those_of_the_members_alone_after_a_resize(tmp_path, mode):
+def test_cameras_of_other_sizes_are_those_of_the_members_alone_after_a_resize(tmp_path):
     sizes = iter((64, 40, 50, 36, 44))
     folder = write_members(
         tmp_path,
@@ -333,7 +336,7 @@ def test_cameras_of_other_sizes_are_those_of_the_members_alone_after_a_resize(tm
         ),
     )
     members = open_members(folder)
-    context = make_context(members, mode, decode={"resize": (20, 16)})
+    context = make_context(members, decode={"resize": (20, 16)})
 
     batches = list(mixed_loader(context, spans_per_block=2))
 
@@ -356,10 +359,9 @@ def resized_samples(dataset):
     }
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.filterwarnings("ignore:rank . left out")
-def test_bad_data_of_any_member_is_left_out_and_the_rest_is_whole(folder, members, tmp_path, mode):
-    context = make_context(open_members(damaged_members(folder, tmp_path / "bad")), mode, SKIP)
+def test_bad_data_of_any_member_is_left_out_and_the_rest_is_whole(folder, members, tmp_path):
+    context = make_context(open_members(damaged_members(folder, tmp_path / "bad")), bad_data=SKIP)
     bad = {(0, 2), (1, 0), (2, 1)}
 
     loader = mixed_loader(context, spans_per_block=3)
@@ -416,15 +418,14 @@ def test_value_that_is_no_number_is_bad_data_by_its_name_in_the_mixture(folder, 
         block.check()
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.filterwarnings("ignore:rank . left out")
-def test_batch_of_bad_data_alone_is_a_mapped_sample_with_the_same_keys(folder, members, tmp_path, mode):
+def test_batch_of_bad_data_alone_is_a_mapped_sample_with_the_same_keys(folder, members, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "bad")
     for path in (copy / "so101/data").rglob("*.parquet"):
         path.unlink()
     # In this order 40 frames of `aloha` are 8 batches, and the 10 of `so101`, all bad, are the next two.
     order = OrderSpec(seed=0, shuffle=False)
-    context = make_context(readable_members(copy, members), mode, SKIP)
+    context = make_context(readable_members(copy, members), bad_data=SKIP)
 
     batches = list(mixed_loader(context, order))
 
@@ -456,14 +457,11 @@ def request(dataset, episode, stop, lap=0):
 
 
 def send(context, requests):
-    table = add_windows(context, read_rows(context, requests))
-    if context.decode.where == "cluster":
-        table = add_pixels(context, table)
-    return list(open_block(context, table))
+    return list(open_block(context, add_windows(context, read_rows(context, requests))))
 
 
 def test_columns_of_spans_are_alike_whichever_member_they_are_of(members):
-    context = make_context(members, "cluster/block")
+    context = make_context(members)
     lengths = [(number, int(length)) for number, one in enumerate(members) for length in one.meta.episodes.length[:1]]
 
     spans = [span_columns(context, block) for block in send(context, [request(n, 0, stop) for n, stop in lengths])]
@@ -479,15 +477,15 @@ def test_columns_of_spans_are_alike_whichever_member_they_are_of(members):
 
 
 def test_block_carries_nothing_that_its_member_lacks_or_the_mixture_leaves_out(members):
-    context = make_context(members, "cluster/block")
+    context = make_context(members)
 
     carried = [
-        set(add_pixels(context, add_windows(context, read_rows(context, [request(number, 0, 3)]))).column_names)
+        set(add_windows(context, read_rows(context, [request(number, 0, 3)])).column_names)
         for number in range(len(MEMBERS))
     ]
 
     for names, member in zip(carried, MEMBERS.values(), strict=True):
-        wanted = {"flag": member.flag, "grid": member.grid, "note": member.note, TOP: member.top, WRIST: member.wrist}
+        wanted = {"flag": member.flag, "grid": member.grid, "note": member.note}
         assert {name for name in wanted if name in names} == {name for name, own in wanted.items() if own}
         assert not {UNUSED, "observation.grid", "observation.state", "joint_targets"} & names
 
@@ -559,7 +557,7 @@ def test_context_takes_its_schema_to_another_process_and_leaves_its_files_behind
 
     assert copied.batch_schema == context.batch_schema
     assert copied.robots == ("a", "b", "c", "d")
-    fields = {"datasets", "decode", "bad_data", "schema", "robot_types", "names"}
+    fields = {"datasets", "decode", "bad_data", "schema", "robot_types", "names", "keep", "decoded_bytes"}
     assert set(copied.__dict__) == fields | {"batch_schema", "robots"}
 
 

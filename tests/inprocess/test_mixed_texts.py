@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from local_source import local_loader
+from batches import local_loader
 
-from raypipe.block import BlockContext, add_pixels, add_windows, open_block, read_rows
+from raypipe.block import BlockContext, add_windows, open_block, read_rows
 from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError
@@ -132,7 +132,7 @@ def test_spans_that_do_not_go_into_one_block_are_errors_with_their_planned_rows(
     sorted((root / "data").rglob("*.parquet"))[2].unlink()
     wanted = [SpanRequest(epoch=0, dataset=0, lap=0, episode=i, start=1, stop=3, lane=0, place=i) for i in range(3)]
 
-    table = add_pixels(context, add_windows(context, read_rows(context, wanted)))
+    table = add_windows(context, read_rows(context, wanted))
 
     assert len(table) == 6
     blocks = list(open_block(context, table))
@@ -159,7 +159,7 @@ def test_images_are_those_of_each_dataset_whichever_way_they_are_stored(tmp_path
     mixture = mix(*roots, offsets={TOP: [0, 1]})
     alone = [open_dataset(root).windowed(offsets={TOP: [0, 1]}) for root in roots]
 
-    batches = list(local_loader(Pipeline(mixture, batch_size=4, seed=0), spans_per_block=6))
+    batches = list(local_loader(Pipeline(mixture, batch_size=4, seed=0, feed={"spans_per_block": 6})))
 
     assert sum(len(batch["index"]) for batch in batches) == 3 * 2 * LENGTH
     for batch in batches:

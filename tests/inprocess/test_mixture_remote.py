@@ -4,8 +4,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from batches import TOP
-from local_source import local_loader
+from batches import TOP, local_loader
 from mixture_cases import frames_of
 from s3_server import S3Server
 

@@ -4,9 +4,8 @@ import pickle
 
 import pyarrow.parquet as pq
 import pytest
-from batches import rows_spec
+from batches import local_loader, rows_spec
 from damages import edit_info
-from local_source import local_loader
 
 from raypipe import DecodeSpec
 from raypipe.audit.check import check_run
@@ -110,7 +109,7 @@ def test_a_size_may_be_said_by_decoding_alone_and_not_by_both(roots):
     pipe = Pipeline(mix([roots["camera"]]), batch_size=4, seed=0, decode={"resize": (8, 8)})
 
     assert pipe.config.dataset.features["observation.images.top"].shape == (3, 8, 8)
-    with pytest.raises(ConfigError, match=r"mixture has resize=\(16, 16\), and decode has resize=\(8, 8\)"):
+    with pytest.raises(ConfigError, match=r"resize=\(16, 16\) with fit='stretch', and decode has"):
         Pipeline(mix([roots["camera"]], resize=(16, 16)), batch_size=4, seed=0, decode={"resize": (8, 8)})
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from batches import MODES, WINDOWS, frames_of_all, varied_spec
+from batches import WINDOWS, frames_of_all, local_loader, varied_spec
 from fsspec.implementations.memory import MemoryFileSystem
-from local_source import local_loader
 from torch.testing import assert_close
 
 from raypipe.dataset import open_dataset
@@ -40,9 +39,9 @@ def files_of(local, pattern):
     return [path for path in local.rglob(pattern) if path.is_file()]
 
 
-def make_pipe(root, mode="rank/block", **parts):
+def make_pipe(root, **parts):
     dataset = open_dataset(str(root)).windowed(offsets=WINDOWS)
-    return Pipeline(dataset, batch_size=6, seed=3, order={"live_spans": 4}, decode=MODES[mode], **parts)
+    return Pipeline(dataset, batch_size=6, seed=3, order={"live_spans": 4}, **parts)
 
 
 def equal(one, other):
@@ -54,13 +53,12 @@ def equal(one, other):
             assert_close(value, other[key], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_batches_are_those_of_the_local_files_and_every_file_is_fetched_once(local, remote, tmp_path, mode):
+def test_batches_are_those_of_the_local_files_and_every_file_is_fetched_once(local, remote, tmp_path):
     spec = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 30)
 
-    cached = list(local_loader(make_pipe(remote, mode, cache=spec)))
+    cached = list(local_loader(make_pipe(remote, cache=spec)))
 
-    plain = list(local_loader(make_pipe(local, mode)))
+    plain = list(local_loader(make_pipe(local)))
     assert len(cached) == len(plain)
     for one, other in zip(cached, plain, strict=True):
         equal(one, other)

@@ -7,11 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from batches import MODES, TOP, frames_of, frames_of_all, frames_of_dataset
-from local_source import local_loader
+from batches import TOP, frames_of, frames_of_all, frames_of_dataset, local_loader
 
 from raypipe.dataset import open_dataset
-from raypipe.decode.span import SpanDecoder
+from raypipe.decode.frames import FrameDecoder
 from raypipe.errors import DatasetError, DecodeError, DownloadError
 from raypipe.pipeline import Pipeline
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
@@ -40,9 +39,9 @@ def copy(sound, kind, tmp_path):
     return shutil.copytree(sound[kind], tmp_path / kind)
 
 
-def make_pipe(root, mode="rank/block", **parts):
+def make_pipe(root, **parts):
     order = {"live_spans": 3, **parts.pop("order", {})}
-    return Pipeline(open_dataset(str(root)), batch_size=5, seed=0, order=order, decode=MODES[mode], **parts)
+    return Pipeline(open_dataset(str(root)), batch_size=5, seed=0, order=order, **parts)
 
 
 def edit_column(root, episode, name, change):
@@ -77,10 +76,9 @@ def test_an_episode_with_one_bad_row_stays_bad_after_any_resume(sound, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:rank . left out")
-@pytest.mark.parametrize("mode", ["rank/block", "cluster/block"])
-def test_an_episode_with_one_bad_frame_stays_bad_after_any_resume(sound, tmp_path, monkeypatch, mode):
+def test_an_episode_with_one_bad_frame_stays_bad_after_any_resume(sound, tmp_path, monkeypatch):
     root = copy(sound, "video", tmp_path)
-    read, failed = SpanDecoder._read, []
+    read, failed = FrameDecoder._read, []
 
     def fail(self, row, camera, frames, span):
         if row == BAD and 7 in frames:
@@ -88,34 +86,33 @@ def test_an_episode_with_one_bad_frame_stays_bad_after_any_resume(sound, tmp_pat
             raise DecodeError("frame 7 is damaged")
         return read(self, row, camera, frames, span)
 
-    monkeypatch.setattr(SpanDecoder, "_read", fail)
+    monkeypatch.setattr(FrameDecoder, "_read", fail)
 
-    assert_resumes_exactly_after_every_batch(make_pipe(root, mode, **SKIP))
+    assert_resumes_exactly_after_every_batch(make_pipe(root, **SKIP))
     assert failed
 
 
 @pytest.mark.filterwarnings("ignore:rank . left out")
-def test_a_bad_span_leaves_others_of_its_episode_where_frames_are_decoded_as_they_leave(sound, tmp_path, monkeypatch):
+def test_a_bad_clip_leaves_the_others_of_its_episode(sound, tmp_path, monkeypatch):
     root = copy(sound, "video", tmp_path)
-    read = SpanDecoder._read
+    read = FrameDecoder._read
 
     def fail(self, row, camera, frames, span):
         if row == BAD and 2 in frames:
             raise DecodeError("frame 2 is damaged")
         return read(self, row, camera, frames, span)
 
-    monkeypatch.setattr(SpanDecoder, "_read", fail)
-    pipe = make_pipe(root, "rank/exit", order={"span_frames": 6}, **SKIP)
+    monkeypatch.setattr(FrameDecoder, "_read", fail)
+    pipe = make_pipe(root, order={"clip_frames": 4}, **SKIP)
 
     loader = local_loader(pipe)
     handed = {frame for batch in loader for frame in frames_of(batch)}
 
-    assert {(span.episode, span.start, span.stop) for span in loader.skipped} == {(BAD, 0, 6)}
-    assert {frame for episode, frame in handed if episode == BAD} >= set(range(6, 12))
+    assert {(span.episode, span.start, span.stop) for span in loader.skipped} == {(BAD, 0, 4)}
+    assert {frame for episode, frame in handed if episode == BAD} == set(range(4, LENGTHS[BAD]))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_video_of_another_size_is_named_with_both_sizes(sound, tmp_path, mode):
+def test_a_video_of_another_size_is_named_with_both_sizes(sound, tmp_path):
     root = copy(sound, "video", tmp_path)
     spec = SynthSpec(version="v2.1", lengths=LENGTHS, cameras=(CameraSpec(name=TOP, height=64, width=64),))
     other = write_dataset(tmp_path / "other", spec)
@@ -123,10 +120,10 @@ def test_a_video_of_another_size_is_named_with_both_sizes(sound, tmp_path, mode)
     shutil.copy(other / name, root / name)
 
     with pytest.raises(DecodeError, match=rf"episode {BAD} of .*{name}.*\(64, 64, 3\).* declares \(32, 48, 3\)"):
-        list(local_loader(make_pipe(root, mode)))
+        list(local_loader(make_pipe(root)))
     with pytest.warns(UserWarning, match="left out 1 bad spans"):
-        batches = list(local_loader(make_pipe(root, mode, **SKIP)))
-    resized = make_pipe(root, mode).config.decode
+        batches = list(local_loader(make_pipe(root, **SKIP)))
+    resized = make_pipe(root).config.decode
 
     assert len({episode for episode, _ in frames_of_all(batches)}) == len(LENGTHS) - 1
     assert resized.frame_shape(open_dataset(str(root)).features[TOP]) == (32, 48, 3)
@@ -154,10 +151,10 @@ def test_an_image_of_another_size_or_a_broken_one_is_bad_data(sound, tmp_path):
     edit_column(root, 2, TOP, swap)
     edit_column(root, 4, TOP, garble)
 
-    for mode in MODES:
-        with pytest.warns(UserWarning, match="left out 2 bad spans"):
-            batches = list(local_loader(make_pipe(root, mode, **SKIP)))
-        assert {episode for episode, _ in frames_of_all(batches)} == {0, 1, 3, 5}
+    with pytest.warns(UserWarning, match="left out 2 bad spans"):
+        batches = list(local_loader(make_pipe(root, **SKIP)))
+    missing = set(frames_of_dataset(open_dataset(str(root)))) - set(frames_of_all(batches))
+    assert missing == {(2, 5), (4, 3)}
 
 
 @pytest.mark.parametrize("name", ["timestamp", "task_index", "index"])
@@ -184,10 +181,10 @@ def test_a_column_that_holds_no_numbers_is_bad_data(sound, tmp_path, name, value
 )
 def test_files_that_store_numbers_otherwise_are_packed_and_read_alike(sound, tmp_path, name, change):
     root = copy(sound, "rows", tmp_path)
-    wanted = list(local_loader(make_pipe(root), spans_per_block=4))
+    wanted = list(local_loader(make_pipe(root, feed={"spans_per_block": 4})))
     edit_column(root, BAD, name, change)
 
-    found = list(local_loader(make_pipe(root), spans_per_block=4))
+    found = list(local_loader(make_pipe(root, feed={"spans_per_block": 4})))
 
     assert sorted(frames_of_all(found)) == frames_of_dataset(open_dataset(str(root)))
     for one, other in zip(found, wanted, strict=True):
@@ -202,7 +199,7 @@ def test_storage_that_does_not_answer_is_never_left_out(sound, tmp_path, monkeyp
     def fail(self, row, camera, frames, span):
         raise DecodeError("cannot read") from TimeoutError("no answer")
 
-    monkeypatch.setattr(SpanDecoder, "_read", fail)
+    monkeypatch.setattr(FrameDecoder, "_read", fail)
 
     with pytest.raises(DownloadError, match="cannot read"):
         list(local_loader(make_pipe(root, **SKIP)))

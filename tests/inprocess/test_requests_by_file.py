@@ -5,9 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from batches import TOP, frames_of_all, frames_of_dataset
+from batches import TOP, frames_of_all, frames_of_dataset, local_loader
 from hub_server import HubServer
-from local_source import local_loader
 
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline

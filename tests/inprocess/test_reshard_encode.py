@@ -1,8 +1,10 @@
 """Re-encoded copies: frames near the originals, keyframes and sizes as asked, rows untouched."""
 
+import os
+
 import numpy as np
 import pytest
-from reshard_checks import assert_rows_kept, assert_times_exact, camera_packets, info_of
+from reshard_checks import assert_rows_kept, assert_times_exact, camera_packets, digests, info_of
 
 from raypipe.dataset import open_dataset
 from raypipe.metadata import read_metadata
@@ -57,6 +59,18 @@ def test_keyframes_stand_as_asked_from_the_start_of_every_episode(source, tmp_pa
     assert info_of(tmp_path / "copy")["features"][TOP]["info"]["video.g"] == gop
 
 
+def test_bytes_do_not_depend_on_what_memory_held_before(source, tmp_path):
+    reshard(source, tmp_path / "first", gop=5, size=(48, 48))
+    for number in range(3):
+        # x264 takes memory that others have let go.
+        litter = [b"\xff" * 60_000 for _ in range(200)]
+        del litter
+
+        reshard(source, tmp_path / f"copy {number}", gop=5, size=(48, 48))
+
+        assert digests(tmp_path / f"copy {number}") == digests(tmp_path / "first")
+
+
 def test_a_camera_has_the_size_asked_for(source, tmp_path):
     reshard(source, tmp_path / "copy", size=(48, 64))
 
@@ -86,3 +100,15 @@ def test_excluded_episodes_leave_no_frame_behind(source, tmp_path):
 
     assert len(camera_packets(tmp_path / "copy", TOP)) == 1 + 6
     assert not any("excluded" in note for note in report.notes)
+
+
+@pytest.mark.skipif(not has_encoder("av1"), reason="FFmpeg has no AV1 encoder here")
+def test_encoding_leaves_the_priority_of_the_process_as_it_was(tmp_path):
+    camera = CameraSpec(name=TOP, height=64, width=64, codec="av1")
+
+    root = write_dataset(tmp_path / "made", SynthSpec(lengths=(6,), cameras=(camera,)))
+    after_writing = os.sched_getscheduler(0)
+    reshard(root, tmp_path / "copy", gop=3)
+
+    # Run by root, SVT-AV1 would leave it at the highest real-time priority, for all that it starts later.
+    assert os.SCHED_FIFO not in (after_writing, os.sched_getscheduler(0))

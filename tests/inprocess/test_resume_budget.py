@@ -1,8 +1,7 @@
-"""A run goes on with another batch size or memory budget, though both would lead to other spans."""
+"""A run goes on with another batch size or memory budget, though both would lead to another order."""
 
 import pytest
-from batches import frames_of_all, frames_of_dataset, varied_spec
-from local_source import local_loader
+from batches import frames_of_all, frames_of_dataset, local_loader, varied_spec
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ResumeError
@@ -19,13 +18,12 @@ def dataset(tmp_path_factory):
 def make_pipe(dataset, num_frames, **parts):
     """A pipeline with room for so many decoded frames."""
     feature = dataset.features[dataset.spec.cameras[0]]
-    live_bytes = num_frames * (feature.width * feature.height * 3 + 200)
-    order = {"live_spans": 4, **parts.pop("order", {})}
-    return Pipeline(dataset, **{"batch_size": 10, "seed": 2, "live_bytes": live_bytes, "order": order, **parts})
+    live_bytes = num_frames * feature.width * feature.height * 3
+    return Pipeline(dataset, **{"batch_size": 10, "seed": 2, "live_bytes": live_bytes, **parts})
 
 
 def test_a_run_goes_on_with_another_memory_budget_and_batch_size(dataset):
-    long, short = make_pipe(dataset, 800), make_pipe(dataset, 400, batch_size=20)
+    long, short = make_pipe(dataset, 800), make_pipe(dataset, 41, batch_size=20)
     begun = local_loader(long)
     first = list(begun.steps(7))
 
@@ -33,13 +31,18 @@ def test_a_run_goes_on_with_another_memory_budget_and_batch_size(dataset):
     resumed.load_state_dict(begun.state_dict())
     rest = list(resumed)
 
-    assert short.config.order.span_frames != long.config.order.span_frames
+    assert short.config.order.clip_frames != long.config.order.clip_frames
+    assert resumed.state_dict()["order"]["clip_frames"] == long.config.order.clip_frames
     assert sorted(frames_of_all(first) + frames_of_all(rest)) == frames_of_dataset(dataset)
     assert len(rest[0]["index"]) == 20
 
 
-def test_a_span_length_that_is_given_still_has_to_be_that_of_the_state(dataset):
-    state = make_pipe(dataset, 800).state_at(7)
+@pytest.mark.parametrize("field", ["span_frames", "clip_frames"])
+def test_what_is_given_still_has_to_be_that_of_the_state_within_an_epoch(dataset, field):
+    pipe = make_pipe(dataset, 800)
+    other = local_loader(make_pipe(dataset, 800, order={field: 50}))
 
-    with pytest.raises(ResumeError, match=r"span_frames"):
-        local_loader(make_pipe(dataset, 800, order={"span_frames": 50})).load_state_dict(state)
+    with pytest.raises(ResumeError, match=rf"{field} is .* It may change between epochs only"):
+        other.load_state_dict(pipe.state_at(7))
+    other.load_state_dict(pipe.state_at(2 * pipe.plan().num_steps))
+    assert other.state_dict()["order"][field] == 50

@@ -4,8 +4,7 @@ import shutil
 import warnings
 
 import pytest
-from batches import frames_of_all, rows_spec
-from local_source import local_loader
+from batches import frames_of_all, local_loader, rows_spec
 
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline

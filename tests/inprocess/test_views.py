@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import TOP, WRIST
-from local_source import local_loader
+from batches import TOP, WRIST, local_loader
 from PIL import Image
 from torchcodec.decoders import VideoDecoder
 
@@ -350,7 +349,7 @@ def test_plan_of_a_pipeline_counts_memory_as_the_pipeline_does(sized_dataset):
 
     assert view.report.live_bytes == pipe.live_bytes()
     assert rp.show(pipe).report == view.report
-    assert view.title == "epoch 0, rank 0 of 1, 1 lane, 2 live spans, seed 0"
+    assert view.title == "epoch 0, rank 0 of 1, 1 lane, 2 live spans, clips of 4, seed 0"
 
 
 def test_plan_draws_live_frames_up_to_the_peak_and_the_full_shuffle(tiny_dataset):

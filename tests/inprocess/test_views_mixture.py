@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from local_source import local_loader
+from batches import local_loader
 from mixture_cases import MAIN, NAMES, UNLIKE, WRIST, needs_real_data, write_real_file, write_unlike
 
 import raypipe as rp

@@ -9,12 +9,16 @@ from rich.console import Console
 
 from raypipe.bench import BenchReport, BenchSpec, Setting, compare, read_report
 from raypipe.bench.measure import describe
+from raypipe.bench.one_loader import Request, needs_ray, raypipe_parts
 from raypipe.bench.plot import describe_marks
+from raypipe.bench.report import with_cores
 from raypipe.bench.settings import differing, grid, parse_setting
 from raypipe.bench.table import bench_table
+from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError
+from raypipe.plan import OrderSpec
 
-DEFAULT = Setting(where="rank", threads=4, span_frames=128, live_spans=128)
+DEFAULT = Setting(where="rank", threads=4, clip_frames=2, span_frames=128, live_spans=128)
 ROWS_ONLY = Setting(where="none")
 FIGURES = {"first_batch_s": 2.0, "peak_mb": 900.0, "distinct_episodes": 60.0}
 
@@ -33,13 +37,33 @@ def make_report(*rows, machine=None, **conditions):
     )
 
 
-def test_grid_starts_with_the_default_and_tries_nothing_twice():
-    tried = grid(DEFAULT, lambda setting: True, num_cpus=4)
+def test_setting_is_called_by_what_it_changes():
+    whole = Setting(where="rank", threads=2, clip_frames=2, live_spans=512)
 
-    assert tried[0] == DEFAULT
-    assert len(set(tried)) == len(tried) <= 14
-    assert {(one.where, one.when) for one in tried} == {("rank", "block"), ("rank", "exit"), ("cluster", "block")}
-    assert {one.threads for one in tried} == {1, 2, 4, 8}
+    assert whole.name == "rank, 2 threads, clips of 2, whole episodes, 512 live"
+    assert replace(whole, where="cluster", clip_frames="span").name == "cluster, no clips, whole episodes, 512 live"
+    assert Setting(where="none", span_frames=64).name == "spans of 64, 128 live"
+
+
+def test_grid_starts_with_the_default_and_changes_one_thing_at_a_time():
+    tried = grid(DEFAULT, lambda setting: True, num_cpus=4, keyframe_interval=6)
+
+    own = asdict(DEFAULT)
+    changes = [{name: value for name, value in asdict(one).items() if value != own[name]} for one in tried]
+    assert changes == [
+        {},
+        {"where": "cluster"},
+        *({"clip_frames": length} for length in (4, 6, 8, 1)),
+        *({"threads": count} for count in (1, 2, 8)),
+        *({"live_spans": count} for count in (64, 256)),
+    ]
+
+
+@pytest.mark.parametrize(("own", "others"), [(1024, {512}), (128, {64, 256}), (48, {96})])
+def test_grid_tries_no_fewer_live_spans_than_mix_and_no_more_than_mix_better(own, others):
+    tried = grid(replace(DEFAULT, live_spans=own), lambda setting: True, num_cpus=4)
+
+    assert {one.live_spans for one in tried} == {own, *others}
 
 
 def test_grid_leaves_out_what_does_not_fit():
@@ -48,33 +72,18 @@ def test_grid_leaves_out_what_does_not_fit():
     assert max(one.live_spans for one in tried) == 128
 
 
-def test_quick_grid_changes_where_and_when_only():
-    tried = grid(DEFAULT, lambda setting: True, num_cpus=4, is_quick=True)
+@pytest.mark.parametrize(("longest", "other"), [(250, 4), (2, 1)])
+def test_quick_grid_has_the_other_executor_and_the_nearest_clip_length_that_fits(longest, other):
+    tried = grid(DEFAULT, lambda setting: setting.clip_frames <= longest, num_cpus=4, is_quick=True)
 
-    assert [(one.where, one.when) for one in tried] == [("rank", "block"), ("cluster", "block"), ("rank", "exit")]
-
-
-def test_grid_around_decoding_on_exit_has_the_cluster_decode_blocks():
-    tried = grid(replace(DEFAULT, when="exit"), lambda setting: True, num_cpus=2)
-
-    assert {(one.where, one.when) for one in tried} == {("rank", "exit"), ("cluster", "block")}
-
-
-def test_grid_around_decoding_on_exit_also_tries_fewer_live_spans_that_fit():
-    def fits(setting):
-        return setting.when == "exit" or setting.live_spans * setting.span_frames <= 64 * 32
-
-    tried = grid(replace(DEFAULT, when="exit"), fits, num_cpus=2, is_quick=True)
-
-    fewer = {(one.where, one.live_spans, one.span_frames) for one in tried if one.when == "block"}
-    assert fewer == {("rank", 64, 32), ("cluster", 64, 32)}
+    assert tried == [DEFAULT, replace(DEFAULT, where="cluster"), replace(DEFAULT, clip_frames=other)]
 
 
 def test_grid_without_cameras_has_no_decode_settings():
     tried = grid(ROWS_ONLY, lambda setting: True, num_cpus=4)
 
     assert len(tried) > 1
-    assert all("decode" not in one.parts() for one in tried)
+    assert all(one.parts().keys() == {"order"} and "clip_frames" not in one.parts()["order"] for one in tried)
     assert grid(ROWS_ONLY, lambda setting: True, num_cpus=4, is_quick=True) == [ROWS_ONLY]
 
 
@@ -90,9 +99,17 @@ def test_settings_that_are_the_same_on_few_episodes_are_tried_once():
     assert differing(many, [200] * 300) == many
 
 
+def test_clips_longer_than_all_episodes_are_tried_once():
+    clips = [replace(DEFAULT, clip_frames=length) for length in ("span", 8, 200, 250, 300)]
+
+    assert differing(clips, [200, 150]) == clips[:3]
+
+
 def test_typed_setting_changes_what_it_says():
     assert parse_setting("where=cluster,span_frames=64", DEFAULT) == replace(DEFAULT, where="cluster", span_frames=64)
     assert parse_setting("span_frames=episode", DEFAULT).span_frames == "episode"
+    assert parse_setting("clip_frames=8", DEFAULT).clip_frames == 8
+    assert parse_setting("clip_frames=span", DEFAULT).clip_frames == "span"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +121,8 @@ def test_typed_setting_changes_what_it_says():
         ("threads=many", "threads must be a whole number, got 'many'"),
         ("where=moon", "'moon'"),
         ("where=none", "where is 'rank' or 'cluster'"),
-        ("where=cluster,when=exit", "when='exit' runs on the rank"),
+        ("clip_frames=episode", "clip_frames must be a whole number or 'span', got 'episode'"),
+        ("clip_frames=0", "clip_frames"),
     ],
 )
 def test_typed_setting_that_is_impossible_is_an_error(text, message):
@@ -112,9 +130,10 @@ def test_typed_setting_that_is_impossible_is_an_error(text, message):
         parse_setting(text, DEFAULT)
 
 
-def test_typed_decode_setting_needs_cameras():
-    with pytest.raises(ConfigError, match="there are no cameras"):
-        parse_setting("threads=2", ROWS_ONLY)
+@pytest.mark.parametrize("text", ["threads=2", "where=rank", "clip_frames=2"])
+def test_typed_decode_setting_needs_cameras(text):
+    with pytest.raises(ConfigError, match="there are no cameras: use span_frames, live_spans"):
+        parse_setting(text, ROWS_ONLY)
 
 
 def test_best_is_the_fastest_and_of_equally_fast_ones_the_cheapest():
@@ -127,9 +146,39 @@ def test_best_is_the_fastest_and_of_equally_fast_ones_the_cheapest():
     assert report.tell_faster() == ""
     assert [row["samples_per_s"] for row in report.ranked] == [1000, 970, 500]
     assert report.advice() == (
-        "Pipeline(..., batch_size=64, decode={'where': 'rank', 'when': 'block', 'num_threads': 2}, "
-        "order={'span_frames': 128, 'live_spans': 128})"
+        "Pipeline(..., batch_size=64, decode={'where': 'rank', 'num_threads': 2}, "
+        "order={'span_frames': 128, 'live_spans': 128, 'clip_frames': 2})"
     )
+
+
+def test_advice_names_the_memory_that_it_was_measured_with():
+    row = make_row(DEFAULT, 1000, 1.0)
+
+    assert "live_bytes" not in make_report(row, live_bytes=1 << 30).advice()
+    assert "batch_size=64, live_bytes=2147483648, decode=" in make_report(row, live_bytes=2 << 30).advice()
+
+
+@pytest.mark.parametrize("setting", [DEFAULT, replace(DEFAULT, where="cluster"), ROWS_ONLY])
+def test_advice_is_arguments_of_a_pipeline(setting):
+    parts = eval(f"dict({setting.advice()})")
+
+    assert parts == setting.parts()
+    assert OrderSpec(seed=0, **parts["order"]).live_spans == setting.live_spans
+    assert DecodeSpec(**parts.get("decode", {})).where in (setting.where, "auto")
+
+
+@pytest.mark.parametrize(("cpu_s", "cores", "exact"), [(2.51, 4, 3.012), (2.5, 3, 3.0), (0.01, 1, 0.012)])
+def test_cores_that_feed_a_gpu_are_whole_ones(cpu_s, cores, exact):
+    row = with_cores(make_row(DEFAULT, 500, cpu_s), 1200.0)
+
+    assert (row["cores"], row["cores_exact"]) == (cores, exact)
+
+
+def test_cores_are_told_of_what_was_measured_where_a_rate_was_given():
+    row = make_row(DEFAULT, 500, 2.5)
+
+    assert with_cores(row, 0.0) == row
+    assert with_cores({"error": "no codec"}, 1200.0) == {"error": "no codec"}
 
 
 def test_best_does_not_trade_mixing_for_speed():
@@ -206,6 +255,8 @@ def test_spec_refuses_what_cannot_be_measured():
         BenchSpec(root="x", batch_size=0)
     with pytest.raises(ConfigError, match="seconds must be more than 0"):
         BenchSpec(root="x", seconds=0)
+    with pytest.raises(ConfigError, match="gpu_samples_per_s must be a number from 0 on, got nan"):
+        BenchSpec(root="x", gpu_samples_per_s=float("nan"))
 
 
 class Sampled:
@@ -270,6 +321,19 @@ def test_table_shows_all_figures_on_a_narrow_terminal():
     assert {"12,345", "67.8", "900", "60", *DEFAULT.name.split()} <= set(shown)
 
 
+def test_table_has_a_column_of_cores_only_where_a_rate_was_given():
+    conditions = {"machine": {"load_average": 0}, **TABLE_CONDITIONS}
+    row, failed = with_cores(make_row(DEFAULT, 500, 2.51), 1200.0), {"name": "other", "error": "no codec"}
+
+    told = printed(make_report(row, failed, gpu_samples_per_s=1200.0, **conditions))
+    untold = printed(make_report(make_row(DEFAULT, 500, 2.51), failed, **conditions))
+
+    assert "1,200/s" in told
+    (line,) = [line for line in told.splitlines() if DEFAULT.name in line]
+    assert line.split()[-2:] == ["4", "(3.0)"]
+    assert "cores for" not in untold
+
+
 def test_table_tells_why_the_fastest_is_not_advised():
     narrow = make_row(replace(DEFAULT, live_spans=32), 3000, 0.5, distinct_episodes=30.0)
     report = make_report(narrow, make_row(DEFAULT, 1000, 1.0), machine={"load_average": 0}, **TABLE_CONDITIONS)
@@ -311,3 +375,37 @@ def test_a_picture_says_nothing_of_loaders_that_failed_and_have_no_bar():
 
     assert "orange are other loaders" in describe_marks(make_report(measured))
     assert "orange are other loaders" not in describe_marks(make_report(failed))
+
+
+def make_request(loader="raypipe", **others):
+    common = {"root": "x", "batch_size": 64, "observation_frames": 1, "windows": {}, "step_ms": 0.0, "num_steps": 0}
+    return Request(loader=loader, num_cpus=2, **{**common, "live_bytes": 0, "episodes": None, **others})
+
+
+def test_raypipe_is_told_nothing_that_was_not_asked_for():
+    assert raypipe_parts(make_request(parts={})) == {}
+    assert raypipe_parts(make_request(parts={}, loader="raypipe-cluster")) == {"decode": {"where": "cluster"}}
+
+
+@pytest.mark.parametrize(
+    ("loader", "parts", "is_needed"),
+    [
+        ("raypipe", {}, False),
+        ("raypipe", {"decode": {"where": "cluster"}}, True),
+        ("raypipe-ray", {}, True),
+        ("raypipe-cluster", {}, True),
+        ("ray read_lerobot", {}, True),
+        ("floor, all cores", {}, False),
+        ("lerobot map-style, 2 workers", {}, False),
+    ],
+)
+def test_ray_is_started_only_for_what_uses_it(loader, parts, is_needed):
+    assert needs_ray(make_request(loader=loader, parts=parts)) == is_needed
+
+
+def test_parts_of_a_request_go_before_those_of_a_loader():
+    parts = {"decode": {"where": "rank", "num_threads": 3}}
+
+    told = raypipe_parts(make_request(parts=parts, live_bytes=9, episodes=[0, 4], loader="raypipe-cluster"))
+
+    assert told == {**parts, "live_bytes": 9, "selection": {"episodes": [0, 4]}}

@@ -10,7 +10,7 @@ from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError
 from raypipe.pipeline import Pipeline
 from raypipe.plan import BatchSpec, OrderSpec
-from raypipe.sizes import pixel_bytes, row_bytes
+from raypipe.sizes import row_bytes
 
 WINDOW = {"action": [0.0, 0.1, 0.2]}
 
@@ -22,13 +22,16 @@ def dataset(tiny_dataset):
 
 def test_parts_may_be_specs_or_dicts(dataset):
     as_dicts = Pipeline(
-        dataset, batch_size={"size": 4, "scope": "global"}, seed=3, order={"live_spans": 8, "span_frames": 16}
+        dataset,
+        batch_size={"size": 4, "scope": "global"},
+        seed=3,
+        order={"live_spans": 8, "span_frames": 16, "clip_frames": 4},
     )
     as_specs = Pipeline(
         dataset,
         batch_size=BatchSpec(size=4, scope="global"),
         seed=3,
-        order=OrderSpec(seed=3, live_spans=8, span_frames=16),
+        order=OrderSpec(seed=3, live_spans=8, span_frames=16, clip_frames=4),
     )
 
     assert as_dicts.config == as_specs.config
@@ -46,60 +49,53 @@ def test_a_column_that_says_which_sample_it_is_has_no_window(dataset, name):
         Pipeline(dataset.windowed(offsets={name: [0, 1]}), batch_size=4, seed=0)
 
 
-def test_enough_memory_keeps_whole_episodes(dataset):
+def test_enough_memory_keeps_whole_episodes_and_as_many_live_spans_as_mix_better(dataset):
     config = Pipeline(dataset, batch_size=4, seed=0).config
 
-    assert (config.order.span_frames, config.order.live_spans, config.decode.when) == ("episode", 128, "block")
+    assert (config.order.span_frames, config.order.live_spans, config.order.clip_frames) == ("episode", 1024, 4)
 
 
-def test_a_large_batch_widens_the_live_window(dataset):
-    assert Pipeline(dataset, batch_size=100, seed=0).config.order.live_spans == 200
+def test_given_orders_are_not_changed_by_the_budget(dataset):
+    order = {"live_spans": 4, "span_frames": "episode", "clip_frames": 3}
+
+    config = Pipeline(dataset, batch_size=4, seed=0, live_bytes=300_000, order=order).config
+
+    assert (config.order.span_frames, config.order.live_spans, config.order.clip_frames) == ("episode", 4, 3)
+    assert config.derived == frozenset()
 
 
-def test_little_memory_decodes_as_a_batch_leaves(dataset):
-    with pytest.warns(UserWarning, match="decoding each batch as it leaves"):
-        config = Pipeline(dataset, batch_size=4, seed=0, live_bytes=100_000).config
+def test_what_is_not_given_is_chosen_and_noted(dataset):
+    config = Pipeline(dataset, batch_size=4, seed=0, order={"live_spans": 4}).config
 
-    assert (config.decode.when, config.decode.where) == ("exit", "rank")
-
-
-def test_given_spans_are_not_changed_by_the_budget(dataset):
-    order = {"live_spans": 4, "span_frames": "episode"}
-
-    config = Pipeline(dataset, batch_size=4, seed=0, live_bytes=100_000, order=order).config
-
-    assert (config.order.span_frames, config.order.live_spans, config.decode.when) == ("episode", 4, "block")
+    assert (config.order.span_frames, config.order.clip_frames) == ("episode", 4)
+    assert config.derived == {"span_frames", "clip_frames"}
 
 
 def test_blocks_are_packed_by_size(dataset, tiny_dataset, monkeypatch):
     rows_only = Pipeline(open_dataset(str(tiny_dataset), cameras=[]), batch_size=4, seed=0).config
-    with_cameras = Pipeline(dataset, batch_size=4, seed=0).config
+    with_cameras = Pipeline(dataset, batch_size=4, seed=0, order={"live_spans": 128}).config
 
-    assert spans_per_block(rows_only, DecodeSpec(where="cluster")) == 64
-    assert spans_per_block(with_cameras, DecodeSpec(where="rank")) == 128 // 8
-    assert spans_per_block(with_cameras, DecodeSpec(where="cluster")) == 128 // 8
+    assert spans_per_block(rows_only) == 64
+    assert spans_per_block(with_cameras) == 128 // 8
     mean = dataset.meta.num_frames // len(dataset.meta.episodes)
-    episode_bytes = mean * (row_bytes(dataset) + pixel_bytes(dataset, DecodeSpec()))
-    monkeypatch.setattr(config_module, "_PIXEL_BLOCK_BYTES", 3 * episode_bytes)
-    assert spans_per_block(with_cameras, DecodeSpec(where="cluster")) == 3
-    assert spans_per_block(with_cameras, DecodeSpec(where="rank")) == 128 // 8
+    monkeypatch.setattr(config_module, "_ROW_BLOCK_BYTES", 3 * mean * row_bytes(dataset))
+    assert spans_per_block(with_cameras) == 3
 
 
-def test_live_bytes_are_those_of_the_live_spans(dataset):
-    order = {"live_spans": 2, "span_frames": "episode"}
+def test_live_bytes_are_those_of_rows_and_decoded_frames(dataset):
+    order = {"live_spans": 2, "span_frames": "episode", "clip_frames": 2}
 
     pipe = Pipeline(dataset, batch_size=4, seed=0, order=order)
 
-    frame_bytes = 2 * 64 * 64 * 3
-    longest_two = 12 + 9
-    assert pipe.live_bytes() <= longest_two * (frame_bytes + 200)
-    assert pipe.live_bytes() >= 12 * frame_bytes
+    frame_bytes, rows = 2 * 64 * 64 * 3, (12 + 9) * 200
+    # The batch, 4 batches ahead, and what is left of two clips.
+    assert 4 * frame_bytes <= pipe.live_bytes() <= (5 * 4 + 2 * 2) * frame_bytes + rows
 
 
 def test_a_pipeline_says_what_it_picked(dataset):
     told = repr(Pipeline(dataset, batch_size=4, seed=0, order={"live_spans": 8, "span_frames": 16}))
 
-    assert "batch of 4 a rank, seed 0, spans of 16 frames, 8 live, up to 1 MB at hand on one rank" in told
+    assert "batch of 4 a rank, seed 0, spans of 16 frames, 8 live, clips of 4, decode auto at 1.10 times" in told
 
 
 def test_a_lost_state_is_rebuilt_from_the_step(dataset):
@@ -125,7 +121,11 @@ BAD = {
     "unknown field": ({"order": {"live_span": 3}}, "order has no field 'live_span'; did you mean 'live_spans'"),
     "wrong type": ({"decode": 3}, "decode must be a DecodeSpec or a dict"),
     "unknown where": ({"decode": {"where": "gpu"}}, "decode where is 'gpu'"),
-    "exit on the cluster": ({"decode": {"where": "cluster", "when": "exit"}}, "runs on the rank"),
+    "when of before": ({"decode": {"when": "exit"}}, "decode has no field 'when'"),
+    "no clip": ({"order": {"clip_frames": 0}}, "clip_frames must be an integer of at least 1 or 'span', got 0"),
+    "half a clip": ({"order": {"clip_frames": 2.5}}, "clip_frames must be an integer of at least 1 or 'span', got 2.5"),
+    "clips of two datasets": ({"order": {"clip_frames": [2, 3]}}, "is for 2 datasets, and there are 1"),
+    "no room": ({"live_bytes": 50_000}, "live_bytes=50,000 does not hold the decoded frames of one batch"),
     "cuda on the cluster": ({"decode": {"where": "cluster", "device": "cuda"}}, "needs where='rank'"),
     "odd resize": ({"decode": {"resize": (0, 3)}}, "resize"),
     "no threads": ({"decode": {"num_threads": 0}}, "num_threads must be at least 1"),

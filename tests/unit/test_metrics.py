@@ -1,45 +1,62 @@
 """What a wait is put down to, and the figures of a world of ranks."""
 
+import math
 from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.metrics import Live, LoaderStats, Meter, TaskTimes, split_wait, sum_up
+from raypipe.metrics import STAGES, Interval, Live, LoaderStats, Meter, share_wait, split_wait, sum_up
 
 NOTHING = LoaderStats(**{field.name: 0 for field in fields(LoaderStats)})
 
 seconds = st.floats(0, 100)
 
 
-@given(begin=seconds, waited=seconds, read_s=seconds, decode_s=seconds, finished_at=st.floats(-50, 250))
-def test_parts_of_a_wait_are_never_negative_and_add_up_to_it(begin, waited, read_s, decode_s, finished_at):
-    task = TaskTimes(read_s=read_s, decode_s=decode_s, finished_at=finished_at)
+@given(begin=seconds, waited=seconds, done=st.floats(-50, 250))
+def test_a_wait_is_for_the_stage_until_it_is_done_and_then_for_the_way(begin, waited, done):
+    stage, transport = split_wait("read", begin, begin + waited, done)
 
-    parts = split_wait(begin, begin + waited, task)
-
-    assert min(parts.read_s, parts.decode_s, parts.transport_s) >= -1e-9
-    assert parts.read_s + parts.decode_s + parts.transport_s == pytest.approx(begin + waited - begin)
-
-
-# A rank waits from 10 s to 20 s.
-WAITS = {
-    "done before: on its way": (TaskTimes(read_s=5, decode_s=5, finished_at=9), (0, 0, 10)),
-    "decoded until the end": (TaskTimes(read_s=5, decode_s=30, finished_at=20), (0, 10, 0)),
-    "read, decoded, sent": (TaskTimes(read_s=4, decode_s=3, finished_at=17), (4, 3, 3)),
-    "rows alone": (TaskTimes(read_s=2, decode_s=0, finished_at=20), (10, 0, 0)),
-    "no CPU was free for 6 s": (TaskTimes(read_s=1, decode_s=3, finished_at=20), (2.5, 7.5, 0)),
-}
+    assert (stage.begin, stage.end, transport.end) == (begin, transport.begin, begin + waited)
+    assert stage.begin <= stage.end <= transport.end
+    assert stage.end == pytest.approx(min(max(done, begin), begin + waited))
 
 
-@pytest.mark.parametrize("name", WAITS)
-def test_a_wait_is_put_down_to_what_was_going_on(name):
-    task, expected = WAITS[name]
+def test_a_wait_for_what_is_done_here_is_all_of_its_stage():
+    stage, transport = split_wait("decode", 10.0, 20.0, math.inf)
 
-    parts = split_wait(10.0, 20.0, task)
+    assert (stage.end - stage.begin, transport.end - transport.begin) == (10.0, 0.0)
 
-    assert (parts.read_s, parts.decode_s, parts.transport_s) == pytest.approx(expected)
+
+def one_after_the_other(drawn):
+    """What one thread did: its intervals do not overlap."""
+    at, done = 0.0, []
+    for stage, pause, seconds in drawn:
+        done.append(Interval(stage, at + pause, at + pause + seconds))
+        at = done[-1].end
+    return done
+
+
+intervals = st.lists(st.tuples(st.sampled_from(STAGES), st.floats(0, 100), st.floats(0, 20)), max_size=12).map(
+    one_after_the_other
+)
+
+
+@given(intervals, st.floats(0, 300), st.floats(0, 300))
+def test_every_second_of_a_wait_is_put_down_to_one_stage(done, begin, waited):
+    parts = share_wait(begin, begin + waited, done, "assembly")
+
+    assert min(parts.values()) >= 0
+    assert sum(parts.values()) == pytest.approx(waited, abs=1e-6)
+
+
+def test_a_wait_that_begins_in_the_middle_of_a_stage_counts_from_there():
+    done = [Interval("read", 0.0, 4.0), Interval("decode", 4.0, 9.0), Interval("assembly", 9.0, 10.0)]
+
+    parts = share_wait(6.0, 11.0, done, "transport")
+
+    assert parts == {"read": 0.0, "decode": 3.0, "transport": 1.0, "assembly": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +93,8 @@ def test_meter_counts_what_was_handed_over():
     for num_samples in (4, 3):
         meter.ask()
         meter.hand_over(num_samples)
-    meter.add(read_wait_s=0.5)
     stats = meter.read(Live(decoded_frames=14))
 
-    assert (stats.samples, stats.batches, stats.read_wait_s, stats.decoded_frames) == (7, 2, 0.5, 14)
+    assert (stats.samples, stats.batches, stats.decoded_frames) == (7, 2, 14)
+    waits = stats.read_wait_s + stats.decode_wait_s + stats.transport_wait_s + stats.assembly_wait_s
+    assert waits == pytest.approx(stats.wait_s)

@@ -56,7 +56,7 @@ def made_figures(**settings):
         ),
         "peers": {
             FLOOR: {"cpu_s_per_1k": 0.5, **speed, "versions": {"torch": "2"}},
-            "raypipe rank/block": {
+            "raypipe": {
                 "cpu_s_per_1k": 1.0,
                 **speed,
                 **exact,
@@ -74,9 +74,9 @@ def test_page_shows_what_was_measured_and_why_something_was_not(tmp_path):
     write_page(made_figures(), tmp_path / "page.md", tmp_path / "plots" / "a.png")
 
     page = (tmp_path / "page.md").read_text()
-    assert "| raypipe rank/block | 1 | 2 | 900 | 3 | 700 | 40 |" in page
+    assert "| raypipe | 1 | 2 | 900 | 3 | 700 | 40 |" in page
     assert "| broken | not measured: does not install: no wheel |" in page
-    assert "| raypipe rank/block | text of whole | text of resume | text of reshape |" in page
+    assert "| raypipe | text of whole | text of resume | text of reshape |" in page
     assert "| other | 5 | 6 | 7 |" in page
     assert "in this run: other 4.0." in page
     assert "](plots/a.png)" in page
@@ -91,7 +91,7 @@ def test_page_shows_what_was_measured_and_why_something_was_not(tmp_path):
         ),
         ({"live_spans": 5, "span_frames": "episode"}, ["raypipe's live window, here of 5 whole episodes, comes to"]),
         ({"live_spans": 5}, ["raypipe's live window comes to"]),
-        ({}, ["raypipe's live window comes to", "as much as `live_bytes` allows. It is set"]),
+        ({}, ["raypipe's live window comes to", "as far as `live_bytes` allows. It is set"]),
     ],
 )
 def test_page_says_of_raypipes_settings_what_the_run_wrote_down(settings, told, tmp_path):

@@ -27,9 +27,16 @@ MIXED = {
     "shares, cut spans": OrderSpec(seed=3, live_spans=3, span_frames=4),
     "shares, file order": OrderSpec(seed=0, shuffle=False),
 }
+CLIPS = {
+    "clips": OrderSpec(seed=0, clip_frames=2),
+    "clips, cut spans": OrderSpec(seed=1, live_spans=3, span_frames=4, clip_frames=3),
+    "clips, wrap": OrderSpec(seed=2**64 - 1, live_spans=4, tail="wrap", clip_frames=5),
+    "clips, shares": OrderSpec(seed=3, live_spans=3, clip_frames=(2, 4)),
+}
 GOLDEN = {
     FOLDER / f"order_{ORDER_VERSION}.json": CASES,
     FOLDER / f"mixture_order_{ORDER_VERSION}.json": MIXED,
+    FOLDER / f"clip_order_{ORDER_VERSION}.json": CLIPS,
 }
 
 
@@ -48,8 +55,8 @@ def make_orders(name):
     """Return the order of a start on 2 ranks, and of its rest on 3 from the second step on."""
     members = [make_index([7, 1, 12, 5], name="a"), make_index([6, 9], name="b")]
     # Of 25 and 15 frames an epoch takes four fifths of a lap, and one and a third.
-    index = mix_indexes(members, [20, 20]) if name in MIXED else concat_indexes(members)
-    spec = {**CASES, **MIXED}[name]
+    index = mix_indexes(members, [20, 20]) if "shares" in name else concat_indexes(members)
+    spec = {**CASES, **MIXED, **CLIPS}[name]
     world = plan_start(index, spec, world_size=2, per_lane=4, epoch=3)
     rest = plan_resumed(state_after(world, 2), index, spec, world_size=3, per_lane=2)
     return {

@@ -1,12 +1,16 @@
-"""Distinct episodes per batch beside a full shuffle, for small and large datasets, on one and on many lanes."""
+"""Distinct episodes and near repeats beside a full shuffle, for small and large datasets, on one and on many lanes."""
 
 import numpy as np
 import pytest
-from plan_cases import make_index, plan_start
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from plan_cases import make_index, mixtures, plan_start, specs, start_or_assume
 
+from raypipe.errors import ConfigError
 from raypipe.plan import (
     BatchSpec,
-    FrameSizes,
+    CameraCost,
+    MemberCost,
     OrderSpec,
     emitted_frames,
     expected_distinct,
@@ -18,12 +22,12 @@ from raypipe.plan import (
 )
 from raypipe.plan.members import report_members
 
+SIZES = [MemberCost(row_bytes=100, cameras=(CameraCost(name="top", keyframe_interval=2, frame_bytes=1000),))]
 
-def make_world(
-    num_episodes, *, lanes=1, world_size=1, live_spans=128, lengths=(100, 501), batch_size=64, span_frames="episode"
-):
+
+def make_world(num_episodes, *, lanes=1, world_size=1, lengths=(100, 501), batch_size=64, **order):
     frames = np.random.default_rng(1).integers(*lengths, num_episodes)
-    spec = OrderSpec(seed=3, lanes=lanes, live_spans=live_spans, span_frames=span_frames)
+    spec = OrderSpec(**{"seed": 3, "lanes": lanes, "live_spans": 128, **order})
     plan = plan_epoch(make_index(frames), spec, epoch=0)
     return plan_world(plan, world_size=world_size, batch=BatchSpec(size=batch_size))
 
@@ -60,61 +64,153 @@ def test_a_full_shuffle_is_what_shuffled_batches_have():
     assert measure_mixing(world).local_batch.full_shuffle == pytest.approx(np.mean(drawn), rel=0.01)
 
 
+def count_near_repeats(batches, near_frames, num_batches):
+    """Return the share of frames, of the batches that have so many after them, with a near one in these."""
+    found = [
+        any(
+            other[:2] == (dataset, episode) and abs(other[2] - frame) <= near_frames[dataset]
+            for later in batches[number + 1 : number + 1 + num_batches]
+            for other in later
+        )
+        for number, batch in enumerate(batches[: len(batches) - num_batches])
+        for dataset, episode, frame in batch
+    ]
+    return np.mean(found)
+
+
+def batches_of(world):
+    found = [world.frames_at(step, 0) for step in range(world.steps.num_full)]
+    return [list(zip(one.dataset.tolist(), one.episode.tolist(), one.frame.tolist(), strict=True)) for one in found]
+
+
+@settings(max_examples=20)
+@given(mixtures(most_frames=100), specs, st.sampled_from([1, 2]), st.integers(1, 4), st.data())
+def test_near_repeats_are_those_that_the_batches_have(index, spec, world_size, per_lane, data):
+    assume(spec.lanes == "world_size" or spec.lanes % world_size == 0)
+    world = start_or_assume(index, spec, world_size=world_size, per_lane=per_lane)
+    # So few batches are all looked at.
+    assume(1 < world.steps.num_full <= 60)
+    near_frames = [data.draw(st.integers(0, 6)) for _ in index.dataset_names]
+
+    near = measure_mixing(world, near_frames=near_frames).near_repeats
+
+    assert near.num_batches == min(16, world.steps.num_full - 1)
+    assert near.share == pytest.approx(count_near_repeats(batches_of(world), near_frames, near.num_batches))
+
+
+def test_near_repeats_of_a_full_shuffle_are_what_shuffled_frames_have():
+    # Episodes of two datasets, of which one gives two and a half laps; half a second has 3 and 8 frames.
+    near_frames = (3, 8)
+    members = [make_index([9, 60, 25, 140] * 8, name="one"), make_index([5, 30, 12] * 3, name="other", fingerprint="x")]
+    index = mix_indexes(members, [1872, 352])
+    world = plan_start(index, OrderSpec(seed=0, live_spans=16, lanes=1), world_size=1, per_lane=8)
+    spans = world.plan.queues.spans
+    frames = [
+        (dataset, episode, frame)
+        for dataset, episode, start, stop in zip(spans.dataset, spans.episode, spans.start, spans.stop, strict=True)
+        for frame in range(start, stop)
+    ]
+    generator = np.random.default_rng(0)
+
+    shares = []
+    for _ in range(20):
+        shuffled = [frames[place] for place in generator.permutation(len(frames)).tolist()]
+        batches = [shuffled[first : first + 8] for first in range(0, 40 * 8, 8)]
+        shares.append(count_near_repeats(batches, near_frames, 16))
+
+    expected = measure_mixing(world, near_frames=near_frames).near_repeats.full_shuffle
+    error = np.std(shares, ddof=1) / np.sqrt(len(shares))
+    assert error < 0.02 * expected
+    assert expected == pytest.approx(np.mean(shares), abs=3 * error)
+
+
+def test_near_repeats_of_a_large_full_shuffle_are_those_of_its_lengths():
+    # More than a million frames, of which a part is looked at; 16 batches draw 1,024 of the others.
+    world = make_world(4_000, lengths=(300, 301))
+
+    near = measure_mixing(world, near_frames=[5]).near_repeats
+
+    edges = [min(frame, 5) + min(299 - frame, 5) for frame in range(300)]
+    assert near.full_shuffle == pytest.approx(np.mean([1 - (1 - 1024 / 1_200_000) ** n for n in edges]), rel=0.001)
+
+
+@pytest.mark.parametrize(("lanes", "world_size"), [(1, 1), (8, 8), (4, 2)])
+def test_clips_have_more_near_repeats_than_whole_spans(lanes, world_size):
+    def share(clip_frames):
+        world = make_world(1_000, lanes=lanes, world_size=world_size, clip_frames=clip_frames)
+        return measure_mixing(world, near_frames=[5]).near_repeats.share
+
+    whole, single, pair, eight = (share(clip_frames) for clip_frames in ("span", 1, 2, 8))
+
+    assert single == pytest.approx(whole, abs=0.05)
+    # Of a pair the first has its other frame a few batches later: half of the frames.
+    assert pair > whole + 0.25
+    assert eight > pair + 0.25
+
+
+def test_more_live_spans_have_fewer_near_repeats():
+    worlds = [make_world(1_000, live_spans=live_spans, clip_frames=2) for live_spans in (128, 1_000)]
+
+    few, many = (measure_mixing(world, near_frames=[5]).near_repeats.share for world in worlds)
+
+    assert many < 0.75 * few
+
+
+def test_episodes_of_one_frame_have_no_near_repeats():
+    near = measure_mixing(make_world(3_000, lengths=(1, 2), clip_frames=2), near_frames=[15]).near_repeats
+
+    assert (near.share, near.full_shuffle, near.num_batches) == (0.0, 0.0, 16)
+
+
+def test_an_epoch_of_one_batch_has_no_next_one_to_repeat_in():
+    near = measure_mixing(make_world(3, lengths=(2, 5)), near_frames=[15]).near_repeats
+
+    assert (near.share, near.full_shuffle, near.num_batches) == (0.0, 0.0, 0)
+
+
+def test_near_repeats_want_a_frame_rate_of_every_dataset():
+    world = make_world(100)
+
+    assert measure_mixing(world).near_repeats is None
+    with pytest.raises(ConfigError, match=r"near_frames=\(5, 8\) must have a number for each of 1 datasets"):
+        measure_mixing(world, near_frames=(5, 8))
+
+
 def test_report_says_what_an_epoch_costs_and_gives():
     world = make_world(300, lanes=4, world_size=2)
 
-    report = report_plan(world, FrameSizes(row_bytes=100, pixel_bytes=1000)).to_json()
+    report = report_plan(world, SIZES, near_frames=[5]).to_json()
 
     assert report["steps"] == world.num_steps
     assert report["frames"] == world.plan.index.num_frames
     assert report["spans"] == int(world.spans_per_rank.sum())
     assert report["fingerprint"] == world.plan.fingerprint
-    assert report["live_bytes"] == report["live_frames"] * 1100
-    assert 0 < report["first_batch_frames"] <= report["live_frames"] * 1.1
-    assert report["resume_frames"] < report["live_frames"]
+    assert report["live_bytes"] == report["live_frames"] * 100 + report["live_pixel_bytes"]
+    assert report["live_pixel_bytes"] > 0
+    assert 0 < report["first_batch_frames"] < report["live_frames"]
+    assert 0 < report["resume_frames"] < report["live_frames"]
     assert sorted(report["distinct_episodes"]) == ["first", "last", "mean", "min"]
     assert report["distinct_episodes_full_shuffle"] > 50
+    assert 0 < report["near_repeats_full_shuffle"] < report["near_repeats"] < 1
+    assert report["clip_frames"] == "span"
     assert report["left_over"] == 0
     assert report["advice"] == ()
 
 
 def test_report_advises_more_live_spans_where_the_mixing_is_poor():
-    report = report_plan(make_world(1_000, live_spans=32), FrameSizes(row_bytes=1, pixel_bytes=0))
+    report = report_plan(make_world(1_000, live_spans=32), [MemberCost(row_bytes=1)])
 
     assert "set live_spans to 128, twice the 64 frames" in report.advice[0]
 
 
-def test_report_advises_shorter_spans_where_memory_is_large_and_decode_on_exit_where_that_is_not_enough():
-    world = make_world(1_000)
+def test_report_advises_where_decoding_is_dear_and_says_what_would_help():
+    far = CameraCost(name="top", keyframe_interval=250, frame_bytes=900_000)
 
-    large = report_plan(world, FrameSizes(row_bytes=100, pixel_bytes=96 * 96 * 6)).advice
-    huge = report_plan(world, FrameSizes(row_bytes=100, pixel_bytes=480 * 640 * 6)).advice
+    (advice,) = report_plan(make_world(1_000), [MemberCost(row_bytes=100, cameras=(far,))]).advice
 
-    assert "set span_frames to 256 for" in large[0]
-    assert "decode when='exit'" in huge[0]
-
-
-def test_report_advises_for_the_memory_that_is_given():
-    world, sizes = make_world(1_000), FrameSizes(row_bytes=100, pixel_bytes=96 * 96 * 6)
-    held = int(1.3 * report_plan(world, sizes).live_bytes)
-
-    assert report_plan(world, sizes, live_bytes=held).advice == ()
-    assert "set span_frames to 256 for" in report_plan(world, sizes, live_bytes=2 << 30).advice[0]
-    assert "set span_frames to 128 for" in report_plan(world, sizes, live_bytes=1 << 30).advice[0]
-
-
-def test_report_of_rows_alone_does_not_advise_to_hold_fewer_pixels():
-    world = make_world(1_000)
-    held = int(1.3 * report_plan(world, FrameSizes(row_bytes=100, pixel_bytes=0)).live_bytes)
-    on_exit = FrameSizes(row_bytes=100, pixel_bytes=0, is_decode_on_exit=True)
-
-    (a_little,) = report_plan(world, on_exit, live_bytes=held - 1).advice
-    (shorter,) = report_plan(world, on_exit, live_bytes=held // 2).advice
-    (fewer,) = report_plan(world, on_exit, live_bytes=held // 100).advice
-
-    assert "of rows: lower live_spans from 128" in a_little
-    assert "of rows: set span_frames to" in shorter
-    assert "of rows: lower live_spans from 128" in fewer
+    assert "live_bytes=" in advice
+    assert "reshard ROOT TARGET --gop 2" in advice
+    assert "a keyframe every 250 frames" in advice
 
 
 def test_cutting_uneven_episodes_mixes_better():
@@ -130,7 +226,7 @@ def test_cutting_uneven_episodes_mixes_better():
 def test_report_of_an_epoch_of_one_short_batch():
     world = make_world(3, lengths=(2, 5))
 
-    report = report_plan(world, FrameSizes(row_bytes=1, pixel_bytes=0))
+    report = report_plan(world, [MemberCost(row_bytes=1)])
 
     assert (report.steps, report.mixing.local_batch.min) == (1, 3)
     assert report.first_batch_frames == report.frames

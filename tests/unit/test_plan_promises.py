@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -109,7 +110,8 @@ def test_a_lane_has_at_most_live_spans_open_and_they_come_and_go_in_order(frames
         plan = world.rank(rank)
         admitted, retired = plan.lives()
         for lane in world.lanes_of(rank):
-            mine = plan.queue.lane == lane
+            mine = np.flatnonzero(plan.queue.lane == lane)
+            mine = mine[np.argsort(plan.queue.place[mine])]
             begin, end = admitted[mine], retired[mine]
             assert (np.diff(begin) >= 0).all()
             assert (np.diff(end) >= 0).all()
@@ -132,6 +134,39 @@ def test_frames_are_emitted_within_the_life_of_their_span(frames, spec, world_si
             assert (batch.step < retired[batch.span]).all()
 
 
+@settings(max_examples=30)
+@given(lengths, specs, worlds, st.integers(1, 9), st.data())
+def test_frames_of_a_clip_follow_each_other_in_their_span_also_after_a_restart(
+    frames, spec, world_size, clip_frames, data
+):
+    spec = replace(spec, clip_frames=clip_frames, shuffle=True, tail="short")
+    index = make_index(frames)
+    world = start_or_assume(index, spec, world_size=world_size)
+    state = state_after(world, data.draw(st.integers(0, max(0, world.num_steps - 1))))
+    world = plan_resumed(state, index, spec, world_size=data.draw(worlds))
+
+    for rank in range(world.world_size):
+        orders: dict[int, list[int]] = {}
+        for batch in world.rank(rank).batches():
+            for span, frame in zip(batch.span.tolist(), batch.frame.tolist(), strict=True):
+                orders.setdefault(span, []).append(frame // clip_frames)
+
+        for clips in orders.values():
+            changes = sum(before != after for before, after in pairwise(clips))
+            assert changes == len(set(clips)) - 1
+
+
+def test_first_batch_waits_for_the_spans_of_its_own_frames_only():
+    spec = OrderSpec(seed=0, live_spans=500, clip_frames=2, lanes=1)
+    index = make_index([100 + i % 400 for i in range(1000)])
+    world = plan_start(index, spec, world_size=1, per_lane=64)
+
+    for step in (0, 1000):
+        first = next(world.at(step).rank(0).batches())
+
+        assert first.num_needed == len(np.unique(first.span))
+
+
 @settings(max_examples=20)
 @given(lengths, specs, worlds, st.data())
 def test_leaving_an_episode_out_keeps_the_relative_order_of_the_other_spans(frames, spec, world_size, data):
@@ -139,10 +174,10 @@ def test_leaving_an_episode_out_keeps_the_relative_order_of_the_other_spans(fram
     rest = [episode for episode in range(len(frames)) if episode != dropped]
     # One lane: the spans are not cut to make lanes equal, so the queue is the order itself.
     spec = replace(spec, lanes=1)
-    full = plan_start(make_index(frames), replace(spec, tail="short"), world_size=1).rank(0).queue
+    full = plan_start(make_index(frames), replace(spec, tail="short"), world_size=1).plan.queues.lane(0)
     part_index = make_index([frames[episode] for episode in rest], episodes=rest)
 
-    part = plan_start(part_index, replace(spec, tail="short"), world_size=1).rank(0).queue
+    part = plan_start(part_index, replace(spec, tail="short"), world_size=1).plan.queues.lane(0)
 
     kept = full.episode != dropped
     assert part.episode.tolist() == full.episode[kept].tolist()

@@ -2,10 +2,24 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from plan_cases import make_index, plan_start
 
 from raypipe.errors import ConfigError
-from raypipe.plan import BatchSpec, Leg, OrderSpec, first_leg, plan_epoch, plan_world, resolve_live
+from raypipe.plan import (
+    BatchSpec,
+    CameraCost,
+    Leg,
+    MemberCost,
+    OrderSpec,
+    concat_indexes,
+    first_leg,
+    measure_held,
+    plan_epoch,
+    plan_world,
+    resolve_live,
+)
 
 
 @pytest.mark.parametrize(
@@ -70,32 +84,120 @@ def test_spans_are_cut_at_multiples_of_span_frames():
     assert list(zip(queue.start.tolist(), queue.stop.tolist(), strict=True)) == [(0, 10), (10, 20), (20, 25)]
 
 
-def budget(index, **options):
-    resolved = resolve_live(index, **{"row_bytes": 100, "pixel_bytes": 10_000, "live_spans": 10, **options})
-    return resolved.span_frames, resolved.is_decode_on_exit
+def camera(**options):
+    return CameraCost(**{"name": "top", "keyframe_interval": 2, "frame_bytes": 1_000_000, **options})
 
 
-def test_a_memory_budget_buys_whole_episodes_then_shorter_spans_then_rows_only():
-    index = make_index([300] * 100)
-    whole = 13 * 300 * 10_100
-
-    assert budget(index, live_bytes=whole) == ("episode", False)
-    assert budget(index, live_bytes=whole - 1) == (256, False)
-    assert budget(index, live_bytes=whole // 4) == (64, False)
-    assert budget(index, live_bytes=13 * 32 * 10_100) == (32, False)
-    assert budget(index, live_bytes=13 * 31 * 10_100) == ("episode", True)
+def budget(index=None, cameras=(), *, row_bytes=100, **options):
+    index = index or make_index([300] * 1000)
+    members = [MemberCost(row_bytes=row_bytes, cameras=tuple(cameras))]
+    return resolve_live(index, members, **{"batch": 64, **options})
 
 
-def test_a_memory_budget_holds_the_peak_of_uneven_episodes():
-    lengths = [100] * 2000 + [20_000] * 20
-    index = make_index(lengths)
+def test_clips_are_as_long_as_the_keyframe_interval_and_live_spans_fill_the_memory():
+    found = budget(cameras=[camera()], live_bytes=500_000_000)
 
-    found = resolve_live(index, row_bytes=0, pixel_bytes=1000, live_spans=128, live_bytes=100_000_000)
+    # 64 frames of the batch, 64 ahead, and one frame of a clip for every live span.
+    assert (found.clip_frames, found.live_spans, found.span_frames) == (2, 500 - 128, "episode")
+    assert found.clip_bytes <= 500_000_000
+    assert found.cost == pytest.approx(1.0657, abs=1e-3)
 
-    spec = OrderSpec(seed=0, live_spans=128, span_frames=found.span_frames)
-    peak = plan_start(index, spec, world_size=1).peak_live_frames() * 1000
+
+def test_clips_of_small_frames_are_a_little_longer_since_a_jump_costs_more_of_them():
+    found = budget(cameras=[camera(num_pixels=320 * 240, frame_bytes=3 * 320 * 240)])
+
+    assert (found.clip_frames, found.live_spans) == (4, 1024)
+
+
+def test_more_memory_buys_live_spans_up_to_a_bound_and_not_longer_clips():
+    found = budget(cameras=[camera()], live_bytes=1 << 40)
+
+    assert (found.clip_frames, found.live_spans) == (2, 1024)
+
+
+def test_frames_that_are_keyframes_are_decoded_one_by_one():
+    assert budget(cameras=[camera(keyframe_interval=1)]).clip_frames == 1
+
+
+def test_rows_alone_have_no_clips():
+    found = budget()
+
+    assert (found.clip_frames, found.live_spans, found.cost) == ("span", 1024, 1.0)
+
+
+def test_little_memory_gives_clips_of_one_frame_before_it_gives_up_live_spans():
+    found = budget(cameras=[camera()], live_bytes=140_000_000)
+
+    assert found.clip_frames == 1
+    assert found.live_spans >= 128
+    assert found.cost == pytest.approx(1.631, abs=1e-3)
+
+
+def test_a_long_gop_trades_live_spans_for_bearable_clips_and_says_what_it_would_take():
+    found = budget(cameras=[camera(keyframe_interval=250)], live_bytes=1 << 30)
+    ample = budget(cameras=[camera(keyframe_interval=250)], live_bytes=found.ample_bytes)
+
+    assert found.is_long_gop
+    assert 1.5 < found.cost <= 2.5
+    assert 1 <= found.live_spans < 128
+    assert found.clip_bytes <= 1 << 30
+    assert (ample.is_long_gop, ample.live_spans >= 128, ample.cost < 1.1) == (False, True, True)
+
+
+def test_the_reach_of_windows_counts_in_the_choice():
+    near = budget(cameras=[camera(offsets=(-1, 0))], live_bytes=1 << 34)
+    far = budget(cameras=[camera(offsets=(-30, -15, 0))], live_bytes=1 << 36)
+
+    # A frame more for every clip: of 2 frames that would be half of the cost again.
+    assert near.clip_frames >= 6
+    assert far.clip_frames >= 48
+
+
+@pytest.mark.parametrize(("offsets", "clip_frames", "shown"), [((0,), 4, 4), ((-1, 0), 4, 5), ((-30, -15, 0), 2, 6)])
+def test_each_frame_of_a_clip_is_decoded_once(offsets, clip_frames, shown):
+    assert camera(offsets=offsets).shown_frames(clip_frames) == shown
+
+
+def test_datasets_of_a_mixture_have_clips_of_their_own():
+    members = [MemberCost(row_bytes=1, cameras=(camera(keyframe_interval=interval),)) for interval in (2, 8)]
+    index = concat_indexes([make_index([300] * 500, name="a"), make_index([300] * 500, name="b")])
+
+    found = resolve_live(index, members, batch=16, live_bytes=4 << 30)
+
+    assert found.clip_frames == (2, 8)
+    # As many as fit if all of them were of the dataset with the long clips.
+    assert 32 <= found.live_spans <= (4 << 30) / 7_000_000
+
+
+def test_what_is_given_is_kept():
+    found = budget(cameras=[camera()], live_spans=77, clip_frames=5, span_frames=50, live_bytes=1 << 30)
+
+    assert (found.live_spans, found.clip_frames, found.span_frames) == (77, 5, 50)
+
+
+def test_images_in_rows_shorten_spans_so_that_enough_are_live():
+    found = budget(cameras=[camera(keyframe_interval=1)], row_bytes=50_000, batch=16, live_bytes=1 << 30)
+
     assert found.span_frames != "episode"
-    assert peak <= 100_000_000
+    assert found.live_spans >= 32
+    assert found.live_spans * found.span_frames * 50_000 <= (1 << 30) / 4
+
+
+def test_a_budget_too_small_for_one_batch_is_an_error_that_says_what_it_takes():
+    with pytest.raises(ConfigError, match="live_bytes=60,000,000 does not hold the decoded frames of one batch: 64 "):
+        budget(cameras=[camera()], live_bytes=60_000_000)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 20), st.sampled_from([2, 3, 8]), st.lists(st.integers(1, 60), min_size=3, max_size=30), st.data())
+def test_a_rank_never_holds_more_than_the_budget_reckons_with(live_spans, clip_frames, lengths, data):
+    index, member = make_index(lengths), MemberCost(row_bytes=1, cameras=(camera(frame_bytes=1),))
+    spec = OrderSpec(seed=data.draw(st.integers(0, 99)), live_spans=live_spans, clip_frames=clip_frames)
+    world = plan_start(index, spec, world_size=1, per_lane=4)
+
+    held = measure_held(world, [member], [clip_frames], ahead_batches=0)
+
+    assert held.next_bytes <= live_spans * (clip_frames - 1) + 4
 
 
 def test_whole_numbers_of_any_type_are_stored_as_pythons_own():
@@ -110,14 +212,3 @@ def test_whole_numbers_of_any_type_are_stored_as_pythons_own():
 def test_order_spec_refuses_other_types(options):
     with pytest.raises(ConfigError, match="got"):
         OrderSpec(**options)
-
-
-def test_a_memory_budget_that_buys_nothing_says_what_it_takes():
-    index = make_index([300] * 100)
-
-    with pytest.raises(ConfigError, match="does not hold 10 live spans of 32 frames of 100 bytes, even without pixels"):
-        budget(index, live_bytes=1000)
-
-
-def test_a_memory_budget_never_counts_more_than_the_dataset():
-    assert budget(make_index([10, 10]), live_bytes=20 * 10_100) == ("episode", False)

@@ -1,0 +1,94 @@
+"""From the files of a checkpoint to the account that leads to its state.
+
+A checkpoint that is written over an earlier one may be torn: a rank died before it wrote its file, or rank 0 before it
+wrote the state. Every rank keeps the file before its last one, so a state that was not written over has all its files.
+Where the state is there and the file of a rank is not, that rank has no record of the last steps. The account says so
+and goes on: only those steps cannot be proved.
+
+::
+
+    state     step 10                        step 20
+    rank 0    before: 10    now: 20          before: 10    now: 20
+    rank 1                  now: 10                        now: 10
+              all of step 10 is there        rank 1 has no record of steps 10 to 19: torn
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from raypipe.account.parts import Account, merge_accounts, merge_parts
+from raypipe.errors import RaypipeError
+
+HEAD: Final = "account"
+"""Beside a state in a checkpoint: the head of the chain of rank 0's account."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """An account, and what is wrong with the files that it came from."""
+
+    account: Account
+    problem: str = ""
+
+
+def gather_account(files: Mapping[str, Sequence[Account]], saved: Mapping[str, Any]) -> Gathered:
+    """Return the account of all ranks that leads to a state.
+
+    Args:
+        files: by file name what ranks wrote under it, newest first.
+        saved: the state, with its head, as the checkpoint has it. Where it has no head, the newest file says the state.
+
+    Raises:
+        RaypipeError: there is no file, or two hold the record of the same rank.
+    """
+    first = _find_first(files, state_of_saved(saved))
+    if first is None:
+        raise RaypipeError(
+            "no file of rank 0 leads to the state of the checkpoint: it is lost, or one of the two was changed"
+        )
+    name, account = first
+    mine = {other: found for other, found in sorted(files.items()) if _world_of(other) == _world_of(name)}
+    state, head = account.header.state, account.header.head
+    leading = [next((one for one in found if one.header.state == state), None) for found in mine.values()]
+    torn = [one for found, one_leads in zip(mine.values(), leading, strict=True) if not one_leads for one in found]
+    gathered = _add_torn(merge_accounts(one for one in leading if one), torn)
+    told = saved.get(HEAD) if name.startswith("rank-00000-") else ""
+    problem = f"the checkpoint was saved with an account whose head is {told}, and that of its files is {head!r}"
+    return Gathered(account=gathered, problem=problem if told and told != head else "")
+
+
+def state_of_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of a checkpoint that has the head of its account; nothing where it has none."""
+    return {key: value for key, value in saved.items() if key != HEAD} if saved.get(HEAD) else {}
+
+
+def _find_first(files: Mapping[str, Sequence[Account]], state: Mapping[str, Any]) -> tuple[str, Account] | None:
+    """Return the file of the first rank; of two world sizes, the one that carries more of what was done before."""
+    firsts = {_world_of(name): name for name in sorted(files, reverse=True)}
+    found = [
+        (name, account)
+        for name in firsts.values()
+        for account in (files[name] if state else files[name][:1])
+        if account.header.state == (state or account.header.state)
+    ]
+    return max(found, key=lambda item: sum(len(part.ranks) for part in item[1].parts), default=None)
+
+
+def _world_of(name: str) -> str:
+    return name.rpartition("-of-")[2]
+
+
+def _add_torn(account: Account, torn: Sequence[Account]) -> Account:
+    """Return the account with what torn files have of the same parts; the rest of those ranks has no record."""
+    known = {(*part.start_key, part.num_steps) for part in account.parts}
+    theirs = [part for one in torn for part in one.parts]
+    ranks = {record.rank for part in theirs for record in part.ranks if len(part.ranks) == 1}
+    kept = [part for part in theirs if (*part.start_key, part.num_steps) in known]
+    parts = merge_parts([*account.parts, *kept])
+    return replace(
+        account,
+        parts=tuple(
+            replace(part, torn=(*part.torn, *(rank for rank in part.missing_ranks if rank in ranks))) for part in parts
+        ),
+    )

@@ -1,0 +1,370 @@
+"""The clip store: frames that a rank needs soon, decoded once, ahead of need, and held until they have left.
+
+A clip is a few consecutive frames of an episode: the unit of decoding. Whoever assembles batches says which clips the
+next batches need, in that order. The store has each decoded by an executor and gives its frames out one by one.
+
+::
+
+    ask(clips of batch 7)    not there yet: their requests go to the executor      bytes in flight
+    wait(clips of batch 4)   decoded by now, or waited for                         bytes held
+    leave(frames of batch 4) a frame that has left is free, and a clip when all of its frames have
+
+Decides when a clip is decoded and how long it is held. Does not know plans or Ray: the caller opens clips by their key,
+and the executor decides where they are decoded.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.decode.buffers import KeptFrames, Pixels
+from raypipe.errors import DatasetError, RaypipeError
+
+if TYPE_CHECKING:
+    from raypipe.decode.frames import FrameDecoder
+
+ClipKey = tuple[int, int]
+"""The span that a clip is of, by arrival number on its rank, and the number of the clip in its episode."""
+
+_NOTHING: Final = 0
+_AHEAD_SHARE: Final = 4
+"""A quarter of the memory may be in flight: enough that decoding never waits, little enough that the rest is held."""
+
+_MOST_IN_JOB: Final = 8
+"""Clips that a thread decodes before it hands them over."""
+
+DecodedClip = list[Pixels] | Exception
+"""Frames of a clip, or why there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipRequest:
+    """The frames of one camera that the samples of a clip show."""
+
+    dataset: int
+    row: int
+    """Of the episode table."""
+    camera: str
+    """By the dataset's own name."""
+    frames: NDArray[np.int64]
+    """Ascending positions in the episode."""
+    span: tuple[int, int]
+    """Frames of the episode that will be asked for soon: of a remote file their bytes come at once."""
+    frame_bytes: int
+    stored: tuple[Any, ...] | None = None
+    """What the rows hold, where the camera is images stored in rows."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the decoded frames."""
+        return len(self.frames) * self.frame_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedClip:
+    """What the store must know of a clip."""
+
+    requests: Mapping[str, ClipRequest]
+    """By camera of a batch."""
+    num_uses: int
+    """Samples of this clip that are still to leave."""
+    has_windows: bool
+    """Whether samples show other frames than their own: then a frame stays until the last sample has left."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the decoded frames of all cameras."""
+        return sum(request.num_bytes for request in self.requests.values())
+
+
+class Pending(Protocol):
+    """A request on its way."""
+
+    def result(self) -> Sequence[Pixels]:
+        """Wait for the frames; raises what decoding raised."""
+        ...
+
+
+class ClipExecutor(Protocol):
+    """Where clips are decoded. It begins with what was asked first."""
+
+    @property
+    def finished_at(self) -> float:
+        """When the clip that was taken last was decoded, in seconds since 1970; 0 where it was decoded here."""
+        ...
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the memory of a clip holds others too, and stays for as long as any frame of them is held."""
+        ...
+
+    def submit(self, request: ClipRequest) -> Pending:
+        """Have a clip of one camera decoded."""
+        ...
+
+    def flush(self) -> None:
+        """Start what was submitted: nothing more comes for now."""
+        ...
+
+    def close(self) -> None:
+        """Decode nothing more; what has begun ends."""
+        ...
+
+
+def decode_clip(decoders: "Sequence[FrameDecoder]", request: ClipRequest) -> list[Pixels]:
+    """Return the frames of a request.
+
+    Raises:
+        DatasetError: the data is bad.
+    """
+    decoder = decoders[request.dataset]
+    if request.stored is not None:
+        frames = decoder.decode_images(request.row, request.camera, request.stored, request.frames)
+    else:
+        frames = decoder.decode_video(request.row, request.camera, request.frames, span=request.span)
+    return list(frames.cpu().numpy())
+
+
+def try_clip(decoders: "Sequence[FrameDecoder]", request: ClipRequest) -> DecodedClip:
+    """Return the frames of a request, or why there are none: a bad clip of a group spares the others."""
+    try:
+        return decode_clip(decoders, request)
+    except (RaypipeError, OSError) as error:
+        return error
+
+
+def take_clip(clips: list[DecodedClip | None], number: int) -> list[Pixels]:
+    """Return one clip of a group, which the group then holds no longer; raises what decoding raised."""
+    clip, clips[number] = clips[number], None
+    assert clip is not None, "a clip is taken once"
+    if isinstance(clip, Exception):
+        raise clip
+    return clip
+
+
+@dataclass(slots=True)
+class _ThreadClip:
+    request: ClipRequest
+    job: "Future[list[DecodedClip | None]] | None" = None
+    number: int = 0
+    """In its job."""
+
+    def result(self) -> list[Pixels]:
+        assert self.job is not None, "what was submitted is flushed before it is waited for"
+        return take_clip(self.job.result(), self.number)
+
+
+class ThreadExecutor:
+    """Decodes in threads of this process."""
+
+    finished_at = 0.0
+    is_shared = False
+
+    def __init__(self, decoders: "Callable[[], Sequence[FrameDecoder]]", num_threads: int) -> None:
+        self._decoders = decoders
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="raypipe-decode")
+        self._asked: list[_ThreadClip] = []
+        self._is_closed = False
+
+    def submit(self, request: ClipRequest) -> _ThreadClip:
+        """Have a clip of one camera decoded, after the next `flush`."""
+        self._asked.append(_ThreadClip(request))
+        return self._asked[-1]
+
+    def flush(self) -> None:
+        """Start what was submitted, several clips to a job: every job that ends wakes the thread that waits for it."""
+        asked, self._asked = self._asked, []
+        size = max(1, min(_MOST_IN_JOB, len(asked) // (2 * self._num_threads)))
+        for first in range(0, len(asked), size):
+            clips = asked[first : first + size]
+            job = self._pool.submit(self._decode, [clip.request for clip in clips])
+            for number, clip in enumerate(clips):
+                clip.job, clip.number = job, number
+
+    def close(self) -> None:
+        """Decode nothing more; the clip that has begun ends."""
+        self._is_closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _decode(self, requests: Sequence[ClipRequest]) -> list[DecodedClip | None]:
+        # Here, in a thread: the first one imports the codec.
+        decoders = self._decoders()
+        return [try_clip(decoders, request) for request in requests if not self._is_closed]
+
+
+@dataclass(slots=True)
+class _Clip:
+    opened: OpenedClip
+    pending: dict[str, Pending]
+    num_left: int
+    frames: dict[str, dict[int, Pixels]] = field(default_factory=dict)
+    """By camera and position in the episode, once they are there."""
+    error: DatasetError | None = None
+    is_ready: bool = False
+    is_kept: bool = False
+    """Whether its frames lie in buffers of the store."""
+
+
+class ClipStore:
+    """The clips of one rank. Used by one thread; the figures may be read by others."""
+
+    def __init__(self, open_clip: Callable[[ClipKey], OpenedClip], executor: ClipExecutor, most_bytes: int) -> None:
+        """Begin empty.
+
+        Args:
+            open_clip: says what a clip is made of.
+            executor: decodes.
+            most_bytes: bound on bytes in flight and held. What the next batch needs is decoded whatever it takes.
+        """
+        self._open_clip = open_clip
+        self._executor = executor
+        self._most_bytes = most_bytes
+        self._clips: dict[ClipKey, _Clip] = {}
+        self._opened: dict[ClipKey, OpenedClip] = {}
+        self._by_span: dict[int, set[int]] = {}
+        self._parted: dict[ClipKey, None] = {}
+        """Clips in memory of their own of which some frames have left, the oldest first."""
+        self._buffers = KeptFrames()
+        self.held_bytes = 0
+        self.in_flight_bytes = 0
+        self.peak_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in flight and held."""
+        return self.held_bytes + self.in_flight_bytes
+
+    def ask(self, keys: Iterable[ClipKey], *, is_next: bool) -> bool:
+        """Have clips decoded that are not there yet; return whether that was done for all.
+
+        Ends at the first for which there is no room, unless the next batch waits for them.
+        """
+        is_done, num_asked = True, len(self._clips)
+        for key in dict.fromkeys(keys):
+            if key in self._clips:
+                continue
+            if key not in self._opened:
+                self._opened[key] = self._open_clip(key)
+            if not self._has_room(self._opened[key].num_bytes) and not is_next:
+                is_done = False
+                break
+            opened = self._opened.pop(key)
+            pending = {camera: self._executor.submit(request) for camera, request in opened.requests.items()}
+            self._clips[key] = _Clip(opened, pending, opened.num_uses)
+            self._by_span.setdefault(key[0], set()).add(key[1])
+            self.in_flight_bytes += opened.num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+        if len(self._clips) > num_asked:
+            self._executor.flush()
+        return is_done
+
+    def _has_room(self, wanted: int) -> bool:
+        """Return whether so many bytes fit; copies what is left of clips and lets go of the rest, where that helps."""
+        while self._parted and self.num_bytes + wanted > self._most_bytes:
+            key = next(iter(self._parted))
+            del self._parted[key]
+            self._keep(self._clips[key])
+        return (
+            self.num_bytes + wanted <= self._most_bytes
+            and self.in_flight_bytes + wanted <= self._most_bytes // _AHEAD_SHARE
+        )
+
+    def wait(self, keys: Iterable[ClipKey]) -> dict[ClipKey, DatasetError]:
+        """Wait for clips; return the errors of those that are found to be bad now."""
+        errors = {}
+        for key in dict.fromkeys(keys):
+            clip = self._clips[key]
+            if not clip.is_ready:
+                self._receive(clip)
+                if clip.error is not None:
+                    errors[key] = clip.error
+        return errors
+
+    def is_bad(self, key: ClipKey) -> bool:
+        """Return whether a clip that was waited for could not be decoded."""
+        clip = self._clips.get(key)
+        return clip is not None and clip.error is not None
+
+    def frames(self, key: ClipKey, camera: str) -> Mapping[int, Pixels] | None:
+        """Return the frames of a camera by their position in the episode; None where the dataset lacks the camera."""
+        return self._clips[key].frames.get(camera)
+
+    def leave(self, samples: Iterable[tuple[ClipKey, int]]) -> None:
+        """Note that samples, clip and frame each, have left; frames that no other sample shows are free."""
+        for key, frame in samples:
+            clip = self._clips.get(key)
+            if clip is None:
+                continue
+            clip.num_left -= 1
+            if clip.num_left <= 0:
+                self._drop(key)
+                continue
+            for camera, frames in clip.frames.items() if not clip.opened.has_windows else ():
+                pixels = frames.pop(frame, None)
+                if pixels is not None and clip.is_kept:
+                    self._let_go(clip, camera, [pixels])
+            if clip.is_kept or not clip.is_ready:
+                continue
+            if self._executor.is_shared:
+                self._keep(clip)
+            elif not clip.opened.has_windows:
+                self._parted[key] = None
+
+    def _keep(self, clip: _Clip) -> None:
+        """Copy the frames of a clip that are still to leave, so that its own memory is free."""
+        clip.is_kept = True
+        for camera, frames in clip.frames.items():
+            request = clip.opened.requests[camera]
+            self.held_bytes -= (len(request.frames) - len(frames)) * request.frame_bytes
+            for number, pixels in frames.items():
+                frames[number] = self._buffers.keep(pixels)
+
+    def clear(self) -> None:
+        """Let go of everything; nothing is asked for any more."""
+        self._clips, self._opened, self._by_span, self._parted = {}, {}, {}, {}
+        self._buffers = KeptFrames()
+        self.held_bytes = self.in_flight_bytes = 0
+
+    def drop_spans(self, arrivals: Iterable[int]) -> None:
+        """Let go of all clips of these spans."""
+        for arrival in arrivals:
+            for clip in list(self._by_span.get(arrival, ())):
+                self._drop((arrival, clip))
+
+    def _receive(self, clip: _Clip) -> None:
+        size = clip.opened.num_bytes
+        clip.is_ready = True
+        try:
+            for camera, pending in clip.pending.items():
+                numbers = clip.opened.requests[camera].frames.tolist()
+                clip.frames[camera] = dict(zip(numbers, pending.result(), strict=True))
+        except DatasetError as error:
+            clip.error, clip.frames = error, {}
+        clip.pending = {}
+        self.in_flight_bytes -= size
+        self.held_bytes += size if clip.error is None else _NOTHING
+
+    def _drop(self, key: ClipKey) -> None:
+        clip = self._clips.pop(key)
+        left = self._by_span[key[0]]
+        left.discard(key[1])
+        if not left:
+            del self._by_span[key[0]]
+        if not clip.is_ready:
+            self.in_flight_bytes -= clip.opened.num_bytes
+        self._parted.pop(key, None)
+        for camera, frames in clip.frames.items():
+            if clip.is_kept:
+                self._let_go(clip, camera, list(frames.values()))
+            else:
+                self.held_bytes -= clip.opened.requests[camera].num_bytes
+
+    def _let_go(self, clip: _Clip, camera: str, frames: list[Pixels]) -> None:
+        self.held_bytes -= len(frames) * clip.opened.requests[camera].frame_bytes
+        for pixels in frames:
+            self._buffers.give_back(pixels)

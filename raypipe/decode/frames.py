@@ -1,0 +1,260 @@
+"""Frames of an episode by number: from its video, or from images stored in its rows."""
+
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raypipe.decode.images import decode_image, resize_frames
+from raypipe.decode.isolated import IsolatedRequest, decode_isolated
+from raypipe.decode.journal import current_scope, journal_scope, process_journal, unmarked, video_key
+from raypipe.decode.kept import KeepFolder, KeptDataset, KeptVideo
+from raypipe.decode.spec import DecodeSpec, size_of
+from raypipe.decode.videos import VideoPool, decoder_version
+from raypipe.errors import DecodeError, DownloadError, RaypipeError
+from raypipe.metadata import DatasetMeta
+from raypipe.storage import is_transient, retry_transient
+from raypipe.video import episode_first_frame, read_ranged_index
+
+_LOOK_UP_S: Final = 1.0
+_MOST_LOOKED_UP: Final = 4096
+
+_MAX_DEATHS: Final = 2
+"""Processes that may die over an episode before it is decoded in a subprocess. One may have been killed for a reason of
+its own."""
+
+
+@dataclass(slots=True)
+class DecodeCounts:
+    """What was decoded, since the start."""
+
+    frames: int = 0
+    kept_frames: int = 0
+    """Read from those that are kept on the node, and not decoded."""
+    seconds: float = 0.0
+    """Summed over threads."""
+
+
+class FrameDecoder:
+    """Decodes frames of episodes of one dataset; threads may share it."""
+
+    def __init__(
+        self, meta: DatasetMeta, spec: DecodeSpec, videos: VideoPool | None = None, folder: KeepFolder | None = None
+    ) -> None:
+        """Prepare to decode; opens nothing yet.
+
+        Args:
+            videos: where open videos are kept; decoders of a mixture share one.
+            folder: where decoded frames are kept, and looked for before they are decoded.
+        """
+        self._meta = meta
+        self._spec = spec
+        self._videos = videos or VideoPool(spec.open_videos)
+        self._lock = threading.Lock()
+        self._counts = DecodeCounts()
+        self._isolated: set[int] = set()
+        self._looked_up: dict[tuple[str, int, str], tuple[float, int, int]] = {}
+        self._kept = KeptDataset(folder, meta, spec, decoder_version(spec.device)) if folder is not None else None
+
+    def counts(self) -> DecodeCounts:
+        """Return what was decoded so far, over all threads."""
+        with self._lock:
+            return replace(self._counts)
+
+    def decode_video(
+        self, row: int, camera: str, frames: NDArray[np.int64], *, span: tuple[int, int] | None = None
+    ) -> torch.Tensor:
+        """Return frames of the episode in row `row` of the episode table: ``(n, height, width, 3)`` uint8.
+
+        Args:
+            frames: ascending positions in the episode.
+            span: positions that will be asked for soon; where they are remote they come at once.
+
+        Raises:
+            DatasetError: the video is missing, damaged, or lacks a frame.
+        """
+        span = span or (int(frames[0]), int(frames[-1]) + 1)
+        kept = self._find_kept(row, camera)
+        if kept is None:
+            return self._decode(row, camera, frames, span)
+        pixels, is_there = kept.read(frames)
+        with self._lock:
+            self._counts.kept_frames += int(is_there.sum())
+        if is_there.all():
+            return torch.from_numpy(pixels)
+        decoded = self._decode(row, camera, frames[~is_there], span)
+        # The video may have been replaced since `find`: then nobody knows which of the two these frames are of.
+        if (now := self._find_kept(row, camera)) is not None and now.key == kept.key:
+            kept.write(frames[~is_there], decoded.cpu().numpy())
+        if not is_there.any():
+            return decoded
+        pixels[~is_there] = decoded.cpu().numpy()
+        return torch.from_numpy(pixels)
+
+    def _find_kept(self, row: int, camera: str) -> KeptVideo | None:
+        return self._kept.find(row, camera) if self._kept is not None else None
+
+    def _decode(self, row: int, camera: str, frames: NDArray[np.int64], span: tuple[int, int]) -> torch.Tensor:
+        started = time.perf_counter()
+        try:
+            pixels = self._read_guarded(row, camera, frames, span)
+        except (RaypipeError, OSError) as error:
+            episode = int(self._meta.episodes.episode_index[row])
+            error.add_note(f"while decoding camera {camera!r} of episode {episode} of {self._meta.root}")
+            place = f"{self._meta.storage.locate(self._meta.video_file(row, camera))!r} of {self._meta.root!r}"
+            if is_transient(error):
+                raise DownloadError(f"cannot read {place}: {error}") from error
+            if isinstance(error, OSError):
+                raise DecodeError(f"cannot read {place}: {error}") from error
+            raise
+        if tuple(pixels.shape[1:]) != self._spec.frame_shape(self._meta.features[camera]):
+            place = f"in {self._meta.storage.locate(self._meta.video_file(row, camera))!r}"
+            raise self._wrong_size(pixels, row, camera, place)
+        self._count(len(frames), started)
+        return pixels
+
+    def _wrong_size(self, pixels: torch.Tensor, row: int, camera: str, place: str) -> DecodeError:
+        where = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}, {place},"
+        wanted = self._spec.frame_shape(self._meta.features[camera])
+        return DecodeError(
+            f"camera {camera!r} of {where} has frames of {tuple(pixels.shape[-3:])}, and info.json declares {wanted} "
+            f"(height, width, channels). Correct info.json, leave the episode out, or choose a size by "
+            f"decode={{'resize': (height, width)}}"
+        )
+
+    def read_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
+        """Return what `decode_video` does, in this process, however many have died over it: for the subprocess."""
+        span = int(frames[0]), int(frames[-1]) + 1
+        return retry_transient(lambda: self._read(row, camera, frames, span), _sleep_unmarked)
+
+    def _read_guarded(self, row: int, camera: str, frames: NDArray[np.int64], span: tuple[int, int]) -> torch.Tensor:
+        key, num_deaths = self._look_up(row, camera)
+        if num_deaths < _MAX_DEATHS:
+            return retry_transient(lambda: self._read_marked(key, row, camera, frames, span))
+        name, episode = self._meta.video_file(row, camera), int(self._meta.episodes.episode_index[row])
+        if key not in self._isolated:
+            self._isolated.add(key)
+            warnings.warn(
+                f"decoding camera {camera!r} of episode {episode} of {self._meta.root!r} in a subprocess, which is "
+                f"slower: {num_deaths} processes on this machine died while they decoded it from "
+                f"{self._meta.storage.locate(name)!r}",
+                stacklevel=2,
+            )
+        request = IsolatedRequest(meta=self._meta, spec=self._spec, row=row, camera=camera, frames=frames)
+        # Here, so that it passes the gate of this process, and the subprocess finds it on the node.
+        with retry_transient(lambda: self._fetch(row, camera, frames)):
+            return decode_isolated(request)
+
+    def _look_up(self, row: int, camera: str) -> tuple[int, int]:
+        """Return the number of an episode in the journal, and how many processes died over it.
+
+        Looked up at most once a second: clips of an episode follow each other closely.
+        """
+        scope, now = current_scope(), time.monotonic()
+        known = self._looked_up.get((scope, row, camera))
+        if known is not None and now < known[0]:
+            return known[1], known[2]
+        name, episode = self._meta.video_file(row, camera), int(self._meta.episodes.episode_index[row])
+        key, journal = video_key(self._meta.storage, name, episode, camera), process_journal()
+        keys = {key}
+        if scope:
+            # What a subprocess has proved on this machine holds for every task.
+            with journal_scope(""):
+                keys.add(video_key(self._meta.storage, name, episode, camera))
+        num_deaths = sum(journal.count_deaths(one) for one in keys if journal.is_suspect(one))
+        if len(self._looked_up) >= _MOST_LOOKED_UP:
+            self._looked_up.clear()
+        self._looked_up[scope, row, camera] = (now + _LOOK_UP_S, key, num_deaths)
+        return key, num_deaths
+
+    def _read_marked(
+        self, key: int, row: int, camera: str, frames: NDArray[np.int64], span: tuple[int, int]
+    ) -> torch.Tensor:
+        with process_journal().marking(key):
+            return self._read(row, camera, frames, span)
+
+    def _fetch(self, row: int, camera: str, frames: NDArray[np.int64]) -> AbstractContextManager[Any]:
+        """Have what decoding these frames reads on this node, and give what keeps it there; nothing without a cache."""
+        storage, name = self._meta.storage, self._meta.video_file(row, camera)
+        try:
+            held = storage.hold(name)
+            if held is not None:
+                return held
+            if not storage.is_ranged(name):
+                return nullcontext()
+            index = read_ranged_index(storage, name)
+            parts = storage.open_ranged(name)
+            parts.need(*index.byte_range(episode_first_frame(self._meta, row, camera, index) + frames))
+            return parts
+        except NotImplementedError:
+            # Of a file without a plain index nobody knows what decoding reads.
+            return nullcontext()
+        except DownloadError:
+            # As in `_read`.
+            self._videos.clear()
+            raise
+
+    def _read(self, row: int, camera: str, frames: NDArray[np.int64], span: tuple[int, int]) -> torch.Tensor:
+        name = self._meta.video_file(row, camera)
+        try:
+            version = self._meta.storage.version(name) if self._kept is not None else ""
+            with self._videos.lend(self._meta.storage, name, self._spec.device, version) as video:
+                first = video.first_frame(self._meta, row, camera)
+                video.need(first + span[0], first + span[1])
+                return self._resize(video.read_frames(first + frames), camera)
+        except DownloadError:
+            # Where a cache has no room, that is because of open videos: what is tried again shall find some.
+            self._videos.clear()
+            raise
+
+    def prefetch(self, row: int, camera: str, frames: NDArray[np.int64]) -> "Future[bool] | None":
+        """Start to fetch what decoding these frames reads, where it is remote; may read the index of a video first."""
+        storage, name = self._meta.storage, self._meta.video_file(row, camera)
+        kept = self._find_kept(row, camera)
+        if kept is not None and kept.has(frames):
+            return None
+        if not storage.is_ranged(name):
+            return storage.prefetch(name)
+        index = read_ranged_index(storage, name)
+        start, stop = index.byte_range(episode_first_frame(self._meta, row, camera, index) + frames)
+        return storage.prefetch_part(name, start, stop) if start < stop else None
+
+    def decode_images(self, row: int, camera: str, stored: Sequence[Any], frames: NDArray[np.int64]) -> torch.Tensor:
+        """Return images stored in rows: ``(n, height, width, channels)``.
+
+        Args:
+            stored: what the rows hold, one per frame.
+            frames: positions in the episode, for messages.
+        """
+        started = time.perf_counter()
+        feature = self._meta.features[camera]
+        where = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"
+        images = []
+        for content, frame in zip(stored, frames.tolist(), strict=True):
+            image = self._resize(decode_image(content, feature, f"{where}, frame {frame}")[None], camera)
+            if tuple(image.shape[1:]) != self._spec.frame_shape(feature):
+                raise self._wrong_size(image, row, camera, f"frame {frame}")
+            images.append(image)
+        self._count(len(frames), started)
+        return torch.cat(images)
+
+    def _resize(self, pixels: torch.Tensor, camera: str) -> torch.Tensor:
+        return resize_frames(pixels, size_of(self._spec.resize, camera), self._spec.fit)
+
+    def _count(self, num_frames: int, started: float) -> None:
+        with self._lock:
+            self._counts.frames += num_frames
+            self._counts.seconds += time.perf_counter() - started
+
+
+def _sleep_unmarked(wait_s: float) -> None:
+    with unmarked():
+        time.sleep(wait_s)

@@ -1,0 +1,59 @@
+"""`KeepSpec`: where decoded frames are kept between epochs, and how many bytes of them."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from raypipe.errors import ConfigError
+from raypipe.specs import make_spec
+
+ON_DISK: Final = "disk"
+_UNITS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepSpec:
+    """Where every node keeps decoded frames, and how many bytes of them. Images stored in rows are not kept."""
+
+    folder: str = "~/.cache/raypipe/kept"
+    """On a local disk of the node. All processes and jobs of a user may share it."""
+
+    max_bytes: int | Literal["disk"] = ON_DISK
+    """Of all kept frames in the folder: a number, or text such as ``"200GB"`` or ``"100GiB"``. Whatever is given,
+    kept frames take at most half of the space that the disk would have free without them; ``"disk"`` is that half."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, str) or not self.folder or "://" in self.folder:
+            raise ConfigError(f"folder of keep_frames is {self.folder!r}; give a folder on a local disk")
+        if not self.folder.startswith("~"):
+            # Processes of a cluster have working folders of their own.
+            object.__setattr__(self, "folder", os.path.abspath(self.folder))
+        if self.max_bytes != ON_DISK:
+            object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes of keep_frames"))
+
+
+def make_keep(value: Any) -> KeepSpec | None:
+    """Return what `value` says: True, False for nothing, a spec, or a dict of its fields."""
+    if isinstance(value, bool):
+        return KeepSpec() if value else None
+    if not isinstance(value, KeepSpec | Mapping):
+        raise ConfigError(f"keep_frames must be True, False or a dict of folder and max_bytes, got {value!r}")
+    return make_spec(KeepSpec, value, "keep_frames")
+
+
+def parse_bytes(value: Any, name: str) -> int:
+    """Return a number of bytes that a person wrote: 200e9, "200GB", "100 GiB".
+
+    Raises:
+        ConfigError: it is none, or less than 1; `name` says where it was given.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", value.strip(), re.I) if isinstance(value, str) else None
+    if found is not None:
+        number, unit, is_binary = found.groups()
+        value = int(float(number) * (1024 if is_binary else 1000) ** _UNITS[unit.upper()])
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 1 <= value < 1 << 60:
+        raise ConfigError(f"{name} must be a number of bytes such as 200e9 or '200GB', at least 1; got {value!r}")
+    return int(value)

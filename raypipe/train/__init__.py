@@ -1,0 +1,56 @@
+"""Training workers: pipelines in, a loader per worker out, and the data's place inside the checkpoint.
+
+::
+
+    trainer = TorchTrainer(train_loop, ..., **rp.train.ingest(train=pipe, val=val_pipe))
+
+    def train_loop(config):
+        loader = rp.train.get_loader("train")             this rank's; stands where the checkpoint stands
+        for batch in loader: ...
+        rp.train.report(metrics, checkpoint_dir, loader)  ray.train.report with the data's state inside
+
+Every start of the worker group, the first or after a failure, with as many workers or others, makes new feeders and new
+loaders; where they go on is in the checkpoint alone. Without Ray Train, in processes that ``torchrun`` or Accelerate
+has started, `share_loader` gives each its loader.
+
+::
+
+    workers.py   ingest, get_loader, report   workers of Ray Train; imports Ray when one of its names is used
+    group.py     share_loader                 processes of torchrun or Accelerate; needs no Ray
+    states.py    write_states, restore        the data's place and account in a folder, or a checkpoint of any trainer
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from raypipe.train.group import share_loader
+from raypipe.train.states import STATE_FOLDER, loader_metrics, read_state, restore, write_states
+
+if TYPE_CHECKING:
+    from raypipe.train.workers import (
+        PipelineDataConfig,
+        get_loader,
+        ingest,
+        read_checkpoint,
+        report,
+    )
+
+__all__ = [
+    "STATE_FOLDER",
+    "PipelineDataConfig",
+    "get_loader",
+    "ingest",
+    "loader_metrics",
+    "read_checkpoint",
+    "read_state",
+    "report",
+    "restore",
+    "share_loader",
+    "write_states",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'raypipe.train' has no attribute {name!r}")
+    return getattr(import_module("raypipe.train.workers"), name)

@@ -1,0 +1,93 @@
+"""Loaders for processes that ``torchrun``, Accelerate or the like has started: one for each, by rank 0's pipeline."""
+
+import os
+import pickle
+import platform
+from typing import Any
+
+import torch.distributed as dist
+
+from raypipe.decode.spec import ASSIGNED_CPUS
+from raypipe.errors import ConfigError
+from raypipe.loader import RankLoader
+from raypipe.pipeline import Pipeline, Transport
+from raypipe.remote_meeting import LOOPBACK
+
+
+def share_loader(
+    pipeline: Pipeline, name: str = "train", *, transport: Transport = "auto", **settings: Any
+) -> RankLoader:
+    """Return this process's loader in a group that ``torchrun``, Accelerate or the like has started.
+
+    Call it in every process, after ``torch.distributed.init_process_group`` and, with NCCL, after
+    ``torch.cuda.set_device``: the processes exchange small objects through the group. Each process reads its own rows.
+    The ranks compare their places in the process of rank 0, on a free port of its machine, so it must outlive their
+    iterations. Do not let Accelerate prepare the loader: it would share out each rank's batches a second time.
+
+    Args:
+        pipeline: the same in every process; that of rank 0 counts.
+        name: see `RankLoader.name`.
+        transport: see `Transport`; rank 0's counts. With "ray" all processes must reach the same Ray: give its address
+            by ``RAY_ADDRESS``, or start them on a node of the cluster. The feeder lives as long as rank 0's process.
+        settings: the fields of `LoaderSpec`.
+    """
+    if not dist.is_initialized():
+        raise ConfigError(
+            "torch.distributed is not initialised: call torch.distributed.init_process_group() or make Accelerate's "
+            "Accelerator first. In a single process use pipe.loader()."
+        )
+    rank = dist.get_rank()
+    homes = _gather((platform.node(), tuple(sorted(os.sched_getaffinity(0)))))
+    nodes = [node for node, _ in homes]
+    shared: list[Any] = [None]
+    loaders: list[RankLoader] = []
+    if rank == 0:
+        try:
+            loaders = _make_loaders(pipeline, transport, name, nodes)
+            cluster = _cluster_address() if pipeline.transport(transport) == "ray" else ""
+            shared = [(pickle.dumps(loaders), pipeline.config.decode.num_threads, cluster)]
+        except Exception as error:
+            # The others wait for the broadcast: they shall hear of it.
+            dist.broadcast_object_list([error], src=0)
+            raise
+    dist.broadcast_object_list(shared, src=0)
+    if isinstance(shared[0], Exception):
+        raise shared[0]
+    content, num_threads, cluster = shared[0]
+    if cluster:
+        _join_cluster(cluster, rank)
+    if num_threads == ASSIGNED_CPUS:
+        # Processes that a launcher has given cores of their own share them with nobody.
+        settings = {"num_threads": max(1, len(homes[rank][1]) // homes.count(homes[rank])), **settings}
+    # Rank 0 keeps its own: the ranks meet for as long as it lives.
+    own: RankLoader = loaders[0] if rank == 0 else pickle.loads(content)[rank]
+    return own.with_settings(**settings)
+
+
+def _make_loaders(pipeline: Pipeline, transport: Transport, name: str, nodes: list[str]) -> list[RankLoader]:
+    if pipeline.transport(transport) == "ray":
+        return pipeline.loaders(len(nodes), name=name, transport="ray")
+    # torchrun starts rank 0 on the machine of this name.
+    host = LOOPBACK if len(set(nodes)) == 1 else os.environ.get("MASTER_ADDR", nodes[0])
+    return pipeline.served_loaders(len(nodes), host=host, name=name)
+
+
+def _gather(value: Any) -> list[Any]:
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def _cluster_address() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def _join_cluster(address: str, rank: int) -> None:
+    from raypipe.source.cluster import start_ray
+
+    start_ray()
+    own = _cluster_address()
+    if own != address:
+        raise ConfigError(f"rank {rank} is on the Ray at {own}, rank 0 on that at {address}; set RAY_ADDRESS")

@@ -1,0 +1,85 @@
+"""What a run saves of its loaders: the data's place, one JSON file each; the account of what led there; figures."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow.fs
+
+from raypipe.account.gather import HEAD
+from raypipe.errors import ConfigError, ResumeError
+from raypipe.keeper import read_rank_accounts, write_rank_account
+from raypipe.loader import RankLoader
+
+STATE_FOLDER: Final = "raypipe"
+"""The folder in a checkpoint that holds one JSON file per loader."""
+
+
+def write_states(checkpoint_dir: str | Path, *loaders: RankLoader) -> None:
+    """Write where loaders stand, and the account of what led there, into a folder that becomes a checkpoint.
+
+    The state is written by rank 0, the account by every rank that calls it. Where rank 0 alone does, the account is
+    not complete, and the state is.
+    """
+    names = [loader.name for loader in loaders]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"loaders of one checkpoint need different names, got {names}")
+    folder = Path(checkpoint_dir) / STATE_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    for loader in loaders:
+        account = loader.account()
+        write_rank_account(folder, account, loader.rank, loader.world_size)
+        if loader.rank == 0:
+            path = folder / f"{loader.name}.json"
+            # Whole or not at all: the folder may hold the state of an earlier step.
+            saved = {**account.header.state, HEAD: account.header.head}
+            path.with_suffix(".new").write_text(json.dumps(saved, indent=2))
+            path.with_suffix(".new").replace(path)
+
+
+def restore(checkpoint_dir: str | Path, loader: RankLoader) -> bool:
+    """Let a loader go on from a folder that `write_states` wrote to; returns whether it has a state of the loader."""
+    state = read_state(checkpoint_dir, loader.name)
+    if state is None:
+        return False
+    filesystem, path = pyarrow.fs.FileSystem.from_uri(str(Path(checkpoint_dir).absolute()))
+    go_on(loader, state, filesystem, path)
+    return True
+
+
+def go_on(loader: RankLoader, state: dict[str, Any], filesystem: pyarrow.fs.FileSystem, path: str) -> None:
+    """Let a loader go on from a state and the account beside it, in the folder `path` of a checkpoint."""
+    loader.load_state_dict(state)
+    # One rank carries what all of them did before; what the others have done since then is rolled back.
+    folder = f"{path}/{STATE_FOLDER}"
+    loader.load_account(read_rank_accounts(filesystem, folder, loader.name) if loader.rank == 0 else ())
+
+
+def read_state(checkpoint_dir: str | Path, name: str = "train") -> dict[str, Any] | None:
+    """Return the state of the loader `name` in a folder that `write_states` wrote to; None if it has none."""
+    path = Path(checkpoint_dir) / STATE_FOLDER / f"{name}.json"
+    return parse_state(path.read_bytes(), str(path)) if path.exists() else None
+
+
+def parse_state(content: bytes, place: str) -> dict[str, Any]:
+    """Return a state from the content of its file; `place` names the file in errors."""
+    try:
+        state = json.loads(content)
+    except ValueError as error:
+        raise ResumeError(f"damaged state {place!r}: {error}. Go back to an earlier checkpoint.") from error
+    if not isinstance(state, dict):
+        raise ResumeError(f"damaged state {place!r}: {state!r} is no JSON object. Go back to an earlier checkpoint.")
+    state.pop(HEAD, None)
+    return state
+
+
+def loader_metrics(loader: RankLoader) -> dict[str, Any]:
+    """Return the figures of the run for a log or `ray.train.report`: of all ranks together, and of this one.
+
+    Keys begin with the loader's name: ``train/samples_per_s`` and ``train/wait_share`` are of all ranks,
+    ``train/worst_rank`` is the one that waits most and ``train/waits_for`` what it waits for.
+    """
+    world, mine = loader.world_stats(), loader.stats()
+    figures = {**world.to_dict(), "first_batch_s": mine.first_batch_s, "live_bytes": mine.live_bytes}
+    figures["decoded_per_emitted"] = mine.decoded_per_emitted
+    return {f"{loader.name}/{key}": value for key, value in figures.items()}

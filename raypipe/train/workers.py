@@ -1,0 +1,126 @@
+"""Workers of Ray Train: pipelines in, a loader per worker out. See `raypipe.train`."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+import ray
+import ray.train
+import ray.train.torch
+import torch
+
+from raypipe.errors import ConfigError
+from raypipe.loader import RankLoader
+from raypipe.pipeline import Pipeline
+from raypipe.train.states import STATE_FOLDER, go_on, parse_state, write_states
+
+
+def ingest(**pipelines: Pipeline) -> dict[str, Any]:
+    """Return ``datasets`` and ``dataset_config`` for a `TorchTrainer`: every worker gets a loader of each pipeline."""
+    for name, pipeline in pipelines.items():
+        if not isinstance(pipeline, Pipeline):
+            raise ConfigError(f"ingest({name}=...) takes a raypipe.Pipeline, got {pipeline!r}")
+    return {"datasets": dict(pipelines), "dataset_config": PipelineDataConfig()}
+
+
+class PipelineDataConfig(ray.train.DataConfig):  # type: ignore[misc]
+    """Gives every training worker its loaders; Ray's own config slices blocks and drops rows."""
+
+    def configure(self, datasets: Mapping[str, Pipeline], world_size: int, *_: Any, **__: Any) -> list[dict[str, Any]]:
+        """Return the loaders of every worker; Ray calls this at every start of the worker group."""
+        loaders = {name: one.loaders(world_size, name=name, transport="ray") for name, one in datasets.items()}
+        return [{name: ranks[rank] for name, ranks in loaders.items()} for rank in range(world_size)]
+
+
+def get_loader(name: str = "train", **settings: Any) -> RankLoader:
+    """Return this worker's loader of the pipeline `name`, standing where the checkpoint of the run stands.
+
+    Call it on every worker. Without a checkpoint, or with one that has no state of this loader, it starts at epoch 0.
+
+    Args:
+        name: as given to `ingest`.
+        settings: the fields of `LoaderSpec`, such as ``num_epochs``, ``transform`` and ``device``, which is the
+            worker's GPU where it has one.
+    """
+    try:
+        # Without worker processes (num_workers=0) Ray asserts that it knows the name.
+        shard = ray.train.get_dataset_shard(name)
+    except (KeyError, AssertionError) as error:
+        raise ConfigError(f"the trainer has no pipeline {name!r}; pass it as rp.train.ingest({name}=...)") from error
+    # Without worker processes (num_workers=0) Ray hands out the pipeline itself.
+    loader = shard.loaders(1, name=name)[0] if isinstance(shard, Pipeline) else shard
+    if not isinstance(loader, RankLoader):
+        raise ConfigError(
+            f"the dataset {name!r} of the trainer is a {type(shard).__name__}; pass pipelines by **rp.train.ingest(...)"
+        )
+    loader = loader.with_settings(**{"device": _worker_device(), **settings})
+    checkpoint = ray.train.get_checkpoint()
+    state = read_checkpoint(checkpoint, name) if checkpoint is not None else None
+    if checkpoint is not None and state is not None:
+        go_on(loader, state, checkpoint.filesystem, checkpoint.path)
+    elif checkpoint is not None and not _has_states(checkpoint):
+        warnings.warn(
+            f"the checkpoint {checkpoint.path!r} has no state of any loader: {name!r} starts at epoch 0. Save states "
+            f"with rp.train.report(metrics, checkpoint_dir, loader), with a checkpoint_dir on rank 0.",
+            stacklevel=2,
+        )
+    _keep_account(loader)
+    return loader
+
+
+def _keep_account(loader: RankLoader) -> None:
+    """Let a loader write its account beside the run's checkpoints.
+
+    Ray Train tells workers where the run is stored by an interface for developers only; it is used here alone.
+    """
+    try:
+        storage = ray.train.get_context().get_storage()
+    except NotImplementedError:
+        # Without worker processes (num_workers=0) there is no storage.
+        return
+    loader.keep_account(storage.experiment_fs_path, storage.storage_filesystem)
+
+
+def report(metrics: Mapping[str, Any], checkpoint_dir: str | Path | None, *loaders: RankLoader) -> None:
+    """Report metrics and a checkpoint, as `ray.train.report` does, with the state of `loaders` inside.
+
+    Call it on every worker. The state is the same on all of them, so rank 0 writes it. The account of what it handed
+    over each writes itself: into the checkpoint if it gives a folder, else beside the checkpoints of the run.
+
+    Args:
+        metrics: as Ray Train takes them.
+        checkpoint_dir: a folder with what this worker saves; None where it saves nothing. Rank 0 must give one, or
+            nothing is saved.
+        loaders: those whose state is saved; the same on every worker.
+    """
+    if checkpoint_dir is None:
+        for loader in loaders:
+            loader.save_account()
+        ray.train.report(dict(metrics))
+        return
+    write_states(checkpoint_dir, *loaders)
+    ray.train.report(dict(metrics), checkpoint=ray.train.Checkpoint.from_directory(str(checkpoint_dir)))
+
+
+def read_checkpoint(checkpoint: ray.train.Checkpoint, name: str = "train") -> dict[str, Any] | None:
+    """Return the state of the loader `name` in a checkpoint; None if it has none. Reads that file alone."""
+    path = f"{checkpoint.path}/{STATE_FOLDER}/{name}.json"
+    try:
+        with checkpoint.filesystem.open_input_file(path) as file:
+            content = file.read()
+    except FileNotFoundError:
+        return None
+    return parse_state(content, path)
+
+
+def _has_states(checkpoint: ray.train.Checkpoint) -> bool:
+    info = checkpoint.filesystem.get_file_info(f"{checkpoint.path}/{STATE_FOLDER}")
+    return bool(info.type != pyarrow.fs.FileType.NotFound)
+
+
+def _worker_device() -> str:
+    if ray.get_runtime_context().get_accelerator_ids().get("GPU") and torch.cuda.is_available():
+        return str(ray.train.torch.get_device())
+    return "cpu"

@@ -1,0 +1,106 @@
+"""Two feeds, two executors, one order: batches, pixels, states, skips and accounts are the same, bit for bit."""
+
+import json
+from itertools import islice
+
+import pytest
+import torch
+from batches import WINDOWS, varied_spec
+from mixture_cases import write_unlike
+from ray_session import run_ranks
+
+from raypipe.mixture import open_dataset
+from raypipe.pipeline import Pipeline
+from raypipe.testing import write_dataset
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+FEEDS = {
+    "ray, rank": ({"where": "rank"}, "ray"),
+    "ray, cluster": ({"where": "cluster"}, "ray"),
+}
+"""Each is compared with the local feed."""
+
+
+WORLDS = {"one rank": (1,), "other ranks": (2, 3)}
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory):
+    """A dataset with windows on everything, of which an episode has no rows and another no whole video."""
+    root = write_dataset(tmp_path_factory.mktemp("feeds") / "dataset", varied_spec("v2.1"))
+    dataset = open_dataset(str(root)).windowed(offsets=WINDOWS)
+    (root / "data/chunk-000/episode_000002.parquet").unlink()
+    (video,) = (root / "videos").rglob("episode_000006.mp4")
+    video.write_bytes(video.read_bytes()[:200])
+    return dataset
+
+
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory):
+    """A mixture of unlike robots."""
+    return open_dataset(str(write_unlike(tmp_path_factory.mktemp("unlike"))))
+
+
+def run(pipe, transport, world_sizes):
+    """Run an epoch that goes on with other ranks after 3 steps; return the batches, the state and what was skipped."""
+    came, state, loaders = [], "", []
+    for world_size in world_sizes:
+        loaders = pipe.loaders(world_size, transport=transport, progress=False)
+        for loader in loaders if state else ():
+            loader.load_state_dict(json.loads(state))
+        stop = None if world_size == world_sizes[-1] else 3
+        came.append(run_ranks(loaders, lambda loader, stop=stop: list(islice(loader, stop))))
+        state = json.dumps(loaders[0].state_dict(), sort_keys=True)
+    return came, state, [loader.skipped for loader in loaders]
+
+
+def assert_same_run(make_pipe, feed, world_sizes):
+    decode, transport = FEEDS[feed]
+
+    local = run(make_pipe({}), "local", world_sizes)
+    other = run(make_pipe(decode), transport, world_sizes)
+
+    assert local[1:] == other[1:]
+    for ranks, other_ranks in zip(local[0], other[0], strict=True):
+        for batches, other_batches in zip(ranks, other_ranks, strict=True):
+            assert len(batches) > 1
+            assert_same_batches(batches, other_batches)
+
+
+def assert_same_batches(batches, others):
+    for batch, other in zip(batches, others, strict=True):
+        assert batch.keys() == other.keys()
+        for key, value in batch.items():
+            if isinstance(value, torch.Tensor):
+                assert value.dtype == other[key].dtype
+                assert torch.equal(value, other[key]), key
+            else:
+                assert value == other[key], key
+
+
+@pytest.mark.parametrize("feed", FEEDS)
+@pytest.mark.parametrize("world_sizes", WORLDS.values(), ids=WORLDS)
+def test_feeds_give_the_same_batches_pixel_for_pixel_also_after_a_resume(varied, feed, world_sizes):
+    def make_pipe(decode):
+        order = {"live_spans": 4, "clip_frames": 2}
+        return Pipeline(varied["v3.0"], batch_size=4, seed=2, order=order, decode={**decode, "resize": (20, 16)})
+
+    assert_same_run(make_pipe, feed, world_sizes)
+
+
+@pytest.mark.filterwarnings("ignore:rank . left out")
+@pytest.mark.parametrize("feed", FEEDS)
+def test_feeds_leave_out_the_same_frames(damaged, feed):
+    def make_pipe(decode):
+        policy = {"on_bad_episode": "skip", "max_bad_episodes": 2}
+        return Pipeline(damaged, batch_size=4, seed=5, order={"live_spans": 3}, decode=decode, **policy)
+
+    assert_same_run(make_pipe, feed, (2, 3))
+
+
+def test_feeds_give_the_same_batches_of_a_mixture(unlike):
+    def make_pipe(decode):
+        return Pipeline(unlike, batch_size=6, seed=1, order={"live_spans": 4}, decode=decode)
+
+    assert_same_run(make_pipe, "ray, cluster", (2, 1))

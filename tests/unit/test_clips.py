@@ -1,0 +1,249 @@
+"""The clip store: each clip decoded once, ahead of need, within its bound, and let go frame by frame."""
+
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_cases import lengths, make_index, plan_start, specs, start_or_assume
+
+from raypipe.decode.clips import ClipRequest, ClipStore, OpenedClip, ThreadExecutor
+from raypipe.errors import DatasetError, DownloadError
+from raypipe.plan import OrderSpec
+
+FRAME_BYTES = 10
+
+
+class Executor:
+    """Decodes at once; counts what it was asked for."""
+
+    def __init__(self, *, errors=(), is_shared=True):
+        self.finished_at = 0.0
+        self.is_shared = is_shared
+        self.errors = dict(errors)
+        self.asked = []
+        self.num_flushed = 0
+
+    def submit(self, request):
+        self.asked.append((request.row, *request.frames.tolist()))
+        future = Future()
+        error = self.errors.get(request.row)
+        if error is not None:
+            future.set_exception(error)
+        else:
+            # One byte a frame that says which it is.
+            future.set_result([np.array([frame], dtype=np.uint8) for frame in request.frames])
+        return future
+
+    def flush(self):
+        self.num_flushed += 1
+
+
+def opener(clip_frames, *, has_windows=False, num_frames=1 << 20):
+    """Spans that begin at frame 0; windows show the frame before too."""
+
+    def open_clip(key):
+        span, clip = key
+        own = np.arange(clip * clip_frames, min((clip + 1) * clip_frames, num_frames))
+        shown = np.union1d(own, np.maximum(own - 1, 0)) if has_windows else own
+        request = ClipRequest(dataset=0, row=span, camera="top", frames=shown, span=(0, 9), frame_bytes=FRAME_BYTES)
+        return OpenedClip({"top": request}, len(own), has_windows)
+
+    return open_clip
+
+
+class StampDecoder:
+    """Gives frames of one byte that say which they are; episode 13 is bad."""
+
+    def decode_video(self, row, camera, frames, *, span):
+        if row == 13:
+            raise DatasetError("bad")
+        return torch.from_numpy(frames.astype(np.uint8).reshape(-1, 1, 1, 1))
+
+
+def shown(store, key):
+    return sorted(store.frames(key, "top"))
+
+
+def test_a_clip_is_decoded_once_and_its_frames_go_one_by_one():
+    executor = Executor()
+    store = ClipStore(opener(3), executor, most_bytes=1000)
+
+    store.ask([(0, 1), (0, 1)], is_next=False)
+    in_flight = store.in_flight_bytes
+    store.wait([(0, 1)])
+    store.leave([((0, 1), 4)])
+
+    assert (in_flight, store.in_flight_bytes, store.held_bytes) == (30, 0, 20)
+    assert shown(store, (0, 1)) == [3, 5]
+    store.ask([(0, 1)], is_next=True)
+    store.leave([((0, 1), 3), ((0, 1), 5)])
+    assert (store.num_bytes, executor.asked) == (0, [(0, 3, 4, 5)])
+
+
+def test_a_clip_in_memory_of_its_own_is_copied_only_when_room_is_needed():
+    store, keys = ClipStore(opener(3), Executor(is_shared=False), most_bytes=120), [(0, number) for number in range(4)]
+    store.ask(keys, is_next=True)
+    store.wait(keys)
+
+    store.leave([((0, 1), 4), ((0, 2), 6), ((0, 2), 7)])
+    held = store.held_bytes
+    is_done = store.ask([(1, 0)], is_next=False)
+
+    assert (held, is_done, store.held_bytes, store.peak_bytes) == (120, True, 90, 120)
+    assert (shown(store, (0, 1)), shown(store, (0, 2))) == ([3, 5], [8])
+    assert [int(store.frames((0, 1), "top")[frame][0]) for frame in (3, 5)] == [3, 5]
+    store.leave([((0, 1), 3), ((0, 1), 5), ((0, 2), 8)])
+    store.drop_spans([0, 1])
+    assert store.num_bytes == 0
+
+
+def test_frames_of_windows_stay_until_the_last_sample_has_left():
+    store = ClipStore(opener(2, has_windows=True), Executor(), most_bytes=1000)
+    store.ask([(0, 1)], is_next=True)
+    store.wait([(0, 1)])
+
+    store.leave([((0, 1), 2)])
+
+    assert shown(store, (0, 1)) == [1, 2, 3]
+    store.leave([((0, 1), 3)])
+    assert store.num_bytes == 0
+
+
+def test_nothing_is_decoded_ahead_beyond_the_bound_and_the_next_batch_always_is():
+    executor = Executor()
+    store = ClipStore(opener(2), executor, most_bytes=160)
+
+    # A quarter may be in flight; of what does not fit the first part is asked for.
+    assert not store.ask([(0, 0), (1, 0), (2, 0)], is_next=False)
+    assert (store.peak_bytes, len(executor.asked)) == (40, 2)
+    assert store.ask([(2, 0)], is_next=True)
+    assert (store.peak_bytes, len(executor.asked)) == (60, 3)
+    assert store.ask([(0, 0), (1, 0)], is_next=False)
+
+
+def test_what_is_held_leaves_less_room_for_what_comes():
+    executor = Executor()
+    store, keys = ClipStore(opener(2), executor, most_bytes=160), [(number, 0) for number in range(7)]
+    store.ask(keys, is_next=True)
+    store.wait(keys)
+
+    assert not store.ask([(7, 0), (8, 0)], is_next=False)
+    assert (store.num_bytes, len(executor.asked)) == (160, 8)
+
+
+def test_clips_of_spans_that_are_left_out_are_let_go_in_flight_or_held():
+    store = ClipStore(opener(2), Executor(), most_bytes=1000)
+    store.ask([(0, 0), (0, 3), (1, 0)], is_next=False)
+    store.wait([(0, 0)])
+
+    store.drop_spans([0, 5])
+
+    assert store.num_bytes == 2 * FRAME_BYTES
+
+
+def test_bad_data_is_the_error_of_its_clip_told_once():
+    store = ClipStore(opener(2), Executor(errors={1: DatasetError("broken")}), most_bytes=1000)
+    store.ask([(0, 0), (1, 0), (1, 1)], is_next=True)
+
+    told = store.wait([(0, 0), (1, 0)])
+
+    assert {key: str(error) for key, error in told.items()} == {(1, 0): "broken"}
+    assert store.wait([(0, 0), (1, 0)]) == {}
+    assert (store.is_bad((1, 0)), store.is_bad((0, 0))) == (True, False)
+    assert store.held_bytes == 2 * FRAME_BYTES
+
+
+def test_threads_decode_several_clips_to_a_job_and_a_bad_one_spares_the_others():
+    executor = ThreadExecutor(lambda: [StampDecoder()], num_threads=2)
+
+    clips = [executor.submit(opener(2)((row, 1)).requests["top"]) for row in range(16)]
+    executor.flush()
+
+    with pytest.raises(DatasetError, match="bad"):
+        clips.pop(13).result()
+    assert [np.concatenate(clip.result()).ravel().tolist() for clip in clips] == [[2, 3]] * 15
+    assert len({id(clip.job) for clip in clips}) == 4
+    executor.close()
+
+
+def test_storage_that_does_not_answer_is_no_bad_data():
+    store = ClipStore(opener(2), Executor(errors={0: DownloadError("no answer")}), most_bytes=1000)
+    store.ask([(0, 0)], is_next=True)
+
+    with pytest.raises(DownloadError, match="no answer"):
+        store.wait([(0, 0)])
+
+
+def test_frames_that_stay_are_copied_when_the_first_of_them_has_left_and_their_memory_is_used_again():
+    store = ClipStore(opener(3), Executor(), most_bytes=1000)
+    store.ask([(0, 0), (1, 1)], is_next=True)
+    store.wait([(0, 0), (1, 1)])
+    decoded = dict(store.frames((0, 0), "top"))
+
+    store.leave([((0, 0), 1)])
+    kept = dict(store.frames((0, 0), "top"))
+    store.leave([((0, 0), 0), ((0, 0), 2), ((1, 1), 4)])
+    again = dict(store.frames((1, 1), "top"))
+
+    assert sorted(kept) == [0, 2]
+    assert all(kept[frame] is not decoded[frame] for frame in kept)
+    assert {frame: int(pixels[0]) for frame, pixels in again.items()} == {3: 3, 5: 5}
+    assert {id(pixels) for pixels in again.values()} == {id(pixels) for pixels in kept.values()}
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths, specs, st.integers(1, 6), st.integers(1, 5), st.integers(0, 4), st.integers(0, 2000), st.booleans())
+def test_any_order_has_every_frame_when_it_leaves_and_decodes_each_once(
+    frames, spec, clip_frames, per_lane, ahead, most_bytes, is_shared
+):
+    world = start_or_assume(make_index(frames), spec, world_size=1, per_lane=per_lane)
+    plan, executor = world.rank(0), Executor(is_shared=is_shared)
+    sent = {arrival: plan.frames_of(arrival) for arrival in range(len(plan.queue))}
+
+    def open_clip(key):
+        own = sent[key[0]][sent[key[0]] // clip_frames == key[1]]
+        request = ClipRequest(dataset=0, row=key[0], camera="top", frames=own, span=(0, 9), frame_bytes=FRAME_BYTES)
+        # What the tail repeats may have left before: frames stay as long as their clip does.
+        return OpenedClip({"top": request}, len(own), plan.steps.num_repeats > 0)
+
+    store, batches = ClipStore(open_clip, executor, most_bytes), list(plan.batches())
+    for number, batch in enumerate(batches):
+        for later in batches[number : number + ahead + 1]:
+            keys = list(zip(later.span.tolist(), (later.frame // clip_frames).tolist(), strict=True))
+            before = store.num_bytes
+            is_done = store.ask(keys, is_next=later is batch)
+            if later is not batch:
+                assert store.num_bytes <= max(most_bytes, before)
+            if not is_done:
+                break
+        keys = list(zip(batch.span.tolist(), (batch.frame // clip_frames).tolist(), strict=True))
+        assert store.wait(keys) == {}
+        for key, frame in zip(keys, batch.frame.tolist(), strict=True):
+            assert store.frames(key, "top")[frame] == frame % 256
+        store.leave(
+            (key, frame)
+            for key, frame, is_repeat in zip(keys, batch.frame.tolist(), batch.is_repeat.tolist(), strict=True)
+            if not is_repeat
+        )
+        store.drop_spans(batch.done.tolist())
+        assert (store.held_bytes >= 0, store.in_flight_bytes >= 0) == (True, True)
+
+    assert store.num_bytes == 0
+    if spec.tail != "wrap":
+        assert len(executor.asked) == len(set(executor.asked))
+
+
+def test_the_frames_at_hand_are_at_most_what_is_left_of_one_clip_of_every_live_span():
+    spec = OrderSpec(seed=0, live_spans=20, clip_frames=4, lanes=1)
+    world = plan_start(make_index([40] * 50), spec, world_size=1, per_lane=8)
+    plan, store = world.rank(0), ClipStore(opener(4, num_frames=40), Executor(), most_bytes=0)
+
+    for batch in plan.batches():
+        keys = list(zip(batch.span.tolist(), (batch.frame // 4).tolist(), strict=True))
+        store.ask(keys, is_next=True)
+        store.wait(keys)
+        store.leave(zip(keys, batch.frame.tolist(), strict=True))
+        assert store.held_bytes <= 20 * 3 * FRAME_BYTES

@@ -1,0 +1,135 @@
+"""All ranks are compared before the first batch, whatever the order in which they come."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from raypipe.errors import ResumeError
+from raypipe.meeting import Ask, PassPlace, RollCall, describe_difference
+from raypipe.plan import BatchSpec, Leg, OrderSpec
+
+ASK = Ask(
+    order=OrderSpec(seed=7, live_spans=4),
+    epoch=2,
+    legs=(Leg(lanes=3, live_spans=4, frames_per_lane=12),),
+    world_size=3,
+    batch=BatchSpec(size=12, scope="global"),
+    fingerprint="0123456789abcdef",
+)
+
+DIFFERENCES = {
+    "seed": (replace(ASK, order=OrderSpec(seed=8, live_spans=4)), "seed 8"),
+    "epoch": (replace(ASK, epoch=3), "epoch 3"),
+    "legs": (replace(ASK, legs=()), r"legs \[\]"),
+    "batch size": (replace(ASK, batch=BatchSpec(size=24, scope="global")), "global batch 24"),
+    "data": (replace(ASK, fingerprint="fedcba9876543210"), "plan fedcba987654"),
+}
+
+
+def answer_all(roll_call, asks):
+    """Let every rank answer in a thread of its own; return the series, or the message, that each got."""
+
+    def answer(pair):
+        try:
+            return roll_call.answer(*pair)
+        except ResumeError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(asks)) as pool:
+        return list(pool.map(answer, asks.items()))
+
+
+def test_ranks_that_ask_for_the_same_go_on_also_after_they_differed():
+    roll_call = RollCall(3)
+
+    first = answer_all(roll_call, {2: ASK, 0: ASK, 1: ASK})
+    answer_all(roll_call, {0: ASK, 1: replace(ASK, epoch=3), 2: ASK})
+    second = answer_all(roll_call, dict.fromkeys(range(3), replace(ASK, epoch=3)))
+
+    # Each series has a number of its own, the same for all ranks.
+    assert len(set(first)) == len(set(second)) == 1
+    assert first != second
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_every_rank_is_told_which_ranks_differ_and_how(name):
+    other, shown = DIFFERENCES[name]
+
+    messages = answer_all(RollCall(3), {0: ASK, 1: other, 2: ASK})
+
+    assert len(set(messages)) == 1
+    with pytest.raises(ResumeError, match=f"ranks 0, 2 asked for epoch 2.*; rank 1 asked for .*{shown}"):
+        raise ResumeError(messages[0])
+
+
+def test_a_rank_that_asks_again_takes_its_earlier_answer_back():
+    roll_call = RollCall(3)
+    later = replace(ASK, epoch=3)
+
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(roll_call.answer, 0, ASK)
+        while roll_call.missing() != [1, 2]:
+            pass
+        messages = answer_all(roll_call, dict.fromkeys(range(3), later))
+
+    assert messages == [1, 1, 1]
+    with pytest.raises(ResumeError, match="rank 0 has asked for something else meanwhile"):
+        early.result()
+
+
+def test_nobody_is_missed_where_nobody_waits():
+    assert RollCall(3).missing() == []
+
+
+def test_equal_asks_have_no_difference():
+    assert describe_difference({0: ASK, 5: replace(ASK)}) == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "asked", "is_over"),
+    [
+        ((1, 5), (2, 0), True),
+        ((1, 0), (1, 3), True),
+        ((1, 1), (1, 3), False),
+        ((1, 3), (1, 3), False),
+        # A request that was under way when the ranks began anew.
+        ((2, 0), (1, 7), False),
+    ],
+)
+def test_pass_is_over_when_all_ranks_have_gone_on(old, asked, is_over):
+    assert PassPlace(*old).is_over_at(PassPlace(*asked)) == is_over
+
+
+def wait_for(roll_call, rank, left):
+    """Let a rank begin anew in a thread of its own; return its future when it waits."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(roll_call.answer, rank, ASK, left)
+    while rank in roll_call.missing() or not roll_call.missing():
+        pass
+    pool.shutdown(wait=False)
+    return future
+
+
+def test_a_rank_that_goes_on_where_another_has_left_is_told_so_and_so_is_the_other():
+    roll_call = RollCall(3)
+    waiting = wait_for(roll_call, 1, PassPlace(4, 2))
+
+    with pytest.raises(ResumeError, match=r"rank 1 left an epoch by a break .* and rank 0 goes on with the next"):
+        roll_call.go_on(0, PassPlace(4, 3))
+
+    with pytest.raises(ResumeError, match="rank 0 goes on with the next"):
+        waiting.result(timeout=10)
+    # Nobody waits any more: they may begin anew together.
+    assert len(set(answer_all(roll_call, dict.fromkeys(range(3), ASK)))) == 1
+
+
+@pytest.mark.parametrize("left", [None, PassPlace(4, 3), PassPlace(3, 1)], ids=["new", "ahead", "another series"])
+def test_a_rank_that_is_merely_behind_may_go_on(left):
+    roll_call = RollCall(3)
+    waiting = wait_for(roll_call, 1, left)
+
+    roll_call.go_on(0, PassPlace(4, 3))
+    answer_all(roll_call, {0: ASK, 2: ASK})
+
+    assert isinstance(waiting.result(timeout=10), int)
