@@ -95,9 +95,7 @@ def describe(result: dict[str, Any], sampler: TreeSampler) -> dict[str, Any]:
     cold, warm = result["epochs"]
     seconds = warm["end_s"] - warm["begin_s"]
     figures = warm["figures"]
-    decoded, emitted = figures.get("decoded_frames"), figures.get("emitted_frames")
-    # Of a broken-off epoch the live spans were decoded, and not emitted.
-    has_ratio = decoded and emitted and not warm["is_partial"]
+    is_partial = cold["is_partial"] or warm["is_partial"]
     p50, p95, p99 = np.percentile(warm["batch_ms"], [50, 95, 99]).tolist()
     shown = {
         "cpu_s_per_1k": sampler.cpu_between(warm["begin_s"], warm["end_s"]) / warm["num_samples"] * 1000,
@@ -108,15 +106,26 @@ def describe(result: dict[str, Any], sampler: TreeSampler) -> dict[str, Any]:
         "first_batch_second_epoch_s": warm["first_batch_s"],
         "peak_mb": sampler.peak_mb,
         "distinct_episodes": warm["distinct_episodes"],
-        "decoded_per_emitted": decoded / emitted if has_ratio else None,
+        "decoded_per_emitted": None if is_partial else _decoded_per_emitted(cold["figures"], figures),
         "wait_share": result["wait_share"],
         "batch_ms_p50": p50,
         "batch_ms_p95": p95,
         "batch_ms_p99": p99,
-        "decoded_frames_per_s": decoded / seconds if decoded else None,
+        "decoded_frames_per_s": figures["decoded_frames"] / seconds if figures.get("decoded_frames") else None,
         "samples": warm["num_samples"],
-        "is_partial": cold["is_partial"] or warm["is_partial"],
+        "is_partial": is_partial,
     }
     shown |= {name: figures.get(name) for name in ("fetch_s", "decode_s", "decode_wait_s", "assemble_s")}
     shown |= result["settings"]
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in shown.items()}
+
+
+def _decoded_per_emitted(*epochs: dict[str, float]) -> float | None:
+    """Return how often a frame was decoded, over all epochs from the first on.
+
+    While an epoch ends, the first clips of the next one are decoded. Over all epochs that adds only the clips of the
+    one after the last, and the figure is never below 1; of one epoch alone it would depend on timing.
+    """
+    decoded = sum(figures.get("decoded_frames", 0.0) for figures in epochs)
+    emitted = sum(figures.get("emitted_frames", 0.0) for figures in epochs)
+    return decoded / emitted if decoded and emitted else None
