@@ -16,10 +16,12 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +33,7 @@ from raypipe.decode.clips import ClipExecutor, ThreadExecutor
 from raypipe.decode.tasks import TaskExecutor
 from raypipe.errors import RaypipeError, ResumeError
 from raypipe.gauges import RankGauges
-from raypipe.meeting import Ask, Meeting, PassPlace, ask_for, describe_waiting, name_attempt
+from raypipe.meeting import Ask, Meeting, PassPlace, ask_for, describe_waiting
 from raypipe.metrics import LoaderStats, Meter
 from raypipe.packed import span_request
 from raypipe.plan import EpisodeIndex, RankPlan, WorldPlan, plan_epoch, plan_world
@@ -39,11 +41,19 @@ from raypipe.plan.keyhash import Ints
 from raypipe.skips import BadSpan
 from raypipe.source import BY_SIZE, Feed, FeedSpec, feed_order, resident_spans, simulate_split
 from raypipe.source.cluster import check_free_cpu
-from raypipe.source.datasource import BlockRequest, build_dataset, fetch_context, split_dataset
+from raypipe.source.own_rows import OwnRows, can_read_here
+
+if TYPE_CHECKING:
+    from raypipe.source.datasource import BlockRequest
 
 _WAIT_FOR_RANKS_S: Final = 60.0
 
-_RAY_THREADS: Final = frozenset({"raypipe-receive", "raypipe-assemble", "raypipe-next-epoch", "iter_threaded"})
+_FIGURES: Final = "figures"
+
+_FIRST_BLOCK: Final = "raypipe-first-block"
+_RAY_THREADS: Final = frozenset(
+    {"raypipe-receive", "raypipe-assemble", "raypipe-next-epoch", _FIRST_BLOCK, "iter_threaded"}
+)
 """Of ours and of Ray Data, those that wait for blocks, or for clips that tasks decode."""
 
 _LOSSES: Final = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
@@ -73,29 +83,34 @@ class Feeder(Meeting):
         self._spec = spec
         self._passes: dict[PassPlace, _Pass] = {}
 
-    def open(self, rank: int, ask: Ask, place: PassPlace | None) -> tuple[PassPlace, Ticket]:
-        """Return the place of this pass, and the rank's part of its first chapter; see `Meeting.begin`."""
-        place = self.begin(rank, ask, place)
-        if place not in self._passes:
-            # Not under the lock: it may take a minute, and all ranks shall hear of it at once.
-            check_free_cpu()
+    def open_chapter(self, rank: int, ask: Ask, place: PassPlace, chapter: int) -> Ticket:
+        """Return the rank's part of one chapter of a pass, which all ranks ask for at the same place; once each."""
         with self._lock:
             if place not in self._passes:
                 self._passes[place] = _Pass(self._index, ask, self._spec)
                 # Every rank is done with older ones: it has asked for two later ones, or begun anew.
                 self._passes = {old: one for old, one in self._passes.items() if not old.is_over_at(place)}
-            return place, self._open_chapter(rank, place, 0)
-
-    def open_chapter(self, rank: int, place: PassPlace, chapter: int) -> Ticket:
-        """Return the rank's part of one chapter of a pass that it has opened; once each."""
-        with self._lock:
             return self._open_chapter(rank, place, chapter)
+
+    # A thread of their own for these two: what a rank tells last is what counts, and what is asked for afterwards.
+    @ray.method(concurrency_group=_FIGURES)  # type: ignore[untyped-decorator]
+    def tell(self, rank: int, stats: LoaderStats) -> None:
+        """Note the figures of a rank."""
+        super().tell(rank, stats)
+
+    @ray.method(concurrency_group=_FIGURES)  # type: ignore[untyped-decorator]
+    def figures(self) -> dict[int, LoaderStats]:
+        """Return the figures that each rank has told last."""
+        return super().figures()
 
     def shared_context(self) -> "list[ray.ObjectRef[BlockContext]]":
         """Return the reference by which tasks know the datasets of this pipeline; in a list, where Ray leaves it be."""
         return [self._context]
 
     def _open_chapter(self, rank: int, place: PassPlace, chapter: int) -> Ticket:
+        # Here, and not with this module: ranks shall meet before Ray Data is imported.
+        from raypipe.source.datasource import build_dataset, split_dataset
+
         current = self._passes[place]
         group = current.groups[rank // self._spec.ranks_per_split]
         if chapter not in group.splits:
@@ -148,7 +163,7 @@ class _Group:
         self.resident: Ints = resident_spans(self._feed, [plan.lives() for plan in self.plans], world.steps)
         self.num_chapters = max(1, -(-len(self._feed) // spec.blocks_per_chapter))
 
-    def chapter_blocks(self, chapter: int) -> list[BlockRequest]:
+    def chapter_blocks(self, chapter: int) -> "list[BlockRequest]":
         """Return the blocks of one chapter in feed order."""
         first = chapter * self._spec.blocks_per_chapter
         stop = min(first + self._spec.blocks_per_chapter, len(self._feed))
@@ -171,7 +186,7 @@ class _Group:
         ).astype(np.int64)
         return [int(rows) for rows in sent - sent.min() + 1]
 
-    def _requests(self, i: int) -> BlockRequest:
+    def _requests(self, i: int) -> "BlockRequest":
         plan = self.plans[int(self._feed.rank[i])]
         return tuple(
             span_request(plan, arrival) for arrival in range(int(self._feed.first[i]), int(self._feed.stop[i]))
@@ -181,13 +196,22 @@ class _Group:
 class FeederSource:
     """The blocks of a rank, from a feeder; a `BlockSource`."""
 
-    def __init__(self, feeder: Any, spec: FeedSpec) -> None:
+    def __init__(
+        self, context: BlockContext, feeder: Any, spec: FeedSpec, attempt: str, lone: Meeting | None = None
+    ) -> None:
+        """Prepare to ask a feeder.
+
+        Args:
+            lone: where a rank without others meets itself: it need not wait for the feeder's process to start.
+        """
+        self._context = context
         self._feeder = feeder
         self._is_owner = True
         """Whether this process has started the feeder."""
         self._spec = spec
+        self._lone = lone
         self._gauges: dict[tuple[str, int], RankGauges] = {}
-        self.attempt = name_attempt()
+        self.attempt = attempt
 
     def __getstate__(self) -> dict[str, Any]:
         # Counters count what one process has seen.
@@ -201,15 +225,27 @@ class FeederSource:
         return max(1, int(runtime.get_assigned_resources().get("CPU", 0)))
 
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "RayFeed":
-        """Return the blocks that the rest of a plan sends to one rank; waits for the feeder to plan."""
+        """Return the blocks that the rest of a plan sends to one rank, when all ranks ask for the same."""
         share_gate()
-        asked = self._feeder.open.remote(rank, ask_for(world), place)
-        self._warn_of_waiting(asked, rank, world.world_size)
-        opened, ticket = _get(asked)
-        feed = RayFeed(self._feeder, rank, opened, ticket, self._spec.prefetch_blocks)
+        ask, is_begun = ask_for(world), place is not None
+        place = self._begin(rank, ask, place)
+        check_free_cpu()
+        # A pass that follows another is asked for while that one ends: Ray has time enough.
+        is_own = not is_begun and can_read_here(self._context)
+        own = OwnRows(self._context, world, rank, self._spec) if is_own else None
+        chapters = _Chapters(self._feeder, rank, ask, place, self._spec.prefetch_blocks)
+        feed = RayFeed(chapters, own, self.report_bad)
         if self._is_owner:
             _own_feeds.add(feed)
         return feed
+
+    def _begin(self, rank: int, ask: Ask, place: PassPlace | None) -> PassPlace:
+        if self._lone is not None:
+            return self._lone.begin(rank, ask, place)
+        asked = self._feeder.begin.remote(rank, ask, place)
+        self._warn_of_waiting(asked, rank, ask.world_size)
+        opened: PassPlace = _get(asked)
+        return opened
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:
         """Return what decodes the clips of a rank: its own threads, or tasks on the cluster."""
@@ -229,23 +265,35 @@ class FeederSource:
         )
 
     def go_on(self, rank: int, place: PassPlace) -> None:
-        """Tell the feeder that a rank begins the pass that follows; raises where others have left the order."""
-        _get(self._feeder.go_on.remote(rank, place))
+        """Note that a rank begins the pass that follows its last one; raises where others have left the order."""
+        self._meet("go_on", rank, place)
 
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
         """Show the figures of a rank on Ray's metrics port, and tell them to the other ranks."""
         gauges = self._gauges.setdefault((name, rank), RankGauges(name, rank))
         gauges.show(stats)
-        self._feeder.tell.remote(rank, stats)
+        if self._lone is None:
+            # Nobody waits for it.
+            self._feeder.tell.remote(rank, stats)
 
     def collect(self) -> dict[int, LoaderStats]:
         """Return the figures of all ranks, as they told them last."""
-        figures: dict[int, LoaderStats] = _get(self._feeder.figures.remote())
+        figures: dict[int, LoaderStats] = self._meet("figures")
         return figures
 
     def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
         """Count episodes as bad that were left out before this start."""
-        _get(self._feeder.note_bad.remote(dict(episodes)))
+        self._meet("note_bad", dict(episodes))
+
+    def report_bad(self, span: BadSpan) -> None:
+        """Note for all ranks that a span is left out; raises where more episodes are bad than may be."""
+        self._meet("report_bad", span)
+
+    def _meet(self, call: str, *arguments: Any) -> Any:
+        """Call a method of the ranks' `Meeting`, wherever it is."""
+        if self._lone is not None:
+            return getattr(self._lone, call)(*arguments)
+        return _get(getattr(self._feeder, call).remote(*arguments))
 
     def _warn_of_waiting(self, asked: Any, rank: int, world_size: int) -> None:
         if ray.wait([asked], timeout=_WAIT_FOR_RANKS_S)[0]:
@@ -255,40 +303,86 @@ class FeederSource:
             warnings.warn(describe_waiting(rank, world_size, missing, _WAIT_FOR_RANKS_S), stacklevel=2)
 
 
-class RayFeed:
-    """The blocks of one rank for the rest of an epoch; a `BlockFeed`."""
+class _Chapters:
+    """The blocks that Ray sends to a rank in one pass, chapter after chapter."""
 
-    is_remote = True
-
-    def __init__(self, feeder: Any, rank: int, place: PassPlace, ticket: Ticket, prefetch_blocks: int) -> None:
-        self.resident_spans = ticket.resident_spans
+    def __init__(self, feeder: Any, rank: int, ask: Ask, place: PassPlace, prefetch_blocks: int) -> None:
+        self.feeder = feeder
         self.place = place
-        self._feeder = feeder
         self._rank = rank
-        self._ticket = ticket
+        self._ask = ask
         self._prefetch_blocks = prefetch_blocks
+        self._first = self._open(0)
 
-    def end(self) -> None:
-        """End the feeder, and with it the splits of all ranks: nobody reads any more."""
-        ray.kill(self._feeder)
-
-    def report_bad(self, span: BadSpan) -> None:
-        """Tell the feeder of a span that is left out; raises where more episodes are bad than may be."""
-        _get(self._feeder.report_bad.remote(span))
+    @cached_property
+    def ticket(self) -> Ticket:
+        """The rank's part of the first chapter; waits for the feeder to plan."""
+        ticket: Ticket = _get(self._first)
+        return ticket
 
     def blocks(self) -> Iterator[pa.Table]:
-        """Yield the blocks in arrival order, chapter after chapter."""
-        iterator = self._ticket.iterator
-        for chapter in range(self._ticket.num_chapters):
-            if chapter:
-                iterator = _get(self._feeder.open_chapter.remote(self._rank, self.place, chapter)).iterator
+        """Yield the blocks in arrival order."""
+        for chapter in range(self.ticket.num_chapters):
+            iterator = (_get(self._open(chapter)) if chapter else self.ticket).iterator
+            tables = iterator.iter_batches(
+                batch_size=None, batch_format="pyarrow", prefetch_batches=self._prefetch_blocks
+            )
             try:
-                yield from iterator.iter_batches(
-                    batch_size=None, batch_format="pyarrow", prefetch_batches=self._prefetch_blocks
-                )
+                # A later chapter begins with a filler.
+                yield from islice(tables, min(chapter, 1), None)
             except _LOSSES as error:
                 error.add_note(_LOST)
                 raise
+
+    def _open(self, chapter: int) -> Any:
+        return self.feeder.open_chapter.remote(self._rank, self._ask, self.place, chapter)
+
+
+class RayFeed:
+    """The blocks of one rank for the rest of an epoch; a `BlockFeed`.
+
+    Ray takes seconds to send the first block: it starts a process for the split and one for the task. Until then the
+    rank reads its own rows, where it can. The plan says which rows they are, so it does not matter who reads them.
+    """
+
+    is_remote = True
+
+    def __init__(self, chapters: _Chapters, own: OwnRows | None, report_bad: Callable[[BadSpan], None]) -> None:
+        self.place = chapters.place
+        self.report_bad = report_bad
+        self._chapters = chapters
+        self._own = own
+        self._first: Future[tuple[list[pa.Table], Iterator[pa.Table]]] = Future()
+        threading.Thread(target=self._fetch_first, name=_FIRST_BLOCK, daemon=True).start()
+
+    @property
+    def resident_spans(self) -> int:
+        """How many spans the rank must be ready to hold; while it reads for itself, what its own batches need."""
+        return self._own.room if self._own is not None else self._chapters.ticket.resident_spans
+
+    def end(self) -> None:
+        """End the feeder, and with it the splits of all ranks: nobody reads any more."""
+        ray.kill(self._chapters.feeder)
+
+    def first_blocks(self) -> Iterator[pa.Table]:
+        """Yield blocks that are read here, until Ray sends its first."""
+        for table in self._own.blocks() if self._own is not None else ():
+            yield table
+            if self._first.done():
+                break
+        self._own = None
+
+    def blocks(self) -> Iterator[pa.Table]:
+        """Yield all blocks of Ray in arrival order."""
+        first, rest = self._first.result()
+        return chain(first, rest)
+
+    def _fetch_first(self) -> None:
+        try:
+            blocks = self._chapters.blocks()
+            self._first.set_result((list(islice(blocks, 1)), blocks))
+        except BaseException as error:
+            self._first.set_exception(error)
 
 
 _own_feeds: "weakref.WeakSet[RayFeed]" = weakref.WeakSet()
@@ -315,6 +409,8 @@ def end_feeders(wait_s: float = 5.0) -> None:
 
 
 def _task_decoders(context: "ray.ObjectRef[BlockContext]") -> Sequence[Any]:
+    from raypipe.source.datasource import fetch_context
+
     return fetch_context(context).decoders
 
 
@@ -340,5 +436,7 @@ def start_feeder(context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, 
     )
     # All ranks may wait in a call at once, each for this epoch and the one that it fetches ahead.
     num_threads = 2 * world_size + 2
-    actor = ray.remote(num_cpus=0, max_concurrency=num_threads, scheduling_strategy=strategy)(Feeder)
+    actor = ray.remote(
+        num_cpus=0, max_concurrency=num_threads, concurrency_groups={_FIGURES: 1}, scheduling_strategy=strategy
+    )(Feeder)
     return actor.remote(context, index, spec, world_size)

@@ -14,16 +14,16 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from raypipe.block import BlockContext, add_windows, read_rows
+from raypipe.block import BlockContext
 from raypipe.decode.clips import ClipExecutor, ThreadExecutor
 from raypipe.errors import RaypipeError
 from raypipe.meeting import Meeting, PassPlace, ask_for, describe_waiting
 from raypipe.metrics import LoaderStats, Meter
-from raypipe.packed import span_request
 from raypipe.plan import RankPlan, WorldPlan
 from raypipe.remote_meeting import RemoteMeeting
 from raypipe.skips import BadSpan
-from raypipe.source import BY_SIZE, FeedSpec, feed_order, resident_spans
+from raypipe.source import BY_SIZE, FeedSpec
+from raypipe.source.own_rows import read_block, room_for
 
 _WAIT_FOR_RANKS_S: Final = 60.0
 
@@ -91,16 +91,14 @@ class LocalSource:
             ahead = min(stop + _FETCHED_AHEAD, num_spans)
             self._fetch_ahead(plan, range(looked_to, ahead))
             looked_to = ahead
-            requests = [span_request(plan, arrival) for arrival in range(first, stop)]
             # The next epoch may be read while this one ends.
             with self._lock:
-                table = add_windows(self._reading, read_rows(self._reading, requests))
+                table = read_block(self._reading, plan, first, stop)
             yield table
 
     def plan_room(self, world: WorldPlan, plan: RankPlan) -> int:
         """Return how many spans the rank holds at once: other ranks do not matter here."""
-        feed = feed_order([plan.queue.num_rows], spans_per_block=self._spans_per_block)
-        return int(resident_spans(feed, [plan.lives()], world.steps)[0])
+        return room_for(world, plan, self._spans_per_block)
 
     def _fetch_ahead(self, plan: RankPlan, arrivals: range) -> None:
         for arrival in arrivals:
@@ -141,6 +139,10 @@ class LocalFeed:
     def report_bad(self, span: BadSpan) -> None:
         """Note for all ranks that a span is left out; raises where more episodes are bad than may be."""
         self._source.report_bad(span)
+
+    def first_blocks(self) -> Iterator[pa.Table]:
+        """Yield nothing: what is here is what `blocks` gives."""
+        return iter(())
 
     def blocks(self) -> Iterator[pa.Table]:
         """Yield the blocks in arrival order."""

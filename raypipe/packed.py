@@ -114,9 +114,7 @@ def pack_spans(spans: Sequence[PackedSpan]) -> pa.Table:
 
 def unpack_spans(table: pa.Table) -> Iterator[PackedSpan]:
     """Yield the spans of a block."""
-    begin = 0
-    while begin < len(table):
-        header = _parse_header(table.column(HEADER)[begin].as_py())
+    for begin, header in _headers(table):
         images = table.column(IMAGES)[begin].as_py()
         columns = {}
         for name in table.column_names:
@@ -125,6 +123,19 @@ def unpack_spans(table: pa.Table) -> Iterator[PackedSpan]:
             if name not in (HEADER, IMAGES) and header.request is not None and not header.error[0]:
                 columns[name] = only_chunk(array)
         yield PackedSpan(header, columns, pickle.loads(images) if images else {})
+
+
+def has_error(table: pa.Table) -> bool:
+    """Return whether any span of a block carries an error."""
+    return any(header.error[0] for _, header in _headers(table))
+
+
+def _headers(table: pa.Table) -> Iterator[tuple[int, SpanHeader]]:
+    """Yield the first row and the header of every span of a block."""
+    begin = 0
+    while begin < len(table):
+        header = _parse_header(table.column(HEADER)[begin].as_py())
+        yield begin, header
         begin += header.num_rows
 
 

@@ -37,17 +37,23 @@ from raypipe.skips import BadSpan
 class BlockFeed(Protocol):
     """The blocks of one rank for the rest of an epoch."""
 
-    resident_spans: int
-    """How many spans the rank must be ready to hold, or ranks could wait for each other for ever."""
-
     place: PassPlace
     """Of this pass."""
 
     is_remote: bool
     """Whether other processes make the blocks: what they ask of remote storage is counted there."""
 
+    @property
+    def resident_spans(self) -> int:
+        """How many spans the rank must be ready to hold, or ranks could wait for each other for ever."""
+        ...
+
+    def first_blocks(self) -> Iterator[pa.Table]:
+        """Yield some first blocks that are at hand before `blocks` gives them; perhaps none."""
+        ...
+
     def blocks(self) -> Iterator[pa.Table]:
-        """Yield the blocks in arrival order."""
+        """Yield all blocks in arrival order."""
         ...
 
     def report_bad(self, span: BadSpan) -> None:
@@ -96,11 +102,15 @@ class EpochRun:
         self._executor = executor
         self._fetcher = FileFetcher(context, self._plan)
         self._assembler = Assembler(context, world, rank, spec, executor, most_bytes)
+        if self._assembler.clips.is_decoding:
+            executor.warm_up()
         self._changed = threading.Condition()
         self._arrived: dict[int, SpanBlock] = {}
         self._is_asked_out = threading.Event()
         """Set when the clips of all batches have been asked for: from then on the next epoch may ask for its own."""
         self._num_received = 0
+        self._num_looked_at = 0
+        """Spans whose remote files were asked for."""
         self._num_retired = 0
         self._num_handed = 0
         self._is_closed = False
@@ -227,22 +237,12 @@ class EpochRun:
         self._batches.put(error)
 
     def _receive(self, feed: BlockFeed) -> None:
-        expected = self._plan.queue
-        looked_to = self._look_ahead(0, feed.resident_spans)
-        for table in feed.blocks():
-            self._meter.add(received_blocks=1, received_bytes=table.nbytes)
-            for block in open_block(self._context, table):
-                self._check_identity(block.request)
-                self._wait_for_room(feed.resident_spans)
-                self._meter.add(task_requests=block.num_requests if feed.is_remote else 0)
-                with self._changed:
-                    self._arrived[self._num_received] = block
-                    self._num_received += 1
-                    self._changed.notify_all()
-            looked_to = self._look_ahead(looked_to, feed.resident_spans)
-        if self._num_received != len(expected):
+        self._look_ahead(feed.resident_spans)
+        self._take_blocks(feed, feed.first_blocks())
+        num_spans = self._take_blocks(feed, feed.blocks())
+        if num_spans != len(self._plan.queue):
             raise RaypipeError(
-                f"rank {self._plan.rank} received {self._num_received} of {len(expected)} spans and the feed ended; "
+                f"rank {self._plan.rank} received {num_spans} of {len(self._plan.queue)} spans and the feed ended; "
                 f"this is a fault of raypipe or of Ray's split, not of the data"
             )
         if self._is_closed:
@@ -251,18 +251,35 @@ class EpochRun:
         self.is_received = True
         self.follow()
 
-    def _look_ahead(self, looked_to: int, resident_spans: int) -> int:
-        """Let remote files of the spans that come next be fetched; return up to which span that was done."""
+    def _take_blocks(self, feed: BlockFeed, tables: Iterator[pa.Table]) -> int:
+        """Take in blocks from the first on, without spans that are here already; return how many spans came."""
+        arrival = 0
+        for table in tables:
+            self._meter.add(received_blocks=1, received_bytes=table.nbytes)
+            for block in open_block(self._context, table):
+                self._check_identity(block.request, arrival)
+                self._meter.add(task_requests=block.num_requests if feed.is_remote else 0)
+                if arrival == self._num_received:
+                    self._wait_for_room(feed.resident_spans)
+                    with self._changed:
+                        self._arrived[arrival] = block
+                        self._num_received += 1
+                        self._changed.notify_all()
+                arrival += 1
+            self._look_ahead(feed.resident_spans)
+        return arrival
+
+    def _look_ahead(self, resident_spans: int) -> None:
+        """Let remote files of the spans that come next be fetched."""
         # All that there is room for, not what has come: at the start that is what the first batch waits for, and Ray
         # takes a while to send the first block.
         room = max(self._num_received, self._num_retired + resident_spans)
         stop = min(len(self._plan.queue), room + max(_LEAST_AHEAD, resident_spans // 4))
-        self._fetcher.look_ahead(range(looked_to, stop))
-        return max(looked_to, stop)
+        self._fetcher.look_ahead(range(self._num_looked_at, stop))
+        self._num_looked_at = max(self._num_looked_at, stop)
 
-    def _check_identity(self, request: SpanRequest) -> None:
+    def _check_identity(self, request: SpanRequest, i: int) -> None:
         """Raise if Ray sent another block than the plan expects: everything after it would be wrong."""
-        i = self._num_received
         planned = _identity(span_request(self._plan, i)) if i < len(self._plan.queue) else ()
         came = _identity(request)
         if came != planned:

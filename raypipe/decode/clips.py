@@ -102,6 +102,10 @@ class ClipExecutor(Protocol):
         """Whether the memory of a clip holds others too, and stays for as long as any frame of them is held."""
         ...
 
+    def warm_up(self) -> None:
+        """Import what decodes, while rows are still being read."""
+        ...
+
     def submit(self, request: ClipRequest) -> Pending:
         """Have a clip of one camera decoded."""
         ...
@@ -171,6 +175,10 @@ class ThreadExecutor:
         self._asked: list[_ThreadClip] = []
         self._is_closed = False
 
+    def warm_up(self) -> None:
+        """Import the codec in a thread."""
+        self._pool.submit(self._decoders)
+
     def submit(self, request: ClipRequest) -> _ThreadClip:
         """Have a clip of one camera decoded, after the next `flush`."""
         self._asked.append(_ThreadClip(request))
@@ -192,7 +200,6 @@ class ThreadExecutor:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _decode(self, requests: Sequence[ClipRequest]) -> list[DecodedClip | None]:
-        # Here, in a thread: the first one imports the codec.
         decoders = self._decoders()
         return [try_clip(decoders, request) for request in requests if not self._is_closed]
 

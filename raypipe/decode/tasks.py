@@ -100,6 +100,9 @@ class TaskExecutor:
     def __post_init__(self) -> None:
         self._task = ray.remote(num_cpus=1, max_retries=_MAX_RETRIES)(_decode_group)
 
+    def warm_up(self) -> None:
+        """Do nothing: a task imports what it needs when it runs."""
+
     def submit(self, request: ClipRequest) -> _PendingClip:
         """Have a clip of one camera decoded, together with others."""
         node = self._home(request)

@@ -17,7 +17,8 @@ def check_free_cpu(wait_s: float = _WAIT_S) -> None:
     """
     if ray.available_resources().get("CPU", 0) >= 1:
         return
-    probe = ray.remote(num_cpus=1)(lambda: None).remote()
+    # Named outright: else the placement group of the trainer that asks would take it.
+    probe = ray.remote(num_cpus=1, scheduling_strategy="DEFAULT")(lambda: None).remote()
     ready, _ = ray.wait([probe], timeout=wait_s)
     if ready:
         return

@@ -11,6 +11,7 @@ from ray_session import run_ranks
 
 from raypipe.mixture import open_dataset
 from raypipe.pipeline import Pipeline
+from raypipe.source.own_rows import can_read_here, room_for
 from raypipe.testing import write_dataset
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -97,6 +98,31 @@ def test_feeds_leave_out_the_same_frames(damaged, feed):
         return Pipeline(damaged, batch_size=4, seed=5, order={"live_spans": 3}, decode=decode, **policy)
 
     assert_same_run(make_pipe, feed, (2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:rank . left out")
+def test_rows_that_ranks_read_while_ray_starts_are_those_of_ray(damaged, monkeypatch):
+    monkeypatch.setattr("raypipe.feeder.can_read_here", can_read_here)
+
+    def make_pipe(decode):
+        policy = {"on_bad_episode": "skip", "max_bad_episodes": 2}
+        return Pipeline(damaged, batch_size=4, seed=5, order={"live_spans": 3}, decode=decode, **policy)
+
+    assert_same_run(make_pipe, "ray, rank", (2, 3))
+
+
+def test_rank_reads_its_first_blocks_itself_until_ray_sends_one(varied, monkeypatch):
+    monkeypatch.setattr("raypipe.feeder.can_read_here", can_read_here)
+    pipe = Pipeline(varied["v3.0"], batch_size=4, seed=2, order={"live_spans": 4}, feed={"spans_per_block": 1})
+    loader = pipe.loader(transport="ray", progress=False)
+
+    batches = list(loader)
+
+    # Ray sends all blocks; those that the rank had read before came twice.
+    world, num_blocks = pipe.plan(), loader.stats().received_blocks
+    num_spans = len(world.rank(0).queue)
+    assert num_spans < num_blocks <= num_spans + room_for(world, world.rank(0), 1)
+    assert_same_batches(batches, list(pipe.loader(transport="local")))
 
 
 def test_feeds_give_the_same_batches_of_a_mixture(unlike):
