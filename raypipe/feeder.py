@@ -227,12 +227,10 @@ class FeederSource:
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "RayFeed":
         """Return the blocks that the rest of a plan sends to one rank, when all ranks ask for the same."""
         share_gate()
-        ask, is_begun = ask_for(world), place is not None
+        ask = ask_for(world)
         place = self._begin(rank, ask, place)
         check_free_cpu()
-        # A pass that follows another is asked for while that one ends: Ray has time enough.
-        is_own = not is_begun and can_read_here(self._context)
-        own = OwnRows(self._context, world, rank, self._spec) if is_own else None
+        own = OwnRows(self._context, world, rank, self._spec) if can_read_here(self._context) else None
         chapters = _Chapters(self._feeder, rank, ask, place, self._spec.prefetch_blocks)
         feed = RayFeed(chapters, own, self.report_bad)
         if self._is_owner:
@@ -352,13 +350,16 @@ class RayFeed:
         self.report_bad = report_bad
         self._chapters = chapters
         self._own = own
+        self._is_reading = False
         self._first: Future[tuple[list[pa.Table], Iterator[pa.Table]]] = Future()
         threading.Thread(target=self._fetch_first, name=_FIRST_BLOCK, daemon=True).start()
 
     @property
     def resident_spans(self) -> int:
         """How many spans the rank must be ready to hold; while it reads for itself, what its own batches need."""
-        return self._own.room if self._own is not None else self._chapters.ticket.resident_spans
+        if self._own is not None and self._is_reading:
+            return self._own.room
+        return self._chapters.ticket.resident_spans
 
     def end(self) -> None:
         """End the feeder, and with it the splits of all ranks: nobody reads any more."""
@@ -366,11 +367,12 @@ class RayFeed:
 
     def first_blocks(self) -> Iterator[pa.Table]:
         """Yield blocks that are read here, until Ray sends its first."""
+        self._is_reading = True
         for table in self._own.blocks() if self._own is not None else ():
             yield table
             if self._first.done():
                 break
-        self._own = None
+        self._is_reading = False
 
     def blocks(self) -> Iterator[pa.Table]:
         """Yield all blocks of Ray in arrival order."""

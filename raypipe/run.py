@@ -237,8 +237,10 @@ class EpochRun:
         self._batches.put(error)
 
     def _receive(self, feed: BlockFeed) -> None:
+        if self._before is None:
+            # Nobody waits yet for an epoch that is fetched ahead.
+            self._take_blocks(feed, feed.first_blocks())
         self._look_ahead(feed.resident_spans)
-        self._take_blocks(feed, feed.first_blocks())
         num_spans = self._take_blocks(feed, feed.blocks())
         if num_spans != len(self._plan.queue):
             raise RaypipeError(

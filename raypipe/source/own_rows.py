@@ -6,6 +6,7 @@ stream at any block.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -40,9 +41,14 @@ class OwnRows:
         assert spec.spans_per_block != BY_SIZE, "a pipeline decides it before it opens a feed"
         # Readers of its own: a reader is not for several threads.
         self._context = replace(context)
+        self._world = world
         self._plan = world.rank(rank)
-        self._spans_per_block = spec.spans_per_block
-        self.room = room_for(world, self._plan, spec.spans_per_block)
+        self._spans_per_block: int = spec.spans_per_block
+
+    @cached_property
+    def room(self) -> int:
+        """How many spans the rank holds at once for its own batches."""
+        return room_for(self._world, self._plan, self._spans_per_block)
 
     def blocks(self) -> Iterator[pa.Table]:
         """Yield blocks, as many as there is room for; ends before one with bad data.
