@@ -4,6 +4,7 @@ The Ray Data settings that raypipe needs are all here, on the dataset's own cont
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -136,6 +137,13 @@ def _quieten() -> None:
             handler.setLevel(max(handler.level, logging.WARNING))
     # It warns that its bars are off, as the loader wants them.
     logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
+    # Ray ends the actor by a signal, which may come while Python cleans up: a traceback in the user's log, of nothing.
+    sys.unraisablehook = _tell_unless_ended
+
+
+def _tell_unless_ended(raised: "sys.UnraisableHookArgs") -> None:
+    if not issubclass(raised.exc_type, SystemExit):
+        sys.__unraisablehook__(raised)
 
 
 def _metadata(block: BlockRequest) -> BlockMetadata:
