@@ -32,6 +32,7 @@ from raypipe.metrics import Interval, Live, Meter, split_wait
 from raypipe.packed import SpanRequest, span_request
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.skips import BadSpan
+from raypipe.wording import counted
 
 
 class BlockFeed(Protocol):
@@ -182,7 +183,7 @@ class EpochRun:
     def describe_start(self) -> str:
         """Return how far the first batch is."""
         decoded = sum(decoder.counts().frames for decoder in self._context.decoders) if self._num_received else 0
-        return f"{self._num_received:,} spans, {decoded:,} frames so far"
+        return f"{counted(self._num_received, 'span')}, {counted(decoded, 'frame')} so far"
 
     def live(self) -> Live:
         """Return what the rank holds now, and what it has decoded."""
@@ -242,8 +243,8 @@ class EpochRun:
             looked_to = self._look_ahead(looked_to, feed.resident_spans)
         if self._num_received != len(expected):
             raise RaypipeError(
-                f"rank {self._plan.rank} received {self._num_received} of {len(expected)} spans and the feed ended; "
-                f"this is a fault of raypipe or of Ray's split, not of the data"
+                f"rank {self._plan.rank} received {self._num_received} of {counted(len(expected), 'span')} and the "
+                f"feed ended; this is a fault of raypipe or of Ray's split, not of the data"
             )
         if self._is_closed:
             raise _Closed
