@@ -172,7 +172,7 @@ class RowReader:
             raise self._damaged(
                 name,
                 row,
-                f"numbers its frames {span_text(frame_index.min(), frame_index.max())} with gaps or repeats, expected "
+                f"has frame_index {span_text(frame_index.min(), frame_index.max())} with gaps or repeats, expected "
                 f"{span_text(0, len(table) - 1)}",
             )
         return table.take(order)

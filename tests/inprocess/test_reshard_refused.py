@@ -69,7 +69,7 @@ def test_a_store_is_refused(source):
 @pytest.mark.parametrize(
     ("choice", "told"),
     [
-        ({"exclude": (2, 9)}, r"exclude names the episodes \[9\].*has 5, numbered 0 to 4"),
+        ({"exclude": (2, 9)}, r"exclude names the episodes \[9\].*has 5 episodes, numbered 0 to 4"),
         ({"exclude": (0, 1, 2, 3, 4)}, "nothing would be left"),
         ({"drop_cameras": ("observation.images.tip",)}, "did you mean 'observation.images.top'"),
     ],
