@@ -74,7 +74,7 @@ def decode_video(
         place = Place(file=unit.name, episodes=promises.numbers(unit.rows), feature=unit.camera)
         return [make_finding("video-damaged", f"on opening it: {said}", place)], 0
     if container.index is None:
-        return _check_unindexed(promises, unit, reader.video)
+        return _check_unindexed(promises, unit, reader)
     return _decode_spans(promises, unit, reader, spans)
 
 
@@ -107,18 +107,29 @@ def _black(num_frames: int, place: Place) -> Finding:
     return make_finding("camera-black", f"{which} black", place)
 
 
-def _check_unindexed(promises: Promises, unit: VideoUnit, video: "OpenVideo") -> tuple[list[Finding], int]:
+def _check_unindexed(promises: Promises, unit: VideoUnit, reader: "_Reader") -> tuple[list[Finding], int]:
     """Check a video whose frames were counted by decoding it when it was opened."""
+    from raypipe.validate.video import Spans
     from raypipe.video import episode_first_frame
 
-    findings = []
+    findings, first = [], {}
     for row in unit.rows:
         try:
-            episode_first_frame(promises.meta, row, unit.camera, video.index)
+            first[row] = episode_first_frame(promises.meta, row, unit.camera, reader.video.index)
         except DatasetError as error:
             place = Place(file=unit.name, episodes=promises.numbers((row,)), feature=unit.camera)
             findings.append(make_finding("video-short", one_line(error), place))
-    return findings, len(video.index)
+    rows = np.array(list(first), np.int64)
+    spans = Spans(
+        rows=rows,
+        first=np.array(list(first.values()), np.int64),
+        length=promises.meta.episodes.length[rows],
+        drift_s=np.zeros(len(rows)),
+        is_counted=False,
+        is_there=np.ones(len(rows), np.bool_),
+    )
+    found, count = _decode_spans(promises, unit, reader, spans)
+    return [*findings, *found], count
 
 
 class _Reader:

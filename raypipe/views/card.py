@@ -185,7 +185,7 @@ def view_dataset(dataset: Dataset) -> DatasetCard:
     meta = dataset.meta
     thumbnails, failures = _read_thumbnails(dataset)
     measured, tasks = measure_ranges(dataset), count_tasks(meta)
-    errors = dict.fromkeys(text for text in (*failures, measured.error, *tasks.errors) if text)
+    errors = dict.fromkeys((*failures, *measured.errors, *tasks.errors))
     told = _remarks(dataset)
     remarks = [
         *told,

@@ -23,6 +23,8 @@ SHOWN_NUMBERS: Final = 48
 """Of a feature with more numbers the first ones are drawn."""
 
 _EPISODES_READ: Final = 8
+_MOST_NUMBERS: Final = 1024
+"""Of a feature with more, such as points of a scene, rows are read only where no statistics are stored."""
 _LOW, _HIGH = "#9db7ee", "#3367d6"
 
 
@@ -61,8 +63,8 @@ class Measured:
     """The ranges of a dataset's vectors, and what is wrong with where they come from."""
 
     ranges: tuple[Range, ...]
-    error: str = ""
-    """Why rows or statistics could not be read; empty where they could."""
+    errors: tuple[str, ...] = ()
+    """Why rows or statistics could not be read."""
     contradicted: tuple[str, ...] = ()
     """Features whose stored statistics are not true of the rows that were read, each with the first difference."""
 
@@ -84,18 +86,18 @@ def measure_ranges(dataset: Dataset) -> Measured:
 
     Reads rows of up to 8 episodes. Damage ends nothing: a card shows what it can of a damaged dataset.
     """
-    error, rows = "", _Rows({}, "")
+    errors, rows = [], _Rows({}, "")
     stats: Stats = {}
-    try:
-        wanted = [one for one in vector_features(dataset.row_features.values()) if np.dtype(one.dtype).kind == "f"]
-        rows = _read_rows(dataset, wanted)
-    except DatasetError as damage:
-        error = str(damage)
-        wanted = [one for one in vector_features(dataset.features.values()) if np.dtype(one.dtype).kind == "f"]
     try:
         stats = dataset.stats
     except DatasetError as damage:
-        error = error or str(damage)
+        errors.append(str(damage))
+    wanted = _floats(dataset.features)
+    try:
+        wanted = _floats(dataset.row_features)
+        rows = _read_rows(dataset, [one for one in wanted if _is_small(one) or _stored(stats, one) is None])
+    except DatasetError as damage:
+        errors.append(str(damage))
     ranges, contradicted = [], []
     for one in wanted:
         stored, values = _stored(stats, one), rows.values.get(one.name)
@@ -107,7 +109,15 @@ def measure_ranges(dataset: Dataset) -> Measured:
         elif values is not None:
             reason = "the stored statistics are wrong" if why else "none are stored"
             ranges.append(_computed(one, values, f"computed here from {rows.told}; {reason}"))
-    return Measured(ranges=tuple(ranges), error=error, contradicted=tuple(contradicted))
+    return Measured(ranges=tuple(ranges), errors=tuple(errors), contradicted=tuple(contradicted))
+
+
+def _floats(features: Mapping[str, Feature]) -> list[Feature]:
+    return [one for one in vector_features(features.values()) if np.dtype(one.dtype).kind == "f"]
+
+
+def _is_small(feature: Feature) -> bool:
+    return int(np.prod(feature.shape)) <= _MOST_NUMBERS
 
 
 def _stored(stats: Stats, feature: Feature) -> Range | None:

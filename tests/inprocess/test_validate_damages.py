@@ -4,6 +4,7 @@ import io
 import json
 import random
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -74,6 +75,21 @@ def test_a_black_camera_is_found_by_decoding_only(bases, tmp_path):
     DAMAGES["black-camera"].apply(tmp_path / "dataset")
 
     assert validate_dataset(str(tmp_path / "dataset"), where="process").severity != "warning"
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="fragments are made by ffmpeg")
+def test_a_black_camera_is_found_in_a_video_without_a_plain_index(bases, tmp_path):
+    shutil.copytree(bases["v3.0"], tmp_path / "dataset")
+    (name,) = DAMAGES["black-camera"].apply(tmp_path / "dataset").files
+    whole = (tmp_path / "dataset" / name).rename(tmp_path / "whole.mp4")
+    options = ["-movflags", "frag_keyframe+empty_moov", "-c:v", "copy", tmp_path / "dataset" / name]
+    subprocess.run(["ffmpeg", "-v", "error", "-i", whole, *options], check=True)
+
+    report = validate_dataset(str(tmp_path / "dataset"), where="process", deep=True)
+
+    (found,) = [one for one in report.findings if one.severity != "note"]
+    assert (found.kind, found.place.episodes) == ("camera-black", (2,))
+    assert report.counts.decoded_frames == 2 * sum(LENGTHS)
 
 
 @pytest.mark.parametrize(("kind", "black"), [("image", 16), ("depth-image", 0)])
