@@ -29,6 +29,7 @@ from raypipe.loader_spec import LoaderSpec
 from raypipe.packed import SpanRequest
 from raypipe.plan import Batch, WorldPlan
 from raypipe.skips import BadSpan, describe_spans, merge_spans
+from raypipe.wording import counted
 
 _TRIM_BYTES: Final = 256 << 20
 
@@ -186,8 +187,8 @@ class Assembler:
             with suppress(DatasetError):
                 return self._as_batch(span_columns(context, block), request.lap)
         raise DatasetError(
-            f"a batch without a frame cannot be trained on, and not one of {len(self._index)} episodes can be read; "
-            f"those met so far:\n{describe_spans(self.bad_spans)}"
+            f"a batch without a frame cannot be trained on, and not one of {counted(len(self._index), 'episode')} can "
+            f"be read; those met so far:\n{describe_spans(self.bad_spans)}"
         )
 
     def _as_batch(self, columns: dict[str, Any], lap: int) -> dict[str, Any]:

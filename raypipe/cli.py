@@ -5,6 +5,7 @@ An error of raypipe prints as one paragraph and exits with code 2; ``--debug`` s
 
 import json
 import sys
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ import typer
 
 from raypipe import __version__
 from raypipe.errors import ConfigError, RaypipeError
+from raypipe.wording import counted
 
 app = typer.Typer(
     name="raypipe",
@@ -100,7 +102,10 @@ def synth(
         seed=seed,
     )
     write_dataset(out, spec)
-    typer.echo(f"wrote {len(spec.lengths)} episodes, {sum(spec.lengths)} frames to {out}; see: raypipe info {out}")
+    typer.echo(
+        f"wrote {counted(len(spec.lengths), 'episode')}, {counted(sum(spec.lengths), 'frame')} to {out}; see: raypipe "
+        f"info {out}"
+    )
 
 
 @app.command()
@@ -376,6 +381,7 @@ def main() -> None:
     """Run the command line; the entry point of the ``raypipe`` program."""
     # Taken out here so that it may stand anywhere, also behind the command.
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    warnings.showwarning = _show_warning
     try:
         app(arguments, prog_name="raypipe")
     except (RaypipeError, OSError) as error:
@@ -385,6 +391,11 @@ def main() -> None:
         for note in getattr(error, "__notes__", ()):
             typer.echo(f"  {note}", err=True)
         sys.exit(2)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning as one line, without the place in the code that Python adds."""
+    typer.echo(f"raypipe: warning: {' '.join(str(message).split())}", err=True)
 
 
 def _check_two_files(files: list[str]) -> None:

@@ -27,6 +27,7 @@ from raypipe.skips import BadDataSpec
 from raypipe.source import FeedSpec
 from raypipe.specs import make_mapping, make_spec
 from raypipe.storage import CacheSpec, Storage, retry_transient
+from raypipe.wording import counted
 
 _ROW_BLOCK_BYTES = 8 << 20
 """Ray's cost of a block is the same for 10 and for 3,000 rows."""
@@ -126,11 +127,11 @@ def warn_of_long_gop(budget: LiveBudget, members: Sequence[MemberCost]) -> None:
     """Say what far keyframes cost, and both remedies with figures."""
     interval = max(camera.keyframe_interval for member in members for camera in member.cameras)
     warnings.warn(
-        f"the videos have a keyframe every {interval} frames only: in live_bytes={budget.live_bytes:_} decoding costs "
-        f"about {budget.cost:.1f} times as much as in file order, in clips of {budget.clip_frames} with "
-        f"{budget.live_spans} live spans, which mixes fewer episodes. `raypipe reshard ROOT TARGET --gop 2` makes both "
-        f"as good as they get, once; live_bytes={budget.ample_bytes:_} does so in memory. order={{'clip_frames': ...}} "
-        f"silences this.",
+        f"the videos have a keyframe every {interval} frames only: in live_bytes={budget.live_bytes:_} decoding "
+        f"costs about {budget.cost:.1f} times as much as in file order, in clips of {budget.clip_frames} with "
+        f"{counted(budget.live_spans, 'live span')}, which mixes fewer episodes. `raypipe reshard ROOT TARGET --gop "
+        f"2` makes both as good as they get, once; live_bytes={budget.ample_bytes:_} does so in memory. "
+        f"order={{'clip_frames': ...}} silences this.",
         stacklevel=4,
     )
 

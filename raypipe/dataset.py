@@ -25,6 +25,7 @@ from raypipe.rows import RowReader, column_values
 from raypipe.storage import REFUSED
 from raypipe.video import episode_first_frame
 from raypipe.window import TOLERANCE_S, WindowSpec, window_from_offsets, window_from_timestamps, window_rows
+from raypipe.wording import counted
 
 if TYPE_CHECKING:
     import torch
@@ -124,8 +125,9 @@ class Dataset:
             f"{name} {self.features[name].width}x{self.features[name].height}" for name in self.spec.cameras
         )
         return (
-            f"Dataset({self.meta.root!r}, {self.meta.version}, {len(self.meta.episodes)} episodes, {len(self)} frames, "
-            f"{self.meta.fps:g} fps, robot {self.meta.robot_type}, cameras: {cameras or 'none'})"
+            f"Dataset({self.meta.root!r}, {self.meta.version}, {counted(len(self.meta.episodes), 'episode')}, "
+            f"{counted(len(self), 'frame')}, {self.meta.fps:g} fps, robot {self.meta.robot_type}, cameras: "
+            f"{cameras or 'none'})"
         )
 
     @property
@@ -213,7 +215,7 @@ class Dataset:
         """Return the sample at position `index` over all episodes in order; negative counts from the end."""
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):
-            raise IndexError(f"there is no sample {index}; the dataset has {len(self)} frames")
+            raise IndexError(f"there is no sample {index}; the dataset has {counted(len(self), 'frame')}")
         row = int(np.searchsorted(self._starts, position, side="right")) - 1
         return self._sample(row, position - int(self._starts[row]))
 
@@ -222,7 +224,9 @@ class Dataset:
         row = self.meta.episodes.find_row(episode_index)
         length = int(self.meta.episodes.length[row])
         if not 0 <= frame < length:
-            raise ConfigError(f"there is no frame {frame} in episode {episode_index}; it has {length} frames")
+            raise ConfigError(
+                f"there is no frame {frame} in episode {episode_index}; it has {counted(length, 'frame')}"
+            )
         return self._sample(row, frame)
 
     def timestamp_drift(self, episode_index: int) -> NDArray[np.float64]:

@@ -28,6 +28,7 @@ from raypipe.hub.cache import locked
 from raypipe.metadata import DatasetMeta, read_metadata
 from raypipe.progress import is_shown
 from raypipe.storage import Storage
+from raypipe.wording import counted, either, span_text
 
 _LARGE: Final = ("data/", "videos/")
 """The folders that a part of a dataset leaves out. All else is small, and needed to open it."""
@@ -138,8 +139,9 @@ def report_lines(report: DownloadReport) -> list[str]:
     opened = report.repo_id if report.is_whole else report.folder
     return [
         f"{report.repo_id}, revision {report.revision}, commit {report.commit}: {what}",
-        f"{report.num_files} files, {_as_size(report.size_bytes)}: fetched {report.num_fetched} "
-        f"({_as_size(report.fetched_bytes)}) with {report.num_requests} requests, {report.num_skipped} were complete",
+        f"{counted(report.num_files, 'file')}, {_as_size(report.size_bytes)}: fetched {report.num_fetched} "
+        f"({_as_size(report.fetched_bytes)}) with {counted(report.num_requests, 'request')}, "
+        f"{report.num_skipped} {either(report.num_skipped, 'was', 'were')} complete",
         f"in {report.folder}; see: raypipe info {opened}",
     ]
 
@@ -191,7 +193,8 @@ def _find_rows(meta: DatasetMeta, episodes: tuple[int, ...] | Literal["all"], so
     unknown = [number for number in episodes if number not in known]
     if unknown:
         raise ConfigError(
-            f"{source} has no episode {unknown[0]}; it has {len(known)}, from {min(known)} to {max(known)}"
+            f"{source} has no episode {unknown[0]}; it has {counted(len(known), 'episode')}, "
+            f"{span_text(min(known), max(known))}"
         )
     return [known[number] for number in episodes]
 
@@ -209,7 +212,7 @@ def _as_size(size_bytes: int) -> str:
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size_bytes >= size:
             return f"{size_bytes / size:.1f} {unit}"
-    return f"{size_bytes} bytes"
+    return counted(size_bytes, "byte")
 
 
 @contextmanager

@@ -1,16 +1,20 @@
 """What ``raypipe info`` tells of a dataset: a value, and the same as a table."""
 
 import warnings
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raypipe.dataset import Dataset, open_dataset, why_missing
-from raypipe.errors import DatasetError
+from raypipe.errors import DatasetError, RaypipeError
 from raypipe.metadata import DatasetMeta, Feature
+from raypipe.row_features import looked_at_rows
 from raypipe.rows import RowReader, read_row_group_layout
 from raypipe.video import episode_first_frame, read_video_index
+from raypipe.video_format import VideoFormat, read_video_format, same_codec
+from raypipe.wording import plural, span_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,7 +39,7 @@ class DatasetInfo:
     min_length: int
     max_length: int
     cameras: dict[str, str]
-    """The cameras whose files exist, with ``WIDTHxHEIGHT codec``."""
+    """The cameras whose files exist, with the ``WIDTHxHEIGHT codec`` of the files."""
     missing_cameras: tuple[str, ...]
     features: dict[str, str]
     """Features that are read from rows, with dtype and shape."""
@@ -67,11 +71,11 @@ def describe(root: str) -> DatasetInfo:
         # What is left out is in the value itself: missing_cameras and notes.
         warnings.simplefilter("ignore", UserWarning)
         dataset = open_dataset(root)
-    try:
-        return _describe(dataset, _find_missing(dataset))
-    except DatasetError as error:
-        error.add_note(f"`raypipe validate {root}` looks at all files, and lists what is wrong with them.")
-        raise
+        try:
+            return _describe(dataset, _find_missing(dataset))
+        except DatasetError as error:
+            error.add_note(f"`raypipe validate {root}` looks at all files, and lists what is wrong with them.")
+            raise
 
 
 def _describe(dataset: Dataset, missing: tuple[str, ...]) -> DatasetInfo:
@@ -91,7 +95,7 @@ def _describe(dataset: Dataset, missing: tuple[str, ...]) -> DatasetInfo:
         hours=round(meta.num_frames / meta.fps / 3600, 3),
         min_length=int(lengths.min()) if len(lengths) else 0,
         max_length=int(lengths.max()) if len(lengths) else 0,
-        cameras={name: camera_text(meta.features[name]) for name in present},
+        cameras={name: camera_text(dataset, name) for name in present},
         missing_cameras=dataset.missing_cameras,
         features={
             name: f"{feature.dtype} {list(feature.shape)}"
@@ -112,7 +116,7 @@ def _describe(dataset: Dataset, missing: tuple[str, ...]) -> DatasetInfo:
 def lacking_error(info: DatasetInfo) -> DatasetError:
     """Return the error of a dataset of which files are missing."""
     names = info.missing_files
-    files = "a file that meta/ names is" if len(names) == 1 else f"{len(names)} files that meta/ names are"
+    files = "a file that meta/ names is" if len(names) == 1 else f"{len(names):,} files that meta/ names are"
     error = DatasetError(f"{files} missing at {info.root!r}, the first is {names[0]!r}. Fetch what is missing.")
     error.add_note(f"`raypipe validate {info.root}` looks at all files, and lists what is wrong with them.")
     return error
@@ -131,7 +135,8 @@ def info_table(info: DatasetInfo) -> "Table":
 
 
 def _lines(info: DatasetInfo) -> list[tuple[str, str]]:
-    lengths = f"{info.min_length} to {info.max_length} frames each"
+    lengths = f"{span_text(info.min_length, info.max_length)} {plural(info.max_length, 'frame')}"
+    lengths += " each" * (info.episodes > 1)
     return [
         ("root", info.root),
         ("format", info.layout),
@@ -161,10 +166,39 @@ def _shortened(texts: tuple[str, ...], most: int = 5) -> str:
     return f"{len(texts)}: {shown}" + (f"; and {len(texts) - most} more" if len(texts) > most else "")
 
 
-def camera_text(feature: Feature) -> str:
-    """Return a camera's size and codec in words."""
-    kind = "images in the rows" if feature.kind == "image" else feature.codec or "video"
-    return f"{feature.width}x{feature.height} {kind}{' depth' if feature.is_depth else ''}"
+def camera_text(dataset: Dataset, camera: str) -> str:
+    """Return a camera's size and codec in words: those of its files, and what ``info.json`` says where it differs.
+
+    Reads the index of the first, a middle and the last video; of those that cannot be read ``info.json`` is believed.
+    """
+    feature = dataset.meta.features[camera]
+    depth = " depth" * feature.is_depth
+    size = f"{feature.width}x{feature.height}"
+    if feature.kind == "image":
+        return f"{size} images in the rows{depth}"
+    declared = VideoFormat(feature.codec, feature.height, feature.width)
+    found = _read_formats(dataset.meta, camera) or [declared]
+    told = " and ".join(f"{one.width}x{one.height} {one.codec or 'video'}" for one in found) + depth
+    return (
+        told if all(_is_declared(feature, one) for one in found) else f"{told} (info.json says {size} {feature.codec})"
+    )
+
+
+def _read_formats(meta: DatasetMeta, camera: str) -> list[VideoFormat]:
+    """Return the formats of a few videos of a camera, each once; none where no index can be read."""
+    formats: dict[VideoFormat, None] = {}
+    rows = looked_at_rows(meta) if camera in meta.episodes.videos else ()
+    for name in dict.fromkeys(meta.video_file(row, camera) for row in rows):
+        # A file that is missing or damaged is told as such by whoever looks for that.
+        with suppress(RaypipeError, OSError):
+            formats[read_video_format(meta.storage.for_a_look(), name)] = None
+    return list(formats)
+
+
+def _is_declared(feature: Feature, found: VideoFormat) -> bool:
+    is_codec = not feature.codec or same_codec(feature.codec, found.codec)
+    has_size = bool(feature.height and feature.width)
+    return is_codec and (not has_size or (feature.height, feature.width) == (found.height, found.width))
 
 
 def _find_missing(dataset: Dataset) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ from raypipe.progress import Bar, progress_bar
 from raypipe.rank_job import BlockSource, RankJob, warn_of_other_source, with_source
 from raypipe.run import EpochRun
 from raypipe.skips import BadSpan, describe_spans
+from raypipe.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -388,7 +389,8 @@ class RankLoader:
         if bad:
             self._skipped.extend(bad)
             warnings.warn(
-                f"rank {self._job.rank} left out {len(bad)} bad spans in epoch {run.epoch}:\n{describe_spans(bad)}",
+                f"rank {self._job.rank} left out {counted(len(bad), 'bad span')} in epoch "
+                f"{run.epoch}:\n{describe_spans(bad)}",
                 stacklevel=2,
             )
 

@@ -17,6 +17,7 @@ from raypipe.errors import ConfigError, ResumeError
 from raypipe.metrics import LoaderStats
 from raypipe.plan import BatchSpec, EpisodeIndex, Leg, OrderSpec, Shares, WorldPlan
 from raypipe.skips import BadDataSpec, BadSpan, SkipList
+from raypipe.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +181,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 def _describe(ask: Ask) -> str:
     return (
         f"epoch {ask.epoch}, legs {[(leg.lanes, leg.frames_per_lane) for leg in ask.legs]}, seed {ask.order.seed}, "
-        f"{ask.world_size} ranks, global batch {ask.batch.size}, plan {ask.fingerprint[:12]}"
+        f"{counted(ask.world_size, 'rank')}, global batch {ask.batch.size}, plan {ask.fingerprint[:12]}"
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from raypipe.metadata import INDEX_FEATURES, Feature
 from raypipe.mixture import Member, Mixture
 from raypipe.schema import IS_MISSING, Schema
+from raypipe.wording import counted, plural
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -176,7 +177,7 @@ def mixture_table(info: MixtureInfo) -> "Group":
     notes = _note_lines(info.notes)
     bad = [("skipped", f"{name} ({root}): {error}") for name, root, error in info.bad]
     if notes or bad:
-        parts += [Text(), _lines_table([*_cut(notes, "notes"), *_cut(bad, "skipped datasets")])]
+        parts += [Text(), _lines_table([*_cut(notes, "note"), *_cut(bad, "skipped dataset")])]
     return Group(*parts)
 
 
@@ -194,11 +195,15 @@ def _lines_table(lines: Sequence[tuple[str, str]]) -> "Table":
 
 
 def _summary_lines(info: MixtureInfo) -> list[tuple[str, str]]:
-    robots = [name if count == 1 else f"{name} ({count} datasets)" for name, count in info.robots.items()]
+    robots = [name if count == 1 else f"{name} ({counted(count, 'dataset')})" for name, count in info.robots.items()]
     passes = info.frames_per_epoch / max(1, sum(one.selected_frames for one in info.members))
-    whole = "" if passes == 1 else f", {passes:.3g} passes over the selected frames"
+    whole = "" if passes == 1 else f", {passes:.3g} {plural(passes, 'pass')} over the selected frames"
     plain = [name for name in info.features if name in INDEX_FEATURES]
-    rates = "each dataset at its own" if info.rate == "own" else f"{info.rate} frames a second, the nearest own frame"
+    rates = (
+        "each dataset at its own"
+        if info.rate == "own"
+        else f"{info.rate} {plural(float(info.rate), 'frame')} a second, the nearest own frame"
+    )
     skipped = f", and {len(info.bad)} skipped" if info.bad else ""
     cut = f"; the table has the {_MAX_ROWS - 1} with the largest shares, --json all" * (info.datasets > _MAX_ROWS)
     return [
@@ -207,7 +212,7 @@ def _summary_lines(info: MixtureInfo) -> list[tuple[str, str]]:
         ("robots", _shortened(robots, _SHOWN_ROBOTS)),
         ("episodes", f"{info.episodes:,}"),
         ("frames", f"{info.frames:,} ({info.hours:,.4g} hours)"),
-        ("epoch", f"{info.frames_per_epoch:,} frames{whole}; shares {info.weights}"),
+        ("epoch", f"{counted(info.frames_per_epoch, 'frame')}{whole}; shares {info.weights}"),
         ("window rate", rates),
         *(("camera", f"{name}  {text}{_missing_text(info, name)}") for name, text in info.cameras.items()),
         *(
@@ -222,7 +227,7 @@ def _summary_lines(info: MixtureInfo) -> list[tuple[str, str]]:
 def _missing_text(info: MixtureInfo, name: str) -> str:
     if name not in info.missing:
         return ""
-    return f"  (zeros for {info.missing[name]} of {info.datasets} datasets, marked in {name}{IS_MISSING})"
+    return f"  (zeros for {info.missing[name]} of {counted(info.datasets, 'dataset')}, marked in {name}{IS_MISSING})"
 
 
 class _Members:
@@ -315,7 +320,7 @@ def _sum(some: Sequence[MemberInfo], field: str) -> Any:
 
 
 def _name_cell(some: Sequence[MemberInfo]) -> str:
-    return some[0].name if len(some) == 1 else f"{len(some)} others"
+    return some[0].name if len(some) == 1 else counted(len(some), "other")
 
 
 def _robot_cell(some: Sequence[MemberInfo]) -> str:
@@ -374,4 +379,4 @@ def _shortened(names: Sequence[str], most: int) -> str:
 
 def _cut(lines: list[tuple[str, str]], what: str) -> list[tuple[str, str]]:
     more = len(lines) - _MAX_NOTES
-    return lines if more <= 0 else [*lines[:_MAX_NOTES], ("", f"and {more} more {what}: --json has all")]
+    return lines if more <= 0 else [*lines[:_MAX_NOTES], ("", f"and {counted(more, f'more {what}')}: --json has all")]

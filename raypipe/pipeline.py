@@ -49,6 +49,7 @@ from raypipe.remote_meeting import RemoteMeeting, serve_meeting
 from raypipe.sizes import measure_members, schema_for
 from raypipe.skips import BadDataSpec
 from raypipe.source import BY_SIZE
+from raypipe.wording import counted
 
 if TYPE_CHECKING:
     import ray.data
@@ -124,7 +125,7 @@ class Pipeline:
     def __repr__(self) -> str:
         """Tell what was picked and what it costs."""
         order, budget = self.config.order, self.config.budget
-        span = "whole episodes" if order.span_frames == WHOLE_EPISODE else f"{order.span_frames} frames"
+        span = "whole episodes" if order.span_frames == WHOLE_EPISODE else counted(int(order.span_frames), "frame")
         clips = "no clips" if order.clip_frames == WHOLE_SPAN else f"clips of {order.clip_frames}"
         decoding = (
             f", decode {self.config.decode.where} at {budget.cost:.2f} times the cost of file order, in up to "
@@ -164,7 +165,7 @@ class Pipeline:
             settings: the fields of `LoaderSpec`: ``prefetch_batches``, ``device``, ``transform``, ``num_threads``.
         """
         if not 0 <= rank < world_size:
-            raise ConfigError(f"rank {rank} is not one of {world_size} ranks, which count from 0")
+            raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
         if world_size == 1:
             return self.loaders(1, transport=transport, **settings)[0]
         if self.transport(transport) == "ray" and transport != "auto":
@@ -262,10 +263,11 @@ class Pipeline:
         plan = self.plan(epoch=epoch, world_size=world_size)
         if not 0 <= step < plan.num_steps:
             raise ConfigError(
-                f"step {step} is not one of the {plan.num_steps} of epoch {epoch} on {world_size} ranks, from 0"
+                f"step {step} is not one of the {plan.num_steps} of epoch {epoch} on {counted(world_size, 'rank')}, "
+                f"from 0"
             )
         if not 0 <= rank < world_size:
-            raise ConfigError(f"rank {rank} is not one of {world_size} ranks, which count from 0")
+            raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
         state = with_source(state_after(plan, step).to_dict(), self.config.dataset)
         with self._lone_loader(rank, world_size, self._loader_spec({"progress": False})) as loader:
             loader.load_state_dict(state)

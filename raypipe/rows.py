@@ -20,6 +20,7 @@ from raypipe.errors import DatasetError
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature
 from raypipe.metadata.tables import open_parquet
 from raypipe.storage import Storage
+from raypipe.wording import counted, span_text
 
 LEAVE_OUT = (
     "leave such episodes out: those that you know with selection={'exclude': (...)}, those that come up with "
@@ -111,7 +112,9 @@ class RowReader:
             raise self._damaged(name, row, f"cannot be read: {one_line(error)}") from error
         length = int(self._meta.episodes.length[row])
         if len(table) != length:
-            raise self._damaged(name, row, f"holds {len(table)} rows of it, and the episode table promises {length}")
+            raise self._damaged(
+                name, row, f"holds {counted(len(table), 'row')} of it, and the episode table promises {length}"
+            )
         table = self._in_frame_order(table, name, row)
         return self._with_index_columns(table, row).slice(start, stop - start)
 
@@ -169,8 +172,8 @@ class RowReader:
             raise self._damaged(
                 name,
                 row,
-                f"numbers its frames from {frame_index.min()} to {frame_index.max()} with gaps or repeats, expected "
-                f"0 to {len(table) - 1}",
+                f"has frame_index {span_text(frame_index.min(), frame_index.max())} with gaps or repeats, expected "
+                f"{span_text(0, len(table) - 1)}",
             )
         return table.take(order)
 
@@ -268,9 +271,9 @@ def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any]
     shape = () if feature.shape == (1,) else feature.shape
     if flat is None or flat.null_count or len(flat) != len(table) * int(np.prod(shape)):
         raise DatasetError(
-            f"column {feature.name!r} of {place} has empty values or lists of other lengths in {len(table)} rows of "
-            f"type {column.type}; info.json declares the shape {list(feature.shape)}. Correct info.json, or "
-            f"{LEAVE_OUT}"
+            f"column {feature.name!r} of {place} has empty values or lists of other lengths in "
+            f"{counted(len(table), 'row')} of type {column.type}; info.json declares the shape {list(feature.shape)}. "
+            f"Correct info.json, or {LEAVE_OUT}"
         )
     wanted = _sample_dtype(np.dtype(feature.dtype))
     try:

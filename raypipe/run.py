@@ -32,6 +32,7 @@ from raypipe.metrics import Interval, Live, Meter, split_wait
 from raypipe.packed import SpanRequest, span_request
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.skips import BadSpan
+from raypipe.wording import counted
 
 
 class BlockFeed(Protocol):
@@ -192,7 +193,7 @@ class EpochRun:
     def describe_start(self) -> str:
         """Return how far the first batch is."""
         decoded = sum(decoder.counts().frames for decoder in self._context.decoders) if self._num_received else 0
-        return f"{self._num_received:,} spans, {decoded:,} frames so far"
+        return f"{counted(self._num_received, 'span')}, {counted(decoded, 'frame')} so far"
 
     def live(self) -> Live:
         """Return what the rank holds now, and what it has decoded."""
@@ -244,8 +245,8 @@ class EpochRun:
         num_spans = self._take_blocks(feed, feed.blocks())
         if num_spans != len(self._plan.queue):
             raise RaypipeError(
-                f"rank {self._plan.rank} received {num_spans} of {len(self._plan.queue)} spans and the feed ended; "
-                f"this is a fault of raypipe or of Ray's split, not of the data"
+                f"rank {self._plan.rank} received {num_spans} of {counted(len(self._plan.queue), 'span')} and the feed "
+                f"ended; this is a fault of raypipe or of Ray's split, not of the data"
             )
         if self._is_closed:
             raise _Closed

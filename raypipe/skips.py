@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Final, Literal, get_args
 
 from raypipe.errors import ConfigError, DatasetError, suggest
+from raypipe.wording import counted, either, frames_text
 
 OnBadEpisode = Literal["raise", "skip"]
 
@@ -68,7 +69,7 @@ class BadSpan:
 
     def describe(self) -> str:
         """Return a line that says which frames of what, and why."""
-        return f"episode {self.episode} of {self.root!r}, frames {self.start} to {self.stop - 1}: {self.why}"
+        return f"episode {self.episode} of {self.root!r}, {frames_text(self.start, self.stop)}: {self.why}"
 
 
 class SkipList:
@@ -96,14 +97,15 @@ class SkipList:
             self._first.setdefault((span.dataset, span.episode), span)
             bad, budget = list(self._first.values()), self._spec.budget(self._num_episodes)
             before = {key: why for key, why in self._before.items() if key not in self._first}
-        if len(bad) + len(before) > budget:
+        number = len(bad) + len(before)
+        if number > budget:
             earlier = [
                 f"  episode {episode} of dataset {dataset}, left out before: {why}"
                 for (dataset, episode), why in before.items()
             ]
             raise DatasetError(
-                f"{len(bad) + len(before)} of {self._num_episodes} episodes are bad, and max_bad_episodes="
-                f"{self._spec.max_bad_episodes} lets {budget} be skipped:\n"
+                f"{number} of {counted(self._num_episodes, 'episode')} {either(number, 'is', 'are')} bad, and "
+                f"max_bad_episodes={self._spec.max_bad_episodes} lets {budget} be skipped:\n"
                 + "\n".join([describe_spans(bad), *earlier[:_MAX_SHOWN]])
                 + f"\nSee all by 'raypipe validate {span.root}', mend or exclude them, or raise max_bad_episodes."
             )

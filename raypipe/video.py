@@ -11,7 +11,8 @@ timestamps decide nothing but the first frame of an episode in a packed file, on
 
 import functools
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +33,7 @@ from raypipe.boxes import (
 from raypipe.errors import DatasetError, DecodeError, RaypipeError
 from raypipe.metadata import DatasetMeta
 from raypipe.storage import Storage
+from raypipe.wording import counted, frames_text
 
 _LEROBOT_GOP: Final = 2
 """What LeRobot's recorder writes."""
@@ -133,11 +135,11 @@ def episode_first_frame(meta: DatasetMeta, row: int, camera: str, index: VideoIn
             row,
             camera,
             f"has no frame within half a frame of {columns.from_timestamp[row]:.4f} s, where the episode should "
-            f"start; the nearest is at {index.pts_s[first]:.4f} s, and the file has {len(index)} frames",
+            f"start; the nearest is at {index.pts_s[first]:.4f} s, and the file has {counted(len(index), 'frame')}",
         )
     if first + length[row] > len(index):
-        needed = f"frames {first} to {first + length[row] - 1}"
-        raise _broken(meta, row, camera, f"has {len(index)} frames, and the episode needs {needed}")
+        needed = frames_text(first, first + int(length[row]))
+        raise _broken(meta, row, camera, f"has {counted(len(index), 'frame')}, and the episode needs {needed}")
     return first
 
 
@@ -160,6 +162,17 @@ def read_video_index(storage: Storage, name: str) -> VideoIndex:
         NotImplementedError: the file is sound, but of a kind without a plain index (fragmented, or edited in
             several pieces); decode it to know its frames.
     """
+    with read_moov(storage, name) as moov:
+        return parse_moov(moov)
+
+
+@contextmanager
+def read_moov(storage: Storage, name: str) -> Iterator[bytes]:
+    """Give the ``moov`` box of the mp4 `name`, its index, to a body that parses it.
+
+    Raises:
+        DatasetError: the file is missing, is no mp4, is cut off, or the body cannot parse it.
+    """
     place = storage.locate(name)
     with storage.open_file(name) as stream:
         try:
@@ -173,7 +186,7 @@ def read_video_index(storage: Storage, name: str) -> VideoIndex:
             f"or no mp4. Fetch the file again."
         )
     try:
-        return parse_moov(moov)
+        yield moov
     except (struct.error, IndexError, ValueError, KeyError) as error:
         raise DatasetError(
             f"damaged video {place!r}: its index cannot be read ({error}). Fetch the file again."
@@ -216,10 +229,7 @@ def parse_moov(moov: bytes) -> VideoIndex:
     """Return the index that a ``moov`` box holds; see `read_video_index` for what may be wrong with it."""
     if find_box(moov, b"mvex") is not None:
         raise NotImplementedError("a fragmented mp4")
-    tracks = [body for kind, body in list_boxes(moov) if kind == b"trak"]
-    track = next((t for t in tracks if (find_box(t, b"mdia", b"hdlr") or b"")[8:12] == b"vide"), None)
-    if track is None:
-        raise ValueError("no video track")
+    track = find_video_track(moov)
     samples = find_box(track, b"mdia", b"minf", b"stbl")
     header = find_box(track, b"mdia", b"mdhd")
     movie = find_box(moov, b"mvhd")
@@ -235,6 +245,15 @@ def parse_moov(moov: bytes) -> VideoIndex:
     is_keyframe = sample_keyframes(samples, len(pts))
     packets = _packets(samples, is_keyframe, order)
     return VideoIndex((pts[order] + shift) / timescale, is_keyframe[order], timescale, packets)
+
+
+def find_video_track(moov: bytes) -> bytes:
+    """Return the first track of pictures in a ``moov`` box."""
+    tracks = [body for kind, body in list_boxes(moov) if kind == b"trak"]
+    track = next((body for body in tracks if (find_box(body, b"mdia", b"hdlr") or b"")[8:12] == b"vide"), None)
+    if track is None:
+        raise ValueError("no video track")
+    return track
 
 
 def _packets(samples: bytes, is_keyframe: NDArray[np.bool_], order: NDArray[np.int64]) -> Packets | None:

@@ -19,6 +19,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from torchcodec.decoders import VideoDecoder
+from torchcodec.encoders import VideoEncoder
 
 from raypipe.metadata import DatasetMeta, read_metadata
 from raypipe.storage import open_storage
@@ -320,6 +322,17 @@ def wrong_codec(root: Path) -> Damaged:
     return Damaged((), tuple(sorted({video_file(root, episode) for episode in range(5)})))
 
 
+@damage("camera-black", "harmless", needs_deep=True)
+def black_camera(root: Path) -> Damaged:
+    name = video_file(root, 2)
+    frames = VideoDecoder(str(root / name))[:]
+    # The last episode of its file.
+    frames[-LENGTHS[2] :] = 0
+    encoder = VideoEncoder(frames, frame_rate=base_spec("v3.0").fps)
+    encoder.to_file(root / name, codec="libx264", pixel_format="yuv420p", extra_options={"g": 2, "bf": 0})
+    return Damaged((2,), (name,))
+
+
 @damage("info-key", "refuses")
 def missing_fps(root: Path) -> Damaged:
     edit_info(root, lambda info: info.pop("fps"))
@@ -482,6 +495,12 @@ def missing_tasks(root: Path) -> Damaged:
 def unlisted_task(root: Path) -> Damaged:
     edit_episodes(root, 2, {"tasks": ["juggle"]})
     return Damaged((2,), ("meta",))
+
+
+@damage("task-mismatch", "harmless")
+def other_task_in_table(root: Path) -> Damaged:
+    edit_episodes(root, 2, {"tasks": ["open the drawer"]})
+    return Damaged((2,), (data_file(root, 2),))
 
 
 @damage("data-unreadable", "bad_episodes")

@@ -99,7 +99,7 @@ def test_account_of_a_run_that_lost_frames_names_them_and_exits_with_1(tiny_data
     done = run("account", tmp_path)
 
     assert done.returncode == 1, done.stderr
-    assert "NOT exactly once: 1 frames missing" in done.stdout
+    assert "NOT exactly once: 1 frame missing" in done.stdout
     (frames,) = made.axis.name_frames(count_values(np.array(lost)))
     assert f"missing: {frames.describe()}" in done.stdout
 
@@ -236,7 +236,7 @@ def test_where_prints_a_table(tiny_dataset):
     ("arguments", "message"),
     [
         ((0, 0), "which run? Give --account DIR"),
-        ((0, 5, "--root", "{root}", *OPTIONS), "there is no rank 5: the world has 2, counted from 0"),
+        ((0, 5, "--root", "{root}", *OPTIONS), "there is no rank 5: the world has 2 ranks, counted from 0"),
         ((99, 0, "--root", "{root}", *OPTIONS, "--epoch", 1), "there is no step 99 in epoch 1: it has 6 steps"),
         ((0, 0, "--root", "{root}"), "batch_size must be an integer of at least 1, got 0"),
         ((0, 0, "--root", "{root}", *OPTIONS, "--tail", "cut"), "tail='cut' is not known"),

@@ -40,7 +40,7 @@ def test_plan_prints_a_table_and_draws_a_picture(tiny_dataset, tmp_path):
     done = run(tiny_dataset, "--world-size", 1, "--batch-size", 8, "--lanes", 2, "--plot", picture)
 
     assert done.returncode == 0, done.stderr
-    assert "5 of 8 frames on each of 1 ranks" in done.stdout
+    assert "5 of 8 frames on one rank" in done.stdout
     assert "34 in 6 spans on 2 lanes" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert done.stderr == f"wrote {picture}\n"

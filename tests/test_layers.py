@@ -12,12 +12,12 @@ import raypipe
 PACKAGE = Path(raypipe.__file__).parent
 
 LAYERS = [
-    {"errors", "boxes", "requests"},
+    {"errors", "boxes", "requests", "wording"},
     {"hub", "filecache", "writable", "specs"},
     {"storage"},
     {"metadata"},
     {"plan", "window", "rows", "video", "metrics", "skips"},
-    {"decode", "account", "progress", "row_features", "cluster_gate"},
+    {"decode", "account", "progress", "row_features", "cluster_gate", "video_format"},
     {"dataset", "packed", "download"},
     {"schema"},
     {"normalise"},

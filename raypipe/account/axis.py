@@ -24,6 +24,7 @@ from raypipe.account.runs import Runs, count_ranges
 from raypipe.errors import DatasetError
 from raypipe.plan import EpisodeIndex, OrderSpec, anchor_runs, first_laps
 from raypipe.plan.keyhash import Ints, OrderKeys
+from raypipe.wording import frames_text
 
 DATASET_BITS: Final = 40
 """Frames of one dataset are numbered below 2**40, which leaves 23 bits for datasets."""
@@ -64,7 +65,7 @@ class FrameRange:
         """Return the frames in words."""
         often = f" ({self.times} times)" if self.times > 1 else ""
         often += f" in lap {self.lap + 1} of the epoch" if self.lap else ""
-        frames = f"frame {self.start}" if self.stop == self.start + 1 else f"frames {self.start} to {self.stop - 1}"
+        frames = frames_text(self.start, self.stop)
         if self.episode < 0:
             return f"no dataset of the run has {frames} of the axis{often}"
         place = f"episode {self.episode}" + (f" of {self.dataset!r}" if self.dataset else "")

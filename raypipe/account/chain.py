@@ -16,6 +16,7 @@ from raypipe.account.parts import Part
 from raypipe.account.replay import Replay
 from raypipe.errors import RaypipeError
 from raypipe.plan import Leg, OrderSpec, OrderState
+from raypipe.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ def _link(before: Link | None, part: Part, replay: Replay) -> Link:
     except RaypipeError as error:
         return Link(part=part, num_steps=part.num_steps, error=f"{part.describe()}: {error}")
     if part.num_steps > world.num_steps:
-        told = f"{part.describe()}: the plan has only {world.num_steps} steps from there"
+        told = f"{part.describe()}: the plan has only {counted(world.num_steps, 'step')} from there"
         return Link(part=part, num_steps=part.num_steps, error=told)
     return Link(part=part, num_steps=part.num_steps, gap=_find_gap(before, part, replay))
 

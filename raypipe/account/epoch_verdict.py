@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from raypipe.account.axis import FrameRange
+from raypipe.wording import counted
 
 _MAX_SHOWN: Final = 20
 """Lines of each kind in `EpochVerdict.describe`; the JSON has all."""
@@ -27,7 +28,7 @@ class SkippedFrames:
     def describe(self) -> str:
         """Return the frames and the reason in words."""
         place = f"episode {self.episode}" + (f" of {self.dataset!r}" if self.dataset else "")
-        return f"{place}: {self.num_frames} frames: {self.why}"
+        return f"{place}: {counted(self.num_frames, 'frame')}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,9 @@ class EpochVerdict:
         """Return the verdict as lines: one that says it all, then what was skipped and what is wrong."""
         return (
             f"epoch {self.epoch}: {self._summary()}",
-            *_shown("rolled back", [f"at least {self.num_rolled_back:,} frames"] if self.num_rolled_back else []),
+            *_shown(
+                "rolled back", [f"at least {counted(self.num_rolled_back, 'frame')}"] if self.num_rolled_back else []
+            ),
             *_shown("skipped", [skip.describe() for skip in self.skipped]),
             *_shown("missing", [frames.describe() for frames in self.missing]),
             *_shown("doubled", [frames.describe() for frames in self.doubled]),
@@ -97,15 +100,17 @@ class EpochVerdict:
         if self.is_exact:
             so_far = "" if self.is_finished else " so far"
             unproved = f", {self.num_unrecorded:,} without a record: a torn checkpoint" if self.num_unrecorded else ""
-            return f"exactly once{so_far}: {self.num_emitted:,} of {self.num_frames:,} frames emitted{unproved}"
+            return (
+                f"exactly once{so_far}: {self.num_emitted:,} of {counted(self.num_frames, 'frame')} emitted{unproved}"
+            )
         found = []
         for word, frames in (("missing", self.missing), ("doubled", self.doubled), ("foreign", self.foreign)):
             if frames:
-                found.append(f"{sum(one.num_frames for one in frames):,} frames {word}")
+                found.append(f"{counted(sum(one.num_frames for one in frames), 'frame')} {word}")
         for word, lines in (("out of order", self.out_of_order), ("without a rank", self.missing_ranks)):
             if lines:
                 found.append(f"{len(lines)} {word}")
-        return "NOT exactly once: " + ", ".join([*found, *([f"{len(self.gaps)} gaps"] if self.gaps else [])])
+        return "NOT exactly once: " + ", ".join([*found, *([counted(len(self.gaps), "gap")] if self.gaps else [])])
 
 
 def _shown(word: str, lines: Sequence[str]) -> list[str]:

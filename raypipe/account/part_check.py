@@ -6,6 +6,7 @@ from raypipe.account.axis import FrameAxis
 from raypipe.account.parts import Part, RankRecord
 from raypipe.account.replay import RankReplay, Replay
 from raypipe.account.runs import Runs, add_runs, keep_values, subtract_runs
+from raypipe.wording import counted, either
 
 
 def check_part(part: Part, replay: Replay, epoch_skipped: Runs) -> Iterator[str]:
@@ -33,10 +34,16 @@ def _check_frames(part: Part, replay: Replay, skipped: Runs) -> Iterator[str]:
     unplanned = subtract_runs(add_runs(part.emitted, skipped), replay.frames(part, 0, part.num_steps))
     if unplanned:
         first = replay.axis.name_frames(unplanned)[0]
-        yield f"{part.describe()}: {unplanned.num_values} frames are not of these steps, first {first.describe()}"
+        yield (
+            f"{part.describe()}: {counted(unplanned.num_values, 'frame')} {either(unplanned.num_values, 'is', 'are')} "
+            f"not of these steps, first {first.describe()}"
+        )
     told = sum(record.num_frames for record in part.ranks)
     if told != part.emitted.num_values:
-        yield f"{part.describe()}: the ranks count {told} frames, and {part.emitted.num_values} are listed"
+        yield (
+            f"{part.describe()}: the ranks count {counted(told, 'frame')}, and {part.emitted.num_values} "
+            f"{either(part.emitted.num_values, 'is', 'are')} listed"
+        )
 
 
 def _check_skips(part: Part, axis: FrameAxis) -> Iterator[str]:
@@ -53,7 +60,7 @@ def _check_rank(part: Part, record: RankRecord, replay: RankReplay) -> Iterator[
     if record.digest != replay.digest:
         yield f"{where}: its frames, or their order, are not those of the plan"
     if record.num_frames != replay.num_frames:
-        yield f"{where}: it counts {record.num_frames} frames, and the plan {replay.num_frames}"
+        yield f"{where}: it counts {counted(record.num_frames, 'frame')}, and the plan {replay.num_frames}"
     if record.lanes != replay.lanes:
         yield f"{where}: its lanes gave {dict(record.lanes)} frames, and by the plan {dict(replay.lanes)}"
 
@@ -63,8 +70,14 @@ def _check_repeats(part: Part, replay: Replay, replays: Sequence[RankReplay], ep
     lost = subtract_runs(subtract_runs(planned, keep_values(planned, epoch_skipped)), part.repeated)
     if lost:
         first = replay.axis.name_frames(lost)[0]
-        yield f"{part.describe()}: {lost.num_values} repeats of the tail are missing, first {first.describe()}"
+        yield (
+            f"{part.describe()}: {counted(lost.num_values, 'repeat')} of the tail "
+            f"{either(lost.num_values, 'is', 'are')} missing, first {first.describe()}"
+        )
     num_more = subtract_runs(part.repeated, planned).num_values
     least, most = sum(one.least_stand_ins for one in replays), sum(one.most_stand_ins for one in replays)
     if not least <= num_more <= most:
-        yield f"{part.describe()}: {num_more} repeats are not the tail's, and {least} batches have no frame"
+        yield (
+            f"{part.describe()}: {counted(num_more, 'repeat')} {either(num_more, 'is', 'are')} not the tail's, and "
+            f"{counted(least, 'batch')} {either(least, 'has', 'have')} no frame"
+        )

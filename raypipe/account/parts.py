@@ -26,6 +26,7 @@ from typing import Any
 from raypipe.account.runs import Runs, add_runs, runs_once
 from raypipe.errors import RaypipeError
 from raypipe.plan import Leg, OrderSpec, OrderState
+from raypipe.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +135,9 @@ class Part:
         """Return where the part begins and how far it goes, in words."""
         leg = self.legs[-1]
         return (
-            f"epoch {self.epoch}, leg {len(self.legs)} ({leg.lanes} lanes) from frame {leg.frames_per_lane} of every "
-            f"lane, {self.num_steps} steps on {self.world_size} ranks"
+            f"epoch {self.epoch}, leg {len(self.legs)} ({counted(leg.lanes, 'lane')}) from frame "
+            f"{leg.frames_per_lane} of every lane, {counted(self.num_steps, 'step')} on "
+            f"{counted(self.world_size, 'rank')}"
         )
 
 

@@ -23,6 +23,7 @@ from raypipe.account.replay import Replay
 from raypipe.account.runs import Runs, add_runs, empty_runs, intersect_runs, keep_values, subtract_runs, unite_runs
 from raypipe.errors import ResumeError
 from raypipe.plan import EpisodeIndex, OrderSpec, OrderState
+from raypipe.wording import counted, either
 
 
 def check_account(
@@ -218,7 +219,10 @@ def _find_other_order(chain: Chain, state: OrderState) -> str:
 
 
 def _words(legs: Sequence[Any]) -> str:
-    words = ", then ".join(f"{leg.frames_per_lane} frames of each of {leg.lanes} lanes" for leg in legs)
+    words = ", then ".join(
+        f"{counted(leg.frames_per_lane, 'frame')} of {either(leg.lanes, 'one lane', f'each of {leg.lanes} lanes')}"
+        for leg in legs
+    )
     return f"after {words}" if words else "at its start"
 
 

@@ -21,6 +21,7 @@ from raypipe.plan import (
     index_episodes,
     mix_indexes,
 )
+from raypipe.wording import counted
 
 _NUM_THREADS: Final = 32
 
@@ -28,7 +29,7 @@ _NUM_THREADS: Final = 32
 def open_frames(run: RunAccount, root: str) -> tuple[str, EpisodeIndex, FrameAxis]:
     """Return what an account is of: its root, or in words its members, the frames of an epoch, and the axis."""
     header = run.account.header
-    place = root or header.root or f"{len(header.members)} datasets"
+    place = root or header.root or counted(len(header.members), "dataset")
     try:
         if header.members and not root:
             index, axis = _read_members(header)
@@ -107,7 +108,9 @@ def _lay_out(names: Sequence[str], metas: Sequence[DatasetMeta]) -> FrameAxis:
 
 
 def _described(header: Header) -> str:
-    return f"a mixture of {len(header.members)} datasets" if header.members else f"the dataset {header.root!r}"
+    return (
+        f"a mixture of {counted(len(header.members), 'dataset')}" if header.members else f"the dataset {header.root!r}"
+    )
 
 
 def _other_kind(place: str, root: str, *, is_mixture: bool) -> str:

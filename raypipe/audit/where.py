@@ -29,6 +29,7 @@ from raypipe.plan import (
     start,
 )
 from raypipe.sizes import open_with_order
+from raypipe.wording import counted, either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +81,13 @@ class LocatedStep:
     def describe(self) -> str:
         """Return which step it is, and of which order, in words."""
         num_skipped = sum(frame.is_skipped for frame in self.frames)
-        skipped = f" planned, of which {num_skipped} were skipped" if num_skipped else ""
+        skipped = (
+            f" planned, of which {num_skipped} {either(num_skipped, 'was', 'were')} skipped" if num_skipped else ""
+        )
         return (
             f"epoch {self.epoch}, step {self.step_in_epoch} of it, rank {self.rank} of {self.world_size}: "
-            f"{len(self.frames)} frames{skipped}; live_spans={self.live_spans}, span_frames={self.span_frames!r}, "
-            f"clip_frames={self.clip_frames!r}"
+            f"{counted(len(self.frames), 'frame')}{skipped}; live_spans={self.live_spans}, "
+            f"span_frames={self.span_frames!r}, clip_frames={self.clip_frames!r}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -200,10 +203,15 @@ def _locate(stretches: list[_Stretch], then: _Standing, query: StepQuery, replay
     elif not wanted and query.epoch >= then.at.epoch:
         then = then.next_epoch(query.epoch - then.at.epoch)
     else:
-        raise ConfigError(f"there is no step {query.step} in epoch {query.epoch}: {query.step - left} are known of it")
+        raise ConfigError(
+            f"there is no step {query.step} in epoch {query.epoch}: {query.step - left} "
+            f"{either(query.step - left, 'is', 'are')} known of it"
+        )
     world = then.world(replay.index, then.at)
     if left >= world.num_steps:
-        raise ConfigError(f"there is no step {query.step} in epoch {query.epoch}: it has {world.num_steps} steps")
+        raise ConfigError(
+            f"there is no step {query.step} in epoch {query.epoch}: it has {counted(world.num_steps, 'step')}"
+        )
     return _name_step(_Stretch(world=world, before=0, num_steps=world.num_steps), left, query.rank, replay.axis)
 
 

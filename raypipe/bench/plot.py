@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from raypipe.bench.report import BenchReport
+from raypipe.wording import counted
 
 _COLUMNS: Final = {
     "samples_per_s": "samples/s",
@@ -58,8 +59,8 @@ def _label(row: Mapping[str, Any], column: str) -> str:
 
 def _title(report: BenchReport) -> str:
     machine, given = report.machine, report.conditions
-    where = f"{machine['processor']}, {machine['cores']} cores"
-    what = f"{given['used_frames']:,} frames, batch {given['batch_size']}, {where}"
+    where = f"{machine['processor']}, {counted(machine['cores'], 'core')}"
+    what = f"{counted(given['used_frames'], 'frame')}, batch {given['batch_size']}, {where}"
     return f"{what}\n{', '.join(describe_marks(report))}"
 
 

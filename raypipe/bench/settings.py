@@ -8,6 +8,7 @@ from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError, suggest
 from raypipe.plan import WHOLE_EPISODE, WHOLE_SPAN, OrderSpec
 from raypipe.plan.budget import MOST_LIVE_SPANS
+from raypipe.wording import counted
 
 _CLIP_LENGTHS: Final = (1, 2, 4, 8)
 """Tried beside one keyframe interval: longer clips decode no cheaper, and put neighbouring frames in near batches."""
@@ -46,7 +47,7 @@ class Setting:
         order = f"{span}, {self.live_spans} live"
         if self.where == "none":
             return order
-        threads = f", {self.threads} thread{'s' * (self.threads > 1)}" if self.where == "rank" else ""
+        threads = f", {counted(self.threads, 'thread')}" if self.where == "rank" else ""
         clips = "no clips" if self.clip_frames == WHOLE_SPAN else f"clips of {self.clip_frames}"
         return f"{self.where}{threads}, {clips}, {order}"
 

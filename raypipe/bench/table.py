@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from raypipe.bench.report import COMPARED, BenchReport, Comparison
+from raypipe.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -95,10 +96,10 @@ def _reason(row: Mapping[str, Any]) -> str:
 def _conditions(report: BenchReport) -> str:
     given, machine = report.conditions, report.machine
     return (
-        f"second of two epochs of {given['used_episodes']:,} of {given['episodes']:,} episodes "
-        f"({given['used_frames']:,} frames), batch {given['batch_size']}, action chunk {given['action_frames']}, "
-        f"{given['observation_frames']} observation frame(s); {machine['processor']}, {machine['cores']} cores, load "
-        f"{machine['load_average']}"
+        f"second of two epochs of {given['used_episodes']:,} of {counted(given['episodes'], 'episode')} "
+        f"({counted(given['used_frames'], 'frame')}), batch {given['batch_size']}, action chunk "
+        f"{given['action_frames']}, {counted(given['observation_frames'], 'observation frame')}; "
+        f"{machine['processor']}, {counted(machine['cores'], 'core')}, load {machine['load_average']}"
     )
 
 

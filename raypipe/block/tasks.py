@@ -36,6 +36,7 @@ from raypipe.requests import num_requests
 from raypipe.rows import column_values, one_line
 from raypipe.storage import is_transient, retry_transient
 from raypipe.window import window_rows
+from raypipe.wording import counted
 
 
 def read_rows(
@@ -190,9 +191,9 @@ def _check_finite(values: NDArray[Any], name: str, first: int, place: str) -> No
     if not is_finite.all():
         frame = int(np.argmin(is_finite))
         raise DatasetError(
-            f"feature {name!r} of {place} has {np.count_nonzero(~is_finite)} frames with NaN or infinite values, the "
-            f"first is frame {first + frame}: {values[frame].tolist()}. Exclude the episode, skip it by "
-            f"on_bad_episode='skip', or train on it all the same by check_finite=False"
+            f"feature {name!r} of {place} has {counted(int(np.count_nonzero(~is_finite)), 'frame')} with NaN or "
+            f"infinite values, the first is frame {first + frame}: {values[frame].tolist()}. Exclude the episode, "
+            f"skip it by on_bad_episode='skip', or train on it all the same by check_finite=False"
         )
 
 

@@ -39,6 +39,7 @@ from raypipe.decode.keep_spec import ON_DISK, KeepSpec
 from raypipe.decode.spec import DecodeSpec, size_of
 from raypipe.errors import RaypipeError
 from raypipe.metadata import DatasetMeta
+from raypipe.wording import counted
 
 LAYOUT: Final = 1
 """Of the files, and of how their keys are made."""
@@ -337,8 +338,8 @@ class KeptSurvey:
         """Return it as two lines."""
         cameras = ", ".join(self.cameras) or "an unknown camera"
         return (
-            f"{self.root}: {self.num_frames:,} frames of {cameras}, {self.size_bytes / 1e9:,.2f} GB in "
-            f"{self.num_files} files\n  decoded by {self.decoder}"
+            f"{self.root}: {counted(self.num_frames, 'frame')} of {cameras}, {self.size_bytes / 1e9:,.2f} GB in "
+            f"{counted(self.num_files, 'file')}\n  decoded by {self.decoder}"
         )
 
 

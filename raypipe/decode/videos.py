@@ -19,6 +19,7 @@ from raypipe.errors import DecodeError
 from raypipe.metadata import DatasetMeta
 from raypipe.storage import Storage
 from raypipe.video import VideoIndex, episode_first_frame, read_ranged_index, read_video_index
+from raypipe.wording import frames_text
 
 SeekMode = Literal["exact", "approximate", "index"]
 """``index``: by the frames that the file's own index lists, for a file that is not to be read from end to end."""
@@ -92,7 +93,7 @@ class OpenVideo:
                 decoded = self._decoder.get_frames_at(indices=frames.tolist())
         except (RuntimeError, IndexError, ValueError) as error:
             raise DecodeError(
-                f"cannot decode frames {first} to {stop - 1} of {self.place!r}: {error}. Fetch the file again, or "
+                f"cannot decode {frames_text(first, stop)} of {self.place!r}: {error}. Fetch the file again, or "
                 f"leave its episodes out."
             ) from error
         pts_s = decoded.pts_seconds.cpu().numpy()

@@ -17,6 +17,7 @@ from raypipe.metadata.tables import read_count, read_json
 from raypipe.metadata.tasks import Tasks, read_tasks
 from raypipe.metadata.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, find_template, why_unfillable
 from raypipe.storage import Storage, open_root
+from raypipe.wording import counted
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 """The format versions that raypipe reads."""
@@ -269,7 +270,10 @@ def _read_splits(info: Mapping[str, Any], num_episodes: int) -> tuple[dict[str, 
         start, stop = int(match[1]), int(match[2])
         splits[str(name)] = (start, stop)
         if stop > num_episodes:
-            notes.append(f"split {name!r} in info.json ends at episode {stop}; there are {num_episodes} episodes")
+            notes.append(
+                f"split {name!r} in info.json ends at episode {stop}; the dataset has "
+                f"{counted(num_episodes, 'episode')}"
+            )
     return splits, notes
 
 
@@ -278,15 +282,16 @@ def _check_num_episodes(info: Mapping[str, Any], num_episodes: int, place: str) 
     promised = info.get("total_episodes")
     if isinstance(promised, int) and num_episodes < promised:
         raise DatasetError(
-            f"{place!r} counts {promised} episodes and the episode table lists {num_episodes}; a file of meta/ is cut "
-            f"off or missing. Fetch meta/ again, or set total_episodes to {num_episodes} if that is meant."
+            f"{place!r} counts {counted(promised, 'episode')} and the episode table lists {num_episodes}; a file of "
+            f"meta/ is cut off or missing. Fetch meta/ again, or set total_episodes to {num_episodes} if that is "
+            f"meant."
         )
 
 
 def _count_notes(info: Mapping[str, Any], episodes: EpisodeTable) -> list[str]:
-    counted = {"total_episodes": len(episodes), "total_frames": int(episodes.length.sum())}
+    counts = {"total_episodes": len(episodes), "total_frames": int(episodes.length.sum())}
     return [
         f"{key} in info.json is {info[key]}; the episode table holds {count}"
-        for key, count in counted.items()
+        for key, count in counts.items()
         if key in info and info[key] != count
     ]

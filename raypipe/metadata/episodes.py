@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.metadata.tables import check_not_refused, read_count, read_json_lines, read_parquet
 from raypipe.storage import Storage
+from raypipe.wording import counted, span_text
 
 FOLDER = "meta/episodes"
 JSON_LINES = "meta/episodes.jsonl"
@@ -77,11 +78,11 @@ class EpisodeTable:
         row = int(np.searchsorted(self.episode_index, episode_index))
         if row == len(self) or self.episode_index[row] != episode_index:
             numbers = self.episode_index.tolist()
-            span = f", numbered {numbers[0]} to {numbers[-1]}" if numbers else ""
+            span = f", numbered {span_text(numbers[0], numbers[-1])}" if numbers else ""
             those = (
                 f"the only one is {numbers[0]}"
                 if len(numbers) == 1
-                else f"the dataset has {len(numbers)} episodes{span}"
+                else f"the dataset has {counted(len(numbers), 'episode')}{span}"
             )
             raise ConfigError(f"there is no episode {episode_index}; {those}")
         return row
@@ -108,8 +109,8 @@ def read_episodes(
         return _per_episode_table(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.chunked_array([], _TASKS), 1000, ())
     expected = f"{FOLDER}/*/*.parquet" if is_packed else JSON_LINES
     raise DatasetError(
-        f"no episode table at {storage.uri!r}: info.json counts {info['total_episodes']} episodes and there is no "
-        f"{expected}. Fetch the whole meta/ folder."
+        f"no episode table at {storage.uri!r}: info.json counts {counted(info['total_episodes'], 'episode')} and "
+        f"there is no {expected}. Fetch the whole meta/ folder."
     )
 
 
@@ -277,7 +278,7 @@ def _integers(table: pa.Table, name: str, storage: Storage) -> NDArray[np.int64]
     column = table.column(name)
     if column.null_count:
         raise DatasetError(
-            f"the episode table of {storage.uri!r} has {column.null_count} empty values in {name!r}; the "
+            f"the episode table of {storage.uri!r} has {counted(column.null_count, 'empty value')} in {name!r}; the "
             f"recording was not finalised. Finalise it, or rewrite the dataset."
         )
     try:

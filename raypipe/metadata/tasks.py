@@ -1,6 +1,6 @@
 """The tasks of a dataset: ``task_index`` to text, by the rule of each format version."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from raypipe.errors import DatasetError
 from raypipe.metadata.tables import check_not_refused, read_json_lines, read_parquet
 from raypipe.storage import Storage
+from raypipe.wording import span_text
 
 PARQUET = "meta/tasks.parquet"
 JSON_LINES = "meta/tasks.jsonl"
@@ -28,7 +29,7 @@ class Tasks:
     def text(self, task_index: int) -> str:
         """Return the text of one task."""
         if task_index not in self.texts:
-            known = f"0 to {max(self.texts)}" if self.texts else "none"
+            known = span_text(min(self.texts), max(self.texts)) if self.texts else "none"
             raise DatasetError(
                 f"a row has task_index {task_index}, and the dataset's tasks are {known}; add the task to "
                 f"meta/tasks, or leave the episode out"
@@ -38,6 +39,12 @@ class Tasks:
     def texts_of(self, task_indices: NDArray[np.int64]) -> list[str]:
         """Return the text of every task index."""
         return [self.text(int(index)) for index in task_indices]
+
+    def named(self, listed: Iterable[object] | None) -> frozenset[str]:
+        """Return the texts of the tasks that an episode lists: some datasets list the numbers in their place."""
+        texts = [str(one) for one in listed or ()]
+        numbers = {text: int(text) for text in texts if text.isdecimal() and text not in self.indices}
+        return frozenset(self.texts.get(numbers[text], text) if text in numbers else text for text in texts)
 
     @cached_property
     def indices(self) -> dict[str, int]:

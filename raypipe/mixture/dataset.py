@@ -20,6 +20,7 @@ from raypipe.mixture.windows import member_windows
 from raypipe.plan import EpisodeIndex, index_episodes, mix_indexes, split_frames
 from raypipe.schema import Schema
 from raypipe.window import WindowSpec
+from raypipe.wording import counted
 
 if TYPE_CHECKING:
     from raypipe.normalise import MixtureStats
@@ -125,8 +126,9 @@ class Mixture:
         shown = ", ".join(f"{name} {frames / len(self):.1%}" for name, frames in list(self.shares.items())[:6])
         more = ", ..." if len(self.members) > 6 else ""
         return (
-            f"Mixture({len(self.members)} datasets, {episodes} episodes, {len(self)} frames an epoch, robots: "
-            f"{robots}, cameras: {', '.join(self.schema.cameras) or 'none'}; {shown}{more})"
+            f"Mixture({counted(len(self.members), 'dataset')}, {counted(episodes, 'episode')}, "
+            f"{counted(len(self), 'frame')} an epoch, robots: {robots}, cameras: "
+            f"{', '.join(self.schema.cameras) or 'none'}; {shown}{more})"
         )
 
     @property

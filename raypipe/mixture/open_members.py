@@ -33,6 +33,7 @@ from raypipe.row_features import row_features_of
 from raypipe.rows import one_line
 from raypipe.storage import Storage, is_transient, open_root, retry_transient
 from raypipe.window import WindowSpec
+from raypipe.wording import counted, cut_inside
 
 NUM_THREADS: Final = {"local": 8, "remote": 32}
 """Storage that answers after 20 ms gives 100 datasets in 37 s one by one, and in 1.4 s in 32 threads. Of local files
@@ -58,8 +59,7 @@ class BadMember:
     """Whose fault it is: that of the dataset, of what is asked of it, or of storage that does not answer."""
 
     def __str__(self) -> str:
-        shown = self.error if len(self.error) <= _REASON_CHARACTERS else f"{self.error[:_REASON_CHARACTERS]} ..."
-        return f"{self.name} ({self.root}): {shown}"
+        return f"{self.name} ({self.root}): {cut_inside(self.error, _REASON_CHARACTERS)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,8 @@ def _bad_text(bad: Sequence[BadMember], num_members: int) -> str:
     is_all_data = all(one.kind == "data" for one in bad)
     listed = "\n".join(f"  - {member}" for member in bad)
     return (
-        f"{len(bad)} of {num_members} datasets of the mixture cannot be used; {num_members - len(bad)} can:\n{listed}\n"
+        f"{len(bad)} of {counted(num_members, 'dataset')} of the mixture cannot be used; {num_members - len(bad)} "
+        f"can:\n{listed}\n"
         f"Mend them (`raypipe validate ROOT` says what is wrong with one), give them weight 0, or leave out all that "
         f"cannot be used with on_bad_dataset: skip."
         + ("" if is_all_data else " It leaves out bad datasets only, not what is asked wrongly or does not answer now.")

@@ -20,6 +20,7 @@ from raypipe.mixture.offer import list_by_value
 from raypipe.mixture.spec import MixtureSpec
 from raypipe.schema import MemberMap, Schema
 from raypipe.window import WindowSpec, window_from_offsets
+from raypipe.wording import counted
 
 
 def member_windows(
@@ -77,7 +78,7 @@ def add_windows(schema: Schema, windows: Sequence[tuple[str, WindowSpec]]) -> Sc
             if own_name is not None:
                 found[f"member {position} ({who})"] = len(window.offsets.get(own_name, ()))
         if len(set(found.values())) > 1:
-            who = list_by_value({member: f"{length} frames" for member, length in found.items()})
+            who = list_by_value({member: counted(length, "frame") for member, length in found.items()})
             raise ConfigError(f"the windows of {name!r} differ in length: {who}; give every member the same number")
         if any(found.values()):
             lengths[name] = max(found.values())

@@ -21,6 +21,7 @@ from raypipe.metadata.pooling import Stats
 from raypipe.normalise.json_file import from_text, read_text, to_text, write_text
 from raypipe.normalise.mixture_stats import MixtureStats
 from raypipe.schema import DIM_IS_PAD, IS_MISSING
+from raypipe.wording import counted
 
 if TYPE_CHECKING:
     import torch
@@ -363,8 +364,8 @@ def _check_value(key: str, value: Any, shape: tuple[int, ...], row: "torch.Tenso
         )
     if not isinstance(row, int) and tuple(value.shape[: row.ndim]) != tuple(row.shape):
         raise ConfigError(
-            f"{key!r} in the batch has the shape {tuple(value.shape)}, and the batch says of {len(row)} samples whose "
-            f"they are; they must be the same samples"
+            f"{key!r} in the batch has the shape {tuple(value.shape)}, and the batch says of "
+            f"{counted(len(row), 'sample')} whose they are; they must be the same samples"
         )
 
 

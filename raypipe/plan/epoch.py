@@ -19,6 +19,7 @@ from raypipe.plan.lanes import LaneQueues, fill_lanes
 from raypipe.plan.livewindow import Lane, open_lane
 from raypipe.plan.spans import Spans, cut_spans, order_frames
 from raypipe.plan.spec import WORLD_SIZE, Leg, OrderSpec, check_whole, first_leg
+from raypipe.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +126,8 @@ def check_lanes(index: EpisodeIndex, lanes: int) -> None:
     """Raise where an epoch has fewer frames than lanes."""
     if index.num_frames < lanes:
         raise ConfigError(
-            f"{index.num_frames} frames cannot be shared out over {lanes} lanes; use at most {index.num_frames} lanes "
-            f"(ranks), or select more episodes"
+            f"{counted(index.num_frames, 'frame')} cannot be shared out over {counted(lanes, 'lane')}; use at most "
+            f"{counted(index.num_frames, 'lane')} (ranks), or select more episodes"
         )
 
 
@@ -134,7 +135,7 @@ def _share_out(spans: Spans, leg: Leg, keys: OrderKeys) -> LaneQueues:
     queues = fill_lanes(spans, leg.lanes, keys)
     if leg.frames_per_lane > queues.frames[-1]:
         raise ResumeError(
-            f"the saved leg {leg} has emitted {leg.frames_per_lane} frames per lane, but this plan has "
+            f"the saved leg {leg} has emitted {counted(leg.frames_per_lane, 'frame')} per lane, but this plan has "
             f"{queues.frames[-1]} for it: the state belongs to another set of frames"
         )
     return queues

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.spec import check_whole
+from raypipe.wording import counted, span_text
 
 ALL_EPISODES: Final = "all"
 
@@ -144,7 +145,9 @@ def index_episodes(
     stop = np.minimum(stop, frames[row] - selection.drop_last_frames)
     kept = (stop > start) & _selected(name, number, selection)[row]
     if not kept.any():
-        raise ConfigError(f"no frame is left of the {len(number)} episodes of dataset {name!r} under {selection}")
+        raise ConfigError(
+            f"no frame is left of the {counted(len(number), 'episode')} of dataset {name!r} under {selection}"
+        )
     row = row[kept]
     return EpisodeIndex(
         dataset_names=(name,),
@@ -212,9 +215,10 @@ def _check_known(name: str, number: Ints, wanted: Sequence[int] | str) -> None:
     unknown = asked[~np.isin(asked, number)]
     if len(unknown):
         shown = ", ".join(map(str, unknown[:10])) + (", ..." if len(unknown) > 10 else "")
-        span = f"{number[0]} to {number[-1]}" if len(number) else "none"
+        span = span_text(number[0], number[-1]) if len(number) else "none"
         raise ConfigError(
-            f"dataset {name!r} has no episode {shown} ({len(unknown)} unknown); it has {len(number)} episodes, {span}"
+            f"dataset {name!r} has no episode {shown} ({len(unknown)} unknown); it has "
+            f"{counted(len(number), 'episode')}, {span}"
         )
 
 

@@ -28,6 +28,7 @@ from raypipe.plan.livewindow import Lane
 from raypipe.plan.shares import anchor_runs
 from raypipe.plan.spans import ragged_arange
 from raypipe.plan.world import WorldPlan
+from raypipe.wording import either
 
 LAGS: Final = (1, 10, 100)
 
@@ -185,7 +186,10 @@ def _measure_near_repeats(world: WorldPlan, near_frames: Sequence[int]) -> NearR
     """Return the near repeats of rank 0."""
     names, num_steps = world.plan.index.dataset_names, world.steps.num_full
     if len(near_frames) != len(names):
-        raise ConfigError(f"near_frames={tuple(near_frames)} must have a number for each of {len(names)} datasets")
+        raise ConfigError(
+            f"near_frames={tuple(near_frames)} must have a number for "
+            f"{either(len(names), 'the dataset', f'each of {len(names)} datasets')}"
+        )
     near, num_batches = np.array(near_frames, dtype=np.int64), max(0, min(NEAR_BATCHES, num_steps - 1))
     drawn = num_batches * world.steps.per_lane * len(world.lanes_of(0))
     found = [_find_near_repeats(world, near, steps, num_batches) for steps in _sample_followed(world, num_batches)]

@@ -22,6 +22,7 @@ from raypipe.plan.keyhash import OrderKeys
 from raypipe.plan.members import MemberReport, report_members
 from raypipe.plan.mixing import Mixing, measure_mixing
 from raypipe.plan.world import WorldPlan
+from raypipe.wording import counted, plural
 
 AHEAD_BATCHES: Final = 4
 """Batches whose clips a loader decodes ahead where nothing is said."""
@@ -177,17 +178,27 @@ def _describe_tail(world: WorldPlan) -> str:
     sizes = [per_lane * lanes for per_lane in steps.short]
     if not sizes:
         return "full batches only"
-    text = f"{steps.num_full} full batches, then {' and '.join(map(str, sizes))} frames a rank"
-    extras = f", one more from each of the first {steps.extras} lanes" if steps.extras else ""
-    repeats = f", filled up with {steps.num_repeats} repeats a lane" if steps.num_repeats else ""
+    text = (
+        f"{counted(steps.num_full, 'full batch')}, then {' and '.join(map(str, sizes))} {plural(sizes[-1], 'frame')} "
+        f"a rank"
+    )
+    extras = f", one more from {_first_lanes(steps.extras)}" if steps.extras else ""
+    repeats = f", filled up with {counted(steps.num_repeats, 'repeat')} a lane" if steps.num_repeats else ""
     return text + extras + repeats
+
+
+def _first_lanes(number: int) -> str:
+    return "the first lane" if number == 1 else f"each of the first {number} lanes"
 
 
 def _advise_lanes(world: WorldPlan) -> list[str]:
     asked, used = world.plan.spec.lanes, world.plan.leg.lanes
     if asked == used:
         return []
-    return [f"{asked} lanes do not share out over {world.world_size} ranks: this epoch has {used} lanes"]
+    return [
+        f"{asked} lanes do not share out over {counted(world.world_size, 'rank')}: this epoch has "
+        f"{counted(used, 'lane')}"
+    ]
 
 
 def _advise_mixing(world: WorldPlan, mixing: Mixing) -> list[str]:
@@ -198,13 +209,21 @@ def _advise_mixing(world: WorldPlan, mixing: Mixing) -> list[str]:
     wanted, live_spans = 2 * world.steps.per_lane, world.plan.leg.live_spans
     num_spans, share = int(world.plan.spans_per_lane.min()), int(world.plan.frames_per_lane.min())
     if live_spans < min(wanted, num_spans):
-        return [f"{poor}: set live_spans to {wanted}, twice the {world.steps.per_lane} frames a batch takes of a lane"]
+        return [
+            f"{poor}: set live_spans to {wanted}, twice the {counted(world.steps.per_lane, 'frame')} a batch takes of "
+            f"a lane"
+        ]
     longest = int((world.plan.queues.spans.stop - world.plan.queues.spans.start).max())
     if num_spans <= live_spans:
         shorter = max(SHORTEST_SPAN, _power_of_two(share // wanted))
         if shorter >= longest:
-            return [f"{poor}: a lane has {num_spans} spans only; use more episodes, fewer lanes or a smaller batch"]
-        return [f"{poor}: a lane has {num_spans} spans only, set span_frames to {shorter} to share episodes out"]
+            return [
+                f"{poor}: a lane has only {counted(num_spans, 'span')}; use more episodes, fewer lanes or a smaller "
+                f"batch"
+            ]
+        return [
+            f"{poor}: a lane has only {counted(num_spans, 'span')}, set span_frames to {shorter} to share episodes out"
+        ]
     typical = max(SHORTEST_SPAN, _power_of_two(world.plan.index.num_frames // (2 * len(world.plan.index))))
     shorter_spans = f"span_frames to {typical} or " if typical < longest else ""
     return [f"{poor}: lengths are uneven, set {shorter_spans}live_spans to {2 * live_spans}"]

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
+from raypipe.wording import counted, either
 
 Tail = Literal["short", "drop", "wrap"]
 BatchScope = Literal["rank", "global"]
@@ -89,8 +90,8 @@ class OrderSpec:
             return (self.clip_frames,) * num_datasets
         if len(self.clip_frames) != num_datasets:
             raise ConfigError(
-                f"clip_frames={self.clip_frames} is for {len(self.clip_frames)} datasets, and there are "
-                f"{num_datasets}; give one number for all, or one for each"
+                f"clip_frames={self.clip_frames} is for {counted(len(self.clip_frames), 'dataset')}, and there "
+                f"{either(num_datasets, 'is', 'are')} {num_datasets}; give one number for all, or one for each"
             )
         return self.clip_frames
 
@@ -130,8 +131,9 @@ class BatchSpec:
             near = [str(size) for size in (per_lane * shares, (per_lane + 1) * shares) if size]
             name = "batch_size" if self.scope == "rank" else "global_batch_size"
             raise ConfigError(
-                f"{name}={self.size} does not share out over {shares} lanes ({lanes} lanes on {world_size} "
-                f"ranks); the nearest that does: {' or '.join(near)}. Or set lanes={world_size} at the next epoch."
+                f"{name}={self.size} does not share out over {counted(shares, 'lane')} ({counted(lanes, 'lane')} on "
+                f"{counted(world_size, 'rank')}); the nearest that does: {' or '.join(near)}. Or set "
+                f"lanes={world_size} at the next epoch."
             )
         return per_lane
 

@@ -28,6 +28,7 @@ from raypipe.plan.shares import first_laps
 from raypipe.plan.spans import order_frames
 from raypipe.plan.spec import BatchSpec, Tail
 from raypipe.plan.steps import Steps, plan_steps
+from raypipe.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,8 @@ def plan_world(plan: EpochPlan, *, world_size: int, batch: BatchSpec) -> "WorldP
     if world_size < 1 or lanes % world_size:
         fitting = [str(size) for size in range(1, lanes + 1) if lanes % size == 0]
         raise ConfigError(
-            f"{world_size} ranks cannot serve {lanes} lanes; {', '.join(fitting)} can. On another world size the rest "
-            f"of the epoch is a new leg: plan it with the legs that `resume` returns"
+            f"{counted(world_size, 'rank')} cannot serve {counted(lanes, 'lane')}; {', '.join(fitting)} can. On "
+            f"another world size the rest of the epoch is a new leg: plan it with the legs that `resume` returns"
         )
     share, extras = int(plan.frames_per_lane[-1]), int((plan.frames_per_lane > plan.frames_per_lane[-1]).sum())
     per_lane = batch.per_lane(lanes, world_size)
@@ -72,7 +73,7 @@ def check_start(index: EpisodeIndex, lanes: int, tail: Tail, per_lane: int) -> N
     share = index.num_frames // lanes
     if tail == "drop" and share < per_lane:
         raise ConfigError(
-            f"tail='drop' leaves no batch: a lane has {share} frames and a batch takes {per_lane} of it; "
+            f"tail='drop' leaves no batch: a lane has {counted(share, 'frame')} and a batch takes {per_lane} of it; "
             f"use a smaller batch or tail='short'"
         )
 
@@ -159,7 +160,9 @@ class WorldPlan:
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.world_size:
-            raise ConfigError(f"there is no rank {rank}: the world has {self.world_size}, counted from 0")
+            raise ConfigError(
+                f"there is no rank {rank}: the world has {counted(self.world_size, 'rank')}, counted from 0"
+            )
 
     def left_over(self) -> Frames:
         """Return the frames that no step emits: what cannot be shared out equally, or what ``tail="drop"`` leaves."""

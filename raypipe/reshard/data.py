@@ -20,6 +20,7 @@ from raypipe.reshard.plan import DataUnit, Numbering
 from raypipe.reshard.stats import describe_rows
 from raypipe.reshard.workspace import Workspace
 from raypipe.rows import RowReader, one_line
+from raypipe.wording import counted
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -57,8 +58,8 @@ class TaskNumbers:
         unknown = task_index[old[position] != task_index]
         if len(unknown):
             raise DatasetError(
-                f"a row of {place} has task_index {unknown[0]}, and the dataset's {len(old)} tasks do not include it. "
-                f"Add the task to meta/tasks, or leave the episode out with --exclude."
+                f"a row of {place} has task_index {unknown[0]}, which is none of the dataset's "
+                f"{counted(len(old), 'task')}. Add the task to meta/tasks, or leave the episode out with --exclude."
             )
         return np.asarray(np.array(self.new)[position])
 
@@ -82,8 +83,9 @@ def write_data_file(job: DataJob, workspace: Workspace, unit: DataUnit) -> None:
     expected = int(job.meta.episodes.length[rows].sum())
     if (footer.num_rows, footer.num_row_groups) != (expected, len(rows)):
         raise DatasetError(
-            f"{unit.path!r} was written with {footer.num_rows} rows in {footer.num_row_groups} row groups, expected "
-            f"{expected} rows in {len(rows)}. Run the same command again."
+            f"{unit.path!r} was written with {counted(footer.num_rows, 'row')} in "
+            f"{counted(footer.num_row_groups, 'row group')}, expected {counted(expected, 'row')} in {len(rows)}. Run "
+            f"the same command again."
         )
     if job.described:
         workspace.write_stats(unit.path, stats)

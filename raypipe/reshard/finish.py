@@ -11,6 +11,7 @@ from raypipe.reshard.plan import Numbering
 from raypipe.reshard.tasks import Where
 from raypipe.reshard.workspace import Workspace
 from raypipe.validate import validate_dataset
+from raypipe.wording import counted, either
 
 _WRITTEN = ("meta/info.json", "meta/stats.json", "meta/tasks", "meta/episodes", "meta/reshard")
 """What stands in meta/ of any version and is written anew."""
@@ -31,8 +32,9 @@ def copy_other_files(meta: DatasetMeta, workspace: Workspace, size_of: Mapping[s
             left.append(name)
     if not left:
         return []
-    told = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
-    return [f"{len(left)} files that no episode uses were left out: {told}"]
+    told = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+    verb = either(len(left), "was", "were")
+    return [f"{counted(len(left), 'file')} that no episode uses {verb} left out: {told}"]
 
 
 def _copy_file(meta: DatasetMeta, workspace: Workspace, name: str) -> None:
@@ -56,18 +58,18 @@ def check_copy(
     expected = meta.episodes.length[numbering.rows]
     if not np.array_equal(copy.episodes.length, expected) or copy.notes:
         raise DatasetError(
-            f"the copy in {str(workspace.dataset)!r} has {len(copy.episodes)} episodes and {copy.num_frames} frames, "
-            f"expected {len(expected)} and {int(expected.sum())} ({'; '.join(copy.notes) or 'no notes'}). Remove it "
-            f"and run again: rm -r {workspace.folder}"
+            f"the copy in {str(workspace.dataset)!r} has {counted(len(copy.episodes), 'episode')} and "
+            f"{counted(copy.num_frames, 'frame')}, expected {len(expected)} and {int(expected.sum())} "
+            f"({'; '.join(copy.notes) or 'no notes'}). Remove it and run again: rm -r {workspace.folder}"
         )
     report = validate_dataset(str(workspace.dataset), where=where)
     errors = [finding for finding in report.findings if finding.severity == "error"]
     if errors and not allow_findings:
         told = "; ".join(f"{found.kind}, {found.place.file}: {found.message}" for found in errors[:3])
         raise DatasetError(
-            f"the copy of {meta.root!r} has {len(errors)} errors by validate, as its source has: {told}. Leave the bad "
-            f"episodes out: `raypipe validate {meta.root} --exclude-file bad.txt`, then `--exclude-file bad.txt` "
-            f"here; or run the same command with --allow-findings to keep them."
+            f"the copy of {meta.root!r} has {counted(len(errors), 'error')} by validate, as its source has: {told}. "
+            f"Leave the bad episodes out: `raypipe validate {meta.root} --exclude-file bad.txt`, then "
+            f"`--exclude-file bad.txt` here; or run the same command with --allow-findings to keep them."
         )
     counts = report.tally
     return [f"validate found {', '.join(f'{count} {kind}' for kind, count in counts.items())}"] if counts else []

@@ -13,6 +13,7 @@ from raypipe.reshard.info import Encoding, plan_encodings
 from raypipe.reshard.mp4 import read_track
 from raypipe.reshard.plan import Numbering
 from raypipe.reshard.spec import ReshardSpec, check_size
+from raypipe.wording import counted, either, span_text
 
 
 def local_folder(out: str | os.PathLike[str]) -> Path:
@@ -35,12 +36,16 @@ def check_choices(meta: DatasetMeta, spec: ReshardSpec) -> None:
     known = set(meta.episodes.episode_index.tolist())
     unknown = sorted(set(spec.exclude) - known)
     if unknown:
-        span = f"{min(known)} to {max(known)}" if known else "none"
+        span = span_text(min(known), max(known)) if known else "none"
         raise ConfigError(
-            f"exclude names the episodes {unknown[:10]}, and {meta.root!r} has {len(known)}, numbered {span}"
+            f"exclude names the episodes {unknown[:10]}, and {meta.root!r} has {counted(len(known), 'episode')}, "
+            f"numbered {span}"
         )
     if known and known <= set(spec.exclude):
-        raise ConfigError(f"exclude names all {len(known)} episodes of {meta.root!r}; nothing would be left")
+        raise ConfigError(
+            f"exclude names {either(len(known), 'the only episode', f'all {len(known):,} episodes')} of "
+            f"{meta.root!r}; nothing would be left"
+        )
     if not known:
         raise ConfigError(f"{meta.root!r} has no episodes; there is nothing to write")
     for camera in spec.drop_cameras:

@@ -53,6 +53,7 @@ from raypipe.reshard.workspace import (
     publish,
 )
 from raypipe.storage import open_storage
+from raypipe.wording import counted, either
 
 _FILES_PER_SCAN: Final = 64
 _FRAMES_PER_ENCODING: Final = 2_000
@@ -187,13 +188,17 @@ class _VideoPlan:
         notes = []
         if lead_in:
             notes.append(
-                f"{lead_in} frames of excluded episodes stay in the videos, shown to nobody: kept frames refer to "
-                f"them. Re-encode to be rid of them, as with --gop 2"
+                f"{counted(lead_in, 'frame')} of excluded episodes {either(lead_in, 'stays', 'stay')} in the videos, "
+                f"shown to nobody: kept frames refer to {either(lead_in, 'it', 'them')}. Re-encode to be rid of "
+                f"{either(lead_in, 'it', 'them')}, as with --gop 2"
             )
         if whole:
-            notes.append(f"{whole} videos without a plain index (fragmented or edited) were copied as they are")
+            notes.append(
+                f"{counted(whole, 'video')} without a plain index (fragmented or edited) "
+                f"{either(whole, 'was', 'were')} copied as is"
+            )
         if sounding:
-            notes.append(f"sound and other tracks of {sounding} videos were left out: LeRobot reads none")
+            notes.append(f"sound and other tracks of {counted(sounding, 'video')} were left out: LeRobot reads none")
         if self.copied_depth:
             notes.append(f"{', '.join(self.copied_depth)}: depth is not re-encoded; its packets were copied")
         return notes

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from raypipe.errors import ConfigError
 from raypipe.validate import read_exclude_file
+from raypipe.wording import counted, either
 
 SOURCE: Final = "source"
 """As the source has it."""
@@ -160,14 +161,15 @@ class ReshardReport:
 
 def report_lines(report: ReshardReport) -> list[str]:
     """Return the report for a person."""
+    held = f"{counted(report.num_episodes, 'episode')}, {counted(report.num_frames, 'frame')}"
     if report.was_complete:
-        return [f"{report.out} is complete already: {report.num_episodes} episodes, {report.num_frames} frames"]
+        return [f"{report.out} is complete already: {held}"]
     counts: Mapping[str, int] = {"data": report.num_data_files, "video": report.num_video_files}
-    files = " and ".join(f"{count} {kind} files" for kind, count in counts.items())
-    lines = [
-        f"wrote {report.num_episodes} episodes, {report.num_frames} frames to {report.out}: {files}, "
-        f"{report.size_bytes / 2**20:.1f} MB"
-    ]
+    files = " and ".join(counted(count, f"{kind} file") for kind, count in counts.items())
+    lines = [f"wrote {held} to {report.out}: {files}, {report.size_bytes / 2**20:.1f} MB"]
     if report.num_kept_files:
-        lines.append(f"{report.num_kept_files} files were there from an earlier run")
+        lines.append(
+            f"{counted(report.num_kept_files, 'file')} {either(report.num_kept_files, 'was', 'were')} there from an "
+            f"earlier run"
+        )
     return [*lines, *(f"note: {note}" for note in report.notes)]

@@ -17,6 +17,7 @@ from raypipe.reshard.plan import VideoUnit
 from raypipe.reshard.workspace import Workspace
 from raypipe.storage import open_storage
 from raypipe.video import read_video_index
+from raypipe.wording import counted
 
 
 def write_video_file(meta: DatasetMeta, workspace: Workspace, unit: VideoUnit) -> None:
@@ -67,8 +68,9 @@ def _read_times(meta: DatasetMeta, workspace: Workspace, unit: VideoUnit) -> tup
         end_s = int(track.duration.sum()) / track.description.timescale
     if len(pts_s) != expected or np.any(np.diff(pts_s) <= 0):
         raise DatasetError(
-            f"{unit.path!r} was written with {len(pts_s)} frames, expected {expected} with ascending times; the times "
-            f"of {unit.pieces[0].name!r} or of a file after it are out of order. Re-encode the camera, as with --gop 2."
+            f"{unit.path!r} was written with {counted(len(pts_s), 'frame')}, expected {expected} with ascending "
+            f"times; the times of {unit.pieces[0].name!r} or of a file after it are out of order. Re-encode the "
+            f"camera, as with --gop 2."
         )
     return pts_s, end_s
 

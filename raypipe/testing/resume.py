@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from raypipe.wording import counted
+
 
 class Resumable(Protocol):
     """An iterator over batches whose place can be saved and restored."""
@@ -48,9 +50,9 @@ def assert_resumes_exactly(make: Callable[[], Resumable]) -> None:
 def _check_rest(rest: list[Any], wanted: list[Any], stop: int) -> None:
     for number, (found, batch) in enumerate(zip(rest, wanted, strict=False), start=stop):
         if not _is_same(found, batch):
-            raise AssertionError(f"stopped after {stop} batches: batch {number} is {found!r}, not {batch!r}")
+            raise AssertionError(f"stopped after {counted(stop, 'batch')}: batch {number} is {found!r}, not {batch!r}")
     if len(rest) != len(wanted):
-        raise AssertionError(f"stopped after {stop} batches: {len(rest)} follow, not {len(wanted)}")
+        raise AssertionError(f"stopped after {counted(stop, 'batch')}: {len(rest)} follow, not {len(wanted)}")
 
 
 def _is_same(left: Any, right: Any) -> bool:

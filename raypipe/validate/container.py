@@ -10,44 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 # One reading of the box serves both: a video of 10,000 frames has 200 kB of it, and a remote one costs a request.
-from raypipe.boxes import box_numbers, find_box, list_boxes, read_box, sample_pts
+from raypipe.boxes import box_numbers, find_box, need_box, read_box, sample_pts
 from raypipe.errors import DatasetError
 from raypipe.storage import Storage
-from raypipe.video import VideoIndex, parse_moov
-
-_CODECS = {
-    b"avc1": "h264",
-    b"avc3": "h264",
-    b"hvc1": "hevc",
-    b"hev1": "hevc",
-    b"av01": "av1",
-    b"vp09": "vp9",
-    b"vp08": "vp8",
-    b"mp4v": "mpeg4",
-    b"mjpg": "mjpeg",
-    b"jpeg": "mjpeg",
-}
-
-_SAME_CODEC = {
-    "avc": "h264",
-    "avc1": "h264",
-    "x264": "h264",
-    "libx264": "h264",
-    "h.264": "h264",
-    "h265": "hevc",
-    "h.265": "hevc",
-    "hvc1": "hevc",
-    "hev1": "hevc",
-    "libx265": "hevc",
-    "av01": "av1",
-    "libsvtav1": "av1",
-    "libaom-av1": "av1",
-    "libdav1d": "av1",
-    "vp09": "vp9",
-    "libvpx-vp9": "vp9",
-    "mp4v": "mpeg4",
-}
-"""Names under which datasets declare a codec, beside FFmpeg's own."""
+from raypipe.video import VideoIndex, find_video_track, parse_moov
+from raypipe.video_format import VideoFormat, parse_video_format
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,22 +23,12 @@ class Container:
 
     index: VideoIndex | None
     """None for a kind of mp4 whose frames only decoding tells."""
-    codec: str
-    """FFmpeg's name, or the four letters of the file where it has none here."""
-    height: int
-    width: int
-    """Of a frame as it is shown: turned where the file says so."""
+    format: VideoFormat
     end_byte: NDArray[np.int64]
     """Behind the last byte of every frame, in the order in which they are shown."""
     size_bytes: int
     is_reordered: bool
     """Whether frames are stored in another order than shown."""
-
-
-def same_codec(declared: str, found: str) -> bool:
-    """Return whether a declared name means the codec of a file."""
-    name = declared.lower()
-    return _SAME_CODEC.get(name, name) == found
 
 
 def read_container(storage: Storage, name: str) -> Container:
@@ -100,41 +57,15 @@ def _parse(moov: bytes, size_bytes: int) -> Container:
         index: VideoIndex | None = parse_moov(moov)
     except NotImplementedError:
         index = None
-    tracks = [body for kind, body in list_boxes(moov) if kind == b"trak"]
-    track = next((body for body in tracks if (find_box(body, b"mdia", b"hdlr") or b"")[8:12] == b"vide"), None)
-    samples = find_box(track, b"mdia", b"minf", b"stbl") if track is not None else None
-    if track is None or samples is None:
-        raise ValueError("no video track")
-    codec, width, height = _sample_entry(samples)
-    if _is_turned(find_box(track, b"tkhd")):
-        width, height = height, width
+    found = parse_video_format(moov)
+    samples = need_box(find_video_track(moov), b"mdia", b"minf", b"stbl")
     pts = sample_pts(samples)
     ends = _sample_ends(samples) if index is not None else np.zeros(0, np.int64)
     if index is not None and len(ends) != len(pts):
         raise ValueError(f"{len(pts)} times for {len(ends)} frames")
     is_reordered = bool(np.any(np.diff(pts) < 0))
     shown = ends[np.argsort(pts, kind="stable")] if len(ends) else ends
-    return Container(index, codec, height, width, shown, size_bytes, is_reordered)
-
-
-def _sample_entry(samples: bytes) -> tuple[str, int, int]:
-    """Return codec, width and height of the first sample description."""
-    body = find_box(samples, b"stsd")
-    if body is None:
-        raise ValueError("no sample description")
-    # A full box with a count, then the entry: size, four letters, 24 bytes, width, height.
-    (letters,) = struct.unpack_from(">4s", body, 12)
-    width, height = struct.unpack_from(">HH", body, 8 + 32)
-    return _CODECS.get(letters, letters.decode("latin-1")), int(width), int(height)
-
-
-def _is_turned(header: bytes | None) -> bool:
-    """Return whether a track's matrix turns its frames by a quarter."""
-    if header is None:
-        return False
-    # The matrix stands before the two 32-bit sizes at the end of the box.
-    a, b, _, c, d = struct.unpack_from(">5i", header, len(header) - 8 - 36)
-    return bool(a == 0 and d == 0 and b != 0 and c != 0)
+    return Container(index, found, shown, size_bytes, is_reordered)
 
 
 def _sample_ends(samples: bytes) -> NDArray[np.int64]:

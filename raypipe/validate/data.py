@@ -36,6 +36,7 @@ from raypipe.validate.values import (
     measure_feature,
     read_column,
 )
+from raypipe.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -210,8 +211,8 @@ def _check_row_groups(unit: DataUnit, group_rows: NDArray[np.int64], episode: ND
     if held.max(initial=1) < 2:
         return []
     message = (
-        f"{len(held)} row groups for {int(changes[-1]) + 1} episodes; the largest has {int(group_rows.max())} rows, "
-        f"and one holds rows of {int(held.max())} episodes"
+        f"{counted(len(held), 'row group')} for {counted(int(changes[-1]) + 1, 'episode')}; the largest has "
+        f"{counted(int(group_rows.max()), 'row')}, and one holds rows of {int(held.max())} episodes"
     )
     return [make_finding("row-groups", message, Place(file=unit.name))]
 
@@ -221,7 +222,7 @@ def _summarise(
     unit: DataUnit,
     values: Mapping[str, NDArray[Any]],
     segments: Segments,
-    counted: tuple[NDArray[np.int64], NDArray[np.bool_]],
+    frames: tuple[NDArray[np.int64], NDArray[np.bool_]],
     findings: list[Finding],
 ) -> EpisodeSummary:
     moments = {}
@@ -238,9 +239,9 @@ def _summarise(
     first = values["index"][segments.starts] if "index" in values else np.full(len(segments.numbers), -1)
     summary = EpisodeSummary(
         episode_index=segments.numbers,
-        num_frames=counted[0],
+        num_frames=frames[0],
         first_index=first.astype(np.int64),
-        is_sound=counted[1],
+        is_sound=frames[1],
         offset_s=offset,
         drift_s=drift,
         step_s=step,

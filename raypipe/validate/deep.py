@@ -11,14 +11,16 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError, RaypipeError
+from raypipe.metadata import Feature
 from raypipe.metadata.tables import open_parquet
 from raypipe.rows import one_line
 from raypipe.storage import Storage
@@ -26,6 +28,7 @@ from raypipe.validate.container import Container
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.promises import Promises
 from raypipe.validate.structure import DataUnit, VideoUnit
+from raypipe.wording import counted, frames_text
 
 if TYPE_CHECKING:
     from raypipe.decode import OpenVideo
@@ -36,6 +39,9 @@ _PIECE_BYTES: Final = 16 << 20
 
 _LOOK_AHEAD: Final = 4
 """Frames by which a decoder may read ahead of what it gives out, where frames are stored in another order."""
+
+_BLACK: Final = 16
+"""What black may come to in 0..255: decoders that take the narrow range of video for the full one give 16."""
 
 _LOG_LEVEL: Final = "TORCHCODEC_FFMPEG_LOG_LEVEL"
 _LOG_LINE: Final = re.compile(r"^\[\S+ @ 0x[0-9a-f]+\] (.*)$")
@@ -68,7 +74,7 @@ def decode_video(
         place = Place(file=unit.name, episodes=promises.numbers(unit.rows), feature=unit.camera)
         return [make_finding("video-damaged", f"on opening it: {said}", place)], 0
     if container.index is None:
-        return _check_unindexed(promises, unit, reader.video)
+        return _check_unindexed(promises, unit, reader)
     return _decode_spans(promises, unit, reader, spans)
 
 
@@ -78,32 +84,52 @@ def _decode_spans(promises: Promises, unit: VideoUnit, reader: "_Reader", spans:
     for position in np.flatnonzero(spans.is_there):
         first, stop = int(spans.first[position]), int(spans.first[position] + spans.length[position])
         failure = reader.decode(first, stop)
+        rows = [int(spans.rows[position])]
         if failure is None:
             count += stop - first
+            if reader.is_black:
+                episodes = promises.numbers(tuple(rows))
+                place = Place(file=unit.name, episodes=episodes, feature=unit.camera, frames=(first,))
+                findings.append(_black(stop - first, place))
             continue
         frame, said = failure
-        rows = [int(spans.rows[position])]
         if reader.container.is_reordered and frame >= stop - _LOOK_AHEAD and position + 1 < len(spans.rows):
             rows.append(int(spans.rows[position + 1]))
         frames = tuple(number for number in (frame - 1, frame, frame + 1) if first <= number < stop)
         place = Place(file=unit.name, episodes=promises.numbers(tuple(rows)), feature=unit.camera, frames=frames)
-        message = f"decoding frames {first} to {stop - 1} goes wrong at frame {frame}: {said}"
+        message = f"decoding {frames_text(first, stop)} goes wrong at frame {frame}: {said}"
         findings.append(make_finding("video-damaged", message, place))
     return findings, count
 
 
-def _check_unindexed(promises: Promises, unit: VideoUnit, video: "OpenVideo") -> tuple[list[Finding], int]:
+def _black(num_frames: int, place: Place) -> Finding:
+    which = f"all {counted(num_frames, 'frame')} are" if num_frames > 1 else "its only frame is"
+    return make_finding("camera-black", f"{which} black", place)
+
+
+def _check_unindexed(promises: Promises, unit: VideoUnit, reader: "_Reader") -> tuple[list[Finding], int]:
     """Check a video whose frames were counted by decoding it when it was opened."""
+    from raypipe.validate.video import Spans
     from raypipe.video import episode_first_frame
 
-    findings = []
+    findings, first = [], {}
     for row in unit.rows:
         try:
-            episode_first_frame(promises.meta, row, unit.camera, video.index)
+            first[row] = episode_first_frame(promises.meta, row, unit.camera, reader.video.index)
         except DatasetError as error:
             place = Place(file=unit.name, episodes=promises.numbers((row,)), feature=unit.camera)
             findings.append(make_finding("video-short", one_line(error), place))
-    return findings, len(video.index)
+    rows = np.array(list(first), np.int64)
+    spans = Spans(
+        rows=rows,
+        first=np.array(list(first.values()), np.int64),
+        length=promises.meta.episodes.length[rows],
+        drift_s=np.zeros(len(rows)),
+        is_counted=False,
+        is_there=np.ones(len(rows), np.bool_),
+    )
+    found, count = _decode_spans(promises, unit, reader, spans)
+    return [*findings, *found], count
 
 
 class _Reader:
@@ -114,6 +140,8 @@ class _Reader:
         self._storage = storage
         self._name = name
         self.video: OpenVideo
+        self.is_black = True
+        """Whether all frames of the last `decode` are black."""
 
     def open(self) -> str:
         """Open the video afresh; return what the decoder says to that, empty if nothing."""
@@ -126,7 +154,8 @@ class _Reader:
 
     def decode(self, first: int, stop: int) -> tuple[int, str] | None:
         """Decode frames ``[first, stop)``; return the frame at which it went wrong and what was said, or None."""
-        size = max(1, _PIECE_BYTES // max(1, 3 * self.container.height * self.container.width))
+        self.is_black = True
+        size = max(1, _PIECE_BYTES // max(1, 3 * self.container.format.height * self.container.format.width))
         for start in range(first, stop, size):
             frames = np.arange(start, min(start + size, stop))
             said = self._decode_piece(frames)
@@ -137,9 +166,10 @@ class _Reader:
     def _decode_piece(self, frames: NDArray[np.int64]) -> str:
         try:
             with read_decoder_log() as log:
-                self.video.read_frames(frames)
+                pixels = self.video.read_frames(frames)
         except DatasetError as error:
             return one_line(error)
+        self.is_black = self.is_black and int(pixels.max()) <= _BLACK
         return f"the decoder says: {log[0]}" if log else ""
 
     def _locate(self, frames: NDArray[np.int64], said: str) -> tuple[int, str]:
@@ -189,27 +219,43 @@ def read_decoder_log() -> Iterator[list[str]]:
 
 
 def decode_images(promises: Promises, unit: DataUnit) -> tuple[list[Finding], int]:
-    """Return the episodes of a data file with images that cannot be decoded, and how many images were decoded."""
+    """Return what is wrong with the images of a data file, and how many were decoded."""
     from raypipe.decode import decode_image
 
+    findings: list[Finding] = []
+    decoded: Counter[tuple[int, str]] = Counter()
+    not_black: set[tuple[int, str]] = set()
+    for episode, feature, stored in _stored_images(promises, unit):
+        key = (episode, feature.name)
+        try:
+            pixels = decode_image(stored, feature, f"episode {episode}")
+        except DatasetError as error:
+            place = Place(file=unit.name, episodes=(episode,), feature=feature.name)
+            findings.append(make_finding("image-undecodable", one_line(error), place))
+            not_black.add(key)
+            continue
+        decoded[key] += 1
+        # Depth is 0 where nothing was measured.
+        if key not in not_black and float(pixels.nan_to_num().max()) > (0 if feature.is_depth else _BLACK):
+            not_black.add(key)
+    for episode, camera in decoded.keys() - not_black:
+        place = Place(file=unit.name, episodes=(episode,), feature=camera)
+        findings.append(_black(decoded[episode, camera], place))
+    return findings, decoded.total()
+
+
+def _stored_images(promises: Promises, unit: DataUnit) -> Iterator[tuple[int, Feature, Any]]:
+    """Yield the images inside the rows of a data file, with their episode and camera."""
     meta = promises.meta
     cameras = [meta.features[name] for name in meta.cameras if meta.features[name].kind == "image"]
-    findings: list[Finding] = []
-    count = 0
     with open_parquet(meta.storage, unit.name) as parquet:
         names = parquet.schema_arrow.names
         chosen = [feature for feature in cameras if feature.name in names]
         if not chosen or "episode_index" not in names:
-            return [], 0
+            return
         columns = ["episode_index", *(feature.name for feature in chosen)]
         for batch in parquet.iter_batches(batch_size=64, columns=columns, use_threads=False):
             episodes = batch.column("episode_index").to_pylist()
             for feature in chosen:
                 for episode, stored in zip(episodes, batch.column(feature.name), strict=True):
-                    try:
-                        decode_image(stored.as_py(), feature, f"episode {episode}")
-                        count += 1
-                    except DatasetError as error:
-                        place = Place(file=unit.name, episodes=(int(episode),), feature=feature.name)
-                        findings.append(make_finding("image-undecodable", one_line(error), place))
-    return findings, count
+                    yield int(episode), feature, stored.as_py()

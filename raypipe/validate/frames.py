@@ -9,6 +9,7 @@ from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.promises import Promises
 from raypipe.validate.structure import DataUnit
 from raypipe.validate.values import MAX_FRAMES, Segments
+from raypipe.wording import counted, either, span_text
 
 
 def find_segments(episode: NDArray[np.int64], frame: NDArray[np.int64] | None) -> Segments:
@@ -63,7 +64,10 @@ def check_frames(
     there = set(segments.numbers.tolist())
     for number, length in promised.items():
         if number not in there:
-            message = f"none of the {length} rows that the episode table promises is there"
+            message = (
+                f"{either(length, 'the row', f'none of the {length:,} rows')} that the episode table promises is "
+                f"{either(length, 'not ', '')}there"
+            )
             findings.append(make_finding("length-mismatch", message, Place(file=unit.name, episodes=(number,))))
     return findings
 
@@ -89,16 +93,22 @@ def _check_episode(
     """
     doubled = np.unique(frame[1:][np.diff(frame) == 0])
     if len(doubled):
-        message = f"{count} rows for {num_frames} frames; frame {doubled[0]} stands there more than once"
+        message = (
+            f"{counted(count, 'row')} for {counted(num_frames, 'frame')}; frame {doubled[0]} stands there more than "
+            f"once"
+        )
         return "rows-duplicated", message, tuple(doubled[:MAX_FRAMES].tolist())
     # A promised length may be any number: some frames beyond those that are there tell enough.
     promised = np.arange(min(length, len(frame) + MAX_FRAMES)) if len(frame) else np.zeros(0, np.int64)
     missing = np.setdiff1d(promised, frame)[:MAX_FRAMES]
     if count != length:
         lost = f"; frame {missing[0]} is the first that is missing" if len(missing) else ""
-        return "length-mismatch", f"{count} rows, and the episode table promises {length}{lost}", ()
+        return "length-mismatch", f"{counted(count, 'row')}, and the episode table promises {length}{lost}", ()
     if len(missing):
-        message = f"its {count} frames are numbered {frame[0]} to {frame[-1]}; frame {missing[0]} is not there"
+        message = (
+            f"its {counted(count, 'frame')} {either(count, 'is', 'are')} numbered {span_text(frame[0], frame[-1])}; "
+            f"frame {missing[0]} is not there"
+        )
         return "frame-gap", message, tuple(missing.tolist())
     return None
 
@@ -109,8 +119,12 @@ def _stray(unit: DataUnit, promises: Promises, number: int, count: int) -> Findi
     row = int(np.searchsorted(episodes.episode_index, number))
     if row < len(episodes) and episodes.episode_index[row] == number:
         elsewhere = promises.meta.data_file(row)
-        return make_finding("rows-misplaced", f"{count} rows; the episode table places it in {elsewhere!r}", place)
-    return make_finding("rows-orphaned", f"{count} rows of episode {number}, which the episode table lacks", place)
+        return make_finding(
+            "rows-misplaced", f"{counted(count, 'row')}; the episode table places it in {elsewhere!r}", place
+        )
+    return make_finding(
+        "rows-orphaned", f"{counted(count, 'row')} of episode {number}, which the episode table lacks", place
+    )
 
 
 def _check_order(unit: DataUnit, segments: Segments, is_sound: NDArray[np.bool_]) -> list[Finding]:
@@ -144,27 +158,69 @@ def check_index(
 
 
 def check_tasks(unit: DataUnit, promises: Promises, segments: Segments, task_index: NDArray[np.int64]) -> list[Finding]:
-    """Return the episodes with a ``task_index`` that is no task; none where the dataset has no tasks."""
+    """Return the episodes with a ``task_index`` that is no task, or one that the episode table does not list for them.
+
+    None where the dataset has no tasks.
+    """
     known = promises.meta.tasks.texts
     if not promises.has_tasks or not known:
         return []
     is_unknown = ~np.isin(task_index, np.fromiter(known, np.int64))
-    findings = []
-    for position in np.flatnonzero(np.logical_or.reduceat(is_unknown, segments.starts)):
+    unresolved = np.logical_or.reduceat(is_unknown, segments.starts)
+    findings = [
+        _unresolved(unit, promises, segments, task_index, int(position)) for position in np.flatnonzero(unresolved)
+    ]
+    listed = _listed_tasks(unit, promises)
+    for position in np.flatnonzero(~unresolved):
+        number = int(segments.numbers[position])
         rows = _rows(task_index, segments, int(position))
-        frames = np.flatnonzero(_rows(is_unknown, segments, int(position)))
-        message = (
-            f"frame {frames[0]} has task_index {rows[frames[0]]}, and meta/tasks lists {min(known)} to {max(known)}; "
-            f"{len(frames)} such frames"
-        )
-        place = Place(
-            file=unit.name,
-            episodes=(int(segments.numbers[position]),),
-            feature="task_index",
-            frames=tuple(frames[:MAX_FRAMES].tolist()),
-        )
-        findings.append(make_finding("task-unresolved", message, place))
+        texts = listed.get(number, frozenset())
+        others = [task for task in np.unique(rows).tolist() if known[task] not in texts]
+        # A table that lists nothing contradicts nothing; one that lists what is no task is told as such.
+        if others and texts and texts <= set(known.values()):
+            findings.append(_contradiction(unit, number, np.flatnonzero(rows == others[0]), known[others[0]], texts))
     return findings
+
+
+def _listed_tasks(unit: DataUnit, promises: Promises) -> dict[int, frozenset[str]]:
+    """Return the texts that the episode table lists for the episodes of a file, by their numbers."""
+    listed = promises.meta.episodes.tasks.take(list(unit.rows)).to_pylist() if unit.rows else []
+    return {
+        number: promises.meta.tasks.named(texts)
+        for number, texts in zip(promises.numbers(unit.rows), listed, strict=True)
+    }
+
+
+def _contradiction(
+    unit: DataUnit, number: int, frames: NDArray[np.int64], found: str, listed: frozenset[str]
+) -> Finding:
+    message = (
+        f"{counted(len(frames), 'row')} with the task {found!r}, the first is frame {frames[0]}; the episode table "
+        f"lists {', '.join(map(repr, sorted(listed)))}"
+    )
+    shown = tuple(frames[:MAX_FRAMES].tolist())
+    return make_finding(
+        "task-mismatch", message, Place(file=unit.name, episodes=(number,), feature="task_index", frames=shown)
+    )
+
+
+def _unresolved(
+    unit: DataUnit, promises: Promises, segments: Segments, task_index: NDArray[np.int64], position: int
+) -> Finding:
+    known = promises.meta.tasks.texts
+    rows = _rows(task_index, segments, position)
+    frames = np.flatnonzero(~np.isin(rows, np.fromiter(known, np.int64)))
+    message = (
+        f"frame {frames[0]} has task_index {rows[frames[0]]}, and meta/tasks lists "
+        f"{span_text(min(known), max(known))}; {counted(len(frames), 'such frame')}"
+    )
+    place = Place(
+        file=unit.name,
+        episodes=(int(segments.numbers[position]),),
+        feature="task_index",
+        frames=tuple(frames[:MAX_FRAMES].tolist()),
+    )
+    return make_finding("task-unresolved", message, place)
 
 
 def measure_timestamps(

@@ -164,6 +164,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     "nan-values": Kind("error", "a feature is not a number somewhere", _LEAVE_OUT),
     "inf-values": Kind("error", "a feature is infinite somewhere", _LEAVE_OUT),
     "constant": Kind("note", "a number of a feature never changes", "nothing to do, if that is meant"),
+    "task-mismatch": Kind(
+        "warning",
+        "rows have a task that the episode table does not list for their episode",
+        "raypipe and LeRobot go by the rows: correct the episode table, or task_index where the rows are wrong",
+    ),
     "task-unresolved": Kind("error", "rows have a task_index that meta/tasks does not list", _LEAVE_OUT),
     # statistics
     "stats-missing": Kind("note", "no statistics of a feature are stored", "LeRobot can compute them"),
@@ -214,5 +219,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     "camera-undecodable": Kind("note", "a kind of video that raypipe cannot decode", "name the cameras to use"),
     "video-damaged": Kind("error", "frames of a video cannot be decoded without errors", _FETCH),
     "video-crash": Kind("error", "decoding a video ends the process that does it", _FETCH),
+    "camera-black": Kind(
+        "warning",
+        "a camera is black for a whole episode",
+        "see it with `raypipe show ROOT --episode N`; leave the camera out with cameras=[...], or the episodes with "
+        "selection={'exclude': (...)}",
+    ),
     "image-undecodable": Kind("error", "an image inside the rows cannot be decoded", _LEAVE_OUT),
 }

@@ -10,6 +10,7 @@ from raypipe.validate.mixture_report import MixtureReport
 from raypipe.validate.mixture_table import mixture_summary_lines, own_text, worst_members
 from raypipe.validate.page import MAX_THUMBNAILS, format_document, format_lines, report_parts
 from raypipe.validate.table import fold_findings
+from raypipe.wording import either
 
 _MAX_DRAWN: Final = 60
 """Datasets with plots, the worst: drawing them takes some tenths of a second each."""
@@ -30,7 +31,10 @@ def format_mixture_page(report: MixtureReport) -> str:
         f"<h2>Datasets</h2>{_index(report)}",
     ]
     if len(report.reports) > len(drawn):
-        parts.append(f"<p>Plots are of the {len(drawn)} worst datasets; frames are up to {most} of each.</p>")
+        parts.append(
+            f"<p>Plots are of {either(len(drawn), 'the worst dataset', f'the {len(drawn)} worst datasets')}; frames "
+            f"are up to {most} of each.</p>"
+        )
     for position, member in enumerate(report.members):
         if member.name in report.reports:
             one = report.reports[member.name]

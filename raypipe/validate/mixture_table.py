@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from raypipe.validate.findings import Report, count_severities, worst_severity
 from raypipe.validate.mixture_report import MixtureReport
 from raypipe.validate.table import STYLES, Fold, count_lines, fold_findings, folds_table, lines_table, severity_text
+from raypipe.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -43,7 +44,7 @@ def mixture_findings_table(report: MixtureReport) -> "Group":
         one = report.reports[name]
         parts += [Text.assemble((name, "bold"), f"  {one.root}"), folds_table(one.findings), Text()]
     if len(told) > len(shown):
-        more = f"{len(told) - len(shown)} {'more ' * bool(shown)}datasets"
+        more = counted(len(told) - len(shown), f"{'more ' * bool(shown)}dataset")
         parts.append(Text(f"the findings of {more} are in --json and --html"))
     if not report.all_findings:
         parts.append(Text("nothing is wrong with them", style="green"))
@@ -93,7 +94,7 @@ def _overview(report: MixtureReport) -> "Table":
     rest = [report.reports[name] for name in names if name not in shown and name in report.reports]
     if rest:
         table.add_section()
-        table.add_row(f"{len(rest)} others", *_cells(rest))
+        table.add_row(counted(len(rest), "other"), *_cells(rest))
     return table
 
 

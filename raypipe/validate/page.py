@@ -18,6 +18,7 @@ from raypipe.storage import Storage, open_storage
 from raypipe.validate.findings import Finding, Report
 from raypipe.validate.kinds import KINDS
 from raypipe.validate.table import Fold, fold_findings, summary_lines
+from raypipe.wording import counted, plural, span_text
 
 MAX_THUMBNAILS: Final = 24
 _MAX_DETAILS: Final = 200
@@ -178,9 +179,10 @@ def _draw_lengths(lengths: NDArray[np.int64], fps: float) -> Picture:
     axes.hist(lengths, bins=min(40, max(5, len(np.unique(lengths)))), color="#3367d6")
     axes.set(xlabel="frames of an episode", ylabel="episodes")
     _count_in_whole_numbers(axes.xaxis, axes.yaxis)
+    each = f"{span_text(lengths.min(), lengths.max())} {plural(lengths.max(), 'frame')}"
     total_s = float(lengths.sum() / fps)
     lasting = f", {total_s / 3600:.2f} hours" if total_s >= 3600 else f", {total_s:.1f} s" if total_s > 0 else ""
-    return _saved(figure, f"lengths of {len(lengths):,} episodes: {lengths.min()} to {lengths.max()} frames{lasting}")
+    return _saved(figure, f"lengths of {counted(len(lengths), 'episode')}: {each}{lasting}")
 
 
 def _draw_kinds(report: Report) -> Picture:
@@ -221,7 +223,8 @@ def read_thumbnails(storage: Storage, findings: Sequence[Finding], *, most: int 
                 return pictures
             pixels = _read_frame(storage, finding.place.file, frame)
             if pixels is not None:
-                place = f"episode {', '.join(map(str, finding.place.episodes))}, {finding.place.feature}"
+                numbers = finding.place.episodes
+                place = f"{plural(len(numbers), 'episode')} {', '.join(map(str, numbers))}, {finding.place.feature}"
                 caption = f"{finding.kind}: frame {frame} of {finding.place.file} ({place})"
                 pictures.append(Picture(_png(pixels), caption))
     return pictures

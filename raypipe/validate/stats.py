@@ -21,6 +21,7 @@ from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.outline import DAMAGE
 from raypipe.validate.promises import Promises
 from raypipe.validate.summary import EpisodeSummary
+from raypipe.wording import counted
 
 _BOUND_TOLERANCE = 1e-4
 """Of a feature's largest value: room for float32 and for decimals in JSON."""
@@ -108,7 +109,7 @@ def _check_episodes(
     if not seen.all() and file == PER_EPISODE:
         lost = tuple(numbers[~seen].tolist())
         findings.append(
-            make_finding("stats-missing", f"none for {len(lost)} episodes", Place(file=file, episodes=lost))
+            make_finding("stats-missing", f"none for {counted(len(lost), 'episode')}", Place(file=file, episodes=lost))
         )
     return findings
 
@@ -134,12 +135,12 @@ def _compare(stored: Any, true: Mapping[str, NDArray[Any]], place: Place) -> lis
     """Return one finding with every statistic that differs."""
     if not isinstance(stored, Mapping):
         return [make_finding("stats-unreadable", f"{stored!r} is no object of statistics", place)]
-    scale = np.maximum(np.abs(true["min"]), np.abs(true["max"])).astype(np.float64)
+    bound = bound_room(true["min"], true["max"])
     extent = true["max"].astype(np.float64) - true["min"]
     room = {
-        "min": _BOUND_TOLERANCE * scale + 1e-6,
-        "max": _BOUND_TOLERANCE * scale + 1e-6,
-        "mean": _MEAN_TOLERANCE * extent + _BOUND_TOLERANCE * scale + 1e-6,
+        "min": bound,
+        "max": bound,
+        "mean": _MEAN_TOLERANCE * extent + bound,
         "count": np.array([0.5]),
     }
     differences = []
@@ -151,13 +152,19 @@ def _compare(stored: Any, true: Mapping[str, NDArray[Any]], place: Place) -> lis
         except (TypeError, ValueError, OverflowError):
             return [make_finding("stats-unreadable", f"{statistic} is {stored[statistic]!r}", place)]
         if len(found) != len(values):
-            differences.append(f"{statistic} has {len(found)} numbers, the feature {len(values)}")
+            differences.append(f"{statistic} has {counted(len(found), 'number')}, the feature {len(values)}")
             continue
         off = np.abs(found - values)
         if not np.all(off <= room[statistic]):
             worst = int(np.argmax(np.where(np.isnan(off), np.inf, off - room[statistic])))
             differences.append(f"{statistic}[{worst}] is {found[worst]:.6g}, the values' is {float(values[worst]):.6g}")
     return [make_finding("stats-mismatch", "; ".join(differences), place)] if differences else []
+
+
+def bound_room(low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float64]:
+    """Return by how much a stored end of a range may differ from that of the values."""
+    scale = np.maximum(np.abs(low), np.abs(high)).astype(np.float64)
+    return np.asarray(_BOUND_TOLERANCE * scale + 1e-6)
 
 
 def _read_lines(storage: Storage) -> Iterator[tuple[int, Stored]]:

@@ -12,6 +12,7 @@ from raypipe.metadata import DatasetMeta
 from raypipe.metadata.episodes import split_tables
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.outline import INFO, Outline
+from raypipe.wording import counted, either
 
 _KEYS = ("total_episodes", "total_frames", "total_tasks", "chunks_size", "data_path", "robot_type")
 """Keys that every writer gives and that raypipe can do without."""
@@ -90,7 +91,7 @@ def _numbers(meta: DatasetMeta, rows: Sequence[int]) -> tuple[int, ...]:
 
 def _missing(meta: DatasetMeta, name: str, rows: Sequence[int], camera: str) -> Finding:
     kind = "video-missing" if camera else "data-missing"
-    message = f"{name!r} is not there; {len(rows)} episodes should be in it"
+    message = f"{name!r} is not there; {counted(len(rows), 'episode')} should be in it"
     return make_finding(kind, message, Place(file=name, episodes=_numbers(meta, rows), feature=camera))
 
 
@@ -98,7 +99,9 @@ def _missing_camera(meta: DatasetMeta, camera: str, videos: Mapping[str, Any]) -
     if not len(meta.episodes):
         return []
     if videos:
-        message = f"none of its {len(videos)} files is there, the first is {next(iter(videos))!r}"
+        first = next(iter(videos))
+        many = f"none of its {len(videos):,} files is there, the first is {first!r}"
+        message = either(len(videos), f"its only file {first!r} is not there", many)
     else:
         message = "the episode table says for no episode, or not for all, where it is"
     return [make_finding("camera-missing", message, Place(file=next(iter(videos), INFO), feature=camera))]
@@ -144,15 +147,15 @@ def _check_layout(outline: Outline) -> list[Finding]:
 def _check_counts(outline: Outline) -> list[Finding]:
     meta, info = outline.meta, outline.info
     videos = len(meta.episodes.videos) * len(meta.episodes)
-    counted = {
+    counts = {
         "total_episodes": (len(meta.episodes), "the episode table lists"),
         "total_frames": (meta.num_frames, "the lengths in the episode table add up to"),
         "total_tasks": (len(meta.tasks), "meta/tasks lists"),
-        "total_videos": (videos, "episodes times cameras are"),
-        "total_chunks": (len(np.unique(meta.episodes.chunk_index)), "the chunk folders are"),
+        "total_videos": (videos, "episodes times cameras make"),
+        "total_chunks": (len(np.unique(meta.episodes.chunk_index)), "the number of chunk folders is"),
     }
     findings = []
-    for key, (count, how) in counted.items():
+    for key, (count, how) in counts.items():
         is_told = any(f.kind == "count-mismatch" and f.place.feature == key for f in outline.findings)
         if key not in info or info[key] == count or is_told or (key == "total_tasks" and not outline.has_tasks):
             continue
@@ -195,7 +198,7 @@ def _check_task_texts(meta: DatasetMeta) -> list[Finding]:
         return []
     listed = meta.episodes.tasks.to_pylist()
     rows = [row for row, tasks in enumerate(listed) if set(tasks or ()) & set(unknown)]
-    message = f"the episode table has the task {unknown[0]!r}, and meta/tasks lists {len(meta.tasks)} others"
+    message = f"the episode table has the task {unknown[0]!r}, and meta/tasks lists {counted(len(meta.tasks), 'other')}"
     if len(unknown) > 1:
-        message += f"; {len(unknown)} such tasks in all"
+        message += f"; {counted(len(unknown), 'such task')} in all"
     return [make_finding("task-unlisted", message, Place(file="meta", episodes=_numbers(meta, rows)))]

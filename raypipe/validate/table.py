@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raypipe.validate.findings import Counts, Finding, Report, Severity, count_severities
+from raypipe.wording import counted, plural
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -42,7 +43,7 @@ class Fold:
         if self.files:
             parts.append(self.files[0] + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""))
         if self.episodes:
-            parts.append(f"episode{'s' * (len(self.episodes) > 1)} {format_runs(self.episodes)}")
+            parts.append(f"{plural(len(self.episodes), 'episode')} {format_runs(self.episodes)}")
         return "\n".join(parts)
 
     @property
@@ -88,17 +89,17 @@ def summary_lines(report: Report) -> list[tuple[str, str]]:
 
 def count_lines(counts: Counts, *, is_deep: bool) -> list[tuple[str, str]]:
     """Return what was looked at, as names and texts."""
-    decoded = f", {counts.decoded_frames:,} camera frames decoded" if is_deep else ""
+    decoded = f", {counted(counts.decoded_frames, 'camera frame')} decoded" if is_deep else ""
     return [
-        ("looked at", f"{counts.episodes:,} episodes, {counts.frames:,} frames"),
-        ("files", f"{counts.data_files:,} of rows, {counts.video_files:,} of video{decoded}"),
+        ("looked at", f"{counted(counts.episodes, 'episode')}, {counted(counts.frames, 'frame')}"),
+        ("files", f"{counted(counts.data_files, 'data file')}, {counted(counts.video_files, 'video file')}{decoded}"),
     ]
 
 
 def severity_text(findings: Iterable[Finding]) -> str:
     """Return how many errors, warnings and notes there are."""
     numbers = count_severities(findings)
-    return ", ".join(f"{number:,} {name}{'s' * (number != 1)}" for name, number in numbers.items())
+    return ", ".join(counted(number, name) for name, number in numbers.items())
 
 
 def findings_table(report: Report) -> "Group":

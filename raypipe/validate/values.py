@@ -14,6 +14,7 @@ from raypipe.metadata import INDEX_FEATURES, Feature
 from raypipe.rows import column_values
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.summary import Moments
+from raypipe.wording import counted, either
 
 MAX_FRAMES = 8
 """Frames that a finding names."""
@@ -71,7 +72,11 @@ def _reason(table: pa.Table, feature: Feature, kind: str) -> tuple[str, str]:
     """Return the kind of finding and the message for a column that the pipeline refuses."""
     column = table.column(feature.name)
     if column.null_count or _inner_nulls(column):
-        return "null-values", f"{column.null_count or 'some'} of {len(table)} rows have empty values"
+        return (
+            "null-values",
+            f"{column.null_count or 'some'} of {counted(len(table), 'row')} "
+            f"{either(column.null_count, 'has', 'have')} empty values",
+        )
     wanted = np.dtype(feature.dtype).kind.replace("u", "i")
     lengths = sorted({len(value) for value in column.to_pylist() if isinstance(value, list)})
     size = int(np.prod(feature.shape))
@@ -148,8 +153,8 @@ def _check_finite(flat: NDArray[np.float64], feature: Feature, segments: Segment
             frames = np.flatnonzero(bad_rows[start : start + count])
             number = int(np.flatnonzero(is_bad[start + frames[0]])[0])
             message = (
-                f"{len(frames)} of {count} frames; the first is frame {frames[0]}, where {_named(feature, number)} is "
-                f"{flat[start + frames[0], number]:g}"
+                f"{len(frames)} of {counted(count, 'frame')}; the first is frame {frames[0]}, where "
+                f"{_named(feature, number)} is {flat[start + frames[0], number]:g}"
             )
             place = Place(
                 file=name,

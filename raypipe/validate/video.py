@@ -9,11 +9,13 @@ from raypipe.errors import DatasetError
 from raypipe.metadata import Feature
 from raypipe.rows import one_line
 from raypipe.storage import is_transient, retry_transient
-from raypipe.validate.container import Container, read_container, same_codec
+from raypipe.validate.container import Container, read_container
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.promises import Promises
 from raypipe.validate.structure import VideoUnit
 from raypipe.video import first_frames
+from raypipe.video_format import same_codec
+from raypipe.wording import counted, either, frames_text
 
 LONG_GOP = 60
 """Frames between keyframes above which it is worth a note: LeRobot's recorder has 2, an encoder's own choice is 250."""
@@ -108,13 +110,13 @@ def _place(promises: Promises, unit: VideoUnit, rows: tuple[int, ...], frames: t
 def _check_declared(promises: Promises, unit: VideoUnit, container: Container, feature: Feature) -> list[Finding]:
     """Return where the file is not of the declared codec, size or rate, and whether its keyframes are far apart."""
     place, findings = _place(promises, unit, ()), []
-    if feature.codec and not same_codec(feature.codec, container.codec):
-        message = f"{container.codec}, and info.json declares {feature.codec}"
+    found = container.format
+    if feature.codec and not same_codec(feature.codec, found.codec):
+        message = f"{found.codec}, and info.json declares {feature.codec}"
         findings.append(make_finding("video-codec", message, place))
     declared = (feature.width, feature.height)
-    found = (container.width, container.height)
-    if all(declared) and declared != found:
-        message = f"{found[0]}x{found[1]} pixels, and info.json declares {declared[0]}x{declared[1]}"
+    if all(declared) and declared != (found.width, found.height):
+        message = f"{found.width}x{found.height} pixels, and info.json declares {declared[0]}x{declared[1]}"
         findings.append(make_finding("video-size", message, place))
     index = container.index
     if index is None or len(index) < 2:
@@ -126,7 +128,7 @@ def _check_declared(promises: Promises, unit: VideoUnit, container: Container, f
     keyframes = np.append(np.flatnonzero(index.is_keyframe), len(index))
     gap = int(np.diff(keyframes).max(initial=0))
     if gap > LONG_GOP:
-        findings.append(make_finding("video-gop", f"up to {gap} frames from a keyframe to the next", place))
+        findings.append(make_finding("video-gop", f"up to {counted(gap, 'frame')} from a keyframe to the next", place))
     return findings
 
 
@@ -146,7 +148,7 @@ def _check_frames(promises: Promises, unit: VideoUnit, container: Container, spa
         if is_late[position]:
             findings.append(_late(promises, unit, row, first, spans.is_counted, pts_s))
         if stop > count and (spans.is_counted or not is_late[position]):
-            message = f"{count} frames, and the episode needs frames {first} to {stop - 1}"
+            message = f"{counted(count, 'frame')}, and the episode needs {frames_text(first, stop)}"
             findings.append(make_finding("video-short", message, _place(promises, unit, (row,), (count - 1,))))
     return [*findings, *_check_neighbours(promises, unit, spans, count), *_check_ends(promises, unit, spans, is_late)]
 
@@ -157,7 +159,7 @@ def _late(
     """Return the finding on an episode whose ``from_timestamp`` is not that of its first frame."""
     start = float(promises.meta.episodes.videos[unit.camera].from_timestamp[row])
     found = f"by the lengths it starts with frame {first}" if is_counted else f"the nearest frame is {first}"
-    message = f"from_timestamp is {start:.4f} s; {found}, at {pts_s[first]:.4f} s of {len(pts_s)} frames"
+    message = f"from_timestamp is {start:.4f} s; {found}, at {pts_s[first]:.4f} s of {counted(len(pts_s), 'frame')}"
     kind = "video-drift" if is_counted else "video-start"
     return make_finding(kind, message, _place(promises, unit, (row,), (first,)))
 
@@ -175,8 +177,9 @@ def _check_bytes(promises: Promises, unit: VideoUnit, container: Container, span
     )
     frames = np.flatnonzero(is_cut)
     message = (
-        f"{container.size_bytes} bytes, and its frames need {int(container.end_byte.max())}; "
-        f"{len(frames)} of {len(is_cut)} frames are cut off, the first is frame {frames[0]}"
+        f"{counted(container.size_bytes, 'byte')}, and its frames need {int(container.end_byte.max()):,}; "
+        f"{len(frames):,} of {counted(len(is_cut), 'frame')} {either(len(frames), 'is', 'are')} cut off, the first is "
+        f"frame {frames[0]}"
     )
     seen = (int(frames[0]) - 1,) if frames[0] else ()
     return [make_finding("video-truncated", message, _place(promises, unit, rows, seen))]
@@ -193,7 +196,7 @@ def _check_neighbours(promises: Promises, unit: VideoUnit, spans: Spans, count: 
         place = _place(promises, unit, rows, (second,))
         findings.append(make_finding("video-overlap", message, place))
     if not promises.meta.is_packed and len(stops) == 1 and count > stops[0]:
-        message = f"{count} frames, and the episode has {spans.length[0]} rows"
+        message = f"{counted(count, 'frame')}, and the episode has {counted(int(spans.length[0]), 'row')}"
         place = _place(promises, unit, (int(spans.rows[0]),), (int(stops[0]) - 1, count - 1))
         findings.append(make_finding("video-long", message, place))
     return findings
@@ -212,8 +215,8 @@ def _check_ends(promises: Promises, unit: VideoUnit, spans: Spans, is_late: NDAr
     # A start that is wrong is told already.
     for position in np.flatnonzero((np.abs(off) > 0.5 / fps) & ~is_late):
         message = (
-            f"to_timestamp is {stop[position]:.4f} s; {spans.length[position]} frames from {start[position]:.4f} s end "
-            f"at {start[position] + spans.length[position] / fps:.4f} s"
+            f"to_timestamp is {stop[position]:.4f} s; {counted(int(spans.length[position]), 'frame')} from "
+            f"{start[position]:.4f} s end at {start[position] + spans.length[position] / fps:.4f} s"
         )
         findings.append(make_finding("video-span", message, _place(promises, unit, (int(rows[position]),))))
     return findings

@@ -12,6 +12,7 @@ from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.outline import INFO
 from raypipe.validate.promises import Promises
 from raypipe.validate.summary import EpisodeSummary
+from raypipe.wording import constant_text, counted
 
 LEROBOT_TOLERANCE_S = 1e-4
 """How far LeRobot lets a row's timestamp be from its video frame's."""
@@ -58,7 +59,7 @@ def _check_columns(promises: Promises, results: Sequence[DataResult]) -> list[Fi
         for name in set(result.columns) - set(wanted):
             extra[name].append(result)
     for name, holders in sorted(extra.items()):
-        message = f"in {len(holders)} of {len(readable)} data files, and left out of samples"
+        message = f"in {len(holders)} of {counted(len(readable), 'data file')}, and left out of samples"
         findings.append(make_finding("feature-undeclared", message, Place(file=holders[0].unit.name, feature=name)))
     return findings
 
@@ -71,14 +72,15 @@ def _missing_column(
         if name == "episode_index" and promises.meta.is_packed:
             # Told with each file: rows of several episodes cannot be told apart.
             return []
-        return [make_finding("column-derived", f"no column {name!r} in {len(lacking)} data files", place)]
+        return [make_finding("column-derived", f"no column {name!r} in {counted(len(lacking), 'data file')}", place)]
     if is_everywhere:
         message = "declared in info.json, and no data file has the column; samples are without it"
         return [make_finding("feature-absent", message, place)]
+    more = f" and in {len(lacking) - 1} more" if len(lacking) > 1 else ""
     return [
         make_finding(
             "feature-missing",
-            f"no column {name!r} in this file, and in {len(lacking)} files; others have it",
+            f"no column {name!r} in this file{more}; others have it",
             Place(file=result.unit.name, episodes=promises.numbers(result.unit.rows), feature=name),
         )
         for result in lacking
@@ -108,7 +110,7 @@ def _judge_timestamps(offset: float, drift: float, fps: float, num_frames: int) 
     if abs(drift) > 0.5 / fps:
         return (
             "timestamp-drift",
-            f"up to {drift:+.4f} s from first + frame / fps at {fps:g} fps, in {num_frames} frames",
+            f"up to {drift:+.4f} s from first + frame / fps at {fps:g} fps, in {counted(num_frames, 'frame')}",
         )
     if abs(offset) > 0.5 / fps:
         return "timestamp-offset", f"the first timestamp is {offset:.4f} s, {offset * fps:.2f} frames from 0"
@@ -156,7 +158,7 @@ def _check_ranges(promises: Promises, summary: EpisodeSummary) -> list[Finding]:
     findings = []
     for row in np.flatnonzero(is_wrong).tolist():
         rows = f"its rows start at index {first[row]}" if first[row] >= 0 else "its rows tell no index"
-        message = f"{start[row]} to {stop[row]:.0f} for {episodes.length[row]} frames; {rows}"
+        message = f"{start[row]} to {stop[row]:.0f} for {counted(episodes.length[row], 'frame')}; {rows}"
         place = Place(file="meta/episodes", episodes=(int(episodes.episode_index[row]),))
         findings.append(make_finding("index-range", message, place))
     return findings
@@ -172,10 +174,8 @@ def _check_constants(meta: DatasetMeta, summary: EpisodeSummary) -> list[Finding
         numbers = np.flatnonzero(low == high)
         if len(numbers):
             names = meta.features[name].names
-            listed = [names[n] if n < len(names) else str(n) for n in numbers[:8].tolist()]
-            more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
-            message = f"{len(numbers)} of {len(low)} numbers never change: {', '.join(listed)}{more}"
-            findings.append(make_finding("constant", message, Place(feature=name)))
+            listed = [names[n] if n < len(names) else f"number {n}" for n in numbers.tolist()]
+            findings.append(make_finding("constant", constant_text(listed, len(low)), Place(feature=name)))
     return findings
 
 
@@ -192,7 +192,7 @@ def _check_doubles(summary: EpisodeSummary, files: Sequence[str]) -> list[Findin
     for (_, num_frames), positions in by_digest.items():
         if len(positions) > 1:
             numbers = tuple(int(summary.episode_index[position]) for position in positions)
-            message = f"{len(numbers)} episodes of {num_frames} frames have the same values in all features"
+            message = f"{len(numbers)} episodes of {counted(num_frames, 'frame')} have the same values in all features"
             findings.append(
                 make_finding("episode-duplicate", message, Place(file=files[positions[0]], episodes=numbers))
             )

@@ -17,7 +17,6 @@ from raypipe.views.ranges import SHOWN_NUMBERS
 from raypipe.views.view import (
     Picture,
     View,
-    counted,
     draw_picture,
     html_heading,
     html_plot,
@@ -30,6 +29,7 @@ from raypipe.views.view import (
     short_name,
     shortened,
 )
+from raypipe.wording import counted, either
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -281,7 +281,7 @@ def _draw_chunk(axes: Any, chunk: Chunk) -> None:
     values = chunk.values[:, :SHOWN_NUMBERS]
     slots, width = values.shape
     axes.set_prop_cycle(color=line_colours(width if slots > 1 else 1))
-    narrow = f", {chunk.num_padded} more are padding" if chunk.num_padded else ""
+    narrow = f", {chunk.num_padded} more {either(chunk.num_padded, 'is', 'are')} padding" if chunk.num_padded else ""
     if chunk.is_missing:
         axes.set_title(f"{chunk.feature}: missing", fontsize=8, color="#b3261e", loc="left")
         return
@@ -295,6 +295,7 @@ def _draw_chunk(axes: Any, chunk: Chunk) -> None:
         axes.axvspan(slot - 0.5, slot + 0.5, color="#f0c890", alpha=0.6, linewidth=0)
     axes.set_xlim(-0.6, (slots if slots > 1 else width) - 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    padded = f": {int(chunk.is_pad.sum())} of {slots} slots are padding" if chunk.is_pad.any() else ""
+    num_padded = int(chunk.is_pad.sum())
+    padded = f": {num_padded} of {counted(slots, 'slot')} {either(num_padded, 'is', 'are')} padding" * bool(num_padded)
     title = f"{chunk.feature}, {numbers_told(chunk.values.shape[1], width)}{narrow}{padded}"
     axes.set_title(title, fontsize=8, loc="left", color="#b26a00" if padded else "black")

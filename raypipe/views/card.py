@@ -1,10 +1,9 @@
 """The card of a dataset: what it holds at a glance, with a few of its frames.
 
-Reads ``meta/``, lists files, other than those of a web server, and decodes a few frames; what is damaged is told on the
-card and does not end it.
+Reads ``meta/`` and some rows, lists files, other than those of a web server, and decodes a few frames; what is damaged
+is told on the card and does not end it.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -15,17 +14,17 @@ from numpy.typing import NDArray
 from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
 from raypipe.info import camera_text, column_notes, missing_notes
-from raypipe.metadata import DatasetMeta, Feature
+from raypipe.metadata import Feature
 from raypipe.storage import Storage
 from raypipe.validate.outline import read_outline
 from raypipe.validate.structure import check_structure, plan_units
-from raypipe.validate.table import fold_findings
+from raypipe.validate.table import fold_findings, format_runs
 from raypipe.views.pixels import FrameReader
-from raypipe.views.ranges import Range, draw_range, range_height, try_ranges, vector_features
+from raypipe.views.ranges import Measured, Range, draw_range, measure_ranges, range_height, vector_features
+from raypipe.views.tasks import TASKS_SHOWN, TaskCounts, count_tasks, draw_tasks, is_drawn_whole
 from raypipe.views.view import (
     Picture,
     View,
-    counted,
     draw_pictures,
     duration,
     first_lines,
@@ -40,18 +39,20 @@ from raypipe.views.view import (
     short_name,
     shortened,
     stacked,
+    wrapped,
 )
+from raypipe.wording import constant_text, counted, either, plural, span_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _EPISODES_SHOWN: Final = 3
 _CAMERAS_SHOWN: Final = 8
-_TASKS_SHOWN: Final = 12
-_TASK_LETTERS: Final = 44
 _FINDINGS_SHOWN: Final = 30
 _THUMBNAIL_HEIGHT: Final = 150
 _DRAWN_LINES: Final = 60
+_DRAWN_REMARKS: Final = 6
+_SEVERITIES: Final = ("error", "warning", "note")
 _RANGES_HEIGHT: Final = 100.0
 """Inches for the ranges: with frames and text the picture stays below `MAX_INCHES`."""
 _WIDTH: Final = 11.0
@@ -64,8 +65,13 @@ class Remark:
     """Something that is wrong or odd about a dataset."""
 
     severity: str
-    """``error``, ``warning`` or ``note``."""
+    """One of `_SEVERITIES`."""
     text: str
+
+    def drawn_lines(self) -> list[str]:
+        """Return it as the lines of a picture: all of it, since the end of an error says what to do."""
+        first, *others = wrapped(self.text, 118)
+        return [f"{self.severity + ':':<13}{first}", *(f"{'':<13}{line}" for line in others)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -81,8 +87,11 @@ class DatasetCard(View):
     fps: float
     tasks: tuple[tuple[str, int], ...]
     """Texts, and in how many episodes they come; the most frequent first."""
+    tasks_source: str = ""
+    """What was counted, in words, if it is not the rows."""
     ranges: tuple[Range, ...]
     remarks: tuple[Remark, ...]
+    """The worst first."""
 
     @property
     def title(self) -> str:
@@ -121,9 +130,10 @@ class DatasetCard(View):
             parts += [html_heading("What is odd about it"), *texts, *more]
         parts += [html_heading("Frames"), *map(html_picture, self.thumbnails)] if self.thumbnails else []
         parts += [html_heading("Episodes"), html_plot(self._summary(), "lengths of episodes, and tasks")]
-        if len(self.tasks) > _TASKS_SHOWN or not all(is_drawn_whole(text) for text, _ in self.tasks):
-            rows = [(text, f"{count:,}") for text, count in self.tasks[: 4 * _TASKS_SHOWN]]
-            parts += [html_heading(counted(len(self.tasks), "task")), html_table(("task", "episodes"), rows)]
+        if len(self.tasks) > TASKS_SHOWN or not all(is_drawn_whole(text) for text, _ in self.tasks):
+            rows = [(text, f"{count:,}") for text, count in self.tasks[: 4 * TASKS_SHOWN]]
+            heading = html_heading(f"{counted(len(self.tasks), 'task')}{self.tasks_source}")
+            parts += [heading, html_table(("task", "episodes"), rows)]
         if self.ranges:
             parts += [html_heading("Numbers"), html_plot(self._ranges_figure(), "ranges of actions and states")]
         return [*parts, *map(html_text, self._ranges_left_out())]
@@ -139,7 +149,7 @@ class DatasetCard(View):
     def _draw_summary(self, figure: Any) -> None:
         left, right = figure.subplots(1, 2)
         draw_lengths(left, self.lengths, self.fps)
-        draw_tasks(right, self.tasks)
+        draw_tasks(right, self.tasks, self.tasks_source)
 
     def _ranges_figure(self) -> "Figure":
         heights = [range_height(one) for one in self.drawn_ranges]
@@ -153,8 +163,9 @@ class DatasetCard(View):
         from raypipe.views.plain import boxes_told
 
         told = [f"{name + ':':<13}{shortened(text, 118)}" for name, text in self.lines if name != "root"]
-        remarks = [f"{one.severity + ':':<13}{shortened(one.text, 118)}" for one in self.remarks[:6]]
-        more = [f"{'':<13}and {len(self.remarks) - 6} more remarks"] if len(self.remarks) > 6 else []
+        remarks = [line for one in self.remarks[:_DRAWN_REMARKS] for line in one.drawn_lines()]
+        hidden = len(self.remarks) - _DRAWN_REMARKS
+        more = [f"{'':<13}and {counted(hidden, 'more remark')}"] if hidden > 0 else []
         left_out = [shortened(text, 131) for text in self._ranges_left_out()]
         lines = [self.root, *first_lines(told, _DRAWN_LINES), *remarks, *more, *left_out]
         return [*lines, *boxes_told(lines, _TEXT_FAMILY)]
@@ -166,30 +177,69 @@ class DatasetCard(View):
 
 
 def view_dataset(dataset: Dataset) -> DatasetCard:
-    """Return the card of a dataset; lists its files and decodes three frames of every camera, up to 8 cameras."""
+    """Return the card of a dataset.
+
+    Lists its files, reads the tasks of all rows on local disk and the rows of up to 8 episodes, and decodes three
+    frames of every camera, up to 8 cameras.
+    """
     meta = dataset.meta
     thumbnails, failures = _read_thumbnails(dataset)
-    ranges, why = try_ranges(dataset)
-    remarks = [*_remarks(dataset), *(Remark(severity="error", text=text) for text in [*failures, why] if text)]
-    constant = {one.feature: one.constant for one in ranges if one.constant}
-    for name, numbers in constant.items():
-        text = f"{len(numbers)} of the numbers of {name} never change: {shortened(', '.join(numbers), 80)}"
-        remarks.append(Remark(severity="note", text=text))
+    measured, tasks = measure_ranges(dataset), count_tasks(meta)
+    errors = dict.fromkeys((*failures, *measured.errors, *tasks.errors))
+    told = _remarks(dataset)
+    remarks = [
+        *told,
+        *(Remark(severity="error", text=text) for text in errors if all(text != one.text for one in told)),
+        *_task_remarks(tasks),
+        *_range_remarks(measured, meta.root),
+    ]
     return DatasetCard(
         root=meta.root,
         lines=tuple(_lines(dataset)),
         thumbnails=tuple(thumbnails),
         lengths=meta.episodes.length,
         fps=meta.fps,
-        tasks=count_tasks(meta),
-        ranges=ranges,
-        remarks=tuple(remarks),
+        tasks=tasks.counts,
+        tasks_source="" if tasks.is_of_rows else ", as the episode table lists them",
+        ranges=measured.ranges,
+        remarks=tuple(sorted(remarks, key=lambda one: _SEVERITIES.index(one.severity))),
     )
+
+
+def _task_remarks(tasks: TaskCounts) -> list[Remark]:
+    if not tasks.contradicted:
+        return []
+    number = len(tasks.contradicted)
+    text = (
+        f"the rows of {plural(number, 'episode')} {format_runs(tasks.contradicted)} have a task that the episode table "
+        f"does not list for {either(number, 'it', 'them')}: the card counts rows"
+    )
+    return [Remark(severity="warning", text=text)]
+
+
+def _range_remarks(measured: Measured, root: str) -> list[Remark]:
+    wrong = [
+        Remark(
+            severity="warning", text=f"stored statistics are not those of the rows: {text}. See raypipe validate {root}"
+        )
+        for text in measured.contradicted
+    ]
+    notes = [
+        Remark(severity="note", text=f"{one.feature}: {constant_text(one.constant, len(one.names))}{_basis(one)}")
+        for one in measured.ranges
+        if one.constant
+    ]
+    return [*wrong, *notes]
+
+
+def _basis(one: Range) -> str:
+    return "" if one.is_stored else f" ({one.source})"
 
 
 def _lines(dataset: Dataset) -> list[tuple[str, str]]:
     meta, lengths = dataset.meta, dataset.meta.episodes.length
-    ends = dict.fromkeys([str(lengths.min()), str(lengths.max())]) if len(lengths) else {}
+    each = f" of {span_text(lengths.min(), lengths.max())} {plural(lengths.max(), 'frame')}" if len(lengths) else ""
+    each += " each" if len(lengths) > 1 and lengths.min() == lengths.max() else ""
     seconds = meta.num_frames / meta.fps
     vectors = [f"{one.name} {list(one.shape)}" for one in vector_features(_try_features(dataset).values())]
     absent = [(name, "declared, and no file is found") for name in dataset.missing_cameras]
@@ -197,9 +247,9 @@ def _lines(dataset: Dataset) -> list[tuple[str, str]]:
         ("root", meta.root),
         ("robot", meta.robot_type),
         ("format", meta.source.layout),
-        ("episodes", f"{len(meta.episodes):,}" + f" of {' to '.join(ends)} frames" * bool(ends)),
+        ("episodes", f"{len(meta.episodes):,}{each}"),
         ("frames", f"{meta.num_frames:,} at {meta.fps:g} fps: {seconds / 3600:.3g} hours ({duration(seconds)})"),
-        *(("camera", f"{name}  {camera_text(meta.features[name])}") for name in dataset.spec.cameras),
+        *(("camera", f"{name}  {camera_text(dataset, name)}") for name in dataset.spec.cameras),
         *(("camera", f"{name}  {text}") for name, text in absent),
         ("numbers", ", ".join(vectors)),
         ("fingerprint", meta.order_fingerprint),
@@ -243,16 +293,6 @@ def first_thumbnail(dataset: Dataset, camera: str) -> Picture | None:
     except DatasetError:
         return None
     return Picture(pixels, f"{short_name(camera)}\nepisode {meta.episodes.episode_index[0]}, frame {frame}")
-
-
-def count_tasks(meta: DatasetMeta) -> tuple[tuple[str, int], ...]:
-    """Return every task with the number of episodes that list it, the most frequent first."""
-    counts: Counter[str] = Counter(dict.fromkeys(meta.tasks.texts.values(), 0))
-    for listed in meta.episodes.tasks.to_pylist():
-        # Some datasets list the numbers of their tasks instead of the texts.
-        texts = {str(text) for text in listed or ()}
-        counts.update({meta.tasks.texts.get(int(text), text) if text.isdecimal() else text for text in texts})
-    return tuple(counts.most_common())
 
 
 def _remarks(dataset: Dataset) -> list[Remark]:
@@ -299,34 +339,3 @@ def draw_lengths(axes: Any, lengths: NDArray[np.int64], fps: float) -> None:
     seconds.set_xlabel("seconds", fontsize=8)
     for scale in (axes, seconds):
         scale.tick_params(labelsize=7)
-
-
-def is_drawn_whole(task: str) -> bool:
-    """Return whether a picture shows all of a task's text: it is short, and the font has its letters."""
-    from raypipe.views.plain import has_letters
-
-    return len(task) <= _TASK_LETTERS and has_letters(task)
-
-
-def draw_tasks(axes: Any, tasks: tuple[tuple[str, int], ...]) -> None:
-    """Draw in how many episodes the most frequent tasks come."""
-    from matplotlib.ticker import MaxNLocator
-
-    from raypipe.views.plain import boxes_told
-
-    shown = tasks[:_TASKS_SHOWN]
-    more = f", the {len(shown)} most frequent" if len(tasks) > len(shown) else ""
-    title = f"{counted(len(tasks), 'task')}{more}"
-    axes.set_title("; ".join([title, *boxes_told(text for text, _ in shown)]), fontsize=9, loc="left")
-    if not shown:
-        axes.set_axis_off()
-        return
-    places = np.arange(len(shown))
-    bars = axes.barh(places, [count for _, count in shown], color="#9db7ee")
-    axes.bar_label(bars, padding=2, fontsize=7)
-    axes.set_yticks(places, [shortened(text or "(no text)", _TASK_LETTERS) for text, _ in shown], fontsize=7)
-    axes.set_ylim(max(len(shown), 6) - 0.5, -0.5)
-    axes.set_xlabel("episodes")
-    axes.margins(x=0.12)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.tick_params(axis="x", labelsize=7)

@@ -46,7 +46,7 @@ class Clip:
         kept = "all frames" if self.every == 1 else f"one frame of {self.every}"
         names = ", ".join(map(short_name, self.cameras))
         return (
-            f"{names}: {kept}, {self.num_frames} at {self.fps:g} fps, {self.width}x{self.height} h264, "
+            f"{names}: {kept}, {self.num_frames:,} at {self.fps:g} fps, {self.width}x{self.height} h264, "
             f"{len(self.mp4) / 1e6:.2f} MB"
         )
 

@@ -21,7 +21,6 @@ from raypipe.views.ranges import SHOWN_NUMBERS, number_names, vector_features
 from raypipe.views.view import (
     Picture,
     View,
-    counted,
     draw_picture,
     duration,
     first_lines,
@@ -37,7 +36,9 @@ from raypipe.views.view import (
     short_name,
     shortened,
     stacked,
+    wrapped,
 )
+from raypipe.wording import counted, frames_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +50,7 @@ _NAMED_OF_MORE: Final = 8
 _DRAWN_FEATURES: Final = 32
 _DRAWN_CAMERAS: Final = 24
 _DRAWN_LINES: Final = 30
-"""With so many of each, and of errors, the picture is 123 inches high, less than `MAX_INCHES`."""
+"""With so many of each, and of errors of 8 lines, the picture is 165 inches high, less than `MAX_INCHES`."""
 _WIDTH: Final = 12.0
 
 
@@ -170,9 +171,9 @@ class EpisodeView(View):
     def _lines(self) -> list[tuple[str, str]]:
         fps = self.dataset.meta.fps
         shown = self.tasks[:20]
-        more = [("task", f"and {len(self.tasks) - 20} more runs of tasks")] if len(self.tasks) > 20 else []
+        more = [("task", f"and {counted(len(self.tasks) - 20, 'more run')} of tasks")] if len(self.tasks) > 20 else []
         where = [
-            one.text if len(self.tasks) == 1 else f"{one.text}  (frames {one.start} to {one.stop - 1})" for one in shown
+            one.text if len(self.tasks) == 1 else f"{one.text}  ({frames_text(one.start, one.stop)})" for one in shown
         ]
         return [
             ("length", f"{counted(self.length, 'frame')} at {fps:g} fps: {duration(self.length / fps)}"),
@@ -185,10 +186,11 @@ class EpisodeView(View):
         from raypipe.views.plain import boxes_told
 
         told = [f"{name}: {text}" for name, text in self._lines()]
-        errors = [f"error: {text}" for text in self.failures]
+        failures = first_lines([f"error: {text}" for text in self.failures], _DRAWN_LINES)
+        errors = [line for text in failures for line in wrapped(text, 156)]
         left_out = [*not_drawn(list(self.strips)[_DRAWN_CAMERAS:], "camera"), *self._features_left_out()]
-        lines = [*first_lines(told, _DRAWN_LINES), *first_lines(errors, _DRAWN_LINES), *left_out]
-        shown = [self.title, *(shortened(line, 156) for line in lines)]
+        lines = [shortened(line, 156) for line in first_lines(told, _DRAWN_LINES)]
+        shown = [self.title, *lines, *errors, *(shortened(line, 156) for line in left_out)]
         return [*shown, *boxes_told(shown)]
 
     def _draw_curves(self, axes: Any, curves: Curves, fps: float) -> None:

@@ -13,7 +13,6 @@ from raypipe.views.card import first_thumbnail
 from raypipe.views.view import (
     Picture,
     View,
-    counted,
     draw_pictures,
     duration,
     html_heading,
@@ -26,6 +25,7 @@ from raypipe.views.view import (
     shortened,
     stacked,
 )
+from raypipe.wording import counted, plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +64,9 @@ class MixtureCard(View):
     def title(self) -> str:
         """How many datasets, and what they are called together."""
         info = self.info
-        return f"{info.mixture}: {counted(info.datasets, 'dataset')}, {info.frames_per_epoch:,} frames an epoch"
+        return (
+            f"{info.mixture}: {counted(info.datasets, 'dataset')}, {counted(info.frames_per_epoch, 'frame')} an epoch"
+        )
 
     @property
     def members(self) -> tuple[MemberInfo, ...]:
@@ -96,7 +98,7 @@ class MixtureCard(View):
         parts = [html_lines(self._lines())]
         bad = [html_text(f"skipped: {name} ({root}): {error}", "error") for name, root, error in self.info.bad]
         notes = [html_text(f"{name}: {text}" if name else text) for name, text in self.info.notes]
-        cut = [html_text(f"and {len(notes) - _NOTES_SHOWN} more notes")] if len(notes) > _NOTES_SHOWN else []
+        cut = [html_text(f"and {counted(len(notes) - _NOTES_SHOWN, 'more note')}")] if len(notes) > _NOTES_SHOWN else []
         if bad or notes:
             parts += [html_heading("What is odd about it"), *bad, *notes[:_NOTES_SHOWN], *cut]
         rows = [self._row(one) for one in self.members[:_LISTED_MEMBERS]]
@@ -113,13 +115,13 @@ class MixtureCard(View):
             ("robots", robots),
             ("episodes", f"{info.episodes:,}"),
             ("frames", f"{info.frames:,}: {duration(info.hours * 3600)}"),
-            ("epoch", f"{info.frames_per_epoch:,} frames; shares {info.weights}"),
+            ("epoch", f"{counted(info.frames_per_epoch, 'frame')}; shares {info.weights}"),
             *(("camera", f"{name}  {text}{self._lacking(name)}") for name, text in info.cameras.items()),
         ]
 
     def _lacking(self, name: str) -> str:
         missing = self.info.missing.get(name, 0)
-        return f"  (black for {missing} of {self.info.datasets} datasets)" if missing else ""
+        return f"  (black for {missing} of {counted(self.info.datasets, 'dataset')})" if missing else ""
 
     def _row(self, one: MemberInfo) -> tuple[str, ...]:
         width = round(120 * one.share / max(1e-9, self.members[0].share))
@@ -160,7 +162,7 @@ def _draw_shares(axes: Any, members: tuple[MemberInfo, ...], total: int) -> None
     bars = axes.barh(places, [100 * one.share for one in members], color="#9db7ee")
     texts = [
         f"{one.share:.1%}: {one.frames_per_epoch:,} of {counted(one.selected_frames, 'frame')}, "
-        f"{one.passes_per_epoch:.3g} passes"
+        f"{one.passes_per_epoch:.3g} {plural(one.passes_per_epoch, 'pass')}"
         for one in members
     ]
     axes.bar_label(bars, texts, padding=3, fontsize=7)

@@ -26,7 +26,8 @@ from raypipe.plan import (
 )
 from raypipe.sizes import index_frames, measure_members, open_with_order
 from raypipe.views.plan_figure import draw_plan
-from raypipe.views.view import View, counted, html_lines, html_plot, html_table
+from raypipe.views.view import View, html_lines, html_plot, html_table
+from raypipe.wording import counted, plural
 from raypipe.writable import check_writable
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class PlanView(View):
         clips = "" if plan.spec.clip_frames == WHOLE_SPAN else f", clips of {plan.spec.clip_frames}"
         return (
             f"epoch {plan.epoch}, rank {self.rank} of {self.world.world_size}, {counted(plan.leg.lanes, 'lane')}, "
-            f"{plan.leg.live_spans} live spans{clips}, seed {plan.spec.seed}"
+            f"{counted(plan.leg.live_spans, 'live span')}{clips}, seed {plan.spec.seed}"
         )
 
     def figure(self) -> "Figure":
@@ -92,7 +93,7 @@ def view_world(
         near_frames: how many frames half a second has, of every dataset in turn; a plan alone does not know it.
     """
     if not 0 <= rank < world.world_size:
-        raise ConfigError(f"there is no rank {rank}: the world has {world.world_size}, counted from 0")
+        raise ConfigError(f"there is no rank {rank}: the world has {counted(world.world_size, 'rank')}, counted from 0")
     members = members or [MemberCost(row_bytes=0)] * len(world.plan.index.dataset_names)
     report = report_plan(world, members, live_bytes=live_bytes, near_frames=near_frames)
     return PlanView(world=world, report=report, row_bytes=max(member.row_bytes for member in members), rank=rank)
@@ -170,7 +171,7 @@ def _member_rows(report: PlanReport) -> list[tuple[str, ...]]:
             f"{one.share:.2%}",
             f"{one.laps:,.2f}" if one.laps >= 0.01 else f"{one.laps:.2g}",
             f"{one.spans:,}",
-            f"{one.deviation:,.0f} frames",
+            counted(round(one.deviation), "frame"),
         )
         for one in report.members[:_LISTED_MEMBERS]
     ]
@@ -201,12 +202,13 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
     """Return a report as names and texts."""
     local, everywhere = report.mixing.local_batch, report.mixing.global_batch
     overlap = ", ".join(f"{shared:.1f} after {lag}" for lag, shared in report.mixing.overlap.items())
-    shared = f"{overlap} steps" if overlap else "there are too few full batches to tell"
+    lags = list(report.mixing.overlap)
+    shared = f"{overlap} {plural(lags[-1], 'step')}" if lags else "there are too few full batches to tell"
     blocks = ", ".join(f"{report.spans_per_1000_frames * rate / 1000:.1f} at {rate:,}" for rate in _SAMPLE_RATES)
     return [
-        ("steps", f"{report.steps:,} of {report.batch_size} frames on each of {report.world_size} ranks"),
-        ("frames", f"{report.frames:,} in {report.spans:,} spans on {report.lanes} lanes"),
-        ("tail", f"{report.tail}; {report.left_over} frames left over"),
+        ("steps", f"{report.steps:,} of {counted(report.batch_size, 'frame')} on {_ranks(report.world_size)}"),
+        ("frames", f"{report.frames:,} in {counted(report.spans, 'span')} on {counted(report.lanes, 'lane')}"),
+        ("tail", f"{report.tail}; {counted(report.left_over, 'frame')} left over"),
         (
             "order",
             f"live_spans={report.live_spans}, span_frames={report.span_frames!r}, clip_frames={report.clip_frames!r}",
@@ -216,7 +218,7 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
         *_decoded(report),
         (
             "before batch 1",
-            f"{report.first_batch_frames:,} frames a rank ({_size(report.first_batch_bytes)}); "
+            f"{counted(report.first_batch_frames, 'frame')} a rank ({_size(report.first_batch_bytes)}); "
             f"{report.resume_frames:,} after a resume in the middle",
         ),
         ("distinct episodes", f"{_distinct(local)} in a rank's batch"),
@@ -232,8 +234,12 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
     ]
 
 
+def _ranks(world_size: int) -> str:
+    return "one rank" if world_size == 1 else f"each of {world_size:,} ranks"
+
+
 def _live(report: PlanReport) -> str:
-    rows = f"up to {report.live_frames:,} rows a rank: {_size(report.live_row_bytes)}"
+    rows = f"up to {counted(report.live_frames, 'row')} a rank: {_size(report.live_row_bytes)}"
     if not report.live_pixel_bytes:
         return rows
     return (
@@ -257,7 +263,8 @@ def _mixture_lines(report: PlanReport) -> list[tuple[str, str]]:
         ("distinct datasets", f"{_distinct(report.mixing.datasets)} in a rank's batch, of {len(report.members)}"),
         (
             "shares",
-            f"exact over the epoch; off by at most {worst.deviation:,.0f} frames at the steps looked at ({worst.name})",
+            f"exact over the epoch; off by at most {counted(round(worst.deviation), 'frame')} at the steps looked at "
+            f"({worst.name})",
         ),
     ]
 
@@ -276,7 +283,7 @@ def _near_repeats(near: NearRepeats | None) -> str:
         return "there are too few full batches to tell"
     return (
         f"of {near.share:.1%} of a rank's frames one of the same episode within half a second comes in its next "
-        f"{near.num_batches} batches; a full shuffle {near.full_shuffle:.1%}"
+        f"{counted(near.num_batches, 'batch')}; a full shuffle {near.full_shuffle:.1%}"
     )
 
 

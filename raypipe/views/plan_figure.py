@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from raypipe.plan import PlanReport, RankPlan, WorldPlan, emitted_frames
 from raypipe.views.view import new_figure
+from raypipe.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +98,7 @@ def _draw_distinct(axes: Any, world: WorldPlan, report: PlanReport, rank: int, m
     axes.set_ylabel("distinct episodes\nin a batch")
     near = report.mixing.near_repeats
     if near is not None and near.num_batches:
-        text = f"near repeats in the next {near.num_batches} batches: {near.share:.1%} of frames"
+        text = f"near repeats in the next {counted(near.num_batches, 'batch')}: {near.share:.1%} of frames"
         axes.set_title(f"{text}, a full shuffle {near.full_shuffle:.1%}", loc="right", fontsize="small")
     axes.legend(loc="best", fontsize="small", framealpha=0.85)
 

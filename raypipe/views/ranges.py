@@ -1,7 +1,10 @@
-"""In what range the numbers of a dataset lie: as its statistics say, or from the rows of some episodes."""
+"""In what range the numbers of a dataset lie: as its statistics say, or from the rows of some episodes.
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+Statistics may be of other data than the rows. So the rows of a few episodes are held against them first.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -10,13 +13,18 @@ from numpy.typing import NDArray
 from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
 from raypipe.metadata import INDEX_FEATURES, Feature
+from raypipe.metadata.stats import Stats
 from raypipe.rows import RowReader, column_values
+from raypipe.validate.stats import bound_room
 from raypipe.views.view import numbers_told, shortened
+from raypipe.wording import counted
 
 SHOWN_NUMBERS: Final = 48
 """Of a feature with more numbers the first ones are drawn."""
 
 _EPISODES_READ: Final = 8
+_MOST_NUMBERS: Final = 1024
+"""Of a feature with more, such as points of a scene, rows are read only where no statistics are stored."""
 _LOW, _HIGH = "#9db7ee", "#3367d6"
 
 
@@ -33,11 +41,9 @@ class Range:
     high: NDArray[np.float64]
     source: str
     """Where it comes from: the stored statistics, or the rows of so many episodes."""
-
-    @property
-    def constant(self) -> tuple[str, ...]:
-        """Names of the numbers that never change."""
-        return tuple(name for name, low, high in zip(self.names, self.low, self.high, strict=True) if low == high)
+    is_stored: bool = False
+    constant: tuple[str, ...] = ()
+    """Names of the numbers that never change, in the statistics and in the rows that were read."""
 
 
 def number_names(feature: Feature) -> tuple[str, ...]:
@@ -52,21 +58,71 @@ def vector_features(features: Iterable[Feature]) -> list[Feature]:
     return sorted(found, key=lambda one: (one.name != "action", one.name != "observation.state"))
 
 
-def measure_ranges(dataset: Dataset) -> tuple[Range, ...]:
-    """Return the ranges of a dataset's vectors; reads rows of up to 8 episodes where statistics are not stored.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Measured:
+    """The ranges of a dataset's vectors, and what is wrong with where they come from."""
 
-    Raises:
-        DatasetError: statistics or rows are damaged.
+    ranges: tuple[Range, ...]
+    errors: tuple[str, ...] = ()
+    """Why rows or statistics could not be read."""
+    contradicted: tuple[str, ...] = ()
+    """Features whose stored statistics are not true of the rows that were read, each with the first difference."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """The rows of some episodes."""
+
+    values: Mapping[str, NDArray[np.float64]]
+    """By feature, ``(rows, numbers)``."""
+    told: str
+    """Which episodes they are of."""
+    is_all: bool = False
+    """Whether they are all rows of the dataset."""
+
+
+def measure_ranges(dataset: Dataset) -> Measured:
+    """Return the ranges of a dataset's vectors: the stored statistics where rows bear them out, else those of rows.
+
+    Reads rows of up to 8 episodes. Damage ends nothing: a card shows what it can of a damaged dataset.
     """
-    wanted = [one for one in vector_features(dataset.row_features.values()) if np.dtype(one.dtype).kind == "f"]
-    stored = {one.name: found for one in wanted if (found := _stored(dataset, one)) is not None}
-    computed = _computed(dataset, [one for one in wanted if one.name not in stored])
-    return tuple({**stored, **computed}[one.name] for one in wanted if one.name in stored or one.name in computed)
+    errors, rows = [], _Rows({}, "")
+    stats: Stats = {}
+    try:
+        stats = dataset.stats
+    except DatasetError as damage:
+        errors.append(str(damage))
+    wanted = _floats(dataset.features)
+    try:
+        wanted = _floats(dataset.row_features)
+        rows = _read_rows(dataset, [one for one in wanted if _is_small(one) or _stored(stats, one) is None])
+    except DatasetError as damage:
+        errors.append(str(damage))
+    ranges, contradicted = [], []
+    for one in wanted:
+        stored, values = _stored(stats, one), rows.values.get(one.name)
+        why = _contradiction(stored, values, is_all=rows.is_all) if stored is not None and values is not None else ""
+        if why:
+            contradicted.append(f"{one.name}: {why}")
+        if stored is not None and not why:
+            ranges.append(stored if values is None else replace(stored, constant=_constant(stored, values)))
+        elif values is not None:
+            reason = "the stored statistics are wrong" if why else "none are stored"
+            ranges.append(_computed(one, values, f"computed here from {rows.told}; {reason}"))
+    return Measured(ranges=tuple(ranges), errors=tuple(errors), contradicted=tuple(contradicted))
 
 
-def _stored(dataset: Dataset, feature: Feature) -> Range | None:
-    stats, size = dataset.stats.get(feature.name, {}), int(np.prod(feature.shape))
-    values = {name: stats[name].ravel() for name in ("min", "mean", "std", "max") if name in stats}
+def _floats(features: Mapping[str, Feature]) -> list[Feature]:
+    return [one for one in vector_features(features.values()) if np.dtype(one.dtype).kind == "f"]
+
+
+def _is_small(feature: Feature) -> bool:
+    return int(np.prod(feature.shape)) <= _MOST_NUMBERS
+
+
+def _stored(stats: Stats, feature: Feature) -> Range | None:
+    found, size = stats.get(feature.name, {}), int(np.prod(feature.shape))
+    values = {name: found[name].ravel() for name in ("min", "mean", "std", "max") if name in found}
     if len(values) < 4 or any(len(one) != size for one in values.values()):
         return None
     return Range(
@@ -77,39 +133,59 @@ def _stored(dataset: Dataset, feature: Feature) -> Range | None:
         std=values["std"],
         high=values["max"],
         source="stored statistics",
+        is_stored=True,
     )
 
 
-def _computed(dataset: Dataset, features: Sequence[Feature]) -> dict[str, Range]:
+def _read_rows(dataset: Dataset, features: Sequence[Feature]) -> _Rows:
     num_episodes = len(dataset.meta.episodes)
     if not features or not num_episodes:
-        return {}
+        return _Rows({}, "")
     rows = np.unique(np.linspace(0, num_episodes - 1, _EPISODES_READ).round().astype(int)).tolist()
     reader = RowReader(dataset.meta, [one.name for one in features])
     tables = [reader.read_episode(row) for row in rows]
-    source = f"computed here from the rows of {len(rows)} of {num_episodes} episodes; none are stored"
     found = {}
     for one in features:
-        parts = [column_values(table, one, f"{dataset.meta.root!r}") for table in tables]
-        values = np.concatenate([np.asarray(part).reshape(len(part), -1) for part in parts]).astype(np.float64)
-        found[one.name] = Range(
-            feature=one.name,
-            names=number_names(one),
-            low=values.min(axis=0),
-            mean=values.mean(axis=0),
-            std=values.std(axis=0),
-            high=values.max(axis=0),
-            source=source,
-        )
-    return found
+        parts = [np.asarray(column_values(table, one, f"{dataset.meta.root!r}")) for table in tables]
+        found[one.name] = np.concatenate([part.reshape(len(part), -1) for part in parts]).astype(np.float64)
+    told = f"the rows of {len(rows)} of {counted(num_episodes, 'episode')}"
+    return _Rows(found, told, is_all=len(rows) == num_episodes)
 
 
-def try_ranges(dataset: Dataset) -> tuple[tuple[Range, ...], str]:
-    """Return the ranges, or none and why they cannot be had: a card shows what it can of a damaged dataset."""
-    try:
-        return measure_ranges(dataset), ""
-    except DatasetError as error:
-        return (), str(error)
+def _contradiction(stored: Range, values: NDArray[np.float64], *, is_all: bool) -> str:
+    """Return where the stored ends are not those of the values; where more values may be, where some lie beyond."""
+    room = bound_room(stored.low, stored.high)
+    for word, ends, found in (("min", stored.low, values.min(axis=0)), ("max", stored.high, values.max(axis=0))):
+        beyond = ends - found if word == "min" else found - ends
+        off = (np.abs(beyond) if is_all else beyond) - room
+        # Values that are not finite are bad data, and not for statistics to tell.
+        worst = int(np.argmax(np.where(np.isfinite(off), off, -np.inf)))
+        if np.isfinite(off[worst]) and off[worst] > 0:
+            return f"{word} of {_named(stored.names, worst)} is {ends[worst]:.6g}, that of the rows {found[worst]:.6g}"
+    return ""
+
+
+def _constant(found: Range, values: NDArray[np.float64]) -> tuple[str, ...]:
+    is_constant = (found.low == found.high) & (values == values[0]).all(axis=0) & (len(values) > 1)
+    return tuple(_named(found.names, number) for number in np.flatnonzero(is_constant).tolist())
+
+
+def _computed(feature: Feature, values: NDArray[np.float64], source: str) -> Range:
+    found = Range(
+        feature=feature.name,
+        names=number_names(feature),
+        low=values.min(axis=0),
+        mean=values.mean(axis=0),
+        std=values.std(axis=0),
+        high=values.max(axis=0),
+        source=source,
+    )
+    return replace(found, constant=_constant(found, values))
+
+
+def _named(names: Sequence[str], number: int) -> str:
+    # A bare position reads as a count: "never change: 0".
+    return f"number {number}" if names[number].isdecimal() else names[number]
 
 
 def range_height(one: Range) -> float:
@@ -138,4 +214,4 @@ def draw_range(axes: Any, one: Range) -> None:
     axes.grid(axis="x", color="#eee")
     axes.set_axisbelow(True)
     axes.set_title(f"{one.feature} ({numbers_told(len(one.names), shown)}): {one.source}", fontsize=9, loc="left")
-    axes.set_title("least to largest; thick: a standard deviation either side of the mean", fontsize=7, loc="right")
+    axes.set_xlabel("least to largest; thick: a standard deviation either side of the mean", fontsize=7, loc="right")

@@ -17,7 +17,7 @@ from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
 from raypipe.views.episode import EpisodeView, view_episode
 from raypipe.views.pixels import FrameReader
-from raypipe.views.view import counted
+from raypipe.wording import counted
 from raypipe.writable import check_writable
 
 MAX_FRAMES: Final = 2000

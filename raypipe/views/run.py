@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.metrics import STAGES, LoaderStats, sum_up
-from raypipe.views.view import View, counted, duration, html_lines, html_plot, new_figure
+from raypipe.views.view import View, duration, html_lines, html_plot, new_figure
+from raypipe.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +47,10 @@ class RunView(View):
     def title(self) -> str:
         """How much on which rank."""
         last = self.snapshots[-1]
-        return f"rank {self.rank} of {len(self.ranks)}: {last.batches:,} batches, {last.samples:,} samples"
+        return (
+            f"rank {self.rank} of {len(self.ranks)}: {counted(last.batches, 'batch')}, "
+            f"{counted(last.samples, 'sample')}"
+        )
 
     def figure(self) -> "Figure":
         """Return samples/s and waiting over time, and with several ranks the waiting of each."""
@@ -82,7 +86,8 @@ class RunView(View):
             ("waits", waits),
             (
                 "decoded",
-                f"{last.decoded_frames:,} frames, {last.decoded_per_emitted:.2f} for each that was handed over",
+                f"{counted(last.decoded_frames, 'frame')}, {last.decoded_per_emitted:.2f} for each that was handed "
+                f"over",
             ),
             ("memory", f"up to {last.peak_clip_bytes / 1e6:,.1f} MB of decoded frames"),
         ]

@@ -7,6 +7,7 @@ touches the figures of a notebook.
 import base64
 import html
 import io
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
+from raypipe.wording import counted, cut_inside
 from raypipe.writable import check_writable
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ MAX_INCHES: Final = 200
 """No figure is higher or wider: 60,000 pixels at 300 dpi, and matplotlib draws less than 65,536."""
 
 _DPI: Final = 110
+_MOST_LINES: Final = 8
+"""Of one error in a picture."""
 # Notebooks have a style of their own for tables, which is more special than a class: hence the "important".
 _STYLE: Final = """
 .raypipe-view { font: 14px/1.45 system-ui, sans-serif; color: #1f1f1f; background: #fff; padding: .8rem 1rem;
@@ -225,16 +229,16 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."
 
 
+def wrapped(text: str, width: int) -> list[str]:
+    """Return a text as lines of at most so many characters; of one that is very long the middle is left out."""
+    return textwrap.wrap(cut_inside(text, _MOST_LINES * width), width) or [""]
+
+
 def duration(seconds: float) -> str:
     """Return a time for people: seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:,.2f} hours"
-
-
-def counted(number: int, word: str) -> str:
-    """Return a number with its word, in the plural where it is not one."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def numbers_told(total: int, shown: int) -> str:

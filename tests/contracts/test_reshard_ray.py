@@ -34,7 +34,7 @@ def test_an_error_in_a_task_is_the_error_of_the_call(source, tmp_path):
     folder = damaged / "videos/chunk-000/observation.images.top"
     shutil.copy(folder / "episode_000002.mp4", folder / "episode_000003.mp4")
 
-    with pytest.raises(DecodeError, match=r"episode 3 .* has 1 frames") as caught:
+    with pytest.raises(DecodeError, match=r"episode 3 .* has 1 frame,") as caught:
         reshard_dataset(str(damaged), tmp_path / "copy", where="ray")
 
     assert type(caught.value) is DecodeError

@@ -394,7 +394,7 @@ def test_a_verdict_names_what_is_missing_and_doubled():
 
     (verdict,) = check(run, changed)
 
-    assert verdict.describe()[0].startswith("epoch 0: NOT exactly once: 1 frames missing, 1 frames doubled")
+    assert verdict.describe()[0].startswith("epoch 0: NOT exactly once: 1 frame missing, 1 frame doubled")
     assert [frames.describe() for frames in verdict.missing] == ["episode 1: frame 1"]
     assert [frames.describe() for frames in verdict.doubled] == ["episode 2: frame 1"]
     assert verdict.to_json()["is_exact"] is False

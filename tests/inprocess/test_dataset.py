@@ -435,7 +435,7 @@ DAMAGES = {
     "missing rows": (lambda root: first_rows(root).unlink(), DatasetError, r"missing file '.*file-000\.parquet'"),
     "truncated rows": (lambda root: truncate(first_rows(root)), DatasetError, r"file-000\.parquet'.*footer"),
     "fewer rows than promised": (drop_rows, DatasetError, r"episode 0 .*holds 3 rows of it, .* promises 7"),
-    "doubled frame numbers": (repeat_frame_numbers, DatasetError, r"episode 0 .*from 0 to 0 with gaps or repeats"),
+    "doubled frame numbers": (repeat_frame_numbers, DatasetError, r"episode 0 .*frame_index 0 with gaps or repeats"),
     "a column twice": (double_column, DatasetError, r"columns \['action'\] twice"),
     "narrower rows than declared": (shorten_actions, DatasetError, r"'action' of episode 0 .*shape \[6\]"),
     "a task that is not listed": (unknown_task, DatasetError, r"task_index 9"),

@@ -138,7 +138,7 @@ def test_errors_of_a_meeting_reach_the_rank_that_called(pipe):
     meeting = serve_meeting(Meeting(spec, pipe.config.index(), 1), LOOPBACK)
     span = BadSpan(epoch=0, dataset=0, root="somewhere", episode=3, start=0, stop=2, why="it is broken")
 
-    with pytest.raises(DatasetError, match="1 of 9 episodes are bad"):
+    with pytest.raises(DatasetError, match="1 of 9 episodes is bad"):
         meeting.report_bad(span)
 
 
@@ -171,10 +171,10 @@ def test_batch_by_its_number_needs_no_cluster(rows):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"step": 15}, r"step 15 is not one of the 15 of epoch 0 on 1 ranks"),
+        ({"step": 15}, r"step 15 is not one of the 15 of epoch 0 on 1 rank,"),
         ({"step": -1}, r"step -1 is not one of the 15"),
-        ({"step": 0, "rank": 2, "world_size": 2}, r"rank 2 is not one of 2 ranks"),
-        ({"step": 0, "rank": -1}, r"rank -1 is not one of 1 ranks"),
+        ({"step": 0, "rank": 2, "world_size": 2}, r"there is no rank 2: the world has 2 ranks"),
+        ({"step": 0, "rank": -1}, r"there is no rank -1: the world has 1 rank,"),
     ],
 )
 def test_batch_that_is_not_there_is_an_error(pipe, arguments, message):
@@ -189,7 +189,7 @@ def test_batch_that_is_not_there_is_an_error(pipe, arguments, message):
         ({"decode": {"where": "cluster"}}, {"transport": "local"}, r"where': 'cluster'.* uses no Ray: leave one out"),
         ({}, {"transport": "ray", "world_size": 2}, r"alone needs transport='local'"),
         ({}, {"transport": "lokal", "world_size": 2}, r"transport='lokal' is not known.*'local'"),
-        ({}, {"rank": 1}, r"rank 1 is not one of 1 ranks"),
+        ({}, {"rank": 1}, r"there is no rank 1: the world has 1 rank,"),
     ],
 )
 def test_transport_that_cannot_be_is_an_error(rows, parts, settings, message):

@@ -305,7 +305,7 @@ def test_a_name_that_is_given_takes_the_place_of_those_of_the_batch():
         ({}, {"robot": "panda"}, "there is no robot 'panda'.*Known: 'aloha', 'so101'"),
         ({}, {"robot": "so101"}, "is of the datasets 'so101', 'so101-kitchen'.*give dataset="),
         ({}, {"robot": "so101", "dataset": "so101"}, "both dataset='so101' and robot='so101'"),
-        ({"dataset": ["aloha"]}, {}, r"'action' .* \(2, 5\), and the batch says of 1 samples whose"),
+        ({"dataset": ["aloha"]}, {}, r"'action' .* \(2, 5\), and the batch says of 1 sample whose"),
         ({"action": torch.zeros(2, 4)}, {"dataset": "so101"}, r"has the shape \(2, 4\), and its statistics are \(5,\)"),
         ({"action": torch.zeros(())}, {"dataset": "so101"}, r"has the shape \(\), and its statistics are \(5,\)"),
         ({"action": [0.0] * 5}, {"dataset": "so101"}, "'action' in the batch is a list"),

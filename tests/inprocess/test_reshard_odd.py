@@ -58,7 +58,7 @@ def test_a_fragmented_video_is_copied_as_it_is(made, source, tmp_path):
 
     report = reshard(source, tmp_path / "copy")
 
-    assert any("1 videos without a plain index" in note for note in report.notes)
+    assert any("1 video without a plain index" in note for note in report.notes)
     assert (tmp_path / f"copy/videos/{TOP}/chunk-000/file-001.mp4").read_bytes() == fragmented
     assert report.num_video_files == 3
     assert_same_frames(made, tmp_path / "copy")
@@ -70,7 +70,7 @@ def test_sound_is_left_out_and_told(made, source, tmp_path):
 
     report = reshard(source, tmp_path / "copy")
 
-    assert any("sound and other tracks of 1 videos were left out" in note for note in report.notes)
+    assert any("sound and other tracks of 1 video were left out" in note for note in report.notes)
     assert camera_packets(tmp_path / "copy", TOP) == camera_packets(made, TOP)
     assert_same_frames(made, tmp_path / "copy")
 
@@ -111,7 +111,7 @@ def test_the_command_line_leaves_out_what_it_is_told(source, tmp_path):
     told = json.loads(result.stdout)
     assert (told["num_episodes"], told["num_frames"], told["num_excluded"]) == (1, 7, 2)
     again = CliRunner().invoke(app, ["reshard", str(source), str(tmp_path / "copy"), *options[:-1]])
-    assert "is complete already: 1 episodes, 7 frames" in again.stdout
+    assert "is complete already: 1 episode, 7 frames" in again.stdout
 
 
 def test_a_place_that_is_none_is_refused(source, tmp_path):

@@ -69,7 +69,7 @@ def test_a_store_is_refused(source):
 @pytest.mark.parametrize(
     ("choice", "told"),
     [
-        ({"exclude": (2, 9)}, r"exclude names the episodes \[9\].*has 5, numbered 0 to 4"),
+        ({"exclude": (2, 9)}, r"exclude names the episodes \[9\].*has 5 episodes, numbered 0 to 4"),
         ({"exclude": (0, 1, 2, 3, 4)}, "nothing would be left"),
         ({"drop_cameras": ("observation.images.tip",)}, "did you mean 'observation.images.top'"),
     ],
@@ -104,7 +104,7 @@ def test_a_short_video_is_named_and_may_be_excluded(damaged, tmp_path):
     folder = damaged / f"videos/chunk-000/{TOP}"
     shutil.copy(folder / "episode_000001.mp4", folder / "episode_000002.mp4")
 
-    with pytest.raises(DecodeError, match=r"episode 2 .* has 1 frames, and the episode needs"):
+    with pytest.raises(DecodeError, match=r"episode 2 .* has 1 frame, and the episode needs"):
         reshard(damaged, tmp_path / "copy")
 
     reshard(damaged, tmp_path / "copy", exclude=(2,))

@@ -445,7 +445,7 @@ def test_assert_resumes_exactly_accepts_an_iterator_that_does():
 
 
 def test_assert_resumes_exactly_names_the_batch_that_differs():
-    with pytest.raises(AssertionError, match="stopped after 1 batches: batch 1"):
+    with pytest.raises(AssertionError, match="stopped after 1 batch: batch 1"):
         assert_resumes_exactly(lambda: Counter(lambda place: max(0, place - 1)))
 
 

@@ -1,13 +1,17 @@
 """Every damage is found, with the right episodes and files, and nothing else is said; sound data gives notes only."""
 
+import io
 import json
 import random
 import shutil
+import subprocess
 
+import numpy as np
 import pytest
-from damages import DAMAGES, LENGTHS, SOUND, base_spec
+from damages import DAMAGES, LENGTHS, SOUND, TOP, base_spec, edit_episodes, edit_rows, with_column
+from PIL import Image
 
-from raypipe.testing import write_dataset
+from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 from raypipe.validate import KINDS, validate_dataset
 
 CASES = [
@@ -64,6 +68,68 @@ def test_corrupted_bytes_are_found_by_decoding_only(bases, tmp_path):
     DAMAGES["corrupted-bytes"].apply(tmp_path / "dataset")
 
     assert validate_dataset(str(tmp_path / "dataset"), where="process").findings == ()
+
+
+def test_a_black_camera_is_found_by_decoding_only(bases, tmp_path):
+    shutil.copytree(bases["v3.0"], tmp_path / "dataset")
+    DAMAGES["black-camera"].apply(tmp_path / "dataset")
+
+    assert validate_dataset(str(tmp_path / "dataset"), where="process").severity != "warning"
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="fragments are made by ffmpeg")
+def test_a_black_camera_is_found_in_a_video_without_a_plain_index(bases, tmp_path):
+    shutil.copytree(bases["v3.0"], tmp_path / "dataset")
+    (name,) = DAMAGES["black-camera"].apply(tmp_path / "dataset").files
+    whole = (tmp_path / "dataset" / name).rename(tmp_path / "whole.mp4")
+    options = ["-movflags", "frag_keyframe+empty_moov", "-c:v", "copy", tmp_path / "dataset" / name]
+    subprocess.run(["ffmpeg", "-v", "error", "-i", whole, *options], check=True)
+
+    report = validate_dataset(str(tmp_path / "dataset"), where="process", deep=True)
+
+    (found,) = [one for one in report.findings if one.severity != "note"]
+    assert (found.kind, found.place.episodes) == ("camera-black", (2,))
+    assert report.counts.decoded_frames == 2 * sum(LENGTHS)
+
+
+@pytest.mark.parametrize(("kind", "black"), [("image", 16), ("depth-image", 0)])
+def test_images_in_rows_that_are_black_for_an_episode_are_found(tmp_path, kind, black):
+    spec = SynthSpec(lengths=(4, 5), cameras=(CameraSpec(name=TOP, height=32, width=48, kind=kind),))
+    root = write_dataset(tmp_path / "dataset", spec)
+
+    def blacken(table):
+        stored = table.column(TOP).to_pylist()
+        pixels = np.full_like(np.asarray(Image.open(io.BytesIO(stored[0]["bytes"]))), black)
+        image = io.BytesIO()
+        Image.fromarray(pixels).save(image, "PNG" if kind == "image" else "TIFF")
+        return with_column(table, TOP, [{**one, "bytes": image.getvalue()} for one in stored])
+
+    name = edit_rows(root, 1, blacken)
+    (found,) = validate_dataset(str(root), where="process", deep=True).findings
+
+    assert (found.kind, found.place.file, found.place.episodes) == ("camera-black", name, (1,))
+    assert found.message == "all 5 frames are black"
+
+
+def test_a_task_that_the_table_lists_beside_those_of_the_rows_is_no_contradiction(bases, tmp_path):
+    # Some datasets list there what other columns refer to.
+    shutil.copytree(bases["v3.0"], tmp_path / "dataset")
+    edit_episodes(tmp_path / "dataset", 2, {"tasks": ["pick up the cube", "open the drawer"]})
+
+    assert validate_dataset(str(tmp_path / "dataset"), where="process").findings == ()
+
+
+def test_a_contradiction_of_tasks_tells_both_sides(bases, tmp_path):
+    shutil.copytree(bases["v2.1"], tmp_path / "dataset")
+    # By number, as some datasets do.
+    edit_episodes(tmp_path / "dataset", 2, {"tasks": ["1"]})
+
+    (found,) = validate_dataset(str(tmp_path / "dataset"), where="process").findings
+
+    assert found.kind == "task-mismatch"
+    assert found.message == (
+        "12 rows with the task 'pick up the cube', the first is frame 0; the episode table lists 'open the drawer'"
+    )
 
 
 @pytest.mark.parametrize("name", SOUND)

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from raypipe.errors import ConfigError
 from raypipe.validate import KINDS, read_exclude_file
-from raypipe.validate.container import same_codec
 from raypipe.validate.findings import Place, make_finding, worst_first
 from raypipe.validate.frames import count_frames, find_segments
 from raypipe.validate.stats import _compare
 from raypipe.validate.summary import join_summaries
 from raypipe.validate.table import fold_findings, format_runs
 from raypipe.validate.whole import _judge_timestamps
+from raypipe.video_format import same_codec
 
 lengths = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 
@@ -110,7 +110,7 @@ def stored(**changes):
         ({"max": np.array([1.1, 5.0])}, "max[0] is 1.1, the values' is 1"),
         ({"mean": np.array([0.25, 5.1])}, "mean[1] is 5.1"),
         ({"count": np.array([99])}, "count[0] is 99"),
-        ({"min": np.array([-1.0])}, "min has 1 numbers, the feature 2"),
+        ({"min": np.array([-1.0])}, "min has 1 number, the feature 2"),
         ({"min": np.array([np.nan, 5.0])}, "min[0] is nan"),
     ],
 )

@@ -2,20 +2,27 @@
 
 import base64
 import io
+import json
 import re
 import warnings
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from batches import TOP, WRIST, local_loader
+from damages import edit_episodes, edit_info
+from matplotlib.text import Text
 from PIL import Image
 from torchcodec.decoders import VideoDecoder
 
 import raypipe as rp
+from raypipe.info import describe
 from raypipe.testing import CameraSpec, Stamp, SynthSpec, read_stamp, write_dataset
 from raypipe.views import clip as clip_module
+from raypipe.views import tasks as tasks_module
 from raypipe.views import view_batch, view_dataset, view_episode, view_pipeline, view_world
 
 
@@ -201,6 +208,110 @@ def test_card_without_statistics_computes_ranges_and_says_so(tmp_path):
     np.testing.assert_allclose(action.low, values.min(axis=0))
     np.testing.assert_allclose(action.high, values.max(axis=0))
     assert state.feature == "observation.state"
+
+
+def edit_stats(root, change):
+    path = root / "meta/stats.json"
+    stats = json.loads(path.read_text())
+    change(stats)
+    path.write_text(json.dumps(stats))
+
+
+def test_card_believes_no_statistics_that_its_rows_contradict(tmp_path):
+    root = write_dataset(tmp_path / "wrong", SynthSpec(lengths=(5,) * 20, cameras=()))
+    # As of a single frame: nothing seems ever to change.
+    edit_stats(root, lambda stats: stats["action"].update(min=stats["action"]["max"]))
+
+    card = view_dataset(rp.open_dataset(str(root)))
+
+    action, state = card.ranges
+    assert dict(card.lines)["episodes"] == "20 of 5 frames each"
+    assert action.source == "computed here from the rows of 8 of 20 episodes; the stored statistics are wrong"
+    assert (action.low < action.high).all()
+    assert state.source == "stored statistics"
+    (remark,) = card.remarks
+    assert remark.severity == "warning"
+    assert remark.text.startswith("stored statistics are not those of the rows: action: min of joint_")
+    assert f"raypipe validate {root}" in remark.text
+
+
+def test_card_names_the_numbers_that_never_change_in_statistics_and_rows(tmp_path):
+    root = write_dataset(tmp_path / "still", SynthSpec(lengths=(5,) * 20, cameras=()))
+    for path in root.glob("data/**/*.parquet"):
+        table = pq.read_table(path)
+        actions = [[0.5, *values[1:]] for values in table.column("action").to_pylist()]
+        kind = table.schema.field("action").type
+        pq.write_table(table.set_column(table.column_names.index("action"), "action", pa.array(actions, kind)), path)
+    edit_stats(root, lambda stats: [stats["action"][end].__setitem__(0, 0.5) for end in ("min", "max")])
+
+    texts = [one.text for one in view_dataset(rp.open_dataset(str(root))).remarks]
+
+    assert "action: 1 of its 6 numbers never changes: joint_0" in texts
+
+
+def test_card_with_statistics_and_broken_rows_claims_nothing_of_constant_numbers(tmp_path):
+    root = write_dataset(tmp_path / "broken", SynthSpec(lengths=(5, 5), cameras=(), episodes_per_data_file=1))
+    edit_stats(root, lambda stats: stats["action"].update(min=stats["action"]["max"]))
+    sorted((root / "data").rglob("*.parquet"))[0].write_bytes(b"PAR1 and nothing more")
+
+    card = view_dataset(rp.open_dataset(str(root)))
+
+    assert [one.source for one in card.ranges] == ["stored statistics"] * 2
+    assert not any("never change" in one.text for one in card.remarks)
+    assert [one.severity for one in card.remarks].count("error") == 1
+
+
+def test_card_counts_the_tasks_of_rows_and_tells_a_table_that_contradicts_them(tmp_path):
+    root = write_dataset(tmp_path / "other", SynthSpec(lengths=(5,) * 4, cameras=(), episodes_per_data_file=2))
+    edit_episodes(root, 2, {"tasks": ["open the drawer"]})
+
+    card = view_dataset(rp.open_dataset(str(root)))
+
+    assert dict(card.tasks) == {"pick up the cube": 2, "open the drawer": 2}
+    assert [one.text for one in card.remarks if one.severity == "warning"] == [
+        "the rows of episode 2 have a task that the episode table does not list for it: the card counts rows"
+    ]
+
+
+def test_card_of_rows_without_tasks_or_on_a_server_counts_the_table_and_says_so(tmp_path, monkeypatch):
+    root = write_dataset(tmp_path / "bare", SynthSpec(lengths=(5,) * 4, cameras=(), drop_columns=("task_index",)))
+    bare = view_dataset(rp.open_dataset(str(root)))
+    monkeypatch.setattr(tasks_module, "_MOST_FILES", 1)
+    many = view_dataset(rp.open_dataset(str(root)))
+
+    for card in (bare, many):
+        assert dict(card.tasks) == {"pick up the cube": 2, "open the drawer": 2}
+    titles = [[axes.get_title(loc="left") for axes in card._summary().axes][1] for card in (bare, many)]
+    assert titles == ["2 tasks", "2 tasks, as the episode table lists them"]
+
+
+@pytest.mark.parametrize("kind", ["card", "info"])
+def test_codec_and_size_of_a_camera_are_those_of_its_file(tmp_path, kind):
+    spec = SynthSpec(lengths=(3, 3), cameras=(CameraSpec(name=TOP, height=32, width=48),))
+    root = write_dataset(tmp_path / "declared", spec)
+    sound = dict(view_dataset(rp.open_dataset(str(root))).lines)["camera"]
+    edit_info(root, lambda info: info["features"][TOP]["info"].update({"video.codec": "mpeg4"}))
+
+    shown = (
+        dict(view_dataset(rp.open_dataset(str(root))).lines)["camera"].split("  ")[1]
+        if kind == "card"
+        else describe(str(root)).cameras[TOP]
+    )
+
+    assert sound == f"{TOP}  48x32 h264"
+    assert shown == "48x32 h264 (info.json says 48x32 mpeg4)"
+
+
+def test_pictures_show_errors_with_what_to_do_about_them(tmp_path):
+    root = write_dataset(tmp_path / ("long" * 20), SynthSpec(lengths=(3, 3), version="v2.1"))
+    for path in root.glob("videos/**/*.mp4"):
+        path.write_bytes(path.read_bytes()[:400])
+    dataset = rp.open_dataset(str(root))
+
+    for view in (view_dataset(dataset), view_episode(dataset, 0)):
+        texts = " ".join(" ".join(text.get_text().split()) for text in view.figure().findobj(Text))
+        assert "Fetch the file again" in texts
+        assert " ... " not in texts
 
 
 def test_card_of_a_damaged_dataset_tells_it_and_shows_the_rest(tmp_path):

@@ -124,7 +124,7 @@ BAD = {
     "when of before": ({"decode": {"when": "exit"}}, "decode has no field 'when'"),
     "no clip": ({"order": {"clip_frames": 0}}, "clip_frames must be an integer of at least 1 or 'span', got 0"),
     "half a clip": ({"order": {"clip_frames": 2.5}}, "clip_frames must be an integer of at least 1 or 'span', got 2.5"),
-    "clips of two datasets": ({"order": {"clip_frames": [2, 3]}}, "is for 2 datasets, and there are 1"),
+    "clips of two datasets": ({"order": {"clip_frames": [2, 3]}}, "is for 2 datasets, and there is 1"),
     "no room": ({"live_bytes": 50_000}, "live_bytes=50,000 does not hold the decoded frames of one batch"),
     "cuda on the cluster": ({"decode": {"where": "cluster", "device": "cuda"}}, "needs where='rank'"),
     "odd resize": ({"decode": {"resize": (0, 3)}}, "resize"),

@@ -185,7 +185,7 @@ def test_near_repeats_want_a_frame_rate_of_every_dataset():
     world = make_world(100)
 
     assert measure_mixing(world).near_repeats is None
-    with pytest.raises(ConfigError, match=r"near_frames=\(5, 8\) must have a number for each of 1 datasets"):
+    with pytest.raises(ConfigError, match=r"near_frames=\(5, 8\) must have a number for the dataset"):
         measure_mixing(world, near_frames=(5, 8))
 
 

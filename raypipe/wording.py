@@ -1,0 +1,52 @@
+"""How messages, tables and pages tell numbers: one place for plurals, ranges and texts that are too long."""
+
+from collections.abc import Sequence
+from typing import Final
+
+_SHOWN_NAMES: Final = 8
+_ES: Final = ("s", "x", "ch", "sh")
+"""Endings of nouns whose plural ends in ``es``: batches, passes."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 frame``, ``0 frames``, ``1,200 batches``."""
+    return f"{number:,} {plural(number, noun)}"
+
+
+def plural(number: float, noun: str) -> str:
+    """Return the noun as it stands behind a number: the plural of what is not one."""
+    if number == 1:
+        return noun
+    return f"{noun}es" if noun.endswith(_ES) else f"{noun}s"
+
+
+def either(number: float, one: str, several: str) -> str:
+    """Return the word that agrees with a number: ``is`` or ``are``, ``it`` or ``them``."""
+    return one if number == 1 else several
+
+
+def span_text(first: float, last: float) -> str:
+    """Return a range with both ends, or the one number that it is: ``3 to 461``, ``461``."""
+    return f"{first}" if first == last else f"{first} to {last}"
+
+
+def frames_text(start: int, stop: int) -> str:
+    """Return the frames ``[start, stop)`` in words: ``frames 3 to 9``, ``frame 3``."""
+    return f"{plural(stop - start, 'frame')} {span_text(start, stop - 1)}"
+
+
+def cut_inside(text: str, most: int) -> str:
+    """Return a text of at most `most` characters without its middle: an error ends with what to do about it."""
+    if len(text) <= most:
+        return text
+    kept = most - len(" ... ")
+    return f"{text[: kept - kept // 2].rstrip()} ... {text[len(text) - kept // 2 :].lstrip()}"
+
+
+def constant_text(constant: Sequence[str], total: int) -> str:
+    """Return which of a feature's numbers never change, by name; of many the first."""
+    if len(constant) == total:
+        return f"none of its {total} numbers ever changes" if total > 1 else "its number never changes"
+    more = f" and {len(constant) - _SHOWN_NAMES} more" if len(constant) > _SHOWN_NAMES else ""
+    verb = either(len(constant), "changes", "change")
+    return f"{len(constant)} of its {total} numbers never {verb}: {', '.join(constant[:_SHOWN_NAMES])}{more}"
