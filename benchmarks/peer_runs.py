@@ -94,7 +94,8 @@ class Runner:
     ) -> Ran:
         _, result, output = self._files(request.rank)
         if not result.exists():
-            lines = [line for line in output.read_text().strip().splitlines() if line.strip()]
+            # The frames of a native stack trace, which say nothing, begin with the path of a library.
+            lines = [line for line in output.read_text().splitlines() if line.strip() and line[0] not in "/*"]
             ended = f"ended with {child.returncode}: {lines[-1] if lines else 'no message'}"
             raise RunError((limit or ended)[:400])
         return Ran(result=json.loads(result.read_text()), sampler=sampler, started_at_s=begin)
