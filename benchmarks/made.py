@@ -48,8 +48,7 @@ def make_peer_dataset(kind: str, root: Path, num_episodes: int) -> Path:
     """Write the dataset of `peer_spec`, unless it is there."""
     if (root / "meta" / "info.json").exists():
         return root
-    spec = peer_spec(kind, num_episodes)
-    return write_repeated(root, spec, _DISTINCT) if kind == "av1-640" else write_dataset(root, spec)
+    return write_repeated(root, peer_spec(kind, num_episodes), _DISTINCT if kind == "av1-640" else num_episodes)
 
 
 def peer_spec(kind: str, num_episodes: int) -> SynthSpec:
@@ -70,7 +69,7 @@ def make_resume_dataset(root: Path, num_episodes: int = 30) -> Path:
     lengths = tuple(draw.randint(40, 80) for _ in range(num_episodes))
     camera = CameraSpec(name="observation.images.top", height=96, width=96)
     spec = replace(_spec(lengths, (camera,)), episodes_per_data_file=3, episodes_per_video_file=num_episodes)
-    return write_dataset(root, spec)
+    return write_repeated(root, spec, num_episodes)
 
 
 def make_small_episodes(num_episodes: int, root: Path) -> Path:
