@@ -44,15 +44,21 @@ def make_many_files(root: Path, num_episodes: int, episodes_per_file: int) -> Pa
     return write_dataset(root, replace(spec, cameras=cameras, episodes_per_video_file=episodes_per_file))
 
 
-def make_peer_dataset(root: Path, num_episodes: int) -> Path:
-    """Write the ``h264`` dataset with 10 episodes to a data file: peers that stream share out files among workers.
-
-    A camera has one video file: LeRobot's streaming class gives wrong frames where it has more.
-    """
+def make_peer_dataset(kind: str, root: Path, num_episodes: int) -> Path:
+    """Write the dataset of `peer_spec`, unless it is there."""
     if (root / "meta" / "info.json").exists():
         return root
-    spec = replace(_video_spec("h264", num_episodes), episodes_per_data_file=10, episodes_per_video_file=num_episodes)
-    return write_dataset(root, spec)
+    return write_repeated(root, peer_spec(kind, num_episodes), _DISTINCT if kind == "av1-640" else num_episodes)
+
+
+def peer_spec(kind: str, num_episodes: int) -> SynthSpec:
+    """Return ``av1-640``, ``h264`` or ``av1`` with 10 episodes to a data file and one video file to a camera.
+
+    Peers that stream share out data files among workers, and LeRobot's streaming class gives wrong frames where a
+    camera has more than one video file.
+    """
+    spec = _camera_spec(num_episodes) if kind == "av1-640" else _video_spec(kind, num_episodes)
+    return replace(spec, episodes_per_data_file=10, episodes_per_video_file=num_episodes)
 
 
 def make_resume_dataset(root: Path, num_episodes: int = 30) -> Path:
@@ -63,7 +69,7 @@ def make_resume_dataset(root: Path, num_episodes: int = 30) -> Path:
     lengths = tuple(draw.randint(40, 80) for _ in range(num_episodes))
     camera = CameraSpec(name="observation.images.top", height=96, width=96)
     spec = replace(_spec(lengths, (camera,)), episodes_per_data_file=3, episodes_per_video_file=num_episodes)
-    return write_dataset(root, spec)
+    return write_repeated(root, spec, num_episodes)
 
 
 def make_small_episodes(num_episodes: int, root: Path) -> Path:

@@ -61,13 +61,14 @@ def _join_camera(root: Path, spec: SynthSpec, camera: str, folder: Path) -> list
     encoded = sorted(folder.glob(f"encoded/videos/*/{camera}/*.mp4"))
     places: list[VideoPlace] = []
     for number, episodes in enumerate(episode_ranges(spec, spec.episodes_per_video_file)):
-        clips = []
+        lines = []
         for episode in range(episodes.start, episodes.stop):
-            clips.append(folder / f"{episode}.mp4")
-            length = str(spec.lengths[episode])
-            _run_ffmpeg(["-i", str(encoded[episode % len(encoded)]), "-frames:v", length], clips[-1])
+            clip, length = folder / f"{episode}.mp4", spec.lengths[episode]
+            _run_ffmpeg(["-i", str(encoded[episode % len(encoded)]), "-frames:v", str(length)], clip)
+            # A clip gives its own duration in whole milliseconds, and LeRobot refuses frames that drift by more.
+            lines.append(f"file '{clip.name}'\nduration {length / spec.fps:.6f}\n")
         listing = folder / "clips.txt"
-        listing.write_text("".join(f"file '{clip.name}'\n" for clip in clips))
+        listing.write_text("".join(lines))
         path = root / format_path(VIDEO_PATHS["v3.0"], number, spec.chunks_size, camera)
         path.parent.mkdir(parents=True, exist_ok=True)
         _run_ffmpeg(["-f", "concat", "-i", str(listing), "-movflags", "+faststart"], path)

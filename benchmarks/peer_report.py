@@ -1,4 +1,4 @@
-"""The figures of the peers as a table, a plot and the page BENCHMARKS.md. Measures nothing."""
+"""The figures of the peers as tables, a plot and the page BENCHMARKS.md. Measures nothing."""
 
 import os
 from collections.abc import Mapping
@@ -9,100 +9,116 @@ from textwrap import fill as wrap
 from typing import Any
 
 from machine import markdown_table
+from peer_figures import KINDS, find_runs
 
 FLOOR = "floor: sequential decode, all cores"
-RAYPIPE = "raypipe"
+RAYPIPE, KEPT, TASKS = "raypipe", "raypipe, keep_frames", "raypipe, Ray tasks"
+FULL_SHUFFLE = "LeRobot map-style"
+GPU_SAMPLES_PER_S = 1200
 fill = partial(wrap, width=120, break_on_hyphens=False)
 fill_item = partial(fill, initial_indent="- ", subsequent_indent="  ")
+COST = "CPU s per 1,000 samples"
 COLUMNS = (
     "loader",
-    "CPU s per 1,000 samples",
+    COST,
     "times the floor",
+    f"cores for a GPU that eats {GPU_SAMPLES_PER_S:,} samples/s",
     "samples/s",
     "first batch, s",
     "peak memory, MB",
     "episodes per batch",
 )
 EXACT_COLUMNS = ("loader", "an epoch", "stopped, then resumed", "resumed on 3 ranks after 2")
+CODECS = {"av1": "AV1", "h264": "H.264"}
+NOTES = {
+    "av1-640": "This is what LeRobot records with two cameras. The pictures are made, and cost about as much to decode "
+    "as those of real cameras (`_camera_spec` in `benchmarks/made.py`).",
+    "h264": "Small frames decode fast, so what a loader does beside decoding weighs more.",
+}
 
 READING = Template("""\
 - **Cost** is the figure to compare: CPU seconds of the whole process tree for 1,000 samples. It says how many cores
-  keep a GPU fed. raypipe decodes clips, a few frames that follow each other, each once and from files that stay open; a
-  loader that fetches one random frame at a time opens, seeks and decodes for each.
+  keep a GPU fed. raypipe decodes clips, a few frames that follow each other, each once and from files that stay open. A
+  loader that fetches one random frame at a time seeks for each, and decodes from the keyframe before it.
+- **raypipe as it comes** gets a batch size, a seed and the action chunk, and no other setting. On one machine it reads
+  and decodes in threads of the training process and starts no Ray. With `keep_frames` the first epoch writes its
+  decoded frames to disk, and the second, which is measured, copies them. With Ray tasks (`decode={"where": "cluster"}`)
+  Ray reads the rows and decodes; that is for clusters with nodes to spare, and one machine only pays for Ray.
 $mixing
 - **Hugging Face datasets** knows no LeRobot videos: here they are decoded by hand, in file order, before its shuffle
   buffer. That is cheap, holds decoded samples in every worker, and shows a batch few episodes.
 $memory
-- **The first batch** is late in raypipe too: Ray starts, and the rows of the live window are read first. The map-style
-  loaders start sooner.
-- **Going on**: what comes twice in LeRobot on other ranks is padding, so that all ranks have as many batches;
-  torchdata's distributed sampler skips as if the new ranks had been there from the start. Hugging Face datasets drops
-  what is in its shuffle buffers, as its documentation says: 1,000 samples a worker, most of the small dataset here.
+- **The first batch** counts from the start of the process. raypipe imports torch, reads the metadata, and then waits
+  for the rows and clips of that batch alone. With Ray tasks it waits for Ray to start, too.
+- **Going on**: LeRobot pads other ranks to the same number of batches, so some samples come twice. torchdata's
+  distributed sampler skips as if the new ranks had been there from the start. Hugging Face datasets drops what is in
+  its shuffle buffers, as its documentation says: 1,000 samples a worker, most of the small dataset here.
 
 What the peers do better:
 
-- **LeRobot map-style** gives any sample by its number, without Ray, and is what its policies, tools and examples use.
-  For a dataset that one machine decodes fast enough it is the plain choice.
-- **torch and torchdata** need nothing else installed, and fit any dataset with `__getitem__`.
+- **LeRobot map-style** gives any sample by its number, shuffles over the whole dataset, and is what LeRobot's policies,
+  tools and training script use. Where one machine decodes fast enough, take it.
+- **torch's DataLoader** needs nothing but torch, and fits any dataset with `__getitem__`; so does **torchdata**, which
+  adds a state. Both read raypipe's own dataset here, sample by sample.
 - **MosaicML Streaming and LitData** stream from object stores once the data is converted, are made for datasets far
-  larger than a disk, and start sooner with a fraction of raypipe's memory. The copy costs time and space (above), and
-  its JPEG frames are not quite those of the video.
+  larger than a disk, and hold no decoded frames but those of the next batches, so they need less memory. The copy costs
+  time and space (above), and its JPEG frames are not quite those of the video.
 - **Hugging Face datasets** streams from the Hub without a download.
 - **`ray.data.read_lerobot`** is part of Ray and joins any Ray Data pipeline: filters, maps, writes.
-- raypipe needs Ray, and pays for its start in every run.
+- raypipe's shuffle is not a full one: the frames of a clip look alike and leave within some batches of each other.
+  `raypipe plan` prints how many.
 """)
 
 
 def print_table(written: Mapping[str, Any]) -> None:
-    for table in (speed_rows(written), exact_rows(written)):
-        print("\n".join(markdown_table(table, list(table[0]) if table else [])))
+    tables = [speed_rows(data["speed"]) for data in written["data"].values()]
+    for table in (*tables, exact_rows(written["counts"])):
+        print("\n".join(markdown_table(table, list(table[0]) if table else [])) + "\n")
 
 
-def speed_rows(written: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row of figures for every peer; one that failed has the reason in place of them."""
-    floor = written["peers"].get(FLOOR, {}).get("cpu_s_per_1k")
+def speed_rows(speed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row of figures for every peer on one dataset; one that failed has the reason in place of them."""
+    floor = speed.get(FLOOR, {}).get("cpu_s_per_1k")
     rows = []
-    for name, figures in written["peers"].items():
+    for name, figures in speed.items():
         cpu = figures.get("cpu_s_per_1k")
         values = [
-            f"not measured: {figures['error']}" if "error" in figures else cpu or "not measured",
+            cpu or f"not measured: {figures['error']}",
             round(cpu / floor, 1) if cpu and floor else None,
+            round(cpu * GPU_SAMPLES_PER_S / 1000, 1) if cpu else None,
             *(figures.get(key) for key in ("samples_per_s", "first_batch_s", "peak_mb", "distinct_episodes")),
         ]
         rows.append(dict(zip(COLUMNS, [name, *values], strict=True)))
     return rows
 
 
-def exact_rows(written: Mapping[str, Any]) -> list[dict[str, Any]]:
+def exact_rows(counts: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what was counted of every peer."""
     rows = []
-    for name, figures in written["peers"].items():
+    for name, figures in counts.items():
         texts = [figures.get(key, {}).get("text") for key in ("whole", "resume", "reshape")]
         options = ", ".join(f"{key}={value}" for key, value in figures.get("count_options", {}).items())
-        if any(texts):
-            rows.append(dict(zip(EXACT_COLUMNS, [f"{name}, {options}" if options else name, *texts], strict=True)))
+        rows.append(dict(zip(EXACT_COLUMNS, [f"{name}, {options}" if options else name, *texts], strict=True)))
     return rows
 
 
 def write_page(written: Mapping[str, Any], path: Path, plot: Path | None) -> None:
     """Write the page; the plot is linked relative to it."""
-    speed = speed_rows(written)
-    picture = f"![CPU, memory and mixing of all loaders]({os.path.relpath(plot, path.parent)})" if plot else ""
+    counts = exact_rows(written["counts"])
     parts = [
         "# Benchmarks",
         _command(written),
         _conditions(written),
-        "\n".join(markdown_table(speed, COLUMNS)),
-        picture,
-        _exact_conditions(written),
-        "\n".join(markdown_table(exact_rows(written), EXACT_COLUMNS)),
-        _copies(written),
+        *(_data_section(kind, data) for kind, data in written["data"].items()),
+        f"![CPU, memory and mixing of all loaders]({os.path.relpath(plot, path.parent)})" if plot else "",
+        *(["## Stopped and resumed", _exact_conditions(written)] if counts else []),
+        "\n".join(markdown_table(counts, EXACT_COLUMNS)) if counts else "",
         "## How to read it",
-        _ratios(speed),
-        _exactness(written),
+        *(_ratios(data) for data in written["data"].values()),
+        _exactness(written["counts"]) if counts else "",
         _reading(written),
         "## Versions",
-        "\n".join(_version_line(name, figures) for name, figures in written["peers"].items()),
+        "\n".join(_version_line(name, versions) for name, versions in written["versions"].items()),
     ]
     path.write_text("\n\n".join(part for part in parts if part) + "\n")
 
@@ -112,49 +128,78 @@ def _command(written: Mapping[str, Any]) -> str:
         "Written by `benchmarks/peers.py`; no measured figure is typed by hand. The command makes an environment for "
         "every peer (several GB; some need a Python 3.12, see `--python312`) and measures them one after the other."
     )
-    if written.get("num_runs", 1) > 1:
+    runs = find_runs(written)
+    if len(runs) > 1:
         said += "\n" + fill(
-            f"This page is put together from {written['num_runs']} runs of parts of it (`--parts`, `--peers`, "
-            f"`--report`), some of them at the same time. The load average and `--seconds` are those of the speed "
-            f"figures; the frames were counted in runs of their own, with other values of both."
+            f"This page joins {len(runs)} runs, each of some loaders, datasets or parts (`--peers`, `--data`, "
+            f"`--parts`)."
         )
-    seconds = f"--seconds {written['conditions']['seconds']:g}"
-    command = f"python benchmarks/peers.py {seconds} --plot benchmarks/plots/peers.png --write BENCHMARKS.md"
-    return f"{said}\n\n```\n{command}\n```"
+    kinds = "" if set(written["data"]) == set(KINDS) else f" --data {' '.join(written['data'])}"
+    options = f"--seconds {written['conditions']['seconds']:g}{kinds} --plot benchmarks/plots/peers.png"
+    return f"{said}\n\n```\npython benchmarks/peers.py {options} --write BENCHMARKS.md\n```"
 
 
 def _conditions(written: Mapping[str, Any]) -> str:
     machine, given = written["machine"], written["conditions"]
-    loads = [f["load_average"] for f in written["peers"].values() if "load_average" in f]
+    speeds = [figures for data in written["data"].values() for figures in data["speed"].values()]
+    loads = [figures["load_average"] for figures in speeds if "load_average" in figures]
+    runs = find_runs(written)
+    days = " to ".join(dict.fromkeys(run[:10] for run in (runs[0], runs[-1])))
     shared = fill(
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; {machine['time'][:10]}. The "
-        f"load average was {min(loads, default=0)} to {max(loads, default=0)} as the peers ended: above the number of "
-        f"cores others were at work too, and samples/s and first batches are low and uneven, most of all where Ray "
-        f"has a part, since its workers have a niceness of 15. CPU seconds, memory and counts are what to compare."
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; {days}. The load average was "
+        f"{min(loads, default=0)} to {max(loads, default=0)} as the peers ended. Above the number of cores, others "
+        f"were at work too: then samples/s and first batches are low and uneven, most of all where Ray has a part, "
+        f"since its workers have a niceness of 15. Compare CPU seconds, memory and counts."
     )
     data = fill(
-        f"Made data: {given['episodes']} episodes, {given['frames']:,} frames at 30 fps, two 320x240 cameras (h264, a "
-        f"keyframe every 2 frames), state and action of 14 values. Batch {given['batch_size']}, action chunk "
-        f"{given['action_frames']}, a frame of each camera as uint8, {given['workers']} worker processes a peer. "
-        f"The second of two epochs; those of the peers are broken off {given['seconds']:g} s after their first batch. "
-        f"The first batch counts from the start of the process, imports and Ray included."
+        f"Batch {given['batch_size']}, action chunk {given['action_frames']}, a frame of each camera as uint8, "
+        f"{given['workers']} worker processes a peer. The figures are of the second of two epochs. raypipe's epochs "
+        f"are whole; those of the peers are broken off {given['seconds']:g} s after their first batch. The first "
+        f"batch counts from the start of the process, imports included."
     )
     return f"{shared}\n\n{data}"
 
 
-def _exact_conditions(written: Mapping[str, Any]) -> str:
-    return fill(
-        f"Counted on {written['conditions']['small_frames']:,} frames of 30 episodes in batches of 16: a run stops "
-        f'after 20 batches a rank, new processes load what the peer saves, and finish the epoch. "Exact" means the '
-        f"batches of an uninterrupted epoch. From 2 ranks to 3, a rank that was not there takes the state of one that "
-        f"was, unless one state is that of all."
+def _data_section(kind: str, data: Mapping[str, Any]) -> str:
+    """Return the part of the page about one dataset."""
+    described = fill(
+        f"{data['episodes']} made episodes of {data['shortest']} to {data['longest']} frames, {data['frames']:,} in "
+        f"all, at {data['fps']} fps; {data['cameras']} cameras of {data['size']} ({CODECS[data['codec']]}, a keyframe "
+        f"every {data['gop']} frames), state and action of {data['values']} values. {NOTES[kind]}"
     )
+    parts = [f"## {_title(data)}", described, "\n".join(markdown_table(speed_rows(data["speed"]), COLUMNS))]
+    return "\n\n".join(part for part in (*parts, _chosen(data["speed"]), _copies(data["speed"])) if part)
 
 
-def _copies(written: Mapping[str, Any]) -> str:
+def _title(data: Mapping[str, Any]) -> str:
+    return f"{data['size']} {CODECS[data['codec']]}"
+
+
+def _chosen(speed: Mapping[str, Any]) -> str:
+    """Return what raypipe chose by itself, and what it kept, as far as the run wrote it down."""
+    settings = speed.get(RAYPIPE, {}).get("settings")
+    sentences = []
+    if settings:
+        span = settings["span_frames"]
+        spans = "whole episodes" if span == "episode" else f"spans of up to {span} frames"
+        sentences.append(
+            f"raypipe chose clips of {settings['clip_frames']} frames and up to {settings['live_spans']} live spans "
+            f"({spans}), with {settings['live_bytes'] / 1e9:.2f} GB for decoded frames."
+        )
+    kept = speed.get(KEPT, {})
+    if "kept_mb" in kept:
+        decoded, copied = (kept["settings"][name] for name in ("decoded_frames", "kept_frames"))
+        sentences.append(
+            f"Kept frames took {kept['kept_mb'] / 1000:.1f} GB of disk; the second epoch copied "
+            f"{copied / max(1, decoded + copied):.0%} of its frames from there."
+        )
+    return fill(" ".join(sentences)) if sentences else ""
+
+
+def _copies(speed: Mapping[str, Any]) -> str:
     copies = [
         {"loader": name, "seconds": f["convert_s"], "CPU seconds": f["convert_cpu_s"], "MB on disk": f["copy_mb"]}
-        for name, f in written["peers"].items()
+        for name, f in speed.items()
         if "convert_s" in f
     ]
     if not copies:
@@ -162,35 +207,52 @@ def _copies(written: Mapping[str, Any]) -> str:
     return "\n".join(["The copies that some peers need, made before:", "", *markdown_table(copies, list(copies[0]))])
 
 
+def _exact_conditions(written: Mapping[str, Any]) -> str:
+    return fill(
+        f"Counted on {written['conditions']['small_frames']:,} frames of 30 episodes in batches of 16: a run stops "
+        f'after 20 batches a rank, new processes load what the peer saves, and finish the epoch. "Exact" means the '
+        f"batches of an uninterrupted epoch. From 2 ranks to 3, a rank that was not there takes the state of one that "
+        f"was, unless one state is that of all. raypipe's ranks are threads of one process here."
+    )
+
+
 def write_plot(written: Mapping[str, Any], path: Path) -> None:
-    """Draw CPU, memory and mixing of all that was measured, cheapest first."""
+    """Draw CPU, memory and mixing of all that was measured: a row of panels for each dataset, cheapest loader first."""
     from matplotlib.figure import Figure
 
-    rows = [(n, f) for n, f in written["peers"].items() if f.get("cpu_s_per_1k")]
-    rows.sort(key=lambda row: row[1]["cpu_s_per_1k"])
-    names = [name for name, _ in rows]
+    heights = [1.2 + 0.32 * len(data["speed"]) for data in written["data"].values()]
+    figure = Figure(figsize=(14, sum(heights)), layout="constrained")
+    rows = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for row, data in zip(rows, written["data"].values(), strict=True):
+        _draw_row(row, data, written)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+
+
+def _draw_row(row: Any, data: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+    measured = [(name, figures) for name, figures in data["speed"].items() if figures.get("cpu_s_per_1k")]
+    measured.sort(key=lambda each: each[1]["cpu_s_per_1k"])
+    names = [name for name, _ in measured]
     colours = ["#1b6e53" if n.startswith("raypipe") else "#444444" if n == FLOOR else "#c8915a" for n in names]
-    figure = Figure(figsize=(13, 1.6 + 0.4 * len(rows)), layout="constrained")
     titles = {
         "cpu_s_per_1k": "CPU s per 1,000 samples (less is better)",
         "peak_mb": "peak memory, MB (less is better)",
         "distinct_episodes": "episodes in a batch (more is better)",
     }
-    for axes, (key, title) in zip(figure.subplots(1, 3, sharey=True), titles.items(), strict=True):
-        bars = axes.barh(names, [figures.get(key) or 0 for _, figures in rows], color=colours)
-        axes.bar_label(bars, [_label(figures.get(key)) for _, figures in rows], padding=3, fontsize=8)
+    for axes, (key, title) in zip(row.subplots(1, 3, sharey=True), titles.items(), strict=True):
+        bars = axes.barh(names, [figures.get(key) or 0 for _, figures in measured], color=colours)
+        axes.bar_label(bars, [_label(figures.get(key)) for _, figures in measured], padding=3, fontsize=8)
         axes.set_title(title, fontsize=10)
         axes.margins(x=0.16)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].invert_yaxis()
-    given, machine = written["conditions"], written["machine"]
-    figure.suptitle(
-        f"{given['frames']:,} frames of {given['episodes']} episodes, two 320x240 cameras, batch "
-        f"{given['batch_size']}; {machine['processor']}, {machine['cores']} cores",
-        fontsize=10,
+    row.axes[0].invert_yaxis()
+    machine = written["machine"]
+    row.suptitle(
+        f"{data['cameras']} cameras of {_title(data)}, {data['frames']:,} frames of {data['episodes']} episodes, batch "
+        f"{written['conditions']['batch_size']}; {machine['processor']}, {machine['cores']} cores",
+        fontsize=11,
+        fontweight="bold",
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
 
 
 def _label(value: float | None) -> str:
@@ -199,59 +261,57 @@ def _label(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _ratios(rows: list[dict[str, Any]]) -> str:
-    """Return a sentence with what this run measured: how many times the CPU of raypipe each peer takes."""
-    cost = {row["loader"]: row[COLUMNS[1]] for row in rows if isinstance(row[COLUMNS[1]], float)}
-    own = cost.get(RAYPIPE)
-    if not own:
+def _ratios(data: Mapping[str, Any]) -> str:
+    """Return a sentence with what was measured on one dataset: how many times the CPU of raypipe each peer takes."""
+    cost = {name: figures["cpu_s_per_1k"] for name, figures in data["speed"].items() if "cpu_s_per_1k" in figures}
+    others = {name: cpu for name, cpu in cost.items() if not name.startswith(("raypipe", "floor"))}
+    if RAYPIPE not in cost or not others:
         return ""
-    others = {n: c for n, c in cost.items() if not n.startswith(("raypipe", "floor"))}
-    parts = [f"{name} {value / own:.1f}" for name, value in sorted(others.items(), key=lambda item: item[1])]
-    return fill(f"Times the CPU of {RAYPIPE}, in this run: {', '.join(parts)}.")
+    parts = [f"{name} {cpu / cost[RAYPIPE]:.1f}" for name, cpu in sorted(others.items(), key=lambda item: item[1])]
+    return fill(f"Times the CPU of raypipe, {_title(data)}: {', '.join(parts)}.")
 
 
-def _exactness(written: Mapping[str, Any]) -> str:
+def _exactness(counts: Mapping[str, Any]) -> str:
     """Return who goes on exactly, by what was counted."""
-    peers = written["peers"]
-    same = [name for name, figures in peers.items() if figures.get("resume", {}).get("is_same")]
-    reshaped = [name for name, figures in peers.items() if figures.get("reshape", {}).get("text") == "exactly once"]
+    same = [name for name, figures in counts.items() if figures.get("resume", {}).get("is_same")]
+    reshaped = [name for name, figures in counts.items() if figures.get("reshape", {}).get("text") == "exactly once"]
     return fill(
-        f"With the batches of an uninterrupted epoch go on, on the same ranks: {', '.join(same) or 'none'}. From 2 "
-        f"ranks to 3, every frame exactly once: {', '.join(reshaped) or 'none'}."
+        f"These go on with the batches of an uninterrupted epoch, on the same ranks: {_list(same)}. These give every "
+        f"frame exactly once from 2 ranks to 3: {_list(reshaped)}."
     )
+
+
+def _list(names: list[str]) -> str:
+    # Some names have commas.
+    return "; ".join(names) or "none"
 
 
 def _reading(written: Mapping[str, Any]) -> str:
-    """Return what the figures mean; raypipe's settings are named as far as the run wrote them down."""
-    settings = written["peers"].get(RAYPIPE, {}).get("settings", {})
-    window = _window(settings)
+    """Return what the figures mean."""
+    mixed = [_mixing(data) for data in written["data"].values()]
     mixing = fill_item(
-        f"**Mixing**: a full shuffle (LeRobot map-style, torch, torchdata) is the mark. raypipe's live window"
-        f"{f', here of {window},' if window else ''} comes to as many episodes in a batch; batches that follow each "
-        f"other share more episodes than under a full shuffle (`raypipe plan` prints it)."
+        f"**Mixing**: a full shuffle (LeRobot map-style, torch, torchdata) is the mark. "
+        f"{'. '.join(text for text in mixed if text)}{'. ' if any(mixed) else ''}Batches that follow each other share "
+        f"more episodes in raypipe than under a full shuffle."
     )
-    here = f", here {settings['live_bytes'] / 1e9:g} GB" if settings.get("live_bytes") else ""
+    settings = [data["speed"].get(RAYPIPE, {}).get("settings") for data in written["data"].values()]
+    sizes = {f"{each['live_bytes'] / 1e9:.2f} GB" for each in settings if each}
     memory = fill_item(
-        f"**Memory** is what raypipe pays: it holds the rows of live spans, clips that have begun, and clips decoded "
-        f"ahead for the next batches, the frames as far as `live_bytes` allows{here}. It is set above its default "
-        f"here (`RAYPIPE_MEMORY` in `benchmarks/peers.py`): with less, clips are decoded fewer batches ahead, and "
-        f"where that is not enough they are shorter, or fewer spans are live."
+        f"**Memory**: raypipe holds clips that have begun and clips decoded ahead for the next batches, up to "
+        f"`live_bytes`{f', here its default of {sizes.pop()}' if len(sizes) == 1 else ''}. Rows, batches that are "
+        f"ready and the libraries come on top. A smaller `live_bytes` gives shorter clips or fewer live spans. The "
+        f"page cache, which holds kept frames too, is not counted for any loader."
     )
     return READING.substitute(mixing=mixing, memory=memory).rstrip()
 
 
-def _window(settings: Mapping[str, Any]) -> str:
-    """Return the live window of a pipeline in words; empty where it is not known."""
-    if not {"live_spans", "span_frames"} <= set(settings):
+def _mixing(data: Mapping[str, Any]) -> str:
+    """Return how many episodes a batch of raypipe shows beside a full shuffle; empty where one was not measured."""
+    own, full = (data["speed"].get(name, {}).get("distinct_episodes") for name in (RAYPIPE, FULL_SHUFFLE))
+    if not own or not full:
         return ""
-    live_spans, span_frames = settings["live_spans"], settings["span_frames"]
-    return (
-        f"{live_spans} whole episodes"
-        if span_frames == "episode"
-        else f"{live_spans} spans of up to {span_frames} frames"
-    )
+    return f"{_title(data)}: a batch of raypipe shows {own:g} of the {data['episodes']} episodes, of LeRobot {full:g}"
 
 
-def _version_line(name: str, figures: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{package} {number}" for package, number in figures.get("versions", {}).items())
-    return f"- {name}: {versions or figures.get('error', 'unknown')}"
+def _version_line(name: str, versions: Mapping[str, str]) -> str:
+    return f"- {name}: {', '.join(f'{package} {number}' for package, number in versions.items())}"

@@ -18,8 +18,10 @@ from peer_envs import PROJECT
 from raypipe.bench.processes import TreeSampler
 
 DRIVERS = Path(__file__).with_name("peer_drivers")
-LIMIT_S = 600
+LIMIT_S = 1200
 """After which a run is ended and counts as failed."""
+LIMIT_MB = round(0.7 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6)
+"""Memory of a process tree at which it is ended and counts as failed, before the system ends something else."""
 
 
 class RunError(Exception):
@@ -54,12 +56,12 @@ class Runner:
         self.folder.mkdir(parents=True, exist_ok=True)
         port = _free_port()
         started = [self._start(request, port) for request in requests]
-        deadline = time.monotonic() + LIMIT_S
+        deadline, limit = time.monotonic() + LIMIT_S, ""
         try:
-            while any(child.poll() is None for child, _, _ in started):
-                failed = any(child.poll() not in (None, 0) for child, _, _ in started)
-                if failed or time.monotonic() > deadline:
+            while not limit and any(child.poll() is None for child, _, _ in started):
+                if any(child.poll() not in (None, 0) for child, _, _ in started):
                     break
+                limit = _find_limit(sum(sampler.peak_mb for _, sampler, _ in started), deadline)
                 time.sleep(0.05)
         finally:
             for child, sampler, _ in started:
@@ -68,7 +70,7 @@ class Runner:
         ranks = list(zip(requests, started, strict=True))
         # First those that failed by themselves: the others were ended here, because of them.
         ranks.sort(key=lambda rank: rank[1][0].returncode == -signal.SIGKILL)
-        ran = {request.rank: self._read(request, *each) for request, each in ranks}
+        ran = {request.rank: self._read(request, *each, limit) for request, each in ranks}
         return [ran[request.rank] for request in requests]
 
     def _start(self, request: Request, port: int) -> tuple[subprocess.Popen[bytes], TreeSampler, float]:
@@ -87,12 +89,15 @@ class Runner:
             )
         return child, TreeSampler(child.pid), begin
 
-    def _read(self, request: Request, child: subprocess.Popen[bytes], sampler: TreeSampler, begin: float) -> Ran:
+    def _read(
+        self, request: Request, child: subprocess.Popen[bytes], sampler: TreeSampler, begin: float, limit: str
+    ) -> Ran:
         _, result, output = self._files(request.rank)
         if not result.exists():
-            lines = [line for line in output.read_text().strip().splitlines() if line.strip()]
-            ended = "took too long" if child.returncode == -signal.SIGKILL else f"ended with {child.returncode}"
-            raise RunError(f"{ended}: {lines[-1] if lines else 'no message'}"[:400])
+            # The frames of a native stack trace, which say nothing, begin with the path of a library.
+            lines = [line for line in output.read_text().splitlines() if line.strip() and line[0] not in "/*"]
+            ended = f"ended with {child.returncode}: {lines[-1] if lines else 'no message'}"
+            raise RunError((limit or ended)[:400])
         return Ran(result=json.loads(result.read_text()), sampler=sampler, started_at_s=begin)
 
     def _files(self, rank: int) -> tuple[Path, Path, Path]:
@@ -118,13 +123,25 @@ def convert(runner: Runner, request: Request) -> dict[str, Any]:
     """Write a peer's copy anew, and return what that took."""
     shutil.rmtree(request.copy, ignore_errors=True)
     ran = runner.run(replace(request, mode="convert"))
-    size = sum(path.stat().st_size for path in Path(request.copy).rglob("*") if path.is_file())
     begin, end = ran.result["begin_s"], ran.result["end_s"]
     return {
         "convert_s": round(end - begin, 1),
         "convert_cpu_s": round(ran.sampler.cpu_between(begin, end), 1),
-        "copy_mb": round(size / 1e6, 1),
+        "copy_mb": _size_mb(Path(request.copy)),
     }
+
+
+def measure_kept(runner: Runner, request: Request) -> dict[str, Any]:
+    """Return the figures of `measure_speed` for a folder of kept frames that is empty at first, and what it comes to.
+
+    The folder is removed after that.
+    """
+    folder = Path(request.options["keep_frames"]["folder"])
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        return {**measure_speed(runner, request), "kept_mb": _size_mb(folder)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def measure_speed(runner: Runner, request: Request) -> dict[str, Any]:
@@ -142,6 +159,18 @@ def measure_speed(runner: Runner, request: Request) -> dict[str, Any]:
         "load_average": round(os.getloadavg()[0], 1),
         "settings": ran.result["settings"],
     }
+
+
+def _size_mb(folder: Path) -> float:
+    # Blocks and not lengths: a file may have holes.
+    return round(sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file()) / 1e6, 1)
+
+
+def _find_limit(memory_mb: float, deadline: float) -> str:
+    """Return which limit a run has passed; empty where none."""
+    if memory_mb > LIMIT_MB:
+        return f"needs more than {LIMIT_MB / 1000:.0f} GB of memory"
+    return f"took more than {LIMIT_S} s" if time.monotonic() > deadline else ""
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -1,6 +1,7 @@
-"""raypipe and every peer that installs here, on the same data: cost, speed, memory, mixing, and exactness.
+"""raypipe and every peer that installs here, on the same two datasets: cost, speed, memory, mixing, and exactness.
 
-    python benchmarks/peers.py --write BENCHMARKS.md [--python312 PATH] [--peers NAME ...]
+    python benchmarks/peers.py --plot benchmarks/plots/peers.png --write BENCHMARKS.md [--python312 PATH]
+    python benchmarks/peers.py --data av1-640 --peers raypipe "LeRobot map-style"
     python benchmarks/peers.py --report benchmarks/results/peers.json --write BENCHMARKS.md
 
 Every peer runs in an environment of its own, which is made below ``--folder`` (several GB), by a driver of
@@ -8,7 +9,7 @@ Every peer runs in an environment of its own, which is made below ``--folder`` (
 first batch are of the second. CPU seconds are those of the whole process tree; they move little with the load of the
 machine, samples/s move a lot. Going on is counted on a smaller dataset: an epoch is stopped after some batches, a new
 process loads what the peer saves, finishes the epoch, and the frames of both are counted; then the same from 2 ranks
-to 3.
+to 3. A run of some peers, datasets or parts leaves the other figures of the JSON file as they are.
 """
 
 import argparse
@@ -17,10 +18,11 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from made import make_peer_dataset, make_resume_dataset
+from made import make_peer_dataset, make_resume_dataset, peer_spec
 
 # The drivers import each other by their plain names, as they do where they run.
 sys.path.insert(0, str(Path(__file__).with_name("peer_drivers")))
@@ -28,8 +30,9 @@ sys.path.insert(0, str(Path(__file__).with_name("peer_drivers")))
 from peer_counts import count_frames, judge_resume
 from peer_drivers.common import Request
 from peer_envs import PROJECT_ENV, EnvironmentMissingError, environments, make_environment, read_versions
-from peer_report import print_table, write_page, write_plot
-from peer_runs import RunError, Runner, convert, measure_speed
+from peer_figures import KINDS, Figures, join_figures, order_figures, read_figures
+from peer_report import FLOOR, KEPT, RAYPIPE, TASKS, print_table, write_page, write_plot
+from peer_runs import RunError, Runner, convert, measure_kept, measure_speed
 
 from raypipe import open_dataset
 from raypipe.bench.machine import describe_machine
@@ -58,20 +61,22 @@ class Peer:
     """Whether its epochs are never broken off: it decodes far ahead, and a part would not tell what that costs."""
 
 
-RAYPIPE_MEMORY = {"live_bytes": 3_200_000_000}
+KEPT_BYTES = 40_000_000_000
+"""Of `keep_frames`: more than either dataset has decoded."""
 PEERS = {
-    "floor: sequential decode, all cores": Peer(driver="floor", environment=PROJECT_ENV, no_resume="no loader"),
-    "raypipe": Peer(
+    FLOOR: Peer(driver="floor", environment=PROJECT_ENV, no_resume="no loader"),
+    RAYPIPE: Peer(driver="raypipe_loader", environment=PROJECT_ENV, is_one_process=True, is_whole=True),
+    KEPT: Peer(
         driver="raypipe_loader",
         environment=PROJECT_ENV,
-        options={"decode": {"where": "rank"}, **RAYPIPE_MEMORY},
+        options={"keep_frames": {"max_bytes": KEPT_BYTES}},
         is_one_process=True,
         is_whole=True,
     ),
-    "raypipe-cluster": Peer(
+    TASKS: Peer(
         driver="raypipe_loader",
         environment=PROJECT_ENV,
-        options={"decode": {"where": "cluster"}, **RAYPIPE_MEMORY},
+        options={"decode": {"where": "cluster"}},
         is_one_process=True,
         is_whole=True,
     ),
@@ -95,27 +100,29 @@ PEERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """The two datasets."""
+class Bench:
+    """What all runs share."""
 
-    large: Path
-    small: Path
+    arguments: argparse.Namespace
+    pythons: dict[str, str | EnvironmentMissingError]
     folder: Path
-
-    @property
-    def small_frames(self) -> int:
-        """Frames that are counted."""
-        return open_dataset(str(self.small)).meta.num_frames
+    roots: dict[str, Path]
+    """The datasets by kind."""
+    small: Path
+    """The dataset on which frames are counted."""
 
 
 def main() -> None:
     arguments = parse_arguments()
-    written = read_figures(arguments.report) if arguments.report else measure_all(arguments)
+    if arguments.report:
+        written = order_figures(reduce(join_figures, map(read_figures, arguments.report)), PEERS)
+    else:
+        written = measure_all(arguments)
     print_table(written)
     if arguments.plot:
-        write_plot(written, Path(arguments.plot))
+        write_plot(written, arguments.plot)
     if arguments.write:
-        write_page(written, Path(arguments.write), Path(arguments.plot) if arguments.plot else None)
+        write_page(written, arguments.write, arguments.plot)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -123,7 +130,8 @@ def parse_arguments() -> argparse.Namespace:
     results = Path(__file__).with_name("results")
     parser.add_argument("--folder", type=Path, default=results, help="for environments, datasets and copies")
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS), metavar="NAME")
-    parser.add_argument("--episodes", type=int, default=50, help="of about 200 frames with two 320x240 cameras")
+    parser.add_argument("--data", nargs="+", choices=KINDS, default=KINDS, help="which datasets; all unless given")
+    parser.add_argument("--episodes", type=int, default=50, help="of a dataset, each of about 200 frames")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--action-frames", type=int, default=16)
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="processes of a peer")
@@ -131,50 +139,88 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure; the rest stays")
     parser.add_argument("--python312", metavar="PATH", help="for peers that need it; else one of the path")
     parser.add_argument("--json", type=Path, default=results / "peers.json", help="where all figures go")
-    parser.add_argument("--report", nargs="+", metavar="FILE", help="measure nothing: show the figures of these files")
-    parser.add_argument("--plot", metavar="PNG", help="also draw the figures")
-    parser.add_argument("--write", metavar="FILE", help="also write the page BENCHMARKS.md")
+    parser.add_argument(
+        "--report", nargs="+", type=Path, metavar="FILE", help="measure nothing: show the figures of these files"
+    )
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="also draw the figures")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also write the page BENCHMARKS.md")
     return parser.parse_args()
 
 
-def read_figures(paths: list[str]) -> dict[str, Any]:
-    """Return the figures of some files of the same data, later ones before earlier ones, in the order of `PEERS`."""
-    files = [json.loads(Path(path).read_text()) for path in paths]
-    for other in files[1:]:
-        assert other["conditions"] == files[0]["conditions"], f"{paths} are of unlike data or settings"
-    peers: dict[str, Any] = {}
-    for name in PEERS:
-        found = [file["peers"][name] for file in files if name in file["peers"]]
-        if found:
-            peers[name] = {key: value for figures in found for key, value in figures.items()}
-    return {**files[-1], "peers": peers, "num_runs": len(files)}
-
-
-def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of all peers; those of other peers in the JSON file of the same data stay."""
+def measure_all(arguments: argparse.Namespace) -> Figures:
+    """Return the figures of all peers, with those of other peers and datasets that the JSON file has."""
     # First of all: nothing is installed beside what is measured.
     pythons = make_environments(dict.fromkeys(PEERS[name].environment for name in arguments.peers), arguments)
     folder = arguments.folder / "peers"
-    data = Data(
-        large=make_peer_dataset(folder / f"data-{arguments.episodes}", arguments.episodes),
-        small=make_resume_dataset(folder / "small"),
+    bench = Bench(
+        arguments=arguments,
+        pythons=pythons,
         folder=folder,
+        roots={
+            kind: make_peer_dataset(kind, folder / f"{kind}-{arguments.episodes}", arguments.episodes)
+            for kind in KINDS
+            if kind in arguments.data
+        },
+        small=make_resume_dataset(folder / "small"),
     )
-    meta = open_dataset(str(data.large)).meta
-    conditions = {name: getattr(arguments, name) for name in ("episodes", "batch_size", "action_frames", "workers")}
-    conditions |= {"seconds": arguments.seconds, "frames": meta.num_frames, "small_frames": data.small_frames}
-    written = {"machine": describe_machine(), "conditions": conditions, "peers": {}}
+    written = begin_figures(bench)
+    run = written["machine"]["time"]
     if arguments.json.exists():
-        before = json.loads(arguments.json.read_text())
-        if before["conditions"] == conditions:
-            written["peers"] = {name: figures for name, figures in before["peers"].items() if name in PEERS}
-    for name in arguments.peers:
-        before = written["peers"].get(name, {}) if len(arguments.parts) < len(PARTS) else {}
-        written["peers"][name] = {**before, **measure_peer(PEERS[name], pythons, data, arguments)}
-        print(json.dumps({name: written["peers"][name]}), flush=True)
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(written, indent=2) + "\n")
-    return written
+        written = join_figures(read_figures(arguments.json), written)
+    for section, figures in sections(bench, written):
+        for name in arguments.peers:
+            found = measure_peer(name, section, bench)
+            if found:
+                figures[name] = {**found, "run": run}
+                print(json.dumps({section: {name: figures[name]}}), flush=True)
+            if not isinstance(python := pythons[PEERS[name].environment], EnvironmentMissingError):
+                written["versions"][name] = read_versions(python, PEERS[name].environment)
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.write_text(json.dumps(order_figures(written, PEERS), indent=2) + "\n")
+    return order_figures(written, PEERS)
+
+
+def sections(bench: Bench, written: Figures) -> list[tuple[str, Figures]]:
+    """Return what is measured, a dataset or the counts, each with the place of its figures."""
+    parts = bench.arguments.parts
+    speed = [(kind, written["data"][kind]["speed"]) for kind in bench.roots] if "speed" in parts else []
+    return [*speed, *([("counts", written["counts"])] if "counts" in parts else [])]
+
+
+def begin_figures(bench: Bench) -> Figures:
+    """Return the conditions of this run, and no figures."""
+    given = ("batch_size", "action_frames", "workers", "seconds")
+    conditions = {name: getattr(bench.arguments, name) for name in given}
+    return {
+        "machine": describe_machine(),
+        "conditions": {**conditions, "small_frames": count_dataset(bench.small)},
+        "data": {kind: {**describe_data(kind, bench.arguments.episodes), "speed": {}} for kind in bench.roots},
+        "counts": {},
+        "versions": {},
+    }
+
+
+def describe_data(kind: str, num_episodes: int) -> dict[str, Any]:
+    """Return what the page says of a dataset."""
+    spec = peer_spec(kind, num_episodes)
+    camera = spec.cameras[0]
+    return {
+        "episodes": num_episodes,
+        "frames": sum(spec.lengths),
+        "shortest": min(spec.lengths),
+        "longest": max(spec.lengths),
+        "fps": spec.fps,
+        "cameras": len(spec.cameras),
+        "size": f"{camera.width}x{camera.height}",
+        "codec": camera.codec,
+        "gop": camera.gop,
+        "values": spec.state_dim,
+    }
+
+
+def count_dataset(root: Path) -> int:
+    """Return the frames of a dataset."""
+    return open_dataset(str(root)).meta.num_frames
 
 
 def make_environments(names: Iterable[str], arguments: argparse.Namespace) -> dict[str, str | EnvironmentMissingError]:
@@ -188,47 +234,51 @@ def make_environments(names: Iterable[str], arguments: argparse.Namespace) -> di
     return pythons
 
 
-def measure_peer(
-    peer: Peer, pythons: dict[str, str | EnvironmentMissingError], data: Data, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    """Return all figures of one peer, or why there are none."""
-    python = pythons[peer.environment]
+def measure_peer(name: str, section: str, bench: Bench) -> dict[str, Any]:
+    """Return the figures of one peer on a dataset, or its counts; or why there are none. Empty: nothing to measure."""
+    peer = PEERS[name]
+    python = bench.pythons[peer.environment]
     if isinstance(python, EnvironmentMissingError):
-        return {"error": str(python)}
-    has_raypipe = peer.environment == PROJECT_ENV or environments()[peer.environment].has_raypipe
+        return {} if section == "counts" else {"error": str(python)}
     runner = Runner(
         python=python,
         driver=peer.driver,
-        has_raypipe=has_raypipe,
-        folder=data.folder / "runs" / f"{peer.driver}-{os.getpid()}",
+        has_raypipe=peer.environment == PROJECT_ENV or environments()[peer.environment].has_raypipe,
+        folder=bench.folder / "runs" / f"{peer.driver}-{os.getpid()}",
     )
-    request = Request(
+    request = make_request(peer, section, bench, runner.folder / "state")
+    if section != "counts":
+        return time_peer(peer, runner, request)
+    if peer.driver == "floor":
+        return {}
+    return count_peer(peer, runner, request, count_dataset(bench.small)) | {"count_options": peer.count_options}
+
+
+def make_request(peer: Peer, section: str, bench: Bench, state: Path) -> Request:
+    """Return what the driver of a peer is to do, but for the mode."""
+    is_count, arguments = section == "counts", bench.arguments
+    options = peer.options | (peer.count_options if is_count else {})
+    if "keep_frames" in options:
+        folder = (bench.folder / "kept" / section).resolve()
+        options = options | {"keep_frames": {**options["keep_frames"], "folder": str(folder)}}
+    return Request(
         mode="speed",
-        root=str(data.large.resolve()),
-        batch_size=arguments.batch_size,
+        root=str((bench.small if is_count else bench.roots[section]).resolve()),
+        batch_size=SMALL_BATCH if is_count else arguments.batch_size,
         num_workers=arguments.workers,
         action_frames=arguments.action_frames,
-        options=peer.options,
+        options=options,
         max_s=0.0 if peer.is_whole else arguments.seconds,
-        copy=str((data.folder / "copies" / peer.driver / "large").resolve()),
-        state=str((runner.folder / "state").resolve()),
+        copy=str((bench.folder / "copies" / peer.driver / section).resolve()),
+        state=str(state.resolve()),
     )
-    figures: dict[str, Any] = {"versions": read_versions(python, peer.environment)}
-    if "speed" in arguments.parts:
-        figures |= time_peer(peer, runner, request)
-    if "counts" in arguments.parts and peer.driver != "floor":
-        copy = str(Path(request.copy).with_name("small"))
-        options = {**peer.options, **peer.count_options}
-        small = replace(request, root=str(data.small.resolve()), batch_size=SMALL_BATCH, copy=copy, options=options)
-        figures |= count_peer(peer, runner, small, data.small_frames) | {"count_options": peer.count_options}
-    return figures
 
 
 def time_peer(peer: Peer, runner: Runner, request: Request) -> dict[str, Any]:
     """Return cost and speed of a peer, or why there are none."""
     try:
         figures = convert(runner, request) if peer.needs_copy else {}
-        figures |= measure_speed(runner, request)
+        figures |= (measure_kept if "keep_frames" in request.options else measure_speed)(runner, request)
     except RunError as error:
         return {"error": str(error)}
     if peer.driver == "floor":

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from torchcodec.decoders import VideoDecoder
 
 from raypipe.dataset import open_dataset
@@ -32,6 +33,19 @@ def test_repeated_videos_begin_each_episode_with_its_first_frame(tmp_path):
     assert {stamp.episode for stamp in stamps} == {0, 1}
     assert len(list(root.glob("videos/*/*/*.mp4"))) == 4
     assert not list(root.glob("encoded-*"))
+
+
+def test_repeated_videos_have_every_frame_at_its_time_as_lerobot_demands(tmp_path):
+    from made_copies import write_repeated
+
+    spec = SynthSpec(lengths=LENGTHS, fps=30, episodes_per_video_file=len(LENGTHS))
+
+    root = write_repeated(tmp_path / "arm", spec, 2)
+
+    decoder = VideoDecoder(str(next(root.glob("videos/*/*/*.mp4"))))
+    times = decoder.get_frames_in_range(0, sum(LENGTHS)).pts_seconds
+    # LeRobot refuses a frame that is further away than this.
+    assert (times - torch.arange(sum(LENGTHS)) / 30).abs().max() < 1e-4
 
 
 def test_copied_episodes_are_a_sound_dataset_with_every_episode_so_many_times(tmp_path):
