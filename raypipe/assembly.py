@@ -187,7 +187,8 @@ class Assembler:
                 return self._as_batch(span_columns(context, block), request.lap)
         raise DatasetError(
             f"a batch without a frame cannot be trained on, and not one of {len(self._index)} episodes can be read; "
-            f"those met so far:\n{describe_spans(self.bad_spans)}"
+            f"those met so far:\n{describe_spans(self.bad_spans)}\nMend the dataset: "
+            f"`raypipe validate {self.bad_spans[0].root}` tells what is wrong with it, and what to do."
         )
 
     def _as_batch(self, columns: dict[str, Any], lap: int) -> dict[str, Any]:
