@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from raypipe.dataset import Dataset, kept_features, knowing_rows
 from raypipe.decode.spec import Resize
@@ -118,7 +118,7 @@ class Mixture:
     def __len__(self) -> int:
         return sum(self.shares.values())
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> NoReturn:
         """Raise with what there is instead: shares and an order make batches of a mixture, and it has no samples."""
         names = ", ".join(map(repr, self.names[:6])) + ", ..." * (len(self.names) > 6)
         raise ConfigError(

@@ -20,7 +20,7 @@ class Kind:
 
 _LEAVE_OUT = (
     "leave the episodes out: raypipe validate ROOT --exclude-file bad.txt, then raypipe reshard ROOT OUT "
-    "--exclude-file bad.txt, or selection={'exclude': read_exclude_file('bad.txt')}"
+    "--exclude-file bad.txt, or selection={'exclude': raypipe.validate.read_exclude_file('bad.txt')}"
 )
 _LEAVE_FEATURE_OUT = f"leave the feature out, with drop_features([...]) or features=[...]; or {_LEAVE_OUT}"
 _FETCH = f"fetch the file again, or {_LEAVE_OUT}"

@@ -49,6 +49,7 @@ from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 from raypipe.validate import KINDS, read_exclude_file, validate_dataset
 
 INFO = "meta/info.json"
+TABLE = "meta/episodes/chunk-000/file-000.parquet"
 NOTHING_HIT = Damaged((), ())
 SPECS = {
     "v3.0": base_spec("v3.0"),
@@ -192,7 +193,7 @@ def exclude_in_pipeline(bed: Bed) -> Cured:
     listed = bed.spare / "bad.txt"
     (command,) = re.findall(r"raypipe (validate \S+(?: --deep)? --exclude-file bad\.txt)", bed.told)[:1]
     run_program(*command.replace("bad.txt", str(listed)).split())
-    assert "selection={'exclude': read_exclude_file('bad.txt')}" in bed.told
+    assert "selection={'exclude': raypipe.validate.read_exclude_file('bad.txt')}" in bed.told
     numbers = read_exclude_file(listed)
     assert set(numbers) == set(bed.hit.episodes)
     return Cured(parts={"selection": {"exclude": numbers}}, is_mended=False)
@@ -256,6 +257,30 @@ def strayed_rows(root: Path) -> None:
     write_groups(first, [*(groups.read_row_group(i) for i in range(groups.num_row_groups)), stray])
 
 
+def json_line(name: str, **values: Any) -> Damaging:
+    """Change the second line of a file of JSON lines."""
+
+    def damage(root: Path) -> None:
+        lines = [json.loads(line) for line in (root / name).read_text().splitlines()]
+        lines[1].update(values)
+        (root / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return damage
+
+
+def bytes_of(episode: int, old: bytes, new: bytes) -> Damaging:
+    """Change bytes of a video."""
+
+    def damage(root: Path) -> Damaged:
+        name = video_file(root, episode)
+        content = (root / name).read_bytes()
+        assert old in content
+        (root / name).write_bytes(content.replace(old, new))
+        return Damaged((episode,), (name,))
+
+    return damage
+
+
 def in_all_files(change: Callable[[pa.Table], pa.Table]) -> Damaging:
     def damage(root: Path) -> None:
         for path in root.glob("data/*/*.parquet"):
@@ -292,13 +317,19 @@ def jitter(table: pa.Table) -> pa.Table:
     return with_column(table, "timestamp", stamps + 1e-3 * (np.arange(len(stamps)) == 2))
 
 
-def broken_image(root: Path) -> Damaged:
+def broken_image(content: bytes | None) -> Damaging:
     def change(table: pa.Table) -> pa.Table:
         images = table.column(TOP).to_pylist()
-        images[2] = {**images[2], "bytes": b"no image"}
+        images[2] = {**images[2], "bytes": content}
         return table.set_column(table.column_names.index(TOP), TOP, pa.array(images, table.schema.field(TOP).type))
 
-    return Damaged((1,), (edit_rows(root, 1, change),))
+    return lambda root: Damaged((1,), (edit_rows(root, 1, change),))
+
+
+def overwrite(path: Path, start: int, stop: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[start:stop] = b"\xff" * (stop - start)
+    path.write_bytes(bytes(content))
 
 
 def fragmented_video(root: Path) -> None:
@@ -445,8 +476,15 @@ KIND_ROWS: dict[str, list[Row]] = {
     "inf-values": [Row("inf-state", LEAVE_OUT)],
     "constant": [Row(in_all_files(stored_as("action", lambda n: [[0.5] * 6] * n)), (nothing,))],
     "task-unresolved": [Row("unresolved-task", (add_task, *LEAVE_OUT))],
-    "stats-unreadable": [Row("truncated-stats", (nothing, fetch))],
-    "video-unreadable": [Row("truncated-video", FETCH), Row("git-lfs-pointer", FETCH)],
+    "stats-unreadable": [
+        Row("truncated-stats", (nothing, fetch)),
+        Row(json_line("meta/episodes_stats.jsonl", stats=None), (nothing, fetch), "v2.1"),
+    ],
+    "video-unreadable": [
+        Row("truncated-video", FETCH),
+        Row("git-lfs-pointer", FETCH),
+        Row(bytes_of(3, b"stts", b"zzzz"), FETCH, "v2.1"),
+    ],
     "video-truncated": [Row("truncated-video-with-its-index-first", FETCH)],
     "video-unindexed": [Row(fragmented_video, (nothing, reshard), "v2.1", (needs_ffmpeg,))],
     "video-short": [Row("short-video", FETCH)],
@@ -461,7 +499,7 @@ KIND_ROWS: dict[str, list[Row]] = {
     "video-gop": [Row(lambda root: None, (nothing, reshard), "long gop")],
     "camera-undecodable": [Row(as_depth, (name_cameras(TOP),))],
     "video-damaged": [Row("corrupted-bytes", FETCH)],
-    "image-undecodable": [Row(broken_image, LEAVE_OUT, "images")],
+    "image-undecodable": [Row(broken_image(b"no image"), LEAVE_OUT, "images")],
 }
 
 UNTRIED_KINDS = {
@@ -619,17 +657,6 @@ def take_episode_out(bed: Bed) -> Cured:
     return Cured()
 
 
-def json_line(name: str, **values: Any) -> Damaging:
-    """Change the second line of a file of JSON lines."""
-
-    def damage(root: Path) -> None:
-        lines = [json.loads(line) for line in (root / name).read_text().splitlines()]
-        lines[1].update(values)
-        (root / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    return damage
-
-
 def episode_stats(statistic: str, value: Any) -> Damaging:
     """Change a statistic of the action in the second episode."""
 
@@ -637,19 +664,6 @@ def episode_stats(statistic: str, value: Any) -> Damaging:
         lines = [json.loads(line) for line in (root / PER_EPISODE).read_text().splitlines()]
         lines[1]["stats"]["action"][statistic] = value
         (root / PER_EPISODE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    return damage
-
-
-def bytes_of(episode: int, old: bytes, new: bytes) -> Damaging:
-    """Change bytes of a video."""
-
-    def damage(root: Path) -> Damaged:
-        name = video_file(root, episode)
-        content = (root / name).read_bytes()
-        assert old in content
-        (root / name).write_bytes(content.replace(old, new))
-        return Damaged((episode,), (name,))
 
     return damage
 
@@ -733,7 +747,10 @@ BAD_FILES = tuple(
 )
 
 TOLD: dict[str, list[Told]] = {
-    "no folder": [Told(lambda root: None, (give_the_root,), meet=lambda root: open_dataset(f"{root}/nothing"))],
+    "no folder": [
+        Told(lambda root: None, (give_the_root,), meet=lambda root: open_dataset(f"{root}/nothing")),
+        Told(lambda root: None, (give_the_root,), meet=lambda root: validate_dataset(f"{root}/nothing")),
+    ],
     "no dataset": [Told(lambda root: None, (remove_folder_name,), meet=lambda root: open_dataset(str(root / "data")))],
     "version": [
         Told("unknown-version", (set_info("codebase_version", r"raypipe reads .*(v3\.0)"),)),
@@ -766,6 +783,9 @@ TOLD: dict[str, list[Told]] = {
         Told(episode_column("length", lambda old: pa.array([None, *old[1:]])), (fetch_meta,)),
         Told(lambda root: edit_episodes(root, 2, ZERO), (take_episode_out,), "v2.1"),
         Told(json_line("meta/episodes.jsonl", length=7.5), (fetch_meta,), "v2.1"),
+        Told(lambda root: (root / "meta/episodes.jsonl").write_text('{"episode_index": 0}'), (fetch,), "v2.1"),
+        Told(lambda root: pq.write_table(pa.table({"length": [7]}), root / TABLE), (fetch,)),
+        Told(lambda root: overwrite(root / TABLE, 4, 36), (fetch,)),
     ],
     "tasks": [
         Told("missing-tasks", (fetch, set_info("total_tasks", r"set total_tasks to (0)", int))),
@@ -820,7 +840,8 @@ TOLD: dict[str, list[Told]] = {
         ),
         Told(in_all_files(dropped("episode_index")), (write_column,), meet=loading()),
         Told(in_file_of(3, doubled("action")), (fetch, exclude), "v2.1", meet=loading()),
-        Told(broken_image, (exclude, skip), "images", meet=loading()),
+        Told(broken_image(b"no image"), (exclude, skip), "images", meet=loading()),
+        Told(broken_image(None), (exclude,), "images", meet=loading()),
         Told(unknown_task, (correct_episode_table, exclude), meet=loading()),
         Told("start-behind-the-end", (exclude,), meet=loading()),
         Told(bytes_of(3, b"avc1", b"zzzz"), (fetch, exclude), "v2.1", meet=loading()),
@@ -839,10 +860,24 @@ TOLD: dict[str, list[Told]] = {
         Told("lost-rows", (run_again("--exclude-file", "bad.txt"),), meet=resharding),
         Told("zero-byte-parquet", (run_again("--exclude-file", "bad.txt"),), meet=resharding),
         Told("truncated-video", (run_again("--exclude-file", "bad.txt"),), meet=resharding),
+        Told("truncated-video-with-its-index-first", (run_again("--exclude-file", "bad.txt"),), meet=resharding),
+        Told(json_line(PER_EPISODE, stats=None), (fetch,), "v2.1", meet=resharding),
         Told("unresolved-task", (run_again("--exclude", "2"),), meet=resharding),
         Told("unresolved-task", (add_task,), meet=resharding),
         Told("nan-actions", (run_again("--exclude-file", "bad.txt"),), meet=resharding),
         Told("nan-actions", (run_again("--allow-findings"),), meet=resharding),
+        Told(
+            in_file_of(3, lambda table: table.append_column("effort", pa.array([0.5] * len(table)))),
+            (run_again("--exclude", "3"),),
+            "v2.1",
+            meet=resharding,
+        ),
+        Told(
+            in_file_of(3, stored_as("action", lambda n: [["a"] * 6] * n)),
+            (run_again("--exclude", "3"),),
+            "v2.1",
+            meet=resharding,
+        ),
     ],
 }
 
