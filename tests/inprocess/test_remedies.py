@@ -141,9 +141,6 @@ def text_of(error: BaseException) -> str:
     return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
-# What a remedy tells to do.
-
-
 def fetch(bed: Bed) -> Cured:
     """Fetch the files that the message names."""
     files = [path for path in bed.sound.rglob("*") if path.is_file()]
@@ -227,9 +224,6 @@ def add_task(bed: Bed) -> Cured:
             file.writelines(json.dumps({"task_index": i, "task": "juggle"}) + "\n" for i in range(2, 8))
     edit_info(bed.root, lambda info: info.update(total_tasks=8))
     return Cured()
-
-
-# Damages that validate's own tests do without.
 
 
 def moved(folder: str) -> Damaging:
@@ -557,9 +551,6 @@ def test_the_remedy_of_a_finding_helps(bed, kind, row):
             again = validate_dataset(str(cured.root or made.root), where="process", deep=kind in DEEP)
             assert kind not in again.tally, again.findings
             assert [finding for finding in again.findings if finding.severity == "error"] == []
-
-
-# Messages on opening, of samples and of loaders.
 
 
 def opening(**options: Any) -> Callable[[Path], Any]:
