@@ -1,6 +1,6 @@
 """Why the order of frames matters: one small policy, one dataset, several orders.
 
-    python benchmarks/gradient_noise.py [ROOT] [--ranks 1] [--json FILE] [--plot FILE]
+    python benchmarks/gradient_noise.py [ROOT] [--ranks 1] [--json-file FILE] [--plot FILE]
 
 ROOT is a LeRobot dataset with ``observation.state`` and ``action``. Without it a dataset is made, whose episodes differ
 strongly: each walks about in its own corner of the state space. The same policy, from the same first weights, is
@@ -116,7 +116,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64, help="frames per rank")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json-file", dest="json", help="also write the figures here")
     parser.add_argument("--plot", help="also draw them here")
     return parser.parse_args()
 

@@ -1,6 +1,6 @@
 """raypipe beside the floor and its peers: cost, speed, memory and mixing, on one dataset in one run.
 
-    python benchmarks/loader.py [--json FILE] [--peer-python PYTHON]
+    python benchmarks/loader.py [--json-file FILE] [--peer-python PYTHON]
     python benchmarks/loader.py DATASET
     python benchmarks/loader.py --make h264
     python benchmarks/loader.py --real DATASET --copies 8
@@ -94,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--real", metavar="DATASET", help="make one of the episodes of this one, of v2.0 or v2.1")
     parser.add_argument("--copies", type=int, default=8, help="how many times those episodes come")
     parser.add_argument("--episodes", type=int, help="episodes of the dataset that is made")
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json-file", dest="json", help="also write the figures here")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--observation-frames", type=int, nargs="+", default=[1])
     parser.add_argument("--loaders", nargs="+", choices=list(LOADERS), default=list(LOADERS), metavar="NAME")

@@ -3,7 +3,7 @@
 Writes ``meta/`` of a dataset with many episodes as LeRobot's recorder does (v3.0: a row group per 10 episodes, and
 statistics of every feature in most of the columns; v2.1: JSON lines), then reads it in a new process.
 
-    python benchmarks/metadata.py --episodes 200000 --json results/metadata.json
+    python benchmarks/metadata.py --episodes 200000 --json-file results/metadata.json
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=200_000)
     parser.add_argument("--keep", help="write the metadata into this folder and keep it; used again if it is there")
-    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument("--json-file", dest="json", help="write the figures to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or temporary

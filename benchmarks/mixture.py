@@ -5,7 +5,7 @@ in ten ways. Then opens all, each way in a process of its own: one after the oth
 threads, and from the cache; the files themselves are in the page cache of the system each time. Last on a storage that
 answers every call after 20 ms. Datasets are made once below ``--folder``.
 
-    python benchmarks/mixture.py --datasets 400 --json results/mixture.json
+    python benchmarks/mixture.py --datasets 400 --json-file results/mixture.json
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--datasets", type=int, default=400)
     parser.add_argument("--remote-datasets", type=int, default=100, help="of those that are opened slowly")
     parser.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "raypipe-bench-mixture"))
-    parser.add_argument("--json", dest="path")
+    parser.add_argument("--json-file", dest="path")
     parser.add_argument("--run", help="what to measure in this process, as JSON; used by the benchmark itself")
     arguments = parser.parse_args()
     if arguments.run:

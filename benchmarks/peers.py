@@ -138,7 +138,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=30.0, help="after which an epoch is broken off")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure; the rest stays")
     parser.add_argument("--python312", metavar="PATH", help="for peers that need it; else one of the path")
-    parser.add_argument("--json", type=Path, default=results / "peers.json", help="where all figures go")
+    parser.add_argument(
+        "--json-file", dest="json", type=Path, default=results / "peers.json", help="where all figures go"
+    )
     parser.add_argument(
         "--report", nargs="+", type=Path, metavar="FILE", help="measure nothing: show the figures of these files"
     )

@@ -1,7 +1,7 @@
 """What a plan costs at the size of the largest robot datasets: 1,000,000 episodes, 300,000,000 frames, 64 lanes.
 
-Run ``python benchmarks/plan.py [--json FILE]``. Every figure is the best of three in one process; memory is the peak of
-the process above what the imports and the index of episodes take.
+Run ``python benchmarks/plan.py [--json-file FILE]``. Every figure is the best of three in one process; memory is the
+peak of the process above what the imports and the index of episodes take.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=64)
     parser.add_argument("--other-world-size", type=int, default=48)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json-file", dest="json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     figures = measure(arguments)
     for name, value in figures.items():

@@ -1,6 +1,6 @@
 """A rank that reads from S3 beside one that reads local files: what it waits for data, with prefetch on and off.
 
-    python benchmarks/remote.py [--latency-ms 20] [--megabytes-per-s 50] [--json results/remote.json]
+    python benchmarks/remote.py [--latency-ms 20] [--megabytes-per-s 50] [--json-file results/remote.json]
 
 The store is on loopback and late by `--latency-ms` for every request, and sends at most `--megabytes-per-s`; see
 ``slow_store.py``. Every loader runs one epoch in a new process, with a Ray and, but for the warm one, an empty cache of
@@ -103,7 +103,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--loaders", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME")
     parser.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "raypipe-bench-remote"))
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json-file", dest="json", help="also write the figures here")
     arguments = parser.parse_args()
     if arguments.loaders[0] != "local" or (WARM in arguments.loaders and "S3 whole, prefetch" not in arguments.loaders):
         parser.error(f"the first of --loaders must be 'local', and {WARM!r} wants 'S3 whole, prefetch' before it")

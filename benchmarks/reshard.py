@@ -3,7 +3,7 @@
 Copies and re-encodes made datasets on a local Ray, whose start is reported apart, then reads episodes in a random order
 from a dataset whose data files are one row group each, and from its copy.
 
-    python benchmarks/reshard.py --episodes 2000 --encoded-episodes 60 --json results/reshard.json
+    python benchmarks/reshard.py --episodes 2000 --encoded-episodes 60 --json-file results/reshard.json
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--large-episodes", type=int, default=50, help="of 200 frames and two cameras of 320x240")
     parser.add_argument("--encoded-episodes", type=int, default=20, help="re-encoded of the latter")
     parser.add_argument("--row-episodes", type=int, default=1_000, help="of 300 rows, for the speed of reading rows")
-    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument("--json-file", dest="json", help="write the figures to this file")
     arguments = parser.parse_args()
     started = time.perf_counter()
     ray.init(address="local", num_cpus=os.cpu_count(), include_dashboard=False, logging_level="warning")

@@ -1,6 +1,6 @@
 """What it costs to decode the frames of a video at another size, and how near each way comes to the exact result.
 
-    python benchmarks/resize.py VIDEO [--size 224 224] [--clip 2] [--clips 20] [--repeats 7] [--json FILE]
+    python benchmarks/resize.py VIDEO [--size 224 224] [--clip 2] [--clips 20] [--repeats 7] [--json-file FILE]
 
 Clips of a few frames are decoded at random from a decoder that stays open, and made smaller by one way after the other,
 all of them in every repetition, so that a slow minute of the machine falls on all. CPU is that of the whole process,
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--clip", type=int, default=2, help="frames of a clip")
     parser.add_argument("--clips", type=int, default=20, help="of a repetition")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json-file", dest="json", help="also write the figures here")
     arguments = parser.parse_args()
     size = (arguments.size[0], arguments.size[1])
     write_results(arguments.json, measure(arguments, size), COLUMNS)

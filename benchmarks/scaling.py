@@ -1,6 +1,6 @@
 """Whether cost grows with the number of episodes: raypipe alone on 50, 500 and 5,000 small ones.
 
-    python benchmarks/scaling.py [--json FILE] [--episodes 50 500 5000] [--parts JSON]
+    python benchmarks/scaling.py [--json-file FILE] [--episodes 50 500 5000] [--parts JSON]
 
 An episode has 40 frames of one 96x96 camera and files of its own; most videos are hard links of the first 50. CPU per
 1,000 samples and peak memory should be flat. Every epoch has a start of some CPU seconds, the same for any number of
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--loader", default="raypipe")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--parts", type=json.loads, default={}, help="further parts of raypipe's pipeline, as JSON")
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json-file", dest="json", help="also write the figures here")
     arguments = parser.parse_args()
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="raypipe-bench-") as folder:

@@ -1,6 +1,6 @@
 """How long the first batch takes, from the start of Python, and where the time goes.
 
-    python benchmarks/start.py [DATASET] [--rounds 3] [--json FILE]
+    python benchmarks/start.py [DATASET] [--rounds 3] [--json-file FILE]
 
 Without a dataset one of 50 episodes with two 640x480 AV1 cameras is made. Batches of 64, an action chunk of 16, raypipe
 as it comes. Every round is a new process; the median of each stage is shown, in seconds of wall clock.
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("dataset", nargs="?", help="a folder with a LeRobot dataset")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES, metavar="MODE")
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json-file", dest="json", help="also write the figures here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="raypipe-start-") as folder:
         root = arguments.dataset or str(make_dataset("av1-640", Path(folder) / "dataset"))

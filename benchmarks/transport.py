@@ -1,6 +1,6 @@
 """What Ray costs per block: rows only, ranks that pull their blocks through the feeder and throw them away.
 
-    python benchmarks/transport.py [--json FILE] [--ranks 1 8 64] [--episodes 640]
+    python benchmarks/transport.py [--json-file FILE] [--ranks 1 8 64] [--episodes 640]
 
 A rank is a thread of one process, so that 64 of them fit on a small machine; nothing is shuffled or put into batches.
 Each line is a new process with a Ray of its own: spans per block (packing) and ranks per split (groups) are varied. CPU
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--episodes", type=int, default=640)
     parser.add_argument("--rows", type=int, default=100, help="of an episode")
-    parser.add_argument("--json", help="also write the figures here")
+    parser.add_argument("--json-file", dest="json", help="also write the figures here")
     arguments = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory(prefix="raypipe-bench-") as folder:

@@ -3,7 +3,7 @@
 The floor is a plain sequential decode of the same videos, in the same run. CPU is of the whole tree of processes; what
 Ray and its workers cost to start is a figure of its own. Datasets are made once below ``--folder``.
 
-    python benchmarks/validate.py --episodes 5000 --json results/validate.json
+    python benchmarks/validate.py --episodes 5000 --json-file results/validate.json
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--decoded-episodes", type=int, default=50, help="of the dataset that is decoded")
     parser.add_argument("--folder", default=os.path.join(tempfile.gettempdir(), "raypipe-bench-validate"))
     parser.add_argument("--cpus", type=int, default=os.cpu_count())
-    parser.add_argument("--json", dest="path")
+    parser.add_argument("--json-file", dest="path")
     arguments = parser.parse_args()
     folder = Path(arguments.folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -188,7 +188,8 @@ class Assembler:
                 return self._as_batch(span_columns(context, block), request.lap)
         raise DatasetError(
             f"a batch without a frame cannot be trained on, and not one of {counted(len(self._index), 'episode')} can "
-            f"be read; those met so far:\n{describe_spans(self.bad_spans)}"
+            f"be read; those met so far:\n{describe_spans(self.bad_spans)}\nMend the dataset: "
+            f"`raypipe validate {self.bad_spans[0].root}` tells what is wrong with it, and what to do."
         )
 
     def _as_batch(self, columns: dict[str, Any], lap: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ An error of raypipe prints as one paragraph and exits with code 2; ``--debug`` s
 import json
 import sys
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ import typer
 from raypipe import __version__
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.wording import counted
+from raypipe.writable import check_writable
 
 app = typer.Typer(
     name="raypipe",
@@ -39,7 +41,20 @@ LiveSpans = Annotated[
 SpanFrames = Annotated[str, typer.Option(help="Longest span in frames, or 'episode'.  [default: by --live-bytes]")]
 ClipFrames = Annotated[str, typer.Option(help="Frames of a clip, or 'span'.  [default: by the keyframes]")]
 LiveBytes = Annotated[int | None, typer.Option(help="Memory of a rank for decoded frames.  [default: 1 GiB]")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def _checked_file(path: Path | None) -> Path | None:
+    # Before the command runs, which may take minutes.
+    if path is not None:
+        check_writable(path)
+    return path
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json-file", metavar="FILE", callback=_checked_file, help="Also write the JSON to this file."),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -56,7 +71,7 @@ def _options(
 
 
 @app.command()
-def info(root: Root, as_json: Json = False) -> None:
+def info(root: Root, as_json: AsJson = False, json_file: JsonFile = None) -> None:
     """Tell what a dataset or a mixture holds, and what it lacks; exits with 2 where files are missing."""
     from raypipe.info import describe, info_table, lacking_error
     from raypipe.mixture import is_mixture_file
@@ -64,10 +79,8 @@ def info(root: Root, as_json: Json = False) -> None:
 
     is_mixture = is_mixture_file(root)
     described: Any = describe_mixture(root) if is_mixture else describe(root)
-    if as_json:
-        typer.echo(json.dumps(described.to_json(), indent=2))
-    else:
-        _print(mixture_table(described) if is_mixture else info_table(described))
+    table: Any = mixture_table if is_mixture else info_table
+    _tell(described.to_json(), as_json, json_file, lambda: table(described))
     if not is_mixture and described.missing_files:
         raise lacking_error(described)
 
@@ -121,7 +134,8 @@ def plan(
     epoch: Annotated[int, typer.Option(help="Counted from 0.")] = 0,
     lanes: Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")] = "world_size",
     plot: Annotated[Path | None, typer.Option(help="Also draw the plan of rank 0 to this PNG file.")] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Tell what an epoch costs and how well it mixes, before it runs."""
     from raypipe.plan import BatchSpec, parse_order
@@ -132,10 +146,7 @@ def plan(
     order = parse_order(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes, clip_frames=clip_frames)
     batch = BatchSpec(size=batch_size)
     view = view_plan(root, order, batch, world_size=world_size, epoch=epoch, live_bytes=live_bytes)
-    if as_json:
-        typer.echo(json.dumps(view.report.to_json(), indent=2))
-    else:
-        _print(plan_table(view.report))
+    _tell(view.report.to_json(), as_json, json_file, lambda: plan_table(view.report))
     if plot:
         plot_plan(view, plot)
         typer.echo(f"wrote {plot}", err=True)
@@ -160,7 +171,8 @@ def show(
 def validate(
     root: Root,
     deep: Annotated[bool, typer.Option("--deep", help="Also decode every frame of every camera.")] = False,
-    json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write all as JSON; - prints it.")] = "",
+    as_json: AsJson = False,
+    json_file: JsonFile = None,
     exclude_file: Annotated[Path | None, typer.Option(help="Write the bad episodes to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with plots and frames to this file.")] = None,
     where: Annotated[str, typer.Option(help="process, ray, or auto: Ray unless the dataset is small.")] = "auto",
@@ -174,11 +186,9 @@ def validate(
     is_mixture = is_mixture_file(root)
     check: Any = validate_mixture if is_mixture else validate_dataset
     report = check(root, deep=deep, where=where, progress=True)
-    write_report(report, json_file=json_file, exclude_file=exclude_file, html_file=html)
-    if json_file == "-":
-        typer.echo(json.dumps(report.to_json(), indent=2))
-    else:
-        _print(mixture_findings_table(report) if is_mixture else findings_table(report))
+    write_report(report, exclude_file=exclude_file, html_file=html)
+    table: Any = mixture_findings_table if is_mixture else findings_table
+    _tell(report.to_json(), as_json, json_file, lambda: table(report))
     raise typer.Exit(report.exit_code)
 
 
@@ -197,7 +207,8 @@ def reshard(
     video_mb: Annotated[int, typer.Option(help="Size at which a video file is closed.")] = 200,
     allow_findings: Annotated[bool, typer.Option("--allow-findings", help="Keep errors of the source.")] = False,
     where: Annotated[str, typer.Option(help="process, ray, or auto: Ray unless the dataset is small.")] = "auto",
-    as_json: Json = False,
+    as_json: AsJson = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Write a dataset anew: v3.0, one row group per episode, videos without loss; goes on where it was killed."""
     from raypipe.reshard import parse_spec, report_lines, reshard_dataset
@@ -211,7 +222,7 @@ def reshard(
         limits={"data_mb": data_mb, "video_mb": video_mb},
     )
     report = reshard_dataset(root, out, spec, where=where, progress=True, allow_findings=allow_findings)  # type: ignore[arg-type]
-    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report_lines(report)))
+    _tell(report.to_json(), as_json, json_file, lambda: "\n".join(report_lines(report)))
 
 
 @app.command()
@@ -222,7 +233,8 @@ def download(
     cameras: Annotated[list[str] | None, typer.Option(help="Only the files of this one; may be repeated.")] = None,
     out: Annotated[str, typer.Option(help="A folder of its own, in place of the Hub's cache.")] = "",
     refresh: Annotated[bool, typer.Option("--refresh", help="Ask again where a known format tag points to.")] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Fetch a dataset of the Hub, or a part of it; goes on where it was broken off."""
     from raypipe.download import DownloadSpec, download_dataset, parse_episodes, report_lines
@@ -235,14 +247,15 @@ def download(
         is_fresh=refresh,
     )
     report = download_dataset(repo, spec)
-    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(report_lines(report)))
+    _tell(report.to_json(), as_json, json_file, lambda: "\n".join(report_lines(report)))
 
 
 @app.command()
 def kept(
     folder: Annotated[str, typer.Option(help="The folder of keep_frames, where it is not the default one.")] = "",
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of them; running jobs go on and decode.")] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Show the decoded frames that keep_frames keeps on this machine, or remove them."""
     from raypipe.decode.keep_spec import KeepSpec
@@ -251,16 +264,10 @@ def kept(
     spec = KeepSpec(folder=folder) if folder else KeepSpec()
     found = survey_kept(spec)
     cleared = clear_kept(spec) if clear else 0
-    if as_json:
-        datasets = [asdict(one) for one in found]
-        typer.echo(
-            json.dumps({"folder": frames_folder(spec), "datasets": datasets, "cleared_bytes": cleared}, indent=2)
-        )
-        return
-    for one in found:
-        typer.echo(one.describe())
+    told = {"folder": frames_folder(spec), "datasets": [asdict(one) for one in found], "cleared_bytes": cleared}
     size = sum(one.size_bytes for one in found)
-    typer.echo(f"{'removed' if clear else 'kept'} {size / 1e9:,.2f} GB in {frames_folder(spec)}")
+    last = f"{'removed' if clear else 'kept'} {size / 1e9:,.2f} GB in {frames_folder(spec)}"
+    _tell(told, as_json, json_file, lambda: "\n".join([*(one.describe() for one in found), last]))
 
 
 @app.command()
@@ -268,20 +275,15 @@ def account(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint, or a run's folder: a path or a URI.")],
     root: Annotated[str, typer.Option(help="Where the dataset, or the mixture file, is now; else where it was.")] = "",
     name: Annotated[str, typer.Option(help="The loader, where the run has several.")] = "",
-    json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write it as JSON; - prints it.")] = "",
+    as_json: AsJson = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Check that a run has handed over every frame exactly once; exit code 1 if not, 2 if that cannot be told."""
     from raypipe.audit.check import check_run
     from raypipe.audit.report import verdict_table
 
     checked = check_run(folder, root=root, name=name)
-    if json_file == "-":
-        typer.echo(json.dumps(checked.to_json(), indent=2))
-    else:
-        if json_file:
-            Path(json_file).write_text(json.dumps(checked.to_json(), indent=2))
-        _print(verdict_table(checked))
-        typer.echo("\n".join(checked.describe()))
+    _tell(checked.to_json(), as_json, json_file, lambda: verdict_table(checked), lambda: "\n".join(checked.describe()))
     raise typer.Exit(0 if checked.is_exact else 1)
 
 
@@ -302,7 +304,8 @@ def where(
     live_bytes: LiveBytes = None,
     lanes: Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")] = "world_size",
     tail: Annotated[str, typer.Option(help="The end of an epoch: short, drop or wrap.")] = "short",
-    as_json: Json = False,
+    as_json: AsJson = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Tell which frames a step gave to a rank, by the plan: of a run with an account, or of the options."""
     from raypipe.audit.report import step_table
@@ -319,11 +322,7 @@ def where(
         order["tail"] = tail
         run = PlannedRun(root=root, order=order, batch_size=batch_size, world_size=world_size, live_bytes=live_bytes)
         located = locate_planned(run, query)
-    if as_json:
-        typer.echo(json.dumps(located.to_json(), indent=2))
-    else:
-        typer.echo(located.describe())
-        _print(step_table(located))
+    _tell(located.to_json(), as_json, json_file, located.describe, lambda: step_table(located))
 
 
 @app.command()
@@ -331,7 +330,7 @@ def bench(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="ROOT", help="A LeRobot dataset on this machine; or: compare A.json B.json, two files of --json."
+            metavar="ROOT", help="A LeRobot dataset on this machine; or: compare A.json B.json, what two benches told."
         ),
     ],
     batch_size: Annotated[int, typer.Option(help="Frames of a batch.")] = 64,
@@ -346,20 +345,23 @@ def bench(
     ] = 0.0,
     setting: Annotated[list[str] | None, typer.Option(help="Try this: where=rank,threads=2; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only where to decode, and one other clip length.")] = False,
-    json_file: Annotated[str, typer.Option("--json", metavar="FILE", help="Write all as JSON; - prints it.")] = "",
+    as_json: AsJson = False,
+    json_file: JsonFile = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw the figures to this PNG file.")] = None,
 ) -> None:
     """Measure which settings are best on this machine for a dataset; or compare two such measurements."""
     from raypipe.bench import BenchSpec, compare, read_report
-    from raypipe.bench.outputs import Outputs
+    from raypipe.bench.plot import check_plot, plot_bench
     from raypipe.bench.run import run_bench
     from raypipe.bench.table import bench_table, compare_table
 
     if targets[0] == "compare":
         _check_two_files(targets[1:])
-        _print(compare_table(compare(read_report(targets[1]), read_report(targets[2]))))
+        compared = compare(read_report(targets[1]), read_report(targets[2]))
+        _tell(asdict(compared), as_json, json_file, lambda: compare_table(compared))
         return
-    outputs = Outputs(json_file=json_file, plot=plot)
+    if plot:
+        check_plot(plot)
     spec = BenchSpec(
         root=_one_root(targets),
         batch_size=batch_size,
@@ -370,11 +372,9 @@ def bench(
         gpu_samples_per_s=gpu_samples_per_s,
     )
     report = run_bench(spec, setting or (), is_quick=quick, on_line=lambda line: typer.echo(line, err=True))
-    if outputs.is_json_printed:
-        typer.echo(json.dumps(report.to_json(), indent=2))
-    else:
-        _print(bench_table(report))
-    outputs.write(report)
+    _tell(report.to_json(), as_json, json_file, lambda: bench_table(report))
+    if plot:
+        plot_bench(report, plot)
 
 
 def main() -> None:
@@ -401,8 +401,8 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 def _check_two_files(files: list[str]) -> None:
     if len(files) != 2:
         raise ConfigError(
-            f"bench compare takes two files that `raypipe bench ROOT --json FILE` wrote, got {len(files)}; a dataset "
-            f"in a folder named 'compare' is ./compare"
+            f"bench compare takes two files that `raypipe bench ROOT --json-file FILE` wrote, got {len(files)}; a "
+            f"dataset in a folder named 'compare' is ./compare"
         )
 
 
@@ -422,7 +422,22 @@ def _check_is_dataset(root: str) -> None:
         )
 
 
+def _tell(content: Mapping[str, Any], as_json: bool, json_file: Path | None, *shown: Callable[[], Any]) -> None:
+    """Print what a command found, as JSON or as people read it, and write the JSON to the file that was asked for."""
+    text = json.dumps(content, indent=2)
+    if json_file is not None:
+        json_file.write_text(f"{text}\n", encoding="utf-8")
+    if as_json:
+        typer.echo(text)
+        return
+    for show in shown:
+        _print(show())
+
+
 def _print(renderable: Any) -> None:
+    if isinstance(renderable, str):
+        typer.echo(renderable)
+        return
     from rich.console import Console
 
     # Names and tasks are data: brackets in them are no markup.

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raypipe.errors import ConfigError, DatasetError, DecodeError, suggest
+from raypipe.errors import ConfigError, DatasetError, DecodeError, note_episode, suggest
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature, read_metadata, read_stats
 from raypipe.metadata.stats import Stats
 from raypipe.metadata.tables import check_not_refused
@@ -147,7 +147,7 @@ class Dataset:
         if names:
             warnings.warn(
                 f"{self.meta.root}: leaving out {', '.join(names)}: declared in info.json, and the rows have no such "
-                f"column.",
+                f"column. Take it out of info.json, if it was never recorded, to silence this.",
                 stacklevel=4,
             )
 
@@ -192,11 +192,7 @@ class Dataset:
 
         `drop_features` names those that go, in place of those that stay.
         """
-        known = [*self.row_features, *self.spec.cameras]
-        for name in names:
-            if name not in known:
-                raise ConfigError(f"{self.meta.root!r} has no feature {name!r}{suggest(name, known)}")
-        kept = {*names, *INDEX_FEATURES}
+        kept = kept_features(names, [*self.row_features, *self.spec.cameras], repr(self.meta.root))
         offsets = {name: frames for name, frames in self.window.offsets.items() if name in kept}
         spec = replace(self.spec, cameras=tuple(name for name in self.spec.cameras if name in kept))
         rows = {name: feature for name, feature in self.row_features.items() if name in kept}
@@ -292,17 +288,25 @@ class Dataset:
         if feature.kind == "image":
             pixels = torch.stack([self._image(feature, table, int(frame)) for frame in frames])
         else:
-            with self._videos.lend(self.meta.storage, self.meta.video_file(row, name)) as video:
-                first = episode_first_frame(self.meta, row, name, video.index)
-                if self.spec.timestamps == "strict":
-                    self._check_timestamps(name, row, table, frames, video.index.pts_s[first + frames])
-                # A window may name a frame twice (padding) or in any order; the decoder goes forward.
-                unique, slots = np.unique(first + frames, return_inverse=True)
-                pixels = video.read_frames(unique)[slots]
+            try:
+                pixels = self._video_frames(name, row, table, frames)
+            except DatasetError as error:
+                episode = int(self.meta.episodes.episode_index[row])
+                note_episode(error, f"decoding camera {name!r} of", episode, self.meta.root)
+                raise
         if self.spec.camera_dtype == "float32" and not feature.is_depth:
             pixels = pixels.to(torch.float32) / 255
         pixels = pixels.permute(0, 3, 1, 2).contiguous()
         return pixels if keeps_time_axis(self, name) else pixels[0]
+
+    def _video_frames(self, name: str, row: int, table: pa.Table, frames: NDArray[np.int64]) -> "torch.Tensor":
+        with self._videos.lend(self.meta.storage, self.meta.video_file(row, name)) as video:
+            first = episode_first_frame(self.meta, row, name, video.index)
+            if self.spec.timestamps == "strict":
+                self._check_timestamps(name, row, table, frames, video.index.pts_s[first + frames])
+            # A window may name a frame twice (padding) or in any order; the decoder goes forward.
+            unique, slots = np.unique(first + frames, return_inverse=True)
+            return video.read_frames(unique)[slots]
 
     def _image(self, feature: Feature, table: pa.Table, frame: int) -> "torch.Tensor":
         from raypipe.decode import decode_image
@@ -346,6 +350,20 @@ def keeps_time_axis(dataset: Dataset, camera: str) -> bool:
     if offsets is None:
         return False
     return len(offsets) > 1 or dataset.features[camera].kind == "image"
+
+
+def kept_features(names: Sequence[str], known: Sequence[str], owner: str) -> frozenset[str]:
+    """Return the features that stay where `names` are chosen: these, and the index columns.
+
+    Raises:
+        ConfigError: `owner` has no feature of such a name.
+    """
+    if isinstance(names, str):
+        raise ConfigError(f"the features to select are {names!r}; give a list of names, as [{names!r}]")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{owner} has no feature {name!r}{suggest(name, known)}")
+    return frozenset((*names, *INDEX_FEATURES))
 
 
 def knowing_rows(dataset: Dataset, row_features: dict[str, Feature]) -> Dataset:
@@ -410,7 +428,7 @@ def check_cameras(meta: DatasetMeta, cameras: Sequence[str], missing: Sequence[s
             check_not_refused(meta.storage, _looked_at_videos(meta, name))
             raise DatasetError(
                 f"camera {name!r} of {meta.root!r} is declared, and its files are missing: "
-                f"{meta.storage.locate(place)!r}. Fetch them, or leave the camera out."
+                f"{meta.storage.locate(place)!r}. Fetch them, or leave the camera out of cameras=[...]."
             )
         check_decodable(meta.features[name], meta.root)
 

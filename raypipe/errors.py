@@ -14,6 +14,7 @@ Every class takes one string and nothing else, so that an error crosses Ray proc
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
 
 
 class RaypipeError(Exception):
@@ -38,6 +39,29 @@ class ResumeError(RaypipeError):
 
 class DownloadError(RaypipeError):
     """The hub or the network failed after retries."""
+
+
+LEAVE_OUT: Final = (
+    "leave such episodes out: those that you know with selection={'exclude': (...)}, those that come up with "
+    "on_bad_episode='skip'."
+)
+"""What to do about an episode that is not as promised, for the end of a message that does not know its number."""
+
+
+def without_episode(episode: int, root: str) -> str:
+    """Return how to go on without a bad episode, for the end of a message."""
+    return (
+        f"To go on without the episode: selection={{'exclude': ({episode},)}}, or on_bad_episode='skip' for all that "
+        f"is bad. `raypipe validate {root}` lists what is."
+    )
+
+
+def note_episode(error: BaseException, doing: str, episode: int, root: str) -> None:
+    """Add to an error which episode met it, and how to go on without that one where the message does not say so."""
+    error.add_note(f"while {doing} episode {episode} of {root!r}")
+    # Storage that does not answer is no bad data: it may not be left out.
+    if not isinstance(error, DownloadError) and "on_bad_episode" not in str(error):
+        error.add_note(without_episode(episode, root))
 
 
 def suggest(wanted: str, known: Iterable[str]) -> str:

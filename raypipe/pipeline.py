@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from raypipe.batch import span_columns
 from raypipe.config import PipelineConfig, compose_config, make_cache, spans_per_block
@@ -58,6 +58,11 @@ Transport = Literal["auto", "local", "ray"]
 """Who reads the rows: the rank's own process, or Ray Data. "auto" is Ray where this process is connected to one, or
 where clips are decoded on a cluster; else local. Batches are the same."""
 
+_PARTS: Final = (
+    *("selection", "order", "decode", "feed", "cache", "keep_frames", "allow_mixture_change"),
+    *(field.name for field in fields(BadDataSpec)),
+)
+
 
 class Pipeline:
     """A dataset, an order and a batch size: what training is fed with.
@@ -75,6 +80,7 @@ class Pipeline:
         batch_size: Any,
         seed: int,
         delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        features: Sequence[str] | None = None,
         live_bytes: int = DEFAULT_LIVE_BYTES,
         **parts: Any,
     ) -> None:
@@ -85,6 +91,8 @@ class Pipeline:
             batch_size: frames per rank; ``{"size": 512, "scope": "global"}`` is over all ranks.
             seed: of the order.
             delta_timestamps: windows in seconds, as in LeRobot.
+            features: what batches hold, cameras among it, as `Dataset.select_features` and `Mixture.select_features`
+                choose it; all where nothing is said. Nothing else is read or decoded.
             live_bytes: memory of a rank for decoded frames; decides clip length, live spans and span length where
                 ``order`` does not.
             parts: ``selection``, ``order``, ``decode``, ``feed``: see `SelectionSpec`, `OrderSpec`, `DecodeSpec`,
@@ -95,19 +103,11 @@ class Pipeline:
         """
         allow_mixture_change = bool(parts.pop("allow_mixture_change", False))
         cache, keep = make_cache(parts.pop("cache", {})), make_keep(parts.pop("keep_frames", False))
-        known = (
-            "selection",
-            "order",
-            "decode",
-            "feed",
-            "cache",
-            "keep_frames",
-            "allow_mixture_change",
-            *(field.name for field in fields(BadDataSpec)),
-        )
         for name in parts:
-            if name not in known:
-                raise ConfigError(f"Pipeline has no part {name!r}{suggest(name, known)}")
+            if name not in _PARTS:
+                raise ConfigError(f"Pipeline has no part {name!r}{suggest(name, _PARTS)}")
+        if features is not None:
+            dataset = dataset.select_features(features)
         if delta_timestamps is not None:
             dataset = dataset.windowed(delta_timestamps)
         bad_data = {field.name: parts.pop(field.name) for field in fields(BadDataSpec) if field.name in parts}

@@ -16,17 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raypipe.errors import DatasetError
+from raypipe.errors import LEAVE_OUT, DatasetError, note_episode, without_episode
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature
 from raypipe.metadata.tables import open_parquet
 from raypipe.storage import Storage
 from raypipe.wording import counted, span_text
-
-LEAVE_OUT = (
-    "leave such episodes out: those that you know with selection={'exclude': (...)}, those that come up with "
-    "on_bad_episode='skip'."
-)
-"""What to do about an episode whose rows are not as promised, for the end of a message."""
 
 _OPEN_FILES = 32
 """Footers kept by a reader: a footer of a file with 1,000 row groups is about a megabyte."""
@@ -72,7 +66,9 @@ def _open_data_file(storage: Storage, name: str) -> _DataFile:
     names = parquet.schema_arrow.names
     doubled = sorted({column for column in names if names.count(column) > 1})
     if doubled:
-        raise DatasetError(f"{storage.locate(name)!r} has the columns {doubled} twice; rewrite the file")
+        raise DatasetError(
+            f"{storage.locate(name)!r} has the columns {doubled} twice; rewrite the file with each once."
+        )
     return _DataFile(parquet, *row_group_bounds(parquet.metadata))
 
 
@@ -106,11 +102,17 @@ class RowReader:
         try:
             table = self._episode_table(name, row)
         except DatasetError as error:
-            error.add_note(f"while reading episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}")
+            note_episode(error, "reading", int(self._meta.episodes.episode_index[row]), self._meta.root)
             raise
         except (pa.ArrowException, OSError) as error:
             raise self._damaged(name, row, f"cannot be read: {one_line(error)}") from error
         length = int(self._meta.episodes.length[row])
+        if len(table) != length and "episode_index" not in table.column_names:
+            raise self._damaged(
+                name,
+                row,
+                f"holds {len(table)} rows, and no column episode_index tells which {length} are its: write it",
+            )
         if len(table) != length:
             raise self._damaged(
                 name, row, f"holds {counted(len(table), 'row')} of it, and the episode table promises {length}"
@@ -215,8 +217,7 @@ class RowReader:
         episode_index = int(self._meta.episodes.episode_index[row])
         return DatasetError(
             f"episode {episode_index} of {self._meta.root!r}: {self._meta.storage.locate(name)!r} {what}. Fetch the "
-            f"file again, or leave the episode out: selection={{'exclude': ({episode_index},)}}, or "
-            f"on_bad_episode='skip'. `raypipe validate {self._meta.root}` finds all that is wrong."
+            f"file again. {without_episode(episode_index, self._meta.root)}"
         )
 
 
@@ -273,7 +274,7 @@ def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any]
         raise DatasetError(
             f"column {feature.name!r} of {place} has empty values or lists of other lengths in "
             f"{counted(len(table), 'row')} of type {column.type}; info.json declares the shape {list(feature.shape)}. "
-            f"Correct info.json, or {LEAVE_OUT}"
+            f"{_ways_on(feature)}"
         )
     wanted = _sample_dtype(np.dtype(feature.dtype))
     try:
@@ -282,14 +283,18 @@ def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any]
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise DatasetError(
             f"column {feature.name!r} of {place} is stored as {column.type}, and info.json declares {feature.dtype}: "
-            f"{one_line(error)}. Correct info.json, or {LEAVE_OUT}"
+            f"{one_line(error)}. {_ways_on(feature)}"
         ) from error
     if values.dtype.kind != np.dtype(wanted).kind and not np.array_equal(cast, values):
         raise DatasetError(
             f"column {feature.name!r} of {place} is stored as {column.type} and holds values that are no "
-            f"{feature.dtype}, which info.json declares. Correct info.json, or {LEAVE_OUT}"
+            f"{feature.dtype}, which info.json declares. {_ways_on(feature)}"
         )
     return cast.reshape(len(table), *shape)
+
+
+def _ways_on(feature: Feature) -> str:
+    return f"Correct info.json, leave the feature out with drop_features([{feature.name!r}]), or {LEAVE_OUT}"
 
 
 def one_line(error: BaseException) -> str:

@@ -11,8 +11,8 @@ lack a camera, and vectors are of different widths:
     observation.images.top      observation.images.cam_high                                 so101: black, marked
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -88,6 +88,24 @@ class Schema:
         feature = self.features[name]
         window = (self.windows[name],) if name in self.windows else ()
         return (*window, *(() if feature.shape == (1,) else feature.shape))
+
+    def only(self, names: Collection[str]) -> "Schema":
+        """Return the schema with these features alone; what is not among them is neither read nor decoded."""
+        members = tuple(
+            MemberMap(
+                rows={name: own for name, own in member.rows.items() if name in names},
+                cameras={name: own for name, own in member.cameras.items() if name in names},
+            )
+            for member in self.members
+        )
+        return replace(
+            self,
+            features={name: feature for name, feature in self.features.items() if name in names},
+            members=members,
+            widths={name: widths for name, widths in self.widths.items() if name in names},
+            windows={name: length for name, length in self.windows.items() if name in names},
+            time_axes=tuple(name for name in self.time_axes if name in names),
+        )
 
     def masks(self, dataset: NDArray[Any]) -> dict[str, NDArray[np.bool_]]:
         """Return the masks of samples of these datasets: what is padding, and what is missing."""

@@ -107,7 +107,8 @@ class SkipList:
                 f"{number} of {counted(self._num_episodes, 'episode')} {either(number, 'is', 'are')} bad, and "
                 f"max_bad_episodes={self._spec.max_bad_episodes} lets {budget} be skipped:\n"
                 + "\n".join([describe_spans(bad), *earlier[:_MAX_SHOWN]])
-                + f"\nSee all by 'raypipe validate {span.root}', mend or exclude them, or raise max_bad_episodes."
+                + f"\n`raypipe validate {span.root}` lists all and what to do. Mend them, leave them out with "
+                f"selection={{'exclude': (...)}}, or raise max_bad_episodes."
             )
 
     def spans(self) -> list[BadSpan]:

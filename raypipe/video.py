@@ -30,7 +30,7 @@ from raypipe.boxes import (
     sample_pts,
     sample_sizes,
 )
-from raypipe.errors import DatasetError, DecodeError, RaypipeError
+from raypipe.errors import DatasetError, DecodeError, RaypipeError, without_episode
 from raypipe.metadata import DatasetMeta
 from raypipe.storage import Storage
 from raypipe.wording import counted, frames_text
@@ -146,8 +146,8 @@ def episode_first_frame(meta: DatasetMeta, row: int, camera: str, index: VideoIn
 def _broken(meta: DatasetMeta, row: int, camera: str, what: str) -> DecodeError:
     episode, path = int(meta.episodes.episode_index[row]), meta.storage.locate(meta.video_file(row, camera))
     return DecodeError(
-        f"episode {episode} of {meta.root!r}, camera {camera!r}: {path!r} {what}. Fetch the file again, or leave the "
-        f"episode out with selection={{'exclude': ({episode},)}}; `ffprobe {path}` shows what the file holds."
+        f"episode {episode} of {meta.root!r}, camera {camera!r}: {path!r} {what}. Fetch the file again; "
+        f"`ffprobe {path}` shows what it holds. {without_episode(episode, meta.root)}"
     )
 
 

@@ -5,9 +5,11 @@ import subprocess
 
 import numpy as np
 import pytest
+import typer
 from program import PROGRAM, run_program
 
 import raypipe
+from raypipe.cli import app
 from raypipe.decode.frames import FrameDecoder
 from raypipe.decode.keep_spec import KeepSpec
 from raypipe.decode.kept import KeepFolder
@@ -60,6 +62,57 @@ def test_info_json_has_the_promised_keys(tiny_dataset):
     assert printed["tasks"] == ["pick up the cube", "open the drawer"]
     assert printed["row_groups"] == "per-episode"
     assert len(printed["fingerprint"]) == 32
+
+
+def json_commands():
+    group = typer.main.get_command(app)
+    return {name: one for name, one in group.commands.items() if any("--json" in it.opts for it in one.params)}
+
+
+def test_json_is_the_same_option_in_every_command():
+    for name, command in json_commands().items():
+        options = {opt: option for option in command.params for opt in option.opts}
+        assert options["--json"].is_flag, name
+        assert not options["--json-file"].is_flag, name
+
+    assert len(json_commands()) == 9
+
+
+CALLS = {
+    "info": ["info", "{tiny}"],
+    "plan": ["plan", "{tiny}", "--world-size", "2", "--batch-size", "4"],
+    "validate": ["validate", "{tiny}"],
+    "reshard": ["reshard", "{tiny}", "{tmp}/copy"],
+    "kept": ["kept", "--folder", "{tmp}/kept"],
+    "where": ["where", "1", "0", "--root", "{tiny}", "--batch-size", "4"],
+    "bench": ["bench", "compare", "{tmp}/a.json", "{tmp}/a.json"],
+}
+"""Those that need neither a run nor a server, whose own tests call them with ``--json``."""
+
+
+@pytest.mark.parametrize("command", CALLS)
+def test_json_is_all_of_standard_output_and_of_its_file(tiny_dataset, tmp_path, command):
+    (tmp_path / "a.json").write_text(
+        json.dumps({"raypipe_bench": 2, "machine": {}, "conditions": {}, "floor": {}, "rows": []})
+    )
+    call = [argument.format(tiny=tiny_dataset, tmp=tmp_path) for argument in CALLS[command]]
+
+    printed = run(*call, "--json", "--json-file", tmp_path / "told.json")
+    shown = run(*call, "--json-file", tmp_path / "again.json")
+
+    assert (printed.returncode, shown.returncode) == (0, 0), printed.stderr + shown.stderr
+    assert printed.stdout == (tmp_path / "told.json").read_text()
+    assert json.loads(printed.stdout).keys() == json.loads((tmp_path / "again.json").read_text()).keys()
+    assert shown.stdout
+    assert not shown.stdout.startswith("{")
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_done(tiny_dataset, tmp_path):
+    done = run("reshard", tiny_dataset, tmp_path / "copy", "--json-file", tmp_path / "no" / "told.json")
+
+    assert done.returncode == 2
+    assert "there is no folder" in done.stderr
+    assert not (tmp_path / "copy").exists()
 
 
 def test_info_prints_a_table_that_a_person_can_read(tiny_dataset):

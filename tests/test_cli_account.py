@@ -58,8 +58,8 @@ def test_account_of_an_honest_run_is_exactly_once(run_folder):
 
 
 def test_account_json_has_the_promised_keys(run_folder, tmp_path):
-    printed = json.loads(run("account", run_folder, "--json", "-").stdout)
-    done = run("account", run_folder, "--json", tmp_path / "account.json")
+    printed = json.loads(run("account", run_folder, "--json").stdout)
+    done = run("account", run_folder, "--json-file", tmp_path / "account.json")
 
     assert json.loads((tmp_path / "account.json").read_text()) == printed
     assert "exactly once" in done.stdout
@@ -73,7 +73,7 @@ def test_account_json_has_the_promised_keys(run_folder, tmp_path):
 
 
 def test_account_of_a_checkpoint_alone_is_up_to_its_state(run_folder):
-    printed = json.loads(run("account", run_folder / "checkpoint_000000", "--json", "-").stdout)
+    printed = json.loads(run("account", run_folder / "checkpoint_000000", "--json").stdout)
 
     (epoch,) = printed["epochs"]
     assert epoch["is_exact"]

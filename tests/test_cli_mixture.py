@@ -231,9 +231,9 @@ def ray_starts(monkeypatch):
 def test_members_are_validated_on_one_ray_and_as_in_one_process(mixture, ray_starts):
     path = mixture(f"{ONE}datasets: [aloha, so101, piper, gone]\n")
 
-    here = json.loads(run_program("validate", path, "--where", "process", "--json", "-").stdout)
+    here = json.loads(run_program("validate", path, "--where", "process", "--json").stdout)
     assert ray_starts == []
-    on_ray = json.loads(run_program("validate", path, "--where", "ray", "--json", "-").stdout)
+    on_ray = json.loads(run_program("validate", path, "--where", "ray", "--json").stdout)
 
     assert len(ray_starts) == 1
     assert not ray.is_initialized()

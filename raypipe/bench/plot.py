@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from raypipe.bench.report import BenchReport
+from raypipe.errors import ConfigError
 from raypipe.wording import counted
+from raypipe.writable import check_writable
 
 _COLUMNS: Final = {
     "samples_per_s": "samples/s",
@@ -13,6 +15,13 @@ _COLUMNS: Final = {
     "peak_mb": "peak memory, MB",
     "distinct_episodes": "episodes a batch",
 }
+
+
+def check_plot(path: Path) -> None:
+    """Raise a `ConfigError` where no bench can be drawn to `path`; before minutes are measured."""
+    if path.suffix != ".png":
+        raise ConfigError(f"cannot draw to {str(path)!r}: give a file that ends in .png")
+    check_writable(path)
 
 
 def plot_bench(report: BenchReport, path: Path) -> None:

@@ -111,15 +111,17 @@ def with_cores(row: Mapping[str, Any], samples_per_s: float) -> dict[str, Any]:
 
 
 def read_report(path: str | Path) -> BenchReport:
-    """Return the report that ``raypipe bench --json`` wrote."""
+    """Return the report that ``raypipe bench --json-file`` wrote."""
     try:
         content = json.loads(Path(path).read_text())
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise ConfigError(f"there is no file {str(path)!r}; write one with `raypipe bench ROOT --json FILE`") from error
+        raise ConfigError(
+            f"there is no file {str(path)!r}; write one with `raypipe bench ROOT --json-file FILE`"
+        ) from error
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} is no JSON: {error}") from error
     if not isinstance(content, dict) or content.get("raypipe_bench") != FORMAT:
-        raise ConfigError(f"{str(path)!r} was not written by `raypipe bench ROOT --json FILE` of this version")
+        raise ConfigError(f"{str(path)!r} was not written by `raypipe bench ROOT --json-file FILE` of this version")
     return BenchReport(
         machine=content["machine"],
         conditions=content["conditions"],

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raypipe.block.context import BlockContext, shown_frames
 from raypipe.dataset import Dataset
-from raypipe.errors import DatasetError, DownloadError, RaypipeError
+from raypipe.errors import LEAVE_OUT, DatasetError, DownloadError, RaypipeError
 from raypipe.metadata import Feature
 from raypipe.packed import (
     PackedSpan,
@@ -192,8 +192,8 @@ def _check_finite(values: NDArray[Any], name: str, first: int, place: str) -> No
         frame = int(np.argmin(is_finite))
         raise DatasetError(
             f"feature {name!r} of {place} has {counted(int(np.count_nonzero(~is_finite)), 'frame')} with NaN or "
-            f"infinite values, the first is frame {first + frame}: {values[frame].tolist()}. Exclude the episode, "
-            f"skip it by on_bad_episode='skip', or train on it all the same by check_finite=False"
+            f"infinite values, the first is frame {first + frame}: {values[frame].tolist()}. Train on it all the same "
+            f"by check_finite=False, or {LEAVE_OUT}"
         )
 
 
@@ -222,7 +222,7 @@ def _packed(context: BlockContext, spans: Sequence[PackedSpan]) -> pa.Table:
         places = [f"episode {one.episode} of {context.datasets[one.dataset].meta.root!r}" for one in requests.values()]
         why = DatasetError(
             f"{', '.join(places)} were read together and do not go into one block: {one_line(error)}. Rewrite the "
-            f"files so that the column is of one type, or leave the feature out"
+            f"files so that the column is of one type, or choose others by features=[...]."
         )
         return pack_spans([_failed(requests[i], why) if i in requests else span for i, span in enumerate(spans)])
 

@@ -19,7 +19,7 @@ from raypipe.decode.journal import current_scope, journal_scope, process_journal
 from raypipe.decode.kept import KeepFolder, KeptDataset, KeptVideo
 from raypipe.decode.spec import DecodeSpec, size_of
 from raypipe.decode.videos import VideoPool, decoder_version
-from raypipe.errors import DecodeError, DownloadError, RaypipeError
+from raypipe.errors import DecodeError, DownloadError, RaypipeError, note_episode, without_episode
 from raypipe.metadata import DatasetMeta
 from raypipe.storage import is_transient, retry_transient
 from raypipe.video import episode_first_frame, read_ranged_index
@@ -107,14 +107,17 @@ class FrameDecoder:
         try:
             pixels = self._read_guarded(row, camera, frames, span)
         except (RaypipeError, OSError) as error:
-            episode = int(self._meta.episodes.episode_index[row])
-            error.add_note(f"while decoding camera {camera!r} of episode {episode} of {self._meta.root}")
             place = f"{self._meta.storage.locate(self._meta.video_file(row, camera))!r} of {self._meta.root!r}"
+            told: BaseException = error
             if is_transient(error):
-                raise DownloadError(f"cannot read {place}: {error}") from error
-            if isinstance(error, OSError):
-                raise DecodeError(f"cannot read {place}: {error}") from error
-            raise
+                told = DownloadError(f"cannot read {place}: {error}")
+            elif isinstance(error, OSError):
+                told = DecodeError(f"cannot read {place}: {error}")
+            episode = int(self._meta.episodes.episode_index[row])
+            note_episode(told, f"decoding camera {camera!r} of", episode, self._meta.root)
+            if told is error:
+                raise
+            raise told from error
         if tuple(pixels.shape[1:]) != self._spec.frame_shape(self._meta.features[camera]):
             place = f"in {self._meta.storage.locate(self._meta.video_file(row, camera))!r}"
             raise self._wrong_size(pixels, row, camera, place)
@@ -122,12 +125,13 @@ class FrameDecoder:
         return pixels
 
     def _wrong_size(self, pixels: torch.Tensor, row: int, camera: str, place: str) -> DecodeError:
-        where = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}, {place},"
+        episode = int(self._meta.episodes.episode_index[row])
+        where = f"episode {episode} of {self._meta.root!r}, {place},"
         wanted = self._spec.frame_shape(self._meta.features[camera])
         return DecodeError(
             f"camera {camera!r} of {where} has frames of {tuple(pixels.shape[-3:])}, and info.json declares {wanted} "
-            f"(height, width, channels). Correct info.json, leave the episode out, or choose a size by "
-            f"decode={{'resize': (height, width)}}"
+            f"(height, width, channels). Correct info.json, or choose a size by decode={{'resize': (height, width)}}. "
+            f"{without_episode(episode, self._meta.root)}"
         )
 
     def read_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:

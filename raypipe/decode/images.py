@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from raypipe.decode.spec import ORIGINAL_SIZE, Fit, Size
-from raypipe.errors import DecodeError
+from raypipe.errors import LEAVE_OUT, DecodeError
 from raypipe.metadata import Feature
 
 
@@ -21,15 +21,14 @@ def decode_image(stored: Any, feature: Feature, place: str) -> torch.Tensor:
     """
     content = stored.get("bytes") if isinstance(stored, dict) else stored
     if not isinstance(content, bytes):
-        raise DecodeError(f"there are no image bytes for {feature.name!r} in {place}; leave the episode out")
+        raise DecodeError(f"there are no image bytes for {feature.name!r} in {place}; {LEAVE_OUT}")
     try:
         with Image.open(io.BytesIO(content)) as image:
             pixels = np.array(image if feature.is_depth else image.convert("RGB"))
     except Exception as error:
         # Pillow raises what its many formats raise: SyntaxError for a broken PNG.
         raise DecodeError(
-            f"cannot decode the image {feature.name!r} of {place} ({len(content)} bytes): {error}. Leave the episode "
-            f"out."
+            f"cannot decode the image {feature.name!r} of {place} ({len(content)} bytes): {error}; {LEAVE_OUT}"
         ) from error
     if not feature.is_depth:
         return torch.from_numpy(pixels)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from raypipe.decode.journal import journal_scope, marked, process_journal, video_key
 from raypipe.decode.spec import DecodeSpec
-from raypipe.errors import DecodeError, RaypipeError
+from raypipe.errors import DecodeError, RaypipeError, without_episode
 from raypipe.metadata import DatasetMeta
 
 TIMEOUT_S: Final = 600.0
@@ -160,7 +160,7 @@ def _bad_data(request: IsolatedRequest, exit_code: int) -> DecodeError:
     return DecodeError(
         f"decoding episode {episode} of {meta.root!r}, camera {request.camera!r}, ends the process that does it: "
         f"several died over {path!r}, and a subprocess that did nothing else {_fate(exit_code, request.timeout_s)}. "
-        f"Fetch the file again, re-encode it, or leave the episode out with selection={{'exclude': ({episode},)}}."
+        f"Fetch the file again, or re-encode it. {without_episode(episode, meta.root)}"
     )
 
 

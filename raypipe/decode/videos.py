@@ -93,8 +93,7 @@ class OpenVideo:
                 decoded = self._decoder.get_frames_at(indices=frames.tolist())
         except (RuntimeError, IndexError, ValueError) as error:
             raise DecodeError(
-                f"cannot decode {frames_text(first, stop)} of {self.place!r}: {error}. Fetch the file again, or "
-                f"leave its episodes out."
+                f"cannot decode {frames_text(first, stop)} of {self.place!r}: {error}. Fetch the file again."
             ) from error
         pts_s = decoded.pts_seconds.cpu().numpy()
         wanted_s = self.index.pts_s[first:stop] if is_range else self.index.pts_s[frames]
@@ -109,7 +108,7 @@ class OpenVideo:
         wrong = int(np.argmin(errors_s < _SAME_S))
         raise DecodeError(
             f"frame {frames[wrong]} of {self.place!r} is at {wanted_s[wrong]:.4f} s by the file's index and came out "
-            f"at {pts_s[wrong]:.4f} s; re-encode the file, or leave its episodes out"
+            f"at {pts_s[wrong]:.4f} s; fetch the file again, or re-encode it."
         )
 
     def _check_count(self) -> None:

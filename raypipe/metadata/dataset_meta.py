@@ -13,7 +13,7 @@ import numpy as np
 from raypipe.errors import DatasetError
 from raypipe.metadata.episodes import EpisodeTable, list_strays, read_episodes
 from raypipe.metadata.features import INDEX_FEATURES, Feature, read_features
-from raypipe.metadata.tables import read_count, read_json
+from raypipe.metadata.tables import CORRECT_INFO, read_count, read_json
 from raypipe.metadata.tasks import Tasks, read_tasks
 from raypipe.metadata.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, find_template, why_unfillable
 from raypipe.storage import Storage, open_root
@@ -223,7 +223,7 @@ def _check_version(info: Mapping[str, Any], place: str) -> str:
     if version not in VERSIONS:
         raise DatasetError(
             f"unknown format version {version!r} in {place!r}; raypipe reads {', '.join(VERSIONS)}. Convert the "
-            f"dataset with LeRobot's own scripts, or update raypipe."
+            f"dataset with LeRobot's own scripts, or set codebase_version there, if its files are of one of these."
         )
     return version
 
@@ -231,7 +231,9 @@ def _check_version(info: Mapping[str, Any], place: str) -> str:
 def _read_fps(info: Mapping[str, Any], place: str) -> float:
     fps = info.get("fps")
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < float("inf"):
-        raise DatasetError(f"fps is {fps!r} in {place!r}; expected a positive number of frames per second")
+        raise DatasetError(
+            f"fps is {fps!r} in {place!r}; expected a positive number of frames per second. {CORRECT_INFO}"
+        )
     return float(fps)
 
 
@@ -254,7 +256,7 @@ def _video_template(info: Mapping[str, Any], place: str, *, is_packed: bool) -> 
 def _check_template(template: str, key: str, place: str) -> None:
     why = why_unfillable(template)
     if why:
-        raise DatasetError(f"{key} in {place!r} is {template!r}, which {why}.")
+        raise DatasetError(f"{key} in {place!r} is {template!r}, which {why}. {CORRECT_INFO}")
 
 
 def _read_splits(info: Mapping[str, Any], num_episodes: int) -> tuple[dict[str, tuple[int, int]], list[str]]:

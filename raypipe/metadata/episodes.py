@@ -279,12 +279,14 @@ def _integers(table: pa.Table, name: str, storage: Storage) -> NDArray[np.int64]
     if column.null_count:
         raise DatasetError(
             f"the episode table of {storage.uri!r} has {counted(column.null_count, 'empty value')} in {name!r}; the "
-            f"recording was not finalised. Finalise it, or rewrite the dataset."
+            f"recording was not finalised. Finalise it, or fetch meta/ again."
         )
     try:
         return np.asarray(pc.cast(column, pa.int64()).to_numpy())
     except pa.ArrowInvalid as error:
-        raise DatasetError(f"the column {name!r} of the episode table of {storage.uri!r}: {error}") from error
+        raise DatasetError(
+            f"the column {name!r} of the episode table of {storage.uri!r}: {error}. Correct it, or fetch meta/ again."
+        ) from error
 
 
 def _check_unique(episode_index: NDArray[np.int64], storage: Storage, listed: Mapping[str, NDArray[Any]]) -> None:
@@ -303,5 +305,6 @@ def _check_lengths(episode_index: NDArray[np.int64], length: NDArray[np.int64], 
     if len(wrong):
         raise DatasetError(
             f"episode {episode_index[wrong[0]]} of {storage.uri!r} has length {length[wrong[0]]}, and {len(wrong)} "
-            f"episodes have less than one frame; remove them from {FOLDER} or {JSON_LINES}"
+            f"episodes have less than one frame; take their rows out of {FOLDER} or {JSON_LINES}, and lower "
+            f"total_episodes in info.json"
         )

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from raypipe.errors import DatasetError
+from raypipe.metadata.tables import CORRECT_INFO
 
 INDEX_FEATURES: Mapping[str, str] = {
     "timestamp": "float32",
@@ -76,18 +77,22 @@ def read_features(info: Mapping[str, Any], place: str) -> dict[str, Feature]:
     """
     declared = info.get("features")
     if not isinstance(declared, dict) or not declared:
-        raise DatasetError(f"{place!r} declares no features; a LeRobot dataset has a 'features' object there")
+        raise DatasetError(
+            f"{place!r} declares no features; a LeRobot dataset has a 'features' object there. {CORRECT_INFO}"
+        )
     return {name: _read_feature(name, spec, place) for name, spec in declared.items()}
 
 
 def _read_feature(name: str, spec: Any, place: str) -> Feature:
     if not isinstance(spec, dict) or not isinstance(spec.get("dtype"), str):
-        raise DatasetError(f"feature {name!r} in {place!r} is {spec!r}; expected an object with a 'dtype'")
+        raise DatasetError(
+            f"feature {name!r} in {place!r} is {spec!r}; expected an object with a 'dtype'. {CORRECT_INFO}"
+        )
     try:
         shape = tuple(int(size) for size in spec.get("shape") or (1,))
     except (TypeError, ValueError) as error:
         raise DatasetError(
-            f"feature {name!r} in {place!r} has the shape {spec['shape']!r}; expected numbers"
+            f"feature {name!r} in {place!r} has the shape {spec['shape']!r}; expected numbers. {CORRECT_INFO}"
         ) from error
     names = _flat_names(spec.get("names"))
     kind = _kind(spec["dtype"])
@@ -113,7 +118,7 @@ def _gop(value: Any) -> int:
 def _object(spec: Mapping[str, Any], key: str, name: str, place: str) -> dict[str, Any]:
     value = spec.get(key) or {}
     if not isinstance(value, dict):
-        raise DatasetError(f"{key!r} of camera {name!r} in {place!r} is {value!r}; expected an object")
+        raise DatasetError(f"{key!r} of camera {name!r} in {place!r} is {value!r}; expected an object. {CORRECT_INFO}")
     return value
 
 
@@ -123,7 +128,9 @@ def _sizes(video: Mapping[str, Any], name: str, place: str) -> dict[str, int]:
     for key in ("video.channels", "video.height", "video.width"):
         value = video.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise DatasetError(f"{key!r} of camera {name!r} in {place!r} is {value!r}; expected a whole number")
+            raise DatasetError(
+                f"{key!r} of camera {name!r} in {place!r} is {value!r}; expected a whole number. {CORRECT_INFO}"
+            )
         if value is not None:
             sizes[key] = value
     return sizes

@@ -23,6 +23,8 @@ PER_EPISODE = "meta/episodes_stats.jsonl"
 
 __all__ = ["GLOBAL", "PER_EPISODE", "Stats", "find_stats_file", "read_stats"]
 
+_ANEW: Final = "Fetch the file again, or have LeRobot compute the statistics; samples do not need them."
+
 _EPISODES_AT_ONCE: Final = 256
 """Episodes whose statistics are in memory together: some megabytes, and a fifth of the time of one at a time."""
 
@@ -35,10 +37,7 @@ def read_stats(storage: Storage) -> Stats:
     if found == PER_EPISODE:
         pooled = _pool(_read_episode_stats(storage))
         if not pooled:
-            raise DatasetError(
-                f"damaged file {storage.locate(PER_EPISODE)!r}: it holds no statistics. Fetch it again, or have "
-                f"LeRobot compute them."
-            )
+            raise DatasetError(f"damaged file {storage.locate(PER_EPISODE)!r}: it holds no statistics. {_ANEW}")
         return pooled
     return {}
 
@@ -73,22 +72,26 @@ def _read_episode_stats(storage: Storage) -> Iterator[Stats]:
             except (ValueError, KeyError, TypeError) as error:
                 storage.check_no_pointer(PER_EPISODE)
                 raise DatasetError(
-                    f"damaged file {place!r}: line {number} has no 'stats' object ({error}). Fetch the file again."
+                    f"damaged file {place!r}: line {number} has no 'stats' object ({error}). {_ANEW}"
                 ) from error
             yield _as_arrays(stats, f"{place}:{number}")
 
 
 def _as_arrays(stats: Any, place: str) -> Stats:
     if not isinstance(stats, dict):
-        raise DatasetError(f"the statistics in {place!r} are a {type(stats).__name__}; expected an object")
+        raise DatasetError(f"the statistics in {place!r} are a {type(stats).__name__}; expected an object. {_ANEW}")
     arrays: dict[str, dict[str, NDArray[np.float64]]] = {}
     for feature, values in stats.items():
         if not isinstance(values, dict):
-            raise DatasetError(f"the statistics of {feature!r} in {place!r} are {values!r}; expected an object")
+            raise DatasetError(
+                f"the statistics of {feature!r} in {place!r} are {values!r}; expected an object. {_ANEW}"
+            )
         try:
             arrays[feature] = {name: np.asarray(value, dtype=np.float64) for name, value in values.items()}
         except (TypeError, ValueError) as error:
-            raise DatasetError(f"the statistics of {feature!r} in {place!r} are not numbers: {error}") from error
+            raise DatasetError(
+                f"the statistics of {feature!r} in {place!r} are not numbers: {error}. {_ANEW}"
+            ) from error
     return arrays
 
 

@@ -15,6 +15,8 @@ from raypipe.storage import REFUSED, Storage
 _JSON_BLOCK_BYTES = 1 << 26
 """pyarrow refuses a line longer than its block; an episode with thousands of tasks makes long lines."""
 
+CORRECT_INFO = "Correct meta/info.json, or fetch it again."
+"""The end of a message on a value of ``info.json``."""
 
 _TEXTS = {"task": pa.string(), "tasks": pa.list_(pa.string())}
 """Told to the parser, which else takes a text that looks like a date for one."""
@@ -66,7 +68,7 @@ def read_count(info: Mapping[str, Any], key: str, place: str, *, default: int) -
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise DatasetError(f"{key} is {value!r} in {place!r}; expected a whole number")
+        raise DatasetError(f"{key} is {value!r} in {place!r}; expected a whole number. {CORRECT_INFO}")
     return value
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.errors import DatasetError
+from raypipe.errors import LEAVE_OUT, DatasetError
 from raypipe.metadata.tables import check_not_refused, read_json_lines, read_parquet
 from raypipe.storage import Storage
 from raypipe.wording import span_text
@@ -32,7 +32,7 @@ class Tasks:
             known = span_text(min(self.texts), max(self.texts)) if self.texts else "none"
             raise DatasetError(
                 f"a row has task_index {task_index}, and the dataset's tasks are {known}; add the task to "
-                f"meta/tasks, or leave the episode out"
+                f"meta/tasks, or {LEAVE_OUT}"
             )
         return self.texts[task_index]
 
@@ -62,7 +62,9 @@ def read_tasks(storage: Storage, total_tasks: int) -> Tasks:
         table = read_json_lines(storage, JSON_LINES, ("task_index", "task"))
         numbers = table.column("task_index").to_pylist()
         if not all(isinstance(number, int) for number in numbers):
-            raise DatasetError(f"{storage.locate(JSON_LINES)!r} has a task_index that is no number: {numbers[:10]}")
+            raise DatasetError(
+                f"{storage.locate(JSON_LINES)!r} has a task_index that is no number: {numbers[:10]}. Correct it."
+            )
         return Tasks(dict(zip(numbers, map(str, table.column("task").to_pylist()), strict=True)))
     check_not_refused(storage, (PARQUET, JSON_LINES))
     raise DatasetError(
@@ -80,6 +82,6 @@ def _read_parquet_tasks(storage: Storage) -> Tasks:
     if not column:
         raise DatasetError(
             f"{storage.locate(PARQUET)!r} has the columns {table.column_names} and none with the task's text; "
-            f"expected 'task' or '__index_level_0__'"
+            f"expected 'task' or '__index_level_0__'. Fetch the file again, or add the column."
         )
     return Tasks({i: str(text) for i, text in enumerate(table.column(column).to_pylist())})

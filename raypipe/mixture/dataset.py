@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from raypipe.dataset import Dataset, knowing_rows
+from raypipe.dataset import Dataset, kept_features, knowing_rows
 from raypipe.decode.spec import Resize
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata import Feature
@@ -119,6 +119,15 @@ class Mixture:
     def __len__(self) -> int:
         return sum(self.shares.values())
 
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Raise with what there is instead: shares and an order make batches of a mixture, and it has no samples."""
+        names = ", ".join(map(repr, self.names[:6])) + ", ..." * (len(self.names) > 6)
+        raise ConfigError(
+            f"a mixture has no sample {index!r}: each epoch takes a share of every dataset. One dataset of an "
+            f"rp.Mixture is mixture.datasets[0], of {names}, and has samples; "
+            f"rp.Pipeline(mixture, batch_size=..., seed=...).batch_at(0) is a batch of all."
+        )
+
     def __repr__(self) -> str:
         """Tell how many of what, and where they come from."""
         episodes = sum(len(dataset.meta.episodes) for dataset in self.datasets)
@@ -208,12 +217,20 @@ class Mixture:
         )
         return self._changed(members, self.schema)
 
+    def select_features(self, names: Sequence[str]) -> "Mixture":
+        """Return this mixture with these features of its batches alone, by their names there, cameras among them.
+
+        The index columns are always there. What a single member leaves out is its `MemberSpec.drop`.
+        """
+        kept = kept_features(names, list(self.features), "the mixture")
+        return self._changed(self.members, self.schema.only(kept))
+
     def resized(self, resize: Resize) -> "Mixture":
         """Return this mixture with cameras of another size, which a pipeline's decoding makes them."""
         changed = copy.copy(self)
         changed.spec = replace(self.spec, resize=resize)
         unified = unify(self.datasets, changed.spec, changed.spec.members)
-        return changed._changed(self.members, unified.schema)
+        return changed._changed(self.members, unified.schema.only(self.schema.features))
 
     def _changed(self, members: tuple[Member, ...], schema: Schema) -> "Mixture":
         changed = copy.copy(self)

@@ -146,7 +146,7 @@ def report_plan(
         clip_frames=plan.spec.clip_frames,
         fingerprint=plan.fingerprint,
         tail=_describe_tail(world),
-        left_over=len(world.left_over()),
+        left_over=world.num_left_over,
         live_frames=live_frames,
         live_bytes=live_frames * row_bytes + pixel_bytes,
         live_row_bytes=live_frames * row_bytes,

@@ -26,7 +26,7 @@ from raypipe.plan.livewindow import Lane
 from raypipe.plan.rank import RankPlan
 from raypipe.plan.shares import first_laps
 from raypipe.plan.spans import order_frames
-from raypipe.plan.spec import BatchSpec, Tail
+from raypipe.plan.spec import WHOLE_EPISODE, BatchSpec, Tail
 from raypipe.plan.steps import Steps, plan_steps
 from raypipe.wording import counted
 
@@ -78,13 +78,34 @@ def check_start(index: EpisodeIndex, lanes: int, tail: Tail, per_lane: int) -> N
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class WorldPlan:
     """A plan with its steps and ranks. Step 0 is the next one that the plan's position leaves to do."""
 
     plan: EpochPlan
     world_size: int
     steps: Steps
+
+    def __repr__(self) -> str:
+        """Tell the plan in a few lines; `report_plan` and ``raypipe plan`` tell what it costs."""
+        spec, lanes = self.plan.spec, self.plan.leg.lanes
+        sizes = sorted(set(spec.clip_sizes(len(self.plan.index.dataset_names))))
+        clips = f"of {' or '.join(map(str, sizes))} frames" if sizes else "none: a span is one clip"
+        span = "whole episodes" if spec.span_frames == WHOLE_EPISODE else f"at most {spec.span_frames} frames each"
+        live = self.plan.leg.live_spans if spec.shuffle else 1
+        batch = self.steps.per_lane * lanes // self.world_size
+        return "\n".join(
+            [
+                f"epoch {self.plan.epoch}, {'shuffled' if spec.shuffle else 'in file order'}, seed {spec.seed}",
+                f"  steps       {self.num_steps:,} of {batch:,} frames on each rank, the end {spec.tail!r}",
+                f"  ranks       {self.world_size}, with {lanes // self.world_size} lane(s) each",
+                f"  frames      {int(self.frames_per_rank.sum()):,} to emit",
+                f"  spans       {int(self.spans_per_rank.sum()):,}, {span}",
+                f"  live spans  {live} in each lane",
+                f"  clips       {clips}",
+                f"  left over   {self.num_left_over} frames",
+            ]
+        )
 
     @property
     def num_steps(self) -> int:
@@ -163,6 +184,11 @@ class WorldPlan:
             raise ConfigError(
                 f"there is no rank {rank}: the world has {counted(self.world_size, 'rank')}, counted from 0"
             )
+
+    @property
+    def num_left_over(self) -> int:
+        """Frames that no step emits; `left_over` says which."""
+        return int(self.plan.frames_per_lane.sum()) - sum(map(self.steps.end, range(self.plan.leg.lanes)))
 
     def left_over(self) -> Frames:
         """Return the frames that no step emits: what cannot be shared out equally, or what ``tail="drop"`` leaves."""

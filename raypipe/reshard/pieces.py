@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.errors import DatasetError
 from raypipe.metadata import DatasetMeta
 from raypipe.reshard.mp4 import Description, Track, read_track
 from raypipe.storage import Storage
@@ -162,6 +163,12 @@ def _piece(
     is_kept: NDArray[np.bool_],
 ) -> Piece:
     start, stop, members = group
+    size_bytes = file.storage.size_bytes(file.name)
+    if int((track.offset + track.size)[start:stop].max(initial=0)) > size_bytes:
+        raise DatasetError(
+            f"damaged video {file.storage.locate(file.name)!r}: its index points behind the end of its {size_bytes} "
+            f"bytes. Fetch the file again."
+        )
     excluded = [segment for segment in segments if not is_kept[segment.row]]
     lead_in = sum(max(0, min(stop, other.stop) - max(start, other.start)) for other in excluded)
     return Piece(

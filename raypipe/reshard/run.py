@@ -14,12 +14,14 @@
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from raypipe.errors import DatasetError
 from raypipe.metadata import DatasetMeta, read_metadata
 from raypipe.reshard.columns import Columns, read_columns
 from raypipe.reshard.data import DataJob, TaskNumbers, number_tasks, write_data_file
@@ -93,16 +95,30 @@ def reshard_dataset(
     if find_finished(workspace) is not None:
         clean_up(workspace)
         return _report_of_finished(workspace, meta, spec)
-    job = _prepare(meta, spec, workspace, cameras, size_of)
     chosen = choose_where(where, sum(size_of.values()), is_reencoded=spec.is_reencoded)
-    with hold_workspace(workspace, meta, spec), open_runner(chosen, progress=progress) as runner:
-        plan = _plan_videos(job, runner)
-        num_kept = _write_files(job, plan, runner)
-        notes = _write_meta(job, plan)
-        notes += check_copy(meta, job.numbering, workspace, where=chosen, allow_findings=allow_findings)
-        report = _report(job, plan, num_kept, notes)
-        publish(workspace)
+    with _telling_how_to_go_on(meta.root):
+        job = _prepare(meta, spec, workspace, cameras, size_of)
+        with hold_workspace(workspace, meta, spec), open_runner(chosen, progress=progress) as runner:
+            plan = _plan_videos(job, runner)
+            num_kept = _write_files(job, plan, runner)
+            notes = _write_meta(job, plan)
+            notes += check_copy(meta, job.numbering, workspace, where=chosen, allow_findings=allow_findings)
+            report = _report(job, plan, num_kept, notes)
+            publish(workspace)
     return report
+
+
+@contextmanager
+def _telling_how_to_go_on(root: str) -> Iterator[None]:
+    try:
+        yield
+    except DatasetError as error:
+        if "--exclude" not in str(error):
+            error.add_note(
+                f"To write a copy without the bad episodes: `raypipe validate {root} --exclude-file bad.txt`, then "
+                f"`--exclude-file bad.txt` here."
+            )
+        raise
 
 
 def _report(job: "_Job", plan: "_VideoPlan", num_kept: int, notes: Sequence[str]) -> ReshardReport:

@@ -372,10 +372,7 @@ class Storage:
             )
 
     def _missing(self, name: str) -> DatasetError:
-        return DatasetError(
-            f"missing file {self.locate(name)!r}. Fetch or restore it; `raypipe info {self.uri}` shows what the "
-            f"dataset should hold."
-        )
+        return DatasetError(f"missing file {self.locate(name)!r} of {self.uri!r}. Fetch or restore it.")
 
 
 def walk_files(top: str, below: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:

@@ -163,7 +163,7 @@ def _episode_numbers(
     if len(unit.rows) == 1:
         return np.full(len(table), promises.numbers(unit.rows)[0], np.int64)
     place = Place(file=unit.name, episodes=promises.numbers(unit.rows), feature="episode_index")
-    findings.append(make_finding("feature-missing", "no column tells which episode a row belongs to", place))
+    findings.append(make_finding("episode-column", f"{len(table)} rows of {len(unit.rows)} episodes", place))
     return None
 
 

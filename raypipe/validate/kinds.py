@@ -18,10 +18,21 @@ class Kind:
     """``ROOT`` stands for the root of the dataset."""
 
 
-_FETCH = "fetch the file again, or leave the episodes out: raypipe validate ROOT --exclude-file bad.txt"
-_LEAVE_OUT = "leave the episodes out: raypipe validate ROOT --exclude-file bad.txt"
+_LEAVE_OUT = (
+    "leave the episodes out: raypipe validate ROOT --exclude-file bad.txt, then raypipe reshard ROOT OUT "
+    "--exclude-file bad.txt, or selection={'exclude': raypipe.validate.read_exclude_file('bad.txt')}"
+)
+_LEAVE_FEATURE_OUT = f"leave the feature out, with drop_features([...]) or features=[...]; or {_LEAVE_OUT}"
+_FETCH = f"fetch the file again, or {_LEAVE_OUT}"
+_RE_ENCODE = "rewrite the videos: raypipe reshard ROOT OUT --gop 2"
 _EDIT_INFO = "correct meta/info.json"
-_RESHARD = "rewrite the dataset: raypipe reshard ROOT OUT"
+_EDIT_OR_LEAVE_OUT = f"correct meta/info.json if it is wrong; if the file is, {_LEAVE_OUT}"
+
+
+def _deep(remedy: str) -> str:
+    # Without it the exclude file would lack them.
+    return remedy.replace("validate ROOT", "validate ROOT --deep")
+
 
 KINDS: Final[Mapping[str, Kind]] = {
     # a mixture: ROOT stands for its file
@@ -41,7 +52,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     "info-unreadable": Kind("error", "info.json is missing or no JSON object", "fetch meta/info.json again"),
     "info-key": Kind("error", "info.json lacks a key, or has it with a value that means nothing", _EDIT_INFO),
     "version-unknown": Kind(
-        "error", "the format version is none that raypipe reads", "convert the dataset with LeRobot's own scripts"
+        "error",
+        "the format version is none that raypipe reads",
+        "convert the dataset with LeRobot's own scripts, or set codebase_version in info.json to what the files are",
     ),
     "template-invalid": Kind("error", "a path template cannot be filled in", _EDIT_INFO),
     "template-mismatch": Kind(
@@ -122,7 +135,9 @@ KINDS: Final[Mapping[str, Kind]] = {
         "raypipe does not use it; LeRobot does: raypipe reshard ROOT OUT numbers anew",
     ),
     "episode-duplicate": Kind(
-        "warning", "episodes with the same values, frame by frame", "leave all but one of them out"
+        "warning",
+        "episodes with the same values, frame by frame",
+        "leave all but one of them out: selection={'exclude': (...)}",
     ),
     # timestamps
     "fps-mismatch": Kind(
@@ -149,7 +164,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         "keep timestamps='position', raypipe's default",
     ),
     # features
-    "feature-missing": Kind("error", "some data files lack the column of a feature", _LEAVE_OUT),
+    "feature-missing": Kind("error", "some data files lack the column of a feature", _LEAVE_FEATURE_OUT),
     "feature-absent": Kind(
         "warning",
         "no data file has the column of a feature",
@@ -157,19 +172,28 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "feature-undeclared": Kind("note", "a column that info.json does not declare", "declare it, if samples need it"),
     "column-derived": Kind("note", "an index column is not there; raypipe derives it", "nothing to do"),
-    "column-doubled": Kind("error", "a data file has a column twice", _RESHARD),
-    "dtype-mismatch": Kind("error", "a column's values are not of the declared dtype", _EDIT_INFO),
-    "shape-mismatch": Kind("error", "a column's values are not of the declared shape", _EDIT_INFO),
-    "null-values": Kind("error", "a column has empty values", _LEAVE_OUT),
-    "nan-values": Kind("error", "a feature is not a number somewhere", _LEAVE_OUT),
-    "inf-values": Kind("error", "a feature is infinite somewhere", _LEAVE_OUT),
+    "column-doubled": Kind(
+        "error", "a data file has a column twice", f"rewrite the file with each column once, or {_LEAVE_OUT}"
+    ),
+    "episode-column": Kind(
+        "error",
+        "a data file holds several episodes, and no column tells which row is whose",
+        "fetch the file again, or write its column episode_index",
+    ),
+    "dtype-mismatch": Kind("error", "a column's values are not of the declared dtype", _EDIT_OR_LEAVE_OUT),
+    "shape-mismatch": Kind("error", "a column's values are not of the declared shape", _EDIT_OR_LEAVE_OUT),
+    "null-values": Kind("error", "a column has empty values", _LEAVE_FEATURE_OUT),
+    "nan-values": Kind("error", "a feature is not a number somewhere", _LEAVE_FEATURE_OUT),
+    "inf-values": Kind("error", "a feature is infinite somewhere", _LEAVE_FEATURE_OUT),
     "constant": Kind("note", "a number of a feature never changes", "nothing to do, if that is meant"),
     "task-mismatch": Kind(
         "warning",
         "rows have a task that the episode table does not list for their episode",
         "raypipe and LeRobot go by the rows: correct the episode table, or task_index where the rows are wrong",
     ),
-    "task-unresolved": Kind("error", "rows have a task_index that meta/tasks does not list", _LEAVE_OUT),
+    "task-unresolved": Kind(
+        "error", "rows have a task_index that meta/tasks does not list", f"add the task to meta/tasks, or {_LEAVE_OUT}"
+    ),
     # statistics
     "stats-missing": Kind("note", "no statistics of a feature are stored", "LeRobot can compute them"),
     "stats-unreadable": Kind(
@@ -185,7 +209,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     # videos
     "video-unreadable": Kind("error", "a video file is damaged", _FETCH),
     "video-truncated": Kind("error", "a video file ends before its frames do", _FETCH),
-    "video-unindexed": Kind("note", "a video without a plain index: its frames are counted by --deep only", _RESHARD),
+    "video-unindexed": Kind("note", "a video without a plain index: its frames are counted by --deep only", _RE_ENCODE),
     "video-short": Kind("error", "a video has fewer frames than its episodes", _FETCH),
     "video-long": Kind(
         "warning",
@@ -214,16 +238,16 @@ KINDS: Final[Mapping[str, Kind]] = {
     "video-gop": Kind(
         "note",
         "keyframes are far apart: a random frame costs many",
-        "rewrite the videos: raypipe reshard ROOT OUT --gop 2",
+        _RE_ENCODE,
     ),
     "camera-undecodable": Kind("note", "a kind of video that raypipe cannot decode", "name the cameras to use"),
-    "video-damaged": Kind("error", "frames of a video cannot be decoded without errors", _FETCH),
-    "video-crash": Kind("error", "decoding a video ends the process that does it", _FETCH),
+    "video-damaged": Kind("error", "frames of a video cannot be decoded without errors", _deep(_FETCH)),
+    "video-crash": Kind("error", "decoding a video ends the process that does it", _deep(_FETCH)),
     "camera-black": Kind(
         "warning",
         "a camera is black for a whole episode",
         "see it with `raypipe show ROOT --episode N`; leave the camera out with cameras=[...], or the episodes with "
         "selection={'exclude': (...)}",
     ),
-    "image-undecodable": Kind("error", "an image inside the rows cannot be decoded", _LEAVE_OUT),
+    "image-undecodable": Kind("error", "an image inside the rows cannot be decoded", _deep(_LEAVE_OUT)),
 }

@@ -1,6 +1,5 @@
-"""A report as files: JSON, an exclude file, an HTML page."""
+"""A report as files: an exclude file, an HTML page."""
 
-import json
 from pathlib import Path
 
 from raypipe.validate.exclude import format_exclude_file, format_mixture_exclude_file
@@ -9,15 +8,9 @@ from raypipe.validate.mixture_report import MixtureReport
 
 
 def write_report(
-    report: Report | MixtureReport,
-    *,
-    json_file: str = "",
-    exclude_file: Path | None = None,
-    html_file: Path | None = None,
+    report: Report | MixtureReport, *, exclude_file: Path | None = None, html_file: Path | None = None
 ) -> None:
-    """Write the report to the files that are given; a `json_file` of ``-`` is the caller's to print."""
-    if json_file not in ("", "-"):
-        _write(Path(json_file), json.dumps(report.to_json(), indent=2) + "\n")
+    """Write the report to the files that are given; its `to_json` is for programs."""
     if exclude_file is not None:
         _write(exclude_file, _format_exclude_file(report))
     if html_file is not None:

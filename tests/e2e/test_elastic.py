@@ -134,7 +134,7 @@ def fit_elastic(pipe, folder):
 
 def verdict_of(folder):
     """What ``raypipe account`` says of the run's only epoch."""
-    told = CliRunner().invoke(app, ["account", str(folder / "storage" / RUN), "--json", "-"])
+    told = CliRunner().invoke(app, ["account", str(folder / "storage" / RUN), "--json"])
     assert told.exit_code in (0, 1), told.output
     (verdict,) = json.loads(told.stdout)["epochs"]
     return verdict

@@ -141,7 +141,7 @@ def test_mixture_is_exactly_once_over_a_killed_worker_and_another_number_of_work
 
 
 def assert_account_is_exact(folder):
-    told = CliRunner().invoke(app, ["account", str(folder / "storage" / RUN), "--json", "-"])
+    told = CliRunner().invoke(app, ["account", str(folder / "storage" / RUN), "--json"])
     assert told.exit_code == 0, told.output
     verdicts = json.loads(told.stdout)["epochs"]
     found = [(one["epoch"], one["is_exact"], one["is_finished"], one["num_emitted"]) for one in verdicts]

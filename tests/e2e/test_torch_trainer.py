@@ -128,7 +128,7 @@ def test_committed_steps_are_exactly_once_and_in_plan_order_however_often_a_rank
 
 def account_of(folder):
     """The verdict of ``raypipe account`` over the run's only epoch."""
-    told = CliRunner().invoke(app, ["account", str(Path(folder) / "storage" / RUN), "--json", "-"])
+    told = CliRunner().invoke(app, ["account", str(Path(folder) / "storage" / RUN), "--json"])
     assert told.exit_code in (0, 1), told.output
     (verdict,) = json.loads(told.stdout)["epochs"]
     return verdict

@@ -189,7 +189,7 @@ def account_files(folder):
 
 
 def print_account(sources, name, place):
-    return print_json("account", FROZEN / name / place, "--root", sources / ACCOUNTS[name], "--json", "-")
+    return print_json("account", FROZEN / name / place, "--root", sources / ACCOUNTS[name], "--json")
 
 
 def print_step(sources, name, step, rank):

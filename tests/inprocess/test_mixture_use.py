@@ -180,3 +180,33 @@ def test_an_account_beside_another_mixture_file_says_what_differs(changed_run, r
 
     with pytest.raises(ConfigError, match="frames per epoch of 'small': 20 in the state, 15 here"):
         check_run(changed_run, root=str(path))
+
+
+def test_a_pipeline_of_a_mixture_gives_the_chosen_features_alone(roots, tmp_path):
+    mixture = mix([roots["small"], roots["camera"]], on_missing="fill")
+    camera = "observation.images.top"
+
+    lean = next(iter(local_loader(Pipeline(mixture, batch_size=4, seed=0, features=["action"]))))
+    seen = Pipeline(mixture, batch_size=4, seed=0, features=[camera], decode={"resize": (16, 16)})
+
+    index = {"timestamp", "frame_index", "episode_index", "index", "task_index", "task"}
+    added = {"dataset", "dataset_index", "robot_type", "augment_seed"}
+    assert set(lean) == {*index, *added, "action"}
+    assert set(next(iter(local_loader(seen)))) == {*index, *added, camera, f"{camera}_is_missing"}
+    assert seen.config.dataset.features[camera].shape == (3, 16, 16)
+    assert list(mixture.features) == list(mix([roots["small"], roots["camera"]], on_missing="fill").features)
+    with pytest.raises(ConfigError, match=r"the mixture has no feature 'actoin'; did you mean 'action'\?"):
+        mixture.select_features(["actoin"])
+
+
+def test_a_mixture_file_opened_as_a_dataset_says_where_its_samples_are(roots, tmp_path):
+    (tmp_path / "mix.yaml").write_text(f"datasets: [{roots['small']}, {roots['large']}]\n")
+    opened = open_dataset(str(tmp_path / "mix.yaml"))
+
+    with pytest.raises(ConfigError, match=r"rp\.Mixture is mixture\.datasets\[0\], of 'small', 'large'.*batch_at\(0\)"):
+        opened[0]
+    with pytest.raises(ConfigError, match="a mixture has no sample 0"):
+        next(iter(opened))
+
+    assert opened.datasets[0][0]["action"].shape == (2,)
+    assert len(Pipeline(opened, batch_size=4, seed=0).batch_at(0)["action"]) == 4

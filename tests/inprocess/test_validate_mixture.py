@@ -105,7 +105,7 @@ def test_a_broken_member_and_one_that_is_not_there_do_not_stop_the_others(folder
     path = write(folder, f"{ONE}datasets: [aloha, so101, gone, piper]\n")
 
     printed = run(path)
-    told = json.loads(run(path, "--json", "-").stdout)
+    told = json.loads(run(path, "--json").stdout)
 
     assert printed.exit_code == 2
     unusable = [found for found in told["findings"] if found["kind"] == "member-unusable"]
@@ -209,7 +209,7 @@ def test_json_goes_to_a_file_with_everything(folder, tmp_path):
     DAMAGES["nan-actions"].apply(folder / "aloha")
     path = write(folder, f"{ONE}datasets: [aloha, so101]\n")
 
-    run(path, "--json", tmp_path / "report.json")
+    run(path, "--json-file", tmp_path / "report.json")
     written = json.loads((tmp_path / "report.json").read_text())
 
     assert (written["mixture"], written["severity"]) == (str(path), "error")

@@ -51,8 +51,8 @@ def test_json_has_every_finding_with_its_place(root, tmp_path):
     DAMAGES["nan-actions"].apply(root)
     DAMAGES["drifted-timestamps"].apply(root)
 
-    printed = json.loads(run(root, "--json", "-").stdout)
-    run(root, "--json", tmp_path / "report.json")
+    printed = json.loads(run(root, "--json").stdout)
+    run(root, "--json-file", tmp_path / "report.json")
     written = json.loads((tmp_path / "report.json").read_text())
 
     assert printed["severity"] == "error"
@@ -157,7 +157,7 @@ def test_findings_on_many_episodes_are_one_line_of_the_table_and_all_in_json(roo
         path.unlink()
 
     printed = run(root)
-    findings = json.loads(run(root, "--json", "-").stdout)["findings"]
+    findings = json.loads(run(root, "--json").stdout)["findings"]
 
     assert printed.stdout.count("video-missing") == 1
     assert "episodes 1-4" in printed.stdout

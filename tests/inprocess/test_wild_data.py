@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from batches import local_loader
+from batches import ADDED_KEYS, frames_of_all, frames_of_dataset, local_loader
 from damages import DAMAGES, TOP, WRIST, base_spec, edit_info, write_groups
 
 from raypipe.dataset import open_dataset
@@ -246,6 +246,36 @@ def test_features_are_chosen_or_dropped_in_samples_and_batches(root):
         dataset.select_features(["actoin"])
     with pytest.raises(ConfigError, match="no feature 'frame_index' to drop"):
         dataset.drop_features(["frame_index"])
+
+
+def test_a_pipeline_gives_the_chosen_features_and_decodes_no_other_camera(root):
+    dataset = open_dataset(str(root))
+    for path in root.glob("videos/**/*.mp4"):
+        if WRIST in path.parts:
+            path.write_bytes(b"no video")
+
+    pipe = Pipeline(dataset, batch_size=4, seed=0, features=["action", TOP], delta_timestamps={"action": [0.0, 0.1]})
+    batches = list(local_loader(pipe))
+
+    kept = {"timestamp", "frame_index", "episode_index", "index", "task_index", "task", "action", "action_is_pad", TOP}
+    assert all(set(batch) - ADDED_KEYS == kept for batch in batches)
+    assert sorted(frames_of_all(batches)) == frames_of_dataset(dataset)
+    with pytest.raises(DatasetError, match="damaged video"):
+        list(local_loader(Pipeline(dataset, batch_size=4, seed=0)))
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"features": ["actoin"]}, r"no feature 'actoin'; did you mean 'action'\?"),
+        ({"features": "action"}, r"give a list of names, as \['action'\]"),
+        ({"features": [TOP], "delta_timestamps": {"action": [0.0]}}, "'action'"),
+    ],
+)
+def test_features_that_are_not_there_are_refused_with_the_nearest(root, choice, message):
+    for dataset in (open_dataset(str(root)), Mixture([str(root)])):
+        with pytest.raises(ConfigError, match=message):
+            Pipeline(dataset, batch_size=4, seed=0, **choice)
 
 
 @pytest.mark.parametrize("pattern", ["videos/**/*.mp4", "data/**/*.parquet", "meta/*.json", "meta/**/*.*"])

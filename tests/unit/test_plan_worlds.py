@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from plan_cases import carry_out, frames_of_index, left_over, lengths, make_index, specs
 
@@ -105,3 +105,28 @@ def test_ranks_on_which_no_epoch_can_begin_are_refused_before_the_rest_of_this_o
 
     with pytest.raises(ConfigError, match=shown):
         resume(state_after(first, 1), index, spec, world_size=world_size, batch=batch)
+
+
+@given(lengths, specs, st.integers(1, 4))
+def test_what_is_left_over_is_counted_without_being_listed(frames, spec, world_size):
+    spec, index = replace(spec, lanes=world_size), make_index(frames)
+    assume(index.num_frames >= 4 * world_size)
+    world = plan_world(plan_epoch(index, spec, epoch=0), world_size=world_size, batch=BatchSpec(size=3))
+
+    assert world.num_left_over == len(world.left_over())
+
+
+def test_a_plan_is_printed_in_a_few_lines():
+    spec = replace(SPEC, lanes=2, clip_frames=4, tail="drop")
+    world = plan_world(plan_epoch(make_index((9, 8, 20)), spec, epoch=1), world_size=2, batch=BATCH)
+
+    assert str(world).splitlines() == [
+        "epoch 1, shuffled, seed 3",
+        "  steps       4 of 4 frames on each rank, the end 'drop'",
+        "  ranks       2, with 1 lane(s) each",
+        "  frames      32 to emit",
+        f"  spans       {int(world.spans_per_rank.sum())}, whole episodes",
+        "  live spans  4 in each lane",
+        "  clips       of 4 frames",
+        "  left over   5 frames",
+    ]
