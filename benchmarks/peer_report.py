@@ -31,8 +31,8 @@ COLUMNS = (
 EXACT_COLUMNS = ("loader", "an epoch", "stopped, then resumed", "resumed on 3 ranks after 2")
 CODECS = {"av1": "AV1", "h264": "H.264"}
 NOTES = {
-    "av1-640": "This is what LeRobot records with two cameras. The pictures are made, and cost about as much to decode "
-    "as those of real cameras (`_camera_spec` in `benchmarks/made.py`).",
+    "av1-640": "LeRobot records two cameras this way by default. The pictures are made, and cost about as much to "
+    "decode as those of real cameras (`_camera_spec` in `benchmarks/made.py`).",
     "h264": "Small frames decode fast, so what a loader does beside decoding weighs more.",
 }
 
@@ -291,8 +291,8 @@ def _reading(written: Mapping[str, Any]) -> str:
     mixed = [_mixing(data) for data in written["data"].values()]
     mixing = fill_item(
         f"**Mixing**: a full shuffle (LeRobot map-style, torch, torchdata) is the mark. "
-        f"{'. '.join(text for text in mixed if text)}{'. ' if any(mixed) else ''}Batches that follow each other share "
-        f"more episodes in raypipe than under a full shuffle."
+        f"{'. '.join(text for text in mixed if text)}{'. ' if any(mixed) else ''}Where a dataset has more episodes "
+        f"than live spans, batches that follow each other share more of them in raypipe than under a full shuffle."
     )
     settings = [data["speed"].get(RAYPIPE, {}).get("settings") for data in written["data"].values()]
     sizes = {f"{each['live_bytes'] / 1e9:.2f} GB" for each in settings if each}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -94,9 +95,7 @@ class Runner:
     ) -> Ran:
         _, result, output = self._files(request.rank)
         if not result.exists():
-            # The frames of a native stack trace, which say nothing, begin with the path of a library.
-            lines = [line for line in output.read_text().splitlines() if line.strip() and line[0] not in "/*"]
-            ended = f"ended with {child.returncode}: {lines[-1] if lines else 'no message'}"
+            ended = f"ended with {child.returncode}: {find_message(output.read_text())}"
             raise RunError((limit or ended)[:400])
         return Ran(result=json.loads(result.read_text()), sampler=sampler, started_at_s=begin)
 
@@ -117,6 +116,16 @@ class Runner:
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(self.folder.parent / "hf"),
         }
+
+
+def find_message(output: str) -> str:
+    """Return the line that says why a driver ended: that of the last exception, else the last one.
+
+    An exception may have more lines than its first; the lines of a native stack trace begin with a library's path.
+    """
+    lines = [line for line in output.splitlines() if line.strip() and line[0] not in "/*"]
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
+    return (raised or lines or ["no message"])[-1]
 
 
 def convert(runner: Runner, request: Request) -> dict[str, Any]:
