@@ -61,5 +61,6 @@ def test_warning_is_one_line_without_the_code_that_gave_it(tmp_path):
 
     assert done.returncode == 0
     assert done.stderr == (
-        f"raypipe: warning: {root}: leaving out lost: declared in info.json, and the rows have no such column.\n"
+        f"raypipe: warning: {root}: leaving out lost: declared in info.json, and the rows have no such column. Take it "
+        f"out of info.json, if it was never recorded, to silence this.\n"
     )

@@ -129,10 +129,12 @@ class TaskExecutor:
         self._start(next(node for node, one in self._open.items() if one is group))
 
     def close(self) -> None:
-        """Cancel what is not done."""
-        for task in self._running if ray.is_initialized() else ():
-            ray.cancel(task)
-        self._running = []
+        """Start nothing more; the few tasks under way end by themselves.
+
+        They are not cancelled: Ray 2.60 can end the process that cancels a task in the moment in which it is done
+        ("Tried to complete task that was not pending").
+        """
+        self._open, self._running = {}, []
 
     def _start(self, node: str) -> None:
         group = self._open.pop(node)
