@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test lint docs clean ffmpeg
+.PHONY: help demo test mutants lint docs clean ffmpeg
 .DEFAULT_GOAL := help
 
 help:  ## Show the commands
@@ -16,6 +16,9 @@ demo: $(READY) ffmpeg  ## Write a dataset, train, lose a worker, resume on other
 
 test: $(READY) ffmpeg  ## Run all tests
 	@$(BIN)/python -m pytest
+
+mutants: $(READY) ffmpeg  ## Make small wrong changes, one after the other, and see that tests find each
+	@$(BIN)/python tests/mutants.py
 
 lint: $(READY)  ## Check style, format and types
 	@$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -153,12 +154,15 @@ class BatchClips:
 
 
 class FileFetcher:
-    """Starts to fetch the videos of spans that come next, where they are remote and decoded in this process.
+    """Starts to fetch the files of spans that come next, where they are remote and read in this process.
 
     The plan says which they are long before they come.
     """
 
     def __init__(self, context: BlockContext, plan: RankPlan) -> None:
+        self.fetches_rows = False
+        """Whether this process reads the rows too."""
+        self._fetches_videos = context.decode.where != "cluster"
         self._context = context
         self._plan = plan
         self._pool = ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="raypipe-ahead")
@@ -167,7 +171,7 @@ class FileFetcher:
 
     def look_ahead(self, arrivals: range) -> None:
         """Start to fetch what spans with these arrival numbers read."""
-        for arrival in arrivals if self._context.decode.where != "cluster" else ():
+        for arrival in arrivals if self.fetches_rows or self._fetches_videos else ():
             storage = self._context.datasets[int(self._plan.queue.dataset[arrival])].meta.storage
             if storage.cache is not None and storage.cache.prefetch and not storage.is_local:
                 # On a thread of its own: which bytes a span needs may be known only after a look at its video.
@@ -180,12 +184,20 @@ class FileFetcher:
             self._fetches.popleft().cancel()
 
     def _fetch(self, request: SpanRequest) -> None:
-        _, row, _ = self._context.find_episode(request)
-        for own in self._context.member_of(request).cameras.values():
+        dataset, row, _ = self._context.find_episode(request)
+        if self.fetches_rows:
+            self._begin(lambda: dataset.meta.storage.prefetch(dataset.meta.data_file(row)))
+        for own in self._context.member_of(request).cameras.values() if self._fetches_videos else ():
             if not self._context.stores_images(request.dataset, own):
-                # What fails here is met again, and told, by whoever decodes the span.
-                with suppress(RaypipeError, OSError, NotImplementedError):
-                    frames = shown_frames(self._context, request, own)
-                    fetch = self._context.decoders[request.dataset].prefetch(row, own, frames)
-                    if fetch is not None and not fetch.done():
-                        self._fetches.append(fetch)
+                self._begin(partial(self._fetch_video, request, row, own))
+
+    def _fetch_video(self, request: SpanRequest, row: int, own: str) -> Future[bool] | None:
+        frames = shown_frames(self._context, request, own)
+        return self._context.decoders[request.dataset].prefetch(row, own, frames)
+
+    def _begin(self, fetch: Callable[[], Future[bool] | None]) -> None:
+        # What fails here is met again, and told, by whoever reads or decodes the span.
+        with suppress(RaypipeError, OSError, NotImplementedError):
+            begun = fetch()
+            if begun is not None and not begun.done():
+                self._fetches.append(begun)

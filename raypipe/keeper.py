@@ -5,17 +5,19 @@
     run/checkpoint_.../raypipe/account/train/rank-00000-of-00004.parquet           what led to this checkpoint
     run/raypipe-account/train/20260105T101500.000000/rank-00000-of-00004.parquet   what an attempt has done so far
     run/raypipe-account/train/saved/0123456789abcdef/rank-00001-of-00004.parquet   what led to a state
+    run/raypipe-account/train/saved/0123456789abcdef/checkpoint                    it is that of a checkpoint
 
 The first are carried on when a run goes on from the checkpoint. The second tell what was handed over after it and is
 handed over again. The last are of ranks that put nothing into the checkpoint: all there is to tell them of it is that
-they stand at the same state.
+they stand at the same state, and that rank 0 has left a mark there.
 """
 
 import json
+import shutil
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +28,7 @@ import pyarrow.fs
 from raypipe.account import Account, Part
 from raypipe.account.file import read_account, write_account
 from raypipe.account.folder import BEFORE_FOLDER, RUN_FOLDER, SAVED_FOLDER, account_name, state_key
-from raypipe.account.gather import HEAD, gather_account, state_of_saved
+from raypipe.account.gather import HEAD, CheckpointFiles, gather_account, state_of_saved
 from raypipe.errors import RaypipeError
 from raypipe.storage import retry_transient
 
@@ -34,7 +36,9 @@ ACCOUNTS: Final = "account"
 """The folder with accounts inside raypipe's folder of a checkpoint."""
 
 _SAVED_KEPT: Final = 4
-"""Accounts beside checkpoints: as many as Ray Train may have under way, and some."""
+"""Accounts beside checkpoints, and as many of other states: as many as Ray Train may have under way, and some."""
+
+_CHECKPOINT_MARK: Final = "checkpoint"
 
 _WRITE_EVERY_S: Final = 2.0
 _MOST_OF_TIME: Final = 0.01
@@ -51,7 +55,10 @@ class AccountKeeper:
         self._folder = f"{folder}/{RUN_FOLDER}/{name}"
         self._due_at = 0.0
         self._has_warned = False
-        self._saved: list[str] = []
+        self._saved: dict[str, None] = {}
+        self._of_checkpoints: dict[str, None] = {}
+        self._marks: dict[str, None] = {}
+        """Files, the oldest first."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Clocks are of one machine.
@@ -70,22 +77,63 @@ class AccountKeeper:
         self._due_at = now + max(_WRITE_EVERY_S, (now - started) / _MOST_OF_TIME)
 
     def save(self, account: Account, rank: int, world_size: int) -> None:
-        """Write the account that leads to a state; the last few are kept."""
-        folder = f"{self._folder}/{SAVED_FOLDER}/{state_key(account.header.state)}"
-        self._write(f"{folder}/{account_name(rank, world_size)}", account)
-        self._saved.append(f"{folder}/{account_name(rank, world_size)}")
-        if len(self._saved) > _SAVED_KEPT:
-            with suppress(Exception):
-                self._filesystem.delete_file(self._saved.pop(0))
+        """Write the account that leads to a state; the last few are kept, and the last few of checkpoints."""
+        path = f"{self._saved_folder(account.header.state)}/{account_name(rank, world_size)}"
+        self._write(path, account)
+        for old in _add_last(self._saved, path, _SAVED_KEPT):
+            # By now rank 0 has marked it, if it is of a checkpoint: ranks report in step.
+            is_of_checkpoint = self._is_there(f"{old.rpartition('/')[0]}/{_CHECKPOINT_MARK}")
+            for gone in _add_last(self._of_checkpoints, old, _SAVED_KEPT) if is_of_checkpoint else [old]:
+                self._delete(gone)
+
+    def mark(self, state: Mapping[str, Any]) -> None:
+        """Note that a checkpoint has this state: what other ranks save for it stays, whatever they save after it."""
+        path = f"{self._saved_folder(state)}/{_CHECKPOINT_MARK}"
+        with self._warning_once(path):
+            self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+            with self._filesystem.open_output_stream(path) as file:
+                file.write(b"")
+        # Twice as many as other ranks keep accounts: none of them asks for an older one.
+        for old in _add_last(self._marks, path, 2 * _SAVED_KEPT):
+            self._delete(old)
+
+    def _saved_folder(self, state: Mapping[str, Any]) -> str:
+        return f"{self._folder}/{SAVED_FOLDER}/{state_key(state)}"
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            return bool(self._filesystem.get_file_info(path).type != pyarrow.fs.FileType.NotFound)
+        except Exception:
+            # Better a file too many than an account that is lost.
+            return True
+
+    def _delete(self, path: str) -> None:
+        with suppress(Exception):
+            self._filesystem.delete_file(path)
 
     def _write(self, path: str, account: Account) -> None:
-        """Write a file; a storage that fails is warned of once, and the run goes on."""
-        try:
+        with self._warning_once(path):
             write_account(path, account, self._filesystem)
+
+    @contextmanager
+    def _warning_once(self, path: str) -> Iterator[None]:
+        """Let a storage that fails be warned of once, and the run go on."""
+        try:
+            yield
         except Exception as error:
             if not self._has_warned:
                 self._has_warned = True
-                warnings.warn(f"an account was not written to {path!r}: {type(error).__name__}: {error}", stacklevel=2)
+                warnings.warn(f"an account was not written to {path!r}: {type(error).__name__}: {error}", stacklevel=4)
+
+
+def _add_last(paths: dict[str, None], path: str, most: int) -> list[str]:
+    """Put a path last, once; take out and return the first ones where there are more than `most`."""
+    paths.pop(path, None)
+    paths[path] = None
+    gone = list(paths)[:-most]
+    for old in gone:
+        del paths[old]
+    return gone
 
 
 def open_filesystem(folder: str) -> tuple[pyarrow.fs.FileSystem, str]:
@@ -103,19 +151,30 @@ def write_rank_account(folder: Path, account: Account, rank: int, world_size: in
     """Write the account of one rank into raypipe's folder of a checkpoint.
 
     The one before stays beside it: until rank 0 has written the state, that is what the state of the folder belongs to.
-    Rank 0 does the same with those of another number of ranks, and removes them at its next call.
+    It is copied, so that a rank that dies here leaves a newest file: without one, it was lost. Rank 0 moves those of
+    another number of ranks there, and removes them at its next call.
     """
     accounts = folder / ACCOUNTS / account.header.name
     path, before = accounts / account_name(rank, world_size), accounts / BEFORE_FOLDER
-    ending = path.name.partition("-of-")[2]
-    for old in before.glob("rank-*.parquet") if rank == 0 else ():
+    if rank == 0:
+        _put_aside(accounts, before, path.name.partition("-of-")[2])
+    if path.exists():
+        before.mkdir(exist_ok=True)
+        copied = before / f"{path.name}.new"
+        shutil.copyfile(path, copied)
+        copied.replace(before / path.name)
+    write_account(path, account)
+
+
+def _put_aside(accounts: Path, before: Path, ending: str) -> None:
+    """Move the files of another number of ranks, and remove those that were moved before."""
+    for old in before.glob("rank-*.parquet"):
         if not old.name.endswith(ending):
             old.unlink(missing_ok=True)
     for old in accounts.glob("rank-*.parquet"):
-        if old == path or (rank == 0 and not old.name.endswith(ending)):
+        if not old.name.endswith(ending):
             before.mkdir(exist_ok=True)
             old.replace(before / old.name)
-    write_account(path, account)
 
 
 def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str) -> tuple[Part, ...]:
@@ -132,7 +191,7 @@ def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str
     try:
         saved = retry_transient(lambda: _read_saved(filesystem, f"{folder}/{name}.json"))
         files = retry_transient(lambda: _read_files(filesystem, folder, name, saved))
-        if not files and not saved.get(HEAD):
+        if not files.names and not saved.get(HEAD):
             return ()
         found = gather_account(files, saved)
     except (RaypipeError, OSError) as error:
@@ -157,21 +216,16 @@ def _read_saved(filesystem: pyarrow.fs.FileSystem, path: str) -> dict[str, Any]:
     return saved if isinstance(saved, dict) else {}
 
 
-def _read_files(
-    filesystem: pyarrow.fs.FileSystem, folder: str, name: str, saved: dict[str, Any]
-) -> dict[str, list[Account]]:
-    """Return what the ranks of a checkpoint wrote, newest first, by file name."""
+def _read_files(filesystem: pyarrow.fs.FileSystem, folder: str, name: str, saved: dict[str, Any]) -> CheckpointFiles:
     here, beside = f"{folder}/{ACCOUNTS}/{name}", f"{folder.rsplit('/', 2)[0]}/{RUN_FOLDER}/{name}/{SAVED_FOLDER}"
     newest, before = (_read_folder(filesystem, place) for place in (here, f"{here}/{BEFORE_FOLDER}"))
-    files = {
-        file: [accounts[file] for accounts in (newest, before) if file in accounts] for file in {**before, **newest}
-    }
     told = state_of_saved(saved)
-    states = [told] if told else [account.header.state for accounts in files.values() for account in accounts[:1]]
-    for key in {state_key(state) for state in states}:
-        for file, account in _read_folder(filesystem, f"{beside}/{key}").items():
-            files.setdefault(file, []).append(account)
-    return files
+    states = [told] if told else [account.header.state for account in (newest or before).values()]
+    keys = sorted({state_key(state) for state in states})
+    found = [_read_folder(filesystem, f"{beside}/{key}") for key in keys]
+    return CheckpointFiles(
+        newest=newest, before=before, beside={file: one for accounts in found for file, one in accounts.items()}
+    )
 
 
 def _read_folder(filesystem: pyarrow.fs.FileSystem, folder: str) -> dict[str, Account]:

@@ -287,6 +287,14 @@ class RankLoader:
         if self._keeper is not None:
             self._keeper.save(self.account(), self._job.rank, self._job.world_size)
 
+    def mark_checkpoint(self) -> None:
+        """Note beside the run's checkpoints that one has this state: what other ranks save for it stays.
+
+        For rank 0, which alone knows.
+        """
+        if self._keeper is not None:
+            self._keeper.mark(self.state_dict())
+
     @property
     def _attempt(self) -> str:
         return f"{self._source.attempt}-{self._num_loads:03d}" if self._num_loads else self._source.attempt
@@ -300,7 +308,9 @@ class RankLoader:
         self._stand_at(self._start_of(self._at.epoch + 1))
 
     def _start_of(self, epoch: int) -> Resumed:
-        return start(self._at.spec, world_size=self._job.world_size, batch=self._job.batch, epoch=epoch)
+        # At the first start lanes that the user gave are not replaced silently; see `first_leg`.
+        batch = self._job.batch if self._has_begun else None
+        return start(self._at.spec, world_size=self._job.world_size, batch=batch, epoch=epoch)
 
     def _plan(self) -> WorldPlan:
         if self._world is None:

@@ -8,7 +8,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from raypipe.block import BlockContext
 from raypipe.decode.clips import ClipExecutor, ThreadExecutor
-from raypipe.errors import RaypipeError
 from raypipe.meeting import Meeting, PassPlace, ask_for, describe_waiting
 from raypipe.metrics import LoaderStats, Meter
 from raypipe.plan import RankPlan, WorldPlan
@@ -26,9 +25,6 @@ from raypipe.source import BY_SIZE, FeedSpec
 from raypipe.source.own_rows import read_block, room_for
 
 _WAIT_FOR_RANKS_S: Final = 60.0
-
-_FETCHED_AHEAD: Final = 32
-"""Spans whose remote data files are fetched before their rows are read, so that their latencies overlap."""
 
 
 class LocalSource:
@@ -85,12 +81,8 @@ class LocalSource:
     def read_blocks(self, plan: RankPlan) -> Iterator[pa.Table]:
         """Yield the blocks of a plan in arrival order, each read when it is asked for."""
         num_spans, size = len(plan.queue), self._spans_per_block
-        looked_to = 0
         for first in range(0, num_spans, size):
             stop = min(first + size, num_spans)
-            ahead = min(stop + _FETCHED_AHEAD, num_spans)
-            self._fetch_ahead(plan, range(looked_to, ahead))
-            looked_to = ahead
             # The next epoch may be read while this one ends.
             with self._lock:
                 table = read_block(self._reading, plan, first, stop)
@@ -99,15 +91,6 @@ class LocalSource:
     def plan_room(self, world: WorldPlan, plan: RankPlan) -> int:
         """Return how many spans the rank holds at once: other ranks do not matter here."""
         return room_for(world, plan, self._spans_per_block)
-
-    def _fetch_ahead(self, plan: RankPlan, arrivals: range) -> None:
-        for arrival in arrivals:
-            meta = self._reading.datasets[int(plan.queue.dataset[arrival])].meta
-            storage = meta.storage
-            if storage.cache is not None and storage.cache.prefetch and not storage.is_local:
-                # What fails here is met again, and told, by the reader.
-                with suppress(RaypipeError, OSError):
-                    storage.prefetch(meta.data_file(meta.episodes.find_row(int(plan.queue.episode[arrival]))))
 
     @contextmanager
     def _warning_of_waiting(self, rank: int, world_size: int) -> Iterator[None]:

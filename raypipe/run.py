@@ -129,6 +129,7 @@ class EpochRun:
         """
         self.place = feed.place
         self._assembler.report_bad = feed.report_bad
+        self._fetcher.fetches_rows = not feed.is_remote
         self._before = before
         jobs = (("receive", lambda: self._receive(feed)), ("assemble", self._assemble))
         for name, job in jobs:

@@ -4,12 +4,16 @@ from pathlib import Path
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from raypipe.testing import SynthSpec, write_dataset
 
 # A shared 2-core machine pauses at random: a deadline per example would judge the machine, not the code.
 settings.register_profile("raypipe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A mutant is to be found, not to be explained: the smallest example takes minutes.
+settings.register_profile(
+    "mutants", settings.get_profile("raypipe"), phases=[Phase.explicit, Phase.generate], database=None
+)
 settings.load_profile("raypipe")
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from raypipe.account.file import load_account
-from raypipe.account.gather import gather_account, state_of_saved
+from raypipe.account.gather import CheckpointFiles, Gathered, gather_account, state_of_saved
 from raypipe.account.parts import Account, Part, merge_accounts
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, suggest
 from raypipe.storage import Storage, open_storage, retry_transient
@@ -40,7 +40,9 @@ BEFORE_FOLDER: Final = "before"
 DEFAULT_NAME: Final = "train"
 
 _FILE: Final = r"rank-(?P<rank>\d+)-of-(?P<world>\d+)\.parquet$"
-_IN_CHECKPOINT: Final = re.compile(rf"^(?:(?P<place>.*)/)?{CHECKPOINT_FOLDER}/(?P<name>[^/]+)/{_FILE}")
+_IN_CHECKPOINT: Final = re.compile(
+    rf"^(?:(?P<place>.*)/)?{CHECKPOINT_FOLDER}/(?P<name>[^/]+)/(?:{BEFORE_FOLDER}/)?{_FILE}"
+)
 _IN_RUN: Final = re.compile(rf"^(?:(?P<place>.*)/)?{RUN_FOLDER}/(?P<name>[^/]+)/(?P<attempt>[^/]+)/{_FILE}")
 _SAVED: Final = re.compile(rf"^(?:.*/)?{RUN_FOLDER}/(?P<name>[^/]+)/{SAVED_FOLDER}/(?P<state>[^/]+)/{_FILE}")
 
@@ -98,7 +100,7 @@ def read_run_account(folder: str | os.PathLike[str], name: str = "") -> RunAccou
 
 @dataclass(frozen=True, kw_only=True)
 class _FileSet:
-    """The files of the ranks of one world in one folder."""
+    """The files of the ranks of one world in one folder of an attempt, or all of a checkpoint."""
 
     name: str
     place: str
@@ -109,7 +111,10 @@ class _FileSet:
     """Empty in a checkpoint."""
 
     world_size: int
+    """0 in a checkpoint, which may hold files of two."""
+
     files: tuple[str, ...]
+    """Ascending; in a checkpoint those that were replaced come last."""
 
 
 def _goes_further(storage: Storage, checkpoint: _FileSet, attempt: _FileSet) -> bool:
@@ -122,13 +127,23 @@ def _goes_further(storage: Storage, checkpoint: _FileSet, attempt: _FileSet) -> 
 def _find_sets(storage: Storage) -> list[_FileSet]:
     groups: dict[tuple[str, str, str, str, int], list[str]] = {}
     for path in storage.list_files():
-        match = _IN_RUN.match(path) or _IN_CHECKPOINT.match(path)
-        if match:
-            attempt = match.groupdict().get("attempt", "")
-            key = (match["name"], match["place"] or "", path.rpartition("/")[0], attempt, int(match["world"]))
-            groups.setdefault(key, []).append(path)
+        folder = path.rpartition("/")[0]
+        if match := _IN_RUN.match(path):
+            key = (match["name"], match["place"] or "", folder, match["attempt"], int(match["world"]))
+        elif match := _IN_CHECKPOINT.match(path):
+            key = (match["name"], match["place"] or "", folder.removesuffix(f"/{BEFORE_FOLDER}"), "", 0)
+        else:
+            continue
+        groups.setdefault(key, []).append(path)
     return [
-        _FileSet(name=name, place=place, folder=folder, attempt=attempt, world_size=world, files=tuple(sorted(files)))
+        _FileSet(
+            name=name,
+            place=place,
+            folder=folder,
+            attempt=attempt,
+            world_size=world,
+            files=tuple(sorted(files, key=lambda path: (path.count("/"), path))),
+        )
         for (name, place, folder, attempt, world), files in groups.items()
     ]
 
@@ -161,41 +176,42 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
     problems = []
     for one in candidates:
         try:
-            account, num_files = _read_checkpoint(storage, one) if not one.attempt else _read_attempt(storage, one)
+            found = _read_checkpoint(storage, one) if not one.attempt else _read_attempt(storage, one)
         except DatasetError:
             raise
         except RaypipeError as error:
             # Ranks of an attempt that died stopped after different steps.
             problems.append(f"{storage.locate(one.folder)}: {error}")
             continue
-        problem = _find_problem(one, account, num_files)
+        problem = _find_problem(one, found)
         if not problem:
-            return one, account, ""
-        incomplete.append((one, account, problem))
+            return one, found.account, ""
+        incomplete.append((one, found.account, problem))
     if incomplete:
         # One that lost a file can be checked all the same: the frames of that rank are missing. Checkpoints first.
         return min(incomplete, key=lambda item: bool(item[0].attempt))
     raise RaypipeError(f"no account in {storage.uri!r} can be checked: {'; '.join(problems[:3])}")
 
 
-def _find_problem(files: _FileSet, account: Account, num_files: int) -> str:
-    if num_files < files.world_size:
+def _find_problem(files: _FileSet, found: Gathered) -> str:
+    if found.num_files < found.world_size:
         return (
-            f"{files.folder or 'the folder'} has {num_files} of {files.world_size} files; ranks that gave "
+            f"{files.folder or 'the folder'} has {found.num_files} of {found.world_size} files; ranks that gave "
             f"report() no folder left theirs in the run's folder: give that"
         )
-    if account.header.name != files.name:
-        return f"the account in {files.folder!r} is of a loader {account.header.name!r}"
-    ranks = account.missing_ranks
+    if found.account.header.name != files.name:
+        return f"the account in {files.folder!r} is of a loader {found.account.header.name!r}"
+    ranks = found.account.missing_ranks
     return f"rank {', '.join(map(str, ranks))} has no record in some part" if ranks else ""
 
 
-def _read_attempt(storage: Storage, files: _FileSet) -> tuple[Account, int]:
-    return merge_accounts(_read_files(storage, files)), len(files.files)
+def _read_attempt(storage: Storage, files: _FileSet) -> Gathered:
+    account = merge_accounts(_read_files(storage, files))
+    return Gathered(account=account, world_size=files.world_size, num_files=len(files.files))
 
 
-def _read_checkpoint(storage: Storage, files: _FileSet) -> tuple[Account, int]:
-    """Return the account that leads to the state of a checkpoint, and how many ranks have a file.
+def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
+    """Return the account that leads to the state of a checkpoint.
 
     Raises:
         DatasetError: the checkpoint has a state with another account.
@@ -204,29 +220,28 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> tuple[Account, int]:
     path = f"{folder}{files.name}.json"
     saved = json.loads(storage.read_bytes(path)) if path in storage.list_files() else {}
     state = state_of_saved(saved) or _read_file(storage, files.files[0]).header.state
-    found: dict[str, list[Account]] = {}
-    for path in [*files.files, *_find_beside(storage, files, state_key(state))]:
-        found.setdefault(path.rpartition("/")[2], []).append(_read_file(storage, path))
+    newest = [path for path in files.files if path.rpartition("/")[0] == files.folder]
+    before = [path for path in files.files if path not in newest]
+    beside = _find_beside(storage, files.name, state_key(state))
+    found = CheckpointFiles(
+        **{
+            kind: {path.rpartition("/")[2]: _read_file(storage, path) for path in paths}
+            for kind, paths in (("newest", newest), ("before", before), ("beside", beside))
+        }
+    )
     try:
         gathered = gather_account(found, saved)
     except RaypipeError as error:
         raise DatasetError(f"{storage.locate(files.folder)}: {error}") from error
     if gathered.problem:
         raise DatasetError(f"{storage.locate(files.folder)}: {gathered.problem}")
-    return gathered.account, len(found)
+    return gathered
 
 
-def _find_beside(storage: Storage, files: _FileSet, state: str) -> list[str]:
-    """Return what the same ranks wrote before, and what ranks that put nothing into the checkpoint left for a state."""
-    ending = f"-of-{files.world_size:05d}.parquet"
-    same = [path for path in storage.list_files() if path.endswith(ending)]
-    before = [path for path in same if path.startswith(f"{files.folder}/{BEFORE_FOLDER}/")]
-    saved = [
-        path
-        for path in same
-        if (match := _SAVED.match(path)) and (match["name"], match["state"]) == (files.name, state)
-    ]
-    return [*before, *saved]
+def _find_beside(storage: Storage, name: str, state: str) -> list[str]:
+    """Return what ranks that put nothing into the checkpoint left for a state."""
+    matches = ((path, _SAVED.match(path)) for path in storage.list_files())
+    return [path for path, match in matches if match and (match["name"], match["state"]) == (name, state)]
 
 
 def _position(storage: Storage, files: _FileSet) -> tuple[int, int]:

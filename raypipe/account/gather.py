@@ -2,8 +2,9 @@
 
 A checkpoint that is written over an earlier one may be torn: a rank died before it wrote its file, or rank 0 before it
 wrote the state. Every rank keeps the file before its last one, so a state that was not written over has all its files.
-Where the state is there and the file of a rank is not, that rank has no record of the last steps. The account says so
-and goes on: only those steps cannot be proved.
+Where the state is there and the newest file of a rank leads to an earlier one, that rank has no record of the last
+steps. The account says so and goes on: only those steps cannot be proved. A rank that has no newest file at all has
+lost it: no death does that.
 
 ::
 
@@ -25,18 +26,43 @@ HEAD: Final = "account"
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointFiles:
+    """What ranks wrote for a checkpoint, by file name."""
+
+    newest: Mapping[str, Account]
+    before: Mapping[str, Account]
+    """What the newest replaced; of another number of ranks, those that rank 0 has put aside."""
+
+    beside: Mapping[str, Account]
+    """Of ranks that put nothing into the checkpoint, for its state."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all, ascending."""
+        return sorted({*self.newest, *self.before, *self.beside})
+
+    def of(self, name: str) -> list[Account]:
+        """Return what is there under a name, the newest first."""
+        return [found[name] for found in (self.newest, self.before, self.beside) if name in found]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gathered:
     """An account, and what is wrong with the files that it came from."""
 
     account: Account
+    world_size: int
+    num_files: int
+    """Ranks of which there is a file: one that was lost is not there, whatever is left of it from before."""
+
     problem: str = ""
 
 
-def gather_account(files: Mapping[str, Sequence[Account]], saved: Mapping[str, Any]) -> Gathered:
+def gather_account(files: CheckpointFiles, saved: Mapping[str, Any]) -> Gathered:
     """Return the account of all ranks that leads to a state.
 
     Args:
-        files: by file name what ranks wrote under it, newest first.
+        files: all that there are, of any number of ranks.
         saved: the state, with its head, as the checkpoint has it. Where it has no head, the newest file says the state.
 
     Raises:
@@ -48,14 +74,19 @@ def gather_account(files: Mapping[str, Sequence[Account]], saved: Mapping[str, A
             "no file of rank 0 leads to the state of the checkpoint: it is lost, or one of the two was changed"
         )
     name, account = first
-    mine = {other: found for other, found in sorted(files.items()) if _world_of(other) == _world_of(name)}
+    mine = [other for other in files.names if _world_of(other) == _world_of(name)]
     state, head = account.header.state, account.header.head
-    leading = [next((one for one in found if one.header.state == state), None) for found in mine.values()]
-    torn = [one for found, one_leads in zip(mine.values(), leading, strict=True) if not one_leads for one in found]
-    gathered = _add_torn(merge_accounts(one for one in leading if one), torn)
+    leading = {other: one for other in mine for one in files.of(other)[::-1] if one.header.state == state}
+    torn = {other: files.of(other) for other in mine if other in files.newest and other not in leading}
+    gathered = _add_torn(merge_accounts(leading.values()), [one for found in torn.values() for one in found])
     told = saved.get(HEAD) if name.startswith("rank-00000-") else ""
     problem = f"the checkpoint was saved with an account whose head is {told}, and that of its files is {head!r}"
-    return Gathered(account=gathered, problem=problem if told and told != head else "")
+    return Gathered(
+        account=gathered,
+        world_size=int(_world_of(name).partition(".")[0]),
+        num_files=len(leading) + len(torn),
+        problem=problem if told and told != head else "",
+    )
 
 
 def state_of_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,13 +94,13 @@ def state_of_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in saved.items() if key != HEAD} if saved.get(HEAD) else {}
 
 
-def _find_first(files: Mapping[str, Sequence[Account]], state: Mapping[str, Any]) -> tuple[str, Account] | None:
+def _find_first(files: CheckpointFiles, state: Mapping[str, Any]) -> tuple[str, Account] | None:
     """Return the file of the first rank; of two world sizes, the one that carries more of what was done before."""
-    firsts = {_world_of(name): name for name in sorted(files, reverse=True)}
+    firsts = {_world_of(name): name for name in reversed(files.names)}
     found = [
         (name, account)
         for name in firsts.values()
-        for account in (files[name] if state else files[name][:1])
+        for account in (files.of(name) if state else files.of(name)[:1])
         if account.header.state == (state or account.header.state)
     ]
     return max(found, key=lambda item: sum(len(part.ranks) for part in item[1].parts), default=None)

@@ -101,6 +101,9 @@ def report(metrics: Mapping[str, Any], checkpoint_dir: str | Path | None, *loade
         ray.train.report(dict(metrics))
         return
     write_states(checkpoint_dir, *loaders)
+    for loader in loaders:
+        if loader.rank == 0:
+            loader.mark_checkpoint()
     ray.train.report(dict(metrics), checkpoint=ray.train.Checkpoint.from_directory(str(checkpoint_dir)))
 
 

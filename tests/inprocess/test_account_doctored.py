@@ -302,6 +302,16 @@ def test_a_whole_account_of_another_run_is_not_that_of_the_checkpoint(honest, of
     assert not passes(tmp_path)
 
 
+def test_an_account_that_was_sealed_anew_is_not_that_of_the_checkpoint(honest, of_another_seed, tmp_path):
+    doctor = BY_CHAIN["another reason of a skip"]
+    folder = doctored_folder(honest, of_another_seed, tmp_path, doctor, is_resealed=True)
+    assert passes(folder), "the plan does not know reasons"
+    shutil.copy(honest / "raypipe/train.json", folder / "raypipe/train.json")
+
+    with pytest.raises(RaypipeError, match="was saved with an account whose head is"):
+        check_run(folder)
+
+
 def test_a_state_that_was_edited_in_the_checkpoint_is_found(honest, tmp_path):
     shutil.copytree(honest, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "raypipe/train.json"

@@ -384,6 +384,27 @@ def test_a_missing_leg_is_always_caught(frames, spec, data):
     assert not all(verdict.is_exact for verdict in verdicts), told(verdicts)
 
 
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        (0, "nothing leads up to epoch 0, leg 2"),
+        (1, "does not begin where the part before it ends"),
+        (2, "the parts lead up to epoch 0, after"),
+    ],
+)
+def test_a_missing_leg_is_told_where_it_is_missing(place, told):
+    run = HandRun(make_index([9, 8, 7, 12]), OrderSpec(seed=1, live_spans=2))
+    for world_size in (2, 3, 2):
+        run.start(world_size, 2)
+        run.steps(2)
+        account = run.save()
+
+    (verdict,) = check(run, replace(account, parts=(*account.parts[:place], *account.parts[place + 1 :])))
+
+    assert len(account.parts) == 3
+    assert any(told in gap for gap in verdict.gaps), verdict.gaps
+
+
 def test_a_verdict_names_what_is_missing_and_doubled():
     run = HandRun(make_index([6, 8, 7, 9]), OrderSpec(seed=1, live_spans=2))
     run.start(2, 2)

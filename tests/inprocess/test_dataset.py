@@ -255,6 +255,50 @@ def test_drifted_timestamps_decide_nothing_and_are_reported(tiny_dataset, tmp_pa
     assert open_dataset(str(root), timestamps="strict", tolerance_s=2.0)[4]["frame_index"] == 4
 
 
+def test_times_of_episodes_decide_their_order_in_a_video_and_not_their_frames(tmp_path):
+    spec = SynthSpec(lengths=(4, 4, 6), cameras=(CameraSpec(name="cam"),), episodes_per_video_file=3)
+    root = write_dataset(tmp_path / "d", spec)
+    (path,) = (root / "meta/episodes").rglob("*.parquet")
+    column = "videos/cam/from_timestamp"
+
+    def swap_and_drift(table):
+        # The first two lie the other way round; all are late by 0.7 frames, as sums of rounded durations may be.
+        starts = table.column(column).to_numpy()[[1, 0, 2]] + 0.7 / spec.fps
+        return table.set_column(table.column_names.index(column), column, pa.array(starts))
+
+    rewrite_rows(path, swap_and_drift)
+
+    dataset = open_dataset(str(root))
+
+    stamps = [read_stamp(dataset.sample_of(episode, 2)["cam"]) for episode in range(3)]
+    assert [(stamp.episode, stamp.frame) for stamp in stamps] == [(1, 2), (0, 2), (2, 2)]
+
+
+class NeighbourDecoder(VideoDecoder):
+    """Gives the frames after those asked for, in some of the modes in which it may be opened."""
+
+    wrong_modes = ("approximate",)
+
+    def __init__(self, source, *, seek_mode, **options):
+        super().__init__(source, seek_mode=seek_mode, **options)
+        self.is_wrong = seek_mode in self.wrong_modes
+
+    def get_frames_in_range(self, start, stop):
+        return super().get_frames_in_range(start + self.is_wrong, stop + self.is_wrong)
+
+
+def test_another_frame_than_the_one_asked_for_is_found_by_the_index_of_the_file(tiny_dataset, dataset, monkeypatch):
+    expected = dataset[4][TOP]
+    monkeypatch.setattr("raypipe.decode.videos.VideoDecoder", NeighbourDecoder)
+
+    assert torch.equal(open_dataset(str(tiny_dataset))[4][TOP], expected)
+    monkeypatch.setattr(NeighbourDecoder, "wrong_modes", ("approximate", "exact"))
+    with pytest.raises(
+        DecodeError, match=r"frame 4 of .* is at 0\.4000 s by the file's index and came out at 0\.5000 s"
+    ):
+        open_dataset(str(tiny_dataset))[4]
+
+
 def test_rows_in_another_order_come_by_their_frame_number(tiny_dataset, tmp_path, dataset):
     root = copy(tiny_dataset, tmp_path)
     rewrite_rows(root / "data/chunk-000/file-000.parquet", lambda t: t.take(np.arange(len(t))[::-1]))

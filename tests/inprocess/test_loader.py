@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import threading
 import time
 from itertools import islice
@@ -385,6 +386,18 @@ def test_set_epoch_after_an_early_break_gives_a_clean_epoch(rows):
 def test_set_epoch_refuses_a_negative_epoch(rows):
     with pytest.raises(ConfigError, match="epoch must be at least 0, got -1"):
         local_loader(rows_pipeline(rows)).set_epoch(-1)
+
+
+def test_set_epoch_before_the_first_batch_refuses_lanes_that_the_batch_does_not_fit_as_a_start_does(rows):
+    pipe = rows_pipeline(rows, batch_size=6, order={"lanes": 4})
+    started, moved = local_loader(pipe), local_loader(pipe)
+    with pytest.raises(ConfigError) as refused:
+        len(started)
+
+    moved.set_epoch(1)
+
+    with pytest.raises(ConfigError, match=re.escape(str(refused.value))):
+        len(moved)
 
 
 def test_steps_crosses_the_ends_of_epochs(rows):

@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 import pyarrow.fs
 import pytest
+import ray.train
 from batches import frames_of_all, local_loader, rows_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from raypipe.keeper import read_rank_accounts, write_rank_account
 from raypipe.pipeline import Pipeline
 from raypipe.plan import SINGLE_DATASET
 from raypipe.testing import write_dataset
-from raypipe.train import restore, write_states
+from raypipe.train import read_state, report, restore, write_states
 
 NUM_FRAMES = 57
 
@@ -189,6 +190,74 @@ def test_a_torn_checkpoint_does_not_make_the_account_inexact(rows, tmp_path, wri
     assert verdict.num_unrecorded == num_unrecorded
     assert verdict.num_emitted + verdict.num_unrecorded == NUM_FRAMES
     assert ("without a record: a torn checkpoint" in verdict.describe()[0]) == bool(num_unrecorded)
+
+
+def test_a_newest_file_that_is_gone_is_lost_and_not_torn_though_an_older_one_stands_beside_it(rows, tmp_path):
+    pipe = torn_run(rows, tmp_path, writers="01s")
+    (tmp_path / "raypipe/account/train/rank-00001-of-00002.parquet").unlink()
+    assert (tmp_path / "raypipe/account/train/before/rank-00001-of-00002.parquet").exists()
+
+    checked = check_run(tmp_path)
+    (going_on,) = start(pipe, 1)
+    with pytest.warns(UserWarning, match="lacks what rank 1 did: the file is lost"):
+        restore(tmp_path, going_on)
+
+    assert not checked.is_exact
+    assert "has 1 of 2 files" in checked.run.problem
+    assert checked.verdicts[0].missing_ranks
+
+
+def test_a_rank_that_dies_in_the_middle_of_its_write_leaves_its_newest_file(rows, tmp_path, monkeypatch):
+    pipe = make_pipe(rows)
+    loaders = start(pipe, 2)
+    run(loaders, 2)
+    save_all(tmp_path, loaders)
+    run(loaders, 2)
+    write_states(tmp_path, loaders[0])
+    monkeypatch.setattr("raypipe.keeper.write_account", refuse)
+    with pytest.raises(OSError, match="dies here"):
+        write_states(tmp_path, loaders[1])
+
+    checked = check_run(tmp_path)
+
+    assert checked.is_exact, checked.describe()
+    assert checked.verdicts[0].num_unrecorded == 8
+
+
+def refuse(*_):
+    raise OSError("dies here")
+
+
+@pytest.mark.parametrize("is_written", [False, True], ids=["before its account", "before the state"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_checkpoint_in_which_rank_0_of_another_world_died_is_exact(
+    rows, tmp_path, world_size, is_written, monkeypatch
+):
+    pipe = make_pipe(rows)
+    loaders = start(pipe, world_size)
+    run(loaders, 2)
+    save_all(tmp_path, loaders)
+    saved = (tmp_path / "raypipe/train.json").read_bytes()
+    others = start(pipe, 3)
+    restore_all(tmp_path, others)
+    run(others, 1)
+    if is_written:
+        write_states(tmp_path, others[0])
+        (tmp_path / "raypipe/train.json").write_bytes(saved)
+    else:
+        monkeypatch.setattr("raypipe.keeper.write_account", refuse)
+        with pytest.raises(OSError, match="dies here"):
+            write_states(tmp_path, others[0])
+
+    checked = check_run(tmp_path)
+
+    assert checked.is_exact, checked.describe()
+    assert checked.verdicts[0].num_emitted == world_size * 8
+    again = start(pipe, 3)
+    restore_all(tmp_path, again)
+    run(again, 100)
+    (verdict,) = check(pipe, again)
+    assert verdict.is_exact, verdict.describe()
 
 
 def save_all(folder, loaders):
@@ -407,6 +476,48 @@ def test_account_of_a_rank_that_puts_nothing_into_the_checkpoint_is_found_beside
     parts = read_rank_accounts(pyarrow.fs.LocalFileSystem(), str(tmp_path / "checkpoint/raypipe"), "train")
 
     assert [(part.num_steps, len(part.ranks)) for part in parts] == [(2, 2)]
+
+
+@pytest.mark.parametrize("later", ["at later states", "at the same state"])
+def test_accounts_of_the_last_checkpoint_stay_however_many_reports_without_one_follow(
+    rows, tmp_path, monkeypatch, later
+):
+    monkeypatch.setattr(ray.train, "report", lambda metrics, checkpoint=None: None)
+    pipe, checkpoint = make_pipe(rows), tmp_path / "checkpoint"
+    loaders = start(pipe, 2)
+    for loader in loaders:
+        loader.keep_account(str(tmp_path))
+    run(loaders, 1)
+    report({}, checkpoint, loaders[0])
+    report({}, None, loaders[1])
+    at_checkpoint = loaders[0].state_dict()
+
+    for _ in range(6):
+        if later == "at later states":
+            run(loaders, 1)
+        for loader in loaders:
+            report({}, None, loader)
+
+    parts = read_rank_accounts(pyarrow.fs.LocalFileSystem(), str(checkpoint / "raypipe"), "train")
+    assert [(part.num_steps, len(part.ranks)) for part in parts] == [(1, 2)]
+    assert read_state(checkpoint) == at_checkpoint
+    # A few of the other states, not all of them.
+    assert len(list(tmp_path.glob("raypipe-account/train/saved/*/rank-00001-*"))) <= 5
+
+
+def test_accounts_of_a_few_checkpoints_are_kept_and_not_of_all(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray.train, "report", lambda metrics, checkpoint=None: None)
+    loaders = start(make_pipe(rows), 2)
+    for loader in loaders:
+        loader.keep_account(str(tmp_path))
+
+    for number in range(20):
+        run(loaders, 1)
+        report({}, tmp_path / f"checkpoint_{number}", loaders[0])
+        report({}, None, loaders[1])
+
+    assert len(list(tmp_path.glob("raypipe-account/train/saved/*/rank-00001-*"))) == 8
+    assert len(list(tmp_path.glob("raypipe-account/train/saved/*/checkpoint"))) == 8
 
 
 def test_run_whose_other_ranks_put_nothing_into_checkpoints_goes_on_and_is_exact(rows, tmp_path):

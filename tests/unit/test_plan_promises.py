@@ -40,7 +40,9 @@ def test_every_frame_is_emitted_once_and_ranks_have_equal_steps(frames, spec, wo
     assert sorted(emitted + left) == frames_of_index(index)
     assert len(emitted) == world.frames_per_rank.sum()
     if spec.tail != "drop":
-        assert len(left) < world.plan.leg.lanes
+        # A batch of one frame of every lane has no place for the extra frames of some.
+        num_extra = index.num_frames % world.plan.leg.lanes
+        assert len(left) == (num_extra if spec.tail == "short" and per_lane == 1 else 0)
     if spec.tail != "short":
         full = per_lane * world.plan.leg.lanes
         assert all(len(step.frames) + len(step.repeats) == full for step in steps)

@@ -65,6 +65,12 @@ def test_weights_share_frames_out_exactly_to_one(weights, num_frames):
         assert abs(part - Fraction(weight) * num_frames / total) < 1
 
 
+def test_the_largest_remainders_are_rounded_up_and_the_first_of_equal_ones():
+    # 4.5, 2.7 and 1.8 of 9; a third of 10 each.
+    assert split_frames([5, 3, 2], 9) == (4, 3, 2)
+    assert split_frames([1, 1, 1], 10) == (4, 3, 3)
+
+
 @pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0], [float("nan")], [float("inf")]])
 def test_weights_that_share_nothing_out_are_refused(weights):
     with pytest.raises(ConfigError, match="weights must be"):

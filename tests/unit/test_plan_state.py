@@ -50,8 +50,9 @@ def test_state_is_a_small_json_object():
     assert OrderState.from_dict(saved) == state_mid_epoch()
 
 
-def test_state_after_the_last_batch_stands_at_the_next_epoch():
-    world = plan_start(INDEX, SPEC, world_size=4)
+@pytest.mark.parametrize("done_before", [0, 2])
+def test_state_after_the_last_batch_stands_at_the_next_epoch(done_before):
+    world = plan_start(INDEX, SPEC, world_size=4).at(done_before)
 
     state = state_after(world, world.num_steps)
 
@@ -103,6 +104,7 @@ def test_the_next_epoch_goes_back_to_the_lanes_of_the_first_start():
         (INDEX, replace(SPEC, seed=8), "seed is 7 in the state and 8 here"),
         (INDEX, replace(SPEC, tail="drop"), "tail is 'short' in the state and 'drop' here"),
         (INDEX, replace(SPEC, span_frames=5), "span_frames is 'episode' in the state and 5 here"),
+        (INDEX, replace(SPEC, clip_frames=2), "clip_frames is 'span' in the state and 2 here"),
         (INDEX, replace(SPEC, shuffle=False), "shuffle is True in the state and False here"),
         (INDEX, replace(SPEC, lanes=8), "lanes is 4 in the state and 8 here"),
         (make_index([9, 14]), SPEC, r"selection is '8 runs, 88 frames, \w+' in the state and '2 runs, 23 frames, \w+'"),
