@@ -42,28 +42,37 @@ def make_loader(remote, spec, live_spans, **settings):
     return local_loader(pipe, **settings)
 
 
-def fetched_by(spec, wanted, timeout_s=20.0):
-    """Return how many files were fetched ahead once there are `wanted`, or the time is over."""
-    end = time.monotonic() + timeout_s
-    while open_cache(spec).stats().prefetched < wanted and time.monotonic() < end:
-        time.sleep(0.01)
-    return open_cache(spec).stats().prefetched
-
-
 def test_all_that_the_first_batch_needs_is_fetched_while_no_block_has_come(remote, tmp_path, monkeypatch):
-    spec, fetched, blocks = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 30), [], LocalFeed.blocks
+    spec, prefetched, blocks = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=1 << 30), [], LocalFeed.blocks
+    fetched, fetch = [], Remote.fetch
+
+    def noted(self, name, target, progress):
+        fetch(self, name, target, progress)
+        fetched.append(name)
 
     def late_blocks(feed):
-        fetched.append(fetched_by(spec, NUM_EPISODES))
+        wait_until(lambda: len(videos_among(fetched)) == NUM_EPISODES and num_counted(spec) >= NUM_EPISODES)
+        prefetched.append(open_cache(spec).stats().prefetched)
         yield from blocks(feed)
 
+    monkeypatch.setattr(Remote, "fetch", noted)
     monkeypatch.setattr(LocalFeed, "blocks", late_blocks)
 
     list(make_loader(remote, spec, live_spans=NUM_EPISODES))
 
     # The first clips are asked for at once, and whoever comes first fetches their files.
-    assert NUM_EPISODES - fetched[0] <= 4
+    assert NUM_EPISODES - prefetched[0] <= 4
     assert open_cache(spec).stats().misses <= NUM_EPISODES + 4, "rows, which are read with their blocks"
+
+
+def videos_among(names):
+    return {name for name in names if name.endswith(".mp4")}
+
+
+def num_counted(spec):
+    """Files that the cache has counted, by whoever asked for them; a moment after they were fetched."""
+    stats = open_cache(spec).stats()
+    return stats.prefetched + stats.misses
 
 
 def test_nothing_is_fetched_ahead_where_that_is_off(remote, tmp_path):
