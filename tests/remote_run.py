@@ -1,20 +1,39 @@
-"""Runs on one Ray, as a program: for every root the digests of its batches, also of one that is killed and goes on.
+"""Runs on one Ray, as a program: prints a line of JSON for every run, its name and the digests of its batches.
 
-``FOLDER`` and then by root its name, its URI, and whether it is kept by ``parts``, ``whole`` or not (``local``).
+``FOLDER`` and then by run its name, the URI of its root, whether that is kept by ``parts``, ``whole`` or not
+(``local``), in which cache, and whether its ranks are ``killed`` or ``unbroken``.
 """
 
+import hashlib
 import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import ray
-from hub_run import digest_of, make_pipe
+import torch
+from batches import WINDOWS
 from ray_session import run_ranks
 
+import raypipe as rp
+
 KEPT = {"whole": 1 << 30, "parts": 0}
+
+
+def digest_of(batch) -> str:
+    digest = hashlib.sha256()
+    for key in sorted(batch):
+        value = batch[key]
+        content = value.contiguous().numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
+        digest.update(key.encode() + content)
+    return digest.hexdigest()
+
+
+def make_pipe(root: str, **options) -> rp.Pipeline:
+    dataset = rp.open_dataset(root).windowed(offsets=WINDOWS)
+    batch = {"size": 8, "scope": "global"}
+    return rp.Pipeline(dataset, batch_size=batch, seed=5, order={"live_spans": 3}, **options)
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -28,20 +47,36 @@ class Rank:
         return os.getpid()
 
     def steps(self, num_steps):
-        taken = [digest_of(batch) for batch in self.loader.steps(num_steps)]
-        return taken, self.loader.state_dict()
+        return take(self.loader, num_steps)
 
 
-def run(root: str, kind: str, folder: Path) -> list:
-    """Three steps on two ranks, which are killed; then the rest of the epoch on one; by step the digests."""
-    cache = {"folder": str(folder / "cache"), "max_bytes": 1 << 30, "whole_bytes": KEPT[kind]} if kind in KEPT else {}
-    pipe = make_pipe(root, cache=cache)
-    ranks = [Rank.remote(loader) for loader in pipe.loaders(2)]
+def take(loader, num_steps):
+    return [digest_of(batch) for batch in loader.steps(num_steps)], loader.state_dict()
+
+
+def begin_killed(loaders) -> list:
+    """Let ranks take three steps in processes of their own, and kill them."""
+    ranks = [Rank.remote(loader) for loader in loaders]
     pids = ray.get([rank.pid.remote() for rank in ranks])
     begun = ray.get([rank.steps.remote(3) for rank in ranks])
     # Not after the last batch: both have more on its way.
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
+    return begun
+
+
+def begin_unbroken(loaders) -> list:
+    return run_ranks(loaders, lambda loader: take(loader, 3))
+
+
+BEGIN = {"killed": begin_killed, "unbroken": begin_unbroken}
+
+
+def run(root: str, kept: str, cache: Path, fate: str) -> list:
+    """Three steps on two ranks, then the rest of the epoch on one; by step the digests of the ranks."""
+    spec = {"folder": str(cache), "max_bytes": 1 << 30, "whole_bytes": KEPT[kept]} if kept in KEPT else {}
+    pipe = make_pipe(root, cache=spec)
+    begun = BEGIN[fate](pipe.loaders(2))
     (rest,) = pipe.loaders(1)
     rest.load_state_dict(json.loads(json.dumps(begun[0][1])))
     steps = [list(step) for step in zip(*(taken for taken, _ in begun), strict=True)]
@@ -50,11 +85,7 @@ def run(root: str, kind: str, folder: Path) -> list:
 
 
 if __name__ == "__main__":
-    folder, *roots = sys.argv[1:]
+    folder, *words = sys.argv[1:]
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
-    found = {}
-    for name, root, kind in zip(roots[::3], roots[1::3], roots[2::3], strict=True):
-        began = time.monotonic()
-        found[name] = run(root, kind, Path(folder) / name)
-        print(name, f"{time.monotonic() - began:.1f} s", file=sys.stderr)
-    print(json.dumps(found))
+    for name, root, kept, cache, fate in zip(*(words[i::5] for i in range(5)), strict=True):
+        print(json.dumps({name: run(root, kept, Path(folder) / cache, fate)}), flush=True)

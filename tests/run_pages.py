@@ -1,11 +1,13 @@
 """Runs the code of pages as a reader would: ``python tests/run_pages.py FOLDER PAGE...`` writes FOLDER/errors.json.
 
-Each page has a folder and names of its own; all share one demo dataset and one Ray. Python runs as printed, lines of
-``raypipe`` through the program's own entry, and a mixture file is written and read.
+Each page has a folder and names of its own; all share one demo dataset. A page that imports Ray has one while it runs,
+and the others have none. Python runs as printed, lines of ``raypipe`` through the program's own entry, and a mixture
+file is written and read.
 """
 
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -15,8 +17,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import ray
 from doc_pages import PAGES, README, Block, blocks, commands, has_placeholder
 from hub_server import HubServer
+from ray_session import end_ray
 from s3_server import S3Server
 
 CHECKS = {
@@ -96,15 +100,12 @@ def _read_mixture(block: Block) -> None:
 
 def main() -> None:
     """Run the pages; the file has the error of every page that has one."""
-    import ray
-
     from raypipe.testing import SynthSpec, numbered_cameras, varied_lengths, write_dataset
 
     folder = Path(sys.argv[1]).resolve()
     spec = SynthSpec(lengths=varied_lengths(20, 30, seed=0), cameras=numbered_cameras(2, "96x96", "h264", gop=2))
     write_dataset(folder / "demo-data", spec)
     with remote_datasets(folder):
-        ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="error", log_to_driver=False)
         errors = run_pages(folder)
     (folder / "errors.json").write_text(json.dumps(errors))
 
@@ -118,12 +119,25 @@ def run_pages(folder: Path) -> dict[str, str]:
         began = time.monotonic()
         (own / "demo-data").symlink_to(folder / "demo-data")
         try:
-            with chdir(own):
+            with chdir(own), ray_for(page):
                 run_page(page, own)
         except Exception:
             errors[str(page)] = traceback.format_exc()
         print(f"{page.name} took {time.monotonic() - began:.1f} s", flush=True)
     return errors
+
+
+@contextmanager
+def ray_for(page: Path) -> Iterator[None]:
+    """Have a Ray while a page that imports it runs."""
+    if not any(re.search(r"^(import|from) ray\b", block.code, flags=re.MULTILINE) for block in blocks(page)):
+        yield
+        return
+    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+    try:
+        yield
+    finally:
+        end_ray()
 
 
 @contextmanager

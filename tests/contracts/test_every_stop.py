@@ -17,13 +17,17 @@ from raypipe.pipeline import Pipeline
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
+WAYS = (("rank", "ray"), ("cluster", "ray"), ("rank", "local"))
+"""Where frames are decoded, and what brings the rows."""
+
+
 @ray.remote(num_cpus=0, max_calls=1)
-def finish_epoch(pipe, state):
+def finish_epoch(pipe, transport, state):
     """Return the process, and the digest of every batch that is left of an epoch with the state after it.
 
     Runs in a new process, which ends with it.
     """
-    loader = pipe.loader(progress=False)
+    loader = pipe.loader(transport=transport, progress=False)
     loader.load_state_dict(json.loads(state))
     return os.getpid(), [(digest_of(batch), loader.state_dict()) for batch in loader]
 
@@ -31,7 +35,7 @@ def finish_epoch(pipe, state):
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.timeout(300)
 def test_rest_after_every_stop_is_identical_in_a_new_process(varied):
-    # One rank that serves two lanes; where frames are decoded changes from process to process, and must not matter.
+    # One rank that serves two lanes; what reads and decodes changes from process to process, and must not matter.
     dataset = varied["v3.0"]
     pipes = {
         mode: Pipeline(dataset, batch_size=10, seed=1, order={"live_spans": 3, "lanes": 2}, decode=decode)
@@ -48,17 +52,17 @@ def test_rest_after_every_stop_is_identical_in_a_new_process(varied):
     for batch, _ in whole:
         assert_equals_samples(batch, dataset)
     wanted = [(digest_of(batch), state) for batch, state in whole]
-    for stop, (mode, _, rest) in came.items():
-        assert rest == wanted[stop:], f"after batch {stop}, with decode {mode}"
+    for stop, (way, _, rest) in came.items():
+        assert rest == wanted[stop:], f"after batch {stop}, with {way}"
     assert len({os.getpid(), *(pid for _, pid, _ in came.values())}) == len(stops) + 1
 
 
 def _finish_after(stops, whole, pipes):
-    """Return the decode mode, the process and the rest after every stop; two processes at once."""
-    jobs = [(mode, json.dumps(whole[stop - 1][1])) for stop, mode in zip(stops, cycle(pipes), strict=False)]
+    """Return the way, the process and the rest after every stop; two processes at once."""
+    jobs = [(way, json.dumps(whole[stop - 1][1])) for stop, way in zip(stops, cycle(WAYS), strict=False)]
     finished = []
     for i in range(0, len(jobs), 2):
         pair = jobs[i : i + 2]
-        rests = wait_for([finish_epoch.remote(pipes[mode], state) for mode, state in pair])
-        finished += [(mode, *rest) for (mode, _), rest in zip(pair, rests, strict=True)]
+        rests = wait_for([finish_epoch.remote(pipes[way[0]], way[1], state) for way, state in pair])
+        finished += [(way, *rest) for (way, _), rest in zip(pair, rests, strict=True)]
     return finished

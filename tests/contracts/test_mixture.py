@@ -81,14 +81,14 @@ def windowed(path, windows):
 
 
 @pytest.mark.parametrize(
-    ("mode", "windows", "world_size"),
-    [("rank", "seconds", 1), ("rank", "frames at 10 per second", 2), ("cluster", "frames", 2)],
+    ("transport", "mode", "windows", "world_size"),
+    [("local", "rank", "seconds", 1), ("ray", "rank", "frames at 10 per second", 2), ("ray", "cluster", "frames", 2)],
 )
-def test_every_value_of_an_epoch_is_that_of_its_own_dataset(unlike, mode, windows, world_size):
+def test_every_value_of_an_epoch_is_that_of_its_own_dataset(unlike, transport, mode, windows, world_size):
     order = {"live_spans": 4, "span_frames": 16}
     pipe = rp.Pipeline(windowed(unlike, windows), batch_size=16, seed=3, order=order, decode=MODES[mode])
 
-    ranks = run_ranks(pipe.loaders(world_size, progress=False))
+    ranks = run_ranks(pipe.loaders(world_size, transport=transport, progress=False))
 
     world, reference = pipe.plan(world_size=world_size), Reference(unlike.parent, windows)
     for rank, batches in enumerate(ranks):
@@ -105,7 +105,7 @@ def test_values_of_real_robots_as_one_are_those_of_each(tmp_path):
     order = {"live_spans": 6, "span_frames": 4}
     pipe = rp.Pipeline(mixture, batch_size=24, seed=2, order=order, decode=MODES["rank"])
 
-    with pipe.loader(progress=False) as loader:
+    with pipe.loader(transport="local", progress=False) as loader:
         batches = list(islice(loader, 2))
 
     # What k tenths of a second are at 10, 20, 15, 30, 30 and 10 frames per second; 1.5 frames are 2.
@@ -197,9 +197,10 @@ def test_at_every_step_each_member_has_its_share_within_the_bound(run):
 def train(pipe, world_size, state=None, num_steps=None, parts=()):
     """Let new loaders go on from a state, through JSON, for some steps; return batches, state and loaders.
 
-    Rank 0 carries the parts of an account along, as it does in a training run.
+    Rank 0 carries the parts of an account along, as it does in a training run. States and shares are the same on both
+    feeds, and the local one starts at once.
     """
-    loaders = pipe.loaders(world_size, progress=False)
+    loaders = pipe.loaders(world_size, transport="local", progress=False)
     for loader in loaders if state is not None else ():
         loader.load_state_dict(json.loads(json.dumps(state)))
         loader.load_account(parts if loader.rank == 0 else ())
@@ -259,7 +260,7 @@ def test_state_of_another_mixture_is_refused_and_the_member_is_named(unlike, run
     pipe = rp.Pipeline(open_mixture(spec), batch_size=5, seed=1, order=ORDER)
 
     with pytest.raises(ResumeError) as caught:
-        pipe.loader(progress=False).load_state_dict(run.state)
+        pipe.loader(transport="local", progress=False).load_state_dict(run.state)
 
     assert line in str(caught.value)
     assert "allow_mixture_change=True" in str(caught.value)
@@ -350,7 +351,7 @@ def test_mixture_of_many_members_trains_without_the_broken_ones(tmp_path):
     with pytest.warns(UserWarning, match="4 of 60 datasets") as warned:
         mixture = open_mixture([str(root) for root in roots], on_bad_dataset="skip")
     pipe = rp.Pipeline(mixture, batch_size=20, seed=0)
-    loaders = pipe.loaders(2, progress=False)
+    loaders = pipe.loaders(2, transport="local", progress=False)
     ranks = run_ranks(loaders)
 
     bad = ["robot-07", "robot-21", "robot-40", "robot-58"]

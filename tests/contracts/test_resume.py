@@ -84,7 +84,7 @@ def test_ranks_that_differed_may_try_again_together(rows):
 def test_rest_that_is_too_little_for_the_ranks_ends_the_epoch_without_a_batch(rows):
     pipe = Pipeline(rows, batch_size=4, seed=1, order={"live_spans": 3})
     # 57 - 14 * 4 leaves one frame, which two ranks cannot share.
-    loaders = pipe.loaders(2)
+    loaders = pipe.loaders(2, transport="local")
     for loader in loaders:
         loader.load_state_dict(pipe.state_at(14))
 

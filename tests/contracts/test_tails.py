@@ -6,8 +6,6 @@ from ray_session import run_ranks
 
 from raypipe.pipeline import Pipeline
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
-
 # 57 frames on 2 ranks of batches of 4: lanes of 29 and 28, hence 7 full steps and an extra frame. The other tail,
 # "short", is that of all other tests.
 SIZES = {
@@ -20,7 +18,7 @@ SIZES = {
 def test_every_tail_emits_what_it_says_on_two_ranks(rows, tail):
     pipe = Pipeline(rows, batch_size=4, seed=1, order={"live_spans": 3, "tail": tail})
 
-    ranks = run_ranks(pipe.loaders(2))
+    ranks = run_ranks(pipe.loaders(2, transport="local"))
 
     left = pipe.plan(world_size=2).left_over()
     left_over = list(zip(left.episode.tolist(), left.frame.tolist(), strict=True))
@@ -43,7 +41,7 @@ def test_global_batches_are_the_same_sets_on_every_world_size_that_divides_the_l
 
     sets = {}
     for world_size in (2, 4):
-        ranks = run_ranks(pipe.loaders(world_size))
+        ranks = run_ranks(pipe.loaders(world_size, transport="local"))
         sets[world_size] = [sorted(frames_of_all(step)) for step in zip(*ranks, strict=True)]
 
     on_one_rank = [sorted(frames) for frames in planned_epoch(pipe.plan(), 0)]

@@ -33,14 +33,14 @@ def test_batches_of_a_made_dataset_equal_its_samples(varied, version, mode):
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("mode", MODES)
-def test_batches_of_kept_frames_equal_the_samples_on_ray(varied, tmp_path, mode):
+@pytest.mark.parametrize(("mode", "transport"), [("rank", "local"), ("cluster", "ray")])
+def test_batches_of_kept_frames_equal_the_samples(varied, tmp_path, mode, transport):
     keep = {"folder": str(tmp_path)}
     pipe = Pipeline(varied["v3.0"], batch_size=6, seed=2, decode=MODES[mode], keep_frames=keep)
-    with pipe.loader() as loader:
+    with pipe.loader(transport=transport) as loader:
         first = [list(loader), loader.stats()]
 
-    with pipe.loader() as loader:
+    with pipe.loader(transport=transport) as loader:
         later = [list(loader), loader.stats()]
 
     for batch in [*first[0], *later[0]]:

@@ -50,8 +50,6 @@ def nodes(monkeypatch):
     """A node for read tasks, and one for a worker."""
     # Where Ray Train still counts on a node that is gone, it waits for it: a minute if nothing else is said.
     monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "5")
-    # Reports are taken, and workers looked at, every 2 s if nothing else is said.
-    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     with local_nodes({"num_cpus": 1}, TRAINER) as cluster:
         yield cluster
 

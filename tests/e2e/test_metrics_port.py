@@ -37,6 +37,8 @@ def metrics_url():
         logging_level="warning",
         log_to_driver=False,
         _metrics_export_port=port,
+        # Else every 10 s.
+        _system_config={"metrics_report_interval_ms": 1000},
     )
     yield f"http://127.0.0.1:{port}/metrics"
     end_ray()
@@ -83,7 +85,7 @@ def test_samples_and_skipped_frames_of_all_ranks_add_up_to_the_epoch_on_the_metr
         [rank.run.remote(loader) for rank, loader in zip(ranks, pipe.loaders(2, name="demo"), strict=True)]
     )
 
-    # Ray hands metrics to the node's agent every few seconds.
+    # Ray hands metrics to the node's agent every second.
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         found = scrape(metrics_url)
@@ -91,7 +93,7 @@ def test_samples_and_skipped_frames_of_all_ranks_add_up_to_the_epoch_on_the_metr
         skipped = sum(found.get("ray_raypipe_skipped_frames_total", {}).values())
         if sum(samples.values()) == sum(counts) and skipped:
             break
-        time.sleep(1)
+        time.sleep(0.1)
 
     assert samples == {("demo", "0"): counts[0], ("demo", "1"): counts[1]}
     assert skipped == pipe.config.dataset.meta.episodes.length[1]

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import raypipe as rp
 from raypipe.cli import app
+from raypipe.errors import ConfigError, ResumeError
 from raypipe.testing import write_dataset
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
@@ -66,20 +67,28 @@ def fit(loop, folder, num_workers, pipelines, max_failures=0, **config):
 
 
 def train_loop(config):
-    """Note every step, and save after some; at most `stop_after` steps, or up to the trouble of this attempt."""
-    loader = rp.train.get_loader("train")
+    """Note every step of one or two epochs, and save after some; up to the end of this attempt.
+
+    `ends` has a kind and a step for each of the first attempts. All ranks stop at such a step, or rank 1 fails.
+    """
+    num_epochs = config.get("num_epochs", 1)
+    loader = rp.train.get_loader("train", num_epochs=num_epochs)
     context = ray.train.get_context()
     rank = context.get_world_rank()
     journal = Journal(config["journals"], rank, context.get_world_size(), loader)
-    saved = read_snapshot(config)
-    for step, batch in enumerate(loader, start=1):
-        journal.add(batch, loader)
-        if rank == 1:
-            make_trouble(config, step, saved)
-        if step in config.get("save_after", ()):
-            save(loader, rank)
-        if step == config.get("stop_after"):
-            return
+    attempt = len(list(Path(config["journals"]).glob(f"rank-{rank}-*"))) - 1
+    kind, last_step = dict(enumerate(config.get("ends", ()))).get(attempt, ("", 0))
+    saved, step = read_snapshot(config), 0
+    while loader.epoch < num_epochs:
+        for batch in loader:
+            step += 1
+            journal.add(batch, loader)
+            if rank == 1 and step == last_step and kind != "stop":
+                fail(config, kind, step, saved)
+            if step in config.get("save_after", ()):
+                save(loader, rank)
+            if step == last_step and kind == "stop":
+                return
 
 
 def save(loader, rank):
@@ -87,12 +96,7 @@ def save(loader, rank):
         rp.train.report({"epoch": loader.epoch}, folder if rank == 0 else None, loader)
 
 
-def make_trouble(config, step, saved):
-    """Fail if it is this attempt's turn: `troubles` has a kind and a step for each of the first attempts."""
-    attempt = len(list(Path(config["journals"]).glob("rank-1-*"))) - 1
-    kind, fatal_step = dict(enumerate(config.get("troubles", ()))).get(attempt, ("", 0))
-    if step != fatal_step:
-        return
+def fail(config, kind, step, saved):
     # A report returns before the controller has taken it: a checkpoint counts when it is in the run's snapshot.
     while step > min(config["save_after"]) and read_snapshot(config) == saved:
         time.sleep(0.1)
@@ -106,20 +110,32 @@ def read_snapshot(config):
     return path.read_text() if path.exists() else ""
 
 
-def test_committed_steps_are_exactly_once_and_in_plan_order_however_often_a_rank_fails(tmp_path, rows, pipe):
-    # Before anything was saved; two steps after a checkpoint; a step after the next one, without a word.
-    troubles = [("raise", 2), ("raise", 4), ("SIGKILL", 3)]
-    fit(train_loop, tmp_path, 2, {"train": pipe}, 3, save_after=(2,), troubles=troubles)
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, pipe):
+    """A run of two ranks that fails three times, ends its first epoch, and stops after 3 of the 5 steps of its second.
 
-    attempts = read_attempts(tmp_path / "journals")
+    Rank 1 fails before anything was saved; two steps after a checkpoint; a step after the next one, without a word.
+    """
+    ensure_ray(4)
+    folder = tmp_path_factory.mktemp("stopped")
+    ends = [("raise", 2), ("raise", 4), ("SIGKILL", 3), ("stop", 4)]
+    fit(train_loop, folder, 2, {"train": pipe}, 3, num_epochs=2, save_after=(2, 4), ends=ends)
+    return folder
+
+
+def test_committed_steps_are_exactly_once_and_in_plan_order_however_often_a_rank_fails(rows, pipe, stopped):
+    attempts = read_attempts(stopped / "journals")
     steps = committed_frames(attempts)
-    assert [len(attempt.frames(1)) for attempt in attempts] == [2, 4, 3, 1]
-    assert [len(attempt[0]) for attempt in steps] == [0, 2, 2, 1]
+
+    assert [len(attempt.frames(1)) for attempt in attempts] == [2, 4, 3, 4]
+    assert [len(attempt[0]) for attempt in steps] == [0, 2, 2, 4]
     assert (attempts[1].state["epoch"], attempts[1].state["legs"]) == (0, [])
-    assert sorted(flatten(steps)) == frames_of_dataset(rows)
+    came = [[step for attempt in steps for step in attempt[rank]] for rank in range(2)]
+    assert sorted(frame for steps in came for step in steps[:5] for frame in step) == frames_of_dataset(rows)
     for rank in range(2):
-        assert [step for attempt in steps for step in attempt[rank]] == planned_epoch(pipe.plan(world_size=2), rank)
-    verdict = account_of(tmp_path)
+        assert came[rank][:5] == planned_epoch(pipe.plan(world_size=2), rank)
+        assert came[rank][5:] == planned_epoch(pipe.plan(epoch=1, world_size=2), rank)[:3]
+    verdict, _ = account_of(stopped)
     assert verdict["is_exact"]
     assert verdict["num_emitted"] == len(frames_of_dataset(rows))
     # Of those that raised; what a killed process had handed over since it wrote its account last is not known.
@@ -127,20 +143,10 @@ def test_committed_steps_are_exactly_once_and_in_plan_order_however_often_a_rank
 
 
 def account_of(folder):
-    """The verdict of ``raypipe account`` over the run's only epoch."""
+    """The verdicts of ``raypipe account`` over the run's epochs."""
     told = CliRunner().invoke(app, ["account", str(Path(folder) / "storage" / RUN), "--json"])
     assert told.exit_code in (0, 1), told.output
-    (verdict,) = json.loads(told.stdout)["epochs"]
-    return verdict
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory, pipe):
-    """A run of two ranks that ended after 3 of its 5 steps, with a checkpoint."""
-    ensure_ray(4)
-    folder = tmp_path_factory.mktemp("stopped")
-    fit(train_loop, folder, 2, {"train": pipe}, save_after=(3,), stop_after=3)
-    return folder
+    return json.loads(told.stdout)["epochs"]
 
 
 def test_second_fit_on_other_ranks_goes_on_as_the_plan_says(tmp_path, rows, pipe, stopped):
@@ -148,26 +154,57 @@ def test_second_fit_on_other_ranks_goes_on_as_the_plan_says(tmp_path, rows, pipe
     num_workers = 3
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
 
-    fit(train_loop, tmp_path, num_workers, {"train": pipe})
+    fit(train_loop, tmp_path, num_workers, {"train": pipe}, num_epochs=2)
 
-    first, second = read_attempts(tmp_path / "journals")
-    steps = committed_frames([first, second])
-    assert len(steps[0][0]) == 3
+    *_, first, second = read_attempts(tmp_path / "journals")
+    begun, rest = committed_frames([first, second])
+    # The first of them ended the epoch before.
+    begun = [steps[1:] for steps in begun]
+    assert len(begun[0]) == 3
     planned = plan_from(pipe, second.state, num_workers)
-    assert steps[1] == [planned_epoch(planned, rank) for rank in range(num_workers)]
-    assert sorted(flatten(steps)) == frames_of_dataset(rows)
-    verdict = account_of(tmp_path)
-    assert (verdict["is_exact"], verdict["is_finished"]) == (True, True)
+    assert rest == [planned_epoch(planned, rank) for rank in range(num_workers)]
+    assert sorted(flatten([begun, rest])) == frames_of_dataset(rows)
+    _, verdict = account_of(tmp_path)
+    assert (verdict["epoch"], verdict["is_exact"], verdict["is_finished"]) == (1, True, True)
     assert verdict["num_emitted"] + verdict["num_left_over"] == len(frames_of_dataset(rows))
 
 
-def test_damaged_state_in_a_checkpoint_is_an_error_that_names_the_file(tmp_path, pipe, stopped):
+def wrong_name_loop(config):
+    rp.train.get_loader("training")
+
+
+NO_SUCH_LOADER = r"the trainer has no pipeline 'training'; pass it as rp.train.ingest\(training=...\)"
+
+
+def test_wrong_name_of_a_loader_is_an_error_that_says_how_to_give_it(tmp_path, pipe):
+    with pytest.raises(ConfigError, match=NO_SUCH_LOADER):
+        fit(wrong_name_loop, tmp_path, 0, {"train": pipe})
+
+
+def twice_wrong_loop(config):
+    """Ask for a loader that there is not, and then for one whose state is damaged: a start of Ray Train for both."""
+    try:
+        wrong_name_loop(config)
+    except ConfigError as wrong:
+        try:
+            train_loop(config)
+        except ResumeError as damaged:
+            damaged.add_note(f"{type(wrong).__name__}: {wrong}")
+            raise
+
+
+def test_errors_of_workers_name_the_damaged_state_of_a_checkpoint_and_the_loader_that_is_not_given(
+    tmp_path, pipe, stopped
+):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    (state,) = (tmp_path / "storage" / RUN).glob("checkpoint_*/raypipe/train.json")
+    state = max((tmp_path / "storage" / RUN).glob("checkpoint_*/raypipe/train.json"))
     state.write_bytes(state.read_bytes()[:40])
 
-    with pytest.raises(ray.train.TrainingFailedError, match=r"ResumeError: damaged state '.*raypipe/train\.json'"):
-        fit(train_loop, tmp_path, 2, {"train": pipe})
+    with pytest.raises(ray.train.TrainingFailedError) as error:
+        fit(twice_wrong_loop, tmp_path, 2, {"train": pipe})
+
+    assert error.match(r"ResumeError: damaged state '.*raypipe/train\.json'")
+    assert error.match(f"ConfigError: {NO_SUCH_LOADER}")
 
 
 def ddp_loop(config):
@@ -246,15 +283,3 @@ def test_local_mode_trains_in_this_process(tmp_path, rows, pipe):
     (attempt,) = read_attempts(tmp_path / "journals")
     assert attempt.frames(0) == planned_epoch(pipe.plan(world_size=1), 0)
     assert sorted(flatten(committed_frames([attempt]))) == frames_of_dataset(rows)
-
-
-def wrong_name_loop(config):
-    rp.train.get_loader("training")
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_wrong_name_of_a_loader_is_an_error_that_says_how_to_give_it(tmp_path, pipe, num_workers):
-    with pytest.raises(Exception, match=r"the trainer has no pipeline 'training'; pass it as rp.train.ingest") as error:
-        fit(wrong_name_loop, tmp_path, num_workers, {"train": pipe})
-
-    assert "ConfigError" in (type(error.value).__name__ + str(error.value))

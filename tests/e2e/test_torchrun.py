@@ -63,28 +63,33 @@ def run(command, cwd=None, **env):
     return done
 
 
-def assert_epoch_is_shared(root, folder, then, launch_ranks):
-    """Let 2 processes begin an epoch and `then` others end it, and require the planned frames of each."""
+def assert_epoch_is_shared(root, folder, shares, launch_ranks):
+    """Let numbers of processes take so many steps of an epoch each, the last ones all that is left, as planned."""
     pipe = open_pipe(root)
 
-    launch_ranks(2, "3")
-    launch_ranks(then, "100")
+    for number, num_steps in shares:
+        launch_ranks(number, str(num_steps))
 
-    first, second = read_attempts(folder)
-    assert second.state == rp.train.read_state(folder / "first")
-    steps = committed_frames([first, second])
-    assert steps[0] == [planned_epoch(pipe.plan(world_size=2), rank)[:3] for rank in range(2)]
-    rest = plan_from(pipe, second.state, then)
-    assert steps[1] == [planned_epoch(rest, rank) for rank in range(then)]
+    attempts = read_attempts(folder)
+    assert [attempt.world_size for attempt in attempts] == [number for number, _ in shares]
+    states = [rp.train.read_state(folder / f"state-{i}") for i in range(len(shares))]
+    assert [attempt.state for attempt in attempts[1:]] == states[:-1]
+    steps = committed_frames(attempts)
+    for attempt, done, (number, num_steps) in zip(attempts, steps, shares, strict=True):
+        planned = plan_from(pipe, attempt.state, number)
+        assert done == [planned_epoch(planned, rank)[:num_steps] for rank in range(number)]
+    number, num_steps = shares[0]
+    assert steps[0] == [planned_epoch(pipe.plan(world_size=number), rank)[:num_steps] for rank in range(number)]
+    assert all(len(done[0]) == num_steps for done, (_, num_steps) in zip(steps[:-1], shares, strict=False))
     assert sorted(flatten(steps)) == frames_of_dataset(pipe.config.dataset)
 
 
-@pytest.mark.parametrize("then", [1, 3])
-def test_processes_without_ray_share_an_epoch_and_others_go_on(tmp_path, root, without_ray, then):
+def test_processes_without_ray_share_an_epoch_and_others_go_on(tmp_path, root, without_ray):
     def launch_ranks(number, stop_after):
         launch(number, RANKS, root, tmp_path, stop_after, "auto", **without_ray)
 
-    assert_epoch_is_shared(root, tmp_path, then, launch_ranks)
+    # On one, which divides the lanes of the first, and on three, which do not.
+    assert_epoch_is_shared(root, tmp_path, [(2, 3), (1, 2), (3, 100)], launch_ranks)
 
 
 def test_processes_on_one_ray_share_an_epoch_and_others_go_on(tmp_path, root):
@@ -94,7 +99,7 @@ def test_processes_on_one_ray_share_an_epoch_and_others_go_on(tmp_path, root):
     def launch_ranks(number, stop_after):
         launch(number, RANKS, root, tmp_path, stop_after, "ray", RAY_ADDRESS=address)
 
-    assert_epoch_is_shared(root, tmp_path, 3, launch_ranks)
+    assert_epoch_is_shared(root, tmp_path, [(2, 3), (3, 100)], launch_ranks)
 
 
 def test_example_trains_without_ray_and_goes_on_with_other_numbers_of_processes(tmp_path, without_ray):

@@ -22,15 +22,15 @@ def main(root, folder, stop_after, transport):
     loader = rp.train.share_loader(pipe, transport=transport)
     # All processes are on this machine, and share its CPUs.
     assert loader._spec.num_threads == max(1, len(os.sched_getaffinity(0)) // dist.get_world_size())
-    states = [path for path in (folder / "first", folder / "second") if path.exists()]
+    number = len(list(folder.glob("state-*")))
     dist.barrier()
-    if states:
-        loader.load_state_dict(rp.train.read_state(states[-1]))
+    if number:
+        loader.load_state_dict(rp.train.read_state(folder / f"state-{number - 1}"))
     journal = Journal(folder, dist.get_rank(), dist.get_world_size(), loader)
     for batch in islice(loader, stop_after):
         journal.add(batch, loader)
     if dist.get_rank() == 0:
-        rp.train.write_states(folder / ("second" if states else "first"), loader)
+        rp.train.write_states(folder / f"state-{number}", loader)
     loader.close()
     dist.barrier()
     dist.destroy_process_group()

@@ -19,7 +19,7 @@ def test_cpus_that_actors_hold_are_an_error_that_says_what_to_do():
     ray.get([holder.ready.remote() for holder in holders])
 
     with pytest.raises(ConfigError, match="no CPU is free for reading: all 2 CPUs"):
-        check_free_cpu(wait_s=3.0)
+        check_free_cpu(wait_s=1.0)
     for holder in holders:
         ray.kill(holder)
 

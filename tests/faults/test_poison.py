@@ -39,7 +39,7 @@ LENGTHS = (6, 4, 9, 7, 5)
 STUB = """
 import importlib.machinery, json, os, signal, sys, threading
 
-POISON = json.loads(os.environ["RAYPIPE_TEST_POISON"])
+POISONS = json.loads(os.environ["RAYPIPE_TEST_POISON"])
 ROLE = "isolated" if "raypipe.decode.isolated" in sys.orig_argv else "first"
 
 
@@ -58,12 +58,14 @@ def poison(module):
     read_frames = module.OpenVideo.read_frames
 
     def read(self, frames):
-        if self.place.endswith(POISON["file"]):
-            with open(POISON["notes"], "a") as notes:
+        for poison in POISONS:
+            if not self.place.endswith(poison["file"]):
+                continue
+            with open(poison["notes"], "a") as notes:
                 notes.write(f"{ROLE} {os.getpid()}\\n")
-            if ROLE in POISON["roles"]:
+            if ROLE in poison["roles"]:
                 # To this thread, as a fault in a codec is, and it does not come back from it.
-                signal.pthread_kill(threading.get_ident(), POISON["signal"])
+                signal.pthread_kill(threading.get_ident(), poison["signal"])
                 threading.Event().wait()
         return read_frames(self, frames)
 
@@ -113,25 +115,18 @@ class Machine:
     fatal: signal.Signals = signal.SIGKILL
     roles: tuple[str, ...] = ("first", "isolated")
 
-    def environment(self) -> dict[str, str]:
-        (self.folder / "tmp").mkdir(exist_ok=True)
-        (self.folder / "sitecustomize.py").write_text(STUB)
-        poison = {
-            "file": f"episode_{BAD:06d}.mp4",
+    def poison(self) -> dict:
+        return {
+            "file": f"{self.root}/videos/chunk-000/{TOP}/episode_{BAD:06d}.mp4",
             "signal": self.fatal,
             "roles": self.roles,
             "notes": str(self.folder / "notes"),
-        }
-        return {
-            "TMPDIR": str(self.folder / "tmp"),
-            "PYTHONPATH": str(self.folder),
-            "RAYPIPE_TEST_POISON": json.dumps(poison),
         }
 
     def start(self, *episodes) -> subprocess.Popen:
         return subprocess.Popen(
             [sys.executable, "-c", DECODE, str(self.root), str(self.folder), TOP, *map(str, episodes)],
-            env={**os.environ, **self.environment()},
+            env={**os.environ, **environment(self.folder, self)},
             stdout=subprocess.PIPE,
         )
 
@@ -152,6 +147,17 @@ class Machine:
             pixels = np.load(self.folder / f"{episode}.npy")
             wanted = [dataset.sample_of(episode, frame)[TOP].numpy() for frame in range(LENGTHS[episode])]
             np.testing.assert_array_equal(pixels.transpose(0, 3, 1, 2), np.stack(wanted))
+
+
+def environment(folder, *machines) -> dict[str, str]:
+    """Of processes that meet the poison of these machines, with their journal in `folder`."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(STUB)
+    return {
+        "TMPDIR": str(folder / "tmp"),
+        "PYTHONPATH": str(folder),
+        "RAYPIPE_TEST_POISON": json.dumps([machine.poison() for machine in machines]),
+    }
 
 
 def finish(process) -> Ran:
@@ -376,22 +382,26 @@ def test_subprocess_that_died_between_two_requests_is_no_bad_data(root):
     assert len(decode_isolated(request(str(root)))) == 5
 
 
-@pytest.fixture
-def poisoned_ray():
-    """Start a Ray of this test's own, whose processes meet the poison; this process does not."""
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory):
+    """Three poisons on a Ray of their own, whose processes meet them; this process does not."""
+    folder = tmp_path_factory.mktemp("poisoned")
+    kinds = {
+        "tasks": {"fatal": signal.SIGSEGV},
+        "only tasks": {"roles": ("first",)},
+        "ranks": {"fatal": signal.SIGSEGV},
+    }
+    machines = {name: Machine(folder / name, write(folder / name / "dataset"), **kind) for name, kind in kinds.items()}
     end_ray()
-
-    def start(machine):
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            logging_level="warning",
-            log_to_driver=False,
-            runtime_env={"env_vars": machine.environment()},
-        )
-
-    yield start
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        logging_level="warning",
+        log_to_driver=False,
+        runtime_env={"env_vars": environment(folder, *machines.values())},
+    )
+    yield machines
     end_ray()
 
 
@@ -403,10 +413,9 @@ def pipeline(root, mode) -> Pipeline:
     return Pipeline(dataset, batch_size=4, seed=0, order=order, decode=MODES[mode], feed=feed)
 
 
-def test_video_that_ends_ray_tasks_is_an_error_on_the_rank(tmp_path, root, poisoned_ray):
-    machine = Machine(tmp_path, root, fatal=signal.SIGSEGV)
-    poisoned_ray(machine)
-    loader = pipeline(root, "cluster").loader()
+def test_video_that_ends_ray_tasks_is_an_error_on_the_rank(poisoned):
+    machine = poisoned["tasks"]
+    loader = pipeline(machine.root, "cluster").loader()
 
     with pytest.raises(DecodeError) as caught:
         list(loader)
@@ -414,20 +423,19 @@ def test_video_that_ends_ray_tasks_is_an_error_on_the_rank(tmp_path, root, poiso
     assert machine.visits() == ["first", "first", "isolated"]
     assert machine.num_processes() == 3
     assert "SIGSEGV" in str(caught.value)
-    assert_named(str(caught.value), root)
+    assert_named(str(caught.value), machine.root)
 
 
-def test_video_that_ends_only_ray_tasks_gives_right_data(tmp_path, root, poisoned_ray):
-    machine = Machine(tmp_path, root, roles=("first",))
-    poisoned_ray(machine)
-    pipe = pipeline(root, "cluster")
+def test_video_that_ends_only_ray_tasks_gives_right_data(poisoned):
+    machine = poisoned["only tasks"]
 
-    batches = list(pipe.loader())
+    batches = list(pipeline(machine.root, "cluster").loader())
 
+    dataset = open_dataset(str(machine.root))
     assert machine.visits() == ["first", "first", "isolated"]
-    assert sorted(frames_of_all(batches)) == frames_of_dataset(open_dataset(str(root)))
+    assert sorted(frames_of_all(batches)) == frames_of_dataset(dataset)
     for batch in batches:
-        assert_equals_samples(batch, open_dataset(str(root)))
+        assert_equals_samples(batch, dataset)
 
 
 class Rank:
@@ -442,17 +450,16 @@ def train(root) -> None:
     ray.get(rank.train.remote(pipeline(root, "rank").loader()), timeout=120)
 
 
-def test_video_that_ends_ranks_is_an_error_in_the_third(tmp_path, root, poisoned_ray):
-    machine = Machine(tmp_path, root, fatal=signal.SIGSEGV)
-    poisoned_ray(machine)
+def test_video_that_ends_ranks_is_an_error_in_the_third(poisoned):
+    machine = poisoned["ranks"]
 
     for _ in range(2):
         with pytest.raises(ray.exceptions.ActorDiedError):
-            train(root)
+            train(machine.root)
     with pytest.raises(DecodeError) as caught:
-        train(root)
+        train(machine.root)
 
     assert machine.visits() == ["first", "first", "isolated"]
     assert machine.num_processes() == 3
     assert "SIGSEGV" in str(caught.value)
-    assert_named(str(caught.value), root)
+    assert_named(str(caught.value), machine.root)

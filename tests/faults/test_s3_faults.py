@@ -42,7 +42,7 @@ def server():
 def s3(server, monkeypatch, request):
     """Waits are short: what is tried again is tried soon. So is patience, where a server is slow on purpose."""
     monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.0, 0.01, 0.02))
-    with server.as_s3(timeout_s=1 if "slow" in request.node.name else 20):
+    with server.as_s3(timeout_s=0.4 if "slow" in request.node.name else 20):
         yield server
     server.reset()
 
@@ -78,7 +78,7 @@ PASSING = {
     "503 with Retry-After": {"status": 503, "headers": {"Retry-After": "1"}, "times": 2},
     "429 with Retry-After": {"status": 429, "headers": {"Retry-After": "1"}, "times": 2},
     "500": {"status": 500, "times": 2},
-    "slow": {"delay_s": 2},
+    "slow": {"delay_s": 0.8},
     "cut before the body": {"cut_after": 0, "times": 2},
     "cut in the body": {"cut_after": 100, "times": 2},
     "truncated": {"truncate_to": 100, "times": 2},
@@ -102,7 +102,7 @@ def test_a_fault_that_passes_leaves_right_data(s3, root, folder, dataset, tmp_pa
 LASTING = {
     "503": ({"status": 503, "headers": {"Retry-After": "0"}}, "as asked"),
     "500": ({"status": 500}, "as asked"),
-    "slow": ({"delay_s": 1.2}, "[Tt]imeout"),
+    "slow": ({"delay_s": 0.6}, "[Tt]imeout"),
     "cut": ({"cut_after": 100}, "Error"),
     "truncated": ({"truncate_to": 100}, "ContentLengthError|IncompleteRead|PayloadError"),
     "short": ({"content": b"sorry"}, "5 (of the [0-9]+ bytes|were fetched)"),
@@ -112,8 +112,11 @@ LASTING = {
 
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("name", LASTING)
-def test_a_fault_that_lasts_names_file_root_and_cause_in_bounded_time(s3, root, folder, tmp_path, name, kept):
+def test_a_fault_that_lasts_names_file_root_and_cause_in_bounded_time(
+    s3, root, folder, tmp_path, monkeypatch, name, kept
+):
     fault, cause = LASTING[name]
+    monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.01,))
     loader = make_loader(root, tmp_path, kept)
     s3.fail(VIDEO, times=10_000, **fault)
     began = time.monotonic()
