@@ -129,7 +129,8 @@ class TaskExecutor:
         """Cancel what is not done."""
         for task in self._running if ray.is_initialized() else ():
             ray.cancel(task)
-        self._running = []
+        # Groups hold this executor.
+        self._running, self._open = [], {}
 
     def _start(self, node: str) -> None:
         group = self._open.pop(node)
