@@ -104,9 +104,9 @@ class RankLoader:
             finally:
                 # Twice: Ctrl-C may have come within the first.
                 try:
-                    self._end(iteration)
+                    self._finish(iteration)
                 finally:
-                    self._end(iteration)
+                    self._finish(iteration)
 
     def _hand_over(self, iteration: _Iteration, run: EpochRun, page: Page, bar: Bar) -> Iterator[dict[str, Any]]:
         num_handed = 0
@@ -258,7 +258,8 @@ class RankLoader:
         """
         stand = self._stand.onward()
         carried = _of_this_mixture(stand, parts)
-        self._stand = replace(stand, ledger=Ledger(carried, attempt=self._attempt))
+        stand.ledger = Ledger(carried, attempt=self._attempt)
+        self._stand = stand
         known = {(skip.dataset, skip.episode): skip.why for part in carried for skip in part.skipped}
         if known:
             self._source.note_bad(known)
@@ -356,12 +357,14 @@ class RankLoader:
         with self._lock:
             place, self._place = self._place.following if self._place else None, None
             ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.stand is stand and place is not None:
+        if ahead is not None and (ahead.stand is not stand or place is None):
+            # Ctrl-C came before it was given up.
+            ahead.discard()
+            ahead = place = None
+        if ahead is not None:
             run = iteration.run = ahead.wait()
             ahead.release()
         else:
-            if ahead is not None:
-                ahead.discard()
             run = iteration.run = RunStarter(self._job, self._source, self._spec, self._meter).start(stand, place)
         page = stand.page = stand.ledger.begin(stand.world, self._job.rank)
         run.begin(page.write, partial(_call_alive, weakref.WeakMethod(self._look_ahead)))
@@ -391,12 +394,17 @@ class RankLoader:
             starter, following = RunStarter(self._job, self._source, self._spec, self._meter), self._stand.following
             self._ahead = Ahead(following, partial(starter.start, following, run.place.following, run))
 
-    def _end(self, iteration: _Iteration) -> None:
-        """End an iteration that is under way; another one may have begun, after a break from outside."""
+    def _finish(self, iteration: _Iteration) -> None:
+        if self._end(iteration):
+            self._publish()
+            self._keep_account()
+
+    def _end(self, iteration: _Iteration) -> bool:
+        """End an iteration; return whether it was under way: another one may have begun, after a break from outside."""
         with self._lock:
             iteration.is_open = False
         if self._iteration is not iteration:
-            return
+            return False
         run = iteration.run
         if run is not None:
             run.close()
@@ -410,8 +418,7 @@ class RankLoader:
             self._leave_order()
         # Last: what was interrupted before is done again.
         self._iteration = None
-        self._publish()
-        self._keep_account()
+        return True
 
     def _note_skips(self, run: EpochRun) -> None:
         # In a mixture a span may come once in every lap of an epoch.

@@ -77,7 +77,7 @@ class Stand:
 
     @cached_property
     def beginning(self) -> "Stand":
-        """The stand at the start of the epoch in which the next batch is; the same object each time."""
+        """The stand at the start of this epoch; the same object each time."""
         return self.start_of(self.at.epoch)
 
     def start_of(self, epoch: int) -> "Stand":

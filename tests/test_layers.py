@@ -48,6 +48,7 @@ HOMES = {
         "normalise",
         "batch",
         "assembly",
+        "loader",
         "loader_spec",
         "train",
         "testing",
