@@ -403,11 +403,13 @@ class RankLoader:
         """End an iteration; return whether it was under way: another one may have begun, after a break from outside."""
         with self._lock:
             iteration.is_open = False
-        if self._iteration is not iteration:
-            return False
         run = iteration.run
         if run is not None:
+            # Also where it was ended from outside while it opened the run.
             run.close()
+        if self._iteration is not iteration:
+            return False
+        if run is not None:
             self._note_skips(run)
             self._last_live = replace(
                 run.live(), spans=0, waiting_spans=0, row_bytes=0, held_bytes=0, in_flight_bytes=0
