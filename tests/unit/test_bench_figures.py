@@ -277,12 +277,7 @@ def make_result(*is_partial):
 
 @pytest.mark.parametrize(
     ("is_partial", "marked", "ratio"),
-    [
-        ((False, False), False, 1.2),
-        ((True, False), True, None),
-        ((False, True), True, None),
-        ((True, True), True, None),
-    ],
+    [((False, False), False, 1.2), ((True, False), True, None), ((False, True), True, None), ((True, True), True, None)],
 )
 def test_row_is_marked_where_either_epoch_was_broken_off(is_partial, marked, ratio):
     row = describe(make_result(*is_partial), Sampled())
