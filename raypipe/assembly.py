@@ -139,6 +139,8 @@ class Assembler:
         """Let go of all rows and frames; the list of what was left out stays."""
         self.rows.clear()
         self.clips.store.clear()
+        # It holds the feed, and with it the actors that serve it.
+        self.report_bad = _report_to_nobody
 
     def retire(self, arrivals: list[int]) -> None:
         """Let spans go that no later batch asks for."""

@@ -1,55 +1,66 @@
 """`RankLoader`: the torch batches of one rank, and where it stands, as a small state.
 
 What the user holds is counted, not what is prefetched: the state after a batch is the same whatever was read ahead.
+A batch counts in the very moment in which the training loop gets it: Ctrl-C comes before both or after both.
 """
 
+import os
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from raypipe.account import Account, Header, Ledger, Part
+import torch.utils.data
+
+from raypipe.account import Account, Header, Ledger, Page, Part
 from raypipe.account.seal import seal_account
-from raypipe.ahead import Ahead
+from raypipe.ahead import Ahead, RunStarter
 from raypipe.dataset import Dataset
-from raypipe.decode.spec import ASSIGNED_CPUS
 from raypipe.errors import ConfigError
 from raypipe.keeper import AccountKeeper
 from raypipe.loader_spec import LoaderSpec, change_spec
 from raypipe.meeting import PassPlace
 from raypipe.metrics import Live, LoaderStats, Meter, WorldStats, sum_up
 from raypipe.mixture import Mixture
-from raypipe.plan import (
-    OrderState,
-    Resumed,
-    WorldPlan,
-    follow_state,
-    plan_epoch,
-    plan_world,
-    resume,
-    start,
-    state_after,
-)
+from raypipe.plan import OrderState, follow_state, resume, start
+from raypipe.plan.spec import check_whole
 from raypipe.progress import Bar, progress_bar
 from raypipe.rank_job import BlockSource, RankJob, warn_of_other_source, with_source
 from raypipe.run import EpochRun
 from raypipe.skips import BadSpan, describe_spans
+from raypipe.stand import Stand
 from raypipe.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow.fs
 
 _PUBLISH_EVERY_S: Final = 2.0
+_MOST: Final = (1 << 63) - 1
+
+
+@dataclass(eq=False)
+class _Iteration:
+    """One ``for`` over a loader."""
+
+    run: EpochRun | None = None
+    is_open: bool = True
+    ended_by: str = ""
+    """The call from outside that ended it."""
 
 
 class RankLoader:
     """The batches of one rank, and where it stands.
 
-    ``iter(loader)`` gives the rest of the current epoch; then the loader stands at the next one. It is picklable as
-    long as no iteration is under way. All ranks must do the same things in the same order: iterate, break, load.
+    ``iter(loader)`` gives the rest of the current epoch; then the loader stands at the next one. Without ``shuffle``,
+    which is for evaluation, it gives the whole epoch again after a break; the first one after `load_state_dict` goes on
+    from that state. It is picklable as long as no iteration is under way. All ranks must do the same things in the same
+    order: iterate, break, load.
     """
 
     name: str
@@ -67,56 +78,85 @@ class RankLoader:
         self._num_loads = 0
         self._has_begun = False
         """Whether it was loaded or iterated before."""
-        self._ledger = Ledger(attempt=self._attempt)
         self._skipped: list[BadSpan] = []
         self._keeper: AccountKeeper | None = None
         self._place: PassPlace | None = None
+        """Of the last pass, where the next one follows it: it has reached the end of its epoch."""
         self._last_epoch = spec.num_epochs - 1
         self._ahead: Ahead | None = None
-        self._run: EpochRun | None = None
-        self._index = job.index
-        self._stand_at(start(job.order, world_size=job.world_size))
+        self._iteration: _Iteration | None = None
+        self._process_id = os.getpid()
+        at, ledger = start(job.order, world_size=job.world_size), Ledger(attempt=self._attempt)
+        self._stand = Stand(job=job, index=job.index, at=at, ledger=ledger)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the batches that are left of the current epoch."""
-        self._meter.start_iteration()
-        is_on = self._spec.progress and self._job.rank == 0
-        with progress_bar(f"epoch {self._at.epoch}", len(self), self._first_waits_for, is_on=is_on) as bar:
-            yield from self._iterate(bar)
+        """Yield the batches that are left of the current epoch; without ``shuffle`` all of it, see the class."""
+        return self._iterate(goes_on=False)
 
-    def _iterate(self, bar: Bar) -> Iterator[dict[str, Any]]:
-        self._has_begun = True
-        run = self._open_run()
-        is_done = False
-        try:
-            for batch in run:
-                self._step += 1
-                is_done = self._step == run.num_steps
-                if is_done:
-                    self._stand_at_next_epoch()
-                bar.advance(self._meter.read(Live()))
-                if time.monotonic() > self._published_at + _PUBLISH_EVERY_S:
-                    self._publish()
-                    self._keep_account(is_due_only=True)
-                yield batch
-            if not run.num_steps:
-                is_done = True
-                self._stand_at_next_epoch()
-        finally:
-            # Another iteration may have begun, after a break from outside.
-            if self._run is run:
-                self._close_run(is_done=is_done)
+    def _iterate(self, *, goes_on: bool) -> Generator[dict[str, Any], None, None]:
+        self._check_process()
+        self._meter.start_iteration()
+        iteration, is_on = _Iteration(), self._spec.progress and self._job.rank == 0
+        num_left = self._stand.num_left if goes_on else len(self)
+        with progress_bar(f"epoch {self.epoch}", num_left, self._first_waits_for, is_on=is_on) as bar:
+            try:
+                run, page = self._open_run(iteration, goes_on=goes_on)
+                yield from self._hand_over(iteration, run, page, bar)
+            finally:
+                # Twice: Ctrl-C may have come within the first.
+                try:
+                    self._finish(iteration)
+                finally:
+                    self._finish(iteration)
+
+    def _hand_over(self, iteration: _Iteration, run: EpochRun, page: Page, bar: Bar) -> Iterator[dict[str, Any]]:
+        num_handed = 0
+        for batch in run:
+            bar.advance(self._meter.read(Live()))
+            if time.monotonic() > self._published_at + _PUBLISH_EVERY_S:
                 self._publish()
-                self._keep_account()
+                self._keep_account(is_due_only=True)
+            if self._iteration is not iteration:
+                break
+            num_handed += 1
+            # Python looks for Ctrl-C at calls and jumps: not between these two lines.
+            page.num_handed = num_handed
+            yield batch
+        if num_handed < run.num_steps:
+            raise ConfigError(
+                f"{iteration.ended_by} during the iteration has ended it after {num_handed} of {run.num_steps} "
+                f"batches; leave the loop first, and begin another one after it"
+            )
+
+    def _check_process(self) -> None:
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None:
+            raise ConfigError(
+                f"this loader is iterated in worker {worker.id} of the {worker.num_workers} of a torch DataLoader, and "
+                f"each of them would get every batch. Iterate the loader itself: it reads and decodes ahead in threads "
+                f"of its own. Where something wants a DataLoader, give it num_workers=0 and batch_size=None."
+            )
+        if self._process_id != os.getpid():
+            raise ConfigError(
+                f"this loader was made in process {self._process_id} and is iterated in {os.getpid()}, a fork of it, "
+                f"where its threads and connections are not. Make the loader in the process that iterates it, or start "
+                f"that process by 'spawn' or 'forkserver' and send the loader to it."
+            )
 
     def _first_waits_for(self) -> str:
         """Return what the first batch of an iteration waits for; may be asked by another thread."""
         run = self._run
         return run.describe_start() if run is not None else "opening the feed"
 
+    @property
+    def _run(self) -> EpochRun | None:
+        iteration = self._iteration
+        return iteration.run if iteration is not None else None
+
     def __len__(self) -> int:
-        """Batches left in the current epoch; the same on every rank."""
-        return self._plan().num_steps - self._step
+        """Batches that are left of an iteration under way, or that the next one gives; the same on every rank."""
+        stand = self._stand
+        return stand.beginning.num_left if self._iteration is None and _starts_over(stand) else stand.num_left
 
     @property
     def dataset(self) -> Dataset | Mixture:
@@ -136,33 +176,35 @@ class RankLoader:
     @property
     def epoch(self) -> int:
         """The epoch in which the next batch is."""
-        return self._at.epoch
+        return self._stand.epoch
 
     def steps(self, num_steps: int) -> Iterator[dict[str, Any]]:
-        """Yield the next `num_steps` batches, across the ends of epochs."""
-        if num_steps < 0:
-            raise ConfigError(f"num_steps must be at least 0, got {num_steps}")
-        left = num_steps
+        """Yield the next `num_steps` batches, across the ends of epochs; after a break too, also without shuffle."""
+        return self._steps(check_whole("num_steps", num_steps, 0, _MOST))
+
+    def _steps(self, left: int) -> Iterator[dict[str, Any]]:
         while left:
-            self._last_epoch = max(self._last_epoch, self.epoch + (left > len(self)))
-            for batch in self:
-                left -= 1
-                yield batch
-                if not left:
-                    return
+            stand = self._stand
+            self._last_epoch = max(self._last_epoch, stand.epoch + (left > stand.num_left))
+            # Closed by name: where Python drops an iterator it swallows Ctrl-C.
+            with closing(self._iterate(goes_on=True)) as batches:
+                for batch in batches:
+                    left -= 1
+                    yield batch
+                    if not left:
+                        return
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of another epoch; does nothing if the loader is in that epoch already."""
-        if epoch == self._at.epoch:
+        epoch = check_whole("epoch", epoch, 0, _MOST)
+        if epoch == self.epoch:
             return
-        if epoch < 0:
-            raise ConfigError(f"epoch must be at least 0, got {epoch}")
-        self._leave_order()
-        self._stand_at(self._start_of(epoch))
+        self._leave_order(f"set_epoch({epoch})")
+        self._stand = self._stand.start_of(epoch, is_first=not self._has_begun)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, as a small JSON object: the same on every rank."""
-        return with_source(state_after(self._plan(), self._step).to_dict(), self._job.dataset)
+        return with_source(self._stand.state().to_dict(), self._job.dataset)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, also of another number of ranks or another batch size.
@@ -176,27 +218,38 @@ class RankLoader:
         at = resume(saved, index, self._job.order_of(saved), world_size=self._job.world_size, batch=self._job.batch)
         if self._job.rank == 0:
             warn_of_other_source(state, self._job.dataset)
-        self._leave_order()
-        self._index = index
+        self._leave_order("load_state_dict()")
+        self._go_back(Stand(job=self._job, index=index, at=at, ledger=self._stand.ledger, is_loaded=True))
+
+    def _go_back(self, stand: Stand) -> None:
         if self._has_begun:
             # What was handed over since then is rolled back: the account goes on under another name, the same on all
             # ranks, whichever of them carries parts.
             self._num_loads += 1
         self._has_begun = True
-        self._ledger = Ledger(self._of_this_mixture(self._ledger.parts()), attempt=self._attempt)
-        self._stand_at(at)
+        stand.ledger = Ledger(_of_this_mixture(stand, stand.ledger.parts()), attempt=self._attempt)
+        self._stand = stand
 
     def account(self) -> Account:
         """Return what this rank has handed over, by epoch and leg, with the parts that it carries of earlier ones."""
         job = self._job
+        state, parts = self._read_place()
         header = Header(
             root="" if job.mixture else str(job.context.datasets[0].meta.root),
             selection={} if job.mixture else asdict(job.selection),
-            state=self.state_dict(),
+            state=with_source(state.to_dict(), job.dataset),
             name=self.name,
             members=job.mixture.sources() if job.mixture else (),
         )
-        return seal_account(header, self._ledger.parts())
+        return seal_account(header, parts)
+
+    def _read_place(self) -> tuple[OrderState, tuple[Part, ...]]:
+        """Return where the loader stands, and the parts that lead there, also while another thread iterates."""
+        while True:
+            stand = self._stand
+            num_handed, parts, state = stand.num_handed, stand.ledger.parts(), stand.state()
+            if stand is self._stand and num_handed == stand.num_handed:
+                return state, parts
 
     def load_account(self, parts: Iterable[Part]) -> None:
         """Carry the parts of an account on that led to the loaded state; on one rank, rank 0. Call it after loading.
@@ -204,15 +257,13 @@ class RankLoader:
         Episodes that were bad before count in `BadDataSpec.max_bad_episodes`. Where the mixture has changed, the
         account begins anew: the epochs before are in that of the checkpoint before.
         """
-        carried = self._of_this_mixture(parts)
-        self._ledger = Ledger(carried, attempt=self._attempt)
+        stand = self._stand.onward()
+        carried = _of_this_mixture(stand, parts)
+        stand.ledger = Ledger(carried, attempt=self._attempt)
+        self._stand = stand
         known = {(skip.dataset, skip.episode): skip.why for part in carried for skip in part.skipped}
         if known:
             self._source.note_bad(known)
-
-    def _of_this_mixture(self, parts: Iterable[Part]) -> tuple[Part, ...]:
-        since = self._index.shares.since if self._index.shares else 0
-        return tuple(part for part in parts if part.epoch >= since)
 
     def keep_account(self, folder: str | Path, filesystem: "pyarrow.fs.FileSystem | None" = None) -> None:
         """Write the account to a folder from now on, every 2 s or so and after every epoch: for `raypipe account`.
@@ -228,11 +279,13 @@ class RankLoader:
     @property
     def skipped(self) -> tuple[BadSpan, ...]:
         """What this rank has left out as bad data since it was made, where the policy says so."""
-        return tuple(dict.fromkeys([*self._skipped, *(self._run.bad_spans if self._run else ())]))
+        run = self._run
+        return tuple(dict.fromkeys([*self._skipped, *(run.bad_spans if run else ())]))
 
     def stats(self) -> LoaderStats:
         """Return the figures of this loader so far."""
-        return self._meter.read(self._run.live() if self._run else self._last_live)
+        run = self._run
+        return self._meter.read(run.live() if run else self._last_live)
 
     def world_stats(self) -> WorldStats:
         """Return the figures of all ranks together: which one waits most, and for what."""
@@ -248,13 +301,13 @@ class RankLoader:
         changed = RankLoader(self._job, self._source, change_spec(self._spec, settings), self.name)
         changed.load_state_dict(self.state_dict())
         changed._num_loads, changed._has_begun = self._num_loads, self._has_begun
-        changed.load_account(self._ledger.parts())
+        changed.load_account(self._stand.ledger.parts())
         changed._keeper = self._keeper
         return changed
 
     def close(self) -> None:
         """End an iteration that is under way, and what was fetched ahead."""
-        self._leave_order()
+        self._leave_order("close()")
 
     def __enter__(self) -> "RankLoader":
         return self
@@ -263,13 +316,13 @@ class RankLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._run is not None or self._ahead is not None:
+        if self._iteration is not None or self._ahead is not None:
             raise ConfigError("this loader is being iterated and cannot be sent elsewhere; call close() first")
         # A place is of one process: the copy begins anew. Clocks are of one machine.
-        return {**self.__dict__, "_world": None, "_lock": None, "_place": None, "_published_at": 0.0}
+        return {**self.__dict__, "_lock": None, "_place": None, "_published_at": 0.0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self.__dict__.update(state, _lock=threading.Lock(), _process_id=os.getpid())
 
     def _publish(self) -> None:
         self._published_at = time.monotonic()
@@ -299,54 +352,32 @@ class RankLoader:
     def _attempt(self) -> str:
         return f"{self._source.attempt}-{self._num_loads:03d}" if self._num_loads else self._source.attempt
 
-    def _stand_at(self, at: Resumed) -> None:
-        self._at = at
-        self._world: WorldPlan | None = None
-        self._step = 0
-
-    def _stand_at_next_epoch(self) -> None:
-        self._stand_at(self._start_of(self._at.epoch + 1))
-
-    def _start_of(self, epoch: int) -> Resumed:
-        # At the first start lanes that the user gave are not replaced silently; see `first_leg`.
-        batch = self._job.batch if self._has_begun else None
-        return start(self._at.spec, world_size=self._job.world_size, batch=batch, epoch=epoch)
-
-    def _plan(self) -> WorldPlan:
-        if self._world is None:
-            self._world = self._plan_of(self._at)
-        return self._world
-
-    def _plan_of(self, at: Resumed) -> WorldPlan:
-        plan = plan_epoch(self._index, at.spec, epoch=at.epoch, legs=at.legs)
-        return plan_world(plan, world_size=self._job.world_size, batch=self._job.batch)
-
-    def _open_run(self) -> EpochRun:
-        if self._run is not None:
-            raise ConfigError("this loader is being iterated already; end that iteration first, or call close()")
-        if self._step:
-            world = self._plan().at(self._step)
-            self._stand_at(replace(self._at, legs=world.plan.legs))
-            self._world = world
+    def _open_run(self, iteration: _Iteration, *, goes_on: bool) -> tuple[EpochRun, Page]:
+        with self._lock:
+            if self._iteration is not None:
+                raise ConfigError("this loader is being iterated already; end that iteration first, or call close()")
+            self._iteration = iteration
+        if not goes_on and _starts_over(self._stand):
+            self._leave_order("")
+            self._go_back(self._stand.beginning)
+        self._has_begun = True
+        stand = self._stand = self._stand.onward()
         self._check_others_go_on()
         with self._lock:
+            place, self._place = self._place.following if self._place else None, None
             ahead, self._ahead = self._ahead, None
-            place = self._place.following if self._place else None
-        try:
-            world, run = ahead.take() if ahead else (self._plan(), self._start_run(self._plan(), place, None))
-        except BaseException:
-            # Ranks differ, or the user has lost patience: the next try begins anew.
-            self._place = None
-            raise
-        self._world = world
-        run.follow = lambda: self._look_ahead(run)
-        self._ledger.begin(world, self._job.rank)
-        run.record = self._ledger.record
-        with self._lock:
-            self._run, self._place = run, run.place
-        if run.is_received:
-            self._look_ahead(run)
-        return run
+        if ahead is not None and (ahead.stand is not stand or place is None):
+            # Ctrl-C came before it was given up.
+            ahead.discard()
+            ahead = place = None
+        if ahead is not None:
+            run = iteration.run = ahead.wait()
+            ahead.release()
+        else:
+            run = iteration.run = RunStarter(self._job, self._source, self._spec, self._meter).start(stand, place)
+        page = stand.page = stand.ledger.begin(stand.world, self._job.rank)
+        run.begin(page.write, partial(_call_alive, weakref.WeakMethod(self._look_ahead)))
+        return run, page
 
     def _check_others_go_on(self) -> None:
         if self._place is None:
@@ -357,14 +388,6 @@ class RankLoader:
             self._leave_order()
             raise
 
-    def _start_run(self, world: WorldPlan, place: PassPlace | None, before: EpochRun | None) -> EpochRun:
-        spec, job, threads = self._spec, self._job, self._spec.num_threads
-        num_threads = self._source.assigned_cpus() if threads == ASSIGNED_CPUS else threads
-        executor = self._source.open_executor(job.context, num_threads, self._meter)
-        run = EpochRun(job.context, world, job.rank, spec, self._meter, executor, job.live_bytes)
-        run.start(self._source.open(world, job.rank, place), before)
-        return run
-
     def _look_ahead(self, run: EpochRun) -> None:
         """Start the next epoch, if it is known to follow; called when the last block of `run` has arrived.
 
@@ -372,26 +395,41 @@ class RankLoader:
         one that was left may get its last block after it.
         """
         with self._lock:
-            if run is not self._run or self._ahead is not None or run.epoch >= self._last_epoch:
+            iteration = self._iteration
+            if iteration is None or not iteration.is_open or iteration.run is not run:
                 return
-            at = self._start_of(run.epoch + 1)
-            place = run.place.following
-            self._ahead = Ahead(lambda: self._start_ahead(at, place, run))
+            if self._ahead is not None or run.epoch >= self._last_epoch:
+                return
+            starter, following = RunStarter(self._job, self._source, self._spec, self._meter), self._stand.following
+            self._ahead = Ahead(following, partial(starter.start, following, run.place.following, run))
 
-    def _start_ahead(self, at: Resumed, place: PassPlace, before: EpochRun) -> tuple[WorldPlan, EpochRun]:
-        world = self._plan_of(at)
-        return world, self._start_run(world, place, before)
+    def _finish(self, iteration: _Iteration) -> None:
+        if self._end(iteration):
+            self._publish()
+            self._keep_account()
 
-    def _close_run(self, *, is_done: bool) -> None:
+    def _end(self, iteration: _Iteration) -> bool:
+        """End an iteration; return whether it was under way: another one may have begun, after a break from outside."""
         with self._lock:
-            run, self._run = self._run, None
-        if run is None:
-            return
-        run.close()
-        self._note_skips(run)
-        self._last_live = replace(run.live(), spans=0, waiting_spans=0, row_bytes=0, held_bytes=0, in_flight_bytes=0)
-        if not is_done:
+            iteration.is_open = False
+        run = iteration.run
+        if run is not None:
+            # Also where it was ended from outside while it opened the run.
+            run.close()
+        if self._iteration is not iteration:
+            return False
+        if run is not None:
+            self._note_skips(run)
+            self._last_live = replace(
+                run.live(), spans=0, waiting_spans=0, row_bytes=0, held_bytes=0, in_flight_bytes=0
+            )
+        if run is not None and self._stand.is_over:
+            self._place = run.place
+        else:
             self._leave_order()
+        # Last: what was interrupted before is done again.
+        self._iteration = None
+        return True
 
     def _note_skips(self, run: EpochRun) -> None:
         # In a mixture a span may come once in every lap of an epoch.
@@ -404,11 +442,34 @@ class RankLoader:
                 stacklevel=2,
             )
 
-    def _leave_order(self) -> None:
+    def _leave_order(self, ended_by: str = "") -> None:
         """Give up what is under way: the next blocks are asked for anew, together with the other ranks."""
-        self._close_run(is_done=True)
+        iteration = self._iteration
+        if iteration is not None and ended_by:
+            iteration.ended_by = ended_by
+            self._end(iteration)
         with self._lock:
             ahead, self._ahead = self._ahead, None
             self._place = None
         if ahead is not None:
             ahead.discard()
+
+
+def _starts_over(stand: Stand) -> bool:
+    """Return whether an iteration begins at the start of the epoch, and not where the last one has left it."""
+    is_rest = any(leg.frames_per_lane for leg in stand.at.legs) or stand.num_handed > 0
+    return (
+        not stand.at.spec.shuffle and is_rest and not stand.is_over and not (stand.is_loaded and not stand.num_handed)
+    )
+
+
+def _of_this_mixture(stand: Stand, parts: Iterable[Part]) -> tuple[Part, ...]:
+    since = stand.index.shares.since if stand.index.shares else 0
+    return tuple(part for part in parts if part.epoch >= since)
+
+
+def _call_alive(method: "weakref.WeakMethod[Any]", run: EpochRun) -> None:
+    # A run that nobody iterates any more does not keep its loader alive.
+    found = method()
+    if found is not None:
+        found(run)

@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -71,6 +72,9 @@ _END: Any = object()
 _QUEUED: Final = 1
 """Batches that are put together and wait to be taken: what comes later waits as clips, which others may share."""
 
+_LOOK_EVERY_S: Final = 0.2
+"""How often a thread that waits looks whether the run is given up."""
+
 _LEAST_AHEAD: Final = 8
 """Spans whose remote files are fetched before there is room for them."""
 
@@ -91,11 +95,8 @@ class EpochRun:
         self.num_steps = world.num_steps
         self.epoch = world.plan.epoch
         self.place = PassPlace(0, 0)
-        self.is_received = False
-        self.follow: Callable[[], None] = _do_nothing
-        """Called after the last block, if it is set by then; `is_received` tells whether it was."""
-        self.record: Callable[[Handed], None] = _record_nothing
-        """Called with what every batch holds, when it is handed over."""
+        self._follow: Callable[[EpochRun], None] = _do_nothing
+        self._record: Callable[[Handed], None] = _do_nothing
         self._context = context
         self._plan: RankPlan = world.rank(rank)
         self._spec = spec
@@ -105,18 +106,26 @@ class EpochRun:
         self._assembler = Assembler(context, world, rank, spec, executor, most_bytes)
         if self._assembler.clips.is_decoding:
             executor.warm_up()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._arrived: dict[int, SpanBlock] = {}
         self._is_asked_out = threading.Event()
         """Set when the clips of all batches have been asked for: from then on the next epoch may ask for its own."""
         self._num_received = 0
         self._num_looked_at = 0
         """Spans whose remote files were asked for."""
+        self._is_received = False
         self._num_retired = 0
         self._num_handed = 0
         self._is_closed = False
+        self._is_given_up = False
         self._is_over = False
-        self._batches: queue.Queue[Any] = queue.Queue(maxsize=_QUEUED)
+        # Not `queue.Queue`: Ctrl-C within its Python code may leave it locked for ever.
+        self._batches: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """One for every batch that may be put into `_batches`."""
+        for _ in range(_QUEUED):
+            self._places.put(None)
         self._threads: list[threading.Thread] = []
         self._before: EpochRun | None = None
 
@@ -137,12 +146,29 @@ class EpochRun:
             self._threads.append(thread)
             thread.start()
 
+    def begin(self, record: Callable[[Handed], None], follow: "Callable[[EpochRun], None]") -> None:
+        """Note that the run is iterated from now on, and that the run before it has ended.
+
+        Args:
+            record: called with what every batch holds, before it is returned.
+            follow: called once, when the last block has arrived.
+        """
+        self._record = record
+        with self._lock:
+            self._before = None
+            self._changed.notify_all()
+            self._follow = follow
+            is_received = self._is_received
+        if is_received:
+            follow(self)
+
     def __iter__(self) -> "EpochRun":
         return self
 
     def __next__(self) -> dict[str, Any]:
         self._meter.ask()
         item = self._batches.get()
+        self._places.put(None)
         if item is _END:
             self._batches.put(_END)
             raise StopIteration
@@ -152,7 +178,7 @@ class EpochRun:
         self._num_handed += 1
         self._meter.hand_over(len(item.handed.numbers))
         self._meter.add(emitted_frames=item.num_emitted, skipped_frames=item.handed.num_skipped)
-        self.record(item.handed)
+        self._record(item.handed)
         batch: dict[str, Any] = item.batch
         return batch
 
@@ -160,31 +186,49 @@ class EpochRun:
         """End the threads; safe to call twice, after the last batch, and in the middle of an epoch."""
         is_done = self._num_handed == self.num_steps
         if not is_done:
-            with self._changed:
+            # By the lock itself: Ctrl-C within the Python code of a condition may leave it locked for ever.
+            with self._lock:
                 self._is_closed = True
                 self._changed.notify_all()
-        # Before the threads end, which may take as long as a fetch: nothing more is begun.
-        self._fetcher.close()
-        self._executor.close()
+            self._places.put(None)
+        try:
+            # Before the threads end, which may take as long as a fetch: nothing more is begun.
+            self._fetcher.close()
+            self._executor.close()
+            self._join(is_done=is_done)
+        finally:
+            if not is_done:
+                # Whoever still iterates is told that it is over.
+                self._drain()
+                self._batches.put(_END)
+            self._is_over = True
+            self._is_asked_out.set()
+            self._let_go()
+
+    def _join(self, *, is_done: bool) -> None:
         for thread in self._threads:
             while thread.is_alive() and thread is not threading.current_thread():
-                if not is_done:
-                    self._drain()
                 thread.join(timeout=0.05)
                 if not is_done and thread is self._threads[0]:
                     # The receiver may stand in a call of Ray that ends with the next block: it is left to it.
                     break
-        if not is_done:
-            # Whoever still iterates is told that it is over.
-            self._drain()
-            self._batches.put(_END)
-        self._is_over = True
-        self._is_asked_out.set()
+
+    def _let_go(self) -> None:
         # What the assembler began in between.
         self._executor.close()
+        self._fetcher.close()
         self._assembler.close()
-        # Whoever holds this run, such as the loader in a cycle with it, holds little.
-        self.follow, self.record = _do_nothing, _record_nothing
+        # Whoever holds this run holds little.
+        self._before = None
+        self._follow = self._record = _do_nothing
+
+    def give_up(self) -> None:
+        """Let the threads end by themselves, without waiting for them.
+
+        Takes no lock: Python may call it between any two lines of any thread, when the loader is gone.
+        """
+        self._is_given_up = self._is_closed = True
+        self._places.put(None)
 
     @property
     def bad_spans(self) -> list[BadSpan]:
@@ -228,6 +272,9 @@ class EpochRun:
             pass
         except BaseException as error:
             self._fail(error)
+        finally:
+            if self._is_given_up and threading.current_thread() is self._threads[-1]:
+                self._let_go()
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -249,11 +296,11 @@ class EpochRun:
                 f"rank {self._plan.rank} received {num_spans} of {counted(len(self._plan.queue), 'span')} and the feed "
                 f"ended; this is a fault of raypipe or of Ray's split, not of the data"
             )
-        if self._is_closed:
-            raise _Closed
-        # In this order: whoever sets `follow` looks at `is_received` afterwards.
-        self.is_received = True
-        self.follow()
+        with self._lock:
+            if self._is_closed:
+                raise _Closed
+            self._is_received, follow = True, self._follow
+        follow(self)
 
     def _take_blocks(self, feed: BlockFeed, tables: Iterator[pa.Table]) -> int:
         """Take in blocks from the first on, without spans that are here already; return how many spans came."""
@@ -297,7 +344,7 @@ class EpochRun:
         with self._changed:
             while self._num_resident() >= resident_spans and not self._is_closed:
                 # The run before does not tell this one when it lets a span go.
-                self._changed.wait(timeout=0.05 if self._before else None)
+                self._changed.wait(timeout=0.05 if self._before else _LOOK_EVERY_S)
             if self._is_closed:
                 raise _Closed
 
@@ -310,9 +357,11 @@ class EpochRun:
 
     def _assemble(self) -> None:
         assembler, num_admitted = self._assembler, 0
-        if self._before is not None:
-            # Its clips take the room of this epoch's until they are asked for.
-            self._before._is_asked_out.wait()
+        before = self._before
+        # Its clips take the room of this epoch's until they are asked for.
+        while before is not None and not before._is_asked_out.wait(timeout=_LOOK_EVERY_S) and not self._is_closed:
+            pass
+        del before
         num_left = self.num_steps
         for batch in assembler.clips.ahead(self._plan.batches(), self._spec.prefetch_batches, assembler.is_bad):
             num_left -= 1
@@ -334,7 +383,7 @@ class EpochRun:
         started = time.perf_counter()
         with self._changed:
             while arrival not in self._arrived and not self._is_closed:
-                self._changed.wait()
+                self._changed.wait(timeout=_LOOK_EVERY_S)
             if self._is_closed:
                 raise _Closed
             block = self._arrived.pop(arrival)
@@ -364,14 +413,14 @@ class EpochRun:
         return built
 
     def _put(self, item: Any) -> None:
-        while True:
-            if self._is_closed:
-                raise _Closed
-            try:
-                self._batches.put(item, timeout=0.2)
-                return
-            except queue.Full:
-                continue
+        has_place = False
+        while not has_place and not self._is_closed:
+            with suppress(queue.Empty):
+                self._places.get(timeout=_LOOK_EVERY_S)
+                has_place = True
+        if self._is_closed:
+            raise _Closed
+        self._batches.put(item)
 
 
 def _as_counter(at: float) -> float:
@@ -379,11 +428,7 @@ def _as_counter(at: float) -> float:
     return time.perf_counter() - (time.time() - at) if at else math.inf
 
 
-def _do_nothing() -> None:
-    pass
-
-
-def _record_nothing(_: Handed) -> None:
+def _do_nothing(_: Any) -> None:
     pass
 
 

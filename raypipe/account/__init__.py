@@ -5,7 +5,7 @@
     runs.py            multisets of frames as runs                                Runs
     axis.py            one number for every frame of every dataset                FrameAxis
     parts.py           what was handed over from a start up to a state            Part, Account
-    ledger.py          what a rank writes down, batch by batch                    Ledger
+    ledger.py          what a rank writes down, batch by batch                    Ledger, Page
     file.py            an account as a parquet file                               write_account, read_account
     replay.py          what the plan says of a part: frames, order, counts        Replay
     chain.py           which parts count: each begins where the one before ended  Chain
@@ -20,7 +20,7 @@ What is recorded comes from the batches and never from the plan, so a check by t
 """
 
 from raypipe.account.axis import FrameAxis, FrameRange, frame_numbers, lay_out
-from raypipe.account.ledger import Handed, Hole, Ledger
+from raypipe.account.ledger import Handed, Hole, Ledger, Page
 from raypipe.account.parts import Account, Header, Part, RankRecord, Skip, merge_accounts, merge_parts
 from raypipe.account.runs import Runs, add_runs, count_values, runs_beyond_once, subtract_runs
 
@@ -32,6 +32,7 @@ __all__ = [
     "Header",
     "Hole",
     "Ledger",
+    "Page",
     "Part",
     "RankRecord",
     "Runs",

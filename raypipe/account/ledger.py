@@ -2,12 +2,16 @@
 
 Records frames that are in batches; knows of the plan only where a pass begins. Costs about 10 us a batch: values are
 kept as bytes, and some 65,536 of them at a time are turned into runs.
+
+Ctrl-C may come between any two steps of the code. So every change here is one assignment that either happened or did
+not, and a batch counts by `Page.num_handed` alone.
 """
 
 import hashlib
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +72,12 @@ class FrameDigest:
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
 
+    def copy(self) -> "FrameDigest":
+        """Return a digest that goes on from here, and leaves this one as it is."""
+        copied = FrameDigest()
+        copied._hash = self._hash.copy()
+        return copied
+
     def add(self, content: bytes) -> None:
         """Take in one batch: its frames, repeats left out, as little-endian 64-bit integers."""
         self._hash.update(len(content).to_bytes(8, "little") + content)
@@ -90,7 +100,7 @@ class Ledger:
     ::
 
         ledger = Ledger(prior=parts_of_the_checkpoint)      on one rank; the others begin with none
-        ledger.begin(world, rank)                           where a pass begins: a start, a resume, an epoch
+        page = ledger.begin(world, rank)                    where a pass begins: a start, a resume, an epoch
         ledger.record(handed)                               for every batch, when it is handed over
         ledger.parts()                                      to be saved with the state
     """
@@ -102,32 +112,37 @@ class Ledger:
             prior: parts that lead up to where the next pass begins, of all ranks. One rank carries them for all.
             attempt: names this start of the run's processes; the same on all ranks.
         """
-        self._closed = list(prior)
         self._attempt = attempt
-        self._open: _OpenPart | None = None
+        self._pages: tuple[tuple[Part, ...], Page | None] = (tuple(prior), None)
+        """The parts that are closed, and the page that is written on."""
         self._lock = threading.Lock()
 
-    def begin(self, world: WorldPlan, rank: int) -> None:
-        """Note that a pass starts at ``world.plan.legs``; what was recorded before is closed."""
+    def begin(self, world: WorldPlan, rank: int) -> "Page":
+        """Note that a pass starts at ``world.plan.legs``, and return its page; what was recorded before is closed."""
         with self._lock:
-            self._close()
-            opened = _OpenPart(world, rank, self._attempt)
-            key = opened.part().start_key
-            opened.turn = len({part.turn for part in self._closed if (*part.place_key, part.attempt) == key[:-1]})
-            self._open = opened
+            closed, last = self._pages
+            page = Page(world, rank, self._attempt)
+            key = page.part().start_key
+            # A pass without a step counts when it begins: one that was interrupted there begins again.
+            if last is not None and last.counts and (last.num_handed or last.part().start_key[:-1] != key[:-1]):
+                closed = (*closed, last.part())
+            page.turn = len({part.turn for part in closed if (*part.place_key, part.attempt) == key[:-1]})
+            self._pages = (closed, page)
+            return page
 
     def record(self, handed: Handed) -> None:
         """Note a batch that is handed over."""
-        with self._lock:
-            if self._open is None:
-                raise RaypipeError("a batch is recorded, and no pass has begun: call begin(world, rank) first")
-            self._open.record(handed)
+        page = self._pages[1]
+        if page is None:
+            raise RaypipeError("a batch is recorded, and no pass has begun: call begin(world, rank) first")
+        page.write(handed)
+        page.num_handed += 1
 
     def parts(self) -> tuple[Part, ...]:
         """Return the prior parts, those that are closed, and the current one up to now."""
         with self._lock:
-            current = (self._open.part(),) if self._open is not None and self._open.counts else ()
-            return (*self._closed, *current)
+            closed, page = self._pages
+            return (*closed, page.part()) if page is not None and page.counts else closed
 
     def __getstate__(self) -> dict[str, Any]:
         # A hash that is under way cannot be sent: the copy has the part as it is now, closed.
@@ -136,16 +151,21 @@ class Ledger:
     def __setstate__(self, state: dict[str, Any]) -> None:
         Ledger.__init__(self, state["prior"], attempt=state["attempt"])
 
-    def _close(self) -> None:
-        if self._open is not None and self._open.counts:
-            self._closed.append(self._open.part())
-        self._open = None
 
+class Page:
+    """The batches of one pass. A batch is written before it is handed over, and counts when it is.
 
-class _OpenPart:
-    """A part that is being recorded."""
+    ::
+
+        page.write(handed)
+        page.num_handed = 3     with nothing between the two lines at which Python could raise KeyboardInterrupt:
+        yield batch             the loop has the batch if and only if it counts
+    """
 
     def __init__(self, world: WorldPlan, rank: int, attempt: str) -> None:
+        self.num_handed = 0
+        """Batches that the training loop has: the first so many that were written."""
+        self.turn = 0
         self._start: dict[str, Any] = {
             "epoch": world.plan.epoch,
             "legs": world.plan.legs,
@@ -155,72 +175,108 @@ class _OpenPart:
             "per_lane": world.steps.per_lane,
             "attempt": attempt,
         }
-        self.turn = 0
         self._is_without_steps = world.num_steps == 0
         self._rank = rank
-        self._num_steps = 0
-        self._num_frames = 0
-        self._digest = FrameDigest()
-        self._lanes = np.zeros(world.plan.leg.lanes, dtype=np.int64)
-        self._emitted, self._repeated = empty_runs(), empty_runs()
-        self._skipped: list[Skip] = []
+        self._lock = threading.Lock()
         self._num_buffered = 0
-        self._buffers: tuple[list[bytes], list[bytes], list[Ints]] = ([], [], [])
+        self._written: tuple[_Sums, list[_Entry]] = (_Sums.nothing(world.plan.leg.lanes), [])
+        """What was added up of the first batches, and the entries of later ones."""
 
     @property
     def counts(self) -> bool:
         """Whether something was done, or there is nothing to do: then it tells that the epoch is over."""
-        return self._num_steps > 0 or self._is_without_steps
+        return self.num_handed > 0 or self._is_without_steps
 
-    def record(self, handed: Handed) -> None:
-        """Take in one batch."""
-        numbers, lanes = np.asarray(handed.numbers, dtype=_LITTLE), handed.lanes
-        emitted, repeated, given = self._buffers
-        if handed.is_repeat.any():
-            repeated.append(numbers[handed.is_repeat].tobytes())
-            numbers = numbers[~handed.is_repeat]
-        # A copy: a training loop may write over its batch.
-        content = numbers.tobytes()
-        self._digest.add(content)
-        emitted.append(content)
-        given.append(lanes)
-        self._num_steps += 1
-        self._num_frames += len(numbers)
-        self._num_buffered += len(handed.numbers)
-        for hole in handed.holes:
-            self._skipped.append(_skip(hole))
-        if self._num_buffered > max(_VALUES_TO_COMPACT, _VALUES_PER_RUN * len(self._emitted)):
-            self._compact()
+    def write(self, handed: Handed) -> None:
+        """Take in the batch that is handed over next."""
+        entry = _make_entry(handed)
+        with self._lock:
+            sums, entries = self._written
+            entries.append(entry)
+            self._num_buffered += len(handed.numbers)
+            if self._num_buffered > max(_VALUES_TO_COMPACT, _VALUES_PER_RUN * len(sums.emitted)):
+                self._compact()
 
     def part(self) -> Part:
-        """Return what was recorded so far."""
-        self._compact()
-        served = np.flatnonzero(self._lanes)
+        """Return what was handed over so far."""
+        with self._lock:
+            sums = self._compact()
+        served = np.flatnonzero(sums.lanes)
         record = RankRecord(
             rank=self._rank,
-            num_frames=self._num_frames,
-            lanes=tuple(zip(served.tolist(), self._lanes[served].tolist(), strict=True)),
-            digest=self._digest.hexdigest(),
+            num_frames=sums.num_frames,
+            lanes=tuple(zip(served.tolist(), sums.lanes[served].tolist(), strict=True)),
+            digest=sums.digest.hexdigest(),
         )
         return Part(
             **self._start,
             turn=self.turn,
-            num_steps=self._num_steps,
+            num_steps=sums.num_steps,
             ranks=(record,),
-            emitted=self._emitted,
-            repeated=self._repeated,
-            skipped=tuple(self._skipped),
+            emitted=sums.emitted,
+            repeated=sums.repeated,
+            skipped=sums.skipped,
         )
 
-    def _compact(self) -> None:
-        emitted, repeated, given = self._buffers
-        if emitted:
-            self._emitted = _add_values(self._emitted, emitted)
-            self._lanes += np.bincount(np.concatenate(given), minlength=len(self._lanes))
-        if repeated:
-            self._repeated = _add_values(self._repeated, repeated)
-        self._skipped = list(merge_skips(self._skipped))
-        self._buffers, self._num_buffered = ([], [], []), 0
+    def _compact(self) -> "_Sums":
+        sums, entries = self._written
+        num_new = self.num_handed - sums.num_steps
+        added = sums.plus(entries[:num_new])
+        self._written = (added, entries[num_new:])
+        self._num_buffered = 0
+        return added
+
+
+class _Entry(NamedTuple):
+    """One batch, copied: a training loop may write over its own."""
+
+    emitted: bytes
+    repeated: bytes
+    lanes: Ints
+    skips: tuple[Skip, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sums:
+    """Batches added up."""
+
+    digest: FrameDigest
+    lanes: Ints
+    num_steps: int = 0
+    num_frames: int = 0
+    emitted: Runs
+    repeated: Runs
+    skipped: tuple[Skip, ...] = ()
+
+    @classmethod
+    def nothing(cls, num_lanes: int) -> "_Sums":
+        lanes = np.zeros(num_lanes, dtype=np.int64)
+        return cls(digest=FrameDigest(), lanes=lanes, emitted=empty_runs(), repeated=empty_runs())
+
+    def plus(self, entries: Sequence[_Entry]) -> "_Sums":
+        """Return the sums with more batches; these stay as they are."""
+        if not entries:
+            return self
+        digest = self.digest.copy()
+        for entry in entries:
+            digest.add(entry.emitted)
+        lanes = np.concatenate([entry.lanes for entry in entries])
+        return _Sums(
+            digest=digest,
+            lanes=self.lanes + np.bincount(lanes, minlength=len(self.lanes)),
+            num_steps=self.num_steps + len(entries),
+            num_frames=self.num_frames + sum(len(entry.emitted) for entry in entries) // _LITTLE.itemsize,
+            emitted=_add_values(self.emitted, [entry.emitted for entry in entries]),
+            repeated=_add_values(self.repeated, [entry.repeated for entry in entries]),
+            skipped=merge_skips([*self.skipped, *(skip for entry in entries for skip in entry.skips)]),
+        )
+
+
+def _make_entry(handed: Handed) -> _Entry:
+    numbers, repeated = np.asarray(handed.numbers, dtype=_LITTLE), b""
+    if handed.is_repeat.any():
+        numbers, repeated = numbers[~handed.is_repeat], numbers[handed.is_repeat].tobytes()
+    return _Entry(numbers.tobytes(), repeated, handed.lanes, tuple(_skip(hole) for hole in handed.holes))
 
 
 def _skip(hole: Hole) -> Skip:
@@ -229,4 +285,6 @@ def _skip(hole: Hole) -> Skip:
 
 
 def _add_values(runs: Runs, contents: list[bytes]) -> Runs:
+    if not any(contents):
+        return runs
     return add_runs(runs, count_values(np.frombuffer(b"".join(contents), dtype=_LITTLE)))

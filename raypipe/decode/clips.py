@@ -217,6 +217,10 @@ class _Clip:
     """Whether its frames lie in buffers of the store."""
 
 
+def _open_nothing(key: ClipKey) -> OpenedClip:
+    raise RaypipeError(f"clip {key} is asked for, and the store was cleared")
+
+
 class ClipStore:
     """The clips of one rank. Used by one thread; the figures may be read by others."""
 
@@ -336,6 +340,8 @@ class ClipStore:
         self._clips, self._opened, self._by_span, self._parted = {}, {}, {}, {}
         self._buffers = KeptFrames()
         self.held_bytes = self.in_flight_bytes = 0
+        # Of the object that holds this store: the two would wait for the collector.
+        self._open_clip = _open_nothing
 
     def drop_spans(self, arrivals: Iterable[int]) -> None:
         """Let go of all clips of these spans."""

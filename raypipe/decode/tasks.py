@@ -134,6 +134,7 @@ class TaskExecutor:
         They are not cancelled: Ray 2.60 can end the process that cancels a task in the moment in which it is done
         ("Tried to complete task that was not pending").
         """
+        # Groups hold this executor.
         self._open, self._running = {}, []
 
     def _start(self, node: str) -> None:

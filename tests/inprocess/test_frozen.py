@@ -313,7 +313,7 @@ def test_a_run_that_goes_on_from_a_frozen_checkpoint_is_exact(sources, tmp_path,
 
     _, axis = read_frames(str(sources / ACCOUNTS[name]), SelectionSpec())
     account = merge_accounts([loader.account() for loader in loaders])
-    verdicts = check_account(loaders[0]._index, axis, account)
+    verdicts = check_account(loaders[0]._stand.index, axis, account)
     assert not any(part.missing_ranks for part in parts)
     assert all(verdict.is_exact and verdict.is_finished for verdict in verdicts), [v.describe() for v in verdicts]
     assert [verdict.epoch for verdict in verdicts] == list(range(state["epoch"] + 1))

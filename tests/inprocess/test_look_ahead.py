@@ -9,6 +9,7 @@ import pytest
 from batches import local_loader
 
 from raypipe.dataset import open_dataset
+from raypipe.errors import ConfigError
 from raypipe.filecache.cache import PREFETCH_THREADS
 from raypipe.local import LocalFeed
 from raypipe.pipeline import Pipeline
@@ -115,7 +116,12 @@ def test_what_has_not_begun_is_not_fetched_any_more_when_the_loader_is_closed(re
         fetch(self, name, target, progress)
 
     monkeypatch.setattr(Remote, "fetch", slow)
-    thread = threading.Thread(target=lambda: list(loader), daemon=True)
+
+    def train():
+        with pytest.raises(ConfigError, match=r"close\(\) during the iteration"):
+            list(loader)
+
+    thread = threading.Thread(target=train, daemon=True)
     thread.start()
     wait_until(lambda: len(begun) >= PREFETCH_THREADS)
     time.sleep(0.2)

@@ -118,7 +118,7 @@ def test_many_batches_are_compacted_on_the_way():
     for numbers in order:
         ledger.record(handed(*numbers.tolist()))
 
-    assert ledger._open._num_buffered <= 1 << 16
+    assert ledger._pages[1]._num_buffered <= 1 << 16
     (part,) = ledger.parts()
     assert len(part.emitted) == 1
     assert part.emitted.num_values == 1 << 17

@@ -1,0 +1,58 @@
+"""Past epochs and loaders that nobody holds leave nothing behind, without `close()` and without the collector."""
+
+import pytest
+from batches import local_loader
+from footprint import footprint, no_collector, resident_bytes, wait_until_within
+
+from raypipe.dataset import open_dataset
+from raypipe.pipeline import Pipeline
+
+
+@pytest.fixture
+def pipe(tiny_dataset):
+    return Pipeline(open_dataset(str(tiny_dataset)), batch_size=8, seed=0)
+
+
+@pytest.mark.timeout(120)
+def test_fifty_epochs_leave_what_three_do(pipe):
+    with no_collector():
+        # What is imported and opened once, by the first loader.
+        list(local_loader(pipe))
+        before, loader = footprint(), local_loader(pipe, num_epochs=50)
+        seen, sizes = [], []
+        for epoch in range(50):
+            for _ in loader:
+                pass
+            sizes.append(resident_bytes())
+            if epoch % 10 == 2:
+                seen.append(footprint())
+        del loader, _
+        after = wait_until_within(before)
+
+    # The run that is opened ahead, and the one before it, with which it shares its room.
+    assert max(one.runs for one in seen) <= before.runs + 2
+    assert sizes[-1] <= 1.1 * sizes[2]
+    assert after.is_within(before), (before, after)
+
+
+def broken_off(loader):
+    next(iter(loader))
+
+
+def ended_with_the_next_one_opened(loader):
+    list(loader)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("use", [broken_off, ended_with_the_next_one_opened])
+def test_loaders_that_are_dropped_without_close_leave_nothing(pipe, use):
+    with local_loader(pipe) as first:
+        use(first)
+    del first
+    with no_collector():
+        before = footprint()
+        for _ in range(20):
+            use(local_loader(pipe, num_epochs=3))
+        after = wait_until_within(before)
+
+    assert after.is_within(before), (before, after)
