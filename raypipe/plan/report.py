@@ -182,13 +182,9 @@ def _describe_tail(world: WorldPlan) -> str:
         f"{counted(steps.num_full, 'full batch')}, then {' and '.join(map(str, sizes))} {plural(sizes[-1], 'frame')} "
         f"a rank"
     )
-    extras = f", one more from {_first_lanes(steps.extras)}" if steps.extras else ""
+    extras = f", one more from each of the first {steps.extras} lanes" if steps.extras else ""
     repeats = f", filled up with {counted(steps.num_repeats, 'repeat')} a lane" if steps.num_repeats else ""
     return text + extras + repeats
-
-
-def _first_lanes(number: int) -> str:
-    return "the first lane" if number == 1 else f"each of the first {number} lanes"
 
 
 def _advise_lanes(world: WorldPlan) -> list[str]:
