@@ -232,7 +232,7 @@ class FeederSource:
         check_free_cpu()
         own = OwnRows(self._context, world, rank, self._spec) if can_read_here(self._context) else None
         chapters = _Chapters(self._feeder, rank, ask, place, self._spec.prefetch_blocks)
-        feed = RayFeed(chapters, own, self.report_bad)
+        feed = RayFeed(chapters, own, self.report_bad, is_lone=self._lone is not None)
         if self._is_owner:
             _own_feeds.add(feed)
         return feed
@@ -310,12 +310,11 @@ class _Chapters:
         self._rank = rank
         self._ask = ask
         self._prefetch_blocks = prefetch_blocks
-        self._first = self._open(0)
 
     @cached_property
     def ticket(self) -> Ticket:
         """The rank's part of the first chapter; waits for the feeder to plan."""
-        ticket: Ticket = _get(self._first)
+        ticket: Ticket = _get(self._open(0))
         return ticket
 
     def blocks(self) -> Iterator[pa.Table]:
@@ -340,18 +339,29 @@ class RayFeed:
     """The blocks of one rank for the rest of an epoch; a `BlockFeed`.
 
     Ray takes seconds to send the first block: it starts a process for the split and one for the task. Until then the
-    rank reads its own rows, where it can. The plan says which rows they are, so it does not matter who reads them.
+    rank reads its own rows, where it can. The plan says which rows they are, so it does not matter who reads them. A
+    rank without others that has room for the whole pass, such as one over a validation set, does not ask Ray at all.
+    With others it must: Ray's split begins when all ranks have asked.
     """
 
     is_remote = True
 
-    def __init__(self, chapters: _Chapters, own: OwnRows | None, report_bad: Callable[[BadSpan], None]) -> None:
+    def __init__(
+        self, chapters: _Chapters, own: OwnRows | None, report_bad: Callable[[BadSpan], None], *, is_lone: bool
+    ) -> None:
         self.place = chapters.place
         self.report_bad = report_bad
         self._chapters = chapters
         self._own = own
+        self._is_own_enough = is_lone and own is not None and own.fits
         self._is_reading = False
+        self._is_asked = False
         self._first: Future[tuple[list[pa.Table], Iterator[pa.Table]]] = Future()
+        if not self._is_own_enough:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._is_asked = True
         threading.Thread(target=self._fetch_first, name=_FIRST_BLOCK, daemon=True).start()
 
     @property
@@ -365,10 +375,17 @@ class RayFeed:
         """End the feeder, and with it the splits of all ranks: nobody reads any more."""
         ray.kill(self._chapters.feeder)
 
-    def first_blocks(self) -> Iterator[pa.Table]:
-        """Yield blocks that are read here, until Ray sends its first."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether all blocks were read here, and Ray has none for this rank."""
+        return not self._is_asked and self._own is not None and self._own.is_all_read
+
+    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
+        """Yield blocks that are read here, until Ray sends its first; all of them where Ray is not asked."""
+        if self._own is None or not (is_waited_for or self._is_own_enough):
+            return
         self._is_reading = True
-        for table in self._own.blocks() if self._own is not None else ():
+        for table in self._own.blocks():
             yield table
             if self._first.done():
                 break
@@ -376,6 +393,8 @@ class RayFeed:
 
     def blocks(self) -> Iterator[pa.Table]:
         """Yield all blocks of Ray in arrival order."""
+        if not self._is_asked:
+            self._ask()
         first, rest = self._first.result()
         return chain(first, rest)
 

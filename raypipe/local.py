@@ -112,6 +112,7 @@ class LocalFeed:
     """The blocks of one rank for the rest of an epoch; a `BlockFeed`."""
 
     is_remote = False
+    is_complete = False
 
     def __init__(self, source: LocalSource, world: WorldPlan, rank: int, place: PassPlace) -> None:
         self._source = source
@@ -123,7 +124,7 @@ class LocalFeed:
         """Note for all ranks that a span is left out; raises where more episodes are bad than may be."""
         self._source.report_bad(span)
 
-    def first_blocks(self) -> Iterator[pa.Table]:
+    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:  # noqa: ARG002
         """Yield nothing: what is here is what `blocks` gives."""
         return iter(())
 

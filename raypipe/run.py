@@ -50,8 +50,17 @@ class BlockFeed(Protocol):
         """How many spans the rank must be ready to hold, or ranks could wait for each other for ever."""
         ...
 
-    def first_blocks(self) -> Iterator[pa.Table]:
-        """Yield some first blocks that are at hand before `blocks` gives them; perhaps none."""
+    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
+        """Yield first blocks that are at hand before `blocks` gives them; perhaps none, perhaps all.
+
+        Args:
+            is_waited_for: whether the training loop is in this epoch, and not in the one before.
+        """
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `first_blocks` has given all blocks, and `blocks` has none for this rank."""
         ...
 
     def blocks(self) -> Iterator[pa.Table]:
@@ -286,11 +295,10 @@ class EpochRun:
         self._batches.put(error)
 
     def _receive(self, feed: BlockFeed) -> None:
-        if self._before is None:
-            # Nobody waits yet for an epoch that is fetched ahead.
-            self._take_blocks(feed, feed.first_blocks())
-        self._look_ahead(feed.resident_spans)
-        num_spans = self._take_blocks(feed, feed.blocks())
+        num_spans = self._take_blocks(feed, feed.first_blocks(is_waited_for=self._before is None))
+        if not feed.is_complete:
+            self._look_ahead(feed.resident_spans)
+            num_spans = self._take_blocks(feed, feed.blocks())
         if num_spans != len(self._plan.queue):
             raise RaypipeError(
                 f"rank {self._plan.rank} received {num_spans} of {counted(len(self._plan.queue), 'span')} and the feed "

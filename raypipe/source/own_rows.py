@@ -44,11 +44,18 @@ class OwnRows:
         self._world = world
         self._plan = world.rank(rank)
         self._spans_per_block: int = spec.spans_per_block
+        self.is_all_read = False
+        """Whether `blocks` has given all blocks of the pass."""
 
     @cached_property
     def room(self) -> int:
         """How many spans the rank holds at once for its own batches."""
         return room_for(self._world, self._plan, self._spans_per_block)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for all spans of the pass."""
+        return self.room >= len(self._plan.queue)
 
     def blocks(self) -> Iterator[pa.Table]:
         """Yield blocks, as many as there is room for; ends before one with bad data.
@@ -64,3 +71,4 @@ class OwnRows:
             if has_error(table):
                 return
             yield table
+        self.is_all_read = True

@@ -125,6 +125,23 @@ def test_rank_reads_its_first_blocks_itself_until_ray_sends_one(varied, monkeypa
     assert_same_batches(batches, list(pipe.loader(transport="local")))
 
 
+@pytest.mark.filterwarnings("ignore:rank . left out")
+def test_lone_rank_with_room_for_the_whole_epoch_reads_it_alone_unless_data_is_bad(varied, damaged, monkeypatch):
+    monkeypatch.setattr("raypipe.feeder.can_read_here", can_read_here)
+    policy = {"on_bad_episode": "skip", "max_bad_episodes": 2, "feed": {"spans_per_block": 1}}
+    sound, broken = (Pipeline(dataset, batch_size=4, seed=2, **policy) for dataset in (varied["v3.0"], damaged))
+    loaders = [pipe.loader(transport="ray", progress=False, num_epochs=2) for pipe in (sound, broken)]
+
+    batches = [list(loader.steps(2 * len(loader))) for loader in loaders]
+
+    for pipe, came in zip((sound, broken), batches, strict=True):
+        local = pipe.loader(transport="local", progress=False, num_epochs=2)
+        assert_same_batches(came, list(local.steps(2 * len(local))))
+    # Every block came once: Ray sent none.
+    num_spans = len(sound.plan().rank(0).queue)
+    assert loaders[0].stats().received_blocks == 2 * num_spans
+
+
 def test_feeds_give_the_same_batches_of_a_mixture(unlike):
     def make_pipe(decode):
         return Pipeline(unlike, batch_size=6, seed=1, order={"live_spans": 4}, decode=decode)

@@ -585,7 +585,7 @@ class LateEnd:
     def __init__(self, feed, ends):
         self.resident_spans, self.place, self.report_bad = feed.resident_spans, feed.place, feed.report_bad
         self._feed, self._ends, self.is_remote = feed, ends, feed.is_remote
-        self.first_blocks = feed.first_blocks
+        self.first_blocks, self.is_complete = feed.first_blocks, feed.is_complete
 
     def blocks(self):
         yield from self._feed.blocks()

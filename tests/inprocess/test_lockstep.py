@@ -64,11 +64,12 @@ class StrictFeed:
     resident_spans: int
     place: PassPlace
     is_remote: bool = False
+    is_complete: bool = False
 
     def report_bad(self, span):
         raise AssertionError(f"nothing is bad here: {span}")
 
-    def first_blocks(self):
+    def first_blocks(self, *, is_waited_for):
         return iter(())
 
     def blocks(self):
