@@ -197,16 +197,24 @@ class FeederSource:
     """The blocks of a rank, from a feeder; a `BlockSource`."""
 
     def __init__(
-        self, context: BlockContext, feeder: Any, spec: FeedSpec, attempt: str, lone: Meeting | None = None
+        self,
+        context: BlockContext,
+        spec: FeedSpec,
+        attempt: str,
+        *,
+        feeder: Any = None,
+        lone: Meeting | None = None,
     ) -> None:
         """Prepare to ask a feeder.
 
         Args:
-            lone: where a rank without others meets itself: it need not wait for the feeder's process to start.
+            feeder: of all ranks.
+            lone: where a rank without others meets itself. It starts a feeder of its own, when it asks for blocks.
         """
+        assert (feeder is None) != (lone is None), "either ranks share a feeder, or there is one rank"
         self._context = context
-        self._feeder = feeder
-        self._is_owner = True
+        self._started = feeder
+        self._is_owner = feeder is not None
         """Whether this process has started the feeder."""
         self._spec = spec
         self._lone = lone
@@ -216,6 +224,15 @@ class FeederSource:
     def __getstate__(self) -> dict[str, Any]:
         # Counters count what one process has seen.
         return {**self.__dict__, "_gauges": {}, "_is_owner": False}
+
+    def feeder(self) -> Any:
+        """Return the feeder, which a lone rank starts when it needs one."""
+        with _starting:
+            if self._started is None:
+                assert self._lone is not None
+                self._started = start_feeder(self._context, self._lone.index, self._spec, world_size=1)
+                self._is_owner = True
+            return self._started
 
     def assigned_cpus(self) -> int:
         """Return the CPUs that Ray gave to this process; in a driver, those that the system lets it use."""
@@ -231,16 +248,16 @@ class FeederSource:
         place = self._begin(rank, ask, place)
         check_free_cpu()
         own = OwnRows(self._context, world, rank, self._spec) if can_read_here(self._context) else None
-        chapters = _Chapters(self._feeder, rank, ask, place, self._spec.prefetch_blocks)
+        chapters = _Chapters(self.feeder, rank, ask, place, self._spec.prefetch_blocks)
         feed = RayFeed(chapters, own, self.report_bad, is_lone=self._lone is not None)
-        if self._is_owner:
+        if self._is_owner or self._lone is not None:
             _own_feeds.add(feed)
         return feed
 
     def _begin(self, rank: int, ask: Ask, place: PassPlace | None) -> PassPlace:
         if self._lone is not None:
             return self._lone.begin(rank, ask, place)
-        asked = self._feeder.begin.remote(rank, ask, place)
+        asked = self.feeder().begin.remote(rank, ask, place)
         self._warn_of_waiting(asked, rank, ask.world_size)
         opened: PassPlace = _get(asked)
         return opened
@@ -249,7 +266,7 @@ class FeederSource:
         """Return what decodes the clips of a rank: its own threads, or tasks on the cluster."""
         if context.decode.where != "cluster":
             return ThreadExecutor(lambda: context.decoders, num_threads)
-        (shared,) = _get(self._feeder.shared_context.remote())
+        (shared,) = _get(self.feeder().shared_context.remote())
         return TaskExecutor(
             shared=shared,
             decoders=_task_decoders,
@@ -272,7 +289,7 @@ class FeederSource:
         gauges.show(stats)
         if self._lone is None:
             # Nobody waits for it.
-            self._feeder.tell.remote(rank, stats)
+            self.feeder().tell.remote(rank, stats)
 
     def collect(self) -> dict[int, LoaderStats]:
         """Return the figures of all ranks, as they told them last."""
@@ -291,12 +308,12 @@ class FeederSource:
         """Call a method of the ranks' `Meeting`, wherever it is."""
         if self._lone is not None:
             return getattr(self._lone, call)(*arguments)
-        return _get(getattr(self._feeder, call).remote(*arguments))
+        return _get(getattr(self.feeder(), call).remote(*arguments))
 
     def _warn_of_waiting(self, asked: Any, rank: int, world_size: int) -> None:
         if ray.wait([asked], timeout=_WAIT_FOR_RANKS_S)[0]:
             return
-        missing = ray.get(self._feeder.missing_ranks.remote())
+        missing = ray.get(self.feeder().missing_ranks.remote())
         if missing:
             warnings.warn(describe_waiting(rank, world_size, missing, _WAIT_FOR_RANKS_S), stacklevel=2)
 
@@ -304,7 +321,7 @@ class FeederSource:
 class _Chapters:
     """The blocks that Ray sends to a rank in one pass, chapter after chapter."""
 
-    def __init__(self, feeder: Any, rank: int, ask: Ask, place: PassPlace, prefetch_blocks: int) -> None:
+    def __init__(self, feeder: Callable[[], Any], rank: int, ask: Ask, place: PassPlace, prefetch_blocks: int) -> None:
         self.feeder = feeder
         self.place = place
         self._rank = rank
@@ -332,7 +349,7 @@ class _Chapters:
                 raise
 
     def _open(self, chapter: int) -> Any:
-        return self.feeder.open_chapter.remote(self._rank, self._ask, self.place, chapter)
+        return self.feeder().open_chapter.remote(self._rank, self._ask, self.place, chapter)
 
 
 class RayFeed:
@@ -373,7 +390,8 @@ class RayFeed:
 
     def end(self) -> None:
         """End the feeder, and with it the splits of all ranks: nobody reads any more."""
-        ray.kill(self._chapters.feeder)
+        if self._is_asked:
+            ray.kill(self._chapters.feeder())
 
     @property
     def is_complete(self) -> bool:
@@ -405,6 +423,8 @@ class RayFeed:
         except BaseException as error:
             self._first.set_exception(error)
 
+
+_starting = threading.Lock()
 
 _own_feeds: "weakref.WeakSet[RayFeed]" = weakref.WeakSet()
 """Feeds of feeders that this process has started, for as long as somebody reads them."""

@@ -212,6 +212,11 @@ class Meeting:
             )
         return type(self), self._given
 
+    @property
+    def index(self) -> EpisodeIndex:
+        """The episodes that the ranks read."""
+        return self._given[1]
+
     def begin(self, rank: int, ask: Ask, place: PassPlace | None) -> PassPlace:
         """Return the place of a pass, when all ranks ask for the same.
 

@@ -230,10 +230,12 @@ class Pipeline:
 
         if config.decode.where == "cluster":
             check_object_store(self._ahead_bytes() * world_size)
-        feeder = start_feeder(config.block_context(), self._index, config.feed, world_size=world_size)
         attempt, jobs = name_attempt(), [self._job(config, rank, world_size) for rank in range(world_size)]
-        lone = Meeting(config.bad_data, self._index, 1) if world_size == 1 else None
-        sources = [FeederSource(job.context, feeder, config.feed, attempt, lone) for job in jobs]
+        if world_size == 1:
+            shared: dict[str, Any] = {"lone": Meeting(config.bad_data, self._index, 1)}
+        else:
+            shared = {"feeder": start_feeder(config.block_context(), self._index, config.feed, world_size=world_size)}
+        sources = [FeederSource(job.context, config.feed, attempt, **shared) for job in jobs]
         return [RankLoader(job, source, spec, name) for job, source in zip(jobs, sources, strict=True)]
 
     def _job(self, config: PipelineConfig, rank: int, world_size: int) -> RankJob:
