@@ -79,4 +79,4 @@ def _check_alike(first: dict[str, Any], second: dict[str, Any]) -> None:
     shared = [key for key in first if key in second and first[key] != second[key]]
     if shared:
         unlike = ", ".join(f"{key} {first[key]!r} and {second[key]!r}" for key in shared)
-        raise SystemExit(f"these figures cannot be joined, they have {unlike}; give --json another file")
+        raise SystemExit(f"these figures cannot be joined, they have {unlike}; give --json-file another one")

@@ -42,8 +42,8 @@ class DownloadError(RaypipeError):
 
 
 LEAVE_OUT: Final = (
-    "leave such episodes out: those that you know with selection={'exclude': (...)}, those that come up with "
-    "on_bad_episode='skip'."
+    "leave such episodes out: those that you know with selection={'exclude': (...)}, in a mixture that of the dataset, "
+    "those that come up with on_bad_episode='skip'."
 )
 """What to do about an episode that is not as promised, for the end of a message that does not know its number."""
 
@@ -51,8 +51,8 @@ LEAVE_OUT: Final = (
 def without_episode(episode: int, root: str) -> str:
     """Return how to go on without a bad episode, for the end of a message."""
     return (
-        f"To go on without the episode: selection={{'exclude': ({episode},)}}, or on_bad_episode='skip' for all that "
-        f"is bad. `raypipe validate {root}` lists what is."
+        f"To go on without the episode: selection={{'exclude': ({episode},)}}, in a mixture that of the dataset, or "
+        f"on_bad_episode='skip' for all that is bad. `raypipe validate {root}` lists what is."
     )
 
 

@@ -180,7 +180,9 @@ def camera_text(dataset: Dataset, camera: str) -> str:
     found = _read_formats(dataset.meta, camera) or [declared]
     told = " and ".join(f"{one.width}x{one.height} {one.codec or 'video'}" for one in found) + depth
     return (
-        told if all(_is_declared(feature, one) for one in found) else f"{told} (info.json says {size} {feature.codec})"
+        told
+        if all(_is_declared(feature, one) for one in found)
+        else f"{told} (info.json says {size} {feature.codec or 'video'})"
     )
 
 

@@ -294,7 +294,9 @@ def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any]
 
 
 def _ways_on(feature: Feature) -> str:
-    return f"Correct info.json, leave the feature out with drop_features([{feature.name!r}]), or {LEAVE_OUT}"
+    # The index columns cannot be left out.
+    drop = "" if feature.name in INDEX_FEATURES else f", leave the feature out with drop_features([{feature.name!r}])"
+    return f"Correct info.json{drop}, or {LEAVE_OUT}"
 
 
 def one_line(error: BaseException) -> str:

@@ -67,3 +67,11 @@ def test_the_package_is_typed():
     check = "import importlib.resources as r; print(r.files('raypipe').joinpath('py.typed').is_file())"
 
     assert subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout == "True\n"
+
+
+def test_names_that_messages_give_are_there_after_a_plain_import():
+    code = (
+        "import raypipe; raypipe.validate.read_exclude_file, raypipe.train.share_loader, raypipe.testing.write_dataset"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -304,7 +304,7 @@ def _check_lengths(episode_index: NDArray[np.int64], length: NDArray[np.int64], 
     wrong = np.flatnonzero(length < 1)
     if len(wrong):
         raise DatasetError(
-            f"episode {episode_index[wrong[0]]} of {storage.uri!r} has length {length[wrong[0]]}, and {len(wrong)} "
-            f"episodes have less than one frame; take their rows out of {FOLDER} or {JSON_LINES}, and lower "
-            f"total_episodes in info.json"
+            f"episode {episode_index[wrong[0]]} of {storage.uri!r} has length {length[wrong[0]]} "
+            f"({counted(len(wrong), 'episode')} in all with less than one frame); take their rows out of {FOLDER} or "
+            f"{JSON_LINES}, and lower total_episodes in info.json"
         )

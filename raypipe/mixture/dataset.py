@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from raypipe.dataset import Dataset, kept_features, knowing_rows
-from raypipe.decode.spec import Resize
+from raypipe.decode.spec import ORIGINAL_SIZE, Resize
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata import Feature
 from raypipe.mixture.cache import DEFAULT_CACHE
@@ -223,7 +223,11 @@ class Mixture:
         The index columns are always there. What a single member leaves out is its `MemberSpec.drop`.
         """
         kept = kept_features(names, list(self.features), "the mixture")
-        return self._changed(self.members, self.schema.only(kept))
+        changed = self._changed(self.members, self.schema.only(kept))
+        if isinstance(self.spec.resize, Mapping):
+            sizes = {camera: size for camera, size in self.spec.resize.items() if camera in kept}
+            changed.spec = replace(self.spec, resize=sizes or ORIGINAL_SIZE)
+        return changed
 
     def resized(self, resize: Resize) -> "Mixture":
         """Return this mixture with cameras of another size, which a pipeline's decoding makes them."""

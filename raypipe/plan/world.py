@@ -98,12 +98,12 @@ class WorldPlan:
             [
                 f"epoch {self.plan.epoch}, {'shuffled' if spec.shuffle else 'in file order'}, seed {spec.seed}",
                 f"  steps       {self.num_steps:,} of {batch:,} frames on each rank, the end {spec.tail!r}",
-                f"  ranks       {self.world_size}, with {lanes // self.world_size} lane(s) each",
+                f"  ranks       {self.world_size}, with {counted(lanes // self.world_size, 'lane')} each",
                 f"  frames      {int(self.frames_per_rank.sum()):,} to emit",
                 f"  spans       {int(self.spans_per_rank.sum()):,}, {span}",
                 f"  live spans  {live} in each lane",
                 f"  clips       {clips}",
-                f"  left over   {self.num_left_over} frames",
+                f"  left over   {counted(self.num_left_over, 'frame')}",
             ]
         )
 

@@ -255,7 +255,15 @@ def _stored_images(promises: Promises, unit: DataUnit) -> Iterator[tuple[int, Fe
             return
         columns = ["episode_index", *(feature.name for feature in chosen)]
         for batch in parquet.iter_batches(batch_size=64, columns=columns, use_threads=False):
-            episodes = batch.column("episode_index").to_pylist()
+            episodes = [_plain_number(value) for value in batch.column("episode_index").to_pylist()]
             for feature in chosen:
                 for episode, stored in zip(episodes, batch.column(feature.name), strict=True):
-                    yield int(episode), feature, stored.as_py()
+                    # Rows of no episode are a finding of their own.
+                    if episode is not None:
+                        yield episode, feature, stored.as_py()
+
+
+def _plain_number(value: Any) -> int | None:
+    """Return the number of a row; some writers make lists of one number."""
+    one = value[0] if isinstance(value, list) and len(value) == 1 else value
+    return one if isinstance(one, int) else None

@@ -23,6 +23,8 @@ SHOWN_NUMBERS: Final = 48
 """Of a feature with more numbers the first ones are drawn."""
 
 _EPISODES_READ: Final = 8
+_MOST_ROWS: Final = 50_000
+"""Of those episodes; fewer are read where they are longer."""
 _MOST_NUMBERS: Final = 1024
 """Of a feature with more, such as points of a scene, rows are read only where no statistics are stored."""
 _LOW, _HIGH = "#9db7ee", "#3367d6"
@@ -84,7 +86,8 @@ class _Rows:
 def measure_ranges(dataset: Dataset) -> Measured:
     """Return the ranges of a dataset's vectors: the stored statistics where rows bear them out, else those of rows.
 
-    Reads rows of up to 8 episodes. Damage ends nothing: a card shows what it can of a damaged dataset.
+    Reads rows of up to 8 episodes; of remote data only what has no statistics. Damage ends nothing: a card shows what
+    it can of a damaged dataset.
     """
     errors, rows = [], _Rows({}, "")
     stats: Stats = {}
@@ -95,7 +98,10 @@ def measure_ranges(dataset: Dataset) -> Measured:
     wanted = _floats(dataset.features)
     try:
         wanted = _floats(dataset.row_features)
-        rows = _read_rows(dataset, [one for one in wanted if _is_small(one) or _stored(stats, one) is None])
+        is_near = dataset.meta.storage.is_local
+        rows = _read_rows(
+            dataset, [one for one in wanted if (is_near and _is_small(one)) or _stored(stats, one) is None]
+        )
     except DatasetError as damage:
         errors.append(str(damage))
     ranges, contradicted = [], []
@@ -142,6 +148,8 @@ def _read_rows(dataset: Dataset, features: Sequence[Feature]) -> _Rows:
     if not features or not num_episodes:
         return _Rows({}, "")
     rows = np.unique(np.linspace(0, num_episodes - 1, _EPISODES_READ).round().astype(int)).tolist()
+    num_rows = np.cumsum(dataset.meta.episodes.length[rows])
+    rows = rows[: max(1, int(np.searchsorted(num_rows, _MOST_ROWS, side="right")))]
     reader = RowReader(dataset.meta, [one.name for one in features])
     tables = [reader.read_episode(row) for row in rows]
     found = {}
@@ -154,9 +162,12 @@ def _read_rows(dataset: Dataset, features: Sequence[Feature]) -> _Rows:
 
 def _contradiction(stored: Range, values: NDArray[np.float64], *, is_all: bool) -> str:
     """Return where the stored ends are not those of the values; where more values may be, where some lie beyond."""
+    if not stored.names:
+        return ""
     room = bound_room(stored.low, stored.high)
     for word, ends, found in (("min", stored.low, values.min(axis=0)), ("max", stored.high, values.max(axis=0))):
-        beyond = ends - found if word == "min" else found - ends
+        with np.errstate(invalid="ignore"):
+            beyond = ends - found if word == "min" else found - ends
         off = (np.abs(beyond) if is_all else beyond) - room
         # Values that are not finite are bad data, and not for statistics to tell.
         worst = int(np.argmax(np.where(np.isfinite(off), off, -np.inf)))
@@ -171,12 +182,14 @@ def _constant(found: Range, values: NDArray[np.float64]) -> tuple[str, ...]:
 
 
 def _computed(feature: Feature, values: NDArray[np.float64], source: str) -> Range:
+    with np.errstate(invalid="ignore"):
+        mean, std = values.mean(axis=0), values.std(axis=0)
     found = Range(
         feature=feature.name,
         names=number_names(feature),
         low=values.min(axis=0),
-        mean=values.mean(axis=0),
-        std=values.std(axis=0),
+        mean=mean,
+        std=std,
         high=values.max(axis=0),
         source=source,
     )

@@ -81,7 +81,10 @@ def _read_tasks(meta: DatasetMeta, name: str, rows: Sequence[int]) -> dict[int, 
     index = {one: np.asarray(column_values(table, _index_feature(one), repr(name))) for one in columns}
     numbers = meta.episodes.episode_index[list(rows)]
     episode = index.get("episode_index", np.full(len(table), numbers[0]))
-    pairs = np.unique(np.stack([episode, index["task_index"]]), axis=1)
+    pairs = np.stack([episode, index["task_index"]])
+    # Where one changes: of millions of rows few are left to sort.
+    is_new = np.append(True, (np.diff(pairs, axis=1) != 0).any(axis=0))[: pairs.shape[1]]
+    pairs = np.unique(pairs[:, is_new], axis=1)
     texts: dict[int, set[str]] = defaultdict(set)
     for number, task in pairs.T.tolist():
         texts[number].add(meta.tasks.texts.get(task, f"task {task}"))

@@ -197,6 +197,8 @@ def test_a_pipeline_of_a_mixture_gives_the_chosen_features_alone(roots, tmp_path
     assert list(mixture.features) == list(mix([roots["small"], roots["camera"]], on_missing="fill").features)
     with pytest.raises(ConfigError, match=r"the mixture has no feature 'actoin'; did you mean 'action'\?"):
         mixture.select_features(["actoin"])
+    sized = mix([roots["small"], roots["camera"]], on_missing="fill", resize={camera: (16, 16)})
+    assert set(next(iter(local_loader(Pipeline(sized, batch_size=4, seed=0, features=["action"]))))) == set(lean)
 
 
 def test_a_mixture_file_opened_as_a_dataset_says_where_its_samples_are(roots, tmp_path):

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from damages import DAMAGES, LENGTHS, SOUND, TOP, base_spec, edit_episodes, edit_rows, with_column
 from PIL import Image
@@ -109,6 +111,24 @@ def test_images_in_rows_that_are_black_for_an_episode_are_found(tmp_path, kind, 
 
     assert (found.kind, found.place.file, found.place.episodes) == ("camera-black", name, (1,))
     assert found.message == "all 5 frames are black"
+
+
+@pytest.mark.parametrize(
+    ("number", "kinds"), [(None, {"null-values"}), ([1], set())], ids=["a row of no episode", "lists of one number"]
+)
+def test_odd_episode_numbers_do_not_end_the_check_of_images(tmp_path, number, kinds):
+    camera = CameraSpec(name=TOP, height=32, width=48, kind="image")
+    root = write_dataset(tmp_path / "dataset", SynthSpec(version="v2.1", lengths=(4, 5), cameras=(camera,)))
+    path = root / "data/chunk-000/episode_000001.parquet"
+    table = pq.read_table(path)
+    numbers = [[1]] * 5 if number else [1, None, 1, 1, 1]
+    column = pa.array(numbers, pa.list_(pa.int64()) if number else pa.int64())
+    pq.write_table(table.drop_columns(["episode_index"]).append_column("episode_index", column), path)
+
+    found = validate_dataset(str(root), where="process", deep=True).findings
+
+    assert {finding.kind for finding in found} >= kinds
+    assert "camera-black" not in {finding.kind for finding in found}
 
 
 def test_a_task_that_the_table_lists_beside_those_of_the_rows_is_no_contradiction(bases, tmp_path):

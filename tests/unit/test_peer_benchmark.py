@@ -176,7 +176,7 @@ def test_figures_of_unlike_data_settings_or_machines_are_not_joined(change):
         inner = inner[key]
     inner[last] = "another"
 
-    with pytest.raises(SystemExit, match=f"{last} .* and 'another'; give --json another file"):
+    with pytest.raises(SystemExit, match=f"{last} .* and 'another'; give --json-file another one"):
         join_figures(made_figures(), other)
 
 

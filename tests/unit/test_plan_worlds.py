@@ -123,7 +123,7 @@ def test_a_plan_is_printed_in_a_few_lines():
     assert str(world).splitlines() == [
         "epoch 1, shuffled, seed 3",
         "  steps       4 of 4 frames on each rank, the end 'drop'",
-        "  ranks       2, with 1 lane(s) each",
+        "  ranks       2, with 1 lane each",
         "  frames      32 to emit",
         f"  spans       {int(world.spans_per_rank.sum())}, whole episodes",
         "  live spans  4 in each lane",
