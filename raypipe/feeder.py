@@ -222,8 +222,9 @@ class FeederSource:
         self.attempt = attempt
 
     def __getstate__(self) -> dict[str, Any]:
-        # Counters count what one process has seen.
-        return {**self.__dict__, "_gauges": {}, "_is_owner": False}
+        # Counters count what one process has seen. A copy of a lone rank counts passes anew, and needs a feeder anew.
+        started = None if self._lone is not None else self._started
+        return {**self.__dict__, "_gauges": {}, "_is_owner": False, "_started": started}
 
     def feeder(self) -> Any:
         """Return the feeder, which a lone rank starts when it needs one."""
@@ -246,7 +247,6 @@ class FeederSource:
         share_gate()
         ask = ask_for(world)
         place = self._begin(rank, ask, place)
-        check_free_cpu()
         own = OwnRows(self._context, world, rank, self._spec) if can_read_here(self._context) else None
         chapters = _Chapters(self.feeder, rank, ask, place, self._spec.prefetch_blocks)
         feed = RayFeed(chapters, own, self.report_bad, is_lone=self._lone is not None)
@@ -327,17 +327,22 @@ class _Chapters:
         self._rank = rank
         self._ask = ask
         self._prefetch_blocks = prefetch_blocks
+        self._lock = threading.Lock()
+        self._ticket: Ticket | None = None
 
-    @cached_property
+    @property
     def ticket(self) -> Ticket:
-        """The rank's part of the first chapter; waits for the feeder to plan."""
-        ticket: Ticket = _get(self._open(0))
-        return ticket
+        """The rank's part of the first chapter, which the feeder gives once; waits for it to plan."""
+        with self._lock:
+            if self._ticket is None:
+                self._ticket = _get(self._open(0))
+            return self._ticket
 
     def blocks(self) -> Iterator[pa.Table]:
         """Yield the blocks in arrival order."""
-        for chapter in range(self.ticket.num_chapters):
-            iterator = (_get(self._open(chapter)) if chapter else self.ticket).iterator
+        first = self.ticket
+        for chapter in range(first.num_chapters):
+            iterator = (_get(self._open(chapter)) if chapter else first).iterator
             tables = iterator.iter_batches(
                 batch_size=None, batch_format="pyarrow", prefetch_batches=self._prefetch_blocks
             )
@@ -378,6 +383,7 @@ class RayFeed:
             self._ask()
 
     def _ask(self) -> None:
+        check_free_cpu()
         self._is_asked = True
         threading.Thread(target=self._fetch_first, name=_FIRST_BLOCK, daemon=True).start()
 
@@ -414,6 +420,8 @@ class RayFeed:
         if not self._is_asked:
             self._ask()
         first, rest = self._first.result()
+        # They hold a block and open files, which nobody needs any more.
+        self._first, self._own = Future(), None
         return chain(first, rest)
 
     def _fetch_first(self) -> None:

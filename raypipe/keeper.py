@@ -79,7 +79,11 @@ class AccountKeeper:
     def save(self, account: Account, rank: int, world_size: int) -> None:
         """Write the account that leads to a state; the last few are kept, and the last few of checkpoints."""
         path = f"{self._saved_folder(account.header.state)}/{account_name(rank, world_size)}"
+        if not account.parts and self._is_there(path):
+            # Nothing was handed over since a restart from this very state: what led to it is there.
+            return
         self._write(path, account)
+        self._of_checkpoints.pop(path, None)
         for old in _add_last(self._saved, path, _SAVED_KEPT):
             # By now rank 0 has marked it, if it is of a checkpoint: ranks report in step.
             is_of_checkpoint = self._is_there(f"{old.rpartition('/')[0]}/{_CHECKPOINT_MARK}")

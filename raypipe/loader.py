@@ -350,7 +350,7 @@ class RankLoader:
 
     @property
     def _attempt(self) -> str:
-        return f"{self._source.attempt}-{self._num_loads:03d}" if self._num_loads else self._source.attempt
+        return f"{self._source.attempt}-{self._num_loads:06d}" if self._num_loads else self._source.attempt
 
     def _open_run(self, iteration: _Iteration, *, goes_on: bool) -> tuple[EpochRun, Page]:
         with self._lock:

@@ -314,6 +314,8 @@ class EpochRun:
         """Take in blocks from the first on, without spans that are here already; return how many spans came."""
         arrival = 0
         for table in tables:
+            if self._is_closed:
+                raise _Closed
             self._meter.add(received_blocks=1, received_bytes=table.nbytes)
             for block in open_block(self._context, table):
                 self._check_identity(block.request, arrival)

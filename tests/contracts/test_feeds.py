@@ -1,6 +1,7 @@
 """Two feeds, two executors, one order: batches, pixels, states, skips and accounts are the same, bit for bit."""
 
 import json
+import pickle
 from itertools import islice
 
 import pytest
@@ -140,6 +141,19 @@ def test_lone_rank_with_room_for_the_whole_epoch_reads_it_alone_unless_data_is_b
     # Every block came once: Ray sent none.
     num_spans = len(sound.plan().rank(0).queue)
     assert loaders[0].stats().received_blocks == 2 * num_spans
+
+
+def test_copies_of_a_lone_loader_that_has_asked_ray_read_for_themselves(varied):
+    pipe = Pipeline(varied["v3.0"], batch_size=4, seed=2, order={"live_spans": 4})
+    loader = pipe.loader(transport="ray", progress=False)
+    first = list(islice(loader, 3))
+    loader.close()
+
+    rests = [list(copy) for copy in (pickle.loads(pickle.dumps(loader)), pickle.loads(pickle.dumps(loader)))]
+
+    whole = list(pipe.loader(transport="local", progress=False))
+    for rest in rests:
+        assert_same_batches(first + rest, whole)
 
 
 def test_feeds_give_the_same_batches_of_a_mixture(unlike):

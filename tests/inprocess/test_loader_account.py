@@ -505,6 +505,25 @@ def test_accounts_of_the_last_checkpoint_stay_however_many_reports_without_one_f
     assert len(list(tmp_path.glob("raypipe-account/train/saved/*/rank-00001-*"))) <= 5
 
 
+def test_report_right_after_a_restart_leaves_what_led_to_the_checkpoint(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray.train, "report", lambda metrics, checkpoint=None: None)
+    pipe, checkpoint = make_pipe(rows), tmp_path / "checkpoint"
+    loaders = start(pipe, 2)
+    for loader in loaders:
+        loader.keep_account(str(tmp_path))
+    run(loaders, 1)
+    report({}, checkpoint, loaders[0])
+    report({}, None, loaders[1])
+
+    restarted = start(pipe, 2, loaders[0].state_dict())
+    for loader in restarted:
+        loader.keep_account(str(tmp_path))
+        report({"validation": 1.0}, None, loader)
+
+    parts = read_rank_accounts(pyarrow.fs.LocalFileSystem(), str(checkpoint / "raypipe"), "train")
+    assert [(part.num_steps, len(part.ranks)) for part in parts] == [(1, 2)]
+
+
 def test_accounts_of_a_few_checkpoints_are_kept_and_not_of_all(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(ray.train, "report", lambda metrics, checkpoint=None: None)
     loaders = start(make_pipe(rows), 2)
