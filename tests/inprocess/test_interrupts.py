@@ -2,6 +2,7 @@
 
 import _thread
 import dis
+import signal
 import sys
 from collections import Counter
 from contextlib import contextmanager
@@ -73,6 +74,14 @@ def ctrl_c_at(wanted, places):
         yield
     finally:
         sys.settrace(before)
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_an_interrupt():
+    """Ray Train leaves a handler of its own in a process that has trained."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")
