@@ -478,18 +478,24 @@ def test_account_of_a_rank_that_puts_nothing_into_the_checkpoint_is_found_beside
     assert [(part.num_steps, len(part.ranks)) for part in parts] == [(2, 2)]
 
 
+def start_reported(pipe, checkpoint):
+    """Return the loaders of two ranks after one step, which is in a checkpoint."""
+    loaders = start(pipe, 2)
+    for loader in loaders:
+        loader.keep_account(str(checkpoint.parent))
+    run(loaders, 1)
+    report({}, checkpoint, loaders[0])
+    report({}, None, loaders[1])
+    return loaders
+
+
 @pytest.mark.parametrize("later", ["at later states", "at the same state"])
 def test_accounts_of_the_last_checkpoint_stay_however_many_reports_without_one_follow(
     rows, tmp_path, monkeypatch, later
 ):
     monkeypatch.setattr(ray.train, "report", lambda metrics, checkpoint=None: None)
     pipe, checkpoint = make_pipe(rows), tmp_path / "checkpoint"
-    loaders = start(pipe, 2)
-    for loader in loaders:
-        loader.keep_account(str(tmp_path))
-    run(loaders, 1)
-    report({}, checkpoint, loaders[0])
-    report({}, None, loaders[1])
+    loaders = start_reported(pipe, checkpoint)
     at_checkpoint = loaders[0].state_dict()
 
     for _ in range(6):
@@ -508,12 +514,7 @@ def test_accounts_of_the_last_checkpoint_stay_however_many_reports_without_one_f
 def test_report_right_after_a_restart_leaves_what_led_to_the_checkpoint(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(ray.train, "report", lambda metrics, checkpoint=None: None)
     pipe, checkpoint = make_pipe(rows), tmp_path / "checkpoint"
-    loaders = start(pipe, 2)
-    for loader in loaders:
-        loader.keep_account(str(tmp_path))
-    run(loaders, 1)
-    report({}, checkpoint, loaders[0])
-    report({}, None, loaders[1])
+    loaders = start_reported(pipe, checkpoint)
 
     restarted = start(pipe, 2, loaders[0].state_dict())
     for loader in restarted:
