@@ -68,7 +68,7 @@ class BatchBuilder:
         for camera in schema.cameras:
             slots, padding = self._slots(camera, batch, dataset_index)
             blank = self._context.blanks[camera]
-            pixels = self._context.batch_buffers.take((len(keys), *blank.shape), blank.dtype)
+            pixels = self._context.batch_buffers.take(camera, (len(keys), *blank.shape), blank.dtype)
             for i, (key, frames) in enumerate(zip(keys, slots.tolist(), strict=True)):
                 shown = self._clips.frames(key, camera)
                 if shown is None:

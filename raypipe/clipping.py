@@ -18,7 +18,7 @@ from raypipe.decode.clips import ClipExecutor, ClipKey, ClipRequest, ClipStore, 
 from raypipe.errors import RaypipeError
 from raypipe.liverows import LiveRows
 from raypipe.packed import SpanRequest, span_request
-from raypipe.plan import Batch, RankPlan, unclipped_frames
+from raypipe.plan import Batch, RankPlan, clip_bound, unclipped_frames
 from raypipe.plan.keyhash import Ints
 
 _FETCH_THREADS: Final = 8
@@ -36,7 +36,8 @@ class BatchClips:
         self, context: BlockContext, plan: RankPlan, rows: LiveRows, executor: ClipExecutor, most_bytes: int
     ) -> None:
         self.is_decoding = bool(context.batch_schema.cameras)
-        self.store = ClipStore(self._open, executor, most_bytes)
+        batch_bytes = plan.steps.per_lane * len(plan.lanes) * sum(blank.nbytes for blank in context.blanks.values())
+        self.store = ClipStore(self._open, executor, clip_bound(most_bytes, batch_bytes), context.frame_pool)
         self._context = context
         self._plan = plan
         self._rows = rows

@@ -265,7 +265,7 @@ class FeederSource:
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:
         """Return what decodes the clips of a rank: its own threads, or tasks on the cluster."""
         if context.decode.where != "cluster":
-            return ThreadExecutor(lambda: context.decoders, num_threads)
+            return ThreadExecutor(lambda: context.decoders, num_threads, context.frame_pool)
         (shared,) = _get(self.feeder().shared_context.remote())
         return TaskExecutor(
             shared=shared,

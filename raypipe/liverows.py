@@ -26,8 +26,8 @@ from raypipe.plan.keyhash import Ints
 
 _FIRST_CAPACITY: Final = 1024
 
-_SPARE_BYTES: Final = 1 << 30
-"""Resident memory beside what the C library has handed out, of which code and other libraries are some hundred MB."""
+_SPARE_BYTES: Final = 1 << 29
+"""Resident memory beside what the C library has handed out, of which code and other libraries are some 300 MB."""
 
 
 def trim_memory() -> bool:

@@ -56,7 +56,7 @@ class LocalSource:
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:  # noqa: ARG002
         """Return threads of this process."""
-        return ThreadExecutor(lambda: context.decoders, num_threads)
+        return ThreadExecutor(lambda: context.decoders, num_threads, context.frame_pool)
 
     def go_on(self, rank: int, place: PassPlace) -> None:
         """Note that a rank begins the pass that follows its last one; raises where others have left the order."""

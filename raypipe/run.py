@@ -79,7 +79,7 @@ class _Closed(Exception):  # noqa: N818
 _END: Any = object()
 
 _QUEUED: Final = 1
-"""Batches that are put together and wait to be taken: what comes later waits as clips, which others may share."""
+"""Batches that are being put together or wait to be taken: what comes later waits as clips, which others may share."""
 
 _LOOK_EVERY_S: Final = 0.2
 """How often a thread that waits looks whether the run is given up."""
@@ -176,7 +176,9 @@ class EpochRun:
 
     def __next__(self) -> dict[str, Any]:
         self._meter.ask()
+        self._context.batch_buffers.is_asked = True
         item = self._batches.get()
+        self._context.batch_buffers.is_asked = False
         self._places.put(None)
         if item is _END:
             self._batches.put(_END)
@@ -382,12 +384,13 @@ class EpochRun:
                 num_admitted += 1
             assembler.clips.ask_next(batch, assembler.is_bad)
             self._wait_for_clips(batch)
-            self._put(self._build(batch))
+            self._wait_for_place()
+            self._batches.put(self._build(batch))
             with self._changed:
                 self._num_retired += len(batch.done)
                 self._changed.notify_all()
         self._is_asked_out.set()
-        self._put(_END)
+        self._batches.put(_END)
 
     def _admit(self, arrival: int) -> None:
         started = time.perf_counter()
@@ -422,7 +425,8 @@ class EpochRun:
         self._meter.note([Interval("assembly", started, time.perf_counter())])
         return built
 
-    def _put(self, item: Any) -> None:
+    def _wait_for_place(self) -> None:
+        """Wait until the batch before is taken."""
         has_place = False
         while not has_place and not self._is_closed:
             with suppress(queue.Empty):
@@ -430,7 +434,6 @@ class EpochRun:
                 has_place = True
         if self._is_closed:
             raise _Closed
-        self._batches.put(item)
 
 
 def _as_counter(at: float) -> float:

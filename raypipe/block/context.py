@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raypipe.account import frame_numbers
 from raypipe.dataset import Dataset
-from raypipe.decode.buffers import BatchBuffers
+from raypipe.decode.buffers import BatchBuffers, FramePool
 from raypipe.decode.clips import ClipRequest
 from raypipe.decode.keep_spec import KeepSpec
 from raypipe.decode.kept import KeepFolder
@@ -132,6 +132,11 @@ class BlockContext:
     def batch_buffers(self) -> BatchBuffers:
         """Memory for the pixels of batches: all epochs of a rank use the same."""
         return BatchBuffers()
+
+    @cached_property
+    def frame_pool(self) -> FramePool:
+        """Memory for frames that wait: all epochs of a rank use the same."""
+        return FramePool()
 
     @cached_property
     def has_images(self) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.decode.buffers import KeptFrames, Pixels
+from raypipe.decode.buffers import FramePool, Pixels
 from raypipe.errors import DatasetError, RaypipeError
 
 if TYPE_CHECKING:
@@ -99,7 +99,10 @@ class ClipExecutor(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether the memory of a clip holds others too, and stays for as long as any frame of them is held."""
+        """Whether the memory of a clip holds others too, and stays for as long as any frame of them is held.
+
+        Else its frames lie in the pool of the store.
+        """
         ...
 
     def warm_up(self) -> None:
@@ -119,24 +122,27 @@ class ClipExecutor(Protocol):
         ...
 
 
-def decode_clip(decoders: "Sequence[FrameDecoder]", request: ClipRequest) -> list[Pixels]:
-    """Return the frames of a request.
+def decode_clip(
+    decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: FramePool | None = None
+) -> list[Pixels]:
+    """Return the frames of a request, in memory of `pool` where one is given.
 
     Raises:
         DatasetError: the data is bad.
     """
     decoder = decoders[request.dataset]
     if request.stored is not None:
-        frames = decoder.decode_images(request.row, request.camera, request.stored, request.frames)
-    else:
-        frames = decoder.decode_video(request.row, request.camera, request.frames, span=request.span)
-    return list(frames.cpu().numpy())
+        images = decoder.decode_images(request.row, request.camera, request.stored, request.frames).cpu().numpy()
+        return [pool.keep(image) for image in images] if pool else list(images)
+    if pool is not None:
+        return decoder.read_clip(request.row, request.camera, request.frames, pool, span=request.span)
+    return list(decoder.decode_video(request.row, request.camera, request.frames, span=request.span).cpu().numpy())
 
 
-def try_clip(decoders: "Sequence[FrameDecoder]", request: ClipRequest) -> DecodedClip:
+def try_clip(decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: FramePool | None = None) -> DecodedClip:
     """Return the frames of a request, or why there are none: a bad clip of a group spares the others."""
     try:
-        return decode_clip(decoders, request)
+        return decode_clip(decoders, request, pool)
     except (RaypipeError, OSError) as error:
         return error
 
@@ -168,8 +174,9 @@ class ThreadExecutor:
     finished_at = 0.0
     is_shared = False
 
-    def __init__(self, decoders: "Callable[[], Sequence[FrameDecoder]]", num_threads: int) -> None:
+    def __init__(self, decoders: "Callable[[], Sequence[FrameDecoder]]", num_threads: int, pool: FramePool) -> None:
         self._decoders = decoders
+        self._pixels = pool
         self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="raypipe-decode")
         self._asked: list[_ThreadClip] = []
@@ -201,7 +208,7 @@ class ThreadExecutor:
 
     def _decode(self, requests: Sequence[ClipRequest]) -> list[DecodedClip | None]:
         decoders = self._decoders()
-        return [try_clip(decoders, request) for request in requests if not self._is_closed]
+        return [try_clip(decoders, request, self._pixels) for request in requests if not self._is_closed]
 
 
 @dataclass(slots=True)
@@ -213,8 +220,8 @@ class _Clip:
     """By camera and position in the episode, once they are there."""
     error: DatasetError | None = None
     is_ready: bool = False
-    is_kept: bool = False
-    """Whether its frames lie in buffers of the store."""
+    is_pooled: bool = False
+    """Whether its frames lie in memory of the pool."""
 
 
 def _open_nothing(key: ClipKey) -> OpenedClip:
@@ -224,13 +231,16 @@ def _open_nothing(key: ClipKey) -> OpenedClip:
 class ClipStore:
     """The clips of one rank. Used by one thread; the figures may be read by others."""
 
-    def __init__(self, open_clip: Callable[[ClipKey], OpenedClip], executor: ClipExecutor, most_bytes: int) -> None:
+    def __init__(
+        self, open_clip: Callable[[ClipKey], OpenedClip], executor: ClipExecutor, most_bytes: int, pool: FramePool
+    ) -> None:
         """Begin empty.
 
         Args:
             open_clip: says what a clip is made of.
             executor: decodes.
             most_bytes: bound on bytes in flight and held. What the next batch needs is decoded whatever it takes.
+            pool: memory for frames.
         """
         self._open_clip = open_clip
         self._executor = executor
@@ -238,9 +248,7 @@ class ClipStore:
         self._clips: dict[ClipKey, _Clip] = {}
         self._opened: dict[ClipKey, OpenedClip] = {}
         self._by_span: dict[int, set[int]] = {}
-        self._parted: dict[ClipKey, None] = {}
-        """Clips in memory of their own of which some frames have left, the oldest first."""
-        self._buffers = KeptFrames()
+        self._pool = pool
         self.held_bytes = 0
         self.in_flight_bytes = 0
         self.peak_bytes = 0
@@ -275,11 +283,6 @@ class ClipStore:
         return is_done
 
     def _has_room(self, wanted: int) -> bool:
-        """Return whether so many bytes fit; copies what is left of clips and lets go of the rest, where that helps."""
-        while self._parted and self.num_bytes + wanted > self._most_bytes:
-            key = next(iter(self._parted))
-            del self._parted[key]
-            self._keep(self._clips[key])
         return (
             self.num_bytes + wanted <= self._most_bytes
             and self.in_flight_bytes + wanted <= self._most_bytes // _AHEAD_SHARE
@@ -317,28 +320,25 @@ class ClipStore:
                 continue
             for camera, frames in clip.frames.items() if not clip.opened.has_windows else ():
                 pixels = frames.pop(frame, None)
-                if pixels is not None and clip.is_kept:
+                if pixels is not None and clip.is_pooled:
                     self._let_go(clip, camera, [pixels])
-            if clip.is_kept or not clip.is_ready:
-                continue
-            if self._executor.is_shared:
-                self._keep(clip)
-            elif not clip.opened.has_windows:
-                self._parted[key] = None
+            if clip.is_ready and not clip.is_pooled:
+                self._copy(clip)
 
-    def _keep(self, clip: _Clip) -> None:
-        """Copy the frames of a clip that are still to leave, so that its own memory is free."""
-        clip.is_kept = True
+    def _copy(self, clip: _Clip) -> None:
+        """Copy the frames of a clip that are still to leave, so that the memory that it shares with others is free."""
+        clip.is_pooled = True
         for camera, frames in clip.frames.items():
             request = clip.opened.requests[camera]
             self.held_bytes -= (len(request.frames) - len(frames)) * request.frame_bytes
             for number, pixels in frames.items():
-                frames[number] = self._buffers.keep(pixels)
+                frames[number] = self._pool.keep(pixels)
 
     def clear(self) -> None:
         """Let go of everything; nothing is asked for any more."""
-        self._clips, self._opened, self._by_span, self._parted = {}, {}, {}, {}
-        self._buffers = KeptFrames()
+        for key in list(self._clips):
+            self._drop(key)
+        self._opened = {}
         self.held_bytes = self.in_flight_bytes = 0
         # Of the object that holds this store: the two would wait for the collector.
         self._open_clip = _open_nothing
@@ -359,6 +359,7 @@ class ClipStore:
         except DatasetError as error:
             clip.error, clip.frames = error, {}
         clip.pending = {}
+        clip.is_pooled = not self._executor.is_shared
         self.in_flight_bytes -= size
         self.held_bytes += size if clip.error is None else _NOTHING
 
@@ -370,14 +371,12 @@ class ClipStore:
             del self._by_span[key[0]]
         if not clip.is_ready:
             self.in_flight_bytes -= clip.opened.num_bytes
-        self._parted.pop(key, None)
         for camera, frames in clip.frames.items():
-            if clip.is_kept:
+            if clip.is_pooled:
                 self._let_go(clip, camera, list(frames.values()))
             else:
                 self.held_bytes -= clip.opened.requests[camera].num_bytes
 
     def _let_go(self, clip: _Clip, camera: str, frames: list[Pixels]) -> None:
         self.held_bytes -= len(frames) * clip.opened.requests[camera].frame_bytes
-        for pixels in frames:
-            self._buffers.give_back(pixels)
+        self._pool.give_back(frames)

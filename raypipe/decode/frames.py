@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raypipe.decode.buffers import FramePool, Pixels
 from raypipe.decode.images import decode_image, resize_frames
 from raypipe.decode.isolated import IsolatedRequest, decode_isolated
 from raypipe.decode.journal import current_scope, journal_scope, process_journal, unmarked, video_key
@@ -81,23 +82,39 @@ class FrameDecoder:
         Raises:
             DatasetError: the video is missing, damaged, or lacks a frame.
         """
-        span = span or (int(frames[0]), int(frames[-1]) + 1)
+        if self._kept is not None:
+            return torch.from_numpy(np.stack(self.read_clip(row, camera, frames, FramePool(), span=span)))
+        return self._decode(row, camera, frames, span or (int(frames[0]), int(frames[-1]) + 1))
+
+    def read_clip(
+        self,
+        row: int,
+        camera: str,
+        frames: NDArray[np.int64],
+        pool: FramePool,
+        *,
+        span: tuple[int, int] | None = None,
+    ) -> list[Pixels]:
+        """Return what `decode_video` does, frame by frame, in memory of `pool`."""
         kept = self._find_kept(row, camera)
-        if kept is None:
-            return self._decode(row, camera, frames, span)
-        pixels, is_there = kept.read(frames)
-        with self._lock:
-            self._counts.kept_frames += int(is_there.sum())
-        if is_there.all():
-            return torch.from_numpy(pixels)
-        decoded = self._decode(row, camera, frames[~is_there], span)
+        found = kept.read(frames, pool) if kept is not None else {}
+        missing = frames if not found else np.array([frame for frame in frames.tolist() if frame not in found])
+        if found:
+            with self._lock:
+                self._counts.kept_frames += len(found)
+        if len(missing):
+            decoded = self._decode(row, camera, missing, span or (int(frames[0]), int(frames[-1]) + 1)).cpu().numpy()
+            if kept is not None:
+                self._write_kept(kept, row, camera, missing, decoded)
+            found.update(zip(missing.tolist(), map(pool.keep, decoded), strict=True))
+        return [found[frame] for frame in frames.tolist()]
+
+    def _write_kept(
+        self, kept: KeptVideo, row: int, camera: str, frames: NDArray[np.int64], decoded: NDArray[np.uint8]
+    ) -> None:
         # The video may have been replaced since `find`: then nobody knows which of the two these frames are of.
         if (now := self._find_kept(row, camera)) is not None and now.key == kept.key:
-            kept.write(frames[~is_there], decoded.cpu().numpy())
-        if not is_there.any():
-            return decoded
-        pixels[~is_there] = decoded.cpu().numpy()
-        return torch.from_numpy(pixels)
+            kept.write(frames, decoded)
 
     def _find_kept(self, row: int, camera: str) -> KeptVideo | None:
         return self._kept.find(row, camera) if self._kept is not None else None

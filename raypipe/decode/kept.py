@@ -34,6 +34,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.decode.buffers import FramePool, Pixels
 from raypipe.decode.journal import make_private_folder
 from raypipe.decode.keep_spec import ON_DISK, KeepSpec
 from raypipe.decode.spec import DecodeSpec, size_of
@@ -199,19 +200,21 @@ class KeptVideo:
             return all(check != _ABSENT for check in self._read_checks(file, frames))
         return False
 
-    def read(self, frames: Frames) -> tuple[Bytes, NDArray[np.bool_]]:
-        """Return frames of the episode ``(n, height, width, 3)``, ascending, and which of them are there."""
-        pixels = np.empty((len(frames), *self.shape), dtype=np.uint8)
-        flat, is_there = pixels.reshape(len(frames), -1), np.zeros(len(frames), dtype=np.bool_)
+    def read(self, frames: Frames, pool: FramePool) -> dict[int, Pixels]:
+        """Return those of these frames of the episode that are there, ascending, in memory of `pool`."""
+        found = {}
         try:
             with _open(self.path, os.O_RDONLY) as file:
-                for i, check in enumerate(self._read_checks(file, frames)):
-                    is_there[i] = check != _ABSENT and self._read_frame(file, int(frames[i]), check, flat[i])
+                for frame, check in zip(frames.tolist(), self._read_checks(file, frames), strict=True):
+                    if check != _ABSENT:
+                        pixels = pool.take(self.shape, np.uint8)
+                        if self._read_frame(file, frame, check, pixels.reshape(-1)):
+                            found[frame] = pixels
         except FileNotFoundError:
             pass
         except OSError as error:
             self.folder.warn(str(error))
-        return pixels, is_there
+        return found
 
     def _read_frame(self, file: io.FileIO, frame: int, check: bytes, into: Bytes) -> bool:
         slot = self.first_slot + frame

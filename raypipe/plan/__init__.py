@@ -46,7 +46,7 @@ its life, so a batch takes of as many live spans as it has frames, and spans com
 is left of the epoch becomes a new leg: the same spans without the frames already emitted, shared out anew.
 """
 
-from raypipe.plan.budget import DEFAULT_LIVE_BYTES, CameraCost, LiveBudget, MemberCost, resolve_live
+from raypipe.plan.budget import DEFAULT_LIVE_BYTES, CameraCost, LiveBudget, MemberCost, clip_bound, resolve_live
 from raypipe.plan.emit import Batch, BatchChunk
 from raypipe.plan.epoch import EpochPlan, plan_epoch
 from raypipe.plan.held import HeldPeak, measure_held
@@ -129,6 +129,7 @@ __all__ = [
     "WorldPlan",
     "anchor_runs",
     "check_state",
+    "clip_bound",
     "concat_indexes",
     "decoded_together",
     "describe_changes",

@@ -4,7 +4,7 @@
 
     step            0    1    2    3    4    5    6
     clip of a       [ask ......... a7 ......... a6]        asked for some batches ahead of its first frame
-    frame a7        |==============|                       held until it leaves, or its clip does where there is room
+    frame a7        |==============|                       held until it leaves; with windows, until its clip does
     frame a6        |=============================|
 """
 
@@ -30,10 +30,10 @@ class HeldPeak:
     """The most decoded frames that a rank holds at once."""
 
     num_bytes: int
-    """With `ahead_batches` decoded ahead, and clips held whole until all of their frames have left."""
+    """With `ahead_batches` decoded ahead."""
 
     next_bytes: int
-    """With nothing decoded ahead and frames let go one by one: what the order needs whatever the budget."""
+    """With nothing decoded ahead: what the order needs whatever the budget."""
 
 
 def measure_held(
@@ -58,7 +58,7 @@ def measure_held(
     pairs = zip(members, clip_frames, strict=True)
     weight = np.array([member.clip_bytes(size) / size for member, size in pairs])[dataset]
     return HeldPeak(
-        num_bytes=_peak(np.maximum(asked - ahead_batches, 0), last[number], weight),
+        num_bytes=_peak(np.maximum(asked - ahead_batches, 0), left, weight),
         next_bytes=_peak(asked, left, weight),
     )
 

@@ -14,6 +14,7 @@ from raypipe.plan.budget import (
     SHORTEST_SPAN,
     LiveBudget,
     MemberCost,
+    clip_bound,
     decoded_bytes,
     resolve_live,
 )
@@ -66,7 +67,7 @@ class PlanReport:
 
     live_row_bytes: int
     live_pixel_bytes: int
-    """The most decoded frames that are at hand, or ahead of need as far as the budget allows."""
+    """The most decoded frames that are at hand, or ahead of need as far as the budget allows; with two batches."""
 
     decode_cost: float
     """CPU of decoding, relative to decoding every frame once in file order."""
@@ -128,7 +129,8 @@ def report_plan(
     plan, row_bytes = world.plan, max(member.row_bytes for member in members)
     clip_frames = decoded_together(world, members, live_bytes)
     held = measure_held(world, members, clip_frames, ahead_batches=AHEAD_BATCHES)
-    pixel_bytes = max(held.next_bytes, min(held.num_bytes, live_bytes))
+    batch_bytes = _batch_bytes(world, members)
+    pixel_bytes = max(held.next_bytes, min(held.num_bytes, clip_bound(live_bytes, batch_bytes))) + 2 * batch_bytes
     live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
     resumed = world.at(world.num_steps // 2)
     mixing = measure_mixing(world, near_frames=near_frames)
@@ -137,7 +139,7 @@ def report_plan(
         epoch=plan.epoch,
         world_size=world.world_size,
         lanes=plan.leg.lanes,
-        batch_size=world.steps.per_lane * len(world.lanes_of(0)),
+        batch_size=_batch_size(world),
         steps=world.num_steps,
         frames=frames,
         spans=spans,
@@ -165,6 +167,15 @@ def report_plan(
         ),
         members=report_members(world),
     )
+
+
+def _batch_bytes(world: WorldPlan, members: Sequence[MemberCost]) -> int:
+    """Return the decoded frames of the largest batch of a rank."""
+    return _batch_size(world) * max(member.sample_bytes for member in members)
+
+
+def _batch_size(world: WorldPlan) -> int:
+    return world.steps.per_lane * len(world.lanes_of(0))
 
 
 def _frames_before_first_batch(world: WorldPlan) -> int:
@@ -245,7 +256,7 @@ def unclipped_frames(keys: OrderKeys, span_bytes: int, live_bytes: int) -> int:
 def _advise_decoding(world: WorldPlan, members: Sequence[MemberCost], next_bytes: int, live_bytes: int) -> list[str]:
     if not any(member.cameras for member in members):
         return []
-    advice, batch = [], world.steps.per_lane * len(world.lanes_of(0))
+    advice, batch = [], _batch_size(world)
     if next_bytes > live_bytes:
         advice.append(
             f"a rank holds up to {_size(next_bytes)} of decoded frames, and live_bytes is {_size(live_bytes)}: lower "

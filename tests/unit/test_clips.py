@@ -4,11 +4,11 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import lengths, make_index, plan_start, specs, start_or_assume
 
+from raypipe.decode.buffers import FramePool
 from raypipe.decode.clips import ClipRequest, ClipStore, OpenedClip, ThreadExecutor
 from raypipe.errors import DatasetError, DownloadError
 from raypipe.plan import OrderSpec
@@ -57,10 +57,10 @@ def opener(clip_frames, *, has_windows=False, num_frames=1 << 20):
 class StampDecoder:
     """Gives frames of one byte that say which they are; episode 13 is bad."""
 
-    def decode_video(self, row, camera, frames, *, span):
+    def read_clip(self, row, camera, frames, pool, *, span):
         if row == 13:
             raise DatasetError("bad")
-        return torch.from_numpy(frames.astype(np.uint8).reshape(-1, 1, 1, 1))
+        return [pool.keep(frame) for frame in frames.astype(np.uint8).reshape(-1, 1, 1, 1)]
 
 
 def shown(store, key):
@@ -69,7 +69,7 @@ def shown(store, key):
 
 def test_a_clip_is_decoded_once_and_its_frames_go_one_by_one():
     executor = Executor()
-    store = ClipStore(opener(3), executor, most_bytes=1000)
+    store = ClipStore(opener(3), executor, most_bytes=1000, pool=FramePool())
 
     store.ask([(0, 1), (0, 1)], is_next=False)
     in_flight = store.in_flight_bytes
@@ -83,25 +83,26 @@ def test_a_clip_is_decoded_once_and_its_frames_go_one_by_one():
     assert (store.num_bytes, executor.asked) == (0, [(0, 3, 4, 5)])
 
 
-def test_a_clip_in_memory_of_its_own_is_copied_only_when_room_is_needed():
-    store, keys = ClipStore(opener(3), Executor(is_shared=False), most_bytes=120), [(0, number) for number in range(4)]
+def test_memory_of_frames_that_have_left_is_used_for_the_next_ones():
+    executor, pool = Executor(is_shared=False), FramePool()
+    store, keys = ClipStore(opener(3), executor, 120, pool), [(0, number) for number in range(4)]
     store.ask(keys, is_next=True)
     store.wait(keys)
+    left, stays = store.frames((0, 1), "top")[4], store.frames((0, 1), "top")[3]
 
     store.leave([((0, 1), 4), ((0, 2), 6), ((0, 2), 7)])
-    held = store.held_bytes
-    is_done = store.ask([(1, 0)], is_next=False)
 
-    assert (held, is_done, store.held_bytes, store.peak_bytes) == (120, True, 90, 120)
-    assert (shown(store, (0, 1)), shown(store, (0, 2))) == ([3, 5], [8])
-    assert [int(store.frames((0, 1), "top")[frame][0]) for frame in (3, 5)] == [3, 5]
-    store.leave([((0, 1), 3), ((0, 1), 5), ((0, 2), 8)])
-    store.drop_spans([0, 1])
+    assert (store.held_bytes, shown(store, (0, 1)), shown(store, (0, 2))) == (90, [3, 5], [8])
+    taken = [pool.take((1,), np.uint8) for _ in range(4)]
+    assert any(one is left for one in taken)
+    assert not any(one is stays for one in taken)
+    store.clear()
     assert store.num_bytes == 0
+    assert any(pool.take((1,), np.uint8) is stays for _ in range(9))
 
 
 def test_frames_of_windows_stay_until_the_last_sample_has_left():
-    store = ClipStore(opener(2, has_windows=True), Executor(), most_bytes=1000)
+    store = ClipStore(opener(2, has_windows=True), Executor(), most_bytes=1000, pool=FramePool())
     store.ask([(0, 1)], is_next=True)
     store.wait([(0, 1)])
 
@@ -114,7 +115,7 @@ def test_frames_of_windows_stay_until_the_last_sample_has_left():
 
 def test_nothing_is_decoded_ahead_beyond_the_bound_and_the_next_batch_always_is():
     executor = Executor()
-    store = ClipStore(opener(2), executor, most_bytes=160)
+    store = ClipStore(opener(2), executor, most_bytes=160, pool=FramePool())
 
     # A quarter may be in flight; of what does not fit the first part is asked for.
     assert not store.ask([(0, 0), (1, 0), (2, 0)], is_next=False)
@@ -126,7 +127,7 @@ def test_nothing_is_decoded_ahead_beyond_the_bound_and_the_next_batch_always_is(
 
 def test_what_is_held_leaves_less_room_for_what_comes():
     executor = Executor()
-    store, keys = ClipStore(opener(2), executor, most_bytes=160), [(number, 0) for number in range(7)]
+    store, keys = ClipStore(opener(2), executor, most_bytes=160, pool=FramePool()), [(number, 0) for number in range(7)]
     store.ask(keys, is_next=True)
     store.wait(keys)
 
@@ -135,7 +136,7 @@ def test_what_is_held_leaves_less_room_for_what_comes():
 
 
 def test_clips_of_spans_that_are_left_out_are_let_go_in_flight_or_held():
-    store = ClipStore(opener(2), Executor(), most_bytes=1000)
+    store = ClipStore(opener(2), Executor(), most_bytes=1000, pool=FramePool())
     store.ask([(0, 0), (0, 3), (1, 0)], is_next=False)
     store.wait([(0, 0)])
 
@@ -145,7 +146,7 @@ def test_clips_of_spans_that_are_left_out_are_let_go_in_flight_or_held():
 
 
 def test_bad_data_is_the_error_of_its_clip_told_once():
-    store = ClipStore(opener(2), Executor(errors={1: DatasetError("broken")}), most_bytes=1000)
+    store = ClipStore(opener(2), Executor(errors={1: DatasetError("broken")}), most_bytes=1000, pool=FramePool())
     store.ask([(0, 0), (1, 0), (1, 1)], is_next=True)
 
     told = store.wait([(0, 0), (1, 0)])
@@ -157,7 +158,7 @@ def test_bad_data_is_the_error_of_its_clip_told_once():
 
 
 def test_threads_decode_several_clips_to_a_job_and_a_bad_one_spares_the_others():
-    executor = ThreadExecutor(lambda: [StampDecoder()], num_threads=2)
+    executor = ThreadExecutor(lambda: [StampDecoder()], num_threads=2, pool=FramePool())
 
     clips = [executor.submit(opener(2)((row, 1)).requests["top"]) for row in range(16)]
     executor.flush()
@@ -170,7 +171,7 @@ def test_threads_decode_several_clips_to_a_job_and_a_bad_one_spares_the_others()
 
 
 def test_storage_that_does_not_answer_is_no_bad_data():
-    store = ClipStore(opener(2), Executor(errors={0: DownloadError("no answer")}), most_bytes=1000)
+    store = ClipStore(opener(2), Executor(errors={0: DownloadError("no answer")}), most_bytes=1000, pool=FramePool())
     store.ask([(0, 0)], is_next=True)
 
     with pytest.raises(DownloadError, match="no answer"):
@@ -178,7 +179,7 @@ def test_storage_that_does_not_answer_is_no_bad_data():
 
 
 def test_frames_that_stay_are_copied_when_the_first_of_them_has_left_and_their_memory_is_used_again():
-    store = ClipStore(opener(3), Executor(), most_bytes=1000)
+    store = ClipStore(opener(3), Executor(), most_bytes=1000, pool=FramePool())
     store.ask([(0, 0), (1, 1)], is_next=True)
     store.wait([(0, 0), (1, 1)])
     decoded = dict(store.frames((0, 0), "top"))
@@ -209,7 +210,7 @@ def test_any_order_has_every_frame_when_it_leaves_and_decodes_each_once(
         # What the tail repeats may have left before: frames stay as long as their clip does.
         return OpenedClip({"top": request}, len(own), plan.steps.num_repeats > 0)
 
-    store, batches = ClipStore(open_clip, executor, most_bytes), list(plan.batches())
+    store, batches = ClipStore(open_clip, executor, most_bytes, FramePool()), list(plan.batches())
     for number, batch in enumerate(batches):
         for later in batches[number : number + ahead + 1]:
             keys = list(zip(later.span.tolist(), (later.frame // clip_frames).tolist(), strict=True))
@@ -239,7 +240,7 @@ def test_any_order_has_every_frame_when_it_leaves_and_decodes_each_once(
 def test_the_frames_at_hand_are_at_most_what_is_left_of_one_clip_of_every_live_span():
     spec = OrderSpec(seed=0, live_spans=20, clip_frames=4, lanes=1)
     world = plan_start(make_index([40] * 50), spec, world_size=1, per_lane=8)
-    plan, store = world.rank(0), ClipStore(opener(4, num_frames=40), Executor(), most_bytes=0)
+    plan, store = world.rank(0), ClipStore(opener(4, num_frames=40), Executor(), most_bytes=0, pool=FramePool())
 
     for batch in plan.batches():
         keys = list(zip(batch.span.tolist(), (batch.frame // 4).tolist(), strict=True))

@@ -95,41 +95,56 @@ def test_row_pool_keeps_lists_of_equal_length_as_lists():
 )
 def test_buffer_that_a_user_still_holds_a_part_of_is_not_handed_out(hold):
     buffers = BatchBuffers()
-    held = hold(buffers.take((2, 4, 4, 3), np.uint8))
+    held = hold(buffers.take("top", (2, 4, 4, 3), np.uint8))
 
-    other = buffers.take((2, 4, 4, 3), np.uint8)
+    other = buffers.take("top", (2, 4, 4, 3), np.uint8)
 
     assert not np.shares_memory(np.asarray(held), other)
 
 
 def test_buffer_that_nobody_holds_is_handed_out_again():
     buffers = BatchBuffers()
-    tensor = torch.from_numpy(buffers.take((2, 4, 4, 3), np.uint8))
+    tensor = torch.from_numpy(buffers.take("top", (2, 4, 4, 3), np.uint8))
     address = tensor.data_ptr()
     del tensor
 
-    again = buffers.take((2, 4, 4, 3), np.uint8)
+    again = buffers.take("top", (2, 4, 4, 3), np.uint8)
 
     assert again.ctypes.data == address
 
 
+def test_a_third_buffer_is_made_only_where_two_are_held(monkeypatch):
+    buffers = BatchBuffers()
+    held = [buffers.take("top", (2, 3), np.uint8) for _ in range(2)]
+    address = held[0].ctypes.data
+    # The loop lets go of its first batch while the third is being put together.
+    monkeypatch.setattr("time.sleep", lambda _: held.pop(0))
+
+    third = buffers.take("top", (2, 3), np.uint8)
+
+    assert third.ctypes.data == address
+    # It waits for a batch, and holds two.
+    buffers.is_asked = True
+    assert buffers.take("top", (2, 3), np.uint8).ctypes.data not in (address, held[0].ctypes.data)
+
+
 def test_shorter_batches_use_the_buffers_of_longer_ones():
     buffers = BatchBuffers()
-    longest = buffers.take((8, 4, 3), np.uint8)
+    longest = buffers.take("top", (8, 4, 3), np.uint8)
     address = longest.ctypes.data
     del longest
 
     for length in (5, 3, 8, 1):
-        assert buffers.take((length, 4, 3), np.uint8).shape == (length, 4, 3)
-        assert buffers.take((length, 4, 3), np.uint8).ctypes.data == address
+        assert buffers.take("top", (length, 4, 3), np.uint8).shape == (length, 4, 3)
+        assert buffers.take("top", (length, 4, 3), np.uint8).ctypes.data == address
 
 
 def test_buffers_of_another_shape_or_dtype_are_others():
     buffers = BatchBuffers()
-    buffers.take((2, 3), np.uint8)
+    buffers.take("top", (2, 3), np.uint8)
 
-    assert buffers.take((3, 2), np.uint8).shape == (3, 2)
-    assert buffers.take((2, 3), np.float32).dtype == np.float32
+    assert buffers.take("top", (3, 2), np.uint8).shape == (3, 2)
+    assert buffers.take("top", (2, 3), np.float32).dtype == np.float32
 
 
 def block(arrival, frames):
