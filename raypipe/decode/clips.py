@@ -15,6 +15,7 @@ and the executor decides where they are decoded.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.decode.buffers import FramePool, Pixels
+from raypipe.decode.journal import process_journal
 from raypipe.errors import DatasetError, RaypipeError
 
 if TYPE_CHECKING:
@@ -147,6 +149,12 @@ def try_clip(decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: Fra
         return error
 
 
+def decode_job(decoders: "Sequence[FrameDecoder]") -> AbstractContextManager[None]:
+    """Return a context in which a thread decodes clips one after the other."""
+    # Whoever looks for kept frames may wait for a disk or a network between two clips.
+    return nullcontext() if any(decoder.keeps_frames for decoder in decoders) else process_journal().job()
+
+
 def take_clip(clips: list[DecodedClip | None], number: int) -> list[Pixels]:
     """Return one clip of a group, which the group then holds no longer; raises what decoding raised."""
     clip, clips[number] = clips[number], None
@@ -208,7 +216,8 @@ class ThreadExecutor:
 
     def _decode(self, requests: Sequence[ClipRequest]) -> list[DecodedClip | None]:
         decoders = self._decoders()
-        return [try_clip(decoders, request, self._pixels) for request in requests if not self._is_closed]
+        with decode_job(decoders):
+            return [try_clip(decoders, request, self._pixels) for request in requests if not self._is_closed]
 
 
 @dataclass(slots=True)

@@ -65,6 +65,11 @@ class FrameDecoder:
         self._looked_up: dict[tuple[str, int, str], tuple[float, int, int]] = {}
         self._kept = KeptDataset(folder, meta, spec, decoder_version(spec.device)) if folder is not None else None
 
+    @property
+    def keeps_frames(self) -> bool:
+        """Whether decoded frames are kept on this node."""
+        return self._kept is not None
+
     def counts(self) -> DecodeCounts:
         """Return what was decoded so far, over all threads."""
         with self._lock:
@@ -171,7 +176,7 @@ class FrameDecoder:
             )
         request = IsolatedRequest(meta=self._meta, spec=self._spec, row=row, camera=camera, frames=frames)
         # Here, so that it passes the gate of this process, and the subprocess finds it on the node.
-        with retry_transient(lambda: self._fetch(row, camera, frames)):
+        with retry_transient(lambda: self._fetch(row, camera, frames)), unmarked():
             return decode_isolated(request)
 
     def _look_up(self, row: int, camera: str) -> tuple[int, int]:

@@ -225,3 +225,22 @@ def test_an_error_while_a_thread_waits_leaves_no_mark(folder):
         raise TimeoutError
 
     assert marks(folder) == []
+
+
+def test_a_job_has_one_mark_for_what_it_decodes_now(folder):
+    journal, seen = Journal(str(folder)), []
+
+    with journal.job():
+        seen.append(marks(folder))
+        with journal.marking(KEY):
+            seen.append(marks(folder))
+        with journal.marking(OTHER):
+            seen.append(marks(folder))
+        with unmarked():
+            seen.append(marks(folder))
+        with pytest.raises(RuntimeError), journal.marking(KEY), unmarked():
+            raise RuntimeError
+        seen.append(marks(folder))
+
+    assert seen == [[], [KEY], [OTHER], [], []]
+    assert marks(folder) == []
