@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from raypipe.account.file import load_account
-from raypipe.account.gather import CheckpointFiles, Gathered, gather_account, state_of_saved
+from raypipe.account.gather import CheckpointFiles, Gathered, gather_account, place_of, state_of_saved
 from raypipe.account.parts import Account, Part, merge_accounts
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, suggest
 from raypipe.storage import Storage, open_storage, retry_transient
@@ -194,6 +194,8 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
 
 
 def _find_problem(files: _FileSet, found: Gathered) -> str:
+    if found.num_files > found.world_size:
+        return f"{files.folder or 'the folder'} has {found.num_files} files of {found.world_size} ranks"
     if found.num_files < found.world_size:
         return (
             f"{files.folder or 'the folder'} has {found.num_files} of {found.world_size} files; ranks that gave "
@@ -218,7 +220,7 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
     """
     folder = files.folder.removesuffix(f"/{files.name}").removesuffix("account")
     path = f"{folder}{files.name}.json"
-    saved = json.loads(storage.read_bytes(path)) if path in storage.list_files() else {}
+    saved = _read_saved(storage, path) if path in storage.list_files() else {}
     state = state_of_saved(saved) or _read_file(storage, files.files[0]).header.state
     newest = [path for path in files.files if path.rpartition("/")[0] == files.folder]
     before = [path for path in files.files if path not in newest]
@@ -238,6 +240,21 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
     return gathered
 
 
+def _read_saved(storage: Storage, path: str) -> dict[str, Any]:
+    """Return the state of a checkpoint, with the head of its account."""
+    content = retry_transient(lambda: storage.read_bytes(path))
+    try:
+        saved = json.loads(content)
+        if isinstance(saved, dict) and saved:
+            return saved
+        raise ValueError(f"{saved!r} is no JSON object of a state")
+    except ValueError as error:
+        raise DatasetError(
+            f"damaged state {storage.locate(path)!r}: {error}. Nothing else says how far the account beside it must "
+            f"lead: put the file back as it was saved, or check an earlier checkpoint."
+        ) from error
+
+
 def _find_beside(storage: Storage, name: str, state: str) -> list[str]:
     """Return what ranks that put nothing into the checkpoint left for a state."""
     matches = ((path, _SAVED.match(path)) for path in storage.list_files())
@@ -245,9 +262,8 @@ def _find_beside(storage: Storage, name: str, state: str) -> list[str]:
 
 
 def _position(storage: Storage, files: _FileSet) -> tuple[int, int]:
-    """Return how far an account goes: its epoch, and the frames emitted in it."""
-    state = _read_file(storage, files.files[0]).header.order_state
-    return state.epoch, sum(leg.lanes * leg.frames_per_lane for leg in state.legs)
+    """Return how far an account goes."""
+    return place_of(_read_file(storage, files.files[0]).header.order_state)
 
 
 def _read_files(storage: Storage, files: _FileSet) -> list[Account]:

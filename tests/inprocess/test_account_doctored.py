@@ -3,7 +3,6 @@
 `examples/check_account.py` judges the same accounts, without raypipe and without the plan.
 """
 
-import importlib.util
 import json
 import shutil
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from account_cases import HandRun
+from account_cases import CHECKER, HandRun, load_checker
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from plan_cases import WORLDS, lengths, make_index, specs
@@ -29,16 +28,6 @@ from raypipe.errors import ConfigError, RaypipeError
 from raypipe.plan import Leg, OrderSpec, SelectionSpec
 
 SPEC = OrderSpec(seed=3, live_spans=2)
-CHECKER = Path(__file__).parents[2] / "examples/check_account.py"
-
-
-def load_checker():
-    spec = importlib.util.spec_from_file_location("check_account", CHECKER)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 checker = load_checker()
 
 
@@ -217,6 +206,11 @@ BY_CHAIN = {
     "another attempt of a part": part(lambda one, _: replace(one, attempt="x"), 0),
     "another turn of a part": part(lambda one, _: replace(one, turn=5), 0),
     "a rank that is said to be torn": part(lambda one, _: replace(one, torn=(1,)), 0),
+    "a part that is said to be done again": parts(lambda mine, _: [mine[0], replace(mine[0], turn=1), *mine[1:]]),
+    "other live spans in the order of a part": part(
+        lambda one, _: replace(one, spec=replace(one.spec, live_spans=50)), 0
+    ),
+    "other base lanes in the order of a part": part(lambda one, _: replace(one, spec=replace(one.spec, lanes=6)), 0),
     "no head": header(head=""),
     "no chain in a part": part(lambda one, _: replace(one, before=""), 1),
 }
