@@ -171,7 +171,10 @@ def _pick_run(storage: Storage, sets: list[_FileSet]) -> list[_FileSet]:
 
 
 def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Account, str]:
-    """Return the first complete account, else the first that can be checked at all, with what it lacks."""
+    """Return the first complete account, else the first that can be checked at all, with what it lacks.
+
+    A complete one does not stand in for a checkpoint that goes further and has lost a file: that must be told.
+    """
     incomplete: list[tuple[_FileSet, Account, str]] = []
     problems = []
     for one in candidates:
@@ -184,13 +187,18 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
             problems.append(f"{storage.locate(one.folder)}: {error}")
             continue
         problem = _find_problem(one, found)
-        if not problem:
+        if problem:
+            incomplete.append((one, found.account, problem))
+        elif not any(_is_behind(found.account, lost) for files, lost, _ in incomplete if not files.attempt):
             return one, found.account, ""
-        incomplete.append((one, found.account, problem))
     if incomplete:
         # One that lost a file can be checked all the same: the frames of that rank are missing. Checkpoints first.
         return min(incomplete, key=lambda item: bool(item[0].attempt))
     raise RaypipeError(f"no account in {storage.uri!r} can be checked: {'; '.join(problems[:3])}")
+
+
+def _is_behind(account: Account, other: Account) -> bool:
+    return place_of(account.header.order_state) < place_of(other.header.order_state)
 
 
 def _find_problem(files: _FileSet, found: Gathered) -> str:

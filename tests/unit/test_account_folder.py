@@ -87,6 +87,29 @@ def test_a_checkpoint_that_lost_a_file_is_told_of(tmp_path):
     assert verdict.missing_ranks == (f"{found.account.parts[0].describe()}: no record of rank 1",)
 
 
+def test_an_older_checkpoint_does_not_stand_in_for_the_newest_that_lost_a_file(tmp_path):
+    crashed_run(tmp_path)
+    (tmp_path / "checkpoint_000001/raypipe/account/train" / account_name(1, 2)).unlink()
+
+    found = read_run_account(tmp_path)
+
+    assert found.place.endswith("checkpoint_000001/raypipe/account/train")
+    assert "has 1 of 2 files" in found.problem
+
+
+def test_an_attempt_that_goes_on_stands_in_for_a_checkpoint_that_lost_a_file(tmp_path):
+    run = crashed_run(tmp_path)
+    run.start(3, 2)
+    run.steps(run.world.num_steps)
+    run.write_heartbeat(tmp_path)
+    (tmp_path / "checkpoint_000001/raypipe/account/train" / account_name(1, 2)).unlink()
+
+    found = read_run_account(tmp_path)
+
+    assert found.place.endswith("raypipe-account/train/attempt-001")
+    assert found.problem == ""
+
+
 def test_the_loader_is_chosen_by_name(tmp_path):
     train, val = made_run(), made_run()
     val.name = "val"
