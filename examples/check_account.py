@@ -256,7 +256,7 @@ def check(folder, dataset="", name="train"):
         files = [read_file(path) for path in paths]
         saved = dict(json.loads(beside.read_text())) if beside.exists() else {}
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        return [], [f"a file is damaged: {error!r}"]
+        return [], [f"a file of the account, or {beside}, is damaged: {error!r}"]
     wrong = [text for path, file in zip(paths, files, strict=True) for text in check_chain(path.name, *file)]
     wrong += [text for path, (_, parts) in zip(paths, files, strict=True) for text in check_own(path.name, parts)]
     header = files[0][0]

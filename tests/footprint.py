@@ -19,7 +19,8 @@ class Footprint:
     threads: int
     """Of raypipe and Ray Data, and pools."""
     files: int
-    """Open ones, without sockets: Ray 2.60 keeps one to every process that has sent it an object and has ended."""
+    """Open ones, without sockets: Ray 2.60 keeps one to every process that owned an object which was fetched
+    here, when that process has ended; of Ray Data these are the coordinators of splits, one or more an epoch."""
     actors: int
     """Feeders and coordinators of splits, of all Rays that this process has started."""
 

@@ -179,7 +179,7 @@ def state(**changes):
 
 
 DAMAGED = "is no account, or is damaged"
-CHECKER_DAMAGED = "a file is damaged"
+CHECKER_DAMAGED = "train.json, is damaged: "
 NOT_THE_STATE = "no file of rank 0 leads to the state of the checkpoint"
 NOT_THE_SAVED = "the checkpoint has another state, or was saved with another account"
 NOT_ONE = "the files are not of one state of one run"

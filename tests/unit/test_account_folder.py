@@ -157,6 +157,24 @@ def test_a_damaged_file_is_named(tmp_path):
         read_run_account(tmp_path)
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "{}"])
+def test_a_state_that_is_no_json_object_is_named_with_what_to_do(tmp_path, content):
+    run = made_run()
+    for number in range(2):
+        run.steps(1)
+        run.write_checkpoint(tmp_path / f"checkpoint_00000{number}")
+    path = tmp_path / "checkpoint_000001/raypipe/train.json"
+    saved = path.read_bytes()
+    path.write_text(content)
+
+    with pytest.raises(DatasetError, match=r"damaged state .*checkpoint_000001/raypipe/train\.json"):
+        read_run_account(tmp_path)
+
+    assert read_run_account(tmp_path / "checkpoint_000000").problem == ""
+    path.write_bytes(saved)
+    assert read_run_account(tmp_path).place.endswith("checkpoint_000001/raypipe/account/train")
+
+
 def test_ranks_that_stopped_after_different_steps_cannot_be_checked_without_a_checkpoint(tmp_path):
     run = made_run()
     run.steps(1)
