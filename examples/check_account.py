@@ -75,12 +75,12 @@ def check_chain(name, header, parts):
 
 def check_own(name, parts):
     """Yield what a rank cannot have written: parts twice, of no epoch, of other ranks, or with other frames."""
-    mine = int(name.split("-")[1])
+    mine, keys = int(name.split("-")[1]), [start_of(part) for part in parts]
     for part in parts:
         where = f"{name}, part {part['number']}"
         ranks = [record["rank"] for record in part["ranks"]]
         emitted, _, *skips = (len(expand(run)) for run in part["runs"].values())
-        if part["epoch"] < 0 or start_of(part) in map(start_of, parts[: part["number"]]):
+        if part["epoch"] < 0 or keys.index(keys[part["number"]]) < part["number"]:
             yield f"{where}: it is there twice, or of no epoch"
         if mine and ranks != [mine]:
             yield f"{where}: it is of ranks {ranks}"

@@ -987,8 +987,8 @@ MUTANTS: Final = (
         "Proof",
         "a part that is there twice counts once",
         "account/file.py",
-        "if part.epoch < 0 or key in keys[:number]:",
-        "if part.epoch < 0:",
+        "if key in seen:",
+        "if key in seen and not part.num_steps:",
         (f"{DOCTORED}::test_a_forged_account_is_found_although_its_chain_is_new",),
     ),
     Mutant(

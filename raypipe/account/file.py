@@ -213,12 +213,14 @@ def _load_part(saved: Mapping[str, Any], number: int, runs: Mapping[RunKey, Runs
 
 def _check_parts(parts: tuple[Part, ...]) -> None:
     """Raise where a part is there twice, or of no epoch: no rank writes that."""
-    keys = [(*part.start_key, part.num_steps) for part in parts]
-    for number, (part, key) in enumerate(zip(parts, keys, strict=True)):
-        if part.epoch < 0 or key in keys[:number]:
-            raise ValueError(
-                f"{part.describe()}: {'there is no such epoch' if part.epoch < 0 else 'it is there twice'}"
-            )
+    seen: set[tuple[Any, ...]] = set()
+    for part in parts:
+        key = (*part.start_key, part.num_steps)
+        if part.epoch < 0:
+            raise ValueError(f"{part.describe()}: there is no such epoch")
+        if key in seen:
+            raise ValueError(f"{part.describe()}: it is there twice")
+        seen.add(key)
 
 
 def _known_keys(parts: tuple[Part, ...]) -> set[RunKey]:
