@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test mutants lint docs clean ffmpeg
+.PHONY: help demo test mutants epochs lint docs clean ffmpeg
 .DEFAULT_GOAL := help
 
 help:  ## Show the commands
@@ -19,6 +19,9 @@ test: $(READY) ffmpeg  ## Run all tests
 
 mutants: $(READY) ffmpeg  ## Make small wrong changes, one after the other, and see that tests find each
 	@$(BIN)/python tests/mutants.py
+
+epochs: $(READY) ffmpeg  ## Go through 50 epochs on Ray and in a plain process, and see that nothing grows
+	@RAYPIPE_RELEASE_EPOCHS=50 $(BIN)/python -m pytest tests/contracts/test_release_ray.py tests/inprocess/test_release.py
 
 lint: $(READY)  ## Check style, format and types
 	@$(BIN)/ruff check .

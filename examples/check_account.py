@@ -18,12 +18,15 @@ import pyarrow.parquet as pq
 
 DATASET_BITS = 40
 KINDS = ("emitted", "repeated", "skipped")
+START = ("epoch", "legs", "world_size", "per_lane", "attempt", "turn", "num_steps")
 
 
 def read_file(path):
     """Return one rank's account as (header, parts); every part with its runs, (N, 3) start, stop and times."""
     table = pq.read_table(path)
     told = json.loads(table.schema.metadata[b"raypipe.account"])
+    if told["version"] != 1:
+        raise ValueError(f"{path} is of version {told['version']!r}, not 1")
     rows = table.to_pydict()
     for number, part in enumerate(told["parts"]):
         lists = {("emitted", -1): [], ("repeated", -1): []}
@@ -70,15 +73,25 @@ def check_chain(name, header, parts):
         yield f"{name}: the header or the last part was changed"
 
 
+def check_own(name, parts):
+    """Yield what a rank cannot have written: parts twice, of no epoch, of other ranks, or with other frames."""
+    mine, keys = int(name.split("-")[1]), [start_of(part) for part in parts]
+    for part in parts:
+        where = f"{name}, part {part['number']}"
+        ranks = [record["rank"] for record in part["ranks"]]
+        emitted, _, *skips = (len(expand(run)) for run in part["runs"].values())
+        if part["epoch"] < 0 or keys.index(keys[part["number"]]) < part["number"]:
+            yield f"{where}: it is there twice, or of no epoch"
+        if mine and ranks != [mine]:
+            yield f"{where}: it is of ranks {ranks}"
+        told = sum(record["num_frames"] for record in part["ranks"])
+        lanes = sum(frames for record in part["ranks"] for _, frames in record["lanes"])
+        if (told, lanes) != (emitted, emitted + sum(skips)):
+            yield f"{where}: {emitted} frames and {sum(skips)} skipped, and its lanes gave {lanes}"
+
+
 def start_of(part):
-    return (
-        part["epoch"],
-        json.dumps(part["legs"]),
-        part["world_size"],
-        part["per_lane"],
-        part["attempt"],
-        part["turn"],
-    )
+    return json.dumps([part[key] for key in START])
 
 
 def merge(files):
@@ -86,17 +99,14 @@ def merge(files):
     merged = {}
     for _, parts in files:
         for part in parts:
-            merged.setdefault((*start_of(part), part["num_steps"]), []).append(part)
+            merged.setdefault(start_of(part), []).append(part)
     found = []
     for same in merged.values():
         largest = max(same, key=lambda part: len(part["ranks"]))
         group = [largest] if len(largest["ranks"]) > 1 else same
         ranks = sorted((record for part in group for record in part["ranks"]), key=lambda record: record["rank"])
-        skips = [
-            (skip, run)
-            for part in group
-            for skip, run in zip(part["skipped"], list(part["runs"].values())[2:], strict=True)
-        ]
+        pairs = (zip(part["skipped"], list(part["runs"].values())[2:], strict=True) for part in group)
+        skips = [pair for part in pairs for pair in part]
         emitted = [run for part in group for run in part["runs"]["emitted", -1]]
         found.append({**group[0], "ranks": ranks, "skips": skips, "frames": expand(emitted)})
     return found
@@ -125,7 +135,7 @@ def check_part(part, axis):
     """Yield what is wrong within a part: ranks, equal steps, and skips that are not of the episode they name."""
     where = f"epoch {part['epoch']}, part of {part['num_steps']} steps on {part['world_size']} ranks"
     ranks = sorted([record["rank"] for record in part["ranks"]] + list(part.get("torn", [])))
-    lanes, frames = given(part), sum(record["num_frames"] for record in part["ranks"])
+    lanes = given(part)
     if ranks != list(range(part["world_size"])):
         yield f"{where}: has the records of ranks {ranks}"
     if any(lane % part["world_size"] != one["rank"] for one in part["ranks"] for lane, _ in one["lanes"]):
@@ -135,9 +145,6 @@ def check_part(part, axis):
     full = -(-max(lanes.values()) // part["per_lane"])
     if not full <= part["num_steps"] <= full + 1 or (part["num_steps"] and not full):
         yield f"{where}: {max(lanes.values())} frames of every lane are not {part['num_steps']} steps"
-    skipped = sum(len(expand(run)) for _, run in part["skips"])
-    if frames != len(part["frames"]) or frames + skipped != sum(lanes.values()):
-        yield f"{where}: {len(part['frames'])} frames and {skipped} skipped, and its lanes gave {sum(lanes.values())}"
     for skip, run in part["skips"]:
         dataset, episode = skip["dataset"], skip["episode"]
         start, length = axis[dataset].get(episode, (0, 0)) if 0 <= dataset < len(axis) else (0, 0)
@@ -151,16 +158,14 @@ def is_behind(part, other):
     """Return whether `other` begins at or before the start of `part`, so that all of `part` was rolled back."""
     mine, theirs = part["legs"], other["legs"]
     key = [[leg["frames_per_lane"] for leg in legs] for legs in (theirs, mine)]
-    return key[0] <= key[1] and part["epoch"] >= other["epoch"]
+    return key[0] <= key[1] and part["epoch"] == other["epoch"]
 
 
 def check_links(parts, state):
     """Return the parts that count, those cut by going back, and what is wrong between them and the state."""
     kept, cut, wrong = [], [], []
     for part in parts:
-        while kept and (
-            kept[-1]["epoch"] > part["epoch"] or (kept[-1]["epoch"] == part["epoch"] and is_behind(kept[-1], part))
-        ):
+        while kept and (kept[-1]["epoch"] > part["epoch"] or is_behind(kept[-1], part)):
             kept.pop()
         last = kept[-1] if kept and kept[-1]["epoch"] == part["epoch"] else None
         begins = [leg for leg in part["legs"] if leg["frames_per_lane"]]
@@ -201,15 +206,11 @@ def check_epoch(epoch, parts, cut, state, axis):
     selection = parts[-1]["selection"] if parts else state["order"]["selection"]
     wanted = sum(one["frames"] for one in members) if members else int(selection.split(" runs, ")[1].split()[0])
     missing = wanted - len(values)
-    torn = sum(
-        max(given(part).values()) * part["legs"][-1]["lanes"] // part["world_size"] * len(part.get("torn", []))
-        for part in parts
-    )
-    is_over = epoch < state["epoch"]
-    lanes, per_lane, tail = (
-        (parts[-1]["legs"][-1]["lanes"], parts[-1]["per_lane"], parts[-1]["spec"]["tail"]) if parts else (0, 0, "")
-    )
-    most = lanes * (per_lane + 1 if tail == "drop" else 1) - 1 if parts else 0
+    shares = ((part, part["legs"][-1]["lanes"] // part["world_size"] * len(part.get("torn", []))) for part in parts)
+    torn = sum(max(given(part).values()) * lanes for part, lanes in shares)
+    is_over, most = epoch < state["epoch"], 0
+    for part in parts[-1:]:
+        most = part["legs"][-1]["lanes"] * (part["per_lane"] + 1 if part["spec"]["tail"] == "drop" else 1) - 1
     if len(doubled):
         wrong.append(f"epoch {epoch}: {len(doubled)} frames came twice, first {doubled[0]}")
     if foreign:
@@ -250,18 +251,22 @@ def check(folder, dataset="", name="train"):
     paths = sorted(place.glob("rank-*.parquet"))
     if not paths:
         return [], [f"there is no account in {folder}"]
-    files = [read_file(path) for path in paths]
+    beside = place.parent.parent / f"{name}.json"
+    try:
+        files = [read_file(path) for path in paths]
+        saved = dict(json.loads(beside.read_text())) if beside.exists() else {}
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        return [], [f"a file of the account, or {beside}, is damaged: {error!r}"]
     wrong = [text for path, file in zip(paths, files, strict=True) for text in check_chain(path.name, *file)]
+    wrong += [text for path, (_, parts) in zip(paths, files, strict=True) for text in check_own(path.name, parts)]
     header = files[0][0]
     state = header["state"]
-    beside = place.parent.parent / f"{name}.json"
-    saved = json.loads(beside.read_text()) if beside.exists() else {}
-    if saved.get("account") and saved != {**state, "account": header["head"]}:
+    if beside.exists() and saved != {**state, **({"account": header["head"]} if header.get("head") else {})}:
         wrong.append("the checkpoint has another state, or was saved with another account")
-    if (
-        any({**other, "head": ""} != {**header, "head": ""} for other, _ in files)
-        or header["name"] != place.name == name
-    ):
+    if bool(header["members"]) != ("mixture" in state):
+        wrong.append("the state is of a mixture and the account is not, or the other way round")
+    is_one = all({**other, "head": ""} == {**header, "head": ""} for other, _ in files)
+    if not is_one or header["name"] != place.name == name:
         wrong.append("the files are not of one state of one run")
     if len(paths) != int(paths[0].stem.rpartition("-")[2]):
         wrong.append(f"{len(paths)} files, and {paths[0].name} says how many there were")
@@ -277,10 +282,8 @@ def check(folder, dataset="", name="train"):
         line, found = check_epoch(epoch, [part for part in parts if part["epoch"] == epoch], cut, state, axis)
         lines.append(line)
         wrong += found
-        for part in (part for part in parts if part["epoch"] == epoch):
-            lines += [
-                f"  skipped: episode {s['episode']}, {len(expand(run))} frames: {s['why']}" for s, run in part["skips"]
-            ]
+        skips = [pair for part in parts if part["epoch"] == epoch for pair in part["skips"]]
+        lines += [f"  skipped: episode {one['episode']}, {len(expand(run))} frames: {one['why']}" for one, run in skips]
     return lines, wrong
 
 

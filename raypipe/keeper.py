@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from raypipe.account import Account, Part
-from raypipe.account.file import read_account, write_account
+from raypipe.account.file import read_account, read_state, write_account
 from raypipe.account.folder import BEFORE_FOLDER, RUN_FOLDER, SAVED_FOLDER, account_name, state_key
 from raypipe.account.gather import HEAD, CheckpointFiles, gather_account, state_of_saved
 from raypipe.errors import RaypipeError
@@ -155,14 +155,16 @@ def write_rank_account(folder: Path, account: Account, rank: int, world_size: in
     """Write the account of one rank into raypipe's folder of a checkpoint.
 
     The one before stays beside it: until rank 0 has written the state, that is what the state of the folder belongs to.
-    It is copied, so that a rank that dies here leaves a newest file: without one, it was lost. Rank 0 moves those of
-    another number of ranks there, and removes them at its next call.
+    However often ranks die in between, the file that leads to this state stays. It is copied, so that a rank that dies
+    here leaves a newest file: without one, it was lost. Rank 0 moves those of another number of ranks there, and
+    removes them when the state has gone on.
     """
     accounts = folder / ACCOUNTS / account.header.name
     path, before = accounts / account_name(rank, world_size), accounts / BEFORE_FOLDER
+    state = state_of_saved(_read_saved(pyarrow.fs.LocalFileSystem(), str(folder / f"{account.header.name}.json")))
     if rank == 0:
-        _put_aside(accounts, before, path.name.partition("-of-")[2])
-    if path.exists():
+        _put_aside(accounts, before, path.name.partition("-of-")[2], state)
+    if path.exists() and not _is_needed(before / path.name, state):
         before.mkdir(exist_ok=True)
         copied = before / f"{path.name}.new"
         shutil.copyfile(path, copied)
@@ -170,15 +172,24 @@ def write_rank_account(folder: Path, account: Account, rank: int, world_size: in
     write_account(path, account)
 
 
-def _put_aside(accounts: Path, before: Path, ending: str) -> None:
-    """Move the files of another number of ranks, and remove those that were moved before."""
+def _put_aside(accounts: Path, before: Path, ending: str, state: Mapping[str, Any]) -> None:
+    """Move the files of another number of ranks, and remove those moved before, unless they lead to `state`."""
     for old in before.glob("rank-*.parquet"):
-        if not old.name.endswith(ending):
+        if not old.name.endswith(ending) and not _is_needed(old, state):
             old.unlink(missing_ok=True)
     for old in accounts.glob("rank-*.parquet"):
-        if not old.name.endswith(ending):
+        if old.name.endswith(ending):
+            continue
+        if _is_needed(before / old.name, state):
+            old.unlink(missing_ok=True)
+        else:
             before.mkdir(exist_ok=True)
             old.replace(before / old.name)
+
+
+def _is_needed(path: Path, state: Mapping[str, Any]) -> bool:
+    """Return whether a file leads to the state of the folder, which is not yet written over."""
+    return bool(state) and read_state(path) == state
 
 
 def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str) -> tuple[Part, ...]:

@@ -1,5 +1,6 @@
 """Runs carried out by hand with the pure plan: ranks that record, crash and go on, and the truth to compare with."""
 
+import importlib.util
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from raypipe.account.folder import CHECKPOINT_FOLDER, RUN_FOLDER, account_name
 from raypipe.account.gather import HEAD
 from raypipe.account.seal import seal_account
 from raypipe.plan import EpisodeIndex, OrderSpec, OrderState, WorldPlan, state_after, state_of
+
+CHECKER = Path(__file__).parents[1] / "examples/check_account.py"
 
 
 def axis_of(index: EpisodeIndex) -> FrameAxis:
@@ -47,6 +50,7 @@ class HandRun:
 
     root = "made"
     name = "train"
+    members = ()
 
     def __init__(self, index: EpisodeIndex, spec: OrderSpec, *, bad=(), tamper=None, axis=None):
         self.index, self.spec, self.bad = index, spec, set(bad)
@@ -102,7 +106,8 @@ class HandRun:
         return Account(header=self.header(), parts=merge_parts(part for rank in parts for part in rank))
 
     def header(self) -> Header:
-        return Header(root=self.root, selection={}, state=self.state.to_dict(), name=self.name)
+        state = self.state.to_dict()
+        return Header(root=self.root, selection={}, state=state, name=self.name, members=self.members)
 
     def write(self, folder: Path) -> None:
         """Write the account of every rank to a folder, as ranks do."""
@@ -180,3 +185,11 @@ class HandRun:
             stand_in = self.axis.starts_of(self.index.dataset[[row]], self.index.episode[[row]])
             return Handed(numbers=stand_in, is_repeat=np.array([True]), lanes=lanes, holes=holes)
         return Handed(numbers=numbers[~is_hole], is_repeat=batch.is_repeat[~is_hole], lanes=lanes, holes=holes)
+
+
+def load_checker():
+    """Return `examples/check_account.py` as a module."""
+    spec = importlib.util.spec_from_file_location("check_account", CHECKER)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -19,7 +19,8 @@ class Footprint:
     threads: int
     """Of raypipe and Ray Data, and pools."""
     files: int
-    """Open ones, without sockets: Ray 2.60 keeps one to every process that has sent it an object and has ended."""
+    """Open ones, without sockets: to a process that owned an object fetched here, Ray 2.60 keeps one until gRPC
+    finds it idle, after 30 minutes, also where that process has ended. Of Ray Data these are coordinators of splits."""
     actors: int
     """Feeders and coordinators of splits, of all Rays that this process has started."""
 

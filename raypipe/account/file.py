@@ -81,6 +81,15 @@ def read_account(path: str | os.PathLike[str], filesystem: Any = None) -> Accoun
     return load_account(content, place)
 
 
+def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the state up to which the account in a local file goes, unchecked; nothing where it cannot be read."""
+    try:
+        told = json.loads((pq.read_schema(path).metadata or {})[_KEY])
+        return dict(told["header"]["state"])
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
+        return {}
+
+
 def dump_account(account: Account) -> bytes:
     """Return an account as the content of its file."""
     columns: dict[str, list[Any]] = {name: [] for name in _SCHEMA.names}
@@ -116,6 +125,7 @@ def load_account(content: bytes, place: str) -> Account:
             )
         runs = _split_runs(table.select(_SCHEMA.names))
         parts = tuple(_load_part(saved, number, runs) for number, saved in enumerate(told["parts"]))
+        _check_parts(parts)
         unknown = [key for key in runs if key not in _known_keys(parts)]
         if unknown:
             raise ValueError(f"rows of no part or skip: {unknown[0]}")
@@ -199,6 +209,18 @@ def _load_part(saved: Mapping[str, Any], number: int, runs: Mapping[RunKey, Runs
             "repeated": runs.get((number, "repeated", _NO_SKIP), empty_runs()),
         }
     )
+
+
+def _check_parts(parts: tuple[Part, ...]) -> None:
+    """Raise where a part is there twice, or of no epoch: no rank writes that."""
+    seen: set[tuple[Any, ...]] = set()
+    for part in parts:
+        key = (*part.start_key, part.num_steps)
+        if part.epoch < 0:
+            raise ValueError(f"{part.describe()}: there is no such epoch")
+        if key in seen:
+            raise ValueError(f"{part.describe()}: it is there twice")
+        seen.add(key)
 
 
 def _known_keys(parts: tuple[Part, ...]) -> set[RunKey]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from raypipe.account.file import load_account
-from raypipe.account.gather import CheckpointFiles, Gathered, gather_account, state_of_saved
+from raypipe.account.gather import CheckpointFiles, Gathered, gather_account, place_of, state_of_saved
 from raypipe.account.parts import Account, Part, merge_accounts
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, suggest
 from raypipe.storage import Storage, open_storage, retry_transient
@@ -171,7 +171,10 @@ def _pick_run(storage: Storage, sets: list[_FileSet]) -> list[_FileSet]:
 
 
 def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Account, str]:
-    """Return the first complete account, else the first that can be checked at all, with what it lacks."""
+    """Return the first complete account, else the first that can be checked at all, with what it lacks.
+
+    A complete one does not stand in for a checkpoint that goes further and has lost a file: that must be told.
+    """
     incomplete: list[tuple[_FileSet, Account, str]] = []
     problems = []
     for one in candidates:
@@ -184,16 +187,23 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
             problems.append(f"{storage.locate(one.folder)}: {error}")
             continue
         problem = _find_problem(one, found)
-        if not problem:
+        if problem:
+            incomplete.append((one, found.account, problem))
+        elif not any(_is_behind(found.account, lost) for files, lost, _ in incomplete if not files.attempt):
             return one, found.account, ""
-        incomplete.append((one, found.account, problem))
     if incomplete:
         # One that lost a file can be checked all the same: the frames of that rank are missing. Checkpoints first.
         return min(incomplete, key=lambda item: bool(item[0].attempt))
     raise RaypipeError(f"no account in {storage.uri!r} can be checked: {'; '.join(problems[:3])}")
 
 
+def _is_behind(account: Account, other: Account) -> bool:
+    return place_of(account.header.order_state) < place_of(other.header.order_state)
+
+
 def _find_problem(files: _FileSet, found: Gathered) -> str:
+    if found.num_files > found.world_size:
+        return f"{files.folder or 'the folder'} has {found.num_files} files of {found.world_size} ranks"
     if found.num_files < found.world_size:
         return (
             f"{files.folder or 'the folder'} has {found.num_files} of {found.world_size} files; ranks that gave "
@@ -218,7 +228,7 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
     """
     folder = files.folder.removesuffix(f"/{files.name}").removesuffix("account")
     path = f"{folder}{files.name}.json"
-    saved = json.loads(storage.read_bytes(path)) if path in storage.list_files() else {}
+    saved = _read_saved(storage, path) if path in storage.list_files() else {}
     state = state_of_saved(saved) or _read_file(storage, files.files[0]).header.state
     newest = [path for path in files.files if path.rpartition("/")[0] == files.folder]
     before = [path for path in files.files if path not in newest]
@@ -238,6 +248,21 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
     return gathered
 
 
+def _read_saved(storage: Storage, path: str) -> dict[str, Any]:
+    """Return the state of a checkpoint, with the head of its account."""
+    content = retry_transient(lambda: storage.read_bytes(path))
+    try:
+        saved = json.loads(content)
+        if isinstance(saved, dict) and saved:
+            return saved
+        raise ValueError(f"{saved!r} is no JSON object of a state")
+    except ValueError as error:
+        raise DatasetError(
+            f"damaged state {storage.locate(path)!r}: {error}. Nothing else says how far the account beside it must "
+            f"lead: put the file back as it was saved, or check an earlier checkpoint."
+        ) from error
+
+
 def _find_beside(storage: Storage, name: str, state: str) -> list[str]:
     """Return what ranks that put nothing into the checkpoint left for a state."""
     matches = ((path, _SAVED.match(path)) for path in storage.list_files())
@@ -245,9 +270,8 @@ def _find_beside(storage: Storage, name: str, state: str) -> list[str]:
 
 
 def _position(storage: Storage, files: _FileSet) -> tuple[int, int]:
-    """Return how far an account goes: its epoch, and the frames emitted in it."""
-    state = _read_file(storage, files.files[0]).header.order_state
-    return state.epoch, sum(leg.lanes * leg.frames_per_lane for leg in state.legs)
+    """Return how far an account goes."""
+    return place_of(_read_file(storage, files.files[0]).header.order_state)
 
 
 def _read_files(storage: Storage, files: _FileSet) -> list[Account]:

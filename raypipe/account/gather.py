@@ -1,10 +1,10 @@
 """From the files of a checkpoint to the account that leads to its state.
 
 A checkpoint that is written over an earlier one may be torn: a rank died before it wrote its file, or rank 0 before it
-wrote the state. Every rank keeps the file before its last one, so a state that was not written over has all its files.
-Where the state is there and the newest file of a rank leads to an earlier one, that rank has no record of the last
-steps. The account says so and goes on: only those steps cannot be proved. A rank that has no newest file at all has
-lost it: no death does that.
+wrote the state. Every rank keeps the file that leads to the state of the folder, so a state that was not written over
+has all its files. Where the state is there and the newest file of a rank leads to an earlier one of the same run, that
+rank has no record of the last steps. The account says so and goes on: only those steps cannot be proved. No death makes
+a rank lose its newest file, or have one of another run, of a later state or of another rank: that is a problem.
 
 ::
 
@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from raypipe.account.parts import Account, merge_accounts, merge_parts
 from raypipe.errors import RaypipeError
+from raypipe.plan import OrderState
 
 HEAD: Final = "account"
 """Beside a state in a checkpoint: the head of the chain of rank 0's account."""
@@ -77,15 +78,19 @@ def gather_account(files: CheckpointFiles, saved: Mapping[str, Any]) -> Gathered
     mine = [other for other in files.names if _world_of(other) == _world_of(name)]
     state, head = account.header.state, account.header.head
     leading = {other: one for other in mine for one in files.of(other)[::-1] if one.header.state == state}
-    torn = {other: files.of(other) for other in mine if other in files.newest and other not in leading}
+    left = [other for other in mine if other in files.newest] or mine
+    torn = {other: files.of(other)[:1] for other in left if other not in leading}
     gathered = _add_torn(merge_accounts(leading.values()), [one for found in torn.values() for one in found])
-    told = saved.get(HEAD) if name.startswith("rank-00000-") else ""
-    problem = f"the checkpoint was saved with an account whose head is {told}, and that of its files is {head!r}"
+    problems = [
+        _find_other_head(saved, head) if _rank_of(name) == 0 else "",
+        *(_find_other_rank(other, one) for other, one in leading.items()),
+        *(_find_other_rank(other, one) or _find_untorn(other, one, account) for other, (one,) in torn.items()),
+    ]
     return Gathered(
         account=gathered,
         world_size=int(_world_of(name).partition(".")[0]),
         num_files=len(leading) + len(torn),
-        problem=problem if told and told != head else "",
+        problem=next(filter(None, problems), ""),
     )
 
 
@@ -108,6 +113,50 @@ def _find_first(files: CheckpointFiles, state: Mapping[str, Any]) -> tuple[str, 
 
 def _world_of(name: str) -> str:
     return name.rpartition("-of-")[2]
+
+
+def _rank_of(name: str) -> int:
+    return int(name.partition("-of-")[0].removeprefix("rank-"))
+
+
+def _find_other_head(saved: Mapping[str, Any], head: str) -> str:
+    """Return how the state of a checkpoint was saved with another account, or does not say with which."""
+    told = saved.get(HEAD, "")
+    if not saved or told == head:
+        return ""
+    if not told:
+        return f"the state of the checkpoint lacks the head of its account, which is {head}: it was changed"
+    return f"the checkpoint was saved with an account whose head is {told}, and that of its files is {head!r}"
+
+
+def _find_other_rank(name: str, account: Account) -> str:
+    """Return whose record is in the file of a rank; rank 0 alone carries what others did."""
+    mine = _rank_of(name)
+    others = {record.rank for part in account.parts for record in part.ranks} - {mine} if mine else set()
+    return f"{name} holds the record of rank {min(others)}: it is the file of another rank" if others else ""
+
+
+def _find_untorn(name: str, account: Account, first: Account) -> str:
+    """Return why a file that does not lead to the state is not one that a dead rank left; `first` leads to it."""
+    mine, theirs = account.header, first.header
+    # A mixture may change between epochs, and its fingerprint with it.
+    for key in ("seed",) if "mixture" in theirs.state else ("seed", "fingerprint"):
+        if mine.state.get(key) != theirs.state.get(key):
+            return f"{name} is of another run: its {key} is {mine.state.get(key)!r}, not {theirs.state.get(key)!r}"
+    if mine.name != theirs.name:
+        return f"{name} is of a loader {mine.name!r}, not {theirs.name!r}"
+    here, there = place_of(mine.order_state), place_of(theirs.order_state)
+    if here > there:
+        return f"{name} leads to a later state than that of the checkpoint"
+    lasts = [{(*part.start_key, part.num_steps) for part in one.parts[-1:]} for one in (account, first)]
+    if here < there and lasts[0] & lasts[1]:
+        return f"{name} has all steps up to the state, and the header of an earlier one: it was changed"
+    return ""
+
+
+def place_of(state: OrderState) -> tuple[int, int]:
+    """Return how far a state is: its epoch, and the frames emitted in it."""
+    return state.epoch, sum(leg.lanes * leg.frames_per_lane for leg in state.legs)
 
 
 def _add_torn(account: Account, torn: Sequence[Account]) -> Account:

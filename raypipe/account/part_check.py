@@ -19,7 +19,10 @@ def check_part(part: Part, replay: Replay, epoch_skipped: Runs) -> Iterator[str]
     """
     skipped = add_runs(*(skip.frames for skip in part.skipped))
     yield from _check_frames(part, replay, skipped)
+    yield from _check_listed(part, replay)
     yield from _check_skips(part, replay.axis)
+    if wrong := [rank for rank in part.torn if not 0 <= rank < part.world_size]:
+        yield f"{part.describe()}: rank {wrong[0]} is said to have died, and there is none"
     replays = []
     for record in part.ranks:
         if not 0 <= record.rank < part.world_size:
@@ -44,6 +47,18 @@ def _check_frames(part: Part, replay: Replay, skipped: Runs) -> Iterator[str]:
             f"{part.describe()}: the ranks count {counted(told, 'frame')}, and {part.emitted.num_values} "
             f"{either(part.emitted.num_values, 'is', 'are')} listed"
         )
+
+
+def _check_listed(part: Part, replay: Replay) -> Iterator[str]:
+    """Yield frames that stand in the file of another rank than the one that had them."""
+    for rank, frames in part.listed:
+        wrong = subtract_runs(frames, replay.frames(part, 0, part.num_steps, (rank,)))
+        if wrong:
+            first = replay.axis.name_frames(wrong)[0]
+            yield (
+                f"{part.describe()}: the file of rank {rank} has {counted(wrong.num_values, 'frame')} that "
+                f"{either(wrong.num_values, 'is', 'are')} not the rank's, first {first.describe()}"
+            )
 
 
 def _check_skips(part: Part, axis: FrameAxis) -> Iterator[str]:
@@ -74,6 +89,8 @@ def _check_repeats(part: Part, replay: Replay, replays: Sequence[RankReplay], ep
             f"{part.describe()}: {counted(lost.num_values, 'repeat')} of the tail "
             f"{either(lost.num_values, 'is', 'are')} missing, first {first.describe()}"
         )
+    if foreign := [frames for frames in replay.axis.name_frames(part.repeated) if frames.episode < 0]:
+        yield f"{part.describe()}: it repeats a frame that is none: {foreign[0].describe()}"
     num_more = subtract_runs(part.repeated, planned).num_values
     least, most = sum(one.least_stand_ins for one in replays), sum(one.most_stand_ins for one in replays)
     if not least <= num_more <= most:

@@ -95,6 +95,9 @@ class Part:
     before: str = field(default="", compare=False)
     """Digest of all that its account has before it; see `raypipe.account.seal`."""
 
+    listed: tuple[tuple[int, Runs], ...] = field(default=(), compare=False)
+    """Of a part that is merged from those of ranks: by rank, the frames that its own file has, skipped ones too."""
+
     @cached_property
     def digest(self) -> str:
         """Of everything in the part but `before`."""
@@ -242,6 +245,11 @@ def _merge_group(parts: list[Part]) -> Part:
         emitted=add_runs(*(part.emitted for part in parts)),
         repeated=add_runs(*(part.repeated for part in parts)),
         skipped=merge_skips(skip for part in parts for skip in part.skipped),
+        listed=tuple(
+            (part.ranks[0].rank, add_runs(part.emitted, *(skip.frames for skip in part.skipped)))
+            for part in parts
+            if len(part.ranks) == 1
+        ),
     )
 
 

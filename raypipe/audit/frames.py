@@ -29,6 +29,8 @@ _NUM_THREADS: Final = 32
 def open_frames(run: RunAccount, root: str) -> tuple[str, EpisodeIndex, FrameAxis]:
     """Return what an account is of: its root, or in words its members, the frames of an epoch, and the axis."""
     header = run.account.header
+    if not (root or header.root or header.members):
+        raise ConfigError(f"the account {run.place!r} names no dataset: give it, or the mixture file, by --root")
     place = root or header.root or counted(len(header.members), "dataset")
     try:
         if header.members and not root:
@@ -83,6 +85,12 @@ def _read_members(header: Header) -> tuple[EpisodeIndex, FrameAxis]:
 def _at_state(index: EpisodeIndex, header: Header, place: str) -> EpisodeIndex:
     """Return the index with the datasets of a mixture where the state of the account says that they stand."""
     state = header.order_state
+    if (state.shares is None) != (index.shares is None):
+        kinds = ("a single dataset", "a mixture")
+        raise ConfigError(
+            f"the state of the account is of {kinds[state.shares is not None]}, and the account of "
+            f"{kinds[index.shares is not None]}: one of the two was changed"
+        )
     changes = describe_changes(state.shares, index.shares) if state.shares and index.shares else ()
     if changes:
         listed = "\n".join(f"  {line}" for line in changes)

@@ -1,23 +1,29 @@
 """Past epochs and dropped loaders on Ray leave no actor, thread or open file, without `close()` and the collector."""
 
+import os
 from dataclasses import replace
 
 import pytest
-from footprint import footprint, no_collector, wait_until_within
+from footprint import footprint, no_collector, resident_bytes, wait_until_within
 
 from raypipe.pipeline import Pipeline
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
+NUM_EPOCHS = int(os.environ.get("RAYPIPE_RELEASE_EPOCHS", "4"))
+"""`make epochs` does 50: an epoch on Ray takes a second or two, however small it is."""
 
+
+@pytest.mark.timeout(max(180, 10 * NUM_EPOCHS))
 def test_epochs_and_dropped_loaders_leave_nothing_on_ray(rows):
     pipe = Pipeline(rows, batch_size=16, seed=0)
     with no_collector():
-        before, seen = footprint(), []
-        loader = pipe.loader(num_epochs=4)
-        for _ in range(4):
+        before, seen, sizes = footprint(), [], []
+        loader = pipe.loader(num_epochs=NUM_EPOCHS)
+        for _ in range(NUM_EPOCHS):
             list(loader)
             seen.append(footprint())
+            sizes.append(resident_bytes())
         del loader
         # Ray opens some files once.
         first = wait_until_within(replace(before, files=seen[-1].files))
@@ -29,5 +35,7 @@ def test_epochs_and_dropped_loaders_leave_nothing_on_ray(rows):
     assert max(one.runs for one in seen) <= before.runs + 2
     # The feeder, and the splits of the epoch that ends, of the one before it, which is ending, and of the next.
     assert max(one.actors for one in seen) <= before.actors + 4
+    assert seen[-1].files <= max(one.files for one in seen[:3])
+    assert sizes[-1] <= 1.1 * sizes[2]
     assert first.is_within(replace(before, files=first.files)), (before, first)
     assert after.is_within(first), (first, after)

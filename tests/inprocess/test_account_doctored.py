@@ -3,7 +3,6 @@
 `examples/check_account.py` judges the same accounts, without raypipe and without the plan.
 """
 
-import importlib.util
 import json
 import shutil
 import tempfile
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from account_cases import HandRun
+from account_cases import CHECKER, HandRun, load_checker
+from forged_cases import FILES, FORGED, MIXED, Checkpoint
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from plan_cases import WORLDS, lengths, make_index, specs
@@ -26,45 +26,64 @@ from raypipe.account.verdict import check_account
 from raypipe.audit.check import check_run
 from raypipe.audit.frames import read_frames
 from raypipe.errors import ConfigError, RaypipeError
+from raypipe.mixture import Mixture
 from raypipe.plan import Leg, OrderSpec, SelectionSpec
+from raypipe.testing import SynthSpec, write_dataset
 
 SPEC = OrderSpec(seed=3, live_spans=2)
-CHECKER = Path(__file__).parents[2] / "examples/check_account.py"
-
-
-def load_checker():
-    spec = importlib.util.spec_from_file_location("check_account", CHECKER)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 checker = load_checker()
 
 
 @pytest.fixture(scope="module")
-def honest(tiny_dataset, tmp_path_factory):
+def honest(runs):
     """A checkpoint after three epochs and a bit: 2 ranks, then 3, a bad episode, and a state within an epoch."""
-    return make_run(tiny_dataset, tmp_path_factory.mktemp("honest"), SPEC)
+    return runs / "newest"
 
 
 @pytest.fixture(scope="module")
-def of_another_seed(tiny_dataset, tmp_path_factory):
-    return make_run(tiny_dataset, tmp_path_factory.mktemp("other"), replace(SPEC, seed=4))
+def of_another_seed(runs):
+    return runs / "other"
 
 
-def make_run(root, folder, spec):
-    index, axis = read_frames(str(root), SelectionSpec())
-    run = HandRun(index, spec, axis=axis, bad={2})
-    run.root = str(root)
+def write_runs(folder, run):
+    """Write a run of three epochs and a bit on 2 ranks, then 3, within an epoch; and the checkpoints around it."""
     run.start(2, 3)
     run.steps(run.world.num_steps + 2)
     run.save()
     run.start(3, 2)
     run.steps(run.world.num_steps)
     run.interrupt()
-    run.steps(run.world.num_steps + 2)
-    run.write_checkpoint(folder)
+    run.steps(run.world.num_steps + 1)
+    for name in ("older", "newest", "later"):
+        run.write_checkpoint(folder / name)
+        run.steps(1)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("forged")
+    root = write_dataset(folder / "dataset", SynthSpec(cameras=()))
+    write_dataset(folder / "alike", SynthSpec(cameras=(), state_dim=5))
+    write_dataset(folder / "longer", SynthSpec(cameras=(), lengths=(9, 9, 9, 7)))
+    index, axis = read_frames(str(root), SelectionSpec())
+    for place, seed in ((folder, 3), (folder / "seed-4", 4)):
+        run = HandRun(index, replace(SPEC, seed=seed), axis=axis, bad={2})
+        run.root = str(root)
+        write_runs(place, run)
+    (folder / "seed-4/newest").rename(folder / "other")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixed")
+    for name, frames in (("small", (5, 6, 9)), ("large", (7, 9, 12, 20))):
+        write_dataset(folder / name, SynthSpec(cameras=(), lengths=frames))
+    (folder / "mix.yaml").write_text("datasets:\n  small: {root: small}\n  large: {root: large, weight: 2}\n")
+    index, axis = read_frames(str(folder / "mix.yaml"), SelectionSpec())
+    run = HandRun(index, SPEC, axis=axis)
+    run.root, run.members = "", Mixture(folder / "mix.yaml").sources()
+    write_runs(folder, run)
     return folder
 
 
@@ -217,6 +236,11 @@ BY_CHAIN = {
     "another attempt of a part": part(lambda one, _: replace(one, attempt="x"), 0),
     "another turn of a part": part(lambda one, _: replace(one, turn=5), 0),
     "a rank that is said to be torn": part(lambda one, _: replace(one, torn=(1,)), 0),
+    "a part that is said to be done again": parts(lambda mine, _: [mine[0], replace(mine[0], turn=1), *mine[1:]]),
+    "other live spans in the order of a part": part(
+        lambda one, _: replace(one, spec=replace(one.spec, live_spans=50)), 0
+    ),
+    "other base lanes in the order of a part": part(lambda one, _: replace(one, spec=replace(one.spec, lanes=6)), 0),
     "no head": header(head=""),
     "no chain in a part": part(lambda one, _: replace(one, before=""), 1),
 }
@@ -250,18 +274,20 @@ def doctored_folder(honest, other, tmp_path, doctor, *, is_resealed):
     return tmp_path
 
 
-def wrongs(folder):
+def said_by_raypipe(folder):
+    """Return what `raypipe account` says; nothing where the account is exact."""
     try:
-        return checker.check(folder)[1]
-    except (OSError, KeyError, IndexError, ValueError) as error:
-        return [repr(error)]
+        checked = check_run(folder)
+    except RaypipeError as error:
+        return str(error)
+    return "" if checked.is_exact else "\n".join(checked.describe())
 
 
-def passes(folder):
+def said_by_checker(folder):
     try:
-        return check_run(folder).is_exact
-    except RaypipeError:
-        return False
+        return "\n".join(checker.check(folder)[1])
+    except (KeyError, IndexError, ValueError) as error:
+        return repr(error)
 
 
 def test_the_account_that_is_doctored_is_exact(honest):
@@ -281,17 +307,17 @@ def test_a_doctored_account_never_passes(honest, of_another_seed, tmp_path, kind
     doctor = {**BY_PLAN, **BY_CHAIN}[kind]
     folder = doctored_folder(honest, of_another_seed, tmp_path, doctor, is_resealed=False)
 
-    assert not passes(folder)
-    assert wrongs(folder)
+    assert said_by_raypipe(folder)
+    assert said_by_checker(folder)
 
 
 @pytest.mark.parametrize("kind", BY_PLAN)
 def test_a_doctored_account_with_a_new_chain_is_found_by_the_plan(honest, of_another_seed, tmp_path, kind):
     folder = doctored_folder(honest, of_another_seed, tmp_path, BY_PLAN[kind], is_resealed=True)
 
-    assert not passes(folder)
+    assert said_by_raypipe(folder)
     if kind not in NEEDS_THE_PLAN:
-        assert wrongs(folder)
+        assert said_by_checker(folder)
 
 
 def test_a_whole_account_of_another_run_is_not_that_of_the_checkpoint(honest, of_another_seed, tmp_path):
@@ -299,13 +325,13 @@ def test_a_whole_account_of_another_run_is_not_that_of_the_checkpoint(honest, of
     shutil.rmtree(tmp_path / "raypipe/account")
     shutil.copytree(of_another_seed / "raypipe/account", tmp_path / "raypipe/account")
 
-    assert not passes(tmp_path)
+    assert said_by_raypipe(tmp_path)
 
 
 def test_an_account_that_was_sealed_anew_is_not_that_of_the_checkpoint(honest, of_another_seed, tmp_path):
     doctor = BY_CHAIN["another reason of a skip"]
     folder = doctored_folder(honest, of_another_seed, tmp_path, doctor, is_resealed=True)
-    assert passes(folder), "the plan does not know reasons"
+    assert not said_by_raypipe(folder), "the plan does not know reasons"
     shutil.copy(honest / "raypipe/train.json", folder / "raypipe/train.json")
 
     with pytest.raises(RaypipeError, match="was saved with an account whose head is"):
@@ -326,7 +352,48 @@ def test_a_lost_file_of_a_rank_is_found(honest, tmp_path, rank):
     shutil.copytree(honest, tmp_path, dirs_exist_ok=True)
     (tmp_path / f"raypipe/account/train/rank-{rank:05d}-of-00003.parquet").unlink()
 
-    assert not passes(tmp_path)
+    assert said_by_raypipe(tmp_path)
+
+
+def forged_folder(runs, tmp_path, doctor, **options):
+    shutil.copytree(runs / "newest", tmp_path, dirs_exist_ok=True)
+    doctor(Checkpoint(tmp_path, runs, **options))
+    return tmp_path
+
+
+@pytest.mark.parametrize("run", ["older", "newest", "later"])
+def test_the_accounts_that_are_forged_are_exact(runs, mixed, run):
+    for folder in (runs / run, mixed / run):
+        assert said_by_raypipe(folder) == ""
+        assert said_by_checker(folder) == ""
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_files_that_were_damaged_or_exchanged_are_found(runs, tmp_path, kind):
+    doctor, raypipe_says, checker_says = FILES[kind]
+    folder = forged_folder(runs, tmp_path, doctor)
+
+    assert raypipe_says in said_by_raypipe(folder) != ""
+    assert checker_says in said_by_checker(folder) != ""
+
+
+@pytest.mark.parametrize("kind", [*FORGED, *MIXED])
+def test_a_forged_account_is_found_although_its_chain_is_new(runs, mixed, tmp_path, kind):
+    doctor, raypipe_says, checker_says = {**FORGED, **MIXED}[kind]
+    folder = forged_folder(runs if kind in FORGED else mixed, tmp_path, doctor)
+
+    assert raypipe_says in said_by_raypipe(folder) != ""
+    if checker_says:
+        assert checker_says in said_by_checker(folder)
+
+
+@pytest.mark.parametrize("kind", [*FORGED, *MIXED])
+def test_a_forged_account_with_its_old_chain_is_found_by_both(runs, mixed, tmp_path, kind):
+    doctor = {**FORGED, **MIXED}[kind][0]
+    folder = forged_folder(runs if kind in FORGED else mixed, tmp_path, doctor, is_sealed=False)
+
+    assert said_by_raypipe(folder)
+    assert said_by_checker(folder)
 
 
 def test_the_checker_is_one_file_that_needs_no_raypipe():

@@ -260,6 +260,49 @@ def test_a_checkpoint_in_which_rank_0_of_another_world_died_is_exact(
     assert verdict.is_exact, verdict.describe()
 
 
+@pytest.mark.parametrize("worlds", [(2, 2), (3, 3), (3, 2), (2, 3), (1, 4)], ids=str)
+def test_however_often_rank_0_dies_before_the_state_is_written_what_leads_to_it_stays(rows, tmp_path, worlds):
+    pipe = make_pipe(rows)
+    loaders = start(pipe, 2)
+    run(loaders, 2)
+    save_all(tmp_path, loaders)
+    for world_size in worlds:
+        others = start(pipe, world_size)
+        restore_all(tmp_path, others)
+        run(others, 1)
+        for loader in others:
+            write_rank_account(tmp_path / "raypipe", loader.account(), loader.rank, world_size)
+
+        checked = check_run(tmp_path)
+        assert checked.is_exact, checked.describe()
+        assert (checked.verdicts[0].num_emitted, checked.verdicts[0].num_unrecorded) == (16, 0)
+
+    # Saved at last: of what was kept nothing stays that is not needed.
+    again = start(pipe, 3)
+    restore_all(tmp_path, again)
+    for num_steps in (1, 1):
+        run(again, num_steps)
+        save_all(tmp_path, again)
+    assert check_run(tmp_path).is_exact
+    names = {path.name.partition("-of-")[2] for path in (tmp_path / "raypipe/account").rglob("*.parquet")}
+    assert names == {"00003.parquet"}
+
+
+def test_a_torn_checkpoint_of_another_world_stays_told_when_rank_0_of_the_next_one_dies(rows, tmp_path):
+    pipe = torn_run(rows, tmp_path, writers="0s")
+    saved = (tmp_path / "raypipe/train.json").read_bytes()
+    others = start(pipe, 3)
+    restore_all(tmp_path, others)
+    run(others, 1)
+    write_states(tmp_path, others[0])
+    (tmp_path / "raypipe/train.json").write_bytes(saved)
+
+    checked = check_run(tmp_path)
+
+    assert checked.is_exact, checked.describe()
+    assert checked.verdicts[0].num_unrecorded == 8
+
+
 def save_all(folder, loaders):
     for loader in loaders:
         write_states(folder, loader)

@@ -87,6 +87,29 @@ def test_a_checkpoint_that_lost_a_file_is_told_of(tmp_path):
     assert verdict.missing_ranks == (f"{found.account.parts[0].describe()}: no record of rank 1",)
 
 
+def test_an_older_checkpoint_does_not_stand_in_for_the_newest_that_lost_a_file(tmp_path):
+    crashed_run(tmp_path)
+    (tmp_path / "checkpoint_000001/raypipe/account/train" / account_name(1, 2)).unlink()
+
+    found = read_run_account(tmp_path)
+
+    assert found.place.endswith("checkpoint_000001/raypipe/account/train")
+    assert "has 1 of 2 files" in found.problem
+
+
+def test_an_attempt_that_goes_on_stands_in_for_a_checkpoint_that_lost_a_file(tmp_path):
+    run = crashed_run(tmp_path)
+    run.start(3, 2)
+    run.steps(run.world.num_steps)
+    run.write_heartbeat(tmp_path)
+    (tmp_path / "checkpoint_000001/raypipe/account/train" / account_name(1, 2)).unlink()
+
+    found = read_run_account(tmp_path)
+
+    assert found.place.endswith("raypipe-account/train/attempt-001")
+    assert found.problem == ""
+
+
 def test_the_loader_is_chosen_by_name(tmp_path):
     train, val = made_run(), made_run()
     val.name = "val"
@@ -132,6 +155,24 @@ def test_a_damaged_file_is_named(tmp_path):
 
     with pytest.raises(DatasetError, match="rank-00001-of-00002"):
         read_run_account(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "{}"])
+def test_a_state_that_is_no_json_object_is_named_with_what_to_do(tmp_path, content):
+    run = made_run()
+    for number in range(2):
+        run.steps(1)
+        run.write_checkpoint(tmp_path / f"checkpoint_00000{number}")
+    path = tmp_path / "checkpoint_000001/raypipe/train.json"
+    saved = path.read_bytes()
+    path.write_text(content)
+
+    with pytest.raises(DatasetError, match=r"damaged state .*checkpoint_000001/raypipe/train\.json"):
+        read_run_account(tmp_path)
+
+    assert read_run_account(tmp_path / "checkpoint_000000").problem == ""
+    path.write_bytes(saved)
+    assert read_run_account(tmp_path).place.endswith("checkpoint_000001/raypipe/account/train")
 
 
 def test_ranks_that_stopped_after_different_steps_cannot_be_checked_without_a_checkpoint(tmp_path):
