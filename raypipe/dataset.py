@@ -166,8 +166,17 @@ class Dataset:
 
     @cached_property
     def stats(self) -> Stats:
-        """The statistics stored with the dataset, pooled over episodes where it stores them so; may be empty."""
-        return read_stats(self.meta.storage)
+        """The statistics stored with the dataset, pooled over episodes where it stores them so; may be empty.
+
+        Those of depth are in millimetres, as its pixels are.
+        """
+        stats = read_stats(self.meta.storage)
+        metres = [name for name in stats if name in self.features and self.features[name].has_metre_stats]
+        factors = {"count": 1}
+        return {
+            **stats,
+            **{name: {key: values * factors.get(key, 1000) for key, values in stats[name].items()} for name in metres},
+        }
 
     def windowed(
         self,
@@ -300,7 +309,8 @@ class Dataset:
         return pixels if keeps_time_axis(self, name) else pixels[0]
 
     def _video_frames(self, name: str, row: int, table: pa.Table, frames: NDArray[np.int64]) -> "torch.Tensor":
-        with self._videos.lend(self.meta.storage, self.meta.video_file(row, name)) as video:
+        codes = self.features[name].depth_codes
+        with self._videos.lend(self.meta.storage, self.meta.video_file(row, name), codes=codes) as video:
             first = episode_first_frame(self.meta, row, name, video.index)
             if self.spec.timestamps == "strict":
                 self._check_timestamps(name, row, table, frames, video.index.pts_s[first + frames])
@@ -396,11 +406,11 @@ def why_missing(meta: DatasetMeta, camera: str) -> str:
 
 def unreadable_cameras(meta: DatasetMeta, missing: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the cameras that cannot be read, by the reason."""
-    features = [meta.features[name] for name in meta.cameras]
-    depth = tuple(feature.name for feature in features if feature.is_depth and feature.kind == "video")
-    reasons = {name: why_missing(meta, name) for name in missing}
-    absent = {why: tuple(name for name in missing if reasons[name] == why) for why in reasons.values()}
-    return {**absent, "depth videos cannot be decoded": depth}
+    from raypipe.decode.spec import why_undecodable
+
+    reasons = {name: why_undecodable(meta.features[name]) for name in meta.cameras}
+    reasons |= {name: why_missing(meta, name) for name in missing}
+    return {why: tuple(name for name in reasons if reasons[name] == why) for why in reasons.values() if why}
 
 
 def _all_cameras(meta: DatasetMeta, missing: Sequence[str]) -> tuple[str, ...]:

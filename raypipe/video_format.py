@@ -19,6 +19,7 @@ _CODECS: Final = {
     b"mp4v": "mpeg4",
     b"mjpg": "mjpeg",
     b"jpeg": "mjpeg",
+    b"FFV1": "ffv1",
 }
 
 _SAME_CODEC: Final = {

@@ -4,6 +4,7 @@
 
     spec.py     where, when and how a frame is decoded              DecodeSpec
     videos.py   an open video and its frames by number; the cache   OpenVideo, VideoCache
+    depth.py    distances from a depth video                        DepthDecoder
     images.py   images stored inside the rows                       decode_image
     kept.py     decoded frames on the node's disk, between epochs   KeepFolder, KeptDataset
     span.py     the frames of a span of one camera, in one pass     FrameDecoder
@@ -11,8 +12,8 @@
     isolated.py decoding in a subprocess                            decode_isolated
 
 A frame is asked for by a whole number, never by time, and what a decoder returns is checked against the index of the
-file. In memory a frame is uint8 ``(height, width, channels)``, as FFmpeg writes it; users see ``(channels, height,
-width)``.
+file. In memory a frame is ``(height, width, channels)``: uint8, as FFmpeg writes it, or float32 millimetres of depth.
+Users see ``(channels, height, width)``.
 
 Importing this package imports no codec: torch and torchcodec cost a process 2.8 s of CPU and 300 MB, and Ray starts
 several that decode nothing (the feeder, a coordinator per epoch, tasks that read rows).

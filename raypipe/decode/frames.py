@@ -63,7 +63,9 @@ class FrameDecoder:
         self._counts = DecodeCounts()
         self._isolated: set[int] = set()
         self._looked_up: dict[tuple[str, int, str], tuple[float, int, int]] = {}
-        self._kept = KeptDataset(folder, meta, spec, decoder_version(spec.device)) if folder is not None else None
+        has_depth = any(meta.features[name].depth_codes is not None for name in meta.cameras)
+        version = decoder_version(spec.device, has_depth=has_depth)
+        self._kept = KeptDataset(folder, meta, spec, version) if folder is not None else None
 
     @property
     def keeps_frames(self) -> bool:
@@ -78,7 +80,7 @@ class FrameDecoder:
     def decode_video(
         self, row: int, camera: str, frames: NDArray[np.int64], *, span: tuple[int, int] | None = None
     ) -> torch.Tensor:
-        """Return frames of the episode in row `row` of the episode table: ``(n, height, width, 3)`` uint8.
+        """Return frames of the episode in row `row` of the episode table, as `OpenVideo.read_frames` has them.
 
         Args:
             frames: ascending positions in the episode.
@@ -115,7 +117,7 @@ class FrameDecoder:
         return [found[frame] for frame in frames.tolist()]
 
     def _write_kept(
-        self, kept: KeptVideo, row: int, camera: str, frames: NDArray[np.int64], decoded: NDArray[np.uint8]
+        self, kept: KeptVideo, row: int, camera: str, frames: NDArray[np.int64], decoded: NDArray[Any]
     ) -> None:
         # The video may have been replaced since `find`: then nobody knows which of the two these frames are of.
         if (now := self._find_kept(row, camera)) is not None and now.key == kept.key:
@@ -229,10 +231,10 @@ class FrameDecoder:
             raise
 
     def _read(self, row: int, camera: str, frames: NDArray[np.int64], span: tuple[int, int]) -> torch.Tensor:
-        name = self._meta.video_file(row, camera)
+        name, codes = self._meta.video_file(row, camera), self._meta.features[camera].depth_codes
         try:
             version = self._meta.storage.version(name) if self._kept is not None else ""
-            with self._videos.lend(self._meta.storage, name, self._spec.device, version) as video:
+            with self._videos.lend(self._meta.storage, name, self._spec.device, version, codes) as video:
                 first = video.first_frame(self._meta, row, camera)
                 video.need(first + span[0], first + span[1])
                 return self._resize(video.read_frames(first + frames), camera)

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ TIMEOUT_S: Final = 600.0
 IDLE_S: Final = 60.0
 """How long the subprocess, with 300 MB, waits for the next request."""
 
-Answer = NDArray[np.uint8] | Exception | int
+Answer = NDArray[Any] | Exception | int
 """Pixels, or the error of the subprocess, or the exit code with which it died."""
 
 _NOT_STARTED: Final = 0
@@ -59,7 +59,7 @@ class IsolatedRequest:
 
 
 def decode_isolated(request: IsolatedRequest) -> torch.Tensor:
-    """Return what `FrameDecoder.read_video` does, decoded in a subprocess: ``(n, height, width, 3)`` uint8.
+    """Return what `FrameDecoder.read_video` does, decoded in a subprocess.
 
     Raises:
         DecodeError: the subprocess died, or was not done in time.
@@ -213,14 +213,14 @@ def main() -> None:
         answers.flush()
 
 
-def _answer(request: IsolatedRequest) -> NDArray[np.uint8] | Exception:
+def _answer(request: IsolatedRequest) -> NDArray[Any] | Exception:
     from raypipe.decode.frames import FrameDecoder
 
     try:
         frames = FrameDecoder(request.meta, request.spec).read_video(request.row, request.camera, request.frames)
     except (RaypipeError, OSError) as error:
         return error
-    array: NDArray[np.uint8] = frames.cpu().numpy()
+    array: NDArray[Any] = frames.cpu().numpy()
     return array
 
 

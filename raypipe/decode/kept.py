@@ -28,7 +28,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -185,10 +185,11 @@ class KeptVideo:
     """Of the episode."""
     shape: tuple[int, ...]
     """Of a frame."""
+    dtype: Any = np.uint8
 
     @property
     def _frame_bytes(self) -> int:
-        return int(np.prod(self.shape))
+        return int(np.prod(self.shape) * np.dtype(self.dtype).itemsize)
 
     @property
     def _pixels_at(self) -> int:
@@ -207,8 +208,8 @@ class KeptVideo:
             with _open(self.path, os.O_RDONLY) as file:
                 for frame, check in zip(frames.tolist(), self._read_checks(file, frames), strict=True):
                     if check != _ABSENT:
-                        pixels = pool.take(self.shape, np.uint8)
-                        if self._read_frame(file, frame, check, pixels.reshape(-1)):
+                        pixels = pool.take(self.shape, self.dtype)
+                        if self._read_frame(file, frame, check, pixels.reshape(-1).view(np.uint8)):
                             found[frame] = pixels
         except FileNotFoundError:
             pass
@@ -232,7 +233,7 @@ class KeptVideo:
         starts = ((frames - first) * _CHECK_BYTES).tolist()
         return [content[start : start + _CHECK_BYTES] for start in starts]
 
-    def write(self, frames: Frames, pixels: Bytes) -> None:
+    def write(self, frames: Frames, pixels: NDArray[Any]) -> None:
         """Keep frames of the episode, as far as they are chosen and there is room."""
         slots = {self.first_slot + frame: i for i, frame in enumerate(frames.tolist())}
         chosen = self.folder.reserve(self.key, list(slots), self._frame_bytes)
@@ -247,7 +248,7 @@ class KeptVideo:
                     _write(file, 0, self.about.ljust(_HEADER_BYTES, b"\0"))
                     _remove_outdated(self.path)
                 for slot in chosen:
-                    flat = np.ascontiguousarray(pixels[slots[slot]]).reshape(-1)
+                    flat = np.ascontiguousarray(pixels[slots[slot]]).reshape(-1).view(np.uint8)
                     _write(file, self._pixels_at + slot * self._frame_bytes, flat.data)
                     # After the pixels: a process may be killed between the two.
                     _write(file, _HEADER_BYTES + slot * _CHECK_BYTES, check_of(self.key, slot, flat))
@@ -302,8 +303,11 @@ class KeptDataset:
         )
         # With the file they decide where in it an episode begins.
         table = [columns.from_timestamp[same].tolist(), episodes.length[same].tolist()]
-        size, shape = size_of(self._spec.resize, camera), self._spec.frame_shape(self._meta.features[camera])
-        key = _digest(LAYOUT, place, version, camera, table, size, shape, self._spec.fit, self._decoder)
+        feature = self._meta.features[camera]
+        size, shape = size_of(self._spec.resize, camera), self._spec.frame_shape(feature)
+        # info.json says what the numbers of a depth video mean.
+        codes = [astuple(feature.depth_codes)] if feature.depth_codes is not None else []
+        key = _digest(LAYOUT, place, version, camera, table, size, shape, self._spec.fit, self._decoder, *codes)
         num_slots, first_slot = int(episodes.length[same].sum()), int(episodes.length[same[same < row]].sum())
         about = {
             "root": str(self._meta.root),
@@ -322,6 +326,7 @@ class KeptDataset:
             num_slots=num_slots,
             first_slot=first_slot,
             shape=shape,
+            dtype=np.float32 if feature.is_depth else np.uint8,
         )
 
 

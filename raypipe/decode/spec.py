@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
@@ -20,6 +21,13 @@ Fit = Literal["stretch", "letterbox", "crop"]
 _MOST_PIXELS: Final = 1 << 15
 """Of a side: more is a slip."""
 
+_COLOUR_BITS: Final = 8
+
+NEEDS_AV: Final = (
+    "torchcodec gives a depth video only 8 of its 12 bits, and PyAV, which gives all, is not installed here: run "
+    "pip install 'raypipe[depth]'"
+)
+
 ORIGINAL_SIZE: Final = "original"
 ASSIGNED_CPUS: Final = "assigned"
 
@@ -35,7 +43,7 @@ class DecodeSpec:
 
     resize: Resize = ORIGINAL_SIZE
     """Height and width of every decoded frame, or a dict of them by camera: bilinear with antialias, in the thread that
-    decodes."""
+    decodes. Depth takes the nearest pixel: the mean of two distances is one that nothing has."""
 
     fit: Fit = "stretch"
     """``letterbox`` keeps a frame whole, in the middle between black bars; ``crop`` cuts it to its middle."""
@@ -134,11 +142,20 @@ def _check_size(given: Any, name: str) -> Size:
 
 def check_decodable(feature: Feature, root: str) -> None:
     """Raise a `ConfigError` for a camera that cannot be decoded without loss of what it holds."""
-    if feature.is_depth and feature.kind == "video":
-        raise ConfigError(
-            f"camera {feature.name!r} of {root!r} is a depth video of 12 bits, which torchcodec gives only as 8 bits. "
-            f"Leave it out with cameras=[...]."
+    if why := why_undecodable(feature):
+        raise ConfigError(f"camera {feature.name!r} of {root!r} cannot be decoded: {why}, or leave it out of cameras=")
+
+
+def why_undecodable(feature: Feature) -> str:
+    """Return why a camera cannot be decoded without loss of what it holds, and what helps; empty where it can."""
+    if feature.depth_codes is None:
+        return ""
+    if 0 < feature.depth_codes.num_bits <= _COLOUR_BITS:
+        return (
+            "it is declared a depth video, and its pixel format has 8 bits, too few for distances; if it is a picture, "
+            "set is_depth_map to false in info.json"
         )
+    return NEEDS_AV if find_spec("av") is None else ""
 
 
 def check_device(device: str) -> None:

@@ -13,10 +13,11 @@ import torchcodec
 from numpy.typing import NDArray
 from torchcodec.decoders import VideoDecoder
 
+from raypipe.decode.depth import DepthDecoder, depth_decoder_version
 from raypipe.decode.journal import unmarked
 from raypipe.decode.spec import check_device
 from raypipe.errors import DecodeError
-from raypipe.metadata import DatasetMeta
+from raypipe.metadata import DatasetMeta, DepthCodes
 from raypipe.storage import Storage
 from raypipe.video import VideoIndex, episode_first_frame, read_ranged_index, read_video_index
 from raypipe.wording import frames_text
@@ -28,8 +29,8 @@ SeekMode = Literal["exact", "approximate", "index"]
 _SAME_S: Final = 1e-4
 """Two frames of a video are further apart."""
 
-_VideoKey = tuple[str, str, str, str]
-"""The storage, the name of the file, the device that decodes, and the version of the file."""
+_VideoKey = tuple[str, str, str, str, DepthCodes | None]
+"""The storage, the name of the file, the device that decodes, the version of the file, and what its numbers mean."""
 
 
 class OpenVideo:
@@ -39,17 +40,19 @@ class OpenVideo:
     that comes back is compared with the index, and where one is not the frame asked for, the file is scanned after all.
     """
 
-    def __init__(self, storage: Storage, name: str, device: str = "cpu") -> None:
+    def __init__(self, storage: Storage, name: str, device: str = "cpu", codes: DepthCodes | None = None) -> None:
         self._storage = storage
         self._name = name
         self._device = device
+        self._codes = codes
         # A cache keeps the file, or the parts of it in use, for as long as it is open here.
         with unmarked():
             self._held = storage.hold(name)
             self._ranged = storage.open_ranged(name) if self._held is None and storage.is_ranged(name) else None
         self.index = _read_index(storage, name)
         self._first_frames: dict[int, int] = {}
-        self._seek_mode: SeekMode = "approximate" if _has_constant_rate(self.index) else self._sure_mode
+        is_plain = codes is None and _has_constant_rate(self.index)
+        self._seek_mode: SeekMode = "approximate" if is_plain else self._sure_mode
         self._decoder = self._open()
         self._check_count()
 
@@ -62,8 +65,11 @@ class OpenVideo:
         """The path of the file, for messages."""
         return self._storage.locate(self._name)
 
-    def _open(self) -> VideoDecoder:
+    def _open(self) -> "VideoDecoder | DepthDecoder":
         source: Any = self._held.path if self._held is not None else self._ranged
+        if self._codes is not None:
+            # torchcodec from 0.17 has planes of 16 bits: a VideoDecoder of those may take this one's place.
+            return DepthDecoder(_source_of(self._storage, self._name, source), self.place, self.index, self._codes)
         seek: dict[str, Any] = {"seek_mode": self._seek_mode}
         if self._seek_mode == "index":
             seek = {"custom_frame_mappings": _frame_mappings(self.index)}
@@ -82,7 +88,10 @@ class OpenVideo:
                 self._ranged.need(*self.index.byte_range(np.arange(start, stop)))
 
     def read_frames(self, frames: NDArray[np.int64]) -> torch.Tensor:
-        """Return the frames with these ascending numbers: ``(n, height, width, 3)`` uint8, decoded in one pass."""
+        """Return the frames with these ascending numbers, decoded in one pass.
+
+        ``(n, height, width, 3)`` uint8; of depth ``(n, height, width, 1)`` float32 in millimetres.
+        """
         first, stop = int(frames[0]), int(frames[-1]) + 1
         is_range = stop - first == len(frames)
         self.need(first, stop)
@@ -123,17 +132,24 @@ class OpenVideo:
             )
 
 
-def open_video(storage: Storage, name: str) -> OpenVideo:
+def open_video(storage: Storage, name: str, codes: DepthCodes | None = None) -> OpenVideo:
     """Open the video `name` for frames by number.
+
+    Args:
+        codes: of a depth video, for distances; without them it gives a picture of 8 bits, as any other video.
 
     Raises:
         DatasetError: the file is missing, cut off, or no video.
     """
-    return OpenVideo(storage, name)
+    return OpenVideo(storage, name, codes=codes)
 
 
-def decoder_version(device: str) -> str:
-    """Return the name of all that decides the pixels of a video beside its file and their size."""
+def decoder_version(device: str, *, has_depth: bool = False) -> str:
+    """Return the name of all that decides the pixels of videos beside their files and size.
+
+    Args:
+        has_depth: whether there are depth videos among them.
+    """
     try:
         from torchcodec._core import get_ffmpeg_library_versions
 
@@ -143,7 +159,8 @@ def decoder_version(device: str) -> str:
     libraries = " ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     # torch resizes, with the instructions that the machine has.
     machine = device if device != "cpu" else torch.backends.cpu.get_cpu_capability()
-    return f"torchcodec {torchcodec.__version__}, torch {torch.__version__} on {machine}, {libraries}"
+    depth = f", {depth_decoder_version()}" if has_depth else ""
+    return f"torchcodec {torchcodec.__version__}, torch {torch.__version__} on {machine}, {libraries}{depth}"
 
 
 class VideoPool:
@@ -164,18 +181,21 @@ class VideoPool:
         self.evictions = 0
 
     @contextmanager
-    def lend(self, storage: Storage, name: str, device: str = "cpu", version: str = "") -> Iterator[OpenVideo]:
+    def lend(
+        self, storage: Storage, name: str, device: str = "cpu", version: str = "", codes: DepthCodes | None = None
+    ) -> Iterator[OpenVideo]:
         """Give the video `name` of a dataset to this thread, opened now or earlier, for as long as the context lasts.
 
         A decoder that fails is closed: it is not asked again.
 
         Args:
             version: of the file; a decoder that was opened for another one is not given.
+            codes: of a depth video.
         """
-        key = (storage.uri, name, device, version)
+        key = (storage.uri, name, device, version, codes)
         video = self._take(key)
         try:
-            video = video or OpenVideo(storage, name, device)
+            video = video or OpenVideo(storage, name, device, codes)
             yield video
         except BaseException:
             with self._lock:
@@ -224,8 +244,11 @@ class _Waiting:
         with unmarked():
             return self._file.read(size)
 
-    def seek(self, offset: int, whence: int) -> Any:
+    def seek(self, offset: int, whence: int = 0) -> Any:
         return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return int(self._file.tell())
 
 
 def _read_index(storage: Storage, name: str) -> VideoIndex:
@@ -268,11 +291,7 @@ def _open_decoder(
     storage: Storage, name: str, seek: dict[str, Any], device: str = "cpu", source: Any = None
 ) -> VideoDecoder:
     """Open a video for decoding; `source` is where a cache has it, a path or a file."""
-    if source is None:
-        with unmarked():
-            source = storage.locate(name) if storage.is_local else storage.open_file(name)
-    if not isinstance(source, str):
-        source = _Waiting(source)
+    source = _source_of(storage, name, source)
     arguments: dict[str, Any] = {"dimension_order": "NHWC", **seek, "num_ffmpeg_threads": 1}
     if device != "cpu":
         check_device(device)
@@ -281,3 +300,11 @@ def _open_decoder(
         return VideoDecoder(source, **arguments)
     except (RuntimeError, ValueError) as error:
         raise DecodeError(f"cannot open the video {storage.locate(name)!r}: {error}. Fetch the file again.") from error
+
+
+def _source_of(storage: Storage, name: str, source: Any) -> Any:
+    """Return the path or file of a video; `source` is where a cache has it."""
+    if source is None:
+        with unmarked():
+            source = storage.locate(name) if storage.is_local else storage.open_file(name)
+    return source if isinstance(source, str) else _Waiting(source)

@@ -14,13 +14,14 @@ reads them.
 
 from raypipe.metadata.dataset_meta import DatasetMeta, Source, read_metadata
 from raypipe.metadata.episodes import EpisodeTable, VideoColumns
-from raypipe.metadata.features import INDEX_FEATURES, Feature
+from raypipe.metadata.features import INDEX_FEATURES, DepthCodes, Feature
 from raypipe.metadata.stats import read_stats
 from raypipe.metadata.tasks import Tasks
 
 __all__ = [
     "INDEX_FEATURES",
     "DatasetMeta",
+    "DepthCodes",
     "EpisodeTable",
     "Feature",
     "Source",

@@ -1,5 +1,7 @@
 """The features of ``info.json`` as values: kind, dtype, shape, and the true size of a camera."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -23,7 +25,28 @@ Kind = Literal["video", "image", "vector", "string", "language", "opaque"]
 
 _CHANNEL_COUNTS = (1, 3, 4)
 
+_NAMED_BITS = re.compile(r"(?:gray|p)(\d+)(?:le|be)")
+_NOT_DECLARED = 0
+
 _MOST_GOP = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthCodes:
+    """What distance each number of a depth video stands for. The defaults are LeRobot's."""
+
+    min_m: float = 0.01
+    """Of the number 0: so near, nearer, or not measured."""
+    max_m: float = 10.0
+    """Of the number 4095, and of larger ones."""
+    shift_m: float = 3.5
+    """Added before the logarithm."""
+    is_log: bool = True
+    """Whether the numbers are logarithms, or proportional to the distance."""
+    is_declared: bool = False
+    """Whether ``info.json`` says any of this. Where it does not, numbers of more than 12 bits are millimetres."""
+    num_bits: int = _NOT_DECLARED
+    """Of a number, by the pixel format in ``info.json``; 0 where it names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +61,10 @@ class Feature:
     """Without the time axis. ``(1,)`` is a scalar. A camera has ``(channels, height, width)``, whatever the
     order in ``info.json``; 0 where ``info.json`` does not tell."""
     is_depth: bool = False
+    depth_codes: DepthCodes | None = None
+    """Of a depth video."""
+    has_metre_stats: bool = False
+    """Whether stored statistics of depth are in metres; pixels are in millimetres always."""
     names: tuple[str, ...] = ()
     """What each number of a vector is, where the dataset says so."""
     codec: str = ""
@@ -99,15 +126,42 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
     if kind not in ("video", "image"):
         return Feature(name=name, kind=kind, dtype=spec["dtype"], shape=shape, names=names)
     video = {**_object(spec, "video_info", name, place), **_object(spec, "info", name, place)}
+    is_depth = bool(video.get("is_depth_map") or video.get("video.is_depth_map"))
     return Feature(
         name=name,
         kind=kind,
         dtype="uint8",
         shape=_camera_shape(shape, names, _sizes(video, name, place)),
-        is_depth=bool(video.get("is_depth_map") or video.get("video.is_depth_map")),
+        is_depth=is_depth,
+        depth_codes=_depth_codes(video, name, place) if is_depth and kind == "video" else None,
+        has_metre_stats=is_depth and video.get("depth_unit") == "m",
         codec=str(video.get("video.codec") or ""),
         gop=_gop(video.get("video.g")),
     )
+
+
+def _depth_codes(video: Mapping[str, Any], name: str, place: str) -> DepthCodes:
+    keys = {"video.depth_min": "min_m", "video.depth_max": "max_m", "video.shift": "shift_m"}
+    declared = {field: video[key] for key, field in keys.items() if video.get(key) is not None}
+    is_log, pix_fmt = video.get("video.use_log"), str(video.get("video.pix_fmt") or "")
+    bits = _NAMED_BITS.search(pix_fmt)
+    codes = DepthCodes(
+        **{field: value for field, value in declared.items() if _is_number(value)},
+        is_log=is_log is not False,
+        is_declared=bool(declared) or is_log is not None,
+        num_bits=int(bits[1]) if bits else 8 if pix_fmt else _NOT_DECLARED,
+    )
+    is_possible = codes.min_m < codes.max_m and (not codes.is_log or codes.min_m + codes.shift_m > 0)
+    if not all(map(_is_number, declared.values())) or not is_possible:
+        raise DatasetError(
+            f"the depth range of camera {name!r} in {place!r} is {declared}; expected numbers of metres with depth_min "
+            f"below depth_max, and depth_min + shift above 0 where use_log is true. {CORRECT_INFO}"
+        )
+    return codes
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _gop(value: Any) -> int:

@@ -27,14 +27,14 @@ from numpy.typing import NDArray
 
 from raypipe import __version__
 from raypipe.dataset import find_missing_cameras
-from raypipe.metadata import DatasetMeta, EpisodeTable, Feature, Tasks, VideoColumns, read_metadata
+from raypipe.metadata import DatasetMeta, DepthCodes, EpisodeTable, Feature, Tasks, VideoColumns, read_metadata
 from raypipe.mixture.file_state import State, find_meta_state, looked_at_files, missing_files, read_state
 from raypipe.row_features import find_absent_columns
 from raypipe.storage import Storage
 
 DEFAULT_CACHE: Final = Path("~/.cache/raypipe/metadata")
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Higher whenever what is stored, or what reading ``meta/`` makes of it, changes without a new version of raypipe."""
 
 _MAGIC: Final = f"raypipe metadata, format {FORMAT}, raypipe {__version__}, "
@@ -255,4 +255,5 @@ def _unpack(storage: Storage, about: Mapping[str, Any], table: pa.Table) -> Cont
 
 
 def _feature(spec: Mapping[str, Any]) -> Feature:
-    return Feature(**{**spec, "shape": tuple(spec["shape"]), "names": tuple(spec["names"])})
+    codes = DepthCodes(**spec["depth_codes"]) if spec["depth_codes"] is not None else None
+    return Feature(**{**spec, "shape": tuple(spec["shape"]), "names": tuple(spec["names"]), "depth_codes": codes})

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.errors import DatasetError, RaypipeError
-from raypipe.metadata import Feature
+from raypipe.errors import DatasetError
+from raypipe.metadata import DepthCodes, Feature
 from raypipe.metadata.tables import open_parquet
 from raypipe.rows import one_line
 from raypipe.storage import Storage
@@ -57,15 +57,13 @@ def decode_video(
     promises: Promises, unit: VideoUnit, container: Container, spans: "Spans"
 ) -> tuple[list[Finding], int]:
     """Return the episodes of a video that cannot be decoded without errors, and how many frames were decoded."""
-    from raypipe.decode import check_decodable
+    from raypipe.decode.spec import why_undecodable
 
     meta = promises.meta
-    try:
-        check_decodable(meta.features[unit.camera], meta.root)
-    except RaypipeError:
-        message = "depth of 12 bits is not decoded"
-        return [make_finding("camera-undecodable", message, Place(file=unit.name, feature=unit.camera))], 0
-    reader = _Reader(meta.storage, unit.name, container)
+    feature = meta.features[unit.camera]
+    if why := why_undecodable(feature):
+        return [make_finding("camera-undecodable", why, Place(file=unit.name, feature=unit.camera))], 0
+    reader = _Reader(meta.storage, unit.name, container, feature.depth_codes)
     try:
         said = reader.open()
     except DatasetError as error:
@@ -135,8 +133,11 @@ def _check_unindexed(promises: Promises, unit: VideoUnit, reader: "_Reader") -> 
 class _Reader:
     """Decodes one video under the eyes of the log."""
 
-    def __init__(self, storage: Storage, name: str, container: Container) -> None:
+    def __init__(self, storage: Storage, name: str, container: Container, codes: DepthCodes | None) -> None:
         self.container = container
+        self._codes = codes
+        # The nearest distance stands for what was not measured too.
+        self._black = _BLACK if codes is None else 1000 * codes.min_m if codes.is_declared else 0.0
         self._storage = storage
         self._name = name
         self.video: OpenVideo
@@ -149,7 +150,7 @@ class _Reader:
 
         # torchcodec sets the level of the log when it opens a file.
         with read_decoder_log() as log:
-            self.video = open_video(self._storage, self._name)
+            self.video = open_video(self._storage, self._name, self._codes)
         return f"the decoder says: {log[0]}" if log else ""
 
     def decode(self, first: int, stop: int) -> tuple[int, str] | None:
@@ -169,7 +170,7 @@ class _Reader:
                 pixels = self.video.read_frames(frames)
         except DatasetError as error:
             return one_line(error)
-        self.is_black = self.is_black and int(pixels.max()) <= _BLACK
+        self.is_black = self.is_black and float(pixels.max()) <= self._black
         return f"the decoder says: {log[0]}" if log else ""
 
     def _locate(self, frames: NDArray[np.int64], said: str) -> tuple[int, str]:
@@ -197,7 +198,7 @@ def read_decoder_log() -> Iterator[list[str]]:
     os.environ[_LOG_LEVEL] = "INFO"
     sys.stderr.flush()
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, _read_av_log(lines):
         os.dup2(log.fileno(), 2)
         try:
             yield lines
@@ -216,6 +217,24 @@ def read_decoder_log() -> Iterator[list[str]]:
                     print(line, file=sys.stderr)
                 elif found is not None and _COMPLAINT.search(found[1]):
                     lines.append(found[1])
+
+
+@contextmanager
+def _read_av_log(lines: list[str]) -> Iterator[None]:
+    """Collect what PyAV's decoders complain of: it has an FFmpeg of its own, whose log goes to Python."""
+    try:
+        from av import logging
+    except ImportError:
+        yield
+        return
+    before = logging.get_level()
+    logging.set_level(logging.INFO)
+    try:
+        with logging.Capture() as heard:
+            yield
+    finally:
+        logging.set_level(before)
+    lines += [text.strip() for _, _, text in heard if _COMPLAINT.search(text)]
 
 
 def decode_images(promises: Promises, unit: DataUnit) -> tuple[list[Finding], int]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.schema import DIM_IS_PAD, IS_MISSING
-from raypipe.views.pixels import visible
+from raypipe.views.pixels import finite_ends, visible
 from raypipe.views.ranges import SHOWN_NUMBERS
 from raypipe.views.view import (
     Picture,
@@ -210,12 +210,15 @@ def _pictures(arrays: Mapping[str, NDArray[Any]], camera: str, number: int) -> l
     shown = np.unique(np.linspace(0, len(slots) - 1, _SHOWN_SLOTS).round().astype(int)).tolist()
     padding = arrays.get(f"{camera}{IS_PAD}")
     is_missing = f"{camera}{IS_MISSING}" in arrays and bool(arrays[f"{camera}{IS_MISSING}"][number])
+    # One scale for the whole batch: samples are compared.
+    scale = finite_ends(arrays[camera]) if arrays[camera].shape[-3] == 1 and arrays[camera].dtype.kind == "f" else None
+    told = f" {scale[0]:.4g} to {scale[1]:.4g}" if scale is not None else ""
     pictures = []
     for slot in shown:
         is_pad = padding is not None and bool(padding[number][slot])
-        caption = short_name(camera) + (f" [{slot}]" if has_time else "")
+        caption = short_name(camera) + (f" [{slot}]" if has_time else "") + told
         mark = "missing" if is_missing else "padding" if is_pad else ""
-        pictures.append((Picture(visible(slots[slot].transpose(1, 2, 0)), caption), mark))
+        pictures.append((Picture(visible(slots[slot].transpose(1, 2, 0), scale), caption), mark))
     return pictures
 
 

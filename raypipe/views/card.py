@@ -275,12 +275,13 @@ def _read_thumbnails(dataset: Dataset) -> tuple[list[Picture], list[str]]:
         for row in rows:
             frame = int(meta.episodes.length[row]) // 2
             try:
-                pixels = reader.read(row, camera, np.array([frame]))[0]
+                pixels, scale = reader.read_measured(row, camera, np.array([frame]))
             except DatasetError as error:
                 failures.append(str(error))
                 continue
             place = f"episode {meta.episodes.episode_index[row]}, frame {frame}"
-            pictures.append(Picture(pixels, f"{short_name(camera)}\n{place}"))
+            metres = f"\n{scale[0] / 1000:.2f} to {scale[1] / 1000:.2f} m" if scale is not None else ""
+            pictures.append(Picture(pixels[0], f"{short_name(camera)}\n{place}{metres}"))
     return pictures, failures
 
 

@@ -1,7 +1,7 @@
 """An episode as a small video for a page: all cameras side by side, bounded in frames, size and bytes."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
-from raypipe.views.pixels import FrameReader, fitted_size
+from raypipe.views.pixels import FrameReader, Scale, fitted_size, scale_told
 from raypipe.views.view import short_name
 
 MAX_FRAMES: Final = 600
@@ -39,15 +39,18 @@ class Clip:
     """1 where all frames are in it, 2 where every second is, ..."""
     num_frames: int
     cameras: tuple[str, ...]
+    scales: Mapping[str, Scale]
+    """Of depth cameras, the distances that are blue and red."""
 
     @property
     def told(self) -> str:
         """What the clip is, in words."""
+        depth = "".join(f"; {short_name(name)}: {scale_told(scale)}" for name, scale in self.scales.items())
         kept = "all frames" if self.every == 1 else f"one frame of {self.every}"
         names = ", ".join(map(short_name, self.cameras))
         return (
             f"{names}: {kept}, {self.num_frames:,} at {self.fps:g} fps, {self.width}x{self.height} h264, "
-            f"{len(self.mp4) / 1e6:.2f} MB"
+            f"{len(self.mp4) / 1e6:.2f} MB{depth}"
         )
 
 
@@ -68,8 +71,11 @@ def encode_clip(dataset: Dataset, row: int) -> Clip:
     length = int(meta.episodes.length[row])
     every = -(-length // MAX_FRAMES)
     frames = np.arange(0, length, every)
+    reader = _reader(dataset)
+    scales = {name: scale for name in cameras if (scale := reader.measure(row, name)) is not None}
     for quality in _QUALITIES:
-        mp4, size = _encode(dataset, row, frames, meta.fps / every, quality)
+        pieces = _tiled(reader, row, frames, {name: scales.get(name) for name in cameras})
+        mp4, size = _encode(pieces, meta.fps / every, quality)
         if len(mp4) <= MAX_BYTES:
             break
     return Clip(
@@ -80,17 +86,15 @@ def encode_clip(dataset: Dataset, row: int) -> Clip:
         every=every,
         num_frames=len(frames),
         cameras=cameras,
+        scales=scales,
     )
 
 
-def _encode(
-    dataset: Dataset, row: int, frames: NDArray[np.int64], fps: float, quality: int
-) -> tuple[bytes, tuple[int, int]]:
+def _encode(pieces: Iterator[NDArray[np.uint8]], fps: float, quality: int) -> tuple[bytes, tuple[int, int]]:
     """Return the bytes of an mp4, and its height and width."""
     import torch
     from torchcodec.encoders import Encoder
 
-    pieces = _tiled(dataset, row, frames)
     first = next(pieces)
     height, width = first.shape[1:3]
     encoder = Encoder()
@@ -115,17 +119,22 @@ def _encode(
         return path.read_bytes(), (height, width)
 
 
-def _tiled(dataset: Dataset, row: int, frames: NDArray[np.int64]) -> Iterator[NDArray[np.uint8]]:
-    """Yield pieces of the episode ``(n, height, width, 3)``, cameras side by side, lower ones with black below."""
+def _reader(dataset: Dataset) -> FrameReader:
+    """Return what reads frames so small that all cameras find room side by side."""
     cameras, features = dataset.spec.cameras, dataset.meta.features
     height = _HEIGHT
     while height > 48 and sum(fitted_size(features[name], height)[1] for name in cameras) > _MAX_WIDTH:
         height -= 24
-    reader = FrameReader(dataset, height=height)
-    scales = {camera: reader.measure(row, camera) for camera in cameras}
+    return FrameReader(dataset, height=height)
+
+
+def _tiled(
+    reader: FrameReader, row: int, frames: NDArray[np.int64], scales: Mapping[str, Scale | None]
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield pieces of the episode ``(n, height, width, 3)``, cameras side by side, lower ones with black below."""
     for start in range(0, len(frames), _FRAMES_AT_ONCE):
         wanted = frames[start : start + _FRAMES_AT_ONCE]
-        tiles = [reader.read(row, camera, wanted, scales[camera]) for camera in cameras]
+        tiles = [reader.read(row, camera, wanted, scale) for camera, scale in scales.items()]
         highest = max(tile.shape[1] + tile.shape[1] % 2 for tile in tiles)
         yield np.concatenate([_padded(tile, highest) for tile in tiles], axis=2)
 

@@ -16,7 +16,7 @@ from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.rows import RowReader, column_values
 from raypipe.views.clip import Clip, encode_clip
-from raypipe.views.pixels import FrameReader
+from raypipe.views.pixels import FrameReader, Scale, depth_colours, scale_bar, scale_told
 from raypipe.views.ranges import SHOWN_NUMBERS, number_names, vector_features
 from raypipe.views.view import (
     Picture,
@@ -89,6 +89,8 @@ class EpisodeView(View):
     """Which frames the strips show."""
     strips: Mapping[str, tuple[Picture, ...]]
     """By camera: one picture for each of `frames`; none of a camera that cannot be decoded."""
+    scales: Mapping[str, Scale]
+    """Of depth cameras, the distances that are blue and red in the strips."""
     failures: tuple[str, ...]
     """What could not be decoded."""
     curves: tuple[Curves, ...]
@@ -134,8 +136,11 @@ class EpisodeView(View):
         for camera, strip in strips.items():
             place = next(places)
             place.suptitle(camera, fontsize=9, x=0.005, ha="left")
-            for axes, picture in zip(place.subplots(1, len(strip), squeeze=False)[0], strip, strict=True):
+            row = place.subplots(1, len(strip), squeeze=False)[0]
+            for axes, picture in zip(row, strip, strict=True):
                 draw_picture(axes, picture)
+            if camera in self.scales:
+                _draw_scale(place, row, self.scales[camera])
         for curves in self.drawn:
             self._draw_curves(next(places).subplots(), curves, fps)
         return figure
@@ -146,6 +151,8 @@ class EpisodeView(View):
         parts += self._video()
         for camera, strip in self.strips.items():
             parts += [html_heading(camera), *map(html_picture, strip)]
+            if camera in self.scales:
+                parts.append(html_picture(Picture(scale_bar(16, 256), scale_told(self.scales[camera]))))
         if self.drawn:
             figure = new_figure(_WIDTH, 2.3 * len(self.drawn))
             places = stacked(figure, [1] * len(self.drawn))
@@ -211,6 +218,16 @@ class EpisodeView(View):
             _draw_legend(axes)
 
 
+def _draw_scale(place: Any, row: Any, scale: Scale) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    colours = ScalarMappable(Normalize(scale[0] / 1000, scale[1] / 1000), depth_colours())
+    bar = place.colorbar(colours, ax=list(row), fraction=0.02, pad=0.01, aspect=12)
+    bar.set_label("metres", fontsize=7)
+    bar.ax.tick_params(labelsize=7)
+
+
 def _draw_legend(axes: Any) -> None:
     handles, _ = axes.get_legend_handles_labels()
     title = None
@@ -241,13 +258,14 @@ def view_episode(dataset: Dataset, episode_index: int, *, num_frames: int = 8) -
     for one in features:
         values = np.asarray(column_values(table, one, place)).reshape(length, -1)
         curves.append(Curves(feature=one.name, names=number_names(one), values=values))
-    strips, failures = _read_strips(dataset, row, frames)
+    strips, scales, failures = _read_strips(dataset, row, frames)
     return EpisodeView(
         dataset=dataset,
         episode_index=episode_index,
         length=length,
         frames=tuple(frames.tolist()),
         strips=strips,
+        scales=scales,
         failures=tuple(failures),
         curves=tuple(curves),
         tasks=_task_runs(dataset, table),
@@ -256,17 +274,21 @@ def view_episode(dataset: Dataset, episode_index: int, *, num_frames: int = 8) -
 
 def _read_strips(
     dataset: Dataset, row: int, frames: NDArray[np.int64]
-) -> tuple[dict[str, tuple[Picture, ...]], list[str]]:
-    reader, strips, failures = FrameReader(dataset, height=_STRIP_HEIGHT), {}, []
+) -> tuple[dict[str, tuple[Picture, ...]], dict[str, Scale], list[str]]:
+    reader, failures = FrameReader(dataset, height=_STRIP_HEIGHT), []
+    strips: dict[str, tuple[Picture, ...]] = {}
+    scales: dict[str, Scale] = {}
     captions = [f"frame {frame}, {frame / dataset.meta.fps:.2f} s" for frame in frames.tolist()]
     for camera in dataset.spec.cameras:
         try:
-            pixels = reader.read(row, camera, frames)
+            pixels, scale = reader.read_measured(row, camera, frames)
         except DatasetError as error:
             failures.append(f"{short_name(camera)}: {error}")
             continue
         strips[camera] = tuple(Picture(one, text) for one, text in zip(pixels, captions, strict=True))
-    return strips, failures
+        if scale is not None:
+            scales[camera] = scale
+    return strips, scales, failures
 
 
 def _task_runs(dataset: Dataset, table: pa.Table) -> tuple[TaskRun, ...]:

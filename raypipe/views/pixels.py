@@ -12,11 +12,15 @@ from raypipe.rows import RowReader
 
 _WIDEST: Final = 3
 """A camera wider than so many times the height that is asked for is made as wide as that."""
+_COLOURS: Final = "turbo"
+"""matplotlib's name of the colours in which depth cameras are commonly shown."""
+_FIRST_COLOUR: Final = 0.08
+"""Those before are nearly black."""
 _FRAMES_MEASURED: Final = 16
 """Frames of an episode that tell how near and far its depth is."""
 
 Scale = tuple[float, float]
-"""The values that are black and white."""
+"""The values at the two ends of what is shown: black and white, or blue and red of depth."""
 
 
 def fitted_size(feature: Feature, height: int) -> tuple[int, int]:
@@ -37,17 +41,22 @@ class FrameReader:
     def read(self, row: int, camera: str, frames: NDArray[np.int64], scale: Scale | None = None) -> NDArray[np.uint8]:
         """Return frames of the episode in row `row` of the episode table: ``(n, height, width, 3)``.
 
-        Depth is grey: black is the nearest and white the farthest of these frames, and where nothing was measured it
-        is black.
+        Depth is coloured from blue, the nearest of these frames, to red, the farthest; black: nothing was measured.
 
         Args:
             frames: ascending positions in the episode.
-            scale: of depth, what is black and white instead: for an episode that is read in pieces, `measure`.
+            scale: of depth, what is blue and red instead: for an episode that is read in pieces, `measure`.
 
         Raises:
             DatasetError: they are missing or cannot be decoded.
         """
         return visible(self._decode(row, camera, frames), scale)
+
+    def read_measured(self, row: int, camera: str, frames: NDArray[np.int64]) -> tuple[NDArray[np.uint8], Scale | None]:
+        """Return what `read` does, and of depth the values that are blue and red."""
+        pixels = self._decode(row, camera, frames)
+        scale = finite_ends(pixels) if self._meta.features[camera].is_depth else None
+        return visible(pixels, scale), scale
 
     def measure(self, row: int, camera: str) -> Scale | None:
         """Return the nearest and farthest of some frames all over an episode; None of a camera that is not depth."""
@@ -55,7 +64,7 @@ class FrameReader:
             return None
         length = int(self._meta.episodes.length[row])
         frames = np.unique(np.linspace(0, length - 1, _FRAMES_MEASURED).round().astype(np.int64))
-        return _finite_ends(self._decode(row, camera, frames))
+        return finite_ends(self._decode(row, camera, frames))
 
     def _decode(self, row: int, camera: str, frames: NDArray[np.int64]) -> NDArray[Any]:
         decoder, feature = self._decoder(camera), self._meta.features[camera]
@@ -66,6 +75,11 @@ class FrameReader:
         else:
             pixels = decoder.decode_video(row, camera, frames)
         array: NDArray[Any] = pixels.numpy()
+        if feature.is_depth:
+            codes = feature.depth_codes
+            # LeRobot's recorder gives the nearest distance to what a sensor has not measured.
+            least = round(1000 * codes.min_m) if codes is not None else 0
+            array = np.where(array <= least, np.nan, array)
         return array
 
     def _decoder(self, camera: str) -> Any:
@@ -83,17 +97,20 @@ class FrameReader:
 def visible(pixels: NDArray[Any], scale: Scale | None = None) -> NDArray[np.uint8]:
     """Return ``(..., channels)`` pixels of any number type as uint8 with three channels.
 
-    Floats of [0, 1] are taken for that. Others, such as depth and normalised cameras, are spread from black to white.
-    What is not a number is black.
+    Floats of [0, 1] are taken for that. Others, such as normalised cameras, are spread from black to white, and those
+    of one channel, depth, from blue to red. What is not a number is black, and so is depth of 0: nothing was measured.
 
     Args:
         scale: what to spread; by default the least and the largest value of these pixels.
     """
     if pixels.dtype != np.uint8:
         values = pixels.astype(np.float32)
-        low, high = scale or _finite_ends(values)
+        low, high = scale or finite_ends(values)
         if low < 0 or high > 1:
-            values = (values - low) / max(high - low, 1e-9)
+            spread = (values - low) / max(high - low, 1e-9)
+            if values.shape[-1] == 1:
+                return coloured(spread[..., 0], is_measured=~np.isnan(values[..., 0]) & (values[..., 0] != 0))
+            values = spread
         values = np.nan_to_num(values, nan=0.0).clip(0, 1)
         pixels = (values * 255).round().astype(np.uint8)
     if pixels.shape[-1] == 3:
@@ -101,7 +118,33 @@ def visible(pixels: NDArray[Any], scale: Scale | None = None) -> NDArray[np.uint
     return np.repeat(pixels[..., :1], 3, axis=-1)
 
 
-def _finite_ends(values: NDArray[Any]) -> Scale:
+def coloured(shares: NDArray[np.float32], is_measured: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Return shares of [0, 1] as colours ``(..., 3)`` from blue to red; black where nothing was measured."""
+    colours = depth_colours()(np.nan_to_num(shares).clip(0, 1), bytes=True)[..., :3]
+    black: NDArray[np.uint8] = np.where(is_measured[..., None], colours, 0).astype(np.uint8)
+    return black
+
+
+def depth_colours() -> Any:
+    """Return the colours of depth from blue to red, as matplotlib has them."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(colormaps[_COLOURS](np.linspace(_FIRST_COLOUR, 1.0, 256)))
+
+
+def scale_bar(height: int, width: int) -> NDArray[np.uint8]:
+    """Return the colours of depth side by side, the nearest left: ``(height, width, 3)``."""
+    shares = np.linspace(0, 1, width, dtype=np.float32)[None].repeat(height, axis=0)
+    return coloured(shares, np.ones(shares.shape, dtype=np.bool_))
+
+
+def scale_told(scale: Scale) -> str:
+    """Return what the colours of depth are, in words."""
+    return f"{scale[0] / 1000:.2f} m (blue) to {scale[1] / 1000:.2f} m (red), black: not measured"
+
+
+def finite_ends(values: NDArray[Any]) -> Scale:
     """Return the least and the largest number."""
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
 from raypipe.views.episode import EpisodeView, view_episode
-from raypipe.views.pixels import FrameReader
+from raypipe.views.pixels import FrameReader, scale_told
 from raypipe.wording import counted
 from raypipe.writable import check_writable
 
@@ -130,6 +130,8 @@ def _log_camera(rerun: Any, stream: Any, episode: EpisodeView, camera: str, fram
     dataset = episode.dataset
     reader, row = FrameReader(dataset, height=_HEIGHT), dataset.meta.episodes.find_row(episode.episode_index)
     scale = reader.measure(row, camera)
+    if scale is not None:
+        stream.log(f"{camera}/scale", rerun.TextDocument(scale_told(scale)), static=True)
     for start in range(0, len(frames), _FRAMES_AT_ONCE):
         wanted = frames[start : start + _FRAMES_AT_ONCE]
         for frame, pixels in zip(wanted.tolist(), reader.read(row, camera, wanted, scale), strict=True):

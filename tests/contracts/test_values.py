@@ -1,13 +1,18 @@
 """Batches hold exactly what the reference path gives: made datasets of the older formats, and real ones."""
 
+import shutil
 import warnings
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from batches import MODES, assert_equals_samples, frames_of, local_loader, planned_epoch
+from depth_cases import DEPTH, random_numbers, write_numbers
 
 from raypipe.dataset import open_dataset
+from raypipe.decode.frames import FrameDecoder
 from raypipe.pipeline import Pipeline
 
 REAL_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -50,6 +55,25 @@ def test_batches_of_kept_frames_equal_the_samples(varied, tmp_path, mode, transp
     assert later[1].kept_frames > 0
     assert first[1].decoded_frames + first[1].kept_frames == later[1].decoded_frames + later[1].kept_frames
     assert later[1].decoder_opens == 0
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs the ffmpeg command")
+def test_tasks_decode_depth_videos_as_the_reference_path_does(tmp_path):
+    pytest.importorskip("av", reason="needs the package av")
+    dataset = open_dataset(str(write_numbers(tmp_path / "depth", random_numbers(12)))).windowed(
+        offsets={DEPTH: [-1, 0]}
+    )
+    pipe = Pipeline(dataset, batch_size=6, seed=2, decode={"where": "cluster", "resize": (40, 50)})
+
+    batches = list(pipe.loader(transport="ray"))
+
+    assert sum(map(len, map(frames_of, batches))) == 26
+    reference = FrameDecoder(dataset.meta, pipe.config.decode)
+    for batch in batches:
+        for pixels, (episode, frame) in zip(batch[DEPTH], frames_of(batch), strict=True):
+            wanted = reference.decode_video(episode, DEPTH, np.array([frame]))[0]
+            assert torch.equal(pixels[1, 0], wanted[..., 0])
 
 
 def open_real(name):

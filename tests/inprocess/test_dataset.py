@@ -3,6 +3,7 @@ import json
 import pickle
 import shutil
 import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -513,17 +514,58 @@ def test_a_camera_without_files_is_left_out_with_a_warning_and_refused_by_name(t
         open_dataset(str(root), cameras=[TOP])
 
 
-def test_a_depth_video_is_refused_by_name(tiny_dataset, tmp_path):
-    root = copy(tiny_dataset, tmp_path)
+def as_depth(root, **info):
     path = root / "meta/info.json"
-    info = json.loads(path.read_text())
-    info["features"][TOP]["info"]["is_depth_map"] = True
-    path.write_text(json.dumps(info))
+    content = json.loads(path.read_text())
+    content["features"][TOP]["info"].update({"is_depth_map": True, **info})
+    path.write_text(json.dumps(content))
 
-    with pytest.warns(UserWarning, match="depth videos cannot be decoded"):
+
+def test_a_depth_video_without_pyav_is_refused_by_name_with_what_to_install(tiny_dataset, tmp_path, monkeypatch):
+    root = copy(tiny_dataset, tmp_path)
+    as_depth(root, **{"video.pix_fmt": "gray12le"})
+    monkeypatch.setattr("raypipe.decode.spec.find_spec", lambda name: None)
+
+    with pytest.warns(UserWarning, match=r"leaving out .*pip install 'raypipe\[depth\]'"):
         assert open_dataset(str(root)).spec.cameras == (WRIST,)
-    with pytest.raises(ConfigError, match=f"camera '{TOP}'.*depth"):
+    with pytest.raises(ConfigError, match=rf"camera '{TOP}'.*depth video.*pip install 'raypipe\[depth\]'"):
         open_dataset(str(root), cameras=[TOP])
+
+
+def test_a_process_without_pyav_says_what_to_install(tiny_dataset, tmp_path, monkeypatch):
+    root = copy(tiny_dataset, tmp_path)
+    as_depth(root, **{"video.pix_fmt": "gray12le"})
+    monkeypatch.setattr("raypipe.decode.spec.find_spec", lambda name: "found on the driver")
+    monkeypatch.setitem(sys.modules, "av", None)
+
+    with pytest.raises(ConfigError, match=r"cannot decode depth videos: .*pip install 'raypipe\[depth\]'"):
+        open_dataset(str(root), cameras=[TOP])[0]
+
+
+def test_a_depth_video_of_8_bits_is_refused_by_name(tiny_dataset, tmp_path):
+    root = copy(tiny_dataset, tmp_path)
+    as_depth(root)
+
+    with pytest.warns(UserWarning, match="leaving out .*has 8 bits"):
+        assert open_dataset(str(root)).spec.cameras == (WRIST,)
+    with pytest.raises(ConfigError, match=f"camera '{TOP}'.*has 8 bits.*set is_depth_map to false"):
+        open_dataset(str(root), cameras=[TOP])
+
+
+def test_statistics_of_depth_in_metres_come_in_millimetres(tmp_path):
+    spec = SynthSpec(lengths=(3,), cameras=(CameraSpec(name="far", kind="depth-image"),))
+    root = write_dataset(tmp_path / "d", spec)
+    stored = open_dataset(str(root)).stats["far"]
+    path = root / "meta/info.json"
+    path.write_text(path.read_text().replace('"depth_unit": "mm"', '"depth_unit": "m"'))
+
+    found = open_dataset(str(root)).stats["far"]
+
+    assert {name: (values / stored[name]).max() for name, values in found.items() if name in ("mean", "std")} == {
+        "mean": 1000,
+        "std": 1000,
+    }
+    np.testing.assert_array_equal(found["count"], stored["count"])
 
 
 BAD_REQUESTS = {

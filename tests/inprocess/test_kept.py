@@ -204,7 +204,7 @@ def test_frames_of_another_decoder_size_or_table_are_not_given(root, tmp_path, m
     folder = KeepFolder(KeepSpec(folder=str(tmp_path)), 1)
     FrameDecoder(meta, spec, folder=folder).decode_video(1, TOP, np.arange(5))
     if change == "decoder":
-        monkeypatch.setattr("raypipe.decode.frames.decoder_version", lambda _: "another")
+        monkeypatch.setattr("raypipe.decode.frames.decoder_version", lambda _, **__: "another")
     elif change == "lengths":
         # As of a table in which the file holds the episodes otherwise.
         episodes = meta.episodes

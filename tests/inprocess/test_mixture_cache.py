@@ -250,7 +250,7 @@ DAMAGES = {
     "a bit flipped": flip_a_bit_of_the_lengths,
     "something behind": lambda content: content + b"x",
     "another file": lambda content: b"PAR1" + b"\0" * 1000,
-    "another format": lambda content: content.replace(b"format 1,", b"format 0,", 1),
+    "another format": lambda content: content.replace(b"format ", b"format 9", 1),
     "another version": lambda content: content.replace(b"raypipe 0", b"raypipe 9", 1),
 }
 

@@ -401,7 +401,7 @@ def test_batch_shows_its_own_frames_and_marks_padding(sized_dataset):
             "top [2]",
             "top [3]",
             "wrist",
-            "depth",
+            "depth 800 to 2400",
         ]
         np.testing.assert_array_equal(sample.chunk.is_pad, batch["action_is_pad"][i].numpy())
         np.testing.assert_array_equal(sample.chunk.values, batch["action"][i].numpy())

@@ -1,0 +1,176 @@
+"""Distances from a depth video: the numbers of its first plane, all bits of them, as millimetres.
+
+LeRobot's recorder writes every distance as a number of 12 bits, by default a logarithm, into HEVC without loss
+(``gray12le``), and ``info.json`` says which range it covers. Read back, the numbers are those that were written, and a
+millimetre is what LeRobot makes of the number: the rounding was done when the dataset was recorded.
+
+Decides what a number means. Needs PyAV, the extra ``depth``, and imports it when a depth video is opened: torchcodec
+before 0.17 gives 8 bits. `DepthDecoder` has the methods of torchcodec's `VideoDecoder` that `OpenVideo` calls.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raypipe.decode.spec import NEEDS_AV
+from raypipe.errors import ConfigError, DecodeError
+from raypipe.metadata import DepthCodes
+from raypipe.video import VideoIndex
+
+CODE_BITS: Final = 12
+_MAX_CODE: Final = (1 << CODE_BITS) - 1
+_NUM_NUMBERS: Final = 1 << 16
+_FORMAT: Final = re.compile(r"(?:gray|yuv\d{3}p)(\d+)le")
+"""Formats whose first plane is one little-endian number of two bytes for each pixel."""
+_SAME_S: Final = 1e-4
+_KEYFRAMES_TRIED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DepthFrames:
+    """Frames as torchcodec gives them."""
+
+    data: torch.Tensor
+    """``(n, height, width, 1)`` float32 in millimetres."""
+    pts_seconds: torch.Tensor
+
+
+class DepthDecoder:
+    """The distances of a video by frame number. Not for use by several threads at once."""
+
+    def __init__(self, source: Any, place: str, index: VideoIndex, codes: DepthCodes) -> None:
+        """Open a video.
+
+        Args:
+            source: a path, or a file that can be read and sought in.
+            place: for messages.
+            index: the frames of the file.
+
+        Raises:
+            ConfigError: PyAV is not installed.
+            DecodeError: it is no video.
+        """
+        self._av = _import_av()
+        self._place = place
+        self._index = index
+        self._codes = codes
+        try:
+            self._container = self._av.open(source)
+            self._stream = self._container.streams.video[0]
+        except (self._av.FFmpegError, IndexError) as error:
+            raise DecodeError(f"cannot open the video {place!r}: {error}. Fetch the file again.") from error
+        # As many threads decode as the rank has; each with a video of its own.
+        self._stream.codec_context.thread_count = 1
+        self._keyframes = np.flatnonzero(index.is_keyframe)
+        self._coming: Iterator[Any] = iter(())
+        self._next = len(index)
+        """The frame that `_coming` gives next."""
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def get_frames_in_range(self, start: int, stop: int) -> DepthFrames:
+        """Return frames ``[start, stop)``."""
+        return self.get_frames_at(range(start, stop))
+
+    def get_frames_at(self, indices: Sequence[int]) -> DepthFrames:
+        """Return frames by ascending numbers.
+
+        Raises:
+            RuntimeError: FFmpeg cannot decode one.
+            DecodeError: the video is no depth video.
+        """
+        try:
+            frames = [self._find(number) for number in indices]
+        except self._av.FFmpegError as error:
+            raise RuntimeError(str(error)) from error
+        pixels = np.stack([pixels for pixels, _ in frames])
+        times = torch.tensor([time for _, time in frames], dtype=torch.float64)
+        return DepthFrames(torch.from_numpy(pixels)[..., None], times)
+
+    def _find(self, number: int) -> tuple[NDArray[np.float32], float]:
+        before = self._keyframes[: int(np.searchsorted(self._keyframes, number, side="right"))]
+        if len(before) and before[-1] <= self._next <= number:
+            found = self._forward(number)
+            if found is not None:
+                return found
+        # FFmpeg seeks by decoding time: among frames that are stored in another order it may come out behind.
+        for keyframe in [*before[: -_KEYFRAMES_TRIED - 1 : -1].tolist(), 0]:
+            self._seek(keyframe)
+            found = self._forward(number)
+            if found is not None:
+                return found
+        raise RuntimeError(f"frame {number} does not come out")
+
+    def _seek(self, keyframe: int) -> None:
+        ticks = round(float(self._index.pts_s[keyframe]) / float(self._stream.time_base))
+        self._container.seek(ticks, stream=self._stream)
+        self._coming = self._container.decode(self._stream)
+
+    def _forward(self, number: int) -> tuple[NDArray[np.float32], float] | None:
+        """Decode up to a frame; None where it does not come, since it lies before or was left out."""
+        for frame in self._coming:
+            at = int(np.searchsorted(self._index.pts_s, frame.time - _SAME_S))
+            self._next = at + 1
+            if at == number:
+                return self._distances(frame), float(frame.time)
+            if at > number:
+                return None
+        self._next = len(self._index)
+        return None
+
+    def _distances(self, frame: Any) -> NDArray[np.float32]:
+        found = _FORMAT.fullmatch(frame.format.name)
+        if found is None:
+            raise DecodeError(
+                f"{self._place!r} is declared a depth video, and its pixels are {frame.format.name}; distances have 9 "
+                f"to 16 bits, as gray12le has. If it is a picture, set is_depth_map to false in info.json."
+            )
+        if frame.is_corrupt:
+            raise RuntimeError("FFmpeg painted over damaged data")
+        plane = frame.planes[0]
+        rows = np.frombuffer(plane, dtype="<u2").reshape(-1, plane.line_size // 2)
+        return np.take(distances_mm(self._codes, int(found[1])), rows[: frame.height, : frame.width])
+
+
+@functools.lru_cache(maxsize=16)
+def distances_mm(codes: DepthCodes, num_bits: int) -> NDArray[np.float32]:
+    """Return the distance that each number of 16 bits stands for: millimetres, by LeRobot's formula in its precision.
+
+    Args:
+        num_bits: that a number of the video has.
+    """
+    numbers = torch.arange(_NUM_NUMBERS, dtype=torch.float32)
+    if not codes.is_declared and num_bits > CODE_BITS:
+        # LeRobot's recorder writes no such video without saying what its numbers are.
+        return numbers.numpy()
+    low, high = codes.min_m, codes.max_m
+    if codes.is_log:
+        low, high = np.log(low + codes.shift_m), np.log(high + codes.shift_m)
+    metres = numbers.mul_((high - low) / _MAX_CODE).add_(low)
+    if codes.is_log:
+        metres = metres.exp_().sub_(codes.shift_m)
+    return metres.clamp_(codes.min_m, codes.max_m).mul_(1000.0).round_().clamp_(0.0, _NUM_NUMBERS - 1).numpy()
+
+
+def depth_decoder_version() -> str:
+    """Return the name of what decodes depth videos; empty where nothing does."""
+    try:
+        av = _import_av()
+    except ConfigError:
+        return "no av"
+    return f"av {av.__version__} with libavcodec {'.'.join(map(str, av.library_versions['libavcodec']))}"
+
+
+def _import_av() -> Any:
+    try:
+        import av
+    except ImportError as error:
+        raise ConfigError(f"cannot decode depth videos: {NEEDS_AV} ({error})") from error
+    return av
