@@ -20,10 +20,10 @@ from raypipe.plan import (
     MemberCost,
     OrderSpec,
     SelectionSpec,
-    index_episodes,
     resolve_live,
 )
 from raypipe.schema import Schema, schema_of
+from raypipe.selection import index_dataset
 from raypipe.specs import make_spec
 from raypipe.video import keyframe_interval
 
@@ -96,14 +96,7 @@ def index_frames(dataset: Dataset | Mixture, selection: SelectionSpec | None = N
                 f"member its own selection"
             )
         return dataset.index()
-    episodes = dataset.meta.episodes
-    return index_episodes(
-        SINGLE_DATASET,
-        episodes.episode_index,
-        episodes.length,
-        fingerprint=dataset.meta.order_fingerprint,
-        selection=selection,
-    )
+    return index_dataset(SINGLE_DATASET, dataset.meta, selection)
 
 
 def decode_spec_of(dataset: Dataset | Mixture) -> DecodeSpec:

@@ -1,13 +1,14 @@
 """What an epoch is made of: runs of frames of episodes, as columns.
 
-Decides which frames are anchors (subset, exclusion, dropped first and last frames, segments). Does not read a
-dataset: the caller gives episode numbers and lengths. Several datasets are one index, so a mixture has the same shape.
+Decides which frames are anchors (subset, exclusion, lengths, dropped first and last frames, segments). Does not read a
+dataset: the caller gives episode numbers and lengths, and says which episodes filters by tasks and columns leave.
+Several datasets are one index, so a mixture has the same shape.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,17 @@ from raypipe.wording import counted, span_text
 
 ALL_EPISODES: Final = "all"
 
+ANY_LENGTH: Final = "any"
+"""`max_frames` of this value: episodes of any length."""
+
 SINGLE_DATASET: Final = "dataset"
 """The name in the order of a dataset that stands alone: the same wherever it lies."""
 
 _MAX_FRAMES: Final = 1 << 24
 """Frames of an episode: the key axis of a lane has 2**24 places per span. At 30 fps it is 155 hours."""
+
+
+_FIRST_FIELDS: Final = ("episodes", "exclude", "drop_first_frames", "drop_last_frames", "segments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +49,37 @@ class SelectionSpec:
     """(episode, start, stop) runs that alone hold anchors, as DROID's idle filtering needs; empty: whole episodes.
     An episode without a segment has no anchors."""
 
+    tasks: tuple[str, ...] = ()
+    """Episodes that have one of these tasks, by text; empty: of any task."""
+
+    min_frames: int = 1
+    """Episodes of at least so many frames."""
+
+    max_frames: int | Literal["any"] = ANY_LENGTH
+
+    where: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    """Columns and the values that they may have, as ``{"is_success": True, "scene": ("a", "b")}``. A column of the
+    episode table says which episodes are kept."""
+
     def __post_init__(self) -> None:
         for name in ("drop_first_frames", "drop_last_frames"):
             object.__setattr__(self, name, check_whole(name, getattr(self, name), 0, _MAX_FRAMES))
+        object.__setattr__(self, "min_frames", check_whole("min_frames", self.min_frames, 1, _MAX_FRAMES))
+        if self.max_frames != ANY_LENGTH:
+            most = check_whole("max_frames", self.max_frames, self.min_frames, _MAX_FRAMES, ANY_LENGTH)
+            object.__setattr__(self, "max_frames", most)
+        object.__setattr__(self, "tasks", _check_tasks(self.tasks))
+        object.__setattr__(self, "where", _check_where(self.where))
         # Lists, ranges and arrays are welcome; what is kept is plain, comparable, and JSON.
         if not isinstance(self.episodes, str):
             object.__setattr__(self, "episodes", tuple(map(int, self.episodes)))
         object.__setattr__(self, "exclude", tuple(map(int, self.exclude)))
         object.__setattr__(self, "segments", tuple(tuple(map(int, segment)) for segment in self.segments))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields; filters only where they are given, as accounts from before there were any have them."""
+        plain = asdict(SelectionSpec())
+        return {name: value for name, value in asdict(self).items() if name in _FIRST_FIELDS or value != plain[name]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +149,9 @@ class EpisodeIndex:
     shares: Shares | None = None
     """What an epoch takes of every dataset of a mixture; None: every anchor frame, once."""
 
+    left_out: tuple[int, int] = (0, 0)
+    """Episodes and frames of the datasets that the selection leaves out."""
+
     def __len__(self) -> int:
         return len(self.episode)
 
@@ -129,9 +162,18 @@ class EpisodeIndex:
 
 
 def index_episodes(
-    name: str, episode: Ints, length: Ints, *, fingerprint: str, selection: SelectionSpec
+    name: str,
+    episode: Ints,
+    length: Ints,
+    *,
+    fingerprint: str,
+    selection: SelectionSpec,
+    kept: NDArray[np.bool_] | None = None,
 ) -> EpisodeIndex:
     """Return the anchor runs of one dataset.
+
+    Args:
+        kept: whether each of `episode` passes the filters of the selection that ask for more than its length.
 
     Raises:
         ConfigError: an episode that is asked for does not exist, segments overlap, or no frame is left.
@@ -143,20 +185,23 @@ def index_episodes(
     row, start, stop = _anchor_runs(name, number, frames, selection)
     start = np.maximum(start, selection.drop_first_frames)
     stop = np.minimum(stop, frames[row] - selection.drop_last_frames)
-    kept = (stop > start) & _selected(name, number, selection)[row]
-    if not kept.any():
+    wanted = _selected(name, number, selection) & _has_length(frames, selection)
+    wanted &= True if kept is None else np.asarray(kept)[order]
+    is_kept = (stop > start) & wanted[row]
+    if not is_kept.any():
         raise ConfigError(
             f"no frame is left of the {counted(len(number), 'episode')} of dataset {name!r} under {selection}"
         )
-    row = row[kept]
+    row, start, stop = row[is_kept], start[is_kept], stop[is_kept]
     return EpisodeIndex(
         dataset_names=(name,),
         dataset=np.zeros(len(row), dtype=np.int32),
         episode=number[row],
         length=frames[row],
-        start=start[kept],
-        stop=stop[kept],
+        start=start,
+        stop=stop,
         fingerprint=fingerprint,
+        left_out=(len(number) - len(np.unique(row)), int(frames.sum() - (stop - start).sum())),
     )
 
 
@@ -178,6 +223,7 @@ def concat_indexes(indexes: Sequence[EpisodeIndex]) -> EpisodeIndex:
         start=np.concatenate([index.start for index in indexes]),
         stop=np.concatenate([index.stop for index in indexes]),
         fingerprint="+".join(index.fingerprint for index in indexes),
+        left_out=(sum(index.left_out[0] for index in indexes), sum(index.left_out[1] for index in indexes)),
     )
 
 
@@ -208,6 +254,37 @@ def _selected(name: str, number: Ints, selection: SelectionSpec) -> NDArray[np.b
         _check_known(name, number, selection.episodes)
         wanted = np.isin(number, np.asarray(selection.episodes, dtype=np.int64))
     return wanted & ~np.isin(number, np.asarray(selection.exclude, dtype=np.int64))
+
+
+def _has_length(frames: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
+    most = _MAX_FRAMES if isinstance(selection.max_frames, str) else selection.max_frames
+    return np.asarray((frames >= selection.min_frames) & (frames <= most))
+
+
+def _check_tasks(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise ConfigError(f"tasks is {given!r}; give a list of texts, as [{given!r}]")
+    tasks = tuple(given)
+    if not all(isinstance(task, str) for task in tasks):
+        raise ConfigError(f"tasks is {list(tasks)!r}; give the texts of tasks")
+    return tasks
+
+
+def _check_where(given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """Return the columns with the values that they may have, from a dict or from what this returned."""
+    try:
+        pairs = [(str(column), values) for column, values in (given.items() if isinstance(given, Mapping) else given)]
+        listed = [(name, (one,) if isinstance(one, str) or np.isscalar(one) else tuple(one)) for name, one in pairs]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"where is {given!r}; give columns with values, as {{'is_success': True}}") from error
+    for column, values in listed:
+        if not values:
+            raise ConfigError(f"where has no value for {column!r}: no frame could be left")
+    # Numbers of numpy as Python's own: what is kept goes into JSON.
+    return tuple(
+        (column, tuple(one.item() if isinstance(one, np.generic) else one for one in values))
+        for column, values in listed
+    )
 
 
 def _check_known(name: str, number: Ints, wanted: Sequence[int] | str) -> None:
