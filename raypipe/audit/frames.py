@@ -51,7 +51,8 @@ def read_frames(root: str, selection: SelectionSpec) -> tuple[EpisodeIndex, Fram
     meta = read_metadata(root)
     episodes = meta.episodes
     index = index_dataset(SINGLE_DATASET, meta, selection)
-    return index, lay_out((SINGLE_DATASET,), [(episodes.episode_index, episodes.length)])
+    lengths = [(episodes.episode_index, episodes.length)]
+    return index, lay_out((SINGLE_DATASET,), lengths, has_laps=index.rates is not None)
 
 
 def parse_selection(saved: Mapping[str, Any]) -> SelectionSpec:

@@ -6,6 +6,7 @@ this order:
 ::
 
     index.py       which frames are anchors                          EpisodeIndex
+    rates.py       every n-th frame, and weights: how often each     Rates
     shares.py      of a mixture: what an epoch takes of each dataset Shares
     spans.py       cut into spans, ordered by a keyed hash           Spans
     lanes.py       shared out over lanes, equal up to one frame      LaneQueues
@@ -51,6 +52,7 @@ from raypipe.plan.emit import Batch, BatchChunk
 from raypipe.plan.epoch import EpochPlan, plan_epoch
 from raypipe.plan.held import HeldPeak, measure_held
 from raypipe.plan.index import (
+    EQUAL,
     SINGLE_DATASET,
     EpisodeIndex,
     SelectionSpec,
@@ -77,7 +79,9 @@ from raypipe.plan.shares import (
     describe_changes,
     first_laps,
     lap_sizes,
+    make_keys,
     mix_indexes,
+    run_frames,
     split_frames,
 )
 from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, WORLD_SIZE, BatchSpec, Leg, OrderSpec, first_leg, parse_order
@@ -97,6 +101,7 @@ from raypipe.plan.world import Frames, WorldPlan, plan_world
 __all__ = [
     "AHEAD_BATCHES",
     "DEFAULT_LIVE_BYTES",
+    "EQUAL",
     "ORDER_VERSION",
     "SINGLE_DATASET",
     "UNVERSIONED",
@@ -141,6 +146,7 @@ __all__ = [
     "follow_state",
     "index_episodes",
     "lap_sizes",
+    "make_keys",
     "measure_held",
     "measure_mixing",
     "mix_indexes",
@@ -150,6 +156,7 @@ __all__ = [
     "report_plan",
     "resolve_live",
     "resume",
+    "run_frames",
     "split_frames",
     "start",
     "state_after",

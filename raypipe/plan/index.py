@@ -15,10 +15,14 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.plan.keyhash import Ints
+from raypipe.plan.rates import Rates, concat_rates, make_rates, ragged_arange
 from raypipe.plan.spec import check_whole
 from raypipe.wording import counted, span_text
 
 ALL_EPISODES: Final = "all"
+
+EQUAL: Final = "equal"
+"""`weights` of this value: every frame comes as often as any other."""
 
 ANY_LENGTH: Final = "any"
 """`max_frames` of this value: episodes of any length."""
@@ -59,7 +63,15 @@ class SelectionSpec:
 
     where: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     """Columns and the values that they may have, as ``{"is_success": True, "scene": ("a", "b")}``. A column of the
-    episode table says which episodes are kept."""
+    episode table says which episodes are kept, one of the rows which frames."""
+
+    every: int = 1
+    """Every so many frames one is an anchor, in each epoch from another phase on: an epoch has so many times fewer."""
+
+    weights: str | tuple[tuple[int, float], ...] = EQUAL
+    """How often frames come, relative to each other, at least 0; see `raypipe.plan.rates`. A column of the episode
+    table or of the rows; a parquet file with the columns ``episode_index`` or ``index``, and ``weight``; or a mapping
+    of episodes to weights, in which others have 1. `Pipeline` also takes a function of the episode table."""
 
     def __post_init__(self) -> None:
         for name in ("drop_first_frames", "drop_last_frames"):
@@ -68,8 +80,11 @@ class SelectionSpec:
         if self.max_frames != ANY_LENGTH:
             most = check_whole("max_frames", self.max_frames, self.min_frames, _MAX_FRAMES, ANY_LENGTH)
             object.__setattr__(self, "max_frames", most)
+        object.__setattr__(self, "every", check_whole("every", self.every, 1, _MAX_FRAMES))
         object.__setattr__(self, "tasks", _check_tasks(self.tasks))
         object.__setattr__(self, "where", _check_where(self.where))
+        if not isinstance(self.weights, str):
+            object.__setattr__(self, "weights", _check_weights(self.weights))
         # Lists, ranges and arrays are welcome; what is kept is plain, comparable, and JSON.
         if not isinstance(self.episodes, str):
             object.__setattr__(self, "episodes", tuple(map(int, self.episodes)))
@@ -149,16 +164,21 @@ class EpisodeIndex:
     shares: Shares | None = None
     """What an epoch takes of every dataset of a mixture; None: every anchor frame, once."""
 
+    rates: Rates | None = None
+    """How often an epoch, or a lap of a mixture, has each frame; None: once."""
+
     left_out: tuple[int, int] = (0, 0)
-    """Episodes and frames of the datasets that the selection leaves out."""
+    """Episodes and frames of the datasets that no epoch has."""
 
     def __len__(self) -> int:
         return len(self.episode)
 
     @property
     def num_frames(self) -> int:
-        """The number of samples of an epoch: the anchor frames, or the sum of the shares."""
-        return sum(self.shares.frames) if self.shares else int((self.stop - self.start).sum())
+        """The number of samples of an epoch: the anchor frames by their rates, or the sum of the shares."""
+        if self.shares:
+            return sum(self.shares.frames)
+        return sum(self.rates.sizes) if self.rates else int((self.stop - self.start).sum())
 
 
 def index_episodes(
@@ -169,11 +189,13 @@ def index_episodes(
     fingerprint: str,
     selection: SelectionSpec,
     kept: NDArray[np.bool_] | None = None,
+    weights: NDArray[np.float64] | None = None,
 ) -> EpisodeIndex:
     """Return the anchor runs of one dataset.
 
     Args:
         kept: whether each of `episode` passes the filters of the selection that ask for more than its length.
+        weights: one for each of `episode`, or one for each of their frames; None: all are equal.
 
     Raises:
         ConfigError: an episode that is asked for does not exist, segments overlap, or no frame is left.
@@ -193,6 +215,10 @@ def index_episodes(
             f"no frame is left of the {counted(len(number), 'episode')} of dataset {name!r} under {selection}"
         )
     row, start, stop = row[is_kept], start[is_kept], stop[is_kept]
+    each = np.ones(len(row))
+    if weights is not None:
+        row, start, stop, each = _weigh(name, np.asarray(weights, dtype=np.float64), (order, length, row, start, stop))
+    num_frames = int((stop - start).sum() if len(each) == len(row) else (each > 0).sum())
     return EpisodeIndex(
         dataset_names=(name,),
         dataset=np.zeros(len(row), dtype=np.int32),
@@ -201,7 +227,8 @@ def index_episodes(
         start=start,
         stop=stop,
         fingerprint=fingerprint,
-        left_out=(len(number) - len(np.unique(row)), int(frames.sum() - (stop - start).sum())),
+        rates=make_rates(name, start, stop, each, selection.every),
+        left_out=(len(number) - len(np.unique(row)), int(frames.sum()) - num_frames),
     )
 
 
@@ -223,6 +250,7 @@ def concat_indexes(indexes: Sequence[EpisodeIndex]) -> EpisodeIndex:
         start=np.concatenate([index.start for index in indexes]),
         stop=np.concatenate([index.stop for index in indexes]),
         fingerprint="+".join(index.fingerprint for index in indexes),
+        rates=concat_rates([index.rates for index in indexes], [(index.start, index.stop) for index in indexes]),
         left_out=(sum(index.left_out[0] for index in indexes), sum(index.left_out[1] for index in indexes)),
     )
 
@@ -232,10 +260,40 @@ def describe_selection(index: EpisodeIndex) -> str:
     digest = hashlib.blake2b(repr(index.dataset_names).encode(), digest_size=8)
     for column in (index.dataset, index.episode, index.start, index.stop):
         digest.update(np.ascontiguousarray(column).data)
+    for column in index.rates.digest_columns() if index.rates else ():
+        digest.update(np.ascontiguousarray(column).data)
     if index.shares is not None:
         taken = (index.shares.frames, index.shares.since, index.shares.positions)
         digest.update(repr(taken).encode())
     return f"{len(index)} runs, {index.num_frames} frames, {digest.hexdigest()}"
+
+
+def _weigh(
+    name: str, weights: NDArray[np.float64], runs: tuple[Ints, Ints, Ints, Ints, Ints]
+) -> tuple[Ints, Ints, Ints, NDArray[np.float64]]:
+    """Return the runs that have a weight, and the weights of these, or of all their frames where they are not alike.
+
+    Args:
+        runs: the order of the episodes, their lengths as they were given, and rows, first frames and ends of the runs.
+    """
+    order, length, row, start, stop = runs
+    if len(weights) not in (len(length), int(length.sum())):
+        raise ConfigError(
+            f"there are {counted(len(weights), 'weight')} for dataset {name!r}, which has "
+            f"{counted(len(length), 'episode')} of {counted(int(length.sum()), 'frame')}: give one for each of either"
+        )
+    each = weights[order][row]
+    if len(weights) != len(length):
+        first = (np.cumsum(length) - length)[order][row]
+        every = weights[ragged_arange(first + start, stop - start)]
+        begins = np.cumsum(stop - start) - (stop - start)
+        each, least = np.maximum.reduceat(every, begins), np.minimum.reduceat(every, begins)
+    has_weight = each > 0
+    if not has_weight.any():
+        raise ConfigError(f"all weights of the selected frames of dataset {name!r} are 0: no frame is left")
+    if len(weights) == len(length) or np.array_equal(each, least):
+        return row[has_weight], start[has_weight], stop[has_weight], each[has_weight]
+    return row[has_weight], start[has_weight], stop[has_weight], every[np.repeat(has_weight, stop - start)]
 
 
 def _check_episodes(name: str, number: Ints, frames: Ints) -> None:
@@ -268,6 +326,18 @@ def _check_tasks(given: Any) -> tuple[str, ...]:
     if not all(isinstance(task, str) for task in tasks):
         raise ConfigError(f"tasks is {list(tasks)!r}; give the texts of tasks")
     return tasks
+
+
+def _check_weights(given: Any) -> tuple[tuple[int, float], ...]:
+    """Return weights by episode, from a mapping or from what this returned."""
+    try:
+        pairs = given.items() if isinstance(given, Mapping) else given
+        return tuple(sorted((int(episode), float(weight)) for episode, weight in pairs))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"weights is {given!r}; give the name of a column, the path of a parquet file, or a mapping of episodes to "
+            f"numbers"
+        ) from error
 
 
 def _check_where(given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:

@@ -55,7 +55,7 @@ def test_a_loader_gives_exactly_the_filtered_frames(dataset):
     [
         ({"tasks": ["pick up the cub"]}, r"has no task 'pick up the cub'; did you mean 'pick up the cube'\? Known"),
         ({"tasks": "pick up the cube"}, r"give a list of texts, as \['pick up the cube'\]"),
-        ({"where": {"is_sucess": True}}, r"'is_sucess', which .* does not have; did you mean 'is_success'\?"),
+        ({"where": {"is_sucess": True}}, r"'is_sucess', which neither .* have; did you mean 'is_success'\?"),
         ({"where": {"is_success": []}}, "no value for 'is_success'"),
         ({"where": 3}, r"where is 3; give columns with values, as \{'is_success': True\}"),
         ({"min_frames": 0}, "min_frames must be an integer of at least 1, got 0"),
