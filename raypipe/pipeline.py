@@ -37,6 +37,7 @@ from raypipe.plan import (
     WHOLE_EPISODE,
     WHOLE_SPAN,
     WorldPlan,
+    describe_frames,
     plan_epoch,
     plan_world,
     report_plan,
@@ -134,9 +135,10 @@ class Pipeline:
             if schema_for(self.config.dataset).cameras
             else ""
         )
+        frames = "".join(f", {text}" for text in describe_frames(self._index))
         return (
-            f"Pipeline({self.config.dataset!r}, batch of {self.config.batch.size} a {self.config.batch.scope}, seed "
-            f"{order.seed}, spans of {span}, {order.live_spans} live, {clips}{decoding})"
+            f"Pipeline({self.config.dataset!r}{frames}, batch of {self.config.batch.size} a {self.config.batch.scope}, "
+            f"seed {order.seed}, spans of {span}, {order.live_spans} live, {clips}{decoding})"
         )
 
     def plan(self, *, epoch: int = 0, world_size: int = 1) -> WorldPlan:

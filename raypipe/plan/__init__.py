@@ -62,7 +62,7 @@ from raypipe.plan.index import (
     index_episodes,
 )
 from raypipe.plan.keyhash import ORDER_VERSION
-from raypipe.plan.members import MemberReport, emitted_frames
+from raypipe.plan.members import MemberReport, RateReport, describe_frames, emitted_frames
 from raypipe.plan.mixing import Distinct, Mixing, NearRepeats, expected_distinct, measure_mixing
 from raypipe.plan.rank import RankPlan, SpanQueue
 from raypipe.plan.report import (
@@ -127,6 +127,7 @@ __all__ = [
     "OrderState",
     "PlanReport",
     "RankPlan",
+    "RateReport",
     "Resumed",
     "SelectionSpec",
     "Shares",
@@ -137,6 +138,7 @@ __all__ = [
     "concat_indexes",
     "decoded_together",
     "describe_changes",
+    "describe_frames",
     "describe_remedies",
     "describe_selection",
     "emitted_frames",

@@ -187,6 +187,21 @@ def concat_rates(rates: Sequence[Rates | None], runs: Sequence[tuple[Ints, Ints]
     )
 
 
+def mean_times(rates: Rates, length: Ints) -> tuple[NDArray[np.float64], Ints]:
+    """Return how often frames of a lap come on average, and how many do: of each run, or of each of its unlike frames.
+
+    Args:
+        length: of every run.
+    """
+    alike, unlike = np.flatnonzero(rates.offset < 0), np.flatnonzero(rates.offset >= 0)
+    row = np.repeat(unlike, length[unlike])
+    frame = ragged_arange(rates.start[unlike], length[unlike])
+    units = rates.position(row, frame + 1) - rates.position(row, frame)
+    spread = rates.spare[alike] / rates.num_frames[alike]
+    times = np.concatenate([rates.units[alike] + spread, units[units > 0]]) / _WHOLE
+    return times, np.concatenate([length[alike], np.ones(int((units > 0).sum()), dtype=np.int64)])
+
+
 def times_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, frame: Ints) -> Ints:
     """Return how often each frame comes in the epoch, or the lap of a mixture, that a lap of the order is a part of."""
     return _marks_between(rates, keys, row, lap, frame, frame + 1)

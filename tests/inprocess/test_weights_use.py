@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from batches import assert_equals_samples, frames_of_all, local_loader, varied_spec
+from program import run_program
 from selection_cases import LENGTHS, write_rows
 
 import raypipe as rp
@@ -23,6 +24,8 @@ from raypipe.audit.frames import read_frames
 from raypipe.errors import ConfigError, ResumeError
 from raypipe.testing import write_dataset
 from raypipe.train import read_state, restore, write_states
+from raypipe.views import view_plan
+from raypipe.views.plan import plan_lines
 
 NUM_FRAMES = sum(LENGTHS)
 QUALITY = [1, 0, 2, 1, 0.5, 3, 1, 1, 0]
@@ -286,3 +289,36 @@ def test_a_file_that_does_not_fit_the_dataset_is_told(dataset, tmp_path, columns
 def test_weights_of_a_mixture_are_those_of_its_members(root):
     with pytest.raises(ConfigError, match="weights are of one dataset, and this is a mixture"):
         make_pipe(rp.Mixture([root, root], progress=False), weights="quality")
+
+
+def test_the_plan_and_the_pipeline_tell_what_is_left_out_and_the_shares(dataset, root):
+    def plan(**selection):
+        return view_plan(str(root), {"seed": 0}, rp.BatchSpec(size=4), world_size=2, selection=selection).report
+
+    weighted, third = plan(weights="quality"), plan(every=3, min_frames=5)
+
+    lost = NUM_FRAMES - SELECTED
+    assert weighted.selection[0] == f"{lost} frames left out, 2 whole episodes among them"
+    assert [one.frames for one in weighted.rates] == [9, 26, 12, 3]
+    assert sum(one.share for one in weighted.rates) == pytest.approx(1)
+    assert weighted.rates[-1].share == pytest.approx(part_of(QUALITY)[5] / SELECTED)
+    assert weighted.rates[-1].least_times / weighted.rates[0].least_times == pytest.approx(6, rel=1e-4)
+    assert third.selection == (
+        "8 frames left out, 3 whole episodes among them",
+        "16 frames an epoch of 49, each 0.327 times",
+    )
+    text = "\n".join(f"{name} {line}" for name, line in plan_lines(weighted))
+    assert f"weights 9 frames {weighted.rates[0].least_times:.3g} times each" in text
+    assert all(f"{line}, " in repr(make_pipe(dataset, weights="quality")) for line in weighted.selection)
+    assert plan().selection == plan().rates == ()
+
+
+def test_the_plan_command_takes_a_selection(root):
+    size = (root, "--world-size", 1, "--batch-size", 4)
+
+    told = json.loads(run_program("plan", *size, "--selection", '{"every": 3}', "--json").stdout)
+    wrong = run_program("plan", *size, "--selection", "every=3")
+
+    assert (told["frames"], told["rates"][0]["frames"]) == (NUM_FRAMES // 3, NUM_FRAMES)
+    assert "--selection is no JSON" in wrong.stderr
+    assert wrong.returncode
