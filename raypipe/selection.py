@@ -68,10 +68,12 @@ def settle_selection(meta: DatasetMeta, given: Any, weights: Any = EQUAL) -> Sel
         weights: in place of those of `given`; also a function of the episode table, an Arrow table, that returns a
             number for each of its rows.
     """
-    fields = {"weights": EQUAL, **given} if isinstance(given, Mapping) else given
-    if isinstance(fields, dict) and weights is EQUAL:
-        weights = fields.pop("weights")
+    fields = dict(given) if isinstance(given, Mapping) else given
+    inside = fields.pop("weights", EQUAL) if isinstance(fields, dict) else getattr(given, "weights", EQUAL)
     selection = make_spec(SelectionSpec, fields, "selection")
+    if not any(isinstance(one, str) and one == EQUAL for one in (inside, weights)):
+        raise ConfigError(f"weights is {weights!r}, and selection has other weights, {inside!r}: say one of them")
+    weights = inside if isinstance(weights, str) and weights == EQUAL else weights
     if callable(weights):
         weights = _call(meta, weights)
     if isinstance(weights, str | os.PathLike):

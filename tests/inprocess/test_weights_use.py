@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from batches import assert_equals_samples, frames_of_all, local_loader, varied_spec
+from batches import assert_equals_samples, frames_of, frames_of_all, local_loader, varied_spec
 from program import run_program
 from selection_cases import LENGTHS, write_rows
 
@@ -220,6 +220,7 @@ def test_a_state_goes_on_in_another_process_with_the_same_function_and_not_with_
     goes_on.load_state_dict(state)
 
     assert begun + frames_of_all(goes_on) == whole
+    assert check_run(tmp_path).is_exact
     with pytest.raises(ResumeError, match="selection is"):
         other.load_state_dict(state)
 
@@ -284,6 +285,35 @@ def test_weights_that_make_no_sense_are_told(dataset, weights, message):
 def test_a_file_that_does_not_fit_the_dataset_is_told(dataset, tmp_path, columns, message):
     with pytest.raises(ConfigError, match=message):
         make_pipe(dataset, weights=write_parquet(tmp_path / "weights.parquet", **columns))
+
+
+def test_weights_are_said_once(dataset):
+    with pytest.raises(ConfigError, match="weights is 'quality', and selection has other weights, 'reward'"):
+        make_pipe(dataset, weights="quality", selection={"weights": "reward"})
+
+
+@pytest.mark.filterwarnings("ignore:rank . left out")
+def test_every_time_of_a_bad_frame_is_left_out_and_listed(tmp_path):
+    root = write_rows(tmp_path / "dataset", "v2.1")
+    pipe = make_pipe(rp.open_dataset(root), weights={2: 5.0}, on_bad_episode="skip")
+    (root / "data/chunk-000/episode_000002.parquet").unlink()
+    loader = local_loader(pipe)
+
+    handed = Counter(
+        place
+        for batch in loader
+        for place, is_repeat in zip(frames_of(batch), batch["is_repeat"].tolist(), strict=True)
+        if not is_repeat
+    )
+
+    write_states(tmp_path, loader)
+    planned, checked = epoch_of(pipe), check_run(tmp_path)
+    lost = sum(times for (episode, _), times in planned.items() if episode == 2)
+    assert lost > 2 * LENGTHS[2]
+    assert handed == {place: times for place, times in planned.items() if place[0] != 2}
+    assert checked.is_exact, checked.describe()
+    assert checked.verdicts[0].num_skipped == lost
+    assert load_checker().check(tmp_path)[1] == []
 
 
 def test_weights_of_a_mixture_are_those_of_its_members(root):
