@@ -52,6 +52,9 @@ _WHOLE: Final = 1 << _UNIT_BITS
 _WEIGHT_BITS: Final = 30
 """The largest weight in whole numbers; smaller ones are rounded to such."""
 
+_MOST_FRAMES: Final = 1 << 31
+"""Keeps the arithmetic within 64 bits; at 30 fps it is two years."""
+
 _FRAMES_AT_ONCE: Final = 1 << 20
 """Bounds the memory of counting unlike frames to some 100 MB."""
 
@@ -137,6 +140,8 @@ def make_rates(name: str, start: Ints, stop: Ints, weights: NDArray[np.float64],
         raise ConfigError(
             f"every={every} leaves no frame of dataset {name!r}: the selection has {counted(total, 'frame')}"
         )
+    if total >= _MOST_FRAMES:
+        raise ConfigError(f"weights and every are for less than {_MOST_FRAMES:,} frames, and {name!r} has {total:,}")
     size = total // every
     units, spare = _as_units(weights, each, size)
     zeros = np.zeros(len(length), dtype=np.int64)

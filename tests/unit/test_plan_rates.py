@@ -92,7 +92,8 @@ def test_over_epochs_every_frame_comes_as_often_as_its_weight_says(frames, data,
 
 @given(lengths, st.integers(2, 9), st.integers(0, 30))
 def test_every_nth_frame_is_n_apart_and_its_phase_moves_with_the_epoch(frames, every, epoch):
-    frames = [*frames, 40]
+    # With fewer frames than `every` times itself what is left of the division makes gaps longer.
+    frames = [*frames, 100]
     index = make_index(frames, every=every)
 
     found = times_of_index(index, SPEC, epoch)
@@ -103,6 +104,17 @@ def test_every_nth_frame_is_n_apart_and_its_phase_moves_with_the_epoch(frames, e
     assert gaps.count(every + 1) <= sum(frames) % every
     phases = {times_of_index(index, SPEC, one)[0] for one in range(20)}
     assert len(phases) > 1
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.5, 0.7] * 1000], ids=["every", "weights"])
+def test_no_epoch_of_millions_of_frames_has_one_more_or_less(weights):
+    index = make_index([1401] * 3000, weights=weights, every=3)
+
+    found = {
+        int(plan_epoch(index, OrderSpec(seed=0, lanes=1), epoch=epoch).frames_per_lane.sum()) for epoch in range(60)
+    }
+
+    assert found == {1401 * 1000}
 
 
 @settings(max_examples=30)
