@@ -5,6 +5,7 @@
 Reads the files that ranks wrote (pyarrow) and the lengths of the episodes; knows nothing of the order, so it cannot say
 whether frames came in the planned order: ``raypipe account`` does. Exit code 0: all is accounted for. 1: it is not.
 A dataset of which a part was selected, or a mixture, is checked by number: as many different frames as an epoch takes.
+With weights a frame may come several times: each time is a number of its own, and comes once.
 """
 
 import argparse
@@ -192,7 +193,7 @@ def check_links(parts, state):
     return kept, cut, wrong
 
 
-def check_epoch(epoch, parts, cut, state, axis):
+def check_epoch(epoch, parts, cut, state, axis, *, has_laps):
     """Return a line about the frames of an epoch, and what is wrong with them."""
     wrong = []
     frames = np.concatenate([np.empty(0, np.int64), *(part["frames"] for part in parts)])
@@ -202,7 +203,7 @@ def check_epoch(epoch, parts, cut, state, axis):
     doubled = values[(times > 1) & ~np.isin(values, again)]
     sizes = [sum(length for _, length in episodes.values()) for episodes in axis]
     members = state.get("mixture", {}).get("members", [])
-    foreign = [v for v in values.tolist() if not is_known(v, sizes, has_laps=bool(members))]
+    foreign = [v for v in values.tolist() if not is_known(v, sizes, has_laps=has_laps)]
     selection = parts[-1]["selection"] if parts else state["order"]["selection"]
     wanted = sum(one["frames"] for one in members) if members else int(selection.split(" runs, ")[1].split()[0])
     missing = wanted - len(values)
@@ -277,12 +278,14 @@ def check(folder, dataset="", name="train"):
     parts, cut, found = check_links(merge(files), state)
     wrong += found + [text for part in parts for text in check_part(part, axis)]
     since = state.get("mixture", {}).get("since", 0)
-    lines = []
+    # Each time that an epoch has a frame is one number: those after the first are of later laps.
+    has_laps, lines = bool(header["members"]) or "weights" in header["selection"], []
     for epoch in range(since, max([state["epoch"] + bool(state["legs"]), *(part["epoch"] + 1 for part in parts)])):
-        line, found = check_epoch(epoch, [part for part in parts if part["epoch"] == epoch], cut, state, axis)
+        mine = [part for part in parts if part["epoch"] == epoch]
+        line, found = check_epoch(epoch, mine, cut, state, axis, has_laps=has_laps)
         lines.append(line)
         wrong += found
-        skips = [pair for part in parts if part["epoch"] == epoch for pair in part["skips"]]
+        skips = [pair for part in mine for pair in part["skips"]]
         lines += [f"  skipped: episode {one['episode']}, {len(expand(run))} frames: {one['why']}" for one, run in skips]
     return lines, wrong
 

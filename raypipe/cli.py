@@ -133,6 +133,9 @@ def plan(
     seed: Annotated[int, typer.Option(help="Decides the order.")] = 0,
     epoch: Annotated[int, typer.Option(help="Counted from 0.")] = 0,
     lanes: Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")] = "world_size",
+    selection: Annotated[
+        str, typer.Option(help='Frames and weights, as a pipeline takes them: \'{"every": 3, "weights": "quality"}\'.')
+    ] = "{}",
     plot: Annotated[Path | None, typer.Option(help="Also draw the plan of rank 0 to this PNG file.")] = None,
     as_json: AsJson = False,
     json_file: JsonFile = None,
@@ -145,7 +148,15 @@ def plan(
         check_picture(plot)
     order = parse_order(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes, clip_frames=clip_frames)
     batch = BatchSpec(size=batch_size)
-    view = view_plan(root, order, batch, world_size=world_size, epoch=epoch, live_bytes=live_bytes)
+    view = view_plan(
+        root,
+        order,
+        batch,
+        world_size=world_size,
+        epoch=epoch,
+        live_bytes=live_bytes,
+        selection=_parse_selection(selection),
+    )
     _tell(view.report.to_json(), as_json, json_file, lambda: plan_table(view.report))
     if plot:
         plot_plan(view, plot)
@@ -396,6 +407,16 @@ def main() -> None:
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as one line, without the place in the code that Python adds."""
     typer.echo(f"raypipe: warning: {' '.join(str(message).split())}", err=True)
+
+
+def _parse_selection(text: str) -> dict[str, Any]:
+    try:
+        selection = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--selection is no JSON ({error}): {text!r}; give it as '{{\"every\": 3}}'") from error
+    if not isinstance(selection, dict):
+        raise ConfigError(f"--selection is {text!r}; give an object, as '{{\"every\": 3}}'")
+    return selection
 
 
 def _check_two_files(files: list[str]) -> None:

@@ -13,6 +13,7 @@ from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
 from raypipe.errors import ConfigError
 from raypipe.mixture import Mixture
 from raypipe.plan import (
+    EQUAL,
     WHOLE_EPISODE,
     BatchSpec,
     EpisodeIndex,
@@ -22,6 +23,7 @@ from raypipe.plan import (
     SelectionSpec,
 )
 from raypipe.schema import Schema
+from raypipe.selection import settle_selection
 from raypipe.sizes import choose_live, chosen_order, index_frames, measure_members, row_bytes, schema_for
 from raypipe.skips import BadDataSpec
 from raypipe.source import FeedSpec
@@ -95,7 +97,7 @@ def compose_config(
     batch = (
         BatchSpec(size=batch_size) if isinstance(batch_size, int) else make_spec(BatchSpec, batch_size, "batch_size")
     )
-    selection = make_spec(SelectionSpec, parts["selection"], "selection")
+    selection = _selection(dataset, parts)
     decode = _decode_spec(dataset, parts["decode"])
     if isinstance(dataset, Mixture) and decode.resize != dataset.spec.resize:
         dataset = dataset.resized(decode.resize)
@@ -121,6 +123,17 @@ def compose_config(
         budget=budget,
         derived=frozenset(chosen) - frozenset(given),
     )
+
+
+def _selection(dataset: Dataset | Mixture, parts: Mapping[str, Any]) -> SelectionSpec:
+    if not isinstance(dataset, Mixture):
+        return settle_selection(dataset.meta, parts["selection"], parts.get("weights", EQUAL))
+    if "weights" in parts:
+        raise ConfigError(
+            "weights are of one dataset, and this is a mixture: give a member its own by its selection, as "
+            "{'root': ..., 'selection': {'weights': 'quality'}}; how often members come is Mixture(..., weights=...)"
+        )
+    return make_spec(SelectionSpec, parts["selection"], "selection")
 
 
 def warn_of_long_gop(budget: LiveBudget, members: Sequence[MemberCost]) -> None:

@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -236,7 +236,7 @@ class RankLoader:
         state, parts = self._read_place()
         header = Header(
             root="" if job.mixture else str(job.context.datasets[0].meta.root),
-            selection={} if job.mixture else asdict(job.selection),
+            selection={} if job.mixture else job.selection.to_dict(),
             state=with_source(state.to_dict(), job.dataset),
             name=self.name,
             members=job.mixture.sources() if job.mixture else (),

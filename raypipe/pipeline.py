@@ -37,6 +37,7 @@ from raypipe.plan import (
     WHOLE_EPISODE,
     WHOLE_SPAN,
     WorldPlan,
+    describe_frames,
     plan_epoch,
     plan_world,
     report_plan,
@@ -59,7 +60,7 @@ Transport = Literal["auto", "local", "ray"]
 where clips are decoded on a cluster; else local. Batches are the same."""
 
 _PARTS: Final = (
-    *("selection", "order", "decode", "feed", "cache", "keep_frames", "allow_mixture_change"),
+    *("selection", "weights", "order", "decode", "feed", "cache", "keep_frames", "allow_mixture_change"),
     *(field.name for field in fields(BadDataSpec)),
 )
 
@@ -96,7 +97,8 @@ class Pipeline:
             live_bytes: memory of a rank for decoded frames; decides clip length, live spans and span length where
                 ``order`` does not.
             parts: ``selection``, ``order``, ``decode``, ``feed``: see `SelectionSpec`, `OrderSpec`, `DecodeSpec`,
-                `FeedSpec`; the fields of `BadDataSpec`, such as ``on_bad_episode="skip"``; ``cache``, a `CacheSpec`
+                `FeedSpec`; ``weights``, how often frames come: those of the selection, or a function of the episode
+                table; the fields of `BadDataSpec`, such as ``on_bad_episode="skip"``; ``cache``, a `CacheSpec`
                 for files of remote storage, or ``"off"``; ``keep_frames``, True or a `KeepSpec`, to decode each frame
                 once and keep it on the node's disk for later epochs; and ``allow_mixture_change=True``, to go on
                 between epochs from a state of another mixture.
@@ -133,9 +135,10 @@ class Pipeline:
             if schema_for(self.config.dataset).cameras
             else ""
         )
+        frames = "".join(f", {text}" for text in describe_frames(self._index))
         return (
-            f"Pipeline({self.config.dataset!r}, batch of {self.config.batch.size} a {self.config.batch.scope}, seed "
-            f"{order.seed}, spans of {span}, {order.live_spans} live, {clips}{decoding})"
+            f"Pipeline({self.config.dataset!r}{frames}, batch of {self.config.batch.size} a {self.config.batch.scope}, "
+            f"seed {order.seed}, spans of {span}, {order.live_spans} live, {clips}{decoding})"
         )
 
     def plan(self, *, epoch: int = 0, world_size: int = 1) -> WorldPlan:

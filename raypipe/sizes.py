@@ -20,10 +20,10 @@ from raypipe.plan import (
     MemberCost,
     OrderSpec,
     SelectionSpec,
-    index_episodes,
     resolve_live,
 )
 from raypipe.schema import Schema, schema_of
+from raypipe.selection import index_dataset
 from raypipe.specs import make_spec
 from raypipe.video import keyframe_interval
 
@@ -96,14 +96,7 @@ def index_frames(dataset: Dataset | Mixture, selection: SelectionSpec | None = N
                 f"member its own selection"
             )
         return dataset.index()
-    episodes = dataset.meta.episodes
-    return index_episodes(
-        SINGLE_DATASET,
-        episodes.episode_index,
-        episodes.length,
-        fingerprint=dataset.meta.order_fingerprint,
-        selection=selection,
-    )
+    return index_dataset(SINGLE_DATASET, dataset.meta, selection)
 
 
 def decode_spec_of(dataset: Dataset | Mixture) -> DecodeSpec:
@@ -114,12 +107,17 @@ def decode_spec_of(dataset: Dataset | Mixture) -> DecodeSpec:
 
 
 def open_with_order(
-    root: str, batch: BatchSpec, given: Mapping[str, Any], *, live_bytes: int | None = None
+    root: str,
+    batch: BatchSpec,
+    given: Mapping[str, Any],
+    *,
+    live_bytes: int | None = None,
+    selection: SelectionSpec | None = None,
 ) -> tuple[Dataset | Mixture, OrderSpec, DecodeSpec]:
     """Return what is at `root`, and how a pipeline of it orders and decodes: what `given` lacks is chosen as there.
 
-    A pipeline with windows, frames of another size, a selection or other `live_bytes` may choose other spans: what
-    ``print(pipe)`` shows holds.
+    A pipeline with windows, frames of another size, another `selection` or other `live_bytes` may choose other spans:
+    what ``print(pipe)`` shows holds.
     """
     with warnings.catch_warnings():
         # Which cameras and datasets are left out is what `raypipe info` tells.
@@ -129,7 +127,7 @@ def open_with_order(
     if not {"live_spans", "span_frames", "clip_frames"} <= set(given):
         budget = choose_live(
             dataset,
-            index_frames(dataset),
+            index_frames(dataset, selection),
             batch,
             decode,
             given,

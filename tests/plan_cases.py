@@ -15,6 +15,7 @@ from raypipe.plan import (
     WorldPlan,
     follow_state,
     index_episodes,
+    make_keys,
     mix_indexes,
     plan_epoch,
     plan_world,
@@ -22,6 +23,7 @@ from raypipe.plan import (
     split_frames,
     start,
 )
+from raypipe.plan.rates import times_taken
 
 WORLDS = (1, 2, 3, 4, 6)
 
@@ -38,10 +40,38 @@ specs = st.builds(
 )
 
 
-def make_index(frames, name="robot", episodes=None, fingerprint="robot-1") -> EpisodeIndex:
+def make_index(frames, name="robot", episodes=None, fingerprint="robot-1", weights=None, **selection) -> EpisodeIndex:
     numbers = np.arange(len(frames)) if episodes is None else np.asarray(episodes)
     lengths = np.asarray(frames, dtype=np.int64)
-    return index_episodes(name, numbers, lengths, fingerprint=fingerprint, selection=SelectionSpec())
+    known = {"fingerprint": fingerprint, "selection": SelectionSpec(**selection)}
+    return index_episodes(name, numbers, lengths, weights=None if weights is None else np.array(weights), **known)
+
+
+@st.composite
+def weighted(draw, name="robot", fingerprint="robot-1", least=6) -> EpisodeIndex:
+    """Draw a dataset with weights of episodes or of frames, some of them 0, or with every n-th frame, or with both."""
+    frames = draw(st.lists(st.integers(1, 30), min_size=least, max_size=16))
+    number = draw(st.sampled_from([len(frames), sum(frames)]))
+    weight = st.one_of(st.sampled_from([0.0, 1.0, 1.0, 2.0]), st.floats(0.01, 9))
+    weights = draw(st.none() | st.lists(weight, min_size=number, max_size=number))
+    every = draw(st.sampled_from([1, 1, 2, 3]))
+    try:
+        return make_index(frames, name, fingerprint=fingerprint, weights=weights, every=every)
+    except ConfigError:
+        assume(False)
+        raise
+
+
+def times_of_index(index: EpisodeIndex, spec: OrderSpec, epoch: int = 0) -> list[tuple[int, int]]:
+    """Return (episode, frame) of everything that an epoch has, as often as it has it."""
+    keys = make_keys(index, spec, epoch)
+    row = np.repeat(np.arange(len(index)), index.stop - index.start)
+    frame = np.concatenate([np.arange(*pair) for pair in zip(index.start, index.stop, strict=True)])
+    times = np.ones(len(row), dtype=np.int64)
+    if index.rates is not None:
+        times = times_taken(index.rates, keys, row, epoch * index.rates.parts[row], frame)
+    repeated = np.repeat(index.episode[row], times).tolist(), np.repeat(frame, times).tolist()
+    return sorted(zip(*repeated, strict=True))
 
 
 @st.composite

@@ -17,7 +17,7 @@ LAYERS = [
     {"storage"},
     {"metadata"},
     {"plan", "window", "rows", "video", "metrics", "skips"},
-    {"decode", "account", "progress", "row_features", "cluster_gate", "video_format"},
+    {"decode", "account", "progress", "row_features", "cluster_gate", "video_format", "selection"},
     {"dataset", "packed", "download"},
     {"schema"},
     {"normalise"},

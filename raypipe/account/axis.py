@@ -7,9 +7,9 @@
     0 ... 9     10 ... 24      25 ... 31     2**40 ... 2**40 + 7         numbered by the lengths of the episodes
 
 Within a dataset the number is LeRobot's `index` where the dataset counts as LeRobot does, so a person can look it up.
-Frames that follow each other in an episode follow each other here, so an episode is one run. An epoch of a mixture may
-go through several laps of a dataset: those after its first one are numbered behind each other, so a frame that comes
-twice has two numbers.
+Frames that follow each other in an episode follow each other here, so an episode is one run. An epoch of a mixture, or
+one of frames with weights, may go through several laps of a dataset: those after its first one are numbered behind each
+other, so a frame that comes twice has two numbers.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.account.runs import Runs, count_ranges
+from raypipe.account.runs import Runs, count_ranges, count_values
 from raypipe.errors import DatasetError
-from raypipe.plan import EpisodeIndex, OrderSpec, anchor_runs, first_laps
-from raypipe.plan.keyhash import Ints, OrderKeys
+from raypipe.plan import EpisodeIndex, OrderSpec, anchor_runs, first_laps, make_keys, run_frames
+from raypipe.plan.keyhash import Ints
 from raypipe.wording import frames_text
 
 DATASET_BITS: Final = 40
@@ -54,7 +54,7 @@ class FrameRange:
 
     times: int = 1
     lap: int = 0
-    """Laps of the dataset that the epoch had begun before, in a mixture."""
+    """Laps of the dataset that the epoch had begun before, in a mixture or with weights."""
 
     @property
     def num_frames(self) -> int:
@@ -120,12 +120,15 @@ class FrameAxis:
         return np.asarray(starts + self.sizes[dataset] * lap)
 
     def expected(self, index: EpisodeIndex, spec: OrderSpec, epoch: int) -> Runs:
-        """Return what an epoch must emit: the anchor frames of an index, or the shares of a mixture."""
-        keys = OrderKeys(seed=spec.seed, epoch=epoch, shuffle=spec.shuffle, dataset_names=index.dataset_names)
+        """Return what an epoch must emit: the anchor frames of an index by their rates, or the shares of a mixture."""
+        keys = make_keys(index, spec, epoch)
         runs = anchor_runs(index, keys)
         dataset = index.dataset[runs.row]
         start = self.starts_of(dataset, index.episode[runs.row], runs.lap - first_laps(index, epoch)[dataset])
-        return count_ranges(start + runs.start, start + runs.stop)
+        if index.rates is None:
+            return count_ranges(start + runs.start, start + runs.stop)
+        owner, frame = run_frames(index, runs, keys)
+        return count_values(start[owner] + frame)
 
     def name_of(self, dataset: int) -> str:
         """Return how messages call a dataset; nothing where it stands alone."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.plan.keyhash import Ints
-from raypipe.plan.spans import ragged_arange
+from raypipe.plan.rates import ragged_arange
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,9 +18,9 @@ from raypipe.plan import (
     SelectionSpec,
     describe_changes,
     follow_state,
-    index_episodes,
     mix_indexes,
 )
+from raypipe.selection import index_dataset
 from raypipe.wording import counted
 
 _NUM_THREADS: Final = 32
@@ -52,8 +52,9 @@ def read_frames(root: str, selection: SelectionSpec) -> tuple[EpisodeIndex, Fram
         return mixture.index(), _lay_out(mixture.names, [dataset.meta for dataset in mixture.datasets])
     meta = read_metadata(root)
     episodes = meta.episodes
-    index = _index(SINGLE_DATASET, meta, selection)
-    return index, lay_out((SINGLE_DATASET,), [(episodes.episode_index, episodes.length)])
+    index = index_dataset(SINGLE_DATASET, meta, selection)
+    lengths = [(episodes.episode_index, episodes.length)]
+    return index, lay_out((SINGLE_DATASET,), lengths, has_laps=index.rates is not None)
 
 
 def parse_selection(saved: Mapping[str, Any]) -> SelectionSpec:
@@ -76,7 +77,7 @@ def _read_members(header: Header) -> tuple[EpisodeIndex, FrameAxis]:
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         metas = list(pool.map(read_metadata, [str(member["root"]) for member in header.members]))
     indexes = [
-        _index(name, meta, parse_selection(member["selection"]))
+        index_dataset(name, meta, parse_selection(member["selection"]))
         for name, meta, member in zip(names, metas, header.members, strict=True)
     ]
     return mix_indexes(indexes, shares.frames, revisions=shares.revisions), _lay_out(names, metas)
@@ -99,16 +100,6 @@ def _at_state(index: EpisodeIndex, header: Header, place: str) -> EpisodeIndex:
             f"none: the account knows where its datasets were."
         )
     return follow_state(state, index)[1]
-
-
-def _index(name: str, meta: DatasetMeta, selection: SelectionSpec) -> EpisodeIndex:
-    return index_episodes(
-        name,
-        meta.episodes.episode_index,
-        meta.episodes.length,
-        fingerprint=meta.order_fingerprint,
-        selection=selection,
-    )
 
 
 def _lay_out(names: Sequence[str], metas: Sequence[DatasetMeta]) -> FrameAxis:

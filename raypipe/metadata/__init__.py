@@ -13,7 +13,7 @@ reads them.
 """
 
 from raypipe.metadata.dataset_meta import DatasetMeta, Source, read_metadata
-from raypipe.metadata.episodes import EpisodeTable, VideoColumns
+from raypipe.metadata.episodes import EpisodeTable, VideoColumns, read_episode_columns
 from raypipe.metadata.features import INDEX_FEATURES, DepthCodes, Feature
 from raypipe.metadata.stats import read_stats
 from raypipe.metadata.tasks import Tasks
@@ -27,6 +27,7 @@ __all__ = [
     "Source",
     "Tasks",
     "VideoColumns",
+    "read_episode_columns",
     "read_metadata",
     "read_stats",
 ]

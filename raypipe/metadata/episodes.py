@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.metadata.tables import check_not_refused, read_count, read_json_lines, read_parquet
+from raypipe.metadata.tables import check_not_refused, open_parquet, read_count, read_json_lines, read_parquet
 from raypipe.storage import Storage
 from raypipe.wording import counted, span_text
 
@@ -112,6 +112,29 @@ def read_episodes(
         f"no episode table at {storage.uri!r}: info.json counts {counted(info['total_episodes'], 'episode')} and "
         f"there is no {expected}. Fetch the whole meta/ folder."
     )
+
+
+def read_episode_columns(storage: Storage, names: Sequence[str] | None = None, *, is_packed: bool) -> pa.Table:
+    """Return columns of the episode table by their own names, ascending by ``episode_index``, which is one of them.
+
+    Names that no file has are not in it; where one of several files lacks a column, its values are null. The columns
+    that raypipe reads anyway, and statistics, are left aside where no names are given.
+    """
+    if not is_packed and storage.offers(JSON_LINES):
+        table = read_json_lines(storage, JSON_LINES)
+        wanted = names if names is not None else _told_names(table.column_names)
+        table = table.select([name for name in table.column_names if name in {"episode_index", *wanted}])
+    else:
+        files = list(list_tables(storage))
+        with open_parquet(storage, files[0]) as parquet:
+            wanted = names if names is not None else _told_names(parquet.schema_arrow.names)
+        tables = [read_parquet(storage, file, ("episode_index",), optional=wanted) for file in files]
+        table = pa.concat_tables(tables, promote_options="permissive")
+    return table.take(np.argsort(table.column("episode_index").to_numpy(), kind="stable"))
+
+
+def _told_names(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith(("stats/", "videos/", "data/", "meta/"))]
 
 
 def list_tables(storage: Storage) -> Iterator[str]:

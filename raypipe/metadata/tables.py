@@ -45,8 +45,8 @@ def read_json(storage: Storage, name: str) -> dict[str, Any]:
     return value
 
 
-def read_json_lines(storage: Storage, name: str, columns: Sequence[str]) -> pa.Table:
-    """Return `columns` of a file of JSON lines; other fields are not kept."""
+def read_json_lines(storage: Storage, name: str, columns: Sequence[str] = ()) -> pa.Table:
+    """Return `columns` of a file of JSON lines, all of which must be there; without any, all fields."""
     content = storage.read_bytes(name)
     try:
         table = _parse_json_lines(content, _TEXTS)
@@ -59,7 +59,7 @@ def read_json_lines(storage: Storage, name: str, columns: Sequence[str]) -> pa.T
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         raise _damaged(storage, name, f"without the fields {missing}; it has {table.column_names}")
-    return table.select(list(columns))
+    return table.select(list(columns)) if columns else table
 
 
 def read_count(info: Mapping[str, Any], key: str, place: str, *, default: int) -> int:

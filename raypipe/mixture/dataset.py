@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,8 +17,9 @@ from raypipe.mixture.open_members import BadMember, MemberNote, open_members
 from raypipe.mixture.spec import ALL_FRAMES, MIXTURE_TOLERANCE, OWN_RATE, MemberSpec, MixtureSpec, resolve_weights
 from raypipe.mixture.unify import unify, with_windows
 from raypipe.mixture.windows import member_windows
-from raypipe.plan import EpisodeIndex, index_episodes, mix_indexes, split_frames
+from raypipe.plan import EpisodeIndex, mix_indexes, split_frames
 from raypipe.schema import Schema
+from raypipe.selection import index_dataset
 from raypipe.window import WindowSpec
 from raypipe.wording import counted
 
@@ -45,14 +46,7 @@ class Member:
 
     def index(self) -> EpisodeIndex:
         """Return the anchor frames of the dataset."""
-        episodes = self.dataset.meta.episodes
-        return index_episodes(
-            self.name,
-            episodes.episode_index,
-            episodes.length,
-            fingerprint=self.dataset.meta.order_fingerprint,
-            selection=self.spec.selection,
-        )
+        return index_dataset(self.name, self.dataset.meta, self.spec.selection)
 
 
 class Mixture:
@@ -193,7 +187,7 @@ class Mixture:
     def sources(self) -> tuple[dict[str, Any], ...]:
         """Return name, root and selection of every member as plain values: what an account needs to open it again."""
         return tuple(
-            {"name": one.name, "root": str(one.dataset.meta.root), "selection": asdict(one.spec.selection)}
+            {"name": one.name, "root": str(one.dataset.meta.root), "selection": one.spec.selection.to_dict()}
             for one in self.members
         )
 

@@ -104,7 +104,7 @@ def _named_member(name: str, item: Any, folder: str) -> dict[str, Any]:
 
 
 def _member(item: Any, place: str, folder: str) -> dict[str, Any]:
-    """Return the fields of a member given as a root, ``[root, weight]`` or an object; its root resolved."""
+    """Return the fields of a member given as a root, ``[root, weight]`` or an object; its paths resolved."""
     if isinstance(item, str):
         item = {"root": item}
     elif isinstance(item, list) and len(item) == 2:
@@ -117,6 +117,9 @@ def _member(item: Any, place: str, folder: str) -> dict[str, Any]:
     if isinstance(item.get("selection"), Mapping):
         _check_keys(item["selection"], [one.name for one in fields(SelectionSpec)], f"{place}.selection")
     member = {**item, "root": _resolve_root(item["root"], folder)}
+    weights = item["selection"].get("weights") if isinstance(item.get("selection"), Mapping) else None
+    if isinstance(weights, str) and weights.endswith(".parquet"):
+        member["selection"] = {**item["selection"], "weights": _resolve_root(weights, folder)}
     try:
         MemberSpec(**member)
     except ConfigError as error:

@@ -6,6 +6,7 @@ this order:
 ::
 
     index.py       which frames are anchors                          EpisodeIndex
+    rates.py       every n-th frame, and weights: how often each     Rates
     shares.py      of a mixture: what an epoch takes of each dataset Shares
     spans.py       cut into spans, ordered by a keyed hash           Spans
     lanes.py       shared out over lanes, equal up to one frame      LaneQueues
@@ -51,6 +52,7 @@ from raypipe.plan.emit import Batch, BatchChunk
 from raypipe.plan.epoch import EpochPlan, plan_epoch
 from raypipe.plan.held import HeldPeak, measure_held
 from raypipe.plan.index import (
+    EQUAL,
     SINGLE_DATASET,
     EpisodeIndex,
     SelectionSpec,
@@ -60,7 +62,7 @@ from raypipe.plan.index import (
     index_episodes,
 )
 from raypipe.plan.keyhash import ORDER_VERSION
-from raypipe.plan.members import MemberReport, emitted_frames
+from raypipe.plan.members import MemberReport, RateReport, describe_frames, emitted_frames
 from raypipe.plan.mixing import Distinct, Mixing, NearRepeats, expected_distinct, measure_mixing
 from raypipe.plan.rank import RankPlan, SpanQueue
 from raypipe.plan.report import (
@@ -77,7 +79,9 @@ from raypipe.plan.shares import (
     describe_changes,
     first_laps,
     lap_sizes,
+    make_keys,
     mix_indexes,
+    run_frames,
     split_frames,
 )
 from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, WORLD_SIZE, BatchSpec, Leg, OrderSpec, first_leg, parse_order
@@ -97,6 +101,7 @@ from raypipe.plan.world import Frames, WorldPlan, plan_world
 __all__ = [
     "AHEAD_BATCHES",
     "DEFAULT_LIVE_BYTES",
+    "EQUAL",
     "ORDER_VERSION",
     "SINGLE_DATASET",
     "UNVERSIONED",
@@ -122,6 +127,7 @@ __all__ = [
     "OrderState",
     "PlanReport",
     "RankPlan",
+    "RateReport",
     "Resumed",
     "SelectionSpec",
     "Shares",
@@ -133,6 +139,7 @@ __all__ = [
     "concat_indexes",
     "decoded_together",
     "describe_changes",
+    "describe_frames",
     "describe_remedies",
     "describe_selection",
     "emitted_frames",
@@ -142,6 +149,7 @@ __all__ = [
     "follow_state",
     "index_episodes",
     "lap_sizes",
+    "make_keys",
     "measure_held",
     "measure_mixing",
     "mix_indexes",
@@ -151,6 +159,7 @@ __all__ = [
     "report_plan",
     "resolve_live",
     "resume",
+    "run_frames",
     "split_frames",
     "start",
     "state_after",

@@ -17,7 +17,8 @@ import numpy as np
 
 from raypipe.errors import ConfigError
 from raypipe.plan.index import EpisodeIndex
-from raypipe.plan.keyhash import Ints, OrderKeys, mix
+from raypipe.plan.keyhash import Ints, mix
+from raypipe.plan.shares import make_keys
 from raypipe.plan.spans import cut_spans
 from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, OrderSpec
 
@@ -351,8 +352,7 @@ def _ordered_lengths(index: EpisodeIndex, span_frames: int | Literal["episode"])
     """
     spec = OrderSpec(seed=0, span_frames=span_frames, shuffle=index.shares is not None)
     epoch = index.shares.since if index.shares else 0
-    keys = OrderKeys(seed=spec.seed, epoch=epoch, shuffle=spec.shuffle, dataset_names=index.dataset_names)
-    lengths = cut_spans(index, spec, keys).count
+    lengths = cut_spans(index, spec, make_keys(index, spec, epoch)).count
     return lengths if spec.shuffle else lengths[np.argsort(mix(np.arange(len(lengths), dtype=np.uint64)))]
 
 

@@ -17,6 +17,7 @@ from raypipe.plan.index import EpisodeIndex, describe_selection
 from raypipe.plan.keyhash import ORDER_VERSION, Ints, OrderKeys
 from raypipe.plan.lanes import LaneQueues, fill_lanes
 from raypipe.plan.livewindow import Lane, open_lane
+from raypipe.plan.shares import make_keys
 from raypipe.plan.spans import Spans, cut_spans, order_frames
 from raypipe.plan.spec import WORLD_SIZE, Leg, OrderSpec, check_whole, first_leg
 from raypipe.wording import counted
@@ -71,7 +72,7 @@ class EpochPlan:
             spans.stop,
             spans.floor,
             spans.key,
-            *((spans.dataset, spans.lap) if self.index.shares else ()),
+            *((spans.dataset, spans.lap) if self.index.shares or self.index.rates else ()),
         ):
             digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
@@ -107,13 +108,7 @@ def plan_epoch(index: EpisodeIndex, spec: OrderSpec, *, epoch: int, legs: Sequen
     if not legs and spec.lanes == WORLD_SIZE:
         raise ConfigError("lanes='world_size' needs the legs of a world size: legs=(first_leg(spec, world_size=...),)")
     all_legs = tuple(legs) or (first_leg(spec, world_size=1),)
-    keys = OrderKeys(
-        seed=spec.seed,
-        epoch=epoch,
-        shuffle=spec.shuffle,
-        dataset_names=index.dataset_names,
-        clip_frames=spec.clip_sizes(len(index.dataset_names)),
-    )
+    keys = make_keys(index, spec, epoch)
     check_lanes(index, all_legs[0].lanes)
     spans = cut_spans(index, spec, keys)
     for leg in all_legs[:-1]:

@@ -1,29 +1,40 @@
 """What an epoch is made of: runs of frames of episodes, as columns.
 
-Decides which frames are anchors (subset, exclusion, dropped first and last frames, segments). Does not read a
-dataset: the caller gives episode numbers and lengths. Several datasets are one index, so a mixture has the same shape.
+Decides which frames are anchors (subset, exclusion, lengths, dropped first and last frames, segments). Does not read a
+dataset: the caller gives episode numbers and lengths, and says which episodes filters by tasks and columns leave.
+Several datasets are one index, so a mixture has the same shape.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.plan.keyhash import Ints
+from raypipe.plan.rates import Rates, concat_rates, make_rates, ragged_arange
 from raypipe.plan.spec import check_whole
 from raypipe.wording import counted, span_text
 
 ALL_EPISODES: Final = "all"
+
+EQUAL: Final = "equal"
+"""`weights` of this value: every frame comes as often as any other."""
+
+ANY_LENGTH: Final = "any"
+"""`max_frames` of this value: episodes of any length."""
 
 SINGLE_DATASET: Final = "dataset"
 """The name in the order of a dataset that stands alone: the same wherever it lies."""
 
 _MAX_FRAMES: Final = 1 << 24
 """Frames of an episode: the key axis of a lane has 2**24 places per span. At 30 fps it is 155 hours."""
+
+
+_FIRST_FIELDS: Final = ("episodes", "exclude", "drop_first_frames", "drop_last_frames", "segments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +53,48 @@ class SelectionSpec:
     """(episode, start, stop) runs that alone hold anchors, as DROID's idle filtering needs; empty: whole episodes.
     An episode without a segment has no anchors."""
 
+    tasks: tuple[str, ...] = ()
+    """Episodes that have one of these tasks, by text; empty: of any task."""
+
+    min_frames: int = 1
+    """Episodes of at least so many frames."""
+
+    max_frames: int | Literal["any"] = ANY_LENGTH
+
+    where: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    """Columns and the values that they may have, as ``{"is_success": True, "scene": ("a", "b")}``. A column of the
+    episode table says which episodes are kept, one of the rows which frames."""
+
+    every: int = 1
+    """Every so many frames one is an anchor, in each epoch from another phase on: an epoch has so many times fewer."""
+
+    weights: str | tuple[tuple[int, float], ...] = EQUAL
+    """How often frames come, relative to each other, at least 0; see `raypipe.plan.rates`. A column of the episode
+    table or of the rows; a parquet file with the columns ``episode_index`` or ``index``, and ``weight``; or a mapping
+    of episodes to weights, in which others have 1. `Pipeline` also takes a function of the episode table."""
+
     def __post_init__(self) -> None:
         for name in ("drop_first_frames", "drop_last_frames"):
             object.__setattr__(self, name, check_whole(name, getattr(self, name), 0, _MAX_FRAMES))
+        object.__setattr__(self, "min_frames", check_whole("min_frames", self.min_frames, 1, _MAX_FRAMES))
+        if self.max_frames != ANY_LENGTH:
+            most = check_whole("max_frames", self.max_frames, self.min_frames, _MAX_FRAMES, ANY_LENGTH)
+            object.__setattr__(self, "max_frames", most)
+        object.__setattr__(self, "every", check_whole("every", self.every, 1, _MAX_FRAMES))
+        object.__setattr__(self, "tasks", _check_tasks(self.tasks))
+        object.__setattr__(self, "where", _check_where(self.where))
+        if not isinstance(self.weights, str):
+            object.__setattr__(self, "weights", _check_weights(self.weights))
         # Lists, ranges and arrays are welcome; what is kept is plain, comparable, and JSON.
         if not isinstance(self.episodes, str):
             object.__setattr__(self, "episodes", tuple(map(int, self.episodes)))
         object.__setattr__(self, "exclude", tuple(map(int, self.exclude)))
         object.__setattr__(self, "segments", tuple(tuple(map(int, segment)) for segment in self.segments))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields; filters only where they are given, as accounts from before there were any have them."""
+        plain = asdict(SelectionSpec())
+        return {name: value for name, value in asdict(self).items() if name in _FIRST_FIELDS or value != plain[name]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,19 +164,38 @@ class EpisodeIndex:
     shares: Shares | None = None
     """What an epoch takes of every dataset of a mixture; None: every anchor frame, once."""
 
+    rates: Rates | None = None
+    """How often an epoch, or a lap of a mixture, has each frame; None: once."""
+
+    left_out: tuple[int, int] = (0, 0)
+    """Episodes and frames of the datasets that no epoch has."""
+
     def __len__(self) -> int:
         return len(self.episode)
 
     @property
     def num_frames(self) -> int:
-        """The number of samples of an epoch: the anchor frames, or the sum of the shares."""
-        return sum(self.shares.frames) if self.shares else int((self.stop - self.start).sum())
+        """The number of samples of an epoch: the anchor frames by their rates, or the sum of the shares."""
+        if self.shares:
+            return sum(self.shares.frames)
+        return sum(self.rates.sizes) if self.rates else int((self.stop - self.start).sum())
 
 
 def index_episodes(
-    name: str, episode: Ints, length: Ints, *, fingerprint: str, selection: SelectionSpec
+    name: str,
+    episode: Ints,
+    length: Ints,
+    *,
+    fingerprint: str,
+    selection: SelectionSpec,
+    kept: NDArray[np.bool_] | None = None,
+    weights: NDArray[np.float64] | None = None,
 ) -> EpisodeIndex:
     """Return the anchor runs of one dataset.
+
+    Args:
+        kept: whether each of `episode` passes the filters of the selection that ask for more than its length.
+        weights: one for each of `episode`, or one for each of their frames; None: all are equal.
 
     Raises:
         ConfigError: an episode that is asked for does not exist, segments overlap, or no frame is left.
@@ -143,20 +207,28 @@ def index_episodes(
     row, start, stop = _anchor_runs(name, number, frames, selection)
     start = np.maximum(start, selection.drop_first_frames)
     stop = np.minimum(stop, frames[row] - selection.drop_last_frames)
-    kept = (stop > start) & _selected(name, number, selection)[row]
-    if not kept.any():
+    wanted = _selected(name, number, selection) & _has_length(frames, selection)
+    wanted &= True if kept is None else np.asarray(kept)[order]
+    is_kept = (stop > start) & wanted[row]
+    if not is_kept.any():
         raise ConfigError(
             f"no frame is left of the {counted(len(number), 'episode')} of dataset {name!r} under {selection}"
         )
-    row = row[kept]
+    row, start, stop = row[is_kept], start[is_kept], stop[is_kept]
+    each = np.ones(len(row))
+    if weights is not None:
+        row, start, stop, each = _weigh(name, np.asarray(weights, dtype=np.float64), (order, length, row, start, stop))
+    num_frames = int((stop - start).sum() if len(each) == len(row) else (each > 0).sum())
     return EpisodeIndex(
         dataset_names=(name,),
         dataset=np.zeros(len(row), dtype=np.int32),
         episode=number[row],
         length=frames[row],
-        start=start[kept],
-        stop=stop[kept],
+        start=start,
+        stop=stop,
         fingerprint=fingerprint,
+        rates=make_rates(name, start, stop, each, selection.every),
+        left_out=(len(number) - len(np.unique(row)), int(frames.sum()) - num_frames),
     )
 
 
@@ -178,6 +250,8 @@ def concat_indexes(indexes: Sequence[EpisodeIndex]) -> EpisodeIndex:
         start=np.concatenate([index.start for index in indexes]),
         stop=np.concatenate([index.stop for index in indexes]),
         fingerprint="+".join(index.fingerprint for index in indexes),
+        rates=concat_rates([index.rates for index in indexes], [(index.start, index.stop) for index in indexes]),
+        left_out=(sum(index.left_out[0] for index in indexes), sum(index.left_out[1] for index in indexes)),
     )
 
 
@@ -186,10 +260,40 @@ def describe_selection(index: EpisodeIndex) -> str:
     digest = hashlib.blake2b(repr(index.dataset_names).encode(), digest_size=8)
     for column in (index.dataset, index.episode, index.start, index.stop):
         digest.update(np.ascontiguousarray(column).data)
+    for column in index.rates.digest_columns() if index.rates else ():
+        digest.update(np.ascontiguousarray(column).data)
     if index.shares is not None:
         taken = (index.shares.frames, index.shares.since, index.shares.positions)
         digest.update(repr(taken).encode())
     return f"{len(index)} runs, {index.num_frames} frames, {digest.hexdigest()}"
+
+
+def _weigh(
+    name: str, weights: NDArray[np.float64], runs: tuple[Ints, Ints, Ints, Ints, Ints]
+) -> tuple[Ints, Ints, Ints, NDArray[np.float64]]:
+    """Return the runs that have a weight, and the weights of these, or of all their frames where they are not alike.
+
+    Args:
+        runs: the order of the episodes, their lengths as they were given, and rows, first frames and ends of the runs.
+    """
+    order, length, row, start, stop = runs
+    if len(weights) not in (len(length), int(length.sum())):
+        raise ConfigError(
+            f"there are {counted(len(weights), 'weight')} for dataset {name!r}, which has "
+            f"{counted(len(length), 'episode')} of {counted(int(length.sum()), 'frame')}: give one for each of either"
+        )
+    each = weights[order][row]
+    if len(weights) != len(length):
+        first = (np.cumsum(length) - length)[order][row]
+        every = weights[ragged_arange(first + start, stop - start)]
+        begins = np.cumsum(stop - start) - (stop - start)
+        each, least = np.maximum.reduceat(every, begins), np.minimum.reduceat(every, begins)
+    has_weight = each > 0
+    if not has_weight.any():
+        raise ConfigError(f"all weights of the selected frames of dataset {name!r} are 0: no frame is left")
+    if len(weights) == len(length) or np.array_equal(each, least):
+        return row[has_weight], start[has_weight], stop[has_weight], each[has_weight]
+    return row[has_weight], start[has_weight], stop[has_weight], every[np.repeat(has_weight, stop - start)]
 
 
 def _check_episodes(name: str, number: Ints, frames: Ints) -> None:
@@ -208,6 +312,49 @@ def _selected(name: str, number: Ints, selection: SelectionSpec) -> NDArray[np.b
         _check_known(name, number, selection.episodes)
         wanted = np.isin(number, np.asarray(selection.episodes, dtype=np.int64))
     return wanted & ~np.isin(number, np.asarray(selection.exclude, dtype=np.int64))
+
+
+def _has_length(frames: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
+    most = _MAX_FRAMES if isinstance(selection.max_frames, str) else selection.max_frames
+    return np.asarray((frames >= selection.min_frames) & (frames <= most))
+
+
+def _check_tasks(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise ConfigError(f"tasks is {given!r}; give a list of texts, as [{given!r}]")
+    tasks = tuple(given)
+    if not all(isinstance(task, str) for task in tasks):
+        raise ConfigError(f"tasks is {list(tasks)!r}; give the texts of tasks")
+    return tasks
+
+
+def _check_weights(given: Any) -> tuple[tuple[int, float], ...]:
+    """Return weights by episode, from a mapping or from what this returned."""
+    try:
+        pairs = given.items() if isinstance(given, Mapping) else given
+        return tuple(sorted((int(episode), float(weight)) for episode, weight in pairs))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"weights is {given!r}; give the name of a column, the path of a parquet file, or a mapping of episodes to "
+            f"numbers"
+        ) from error
+
+
+def _check_where(given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """Return the columns with the values that they may have, from a dict or from what this returned."""
+    try:
+        pairs = [(str(column), values) for column, values in (given.items() if isinstance(given, Mapping) else given)]
+        listed = [(name, (one,) if isinstance(one, str) or np.isscalar(one) else tuple(one)) for name, one in pairs]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"where is {given!r}; give columns with values, as {{'is_success': True}}") from error
+    for column, values in listed:
+        if not values:
+            raise ConfigError(f"where has no value for {column!r}: no frame could be left")
+    # Numbers of numpy as Python's own: what is kept goes into JSON.
+    return tuple(
+        (column, tuple(one.item() if isinstance(one, np.generic) else one for one in values))
+        for column, values in listed
+    )
 
 
 def _check_known(name: str, number: Ints, wanted: Sequence[int] | str) -> None:

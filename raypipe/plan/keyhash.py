@@ -7,11 +7,14 @@ never added: seed 1 at epoch 1 is not seed 2 at epoch 0.
 """
 
 import hashlib
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from raypipe.plan.rates import Rates
 
 ORDER_VERSION: Final = 1
 """Raised by any change that moves a frame for the same seed. Golden files hold one order per version."""
@@ -53,6 +56,16 @@ class OrderKeys:
 
     clip_frames: tuple[int, ...] = ()
     """Clip length of every dataset; empty where a clip is a whole span."""
+
+    rates: "Rates | None" = field(default=None, compare=False)
+    """How often laps have each frame; None: once."""
+
+    def phases(self, dataset: NDArray[np.int32], lap: Ints) -> Hashes:
+        """Return where the marks of laps begin, of 2**64: from a hash of (seed, dataset) on by the golden ratio."""
+        numbers = np.arange(len(self.dataset_names))
+        none = np.zeros(len(numbers), dtype=np.int64)
+        first = self._episode_keys(numbers.astype(np.int32), none, none, purpose="phase")
+        return first[dataset] + lap.view(np.uint64) * np.uint64(GOLDEN)
 
     def run_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, start: Ints) -> Hashes:
         """Return one hash per anchor run: a lap over a dataset of a mixture goes through its runs in this order."""

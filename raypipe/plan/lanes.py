@@ -3,7 +3,7 @@
 Decides which lane reads which span, and cuts the spans that do not fit. Does not decide when a frame is emitted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 
 import numpy as np
@@ -106,13 +106,4 @@ def _cut_pieces(spans: Spans, parent: Ints, count: Ints, keys: OrderKeys) -> Spa
         left = frames_left(spans, cut, keys)
         borders = left[np.cumsum(count[rows])[:-1]]
         start[rows[1:]], stop[rows[:-1]] = borders, borders
-    return Spans(
-        dataset=pieces.dataset,
-        lap=pieces.lap,
-        episode=pieces.episode,
-        start=start,
-        stop=stop,
-        key=pieces.key,
-        floor=pieces.floor,
-        count=count,
-    )
+    return replace(pieces, start=start, stop=stop, count=count)

@@ -32,7 +32,8 @@ from typing import Final
 import numpy as np
 
 from raypipe.plan.keyhash import GOLDEN, Hashes, Ints, mix
-from raypipe.plan.spans import Spans, ragged_arange
+from raypipe.plan.rates import ragged_arange
+from raypipe.plan.spans import Spans
 
 FRACTION_BITS: Final = 24
 """Bits of the key axis between two spans: a span of up to 2**24 frames has a key for each even if it lives for 1."""

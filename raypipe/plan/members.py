@@ -1,4 +1,7 @@
-"""What every dataset of a mixture gives to an epoch, and how evenly: part of what ``raypipe plan`` says."""
+"""What a selection leaves to an epoch, and what every dataset of a mixture gives to it, and how evenly.
+
+Part of what ``raypipe plan`` says.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,11 +9,80 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.plan.index import EpisodeIndex
 from raypipe.plan.keyhash import Ints
+from raypipe.plan.rates import mean_times
 from raypipe.plan.shares import lap_sizes
 from raypipe.plan.world import WorldPlan
+from raypipe.wording import counted
 
 _STEPS_LOOKED_AT: Final = 32
+
+_MOST_RATES: Final = 8
+_QUARTERS: Final = 4
+"""Where there are more different rates than so many, they are told by quarters of the frames."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateReport:
+    """Frames that come equally often, or nearly so."""
+
+    least_times: float
+    most_times: float
+    """How often one of them comes in an epoch, or in a lap of a mixture, on average."""
+
+    frames: int
+    share: float
+    """Of the epoch, between 0 and 1."""
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return (
+            f"{counted(self.frames, 'frame')} {_often(self.least_times, self.most_times)} each, {self.share:.2%} of "
+            f"the epoch"
+        )
+
+
+def report_rates(index: EpisodeIndex) -> tuple[RateReport, ...]:
+    """Return how often frames come, rarest first; nothing where each comes once, or is of a mixture."""
+    if index.rates is None or index.shares is not None:
+        return ()
+    times, frames = mean_times(index.rates, index.stop - index.start)
+    # Units are spread over frames one by one: what differs by less than that is the same.
+    times, number = np.unique(np.round(times, 6), return_inverse=True)
+    frames = np.bincount(number, weights=frames)
+    group = np.arange(len(times))
+    if len(times) > _MOST_RATES:
+        group = np.minimum((np.cumsum(frames) - frames) * _QUARTERS // frames.sum(), _QUARTERS - 1).astype(np.int64)
+    return tuple(
+        RateReport(
+            least_times=float(times[group == one].min()),
+            most_times=float(times[group == one].max()),
+            frames=int(frames[group == one].sum()),
+            share=float((times * frames)[group == one].sum() / (times * frames).sum()),
+        )
+        for one in np.unique(group).tolist()
+    )
+
+
+def describe_frames(index: EpisodeIndex) -> tuple[str, ...]:
+    """Return in words what no epoch has, and how many times one has the frames that are left; mostly nothing."""
+    episodes, frames = index.left_out
+    texts = []
+    if frames:
+        whole = f", {counted(episodes, 'whole episode')} among them" if episodes else ""
+        texts.append(f"{counted(frames, 'frame')} left out{whole}")
+    rates = report_rates(index)
+    if rates and (rates[0].least_times, rates[-1].most_times) != (1, 1):
+        kept, often = sum(one.frames for one in rates), _often(rates[0].least_times, rates[-1].most_times)
+        texts.append(f"{counted(index.num_frames, 'frame')} an epoch of {kept:,}, each {often}")
+    return tuple(texts)
+
+
+def _often(least: float, most: float) -> str:
+    if f"{least:.3g}" == f"{most:.3g}":
+        return "once" if least == 1 else f"{least:.3g} times"
+    return f"{least:.3g} to {most:.3g} times"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

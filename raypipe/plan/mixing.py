@@ -25,8 +25,8 @@ from raypipe.errors import ConfigError
 from raypipe.plan.epoch import EpochPlan
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.livewindow import Lane
-from raypipe.plan.shares import anchor_runs
-from raypipe.plan.spans import ragged_arange
+from raypipe.plan.rates import ragged_arange
+from raypipe.plan.shares import anchor_runs, run_frames
 from raypipe.plan.world import WorldPlan
 from raypipe.wording import either
 
@@ -255,17 +255,22 @@ def _count_near_frames(plan: EpochPlan, near: Ints) -> NDArray[np.float64]:
     index, runs = plan.index, anchor_runs(plan.index, plan.keys)
     _, number = np.unique(_episode_ids(index.dataset, index.episode)[runs.row], return_inverse=True)
     kept = number % (1 + index.num_frames // _CHANCE_FRAMES) == 0
-    dataset, start, stop = index.dataset[runs.row][kept], runs.start[kept], runs.stop[kept]
+    runs = runs.take(kept)
+    dataset, start, stop = index.dataset[runs.row], runs.start, runs.stop
     _, first, number = np.unique(number[kept], return_index=True, return_inverse=True)
     # Every episode has its own part of one axis, with a margin on either side into which near frames may reach.
     margin, length = int(near.max()), np.zeros(len(first), dtype=np.int64)
     np.maximum.at(length, number, stop)
     begin = np.cumsum(length + 2 * margin) - (length + margin)
-    changes = np.zeros(int((length + 2 * margin).sum()) + 1, dtype=np.int64)
-    np.add.at(changes, begin[number] + start, 1)
-    np.add.at(changes, begin[number] + stop, -1)
     # How often the epoch has each frame: more than once where it takes several laps.
-    times = np.cumsum(changes)
+    times = np.zeros(int((length + 2 * margin).sum()) + 1, dtype=np.int64)
+    if index.rates is None:
+        np.add.at(times, begin[number] + start, 1)
+        np.add.at(times, begin[number] + stop, -1)
+        times = np.cumsum(times)
+    else:
+        owner, frame = run_frames(index, runs, plan.keys)
+        np.add.at(times, begin[number[owner]] + frame, 1)
     before = np.append(0, np.cumsum(times))
     place, reach = ragged_arange(begin, length), np.repeat(near[dataset[first]], length)
     place, reach = place[times[place] > 0], reach[times[place] > 0]
@@ -274,8 +279,8 @@ def _count_near_frames(plan: EpochPlan, near: Ints) -> NDArray[np.float64]:
 
 
 def _chances(plan: EpochPlan) -> "_Chances":
-    """Return the chances of the episodes: of a mixture those that the epoch takes."""
-    if plan.index.shares is None:
+    """Return the chances of the episodes: of a mixture, and by rates, those that the epoch takes."""
+    if plan.index.shares is None and plan.index.rates is None:
         index = plan.index
         return _Chances(_episode_ids(index.dataset, index.episode), index.stop - index.start)
     spans = plan.queues.spans

@@ -20,7 +20,7 @@ from raypipe.plan.budget import (
 )
 from raypipe.plan.held import measure_held
 from raypipe.plan.keyhash import OrderKeys
-from raypipe.plan.members import MemberReport, report_members
+from raypipe.plan.members import MemberReport, RateReport, describe_frames, report_members, report_rates
 from raypipe.plan.mixing import Mixing, measure_mixing
 from raypipe.plan.world import WorldPlan
 from raypipe.wording import counted, plural
@@ -90,6 +90,12 @@ class PlanReport:
 
     members: tuple[MemberReport, ...] = ()
     """Of a mixture, in the order of ``dataset_index``."""
+
+    selection: tuple[str, ...] = ()
+    """What the selection leaves out, and how often frames come, in words; empty: each comes once."""
+
+    rates: tuple[RateReport, ...] = ()
+    """How often frames come where not each comes once, rarest first."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -166,6 +172,8 @@ def report_plan(
             *_advise_decoding(world, members, held.next_bytes, live_bytes),
         ),
         members=report_members(world),
+        selection=describe_frames(plan.index),
+        rates=report_rates(plan.index),
     )
 
 

@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError
 from raypipe.plan.index import EpisodeIndex, Shares, concat_indexes, describe_selection
 from raypipe.plan.keyhash import Ints, OrderKeys
+from raypipe.plan.rates import count_taken, frames_taken, is_taken, ragged_arange
+from raypipe.plan.spec import OrderSpec
 
 UNVERSIONED: Final = "unversioned"
 """The revision of a dataset that has none."""
@@ -59,6 +61,10 @@ class AnchorRuns:
     lap: Ints
     start: Ints
     stop: Ints
+
+    def take(self, rows: Ints | NDArray[np.bool_]) -> "AnchorRuns":
+        """Return some of the runs."""
+        return AnchorRuns(row=self.row[rows], lap=self.lap[rows], start=self.start[rows], stop=self.stop[rows])
 
 
 def split_frames(weights: Sequence[float], num_frames: int) -> tuple[int, ...]:
@@ -113,11 +119,26 @@ def mix_indexes(
     return replace(index, fingerprint=digest.hexdigest()[:32], shares=shares)
 
 
+def make_keys(index: EpisodeIndex, spec: OrderSpec, epoch: int) -> OrderKeys:
+    """Return the hashes of an epoch of the index."""
+    return OrderKeys(
+        seed=spec.seed,
+        epoch=epoch,
+        shuffle=spec.shuffle,
+        dataset_names=index.dataset_names,
+        clip_frames=spec.clip_sizes(len(index.dataset_names)),
+        rates=index.rates,
+    )
+
+
 def anchor_runs(index: EpisodeIndex, keys: OrderKeys) -> AnchorRuns:
-    """Return the runs of an epoch: of a mixture its part of every dataset's laps, else all runs of the index once."""
+    """Return the runs of an epoch: of a mixture its part of every dataset's laps, else all runs of the index once.
+
+    Where frames have rates, a run comes once for each part in which its frames may be.
+    """
     if index.shares is None:
-        rows = np.arange(len(index))
-        return AnchorRuns(row=rows, lap=np.full(len(index), keys.epoch), start=index.start, stop=index.stop)
+        row, lap = _all_parts(index, np.arange(len(index)), np.array([keys.epoch]))
+        return AnchorRuns(row=row, lap=lap, start=index.start[row], stop=index.stop[row])
     parts = []
     order = np.argsort(index.dataset, kind="stable")
     borders = np.searchsorted(index.dataset[order], np.arange(len(index.dataset_names) + 1))
@@ -128,22 +149,57 @@ def anchor_runs(index: EpisodeIndex, keys: OrderKeys) -> AnchorRuns:
     return AnchorRuns(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns})
 
 
+def run_frames(index: EpisodeIndex, runs: AnchorRuns, keys: OrderKeys) -> tuple[Ints, Ints]:
+    """Return which run every frame of the runs is of, and the frame; those that their laps do not have are left out."""
+    length = runs.stop - runs.start
+    owner, frame = np.repeat(np.arange(len(length)), length), ragged_arange(runs.start, length)
+    if index.rates is None:
+        return owner, frame
+    taken = is_taken(index.rates, keys, runs.row[owner], runs.lap[owner], frame)
+    return owner[taken], frame[taken]
+
+
 def _take_laps(index: EpisodeIndex, rows: Ints, begin: int, end: int, keys: OrderKeys) -> AnchorRuns:
     """Return the runs in ``[begin, end)`` of the endless sequence of a dataset, in its order."""
-    length = index.stop[rows] - index.start[rows]
-    size = int(length.sum())
+    size = int(lap_sizes(index)[index.dataset[rows[0]]])
     laps = np.arange(begin // size, -(-end // size))
-    row, lap = np.tile(rows, len(laps)), np.repeat(laps, len(rows))
+    row, lap = _all_parts(index, rows, laps)
     if keys.shuffle:
         key = keys.run_keys(index.dataset[row], lap, index.episode[row], index.start[row])
-        row = row[np.lexsort((key, lap))]
-    length = index.stop[row] - index.start[row]
+        whole_lap = lap if index.rates is None else lap // index.rates.parts[row]
+        order = np.lexsort((key, whole_lap))
+        row, lap = row[order], lap[order]
+    start, stop = index.start[row], index.stop[row]
+    length = stop - start if index.rates is None else count_taken(index.rates, keys, row, lap, start, stop)
     last = int(laps[0]) * size + np.cumsum(length)
     first = last - length
-    start = index.start[row] + np.maximum(begin - first, 0)
-    stop = index.stop[row] - np.maximum(last - end, 0)
-    kept = stop > start
-    return AnchorRuns(row=row[kept], lap=lap[kept], start=start[kept], stop=stop[kept])
+    skipped, cut = np.maximum(begin - first, 0), np.maximum(last - end, 0)
+    kept = skipped + cut < length
+    runs = AnchorRuns(row=row, lap=lap, start=start, stop=stop).take(kept)
+    return _cut_ends(index, runs, skipped[kept], cut[kept], keys)
+
+
+def _all_parts(index: EpisodeIndex, rows: Ints, laps: Ints) -> tuple[Ints, Ints]:
+    """Return the rows and laps of the order that make these laps over `rows`: of each one for every part."""
+    row, lap = np.tile(rows, len(laps)), np.repeat(laps, len(rows))
+    if index.rates is None:
+        return row, lap
+    most = index.rates.most[row]
+    part = ragged_arange(np.zeros(len(row), dtype=np.int64), most)
+    row, lap = np.repeat(row, most), np.repeat(lap * index.rates.parts[row], most) + part
+    order = np.argsort(lap, kind="stable")
+    return row[order], lap[order]
+
+
+def _cut_ends(index: EpisodeIndex, runs: AnchorRuns, skipped: Ints, cut: Ints, keys: OrderKeys) -> AnchorRuns:
+    """Return the runs without their first `skipped` and last `cut` frames: at the borders of an epoch."""
+    if index.rates is None:
+        return replace(runs, start=runs.start + skipped, stop=runs.stop - cut)
+    start, stop = runs.start.copy(), runs.stop.copy()
+    for i in np.flatnonzero(skipped + cut).tolist():
+        frames = frames_taken(index.rates, keys, int(runs.row[i]), int(runs.lap[i]), int(start[i]), int(stop[i]))
+        start[i], stop[i] = frames[skipped[i]], frames[len(frames) - cut[i] - 1] + 1
+    return replace(runs, start=start, stop=stop)
 
 
 def interleave(place: Ints, num_frames: Ints, jitter: Ints) -> Ints:
@@ -218,17 +274,20 @@ def shares_from_dict(saved: Any) -> Shares:
 
 
 def lap_sizes(index: EpisodeIndex) -> NDArray[np.int64]:
-    """Return the anchor frames of every dataset: the length of its laps."""
+    """Return the anchor frames of every dataset, by their rates: the length of its laps."""
+    if index.rates is not None:
+        return np.array(index.rates.sizes, dtype=np.int64)
     return np.bincount(
         index.dataset, weights=(index.stop - index.start).astype(np.float64), minlength=len(index.dataset_names)
     ).astype(np.int64)
 
 
 def first_laps(index: EpisodeIndex, epoch: int) -> NDArray[np.int64]:
-    """Return for every dataset the lap in which the epoch begins; without shares an epoch is a lap."""
-    if index.shares is None:
-        return np.full(len(index.dataset_names), epoch)
-    return np.asarray(np.array(index.shares.begins(epoch)) // lap_sizes(index))
+    """Return for every dataset the lap in which the epoch begins; without shares and rates an epoch is a lap."""
+    first = np.full(len(index.dataset_names), epoch)
+    if index.shares is not None:
+        first = np.array(index.shares.begins(epoch)) // lap_sizes(index)
+    return first if index.rates is None else first * index.rates.laps
 
 
 def _by_name(shares: Shares) -> dict[str, tuple[Any, ...]]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from raypipe.plan.index import EpisodeIndex
 from raypipe.plan.keyhash import Hashes, Ints, OrderKeys
+from raypipe.plan.rates import count_taken, is_taken, ragged_arange
 from raypipe.plan.shares import AnchorRuns, anchor_runs, interleave
 from raypipe.plan.spec import WHOLE_EPISODE, OrderSpec
 
@@ -30,6 +31,9 @@ _JITTER_BITS: Final = 24
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
     """Spans in an order, as columns of equal length."""
+
+    row: Ints
+    """Which run of the index the span is of."""
 
     dataset: np.typing.NDArray[np.int32]
 
@@ -47,7 +51,7 @@ class Spans:
     """Frames with an order key below this were consumed in an earlier leg; 0 for a whole span."""
 
     count: Ints
-    """Frames that are left: those of [start, stop) at or above the floor. Never 0."""
+    """Frames that are left: those of [start, stop) that the lap has, at or above the floor. Never 0."""
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -65,7 +69,11 @@ def cut_spans(index: EpisodeIndex, spec: OrderSpec, keys: OrderKeys) -> Spans:
     """
     runs = _cut_runs(anchor_runs(index, keys), spec)
     dataset, episode = index.dataset[runs.row], index.episode[runs.row]
+    count = runs.stop - runs.start
+    if keys.rates is not None:
+        count = count_taken(keys.rates, keys, runs.row, runs.lap, runs.start, runs.stop)
     spans = Spans(
+        row=runs.row,
         dataset=dataset,
         lap=runs.lap,
         episode=episode,
@@ -73,8 +81,10 @@ def cut_spans(index: EpisodeIndex, spec: OrderSpec, keys: OrderKeys) -> Spans:
         stop=runs.stop,
         key=keys.span_keys(dataset, runs.lap, episode, runs.start),
         floor=np.zeros(len(dataset), dtype=np.uint64),
-        count=runs.stop - runs.start,
+        count=count,
     )
+    if keys.rates is not None:
+        spans = spans.take(np.flatnonzero(count))
     if not spec.shuffle:
         return spans
     if index.shares is None:
@@ -97,8 +107,10 @@ def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
         frame,
         None if clip_frames is None else np.repeat(clip_frames, length),
     )
-    if spans.floor.any():
-        left = order_key >= np.repeat(spans.floor, length)
+    if spans.floor.any() or keys.rates is not None:
+        left = order_key >= spans.floor[owner]
+        if keys.rates is not None:
+            left &= is_taken(keys.rates, keys, spans.row[owner], spans.lap[owner], frame)
         owner, frame, order_key = owner[left], frame[left], order_key[left]
     assert len(frame) == spans.count.sum(), f"{len(frame)} frames lie above the floors, not {spans.count.sum()}"
     if keys.clip_frames:
@@ -111,12 +123,6 @@ def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
 def frames_left(spans: Spans, row: int, keys: OrderKeys) -> Ints:
     """Return the frames left of one span in file order."""
     return np.sort(order_frames(spans.take(slice(row, row + 1)), keys)[0])
-
-
-def ragged_arange(start: Ints, length: Ints) -> Ints:
-    """Return ``arange(start[i], start[i] + length[i])`` for every i, concatenated."""
-    before = np.cumsum(length) - length
-    return np.asarray(np.arange(length.sum()) + np.repeat(start - before, length))
 
 
 def _cut_runs(runs: AnchorRuns, spec: OrderSpec) -> AnchorRuns:

@@ -18,6 +18,7 @@ from raypipe.plan import (
     MemberCost,
     NearRepeats,
     PlanReport,
+    SelectionSpec,
     WorldPlan,
     plan_epoch,
     plan_world,
@@ -25,6 +26,7 @@ from raypipe.plan import (
     start,
 )
 from raypipe.sizes import index_frames, measure_members, open_with_order
+from raypipe.specs import make_spec
 from raypipe.views.plan_figure import draw_plan
 from raypipe.views.view import View, html_lines, html_plot, html_table
 from raypipe.wording import counted, plural
@@ -116,17 +118,20 @@ def view_plan(
     world_size: int,
     epoch: int = 0,
     live_bytes: int | None = None,
+    selection: Mapping[str, Any] | None = None,
 ) -> PlanView:
     """Return the plan of one epoch of the dataset or mixture at `root`; reads ``meta/``.
 
     Args:
         order: fields of an `OrderSpec`; the others are chosen as `raypipe.Pipeline` chooses them.
+        selection: fields of a `SelectionSpec` for a dataset that stands alone.
         live_bytes: memory of a rank for decoded frames; None: that of a pipeline where nothing is said.
     """
     live_bytes = DEFAULT_LIVE_BYTES if live_bytes is None else live_bytes
-    dataset, spec, decode = open_with_order(root, batch, order, live_bytes=live_bytes)
+    chosen = make_spec(SelectionSpec, selection or {}, "selection")
+    dataset, spec, decode = open_with_order(root, batch, order, live_bytes=live_bytes, selection=chosen)
     todo = start(spec, world_size=world_size, epoch=epoch)
-    plan = plan_epoch(index_frames(dataset), todo.spec, epoch=epoch, legs=todo.legs)
+    plan = plan_epoch(index_frames(dataset, chosen), todo.spec, epoch=epoch, legs=todo.legs)
     world = plan_world(plan, world_size=world_size, batch=batch)
     members = measure_members(dataset, decode)
     return view_world(world, members, live_bytes=live_bytes, near_frames=_near_frames(dataset))
@@ -208,6 +213,8 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
     return [
         ("steps", f"{report.steps:,} of {counted(report.batch_size, 'frame')} on {_ranks(report.world_size)}"),
         ("frames", f"{report.frames:,} in {counted(report.spans, 'span')} on {counted(report.lanes, 'lane')}"),
+        *(("" if number else "selection", text) for number, text in enumerate(report.selection)),
+        *(("" if number else "weights", one) for number, one in enumerate(_rates(report))),
         ("tail", f"{report.tail}; {counted(report.left_over, 'frame')} left over"),
         (
             "order",
@@ -232,6 +239,10 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
         *_mixture_lines(report),
         *(("advice", text) for text in report.advice),
     ]
+
+
+def _rates(report: PlanReport) -> list[str]:
+    return [one.describe() for one in report.rates] if len(report.rates) > 1 else []
 
 
 def _ranks(world_size: int) -> str:

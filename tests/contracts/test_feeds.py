@@ -81,6 +81,14 @@ def assert_same_batches(batches, others):
                 assert value == other[key], key
 
 
+def test_feeds_give_the_same_batches_of_weighted_frames_also_after_a_resume(varied):
+    def make_pipe(decode):
+        parts = {"weights": {0: 0, 2: 3.5, 4: 0.4}, "selection": {"every": 2}, "order": {"live_spans": 4}}
+        return Pipeline(varied["v3.0"], batch_size=2, seed=2, decode=decode, **parts)
+
+    assert_same_run(make_pipe, "ray, rank", WORLDS["other ranks"])
+
+
 @pytest.mark.parametrize("feed", FEEDS)
 @pytest.mark.parametrize("world_sizes", WORLDS.values(), ids=WORLDS)
 def test_feeds_give_the_same_batches_pixel_for_pixel_also_after_a_resume(varied, feed, world_sizes):

@@ -33,10 +33,17 @@ CLIPS = {
     "clips, wrap": OrderSpec(seed=2**64 - 1, live_spans=4, tail="wrap", clip_frames=5),
     "clips, shares": OrderSpec(seed=3, live_spans=3, clip_frames=(2, 4)),
 }
+WEIGHTED = {
+    "weights": OrderSpec(seed=0, clip_frames=2),
+    "weights, cut spans": OrderSpec(seed=1, live_spans=3, span_frames=4, tail="wrap"),
+    "weights, file order": OrderSpec(seed=0, shuffle=False),
+    "weights, shares": OrderSpec(seed=3, live_spans=3, clip_frames=(2, 4)),
+}
 GOLDEN = {
     FOLDER / f"order_{ORDER_VERSION}.json": CASES,
     FOLDER / f"mixture_order_{ORDER_VERSION}.json": MIXED,
     FOLDER / f"clip_order_{ORDER_VERSION}.json": CLIPS,
+    FOLDER / f"weight_order_{ORDER_VERSION}.json": WEIGHTED,
 }
 
 
@@ -54,9 +61,16 @@ def emitted(world):
 def make_orders(name):
     """Return the order of a start on 2 ranks, and of its rest on 3 from the second step on."""
     members = [make_index([7, 1, 12, 5], name="a"), make_index([6, 9], name="b")]
+    if "weights" in name:
+        # Of episodes, and of every frame of which an epoch takes about every other one.
+        by_frame = [number % 4 / 3 for number in range(15)]
+        members = [
+            make_index([7, 1, 12, 5], name="a", weights=[1, 0, 2.5, 0.5]),
+            make_index([6, 9], name="b", weights=by_frame, every=2),
+        ]
     # Of 25 and 15 frames an epoch takes four fifths of a lap, and one and a third.
     index = mix_indexes(members, [20, 20]) if "shares" in name else concat_indexes(members)
-    spec = {**CASES, **MIXED, **CLIPS}[name]
+    spec = {**CASES, **MIXED, **CLIPS, **WEIGHTED}[name]
     world = plan_start(index, spec, world_size=2, per_lane=4, epoch=3)
     rest = plan_resumed(state_after(world, 2), index, spec, world_size=3, per_lane=2)
     return {

@@ -16,6 +16,7 @@ def make_lane(counts, live_spans, seed=0):
     keys = np.random.default_rng(seed).integers(0, 2**64, len(counts), dtype=np.uint64)
     zeros = np.zeros(len(counts), dtype=np.int64)
     spans = Spans(
+        row=np.arange(len(counts)),
         dataset=zeros.astype(np.int32),
         lap=zeros,
         episode=np.arange(len(counts)),

@@ -1,0 +1,305 @@
+"""How often an epoch has each frame: every n-th frame, and weights, as exact counts.
+
+A frame of weight w comes in an epoch w / (sum of all weights) * N times on average, where N, the frames of the epoch,
+are the frames of a weight above 0, or every n-th of them. No epoch has two thirds of a frame. So the frames lie one
+after the other on an axis, each as long as its rate, and an epoch takes a frame as often as one of N marks, one apart,
+falls on it. The first mark is the *phase* of the epoch, between 0 and 1:
+
+::
+
+    rate         1/2  1/2  1/2  1/2    3/2        3/2         N = 5
+    axis         |----|----|----|----|--------------|--------------|
+    epoch 0      ^         ^         ^         ^         ^           0 2 4 4 5
+    epoch 1           ^         ^         ^         ^         ^      1 3 4 5 5
+
+So an epoch always has N frames, and every frame, every episode, and all episodes of one weight together (they lie side
+by side) have their part of them give or take one frame; a frame of weight 0 never comes. Phases go round by the golden
+ratio from a hash of the seed: each is as likely as any other, and over epochs a frame comes as often as its rate says
+give or take a few, sooner than with phases by chance. All of it is a closed form of (weights, seed, epoch): nothing is
+drawn, and a state needs no more than the epoch. Every n-th frame is the same with equal weights and a smaller N.
+
+**Laps tell the times of a frame apart.** One that comes three times comes in the *parts* 0, 1 and 2 of the epoch, each
+a lap of its own: lap = epoch * parts + part. A part is spans as of any lap, without the frames that come less often. So
+hashes, lanes, live windows, legs and resume are what they are without weights; each time has its own place in the order
+and its own ``augment_seed``, and is decoded for itself. A dataset of a mixture has N frames in each lap of its endless
+sequence, and shares are cut from it as ever.
+
+**Exactly once** then means: each frame exactly as often as the plan says. The axis of accounts has a number for each
+time of a frame, as it has for the laps of a mixture, so an account lists what is missing or too many by name.
+
+**The state** has no more than before: the digest of the selection covers the rates. Another weight in the middle of an
+epoch is refused as another selection is, and between epochs it may change; of a mixture as its shares may.
+
+Everything is an integer, in units of 2**-24 of a time: floats add up differently on different machines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nextafter
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.errors import ConfigError
+from raypipe.plan.keyhash import Ints, OrderKeys
+from raypipe.wording import counted
+
+_UNIT_BITS: Final = 24
+_WHOLE: Final = 1 << _UNIT_BITS
+"""Units of a frame that comes once in every epoch."""
+
+_WEIGHT_BITS: Final = 30
+"""The largest weight in whole numbers; smaller ones are rounded to such."""
+
+_MOST_FRAMES: Final = 1 << 31
+"""Keeps the arithmetic within 64 bits; at 30 fps it is two years."""
+
+_FRAMES_AT_ONCE: Final = 1 << 20
+"""Bounds the memory of counting unlike frames to some 100 MB."""
+
+_COLUMNS: Final = ("dataset", "start", "units", "before", "place", "spare", "num_frames", "most", "parts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rates:
+    """How often a lap has the frames of an index, as columns with an entry for every run of it."""
+
+    dataset: NDArray[np.int32]
+    start: Ints
+
+    units: Ints
+    """Of each frame of the run, where they are alike; `spare` more are spread over the frames of the dataset."""
+
+    before: Ints
+    """Units of the dataset's axis before the run, without what is spread."""
+
+    place: Ints
+    """Frames of the dataset's axis before the run."""
+
+    spare: Ints
+    num_frames: Ints
+    """Of the run's dataset: units that are spread, and frames over which they are."""
+
+    most: Ints
+    """How often a lap has a frame of the run at most."""
+
+    parts: Ints
+    """How often a lap has a frame of the run's dataset at most."""
+
+    offset: Ints
+    """Where the frames of the run begin in `ends`; -1 where they are alike."""
+
+    ends: Ints
+    """Units of the axis before every frame of a run of unlike frames, and behind its last one."""
+
+    sizes: tuple[int, ...]
+    """Frames of a lap of every dataset."""
+
+    def position(self, row: Ints, frame: Ints) -> Ints:
+        """Return how many units of the axis lie before frames of runs; a frame behind the last is its end."""
+        at = frame - self.start[row]
+        spread = (self.place[row] + at) * self.spare[row] // self.num_frames[row]
+        position = self.before[row] + at * self.units[row] + spread
+        unlike = np.flatnonzero(self.offset[row] >= 0)
+        position[unlike] = self.ends[self.offset[row[unlike]] + at[unlike]]
+        return np.asarray(position)
+
+    @property
+    def laps(self) -> Ints:
+        """How many laps of the order an epoch, or a lap of a mixture, has of every dataset: one for each part."""
+        laps = np.ones(len(self.sizes), dtype=np.int64)
+        laps[self.dataset] = self.parts
+        return laps
+
+    def digest_columns(self) -> tuple[NDArray[Any], ...]:
+        """Return what decides the rates, for a digest."""
+        return self.units, self.before, self.spare, self.offset, self.ends, np.array(self.sizes, dtype=np.int64)
+
+
+def make_rates(name: str, start: Ints, stop: Ints, weights: NDArray[np.float64], every: int) -> Rates | None:
+    """Return the rates of one dataset; None where a lap has every frame of the runs once.
+
+    Args:
+        name: of the dataset, for messages.
+        start: first frame of every run.
+        stop: one behind the last.
+        weights: one for every run, above 0, or one for every frame of the runs, some of each above 0.
+        every: a lap has every so many frames one.
+
+    Raises:
+        ConfigError: no frame is left.
+    """
+    length = stop - start
+    is_by_run = len(weights) == len(length)
+    each = length if is_by_run else (weights > 0).astype(np.int64)
+    total = int(each.sum())
+    if every == 1 and weights.min() == weights.max():
+        return None
+    if total < every:
+        raise ConfigError(
+            f"every={every} leaves no frame of dataset {name!r}: the selection has {counted(total, 'frame')}"
+        )
+    if total >= _MOST_FRAMES:
+        raise ConfigError(f"weights and every are for less than {_MOST_FRAMES:,} frames, and {name!r} has {total:,}")
+    size = total // every
+    units, spare = _as_units(weights, each, size)
+    zeros = np.zeros(len(length), dtype=np.int64)
+    columns = {"units": units, "before": zeros, "place": zeros, "offset": zeros - 1, "ends": zeros[:0]}
+    if is_by_run:
+        # Runs of one rate lie side by side on the axis: together they have their part exactly, too.
+        order = np.argsort(units, kind="stable")
+        columns["before"], columns["place"] = _before(units * length, order), _before(length, order)
+        most = (units >> _UNIT_BITS) + ((units % _WHOLE > 0) | (spare > 0))
+    else:
+        columns |= _unlike_runs(units, each, length, spare, total)
+        # What is between the end of a run and the beginning of the next is no frame.
+        between = np.diff(columns["ends"], append=0)
+        between[columns["offset"] + length] = 0
+        most = -(-np.maximum.reduceat(between, columns["offset"]) // _WHOLE)
+    return Rates(
+        dataset=zeros.astype(np.int32),
+        start=start,
+        spare=zeros + spare,
+        num_frames=zeros + total,
+        most=most,
+        parts=zeros + most.max(),
+        sizes=(size,),
+        **columns,
+    )
+
+
+def concat_rates(rates: Sequence[Rates | None], runs: Sequence[tuple[Ints, Ints]]) -> Rates | None:
+    """Return the rates of several datasets as one; None where none has any.
+
+    Args:
+        rates: of each dataset.
+        runs: first frames and ends of the runs of each.
+    """
+    if all(one is None for one in rates):
+        return None
+    every = [one or _once(*pair) for one, pair in zip(rates, runs, strict=True)]
+    columns = {name: np.concatenate([getattr(one, name) for one in every]) for name in _COLUMNS if name != "dataset"}
+    number = np.repeat(np.arange(len(every), dtype=np.int32), [len(one.start) for one in every])
+    begins = np.cumsum([0, *(len(one.ends) for one in every)])
+    offsets = [np.where(one.offset < 0, -1, one.offset + begin) for one, begin in zip(every, begins, strict=False)]
+    return Rates(
+        dataset=number,
+        offset=np.concatenate(offsets),
+        ends=np.concatenate([one.ends for one in every]),
+        sizes=tuple(size for one in every for size in one.sizes),
+        **columns,
+    )
+
+
+def mean_times(rates: Rates, length: Ints) -> tuple[NDArray[np.float64], Ints]:
+    """Return how often frames of a lap come on average, and how many do: of each run, or of each of its unlike frames.
+
+    Args:
+        length: of every run.
+    """
+    alike, unlike = np.flatnonzero(rates.offset < 0), np.flatnonzero(rates.offset >= 0)
+    row = np.repeat(unlike, length[unlike])
+    frame = ragged_arange(rates.start[unlike], length[unlike])
+    units = rates.position(row, frame + 1) - rates.position(row, frame)
+    spread = rates.spare[alike] / rates.num_frames[alike]
+    times = np.concatenate([rates.units[alike] + spread, units[units > 0]]) / _WHOLE
+    return times, np.concatenate([length[alike], np.ones(int((units > 0).sum()), dtype=np.int64)])
+
+
+def times_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, frame: Ints) -> Ints:
+    """Return how often each frame comes in the epoch, or the lap of a mixture, that a lap of the order is a part of."""
+    return _marks_between(rates, keys, row, lap, frame, frame + 1)
+
+
+def is_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, frame: Ints) -> NDArray[np.bool_]:
+    """Return whether each frame of a run is in the lap."""
+    return np.asarray(times_taken(rates, keys, row, lap, frame) > lap % rates.parts[row])
+
+
+def count_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Ints, stop: Ints) -> Ints:
+    """Return how many frames of each ``[start, stop)`` of a run are in the lap; a closed form where they are alike."""
+    part, whole, length = lap % rates.parts[row], rates.units[row] >> _UNIT_BITS, stop - start
+    marks = _marks_between(rates, keys, row, lap, start, stop)
+    counts = np.where(part < whole, length, np.where(part == whole, marks - whole * length, 0))
+    unlike = np.flatnonzero(rates.offset[row] >= 0)
+    for some in np.array_split(unlike, 1 + int(length[unlike].sum()) // _FRAMES_AT_ONCE):
+        owner, frame = np.repeat(some, length[some]), ragged_arange(start[some], length[some])
+        taken = is_taken(rates, keys, row[owner], lap[owner], frame)
+        counts[some] = np.bincount(owner, weights=taken, minlength=len(counts)).astype(np.int64)[some]
+    return counts
+
+
+def frames_taken(rates: Rates, keys: OrderKeys, row: int, lap: int, start: int, stop: int) -> Ints:
+    """Return the frames of ``[start, stop)`` of one run that are in the lap, ascending."""
+    frame = np.arange(start, stop)
+    rows, laps = np.full(len(frame), row), np.full(len(frame), lap)
+    return frame[is_taken(rates, keys, rows, laps, frame)]
+
+
+def ragged_arange(start: Ints, length: Ints) -> Ints:
+    """Return ``arange(start[i], start[i] + length[i])`` for every i, concatenated."""
+    before = np.cumsum(length) - length
+    return np.asarray(np.arange(length.sum()) + np.repeat(start - before, length))
+
+
+def _marks_between(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Ints, stop: Ints) -> Ints:
+    phase = keys.phases(rates.dataset[row], lap // rates.parts[row]) >> np.uint64(64 - _UNIT_BITS)
+    begin, end = (rates.position(row, frame) + phase.view(np.int64) for frame in (start, stop))
+    return np.asarray((end >> _UNIT_BITS) - (begin >> _UNIT_BITS))
+
+
+def _as_units(weights: NDArray[np.float64], each: Ints, size: int) -> tuple[Ints, int]:
+    """Return the units of a frame of each weight, rounded down, and how many are left to be spread.
+
+    Args:
+        each: how many frames have the weight.
+        size: frames of a lap.
+    """
+    whole = np.rint(weights / weights.max() * (1 << _WEIGHT_BITS)).astype(np.int64)
+    whole[weights > 0] = np.maximum(whole[weights > 0], 1)
+    ratio = (size << _UNIT_BITS) / int((whole * each).sum())
+    units = np.floor(whole * ratio).astype(np.int64)
+    while (spare := (size << _UNIT_BITS) - int((units * each).sum())) < 0:
+        # The product of floats may be rounded up to a whole number.
+        ratio = nextafter(ratio, 0.0)
+        units = np.floor(whole * ratio).astype(np.int64)
+    return units, spare
+
+
+def _before(values: Ints, order: Ints) -> Ints:
+    before = np.empty(len(values), dtype=np.int64)
+    before[order] = np.cumsum(values[order]) - values[order]
+    return before
+
+
+def _unlike_runs(units: Ints, each: Ints, length: Ints, spare: int, total: int) -> dict[str, Ints]:
+    """Return the columns of runs whose frames are not alike: the ends of all frames, in file order."""
+    ends = np.append(0, np.cumsum(units)) + np.append(0, np.cumsum(each)) * spare // total
+    first = np.cumsum(length) - length
+    # One more for every run: where its last frame ends the next one begins.
+    return {
+        "units": np.zeros(len(length), dtype=np.int64),
+        "offset": first + np.arange(len(length)),
+        "ends": ends[ragged_arange(first, length + 1)],
+    }
+
+
+def _once(start: Ints, stop: Ints) -> Rates:
+    """Return the rates of a dataset of which a lap has every frame once."""
+    length, ones = stop - start, np.ones(len(start), dtype=np.int64)
+    before = np.cumsum(length) - length
+    return Rates(
+        dataset=(ones - 1).astype(np.int32),
+        start=start,
+        units=ones * _WHOLE,
+        before=before * _WHOLE,
+        place=before,
+        spare=ones - 1,
+        num_frames=ones * int(length.sum()),
+        most=ones,
+        parts=ones,
+        offset=-ones,
+        ends=ones[:0],
+        sizes=(int(length.sum()),),
+    )
