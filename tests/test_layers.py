@@ -35,7 +35,7 @@ LAYERS = [
     {"loader", "feeder", "local"},
     {"config"},
     {"pipeline"},
-    {"train", "testing", "info", "mixture_info", "audit"},
+    {"train", "testing", "info", "mixture_info", "stats_report", "audit"},
     {"validate"},
     {"reshard"},
     {"views", "bench"},
