@@ -12,6 +12,7 @@ from raypipe.dataset import open_dataset
 from raypipe.errors import DatasetError
 from raypipe.mixture import Mixture
 from raypipe.pipeline import Pipeline
+from raypipe.reshard import ReshardSpec, reshard_dataset
 from raypipe.testing import SynthSpec, write_dataset
 
 LENGTHS = (6, 4)
@@ -137,6 +138,20 @@ def test_the_subtask_of_language_records_is_the_one_that_has_begun(tmp_path):
     assert [dataset.sample_of(0, frame)["subtask"] for frame in range(5)] == ["", "reach", "reach", "grasp", "grasp"]
     for batch in local_loader(Pipeline(dataset, batch_size=5, seed=0)):
         assert_equals_samples(batch, dataset)
+
+
+def test_a_reshard_that_numbers_tasks_anew_keeps_the_texts(tmp_path):
+    root = tmp_path / "gaps"
+    write_with(root, {"annotation.human.action": ("int64", lambda *_: 7)}, version="v2.0")
+    (root / "meta/modality.json").write_text(json.dumps({"annotation": {"human.action": {}}}))
+    with (root / "meta/tasks.jsonl").open("a") as tasks:
+        tasks.write(json.dumps({"task_index": 7, "task": "the seventh"}) + "\n")
+
+    reshard_dataset(str(root), str(tmp_path / "copy"), ReshardSpec(), where="process", allow_findings=True)
+
+    copy = open_dataset(str(tmp_path / "copy"))
+    assert copy.meta.tasks.indices["the seventh"] == 2
+    assert {sample["annotation.human.action_text"] for sample in copy} == {"the seventh"}
 
 
 def test_annotations_are_texts_where_the_modality_file_names_them(tmp_path):
