@@ -22,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.action_stats import RepresentedStats
 from raypipe.actions import ABSOLUTE
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.metadata import INDEX_FEATURES, Feature
@@ -76,6 +77,13 @@ class MixtureStats:
     feature that is not named are of the values that the datasets store."""
 
     def __post_init__(self) -> None:
+        known = {
+            feature: str(values.representation)
+            for entry in self.datasets.values()
+            for feature, values in entry.items()
+            if isinstance(values, RepresentedStats)
+        }
+        object.__setattr__(self, "representations", {**known, **self.representations})
         if self.robot_types.keys() != self.datasets.keys():
             raise ConfigError(
                 f"robot_types names {sorted(self.robot_types)} and datasets {sorted(self.datasets)}; give a robot type "

@@ -362,11 +362,12 @@ def _check_representation(key: str, batch: Mapping[str, Any], expected: str, *, 
     told = batch.get(f"{key}{REPRESENTATION}", expected if inverse else ABSOLUTE)
     found = {told} if isinstance(told, str) else set(told)
     if found - {expected}:
-        other = next(iter(found - {expected}))
+        name, other = f"{key}{REPRESENTATION}", next(iter(found - {expected}))
+        says = f"by its {name!r}" if name in batch else f"as it has no {name!r}"
         raise ConfigError(
-            f"{key!r} in the batch is {other!r}, by its {key + REPRESENTATION!r}, and the statistics are of {key!r} "
-            f"{expected!r}: they are on other scales. Give the normaliser the stats of the pipeline that makes the "
-            f"batches (pipe.stats), or choose the mode 'identity' for {key!r}."
+            f"{key!r} in the batch is {other!r}, {says}, and the statistics are of {key!r} {expected!r}: they are on "
+            f"other scales. Give the normaliser the stats of the pipeline that makes the batches (pipe.stats), or "
+            f"choose the mode 'identity' for {key!r}."
         )
 
 
