@@ -133,7 +133,7 @@ class Dataset:
         return (
             f"Dataset({self.meta.root!r}, {self.meta.version}, {counted(len(self.meta.episodes), 'episode')}, "
             f"{counted(len(self), 'frame')}, {self.meta.fps:g} fps, robot {self.meta.robot_type}, cameras: "
-            f"{cameras or 'none'})"
+            f"{cameras or 'none'}{f', actions {self.actions.spec}' if self.actions else ''})"
         )
 
     @property
