@@ -25,6 +25,7 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raypipe.actions import ActionSpec
     from raypipe.dataset import Dataset
     from raypipe.decode.spec import DecodeSpec
     from raypipe.errors import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from raypipe.window import WindowSpec
 
 _HOMES = {
+    "ActionSpec": "actions",
     "BatchSpec": "plan",
     "CacheSpec": "storage",
     "ConfigError": "errors",
@@ -77,6 +79,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ActionSpec",
     "BatchSpec",
     "CacheSpec",
     "ConfigError",

@@ -4,7 +4,8 @@ Cameras are ``(B, channels, height, width)``, or ``(B, T, channels, height, widt
 memory the channels come last, as FFmpeg writes them and as convolutions on a GPU want them. Beside LeRobot's keys a
 batch has ``dataset_index`` and ``augment_seed``, and ``is_repeat`` where frames may come twice: with ``tail="wrap"``
 and with ``on_bad_episode="skip"``. A batch of a mixture has ``dataset`` and ``robot_type`` too, the names of every
-sample's dataset and robot, and the masks of its schema; the cameras that a robot lacks are black.
+sample's dataset and robot, and the masks of its schema; the cameras that a robot lacks are black. Where actions are
+relative, ``action_representation`` says of every sample to what.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from raypipe.actions import REPRESENTATION
 from raypipe.block import BlockContext, SpanBlock
 from raypipe.decode.clips import ClipKey, ClipStore
 from raypipe.liverows import LiveRows
@@ -157,9 +159,14 @@ def _span_camera(context: BlockContext, block: SpanBlock, camera: str) -> tuple[
 
 
 def _origins(context: BlockContext, dataset_index: NDArray[np.int64]) -> dict[str, list[str]]:
-    """Return the keys that name the dataset and the robot of every sample; a dataset that stands alone has none."""
+    """Return the keys that name the dataset and the robot of every sample, and how its actions are represented.
+
+    A dataset that stands alone has no names.
+    """
+    specs = {str(one.actions.spec): one.actions.spec for one in context.datasets if one.actions is not None}
+    told = {f"{spec.feature}{REPRESENTATION}": [text] * len(dataset_index) for text, spec in specs.items()}
     if context.schema is None:
-        return {}
+        return told
     numbers = dataset_index.tolist()
     named = {"dataset": [context.names[number] for number in numbers]} if context.names else {}
-    return {**named, "robot_type": [context.robots[number] for number in numbers]}
+    return {**told, **named, "robot_type": [context.robots[number] for number in numbers]}

@@ -86,6 +86,27 @@ def info(root: Root, as_json: AsJson = False, json_file: JsonFile = None) -> Non
 
 
 @app.command()
+def stats(
+    root: Root,
+    actions: Annotated[str, typer.Option(help="Of actions that are 'relative' or 'delta', computed and kept.")] = "",
+    to: Annotated[str, typer.Option(help="What actions are relative to.")] = "observation.state",
+    absolute: Annotated[list[str] | None, typer.Option(help="A number that stays as it is; may be repeated.")] = None,
+    wrap: Annotated[list[str] | None, typer.Option(help="An angle, as wrist_roll=360; may be repeated.")] = None,
+    match: Annotated[list[str] | None, typer.Option(help="What a number is relative to, as x=pose_x.")] = None,
+    frames: Annotated[int, typer.Option(help="Length of the window of actions, from the sample's frame on.")] = 0,
+    as_json: AsJson = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Tell the statistics that a normaliser takes, also of relative actions; the JSON is for rp.MixtureStats.load."""
+    from raypipe.stats_report import parse_actions, report_stats, stats_tables
+
+    numbers = {"absolute": absolute, "wrap": wrap, "match": match}
+    spec, length = parse_actions(actions, to=to, numbers=numbers, frames=frames)
+    report = report_stats(root, spec, length)
+    _tell(json.loads(report.stats.to_json()), as_json, json_file, lambda: stats_tables(report))
+
+
+@app.command()
 def synth(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not exist or be empty.")],
     version: Annotated[str, typer.Option(help="Format version: v3.0, v2.1 or v2.0.")] = "v3.0",

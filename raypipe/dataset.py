@@ -16,12 +16,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raypipe.action_stats import action_stats
+from raypipe.actions import REPRESENTATION, ActionMap, ActionSpec, check_window, map_actions
 from raypipe.errors import ConfigError, DatasetError, DecodeError, note_episode, suggest
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature, read_metadata, read_stats
+from raypipe.metadata.pooling import FeatureStats
 from raypipe.metadata.stats import Stats
 from raypipe.metadata.tables import check_not_refused
+from raypipe.plan import SINGLE_DATASET, EpisodeIndex, SelectionSpec, index_episodes
 from raypipe.row_features import find_absent_columns, looked_at_rows, row_features_of
 from raypipe.rows import RowReader, column_values
+from raypipe.specs import make_spec
 from raypipe.storage import REFUSED
 from raypipe.video import episode_first_frame
 from raypipe.window import TOLERANCE_S, WindowSpec, window_from_offsets, window_from_timestamps, window_rows
@@ -97,6 +102,8 @@ class Dataset:
     window: WindowSpec
     missing_cameras: tuple[str, ...]
     """Declared cameras of which no file was found; see `why_missing`."""
+    actions: ActionMap | None = None
+    """How samples represent actions; None: as the dataset stores them."""
 
     def __getstate__(self) -> dict[str, Any]:
         # Open files and decoders stay behind: each process opens its own. Which columns there are is read once.
@@ -127,7 +134,7 @@ class Dataset:
         return (
             f"Dataset({self.meta.root!r}, {self.meta.version}, {counted(len(self.meta.episodes), 'episode')}, "
             f"{counted(len(self), 'frame')}, {self.meta.fps:g} fps, robot {self.meta.robot_type}, cameras: "
-            f"{cameras or 'none'})"
+            f"{cameras or 'none'}{f', actions {self.actions.spec}' if self.actions else ''})"
         )
 
     @property
@@ -168,15 +175,22 @@ class Dataset:
     def stats(self) -> Stats:
         """The statistics stored with the dataset, pooled over episodes where it stores them so; may be empty.
 
-        Those of depth are in millimetres, as its pixels are.
+        Those of depth are in millimetres, as its pixels are. Those of actions in another representation are of that:
+        computed from all rows, once, and kept.
         """
-        stats = read_stats(self.meta.storage)
-        metres = [name for name in stats if name in self.features and self.features[name].has_metre_stats]
-        factors = {"count": 1}
-        return {
-            **stats,
-            **{name: {key: values * factors.get(key, 1000) for key, values in stats[name].items()} for name in metres},
+        table, fingerprint = self.meta.episodes, self.meta.order_fingerprint
+        whole = SelectionSpec()
+        return self.stats_of(
+            index_episodes(SINGLE_DATASET, table.episode_index, table.length, fingerprint=fingerprint, selection=whole)
+        )
+
+    def stats_of(self, index: EpisodeIndex) -> Stats:
+        """Return `stats`, of which those of actions in another representation are of the anchors of `index` alone."""
+        stored = {
+            name: _in_millimetres(stats) if name in self.features and self.features[name].has_metre_stats else stats
+            for name, stats in read_stats(self.meta.storage).items()
         }
+        return stored if self.actions is None else {**stored, self.actions.action: action_stats(self, index)}
 
     def windowed(
         self,
@@ -194,7 +208,17 @@ class Dataset:
                 delta_timestamps or {}, fps=self.meta.fps, tolerance_s=self.spec.tolerance_s
             )
         window.check_features([*self.row_features, *self.spec.cameras])
+        if self.actions is not None:
+            check_window(self.actions.spec, self.actions.action, window)
         return knowing_rows(replace(self, window=window), self.row_features)
+
+    def with_actions(self, actions: ActionSpec | Mapping[str, Any]) -> "Dataset":
+        """Return this dataset with its actions relative to a state, or to the action before; see `ActionSpec`."""
+        spec = make_spec(ActionSpec, actions, "actions")
+        names = {"action": spec.feature, "state": spec.to}
+        mapped = map_actions(spec, self.row_features, **names, place=repr(self.meta.root))
+        check_window(spec, spec.feature, self.window)
+        return knowing_rows(replace(self, actions=mapped), self.row_features)
 
     def select_features(self, names: Sequence[str]) -> "Dataset":
         """Return this dataset with these features alone, cameras among them; the index columns are always there.
@@ -205,7 +229,9 @@ class Dataset:
         offsets = {name: frames for name, frames in self.window.offsets.items() if name in kept}
         spec = replace(self.spec, cameras=tuple(name for name in self.spec.cameras if name in kept))
         rows = {name: feature for name, feature in self.row_features.items() if name in kept}
-        return knowing_rows(replace(self, spec=spec, window=replace(self.window, offsets=offsets)), rows)
+        actions = self.actions and self.actions.among(kept, repr(self.meta.root))
+        window = replace(self.window, offsets=offsets)
+        return knowing_rows(replace(self, spec=spec, window=window, actions=actions), rows)
 
     def drop_features(self, names: Sequence[str]) -> "Dataset":
         """Return this dataset without these features; what it does not give anyway may be named too."""
@@ -269,6 +295,9 @@ class Dataset:
                 sample[name] = self._values(feature, table, frames, place)
                 if name in self.window.offsets:
                     sample[f"{name}_is_pad"] = padding
+        if self.actions is not None:
+            sample[self.actions.action] = self._represented(self.actions, sample[self.actions.action], table, frame)
+            sample[f"{self.actions.action}{REPRESENTATION}"] = str(self.actions.spec)
         sample["task"] = self._task(table, frame, place)
         return sample
 
@@ -288,6 +317,13 @@ class Dataset:
             return values if has_window else values[0]
         tensor = torch.from_numpy(values.copy())
         return tensor if has_window else tensor[0]
+
+    def _represented(self, actions: ActionMap, values: "torch.Tensor", table: pa.Table, frame: int) -> "torch.Tensor":
+        import torch
+
+        state = column_values(table.slice(frame, 1), self.row_features[actions.state], repr(self.meta.root))
+        has_window = actions.action in self.window.offsets
+        return torch.from_numpy(actions.encode(values.numpy()[None], np.asarray(state), has_window=has_window)[0])
 
     def _camera(self, name: str, row: int, table: pa.Table, frames: NDArray[np.int64]) -> "torch.Tensor":
         """Return the pixels of `frames`, ``(C, H, W)`` or ``(T, C, H, W)``."""
@@ -349,6 +385,10 @@ class Dataset:
         except DatasetError as error:
             error.add_note(f"in {place}, frame {frame}")
             raise
+
+
+def _in_millimetres(metres: FeatureStats) -> FeatureStats:
+    return {key: values if key == "count" else values * 1000 for key, values in metres.items()}
 
 
 def keeps_time_axis(dataset: Dataset, camera: str) -> bool:

@@ -31,7 +31,7 @@ from raypipe.mixture import Mixture
 from raypipe.plan import OrderState, follow_state, resume, start
 from raypipe.plan.spec import check_whole
 from raypipe.progress import Bar, progress_bar
-from raypipe.rank_job import BlockSource, RankJob, warn_of_other_source, with_source
+from raypipe.rank_job import BlockSource, RankJob, warn_of_other_actions, warn_of_other_source, with_source
 from raypipe.run import EpochRun
 from raypipe.skips import BadSpan, describe_spans
 from raypipe.stand import Stand
@@ -218,6 +218,7 @@ class RankLoader:
         at = resume(saved, index, self._job.order_of(saved), world_size=self._job.world_size, batch=self._job.batch)
         if self._job.rank == 0:
             warn_of_other_source(state, self._job.dataset)
+            warn_of_other_actions(state, self._job.dataset)
         self._leave_order("load_state_dict()")
         self._go_back(Stand(job=self._job, index=index, at=at, ledger=self._stand.ledger, is_loaded=True))
 

@@ -19,6 +19,7 @@ from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from raypipe.actions import ActionSpec
 from raypipe.batch import span_columns
 from raypipe.config import PipelineConfig, compose_config, make_cache, spans_per_block
 from raypipe.dataset import Dataset
@@ -55,6 +56,9 @@ from raypipe.wording import counted
 if TYPE_CHECKING:
     import ray.data
 
+    from raypipe.metadata.stats import Stats
+    from raypipe.normalise import MixtureStats
+
 Transport = Literal["auto", "local", "ray"]
 """Who reads the rows: the rank's own process, or Ray Data. "auto" is Ray where this process is connected to one, or
 where clips are decoded on a cluster; else local. Batches are the same."""
@@ -82,6 +86,7 @@ class Pipeline:
         seed: int,
         delta_timestamps: Mapping[str, Sequence[float]] | None = None,
         features: Sequence[str] | None = None,
+        actions: ActionSpec | Mapping[str, Any] | None = None,
         live_bytes: int = DEFAULT_LIVE_BYTES,
         **parts: Any,
     ) -> None:
@@ -94,6 +99,7 @@ class Pipeline:
             delta_timestamps: windows in seconds, as in LeRobot.
             features: what batches hold, cameras among it, as `Dataset.select_features` and `Mixture.select_features`
                 choose it; all where nothing is said. Nothing else is read or decoded.
+            actions: ``{"mode": "relative"}`` or ``{"mode": "delta"}``: actions less the state; see `ActionSpec`.
             live_bytes: memory of a rank for decoded frames; decides clip length, live spans and span length where
                 ``order`` does not.
             parts: ``selection``, ``order``, ``decode``, ``feed``: see `SelectionSpec`, `OrderSpec`, `DecodeSpec`,
@@ -112,6 +118,8 @@ class Pipeline:
             dataset = dataset.select_features(features)
         if delta_timestamps is not None:
             dataset = dataset.windowed(delta_timestamps)
+        if actions is not None:
+            dataset = dataset.with_actions(actions)
         bad_data = {field.name: parts.pop(field.name) for field in fields(BadDataSpec) if field.name in parts}
         every = {"selection": {}, "order": {}, "decode": {}, "feed": {}, "bad_data": bad_data, **parts}
         config = compose_config(dataset, every, batch_size=batch_size, seed=seed, live_bytes=live_bytes)
@@ -140,6 +148,16 @@ class Pipeline:
             f"Pipeline({self.config.dataset!r}{frames}, batch of {self.config.batch.size} a {self.config.batch.scope}, "
             f"seed {order.seed}, spans of {span}, {order.live_spans} live, {clips}{decoding})"
         )
+
+    @cached_property
+    def stats(self) -> "Stats | MixtureStats":
+        """What a `Normaliser` scales the batches by: the stored statistics, and of relative actions their own.
+
+        Those are of the frames that the pipeline selects, computed once and kept; the others are as the dataset stores
+        them.
+        """
+        dataset = self.config.dataset
+        return dataset.stats if isinstance(dataset, Mixture) else dataset.stats_of(self._index)
 
     def plan(self, *, epoch: int = 0, world_size: int = 1) -> WorldPlan:
         """Return the plan of a whole epoch on `world_size` ranks; reads nothing.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Protocol
 
+from raypipe.actions import ABSOLUTE, ActionMap
 from raypipe.block import BlockContext
 from raypipe.dataset import Dataset
 from raypipe.decode.clips import ClipExecutor
@@ -104,14 +105,34 @@ class RankJob:
 
 
 SOURCE: Final = "source"
+ACTIONS: Final = "actions"
 
 
 def with_source(state: dict[str, Any], dataset: Dataset | Mixture) -> dict[str, Any]:
     """Return a state that also says where its dataset was read: root, commit and layout.
 
-    That of a mixture has the revisions of its members already.
+    That of a mixture has the revisions of its members already. It says how actions are represented, where it is not as
+    the dataset stores them.
     """
-    return state if isinstance(dataset, Mixture) else {**state, SOURCE: asdict(dataset.meta.source)}
+    told = {} if isinstance(dataset, Mixture) else {SOURCE: asdict(dataset.meta.source)}
+    representation = _representation(dataset)
+    return {**state, **told, **({} if representation == ABSOLUTE else {ACTIONS: representation})}
+
+
+def _representation(dataset: Dataset | Mixture) -> str:
+    actions = dataset.actions.spec if isinstance(dataset.actions, ActionMap) else dataset.actions
+    return ABSOLUTE if actions is None else str(actions)
+
+
+def warn_of_other_actions(state: Mapping[str, Any], dataset: Dataset | Mixture) -> None:
+    """Warn where a state was saved with actions in another representation: the policy has learned that one."""
+    saved, now = state.get(ACTIONS, ABSOLUTE), _representation(dataset)
+    if saved != now:
+        warnings.warn(
+            f"the state was saved with actions {saved!r}, and they are {now!r} now. The order goes on; the policy of "
+            f"the checkpoint has learned the former, with its statistics. Give the pipeline the former actions=.",
+            stacklevel=4,
+        )
 
 
 def warn_of_other_source(state: Mapping[str, Any], dataset: Dataset | Mixture) -> None:

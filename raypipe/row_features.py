@@ -1,4 +1,4 @@
-"""Which features are read from rows: those that are declared and have a column, and the index columns.
+"""Which features are read from rows: those that are declared and have a column, texts of them, and the index columns.
 
 A few footers tell. That every file has the columns is not checked here: whoever reads a file does.
 """
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from raypipe.errors import DatasetError
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature
+from raypipe.metadata.texts import text_feature
 from raypipe.rows import RowReader
 
 
@@ -21,6 +22,9 @@ def row_features_of(meta: DatasetMeta, cameras: Sequence[str], absent: Sequence[
         for name, feature in meta.features.items()
         if feature.kind not in ("video", "opaque") and name not in absent and (not feature.is_camera or name in cameras)
     }
+    for name, text in meta.texts.items():
+        if text.source in rows:
+            rows[name] = text_feature(name)
     for name, dtype in INDEX_FEATURES.items():
         rows[name] = Feature(name=name, kind="vector", dtype=dtype, shape=(1,))
     return rows

@@ -85,7 +85,11 @@ class RowReader:
             files: kept open by several readers together.
         """
         self._meta = meta
-        self._columns = tuple(dict.fromkeys((*columns, *INDEX_FEATURES)))
+        # Asked for only where no column has the name: it reads files.
+        self._texts = {name: meta.texts[name] for name in columns if name not in meta.features and name in meta.texts}
+        sources = [text.source for text in self._texts.values()]
+        stored = [name for name in columns if name not in self._texts]
+        self._columns = tuple(dict.fromkeys((*stored, *sources, *INDEX_FEATURES)))
         self._files = files or OpenFiles()
 
     def read_episode(self, row: int) -> pa.Table:
@@ -118,7 +122,7 @@ class RowReader:
                 name, row, f"holds {counted(len(table), 'row')} of it, and the episode table promises {length}"
             )
         table = self._in_frame_order(table, name, row)
-        return self._with_index_columns(table, row).slice(start, stop - start)
+        return self._with_texts(self._with_index_columns(table, row).slice(start, stop - start), row)
 
     def missing_columns(self, row: int) -> tuple[str, ...]:
         """Return which of the columns asked for are not in the file of the episode in row `row`."""
@@ -192,6 +196,13 @@ class RowReader:
         for column, dtype in INDEX_FEATURES.items():
             if column not in table.column_names:
                 table = table.append_column(column, pa.array(derive[column]().astype(dtype)))
+        return table
+
+    def _with_texts(self, table: pa.Table, row: int) -> pa.Table:
+        """Add the texts that follow from other columns."""
+        for name, text in self._texts.items():
+            place = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"
+            table = table.append_column(name, text.read(table, place))
         return table
 
     def _task_index(self, row: int) -> int:

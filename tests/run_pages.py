@@ -37,6 +37,10 @@ assert mixture.shares["arm"] * 3 in range(len(mixture) - 2, len(mixture) + 3)
     PAGES / "bad-data.md": """
 assert not checked.skipped and checked.account().parts[0].emitted.num_values == len(ds)
 """,
+    PAGES / "actions-and-language.md": """
+assert batch["observation.language.tokens"].shape == (32, 48)
+assert scaled["action"].shape == (32, 16, 6) and commands.shape == (32, 16, 6)
+""",
     PAGES / "resume.md": """
 uninterrupted = pipe.loader()
 assert [batch["index"].tolist() for batch in uninterrupted.steps(6)][-1] == following["index"].tolist()

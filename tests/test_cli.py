@@ -75,7 +75,7 @@ def test_json_is_the_same_option_in_every_command():
         assert options["--json"].is_flag, name
         assert not options["--json-file"].is_flag, name
 
-    assert len(json_commands()) == 9
+    assert len(json_commands()) == 10
 
 
 CALLS = {

@@ -10,6 +10,7 @@ import raypipe
 from raypipe import errors
 
 PUBLIC = [
+    "ActionSpec",
     "BatchSpec",
     "CacheSpec",
     "ConfigError",

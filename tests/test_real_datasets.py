@@ -38,6 +38,16 @@ EXPECTED = {
     "pusht_v30_novid": ("v3.0", 206, 25650, [], 10, "other", None),
 }
 
+_ACTION = "annotation.human.action.task_description"
+TEXTS = {
+    "groot_simpnp_v20": {
+        f"{_ACTION}_text": _ACTION,
+        "annotation.human.coarse_action_text": _ACTION,
+        "annotation.human.validity_text": "annotation.human.validity",
+    }
+}
+"""Texts that meta/modality.json names, and the column that has the number of their task."""
+
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_info_of_a_real_dataset_agrees_with_its_description(name):
@@ -115,7 +125,10 @@ def test_every_key_of_real_samples_equals_a_plain_reading(name):
         sample = dataset.sample(starts[episode] + frame)
         expected = dict(rows[starts[episode] + frame])
         expected.setdefault("frame_index", frame)
-        assert set(sample) == set(expected) | set(cameras) | {"task"}
+        texts = TEXTS.get(name, {})
+        assert set(sample) == set(expected) | set(cameras) | set(texts) | {"task"}
+        for key, column in texts.items():
+            assert sample[key] == tasks[expected[column]]
         for key, value in expected.items():
             assert_value(sample[key], value)
         assert sample["task"] == tasks[expected["task_index"]]

@@ -34,6 +34,7 @@ from raypipe.packed import (
 )
 from raypipe.requests import num_requests
 from raypipe.rows import column_values, one_line
+from raypipe.schema import Schema
 from raypipe.storage import is_transient, retry_transient
 from raypipe.window import window_rows
 from raypipe.wording import counted
@@ -159,7 +160,10 @@ def _window_span(context: BlockContext, span: PackedSpan, request: SpanRequest) 
         slots, padding = window_rows(anchors, length, offsets or (0,))
         wanted = slots - first if offsets else anchors - first
         if feature.kind == "vector":
-            columns[name] = as_array(as_numpy(rows, () if feature.shape == (1,) else feature.shape)[wanted])
+            values = _numbers(schema, span, name)[wanted]
+            if dataset.actions is not None and own == dataset.actions.action:
+                values = _represented(context, span, request, values)
+            columns[name] = as_array(values)
         else:
             columns[name] = take_windows(rows, wanted)
         if offsets:
@@ -170,6 +174,20 @@ def _window_span(context: BlockContext, span: PackedSpan, request: SpanRequest) 
             images[name] = (frames, span.columns[name].take(pa.array(frames - first)).to_pylist())
     read_s = span.header.read_s + time.perf_counter() - started
     return PackedSpan(replace(span.header, num_rows=len(anchors), read_s=read_s), columns, images)
+
+
+def _numbers(schema: Schema, span: PackedSpan, name: str) -> NDArray[Any]:
+    feature = schema.features[name]
+    return as_numpy(span.columns[name], () if feature.shape == (1,) else feature.shape)
+
+
+def _represented(context: BlockContext, span: PackedSpan, request: SpanRequest, actions: NDArray[Any]) -> NDArray[Any]:
+    """Return the windows of actions relative to the state of each anchor; numbers that pad a width stay 0."""
+    dataset, schema = context.datasets[request.dataset], context.batch_schema
+    assert dataset.actions is not None
+    name = dataset.actions.spec.to
+    states = _numbers(schema, span, name)[request.anchors - span.header.first]
+    return dataset.actions.encode(actions, states, has_window=dataset.actions.spec.feature in schema.windows)
 
 
 def _check_tasks(dataset: Dataset, task_index: Any, place: str) -> None:

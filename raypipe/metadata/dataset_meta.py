@@ -16,6 +16,7 @@ from raypipe.metadata.features import INDEX_FEATURES, Feature, read_features
 from raypipe.metadata.tables import CORRECT_INFO, read_count, read_json
 from raypipe.metadata.tasks import Tasks, read_tasks
 from raypipe.metadata.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, find_template, why_unfillable
+from raypipe.metadata.texts import TextColumn, find_texts
 from raypipe.storage import Storage, open_root
 from raypipe.wording import counted
 
@@ -71,6 +72,11 @@ class DatasetMeta:
     def cameras(self) -> tuple[str, ...]:
         """The names of the features that give pixels."""
         return tuple(name for name, feature in self.features.items() if feature.is_camera)
+
+    @cached_property
+    def texts(self) -> dict[str, TextColumn]:
+        """The features of text that follow from other columns, as subtasks do; reads their files."""
+        return find_texts(self.storage, self.features, self.tasks)
 
     @cached_property
     def opaque(self) -> dict[str, str]:

@@ -57,7 +57,7 @@ def read_tasks(storage: Storage, total_tasks: int) -> Tasks:
     if total_tasks == 0:
         return Tasks({})
     if storage.offers(PARQUET):
-        return _read_parquet_tasks(storage)
+        return read_positional(storage, PARQUET, "task_index")
     if storage.offers(JSON_LINES):
         table = read_json_lines(storage, JSON_LINES, ("task_index", "task"))
         numbers = table.column("task_index").to_pylist()
@@ -73,15 +73,15 @@ def read_tasks(storage: Storage, total_tasks: int) -> Tasks:
     )
 
 
-def _read_parquet_tasks(storage: Storage) -> Tasks:
-    """Return the tasks of a v3.0 file: LeRobot looks them up by row position, not by the column."""
-    table = read_parquet(storage, PARQUET)
+def read_positional(storage: Storage, name: str, index: str) -> Tasks:
+    """Return the texts of a v3.0 file, of tasks or subtasks: LeRobot looks them up by row position, not by `index`."""
+    table = read_parquet(storage, name)
     # The text is a pandas index: named "task" by newer writers, unnamed by older ones.
-    texts = [name for name in table.column_names if name != "task_index"]
-    column = next((name for name in ("task", "__index_level_0__", *texts) if name in texts), "")
+    word, texts = index.removesuffix("_index"), [one for one in table.column_names if one != index]
+    column = next((one for one in (word, "__index_level_0__", *texts) if one in texts), "")
     if not column:
         raise DatasetError(
-            f"{storage.locate(PARQUET)!r} has the columns {table.column_names} and none with the task's text; "
-            f"expected 'task' or '__index_level_0__'. Fetch the file again, or add the column."
+            f"{storage.locate(name)!r} has the columns {table.column_names} and none with the {word}'s text; "
+            f"expected {word!r} or '__index_level_0__'. Fetch the file again, or add the column."
         )
     return Tasks({i: str(text) for i, text in enumerate(table.column(column).to_pylist())})

@@ -1,12 +1,13 @@
 """`Mixture`: many unlike datasets as one, of which every epoch takes a stated share of each."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from raypipe.actions import ActionSpec, check_window
 from raypipe.dataset import Dataset, kept_features, knowing_rows
 from raypipe.decode.spec import ORIGINAL_SIZE, Resize
 from raypipe.errors import ConfigError, suggest
@@ -16,10 +17,11 @@ from raypipe.mixture.file import is_mixture_file, read_mixture_file
 from raypipe.mixture.open_members import BadMember, MemberNote, open_members
 from raypipe.mixture.spec import ALL_FRAMES, MIXTURE_TOLERANCE, OWN_RATE, MemberSpec, MixtureSpec, resolve_weights
 from raypipe.mixture.unify import unify, with_windows
-from raypipe.mixture.windows import member_windows
+from raypipe.mixture.windows import member_actions, member_windows
 from raypipe.plan import EpisodeIndex, mix_indexes, split_frames
 from raypipe.schema import Schema
 from raypipe.selection import index_dataset
+from raypipe.specs import make_spec
 from raypipe.window import WindowSpec
 from raypipe.wording import counted
 
@@ -172,7 +174,7 @@ class Mixture:
             MemberStats(
                 name=member.name,
                 robot_type=member.robot_type,
-                stats=member.dataset.stats,
+                stats=member.dataset.stats_of(member.index()),
                 num_frames=member.dataset.meta.num_frames,
             )
             for member in self.members
@@ -211,13 +213,33 @@ class Mixture:
         )
         return self._changed(members, self.schema)
 
+    def with_actions(self, actions: ActionSpec | Mapping[str, Any]) -> "Mixture":
+        """Return this mixture with actions relative to a state, or to the action before, by names in a batch.
+
+        Numbers are those of each member's own vector. One that is named must be in every member that has the action; a
+        pattern, as ``*gripper*``, in one at least.
+        """
+        spec = make_spec(ActionSpec, actions, "actions")
+        maps = member_actions(spec, self.schema, [(member.name, member.dataset) for member in self.members])
+        members = tuple(
+            replace(member, dataset=_knowing(replace(member.dataset, actions=mapped), member.dataset))
+            for member, mapped in zip(self.members, maps, strict=True)
+        )
+        return self._changed(members, self.schema)
+
+    @property
+    def actions(self) -> ActionSpec | None:
+        """How batches represent actions; None: as the datasets store them."""
+        return next((one.actions.spec for one in self.datasets if one.actions is not None), None)
+
     def select_features(self, names: Sequence[str]) -> "Mixture":
         """Return this mixture with these features of its batches alone, by their names there, cameras among them.
 
         The index columns are always there. What a single member leaves out is its `MemberSpec.drop`.
         """
         kept = kept_features(names, list(self.features), "the mixture")
-        changed = self._changed(self.members, self.schema.only(kept))
+        members = tuple(replace(one, dataset=_with_actions_among(one.dataset, kept)) for one in self.members)
+        changed = self._changed(members, self.schema.only(kept))
         if isinstance(self.spec.resize, Mapping):
             sizes = {camera: size for camera, size in self.spec.resize.items() if camera in kept}
             changed.spec = replace(self.spec, resize=sizes or ORIGINAL_SIZE)
@@ -259,7 +281,19 @@ class Mixture:
 
 def _windowed(dataset: Dataset, window: WindowSpec) -> Dataset:
     # Its columns are known: a copy would open files to find them again.
-    return knowing_rows(replace(dataset, window=window), dataset.row_features)
+    if dataset.actions is not None:
+        check_window(dataset.actions.spec, dataset.actions.action, window)
+    return _knowing(replace(dataset, window=window), dataset)
+
+
+def _with_actions_among(dataset: Dataset, kept: Collection[str]) -> Dataset:
+    if dataset.actions is None:
+        return dataset
+    return _knowing(replace(dataset, actions=dataset.actions.among(kept, "the mixture")), dataset)
+
+
+def _knowing(changed: Dataset, dataset: Dataset) -> Dataset:
+    return knowing_rows(changed, dataset.row_features)
 
 
 def _make_spec(members: Any, settings: Mapping[str, Any]) -> MixtureSpec:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, Final, Literal, get_args
 
+from raypipe.actions import REPRESENTATION
 from raypipe.decode.spec import ORIGINAL_SIZE, Fit, Resize, check_fit, check_resize
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata import INDEX_FEATURES
@@ -30,7 +31,7 @@ OWN_RATE: Final = "own"
 MIXTURE_TOLERANCE: Final = "mixture"
 
 _BATCH_KEYS: Final = ("dataset_index", "dataset", "robot_type", "augment_seed", "is_repeat", "task")
-_MASK_ENDINGS: Final = ("_is_pad", DIM_IS_PAD, IS_MISSING)
+_MASK_ENDINGS: Final = ("_is_pad", DIM_IS_PAD, IS_MISSING, REPRESENTATION)
 
 _MAX_COUNT: Final = 1 << 62
 """Frames of an epoch, pixels of a side and numbers of a vector are beyond doubt below this."""

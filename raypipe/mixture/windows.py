@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from typing import Any
 
+from raypipe.actions import ActionMap, ActionSpec, check_window, find_dims, is_pattern, map_actions
+from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError, suggest
 from raypipe.mixture.offer import list_by_value
 from raypipe.mixture.spec import MixtureSpec
@@ -62,6 +64,40 @@ def member_windows(
         _own_window(one, {name: tuple(nearest(delta, fps) for delta in deltas) for name, deltas in seconds.items()})
         for one, fps in zip(schema.members, members_fps, strict=True)
     )
+
+
+def member_actions(
+    spec: ActionSpec, schema: Schema, members: Sequence[tuple[str, Dataset]]
+) -> tuple[ActionMap | None, ...]:
+    """Return what a representation of actions does in each member, with its name; None in one that has no action.
+
+    Raises:
+        ConfigError: a member lacks the state or a number, or a pattern fits in none of them.
+    """
+    _check_names({spec.feature: (), spec.to: ()}, schema)
+    patterns = [one for one in (*spec.absolute, *spec.wrap) if is_pattern(one)]
+    maps: list[ActionMap | None] = []
+    for (name, dataset), own in zip(members, schema.members, strict=True):
+        if spec.feature not in own.rows:
+            maps.append(None)
+            continue
+        if spec.to not in own.rows:
+            raise ConfigError(
+                f"actions are {spec.mode} to {spec.to!r}, which member {name!r} does not have; drop its "
+                f"{spec.feature!r}, or leave it out"
+            )
+        action, state = own.rows[spec.feature], own.rows[spec.to]
+        place, features = f"member {name!r}", dataset.row_features
+        maps.append(map_actions(spec, features, action=action, state=state, place=place, known=patterns))
+        check_window(spec, action, dataset.window)
+    having = [(one.action, dataset) for one, (_, dataset) in zip(maps, members, strict=True) if one is not None]
+    for one in patterns:
+        if not any(find_dims(one, data.row_features[own], "", is_needed=False) for own, data in having):
+            names = {name for own, data in having for name in data.row_features[own].names}
+            raise ConfigError(
+                f"no member has a number of {spec.feature!r} that fits {one!r}{suggest(str(one), sorted(names))}"
+            )
+    return tuple(maps)
 
 
 def add_windows(schema: Schema, windows: Sequence[tuple[str, WindowSpec]]) -> Schema:

@@ -16,12 +16,14 @@ which it stores no statistics, is not in its entry.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.action_stats import RepresentedStats
+from raypipe.actions import ABSOLUTE
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.metadata import INDEX_FEATURES, Feature
 from raypipe.metadata.pooling import MOMENTS, FeatureStats, Stats, is_low, is_quantile, pool_stats
@@ -70,7 +72,18 @@ class MixtureStats:
     """Where quantiles are envelopes of several datasets' and not quantiles: ``pooled/<feature>`` and
     ``robots/<robot type>/<feature>``."""
 
+    representations: Mapping[str, str] = field(default_factory=dict)
+    """By feature, how the values are represented that the statistics are of, as `ActionSpec` tells it; those of a
+    feature that is not named are of the values that the datasets store."""
+
     def __post_init__(self) -> None:
+        known = {
+            feature: str(values.representation)
+            for entry in self.datasets.values()
+            for feature, values in entry.items()
+            if isinstance(values, RepresentedStats)
+        }
+        object.__setattr__(self, "representations", {**known, **self.representations})
         if self.robot_types.keys() != self.datasets.keys():
             raise ConfigError(
                 f"robot_types names {sorted(self.robot_types)} and datasets {sorted(self.datasets)}; give a robot type "
@@ -98,6 +111,7 @@ class MixtureStats:
             "robot_types": dict(self.robot_types),
             "cameras": list(self.cameras),
             "envelopes": list(self.envelopes),
+            **({"representations": dict(self.representations)} if self.representations else {}),
         }
         return to_text(KIND, content)
 
@@ -152,7 +166,24 @@ def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStat
         robot_types={member.name: member.robot_type for member in members},
         cameras=schema.cameras,
         envelopes=tuple(envelopes),
+        representations=_representations(schema, members),
     )
+
+
+def _representations(schema: Schema, members: Sequence[MemberStats]) -> dict[str, str]:
+    """Return the features whose statistics are of another representation than the datasets store."""
+    found: dict[str, dict[str, str]] = {}
+    for member, own_names in zip(members, schema.members, strict=True):
+        for name, own in own_names.rows.items():
+            if own in member.stats:
+                represented = getattr(member.stats[own], "representation", ABSOLUTE)
+                found.setdefault(name, {})[member.name] = represented
+    for name, by_member in found.items():
+        if len(set(by_member.values())) > 1:
+            listed = ", ".join(f"{text!r} in {member!r}" for member, text in by_member.items())
+            raise ConfigError(f"the statistics of {name!r} are of unlike representations: {listed}; give one to all")
+    first = {name: next(iter(by_member.values())) for name, by_member in found.items()}
+    return {name: text for name, text in first.items() if text != ABSOLUTE}
 
 
 def _from_plain(plain: Mapping[str, Any]) -> MixtureStats:
@@ -163,6 +194,7 @@ def _from_plain(plain: Mapping[str, Any]) -> MixtureStats:
         robot_types={str(name): str(robot) for name, robot in plain["robot_types"].items()},
         cameras=tuple(map(str, plain["cameras"])),
         envelopes=tuple(map(str, plain["envelopes"])),
+        representations={str(name): str(text) for name, text in plain.get("representations", {}).items()},
     )
 
 

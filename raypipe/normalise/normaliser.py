@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.actions import ABSOLUTE, REPRESENTATION
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata.pooling import Stats
 from raypipe.normalise.json_file import from_text, read_text, to_text, write_text
@@ -94,7 +95,8 @@ class Normaliser:
             robot: likewise, all samples are of this robot type.
 
         Raises:
-            ConfigError: a sample is of a dataset or robot of which there are no statistics.
+            ConfigError: a sample is of a dataset or robot of which there are no statistics, or its actions are in
+                another representation than those of the statistics.
         """
         return self._apply(batch, dataset, robot, inverse=False)
 
@@ -201,6 +203,8 @@ class Normaliser:
 
     def _apply(self, batch: Mapping[str, Any], dataset: str, robot: str, *, inverse: bool) -> dict[str, Any]:
         keys = [key for key in self._tables if key in batch]
+        for key in keys:
+            _check_representation(key, batch, self.stats.representations.get(key, ABSOLUTE), inverse=inverse)
         row = self._rows(batch, dataset, robot) if keys else 0
         scaled = {key: self._scale(key, batch, row, inverse=inverse) for key in keys}
         return {**batch, **scaled}
@@ -348,6 +352,23 @@ def _missing_message(stats: MixtureStats, by: By, key: str, mode: Mode, label: s
         f"the datasets {', '.join(lacking)}. Make their statistics (`raypipe reshard ROOT OUT` computes those of "
         f"rows), choose another mode for {key!r} ('identity' needs none), or leave the datasets out."
     )
+
+
+def _check_representation(key: str, batch: Mapping[str, Any], expected: str, *, inverse: bool) -> None:
+    """Raise where values are in another representation than those that the statistics are of.
+
+    What a policy gives, which is scaled back, says nothing of it.
+    """
+    told = batch.get(f"{key}{REPRESENTATION}", expected if inverse else ABSOLUTE)
+    found = {told} if isinstance(told, str) else set(told)
+    if found - {expected}:
+        name, other = f"{key}{REPRESENTATION}", next(iter(found - {expected}))
+        says = f"by its {name!r}" if name in batch else f"as it has no {name!r}"
+        raise ConfigError(
+            f"{key!r} in the batch is {other!r}, {says}, and the statistics are of {key!r} {expected!r}: they are on "
+            f"other scales. Give the normaliser the stats of the pipeline that makes the batches (pipe.stats), or "
+            f"choose the mode 'identity' for {key!r}."
+        )
 
 
 def _check_value(key: str, value: Any, shape: tuple[int, ...], row: "torch.Tensor | int") -> None:

@@ -144,9 +144,20 @@ def _renumbered(job: DataJob, table: pa.Table, number: int) -> pa.Table:
         "index": job.numbering.from_index[number] + frames,
         "task_index": job.tasks.renumber(task_index, _place(job, number)),
     }
+    for name in _annotations(job, table):
+        values = table.column(name).to_numpy().astype(np.int64)
+        numbers[name] = job.tasks.renumber(values, _place(job, number))
     for name, values in numbers.items():
         table = table.set_column(table.column_names.index(name), pa.field(name, pa.int64()), pa.array(values))
     return table
+
+
+def _annotations(job: DataJob, table: pa.Table) -> list[str]:
+    """Return the columns that hold numbers of tasks beside ``task_index``, where those change."""
+    if job.tasks.is_same:
+        return []
+    sources = {text.source for text in job.meta.texts.values() if text.texts is job.meta.tasks}
+    return [name for name in table.column_names if name in sources and table.schema.field(name).type == pa.int64()]
 
 
 def _metadata(schema: pa.Schema) -> dict[bytes, bytes] | None:

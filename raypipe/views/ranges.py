@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
-from raypipe.metadata import INDEX_FEATURES, Feature
+from raypipe.metadata import INDEX_FEATURES, Feature, read_stats
 from raypipe.metadata.stats import Stats
 from raypipe.rows import RowReader, column_values
 from raypipe.validate.stats import bound_room
@@ -92,7 +92,8 @@ def measure_ranges(dataset: Dataset) -> Measured:
     errors, rows = [], _Rows({}, "")
     stats: Stats = {}
     try:
-        stats = dataset.stats
+        # Of the rows as they are stored, which the view compares them with.
+        stats = read_stats(dataset.meta.storage)
     except DatasetError as damage:
         errors.append(str(damage))
     wanted = _floats(dataset.features)

@@ -29,9 +29,9 @@ WORLDS = {"one rank": (1,), "other ranks": (2, 3)}
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory):
-    """A dataset with windows on everything, of which an episode has no rows and another no whole video."""
+    """A dataset with windows on everything and relative actions, one episode without rows and one without a video."""
     root = write_dataset(tmp_path_factory.mktemp("feeds") / "dataset", varied_spec("v2.1"))
-    dataset = open_dataset(str(root)).windowed(offsets=WINDOWS)
+    dataset = open_dataset(str(root)).windowed(offsets=WINDOWS).with_actions({"mode": "relative", "absolute": [5]})
     (root / "data/chunk-000/episode_000002.parquet").unlink()
     (video,) = (root / "videos").rglob("episode_000006.mp4")
     video.write_bytes(video.read_bytes()[:200])

@@ -5,7 +5,9 @@ import pytest
 import torch
 from batches import frames_of_dataset
 
+from raypipe.mixture import Mixture
 from raypipe.pipeline import Pipeline
+from raypipe.testing import SynthSpec, write_dataset
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -39,3 +41,31 @@ def test_epoch_as_a_ray_dataset_has_its_episodes_in_the_order_of_the_plan(varied
 
     assert [int(table["episode_index"][0]) for table in tables] == planned
     assert planned != sorted(planned)
+
+
+@pytest.mark.parametrize("mode", ["relative", "delta"])
+def test_epoch_of_a_mixture_as_a_ray_dataset_has_the_actions_of_batches(mode, tmp_path):
+    roots = []
+    for width in (2, 3):
+        spec = SynthSpec(lengths=(5, 7), cameras=(), state_dim=width, action_dim=width, robot_type=f"robot{width}")
+        roots.append(str(write_dataset(tmp_path / f"robot{width}", spec)))
+    mixture = Mixture(roots, cache=None, progress=False).windowed(offsets={"action": [0, 1, 3]})
+    pipe = Pipeline(mixture, batch_size=24, seed=0, actions={"mode": mode, "absolute": [0]})
+
+    (batch,) = pipe.loader(transport="local", progress=False)
+    (over_ray,) = pipe.loader(transport="ray", progress=False)
+    tables = list(pipe.to_ray().iter_batches(batch_size=None, batch_format="numpy"))
+
+    assert torch.equal(batch["action"], over_ray["action"])
+    keys = ("dataset_index", "episode_index", "frame_index")
+    values = {tuple(place): action for *place, action in _samples(batch, keys)}
+    came = [sample for table in tables for sample in _samples(table, keys)]
+    assert len(came) == 24
+    for *place, action in came:
+        np.testing.assert_array_equal(action, values[tuple(place)])
+    assert {one for table in tables for one in table["action_representation"]} == set(batch["action_representation"])
+
+
+def _samples(batch, keys):
+    numbers = zip(*(batch[key].tolist() for key in keys), strict=True)
+    return [(*place, np.asarray(action)) for place, action in zip(numbers, batch["action"], strict=True)]
