@@ -195,7 +195,7 @@ def view_dataset(dataset: Dataset) -> DatasetCard:
     ]
     return DatasetCard(
         root=meta.root,
-        lines=tuple(_lines(dataset)),
+        lines=tuple(dataset_lines(dataset)),
         thumbnails=tuple(thumbnails),
         lengths=meta.episodes.length,
         fps=meta.fps,
@@ -236,7 +236,8 @@ def _basis(one: Range) -> str:
     return "" if one.is_stored else f" ({one.source})"
 
 
-def _lines(dataset: Dataset) -> list[tuple[str, str]]:
+def dataset_lines(dataset: Dataset) -> list[tuple[str, str]]:
+    """Return what a dataset holds, as names and texts; reads ``meta/`` and the index of a video of each camera."""
     meta, lengths = dataset.meta, dataset.meta.episodes.length
     each = f" of {span_text(lengths.min(), lengths.max())} {plural(lengths.max(), 'frame')}" if len(lengths) else ""
     each += " each" if len(lengths) > 1 and lengths.min() == lengths.max() else ""

@@ -230,17 +230,10 @@ def view_episode(dataset: Dataset, episode_index: int, *, num_frames: int = 8) -
     """
     if num_frames < 1:
         raise ConfigError(f"num_frames must be at least 1, got {num_frames}")
-    meta = dataset.meta
-    row = meta.episodes.find_row(episode_index)
-    length = int(meta.episodes.length[row])
+    row = dataset.meta.episodes.find_row(episode_index)
+    length = int(dataset.meta.episodes.length[row])
     frames = np.unique(np.linspace(0, length - 1, num_frames).round().astype(np.int64))
-    features = vector_features(dataset.row_features.values())
-    table = RowReader(meta, [one.name for one in features]).read_episode(row)
-    place = f"episode {episode_index} of {meta.root!r}"
-    curves = []
-    for one in features:
-        values = np.asarray(column_values(table, one, place)).reshape(length, -1)
-        curves.append(Curves(feature=one.name, names=number_names(one), values=values))
+    curves, tasks = read_numbers(dataset, row)
     strips, failures = _read_strips(dataset, row, frames)
     return EpisodeView(
         dataset=dataset,
@@ -249,9 +242,25 @@ def view_episode(dataset: Dataset, episode_index: int, *, num_frames: int = 8) -
         frames=tuple(frames.tolist()),
         strips=strips,
         failures=tuple(failures),
-        curves=tuple(curves),
-        tasks=_task_runs(dataset, table),
+        curves=curves,
+        tasks=tasks,
     )
+
+
+def read_numbers(dataset: Dataset, row: int) -> tuple[tuple[Curves, ...], tuple[TaskRun, ...]]:
+    """Return the numbers and tasks of the episode in row `row` of the episode table; decodes nothing.
+
+    Raises:
+        DatasetError: its rows are damaged.
+    """
+    meta, curves = dataset.meta, []
+    features = vector_features(dataset.row_features.values())
+    table = RowReader(meta, [one.name for one in features]).read_episode(row)
+    place = f"episode {meta.episodes.episode_index[row]} of {meta.root!r}"
+    for one in features:
+        values = np.asarray(column_values(table, one, place)).reshape(len(table), -1)
+        curves.append(Curves(feature=one.name, names=number_names(one), values=values))
+    return tuple(curves), _task_runs(dataset, table)
 
 
 def _read_strips(
