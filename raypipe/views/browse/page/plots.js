@@ -162,7 +162,7 @@ export function drawHistogram(canvas, lengths, fps) {
   const { context, width, height, dim, line } = prepared(canvas);
   if (!lengths.length) return;
   const seconds = lengths.map((one) => one / fps);
-  const least = Math.min(...seconds), most = Math.max(...seconds), bins = Math.min(40, Math.max(1, new Set(lengths).size));
+  const [least, most] = ends([seconds]), bins = Math.min(40, Math.max(1, new Set(lengths).size));
   const counts = new Array(bins).fill(0);
   for (const one of seconds) counts[Math.min(bins - 1, Math.floor(((one - least) / (most - least || 1)) * bins))]++;
   const top = Math.max(...counts), step = (width - LEFT - RIGHT) / bins;
