@@ -85,6 +85,7 @@ export class Player {
 
   build(camera, place) {
     const box = element("div", { class: "screen" }), how = element("span", { class: "dim how" });
+    box.style.aspectRatio = `${Math.max(1, camera.width)} / ${Math.max(1, camera.height)}`;
     const size = element("span", { class: "dim", text: `${camera.width}x${camera.height}` });
     const caption = element("figcaption", {}, element("b", { text: camera.short, title: camera.name }), size, how);
     this.root.append(element("figure", { class: "camera" }, box, caption));

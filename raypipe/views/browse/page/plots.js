@@ -58,15 +58,16 @@ function prepared(canvas) {
   return { context, width: box.width, height: box.height, dim: style.getPropertyValue("--dim"), line: style.getPropertyValue("--line") };
 }
 
-// Features whose numbers have the same names are drawn to one scale: a state beside the action that asks for it.
+// Vectors whose numbers have the same names are drawn to one scale: a state beside the action that asks for it.
 export function sharedScales(curves) {
+  // Bare positions are no names: they say nothing of what the numbers are.
+  const key = (one) => (one.names.length > 1 && one.names.some((name) => !/^\d+$/.test(name)) ? one.names.join("\n") : one.feature);
   const scales = new Map();
   for (const one of curves) {
-    const key = one.names.join("\n"), [low, high] = ends(one.values);
-    const known = scales.get(key);
-    scales.set(key, known ? { low: Math.min(known.low, low), high: Math.max(known.high, high), count: known.count + 1 } : { low, high, count: 1 });
+    const [low, high] = ends(one.values), known = scales.get(key(one)) ?? { low, high, features: [] };
+    scales.set(key(one), { low: Math.min(known.low, low), high: Math.max(known.high, high), features: [...known.features, one.feature] });
   }
-  return curves.map((one) => scales.get(one.names.join("\n")));
+  return curves.map((one) => scales.get(key(one)));
 }
 
 export class Plot {
@@ -81,7 +82,8 @@ export class Plot {
     curves.names.forEach((name, number) => this.legend.append(this.entry(name, number)));
     const notes = [`${curves.names.length + curves.num_hidden} number${curves.names.length + curves.num_hidden === 1 ? "" : "s"}`];
     if (curves.num_hidden) notes.push(`${curves.num_hidden} not drawn`);
-    if (scale.count > 1) notes.push("same scale as the others of these names");
+    const others = scale.features.filter((one) => one !== curves.feature);
+    if (others.length) notes.push(`to the scale of ${others.join(", ")}`);
     if (episode.every > 1) notes.push(`one frame of ${episode.every} drawn`);
     const title = element("h2", { text: curves.feature }, element("span", { class: "dim", text: notes.join(", ") }));
     this.root = element("div", { class: "plot" }, title, this.drawing, this.legend);
