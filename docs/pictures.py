@@ -56,7 +56,7 @@ def draw_flow() -> str:
         _text(
             410,
             45,
-            "each frame exactly once, in an order that the seed decides; a run resumes after any of them",
+            "each frame exactly once, in an order that the seed decides",
             colour=DIM,
         )
     ]

@@ -1,16 +1,16 @@
 """The documentation: its code runs as printed, what it names exists, and the site builds from files alone."""
 
+import html
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
-from doc_pages import PAGES, README, REPOSITORY, all_pages, blocks, commands, fenced, prose
+from doc_pages import PAGES, README, REPOSITORY, all_pages, blocks, commands, fenced, load_docs, prose
 
 import raypipe
 from raypipe.cli import app
@@ -135,6 +135,15 @@ def test_site_has_every_page_of_the_folder(site):
     assert {path.relative_to(PAGES) for path in PAGES.rglob("*.md")} <= built
 
 
+@pytest.mark.parametrize("notebook", sorted((REPOSITORY / "examples").glob("*.ipynb")), ids=short)
+def test_site_has_every_notebook_cell_by_cell(site, notebook):
+    page = html.unescape(re.sub(r"<[^>]+>", "", (site / "notebooks" / f"{notebook.stem}.html").read_text()))
+
+    for cell in json.loads(notebook.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            assert "".join(cell["source"]) in page
+
+
 def test_site_documents_every_public_name(site):
     shown = set(re.findall(r'id="(raypipe[\w.]*)"', "".join(page.read_text() for page in site.rglob("api/*.html"))))
     names = {f"raypipe.{name}" for name in raypipe.__all__}
@@ -203,10 +212,10 @@ def test_figures_of_the_readme_are_those_of_the_benchmark():
 
 
 def test_pictures_are_those_that_their_program_draws_from_a_plan():
-    pictures = runpy.run_path(str(REPOSITORY / "docs" / "pictures.py"))
+    pictures = load_docs("pictures")
 
-    for name, draw in pictures["PICTURES"].items():
-        assert (pictures["ASSETS"] / name).read_text() == draw()
+    for name, draw in pictures.PICTURES.items():
+        assert (pictures.ASSETS / name).read_text() == draw()
 
 
 def test_readme_is_a_first_screen_and_a_list_of_pages():

@@ -20,12 +20,15 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from damages import edit_info
+from depth_cases import DEPTH, wall_of, write_deepening
 from PIL import Image
 from program import run_program
 
 import raypipe as rp
 from raypipe.testing import CameraSpec, SynthSpec, read_stamp, write_dataset
 from raypipe.views.browse import Site, make_server
+from raypipe.views.browse import checks as checks_module
+from raypipe.views.browse.checks import Checks
 
 PAGE = files("raypipe.views.browse").joinpath("page")
 
@@ -264,10 +267,7 @@ def test_findings_are_those_of_validate_with_the_episodes_that_they_are_of(tmp_p
     (root / "videos/chunk-000/observation.images.top/episode_000003.mp4").unlink()
 
     with served(root) as ask:
-        end = time.monotonic() + 120
-        while (told := ask_json(ask, "/api/findings"))["stage"] == "running":
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        told = wait_for_findings(ask)
         damaged = ask_json(ask, "/api/episode?episode=3")["cameras"]
 
     assert told["stage"] == "done", told
@@ -276,6 +276,42 @@ def test_findings_are_those_of_validate_with_the_episodes_that_they_are_of(tmp_p
     assert {one["kind"] for one in told["folds"]} == set(kinds[0])
     assert "episode_000003.mp4" in damaged[0]["error"]
     assert damaged[1]["error"] == ""
+
+
+def wait_for_findings(ask, path="/api/findings"):
+    end = time.monotonic() + 120
+    while (told := ask_json(ask, path))["stage"] == "running":
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return told
+
+
+def test_many_files_are_checked_when_the_page_asks_for_it(tiny_dataset, monkeypatch):
+    monkeypatch.setattr(Checks, "is_quick", False)
+
+    with served(tiny_dataset) as ask:
+        assert ask_json(ask, "/api/findings")["stage"] == "waiting"
+        assert wait_for_findings(ask, "/api/findings?start=1")["stage"] == "done"
+
+
+def test_a_check_that_dies_is_told_and_ends_nothing_else(tiny_dataset, monkeypatch):
+    monkeypatch.setattr(checks_module, "_PROGRAM", "import os, sys; sys.stderr.write('no memory'); os.abort()")
+
+    with served(tiny_dataset) as ask:
+        told = wait_for_findings(ask)
+        assert (told["stage"], told["error"]) == ("failed", "no memory")
+        assert ask("/frame?episode=0&camera=0&frame=0").status == 200
+
+
+def test_depth_has_one_brightness_in_all_frames_of_an_episode(tmp_path):
+    root = write_deepening(tmp_path / "deep")
+    place = rp.open_dataset(str(root)).spec.cameras.index(DEPTH)
+
+    with served(root) as ask:
+        pages = [ask(f"/frame?episode=0&camera={place}&frame={frame}") for frame in (0, 35, 69)]
+
+    walls = [wall_of(np.array(Image.open(io.BytesIO(page.content)))) for page in pages]
+    assert max(walls) - min(walls) < 8
 
 
 def test_texts_of_a_dataset_never_become_html():
