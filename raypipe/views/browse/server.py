@@ -25,7 +25,6 @@ from raypipe.views.browse.site import BatchQuery, Site
 from raypipe.views.browse.stills import HEIGHTS
 
 ADDRESS: Final = "127.0.0.1"
-DEFAULT_PORT: Final = 8750
 
 _HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 """Names of this machine; the port may be another, such as that of a tunnel by ssh."""
@@ -105,7 +104,7 @@ class BrowseServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def make_server(site: Site, port: int = DEFAULT_PORT) -> BrowseServer:
+def make_server(site: Site, port: int) -> BrowseServer:
     """Return a server that listens; `serve_forever` answers.
 
     Raises:
