@@ -7,6 +7,8 @@ READY  := $(VENV)/.ready
 
 .PHONY: help demo test mutants epochs lint docs clean ffmpeg
 .DEFAULT_GOAL := help
+# A notebook that failed is no notebook that was run.
+.DELETE_ON_ERROR:
 
 help:  ## Show the commands
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -28,9 +30,15 @@ lint: $(READY)  ## Check style, format and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-docs: $(READY)  ## Build the documentation site to build/site
+docs: $(READY) ffmpeg $(patsubst examples/%,build/notebooks/%,$(wildcard examples/*.ipynb))  ## Build the site to build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/mkdocs.yml
 	@echo "Read it at build/site/index.html"
+
+# The site shows them with what they give here; a notebook runs anew when it or the package changes.
+build/notebooks/%.ipynb: examples/%.ipynb $(wildcard raypipe/*.py raypipe/*/*.py)
+	@mkdir -p $(@D)
+	@echo "Running $< ..."
+	@$(BIN)/python tests/notebook_run.py $< $@
 
 clean:  ## Remove the virtual environment and everything made
 	rm -rf $(VENV) demo-data demo-run build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache

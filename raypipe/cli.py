@@ -191,12 +191,15 @@ def show(
     member: Annotated[str, typer.Option(help="One dataset of a mixture, by its name.")] = "",
     out: Annotated[str, typer.Option(help="File to write: .html, .png, of an episode .mp4, with --rerun .rrd.")] = "",
     rerun: Annotated[bool, typer.Option("--rerun", help="Open an episode in the Rerun viewer.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Browse a dataset in the browser, until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(help="With --serve: where on 127.0.0.1; 0 takes any free port.")] = 8750,
 ) -> None:
-    """Make a page, a picture or a video of a dataset, a mixture or one episode."""
+    """Make a page, a picture or a video of a dataset, a mixture or one episode; or serve a page to browse it."""
     from raypipe.views.command import WHOLE, ShowRequest, show_root
 
     chosen = WHOLE if episode is None else episode
-    typer.echo(show_root(ShowRequest(root=root, member=member, episode=chosen, out=out, with_rerun=rerun)))
+    at = port if serve else None
+    show_root(ShowRequest(root=root, member=member, episode=chosen, out=out, with_rerun=rerun, port=at), typer.echo)
 
 
 @app.command()

@@ -2,8 +2,11 @@
 
 import re
 import shlex
+import sys
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 REPOSITORY = Path(__file__).parents[1]
 README = REPOSITORY / "README.md"
@@ -56,3 +59,12 @@ def commands(block: Block) -> list[list[str]]:
 def has_placeholder(arguments: list[str]) -> bool:
     """Return whether a command has a word for the reader to replace, as ROOT or OWNER/NAME."""
     return any(re.fullmatch(r"[A-Z][A-Z/_]+", argument) for argument in arguments)
+
+
+def load_docs(name: str) -> ModuleType:
+    """Return a program of the documentation, such as ``pictures``."""
+    spec = spec_from_file_location(f"docs_{name}", REPOSITORY / "docs" / f"{name}.py")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

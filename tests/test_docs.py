@@ -1,5 +1,6 @@
 """The documentation: its code runs as printed, what it names exists, and the site builds from files alone."""
 
+import html
 import json
 import os
 import re
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from doc_pages import PAGES, README, REPOSITORY, all_pages, blocks, commands, fenced, prose
+from doc_pages import PAGES, README, REPOSITORY, all_pages, blocks, commands, fenced, load_docs, prose
 
 import raypipe
 from raypipe.cli import app
@@ -134,6 +135,15 @@ def test_site_has_every_page_of_the_folder(site):
     assert {path.relative_to(PAGES) for path in PAGES.rglob("*.md")} <= built
 
 
+@pytest.mark.parametrize("notebook", sorted((REPOSITORY / "examples").glob("*.ipynb")), ids=short)
+def test_site_has_every_notebook_cell_by_cell(site, notebook):
+    page = html.unescape(re.sub(r"<[^>]+>", "", (site / "notebooks" / f"{notebook.stem}.html").read_text()))
+
+    for cell in json.loads(notebook.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            assert "".join(cell["source"]) in page
+
+
 def test_site_documents_every_public_name(site):
     shown = set(re.findall(r'id="(raypipe[\w.]*)"', "".join(page.read_text() for page in site.rglob("api/*.html"))))
     names = {f"raypipe.{name}" for name in raypipe.__all__}
@@ -170,6 +180,42 @@ def test_flow_map_is_the_same_in_the_package_the_readme_and_the_pages():
 
     assert [line.split() for line in drawn[0].splitlines()] == [line.split() for line in documented.splitlines()]
     assert drawn[0] == drawn[1]
+
+
+def test_first_screen_of_the_readme_has_what_a_newcomer_looks_for_in_this_order():
+    first = README.read_text().partition("\n## ")[0]
+
+    wanted = ["# raypipe", "[start:what]", "docs/pages/assets/flow.svg", "samples/s", "pip install", "```python"]
+    places = [first.find(one) for one in wanted]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert len([line for line in fenced("python")[0].splitlines() if line.strip()]) == 10
+
+
+def test_figures_of_the_readme_are_those_of_the_benchmark():
+    number = re.search(r"\[start:number\] -->(.*?)<!--", README.read_text(), flags=re.DOTALL)[1]
+    measured = (REPOSITORY / "BENCHMARKS.md").read_text()
+    realistic = measured.partition("## 640x480 AV1")[2].partition("\n## ")[0]
+    rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in realistic.splitlines() if "|" in line}
+
+    (speed, theirs), (cost, their_cost) = (
+        re.search(rf"{pattern}", number).groups()
+        for pattern in (
+            r"(\d+) samples/s, where LeRobot's own loader gives (\d+)",
+            r"([\d.]+) s per 1,000 samples\s+against ([\d.]+)\.",
+        )
+    )
+    assert (rows["raypipe"][4], rows["raypipe"][1]) == (speed, cost)
+    assert (rows["LeRobot map-style"][4], rows["LeRobot map-style"][1]) == (theirs, their_cost)
+    assert "LeRobot map-style: lerobot 0.6.1," in measured
+    assert "AMD EPYC, 2 cores" in measured
+
+
+def test_pictures_are_those_that_their_program_draws_from_a_plan():
+    pictures = load_docs("pictures")
+
+    for name, draw in pictures.PICTURES.items():
+        assert (pictures.ASSETS / name).read_text() == draw()
 
 
 def test_readme_is_a_first_screen_and_a_list_of_pages():

@@ -14,6 +14,7 @@
     plain.py        figures that show texts as they stand
     pixels.py, ranges.py, tasks.py, plan_figure.py                           parts of the above
     rerun_log.py    an episode for the Rerun viewer                          save_recording, open_viewer
+    browse/         a page in the browser to look through a dataset          ``raypipe show --serve``
     command.py      what ``raypipe show`` does
 
 They decide nothing that a run depends on. Each reads no more than it shows, and none uses pyplot.

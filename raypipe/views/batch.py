@@ -3,6 +3,7 @@
 Knows a batch by its keys, shapes and masks alone, so it shows any that a loader gives, also after a transform.
 """
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ from raypipe.views.ranges import SHOWN_NUMBERS
 from raypipe.views.view import (
     Picture,
     View,
+    draw_legend,
     draw_picture,
     html_heading,
     html_plot,
@@ -43,6 +45,8 @@ _DRAWN_SAMPLES: Final = 64
 _DRAWN_PICTURES: Final = 48
 """With so many of each the figure is 94 inches high and 88 wide, less than `MAX_INCHES`."""
 _ROW_HEIGHT: Final = 1.45
+_TASK_LETTERS: Final = 32
+_TASK_LINES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,6 +130,7 @@ class BatchView(View):
                 _draw_marked(place, picture, mark)
             if sample.chunk is not None:
                 _draw_chunk(row[-1], sample.chunk)
+        _share_chunks([(row[-1], one.chunk) for row, one in zip(axes, self.drawn, strict=False) if one.chunk])
         return figure
 
     def parts(self) -> list[str]:
@@ -261,7 +266,8 @@ def _describe(key: str, value: Any) -> tuple[str, str, str]:
 
 
 def _draw_label(axes: Any, sample: SampleView) -> None:
-    text = sample.label + (f"\n{shortened(sample.task, 26)}" if sample.task else "")
+    task = textwrap.wrap(sample.task, _TASK_LETTERS, max_lines=_TASK_LINES, placeholder=" ...")
+    text = "\n".join([sample.label, *task])
     axes.text(0, 0.5, text, fontsize=8, va="center", transform=axes.transAxes)
     if sample.is_repeat:
         axes.text(0, 1, "repeat", fontsize=9, color="#b3261e", va="top", weight="bold", transform=axes.transAxes)
@@ -274,6 +280,19 @@ def _draw_marked(axes: Any, picture: Picture, mark: str) -> None:
     colour = "#b3261e" if mark == "missing" else "#b26a00"
     axes.set_title(f"{picture.caption}: {mark}", fontsize=8, color=colour)
     axes.plot([0, 1], [0, 1], color=colour, linewidth=1, transform=axes.transAxes)
+
+
+def _share_chunks(drawn: list[tuple[Any, Chunk]]) -> None:
+    """Draw the chunks of all samples to one scale, and name the lines once."""
+    there = [(axes, chunk) for axes, chunk in drawn if not chunk.is_missing]
+    for axes, _ in there[1:]:
+        axes.sharey(there[0][0])
+    if not there:
+        return
+    there[0][0].autoscale(axis="y")
+    widest, chunk = max(there, key=lambda one: one[1].values.shape[1])
+    if len(chunk.values) > 1 and chunk.values.shape[1] > 1:
+        draw_legend(widest)
 
 
 def _draw_chunk(axes: Any, chunk: Chunk) -> None:
@@ -289,7 +308,7 @@ def _draw_chunk(axes: Any, chunk: Chunk) -> None:
         axes.set_title(f"{chunk.feature}: missing", fontsize=8, color="#b3261e", loc="left")
         return
     if slots > 1:
-        axes.plot(np.arange(slots), values, linewidth=1, marker=".", markersize=3)
+        axes.plot(np.arange(slots), values, linewidth=1, marker=".", markersize=3, label=list(map(str, range(width))))
         axes.set_xlabel("slot of the window", fontsize=6, labelpad=1)
     else:
         axes.bar(np.arange(width), values[0], color="#3367d6")

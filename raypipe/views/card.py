@@ -4,7 +4,7 @@ Reads ``meta/`` and some rows, lists files, other than those of a web server, an
 is told on the card and does not end it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +36,7 @@ from raypipe.views.view import (
     html_text,
     new_figure,
     not_drawn,
+    share_scales,
     short_name,
     shortened,
     stacked,
@@ -70,8 +71,12 @@ class Remark:
 
     def drawn_lines(self) -> list[str]:
         """Return it as the lines of a picture: all of it, since the end of an error says what to do."""
-        first, *others = wrapped(self.text, 118)
-        return [f"{self.severity + ':':<13}{first}", *(f"{'':<13}{line}" for line in others)]
+        return _drawn_lines(self.severity, self.text)
+
+
+def _drawn_lines(name: str, text: str) -> list[str]:
+    first, *others = wrapped(text, 118)
+    return [f"{name + ':':<13}{first}", *(f"{'':<13}{line}" for line in others)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -116,8 +121,7 @@ class DatasetCard(View):
         for pictures in rows:
             draw_pictures(next(places), pictures, columns)
         self._draw_summary(next(places))
-        for one in ranges:
-            draw_range(next(places).subplots(), one)
+        _draw_ranges(places, ranges)
         return figure
 
     def parts(self) -> list[str]:
@@ -154,15 +158,13 @@ class DatasetCard(View):
     def _ranges_figure(self) -> "Figure":
         heights = [range_height(one) for one in self.drawn_ranges]
         figure = new_figure(_WIDTH, sum(heights))
-        places = stacked(figure, heights)
-        for one, place in zip(self.drawn_ranges, places, strict=True):
-            draw_range(place.subplots(), one)
+        _draw_ranges(stacked(figure, heights), self.drawn_ranges)
         return figure
 
     def _text_lines(self) -> list[str]:
         from raypipe.views.plain import boxes_told
 
-        told = [f"{name + ':':<13}{shortened(text, 118)}" for name, text in self.lines if name != "root"]
+        told = [line for name, text in self.lines if name != "root" for line in _drawn_lines(name, text)]
         remarks = [line for one in self.remarks[:_DRAWN_REMARKS] for line in one.drawn_lines()]
         hidden = len(self.remarks) - _DRAWN_REMARKS
         more = [f"{'':<13}and {counted(hidden, 'more remark')}"] if hidden > 0 else []
@@ -174,6 +176,13 @@ class DatasetCard(View):
         axes.set_axis_off()
         lines = self._text_lines()
         axes.text(0, 1, "\n".join(lines), fontsize=8.5, va="top", family=_TEXT_FAMILY, transform=axes.transAxes)
+
+
+def _draw_ranges(places: Iterable[Any], ranges: Sequence[Range]) -> None:
+    drawn = [(place.subplots(), one) for place, one in zip(places, ranges, strict=True)]
+    for axes, one in drawn:
+        draw_range(axes, one)
+    share_scales("x", ((axes, one.names) for axes, one in drawn))
 
 
 def view_dataset(dataset: Dataset) -> DatasetCard:
@@ -195,7 +204,7 @@ def view_dataset(dataset: Dataset) -> DatasetCard:
     ]
     return DatasetCard(
         root=meta.root,
-        lines=tuple(_lines(dataset)),
+        lines=tuple(dataset_lines(dataset)),
         thumbnails=tuple(thumbnails),
         lengths=meta.episodes.length,
         fps=meta.fps,
@@ -236,7 +245,8 @@ def _basis(one: Range) -> str:
     return "" if one.is_stored else f" ({one.source})"
 
 
-def _lines(dataset: Dataset) -> list[tuple[str, str]]:
+def dataset_lines(dataset: Dataset) -> list[tuple[str, str]]:
+    """Return what a dataset holds, as names and texts; reads ``meta/`` and the index of a video of each camera."""
     meta, lengths = dataset.meta, dataset.meta.episodes.length
     each = f" of {span_text(lengths.min(), lengths.max())} {plural(lengths.max(), 'frame')}" if len(lengths) else ""
     each += " each" if len(lengths) > 1 and lengths.min() == lengths.max() else ""
@@ -248,7 +258,7 @@ def _lines(dataset: Dataset) -> list[tuple[str, str]]:
         ("robot", meta.robot_type),
         ("format", meta.source.layout),
         ("episodes", f"{len(meta.episodes):,}{each}"),
-        ("frames", f"{meta.num_frames:,} at {meta.fps:g} fps: {seconds / 3600:.3g} hours ({duration(seconds)})"),
+        ("frames", f"{meta.num_frames:,} at {meta.fps:g} fps: {duration(seconds)}"),
         *(("camera", f"{name}  {camera_text(dataset, name)}") for name in dataset.spec.cameras),
         *(("camera", f"{name}  {text}") for name, text in absent),
         ("numbers", ", ".join(vectors)),

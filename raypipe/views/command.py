@@ -2,6 +2,7 @@
 
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +31,14 @@ class ShowRequest:
     out: str = ""
     """The file to write; empty for a page in a new temporary folder."""
     with_rerun: bool = False
+    port: int | None = None
+    """Serve a page to browse the dataset on this port, until Ctrl-C; None: no."""
 
     def __post_init__(self) -> None:
         if self.episode < WHOLE:
             raise ConfigError(f"the episode must be at least 0, got {self.episode}")
+        if self.port is not None and (self.out or self.with_rerun or self.episode != WHOLE):
+            raise ConfigError("--serve shows the whole dataset in the browser: leave out --out, --rerun and --episode")
         if self.out:
             self._check_out()
 
@@ -51,14 +56,30 @@ class ShowRequest:
         raise ConfigError(f"cannot write {self.out!r}: {hint}give a file that ends in {', '.join(allowed)}")
 
 
-def show_root(request: ShowRequest) -> str:
-    """Show what is asked for; return a line that says what was written, and where to."""
+def show_root(request: ShowRequest, tell: Callable[[str], object]) -> None:
+    """Show what is asked for, and tell in a line what was written and where to, or where the page is."""
     with warnings.catch_warnings():
         # What is left out stands on the card.
         warnings.simplefilter("ignore", UserWarning)
         opened = _member(open_dataset(request.root), request)
-    if request.with_rerun:
-        return _show_in_rerun(opened, request)
+    if request.port is not None:
+        _serve(_single(opened, request), request.port, tell)
+    elif request.with_rerun:
+        tell(_show_in_rerun(opened, request))
+    else:
+        tell(_save(opened, request))
+
+
+def _serve(dataset: Dataset, port: int, tell: Callable[[str], object]) -> None:
+    from raypipe.views.browse import Site, serve
+
+    with warnings.catch_warnings():
+        # The page tells of what is odd.
+        warnings.simplefilter("ignore", UserWarning)
+        serve(Site(dataset), port, lambda url: tell(f"{dataset.meta.root} is at {url} until Ctrl-C"))
+
+
+def _save(opened: Dataset | Mixture, request: ShowRequest) -> str:
     view = _view(opened, request)
     path = view.save(request.out or _new_page(request))
     made = f" ({view.clip.told})" if isinstance(view, EpisodeView) and path.suffix == ".mp4" else ""

@@ -21,6 +21,7 @@ from raypipe.views.ranges import SHOWN_NUMBERS, number_names, vector_features
 from raypipe.views.view import (
     Picture,
     View,
+    draw_legend,
     draw_picture,
     duration,
     first_lines,
@@ -33,6 +34,7 @@ from raypipe.views.view import (
     new_figure,
     not_drawn,
     numbers_told,
+    share_scales,
     short_name,
     shortened,
     stacked,
@@ -44,9 +46,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STRIP_HEIGHT: Final = 140
-_NAMED_CURVES: Final = 12
-_NAMED_OF_MORE: Final = 8
-"""With more curves than that the legend names these, whose colours tell where the others are between them."""
 _DRAWN_FEATURES: Final = 32
 _DRAWN_CAMERAS: Final = 24
 _DRAWN_LINES: Final = 30
@@ -125,9 +124,8 @@ class EpisodeView(View):
 
     def figure(self) -> "Figure":
         """Return strips of all cameras and the curves below them, as one picture."""
-        fps = self.dataset.meta.fps
         strips, lines = self._drawn_strips, self._text_lines()
-        heights = [0.25 + 0.2 * len(lines), *[1.75] * len(strips), *[2.1] * len(self.drawn)]
+        heights = [0.25 + 0.2 * len(lines), *[1.75] * len(strips), *([2.1 * len(self.drawn)] if self.drawn else [])]
         figure = new_figure(_WIDTH, sum(heights))
         places = iter(stacked(figure, heights))
         text = next(places).subplots()
@@ -141,8 +139,8 @@ class EpisodeView(View):
                 draw_picture(axes, picture)
             if camera in self.scales:
                 _draw_scale(place, row, self.scales[camera])
-        for curves in self.drawn:
-            self._draw_curves(next(places).subplots(), curves, fps)
+        if self.drawn:
+            self._draw_numbers(next(places))
         return figure
 
     def parts(self) -> list[str]:
@@ -155,9 +153,7 @@ class EpisodeView(View):
                 parts.append(html_picture(Picture(scale_bar(16, 256), scale_told(self.scales[camera]))))
         if self.drawn:
             figure = new_figure(_WIDTH, 2.3 * len(self.drawn))
-            places = stacked(figure, [1] * len(self.drawn))
-            for place, curves in zip(places, self.drawn, strict=True):
-                self._draw_curves(place.subplots(), curves, self.dataset.meta.fps)
+            self._draw_numbers(figure)
             parts += [html_heading("Numbers"), html_plot(figure, "numbers over the episode")]
         return [*parts, *map(html_text, self._features_left_out())]
 
@@ -200,6 +196,13 @@ class EpisodeView(View):
         shown = [self.title, *lines, *errors, *(shortened(line, 156) for line in left_out)]
         return [*shown, *boxes_told(shown)]
 
+    def _draw_numbers(self, figure: Any) -> None:
+        """Draw all curves below each other: the same second at the same place."""
+        places = figure.subplots(len(self.drawn), 1, squeeze=False)[:, 0]
+        for axes, curves in zip(places, self.drawn, strict=True):
+            self._draw_curves(axes, curves, self.dataset.meta.fps)
+        share_scales("y", ((axes, curves.names) for axes, curves in zip(places, self.drawn, strict=True)))
+
     def _draw_curves(self, axes: Any, curves: Curves, fps: float) -> None:
         seconds, names = np.arange(self.length) / fps, curves.names[:SHOWN_NUMBERS]
         axes.set_prop_cycle(color=line_colours(len(names)))
@@ -215,7 +218,7 @@ class EpisodeView(View):
         axes.tick_params(labelsize=7)
         axes.margins(x=0.005)
         if len(curves.names) > 1:
-            _draw_legend(axes)
+            draw_legend(axes)
 
 
 def _draw_scale(place: Any, row: Any, scale: Scale) -> None:
@@ -228,16 +231,6 @@ def _draw_scale(place: Any, row: Any, scale: Scale) -> None:
     bar.ax.tick_params(labelsize=7)
 
 
-def _draw_legend(axes: Any) -> None:
-    handles, _ = axes.get_legend_handles_labels()
-    title = None
-    if len(handles) > _NAMED_CURVES:
-        title = f"{_NAMED_OF_MORE} of {len(handles)}"
-        handles = [handles[number] for number in np.linspace(0, len(handles) - 1, _NAMED_OF_MORE).round().astype(int)]
-    style = {"fontsize": 7, "title_fontsize": 7, "frameon": False}
-    axes.legend(handles=handles, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5), **style)
-
-
 def view_episode(dataset: Dataset, episode_index: int, *, num_frames: int = 8) -> EpisodeView:
     """Return the view of one episode, by LeRobot's number; reads its rows and decodes the frames of the strips.
 
@@ -247,17 +240,10 @@ def view_episode(dataset: Dataset, episode_index: int, *, num_frames: int = 8) -
     """
     if num_frames < 1:
         raise ConfigError(f"num_frames must be at least 1, got {num_frames}")
-    meta = dataset.meta
-    row = meta.episodes.find_row(episode_index)
-    length = int(meta.episodes.length[row])
+    row = dataset.meta.episodes.find_row(episode_index)
+    length = int(dataset.meta.episodes.length[row])
     frames = np.unique(np.linspace(0, length - 1, num_frames).round().astype(np.int64))
-    features = vector_features(dataset.row_features.values())
-    table = RowReader(meta, [one.name for one in features]).read_episode(row)
-    place = f"episode {episode_index} of {meta.root!r}"
-    curves = []
-    for one in features:
-        values = np.asarray(column_values(table, one, place)).reshape(length, -1)
-        curves.append(Curves(feature=one.name, names=number_names(one), values=values))
+    curves, tasks = read_numbers(dataset, row)
     strips, scales, failures = _read_strips(dataset, row, frames)
     return EpisodeView(
         dataset=dataset,
@@ -267,9 +253,25 @@ def view_episode(dataset: Dataset, episode_index: int, *, num_frames: int = 8) -
         strips=strips,
         scales=scales,
         failures=tuple(failures),
-        curves=tuple(curves),
-        tasks=_task_runs(dataset, table),
+        curves=curves,
+        tasks=tasks,
     )
+
+
+def read_numbers(dataset: Dataset, row: int) -> tuple[tuple[Curves, ...], tuple[TaskRun, ...]]:
+    """Return the numbers and tasks of the episode in row `row` of the episode table; decodes nothing.
+
+    Raises:
+        DatasetError: its rows are damaged.
+    """
+    meta, curves = dataset.meta, []
+    features = vector_features(dataset.row_features.values())
+    table = RowReader(meta, [one.name for one in features]).read_episode(row)
+    place = f"episode {meta.episodes.episode_index[row]} of {meta.root!r}"
+    for one in features:
+        values = np.asarray(column_values(table, one, place)).reshape(len(table), -1)
+        curves.append(Curves(feature=one.name, names=number_names(one), values=values))
+    return tuple(curves), _task_runs(dataset, table)
 
 
 def _read_strips(

@@ -22,10 +22,9 @@ from raypipe.views.view import (
     html_text,
     new_figure,
     short_name,
-    shortened,
     stacked,
 )
-from raypipe.wording import counted, plural
+from raypipe.wording import counted, cut_inside, plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +75,7 @@ class MixtureCard(View):
     def figure(self) -> "Figure":
         """Return the frames of members and the shares of an epoch, as one picture."""
         pictures = [
-            Picture(one.pixels, f"{shortened(name, 24)}\n{one.caption.splitlines()[0]}")
+            Picture(one.pixels, f"{cut_inside(name, 26)}\n{one.caption.splitlines()[0]}")
             for name, some in self.thumbnails.items()
             for one in some
         ]
@@ -126,7 +125,7 @@ class MixtureCard(View):
     def _row(self, one: MemberInfo) -> tuple[str, ...]:
         width = round(120 * one.share / max(1e-9, self.members[0].share))
         bar = f"{one.share:.1%}<div class='bar' style='width: {width}px'></div>"
-        cameras = ", ".join(f"{short_name(name)} = {short_name(own)}" for name, own in one.cameras.items()) or "none"
+        cameras = [short_name(name) + (f" = {short_name(own)}" * (own != name)) for name, own in one.cameras.items()]
         return (
             html.escape(one.name),
             "".join(map(html_picture, self.thumbnails.get(one.name, ()))),
@@ -137,7 +136,7 @@ class MixtureCard(View):
             bar,
             f"{one.frames_per_epoch:,}",
             f"{one.passes_per_epoch:.3g}",
-            html.escape(cameras),
+            "".join(f"<div class='name'>{html.escape(text)}</div>" for text in cameras or ["none"]),
         )
 
 
@@ -166,7 +165,7 @@ def _draw_shares(axes: Any, members: tuple[MemberInfo, ...], total: int) -> None
         for one in members
     ]
     axes.bar_label(bars, texts, padding=3, fontsize=7)
-    axes.set_yticks(places, [shortened(one.name, 40) for one in members], fontsize=8)
+    axes.set_yticks(places, [cut_inside(one.name, 44) for one in members], fontsize=8)
     axes.set_ylim(len(members) - 0.4, -0.6)
     axes.margins(x=0.35)
     more = f", the {len(members)} largest of {total}" if len(members) < total else ""

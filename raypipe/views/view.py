@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MAX_INCHES: Final = 200
 """No figure is higher or wider: 60,000 pixels at 300 dpi, and matplotlib draws less than 65,536."""
 
+_NAMED_LINES: Final = 12
+_NAMED_OF_MORE: Final = 8
+"""With more lines than that the legend names these, whose colours tell where the others are between them."""
 _DPI: Final = 110
 _MOST_LINES: Final = 8
 """Of one error in a picture."""
@@ -36,7 +39,9 @@ _STYLE: Final = """
 .raypipe-view { font: 14px/1.45 system-ui, sans-serif; color: #1f1f1f; background: #fff; padding: .8rem 1rem;
   max-width: 76rem; }
 .raypipe-view h1 { font-size: 1.2rem; margin: 0 0 .5rem; } .raypipe-view h2 { font-size: 1rem; margin: 1.1rem 0 .3rem; }
-.raypipe-view table { border-collapse: collapse; margin: 0 0 .5rem; color: inherit; }
+.raypipe-view table { border-collapse: collapse; margin: 0 0 .5rem; color: inherit; display: block;
+  overflow-x: auto; max-width: 100%; }
+.raypipe-view .name { white-space: nowrap; }
 .raypipe-view table tr { background: #fff !important; }
 .raypipe-view table td, .raypipe-view table th { text-align: left !important;
   vertical-align: top !important; padding: .15rem .8rem .15rem 0;
@@ -264,3 +269,30 @@ def line_colours(number: int) -> list[Any]:
     if number <= 10:
         return [colormaps["tab10"](place) for place in range(max(1, number))]
     return [colormaps["turbo"](0.02 + 0.96 * place / (number - 1)) for place in range(number)]
+
+
+def draw_legend(axes: Any) -> None:
+    """Name the lines of a plot at its right; of many some of them, from the first to the last."""
+    handles, _ = axes.get_legend_handles_labels()
+    title = None
+    if len(handles) > _NAMED_LINES:
+        title = f"{_NAMED_OF_MORE} of {len(handles)}"
+        handles = [handles[number] for number in np.linspace(0, len(handles) - 1, _NAMED_OF_MORE).round().astype(int)]
+    style = {"fontsize": 7, "title_fontsize": 7, "frameon": False}
+    axes.legend(handles=handles, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5), **style)
+
+
+def share_scales(axis: str, drawn: Iterable[tuple[Any, Sequence[str]]]) -> None:
+    """Draw plots of vectors whose numbers have the same names to one scale: a state beside the action that asks for it.
+
+    Args:
+        axis: ``x`` or ``y``.
+        drawn: axes, and the names of the numbers in them; bare positions are no names.
+    """
+    first: dict[tuple[str, ...], Any] = {}
+    for axes, names in drawn:
+        if len(names) > 1 and not all(map(str.isdecimal, names)):
+            known = first.setdefault(tuple(names), axes)
+            if known is not axes:
+                getattr(axes, f"share{axis}")(known)
+                known.autoscale(axis=axis)

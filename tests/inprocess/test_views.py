@@ -14,6 +14,7 @@ import pytest
 import torch
 from batches import TOP, WRIST, local_loader
 from damages import edit_episodes, edit_info
+from matplotlib.axes import Axes
 from matplotlib.text import Text
 from PIL import Image
 from torchcodec.decoders import VideoDecoder
@@ -176,7 +177,7 @@ def test_card_tells_what_the_dataset_holds(sized_dataset):
 
     lines = dict(card.lines)
     assert lines["episodes"] == "3 of 7 to 40 frames"
-    assert lines["frames"] == "73 at 10 fps: 0.00203 hours (7.3 s)"
+    assert lines["frames"] == "73 at 10 fps: 7.3 s"
     assert dict(card.tasks) == {"pick up the cube": 3, "open the drawer": 3}
     assert [(one.feature, one.source) for one in card.ranges][:1] == [("action", "stored statistics")]
     np.testing.assert_array_equal(card.ranges[0].low, sized_dataset.stats["action"]["min"])
@@ -544,3 +545,35 @@ def test_run_before_the_first_batch_says_to_iterate(sized_dataset):
 
     with pytest.raises(rp.ConfigError, match="the loader has given no batch yet"):
         rp.show(loader)
+
+
+def axes_titled(figure, start):
+    return [one for one in figure.findobj(Axes) if one.get_title(loc="left").startswith(start)]
+
+
+def test_state_and_action_of_the_same_names_are_drawn_to_one_scale_and_below_each_other(sized_dataset):
+    figure = rp.show(sized_dataset, episode=0).figure()
+    action, state = axes_titled(figure, "action")[0], axes_titled(figure, "observation.state")[0]
+    card = rp.show(sized_dataset).figure()
+    action_range, state_range = axes_titled(card, "action")[0], axes_titled(card, "observation.state")[0]
+
+    figure.canvas.draw()
+    names = {one: sized_dataset.features[one].names for one in ("action", "observation.state")}
+    assert names["action"] == names["observation.state"]
+    assert action.get_ylim() == state.get_ylim()
+    assert action.get_position().x0 == pytest.approx(state.get_position().x0)
+    assert action.get_position().x1 == pytest.approx(state.get_position().x1)
+    assert action_range.get_xlim() == state_range.get_xlim()
+
+
+def test_action_chunks_of_a_batch_have_one_scale_and_a_legend(sized_dataset):
+    pipe = rp.Pipeline(sized_dataset, batch_size=4, seed=0, delta_timestamps={"action": [0.0, 0.1, 0.2]})
+
+    chunks = axes_titled(rp.show(pipe.batch_at(0)).figure(), "action")
+
+    assert len(chunks) == 4
+    assert len({one.get_ylim() for one in chunks}) == 1
+    for one in chunks:
+        low, high = one.get_ylim()
+        assert all(low <= value <= high for line in one.lines for value in line.get_ydata())
+    assert [bool(one.get_legend()) for one in chunks].count(True) == 1

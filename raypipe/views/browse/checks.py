@@ -1,0 +1,109 @@
+"""What `raypipe validate` finds, for the page: in a process of its own, which a damaged file may end.
+
+The page stays quick while files are checked, and Ctrl-C ends both.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from raypipe.dataset import Dataset
+from raypipe.validate import Finding, Place
+from raypipe.validate.run import is_small
+from raypipe.validate.table import fold_findings
+from raypipe.wording import cut_inside
+
+Stage = Literal["waiting", "running", "done", "failed"]
+
+_PROGRAM: Final = "from raypipe.cli import main; main()"
+_LONGEST_ERROR: Final = 2000
+_MOST_DETAILS: Final = 5000
+"""Findings of one kind that the page has word by word; an episode beyond them has the words of the first."""
+
+
+class Checks:
+    """The findings of a dataset, once they are asked for; threads may share it."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._meta = dataset.meta
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._is_closed = False
+        self._told: dict[str, Any] = {"stage": "waiting", "error": "", "folds": [], "by_episode": {}}
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether files are checked unasked: they are on this machine, and few."""
+        num_files = len(self._meta.episodes) * (1 + len(self._meta.cameras)) if not self._meta.is_packed else 0
+        return self._meta.storage.is_local and is_small(self._meta.num_frames, num_files, deep=False)
+
+    def told(self, *, is_asked: bool) -> Mapping[str, Any]:
+        """Return what is known now; the first call starts the check, if it is quick or `is_asked`."""
+        with self._lock:
+            is_started = self._told["stage"] != "waiting"
+            if not is_started and (is_asked or self.is_quick) and not self._is_closed:
+                self._told = {**self._told, "stage": "running"}
+                self._process = _start(self._meta.root)
+                threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
+            return self._told
+
+    def close(self) -> None:
+        """End a check that runs."""
+        with self._lock:
+            self._is_closed, process = True, self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+
+    def _wait(self, process: "subprocess.Popen[str]") -> None:
+        out, err = process.communicate()
+        try:
+            found = _read_findings(json.loads(out))
+        except (ValueError, KeyError, TypeError):
+            why = err.strip() or f"raypipe validate ended with code {process.returncode}"
+            found = {"stage": "failed", "error": cut_inside(why, _LONGEST_ERROR)}
+        with self._lock:
+            self._told = {**self._told, **found}
+
+
+def _start(root: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, "validate", "--json", "--where", "process", "--", root],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Ctrl-C in the terminal is for the server, which ends this one.
+        start_new_session=True,
+    )
+
+
+def _read_findings(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the findings of a report in JSON, those that are alike together, and the worst of every episode."""
+    findings = [
+        Finding(**{**one, "place": Place(**{**one["place"], "episodes": tuple(one["place"]["episodes"])})})
+        for one in report["findings"]
+    ]
+    by_episode: dict[int, str] = {}
+    for finding in findings:
+        # The worst come first.
+        for number in finding.place.episodes:
+            by_episode.setdefault(number, finding.severity)
+    folds = [
+        {
+            "severity": fold.severity,
+            "kind": fold.kind,
+            "place": fold.place,
+            "message": fold.message,
+            "remedy": fold.findings[0].remedy,
+            "episodes": list(fold.episodes),
+            "details": [
+                {"episodes": list(one.place.episodes), "message": one.message} for one in fold.findings[:_MOST_DETAILS]
+            ],
+        }
+        for fold in fold_findings(findings)
+    ]
+    return {"stage": "done", "folds": folds, "by_episode": by_episode, "elapsed_s": report["elapsed_s"]}

@@ -1,0 +1,268 @@
+"""The HTTP server of the page: on 127.0.0.1 alone, for a browser on this machine.
+
+Any page that a browser has open may send requests to this machine. So a request is answered only if its Host header
+names this machine (another name may lead here by DNS rebinding), and headers keep other sites from using the answers.
+Addresses hold numbers alone, never a path; only GET and HEAD are answered.
+"""
+
+import json
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import PurePath
+from typing import IO, Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+from raypipe.errors import ConfigError, RaypipeError, suggest
+from raypipe.views.browse.site import BatchQuery, Site
+from raypipe.views.browse.stills import HEIGHTS
+
+ADDRESS: Final = "127.0.0.1"
+
+_HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
+"""Names of this machine; the port may be another, such as that of a tunnel by ssh."""
+
+_KINDS: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_FILES: Final = ("browse.css", "browse.js", "icon.svg", "player.js", "plots.js", "theme.js")
+"""What the page consists of, beside ``index.html``."""
+
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "media-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    # Another dataset may be served at the same address next.
+    "Cache-Control": "no-store",
+}
+_PIECE: Final = 1 << 18
+_IDLE_S: Final = 60.0
+_MOST_DIGITS: Final = 12
+
+
+class _RefusedError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class BrowseServer(ThreadingHTTPServer):
+    """Serves a `Site`; `close` ends all connections, and returns when no request is being answered."""
+
+    # A thread that decodes when Python ends could crash it: `close` waits for all of them.
+    daemon_threads = False
+    block_on_close = True
+
+    def __init__(self, site: Site, port: int) -> None:
+        self.site = site
+        self._connections: set[socket.socket] = set()
+        self._connections_lock = threading.Lock()
+        super().__init__((ADDRESS, port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{ADDRESS}:{self.server_port}/"
+
+    def close(self) -> None:
+        """End it, after `serve_forever` has returned."""
+        self.site.close()
+        with self._connections_lock:
+            for connection in self._connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        self.server_close()
+
+    @contextmanager
+    def connected(self, connection: socket.socket) -> Iterator[None]:
+        """Know a connection while the body runs."""
+        with self._connections_lock:
+            self._connections.add(connection)
+        try:
+            yield
+        finally:
+            with self._connections_lock:
+                self._connections.discard(connection)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that went away, which it does whenever it has enough of a video."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+def make_server(site: Site, port: int) -> BrowseServer:
+    """Return a server that listens; `serve_forever` answers.
+
+    Raises:
+        ConfigError: the port is taken or not allowed.
+    """
+    if not 0 <= port < 1 << 16:
+        raise ConfigError(f"a port is a number from 0 to 65535, got {port}")
+    try:
+        return BrowseServer(site, port)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {ADDRESS}:{port} ({error.strerror or error}): give another port with --port, or 0 for "
+            f"any free one"
+        ) from error
+
+
+def serve(site: Site, port: int, on_ready: Callable[[str], object]) -> None:
+    """Serve the page until Ctrl-C.
+
+    Args:
+        on_ready: is given the address of the page.
+    """
+    server = make_server(site, port)
+    try:
+        on_ready(server.url)
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one connection."""
+
+    server: BrowseServer
+    protocol_version = "HTTP/1.1"
+    timeout = _IDLE_S
+
+    def handle(self) -> None:
+        with self.server.connected(self.connection):
+            super().handle()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing: the page tells what is wrong."""
+
+    def do_GET(self) -> None:
+        try:
+            self._check_host()
+            self._route()
+        except _RefusedError as refused:
+            self._send_json({"error": str(refused)}, refused.status)
+        except ConfigError as error:
+            self._send_json({"error": str(error)}, HTTPStatus.NOT_FOUND)
+        except RaypipeError as error:
+            self._send_json({"error": str(error)}, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _check_host(self) -> None:
+        host = self.headers.get("Host", "")
+        if re.sub(r":\d+$", "", host).lower() not in _HOSTS:
+            raise _RefusedError(HTTPStatus.FORBIDDEN, f"this page is for {', '.join(sorted(_HOSTS))} alone")
+
+    def _route(self) -> None:
+        address = urlsplit(self.path)
+        query, site = parse_qs(address.query), self.server.site
+        name = address.path.removeprefix("/") or "index.html"
+        if name in ("index.html", *_FILES):
+            self._send(files("raypipe.views.browse").joinpath("page", name).read_bytes(), _KINDS[PurePath(name).suffix])
+        elif address.path == "/api/about":
+            self._send_json(site.about())
+        elif address.path == "/api/episodes":
+            self._send_json(site.episodes())
+        elif address.path == "/api/episode":
+            self._send_json(site.episode(_number(query, "episode")))
+        elif address.path == "/api/batch":
+            wanted = {one.name: _number(query, one.name) for one in fields(BatchQuery) if one.name in query}
+            self._send_json(site.batch(BatchQuery(**wanted)))
+        elif address.path == "/api/findings":
+            self._send_json(site.checks.told(is_asked="start" in query))
+        elif address.path == "/frame":
+            episode, camera, frame = (_number(query, name) for name in ("episode", "camera", "frame"))
+            self._send(site.still(episode, camera, frame, _size(query)), "image/jpeg")
+        elif address.path == "/video":
+            self._send_video(*site.open_video(_number(query, "episode"), _number(query, "camera")))
+        else:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def _send_json(self, content: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
+        text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+        self._send(text.encode(), "application/json; charset=utf-8", status)
+
+    def _send(self, data: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        self._start(status, kind, len(data))
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _start(self, status: HTTPStatus, kind: str, length: int, headers: Mapping[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, text in {**_HEADERS, **(headers or {})}.items():
+            self.send_header(name, text)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def _send_video(self, stream: IO[bytes], size: int) -> None:
+        """Send the part of a video that is asked for."""
+        with stream:
+            ends = parse_range(self.headers.get("Range", ""), size)
+            if ends is None:
+                self._start(HTTPStatus.OK, "video/mp4", size, {"Accept-Ranges": "bytes"})
+                start, stop = 0, size
+            else:
+                start, stop = ends
+                headers = {"Accept-Ranges": "bytes", "Content-Range": f"bytes {start}-{stop - 1}/{size}"}
+                self._start(HTTPStatus.PARTIAL_CONTENT, "video/mp4", stop - start, headers)
+            if self.command == "HEAD":
+                return
+            stream.seek(start)
+            while start < stop:
+                piece = stream.read(min(_PIECE, stop - start))
+                if not piece:
+                    # Cut off meanwhile: the browser must not wait for the rest.
+                    self.close_connection = True
+                    return
+                self.wfile.write(piece)
+                start += len(piece)
+
+
+def parse_range(text: str, size: int) -> tuple[int, int] | None:
+    """Return the bytes ``[start, stop)`` that a Range header asks for; None for all, also where it asks for several.
+
+    Raises:
+        _RefusedError: the file has no such bytes.
+    """
+    match = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", text.strip())
+    if match is None or not any(match.groups()):
+        return None
+    first, last = match.groups()
+    start = int(first) if first else max(0, size - int(last))
+    stop = min(size, int(last) + 1) if first and last else size
+    if first and last and int(last) < start:
+        return None
+    if start >= size:
+        raise _RefusedError(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, f"the file has {size} bytes")
+    return start, stop
+
+
+def _number(query: Mapping[str, list[str]], name: str) -> int:
+    text = query.get(name, [""])[-1]
+    if not text.isdecimal() or not text.isascii() or len(text) > _MOST_DIGITS:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name} must be a whole number, got {text[:40]!r}")
+    return int(text)
+
+
+def _size(query: Mapping[str, list[str]]) -> str:
+    size = query.get("size", ["large"])[-1]
+    if size not in HEIGHTS:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"size is {size[:40]!r}{suggest(size, tuple(HEIGHTS))}")
+    return size

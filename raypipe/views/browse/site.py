@@ -1,0 +1,240 @@
+"""What the page asks for, as plain values for JSON: the dataset, its episodes, one of them, and the frames of a batch.
+
+Knows nothing of HTTP. Reads no more than is asked for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import PurePosixPath
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.dataset import Dataset
+from raypipe.errors import ConfigError, DatasetError
+from raypipe.video import VideoIndex, episode_first_frame, read_ranged_index, read_video_index
+from raypipe.views.browse.checks import Checks
+from raypipe.views.browse.stills import Stills
+from raypipe.views.card import dataset_lines
+from raypipe.views.episode import Curves, read_numbers
+from raypipe.views.ranges import SHOWN_NUMBERS
+from raypipe.views.view import short_name
+from raypipe.wording import counted, frames_text
+
+if TYPE_CHECKING:
+    from raypipe.pipeline import Pipeline
+
+_MOST_POINTS: Final = 4000
+"""Of a curve; of a longer episode every second frame is drawn, or every third, ..."""
+_MOST_FEATURES: Final = 24
+_MOST_BATCH: Final = 1024
+_KEPT_INDEXES: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchQuery:
+    """Which batch of which run; the run is one that `Pipeline` plans with its defaults."""
+
+    step: int = 0
+    batch_size: int = 16
+    seed: int = 0
+    epoch: int = 0
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_size <= _MOST_BATCH:
+            raise ConfigError(f"the page shows batches of 1 to {_MOST_BATCH} frames, got batch_size {self.batch_size}")
+        if min(self.step, self.epoch, self.rank) < 0 or self.world_size < 1:
+            raise ConfigError(
+                f"step, epoch and rank are at least 0 and world_size at least 1, got step {self.step}, epoch "
+                f"{self.epoch}, rank {self.rank}, world_size {self.world_size}"
+            )
+
+
+class Site:
+    """A dataset as the page sees it; threads may share it."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._stills = Stills(dataset)
+        self.checks = Checks(dataset)
+        self._index = lru_cache(_KEPT_INDEXES)(self._read_index)
+        self._pipeline = lru_cache(4)(self._make_pipeline)
+
+    @property
+    def title(self) -> str:
+        """The dataset's root."""
+        return self._dataset.meta.root
+
+    def close(self) -> None:
+        """End what runs beside the page."""
+        self.checks.close()
+
+    def about(self) -> dict[str, Any]:
+        """Return what the dataset holds."""
+        meta = self._dataset.meta
+        return {
+            "root": meta.root,
+            "name": PurePosixPath(meta.root.rstrip("/")).name or meta.root,
+            "fps": meta.fps,
+            "lines": [(name, text) for name, text in self._lines if name != "root"],
+            "cameras": [{"name": name, "short": short_name(name)} for name in self._cameras],
+        }
+
+    @cached_property
+    def _lines(self) -> list[tuple[str, str]]:
+        return dataset_lines(self._dataset)
+
+    @cached_property
+    def _cameras(self) -> tuple[str, ...]:
+        return self._dataset.spec.cameras
+
+    def episodes(self) -> dict[str, Any]:
+        """Return all episodes as columns: number, frames, and the tasks that the episode table lists, by number."""
+        return self._episodes
+
+    @cached_property
+    def _episodes(self) -> dict[str, Any]:
+        meta = self._dataset.meta
+        places: dict[str, int] = {}
+        tasks = [
+            [places.setdefault(text, len(places)) for text in sorted(meta.tasks.named(texts))]
+            for texts in meta.episodes.tasks.to_pylist()
+        ]
+        return {
+            "episode": meta.episodes.episode_index.tolist(),
+            "length": meta.episodes.length.tolist(),
+            "tasks": tasks,
+            "texts": list(places),
+        }
+
+    def episode(self, number: int) -> dict[str, Any]:
+        """Return one episode, by LeRobot's number: where its cameras are, its numbers and its tasks.
+
+        What is damaged is told beside what is not.
+        """
+        meta = self._dataset.meta
+        row = meta.episodes.find_row(number)
+        length = int(meta.episodes.length[row])
+        told: dict[str, Any] = {"episode": number, "length": length, "errors": [], "curves": [], "tasks": []}
+        try:
+            curves, tasks = read_numbers(self._dataset, row)
+        except DatasetError as error:
+            told["errors"].append(str(error))
+        else:
+            every = -(-length // _MOST_POINTS)
+            told["every"] = every
+            told["curves"] = [_curves_json(one, every) for one in curves[:_MOST_FEATURES]]
+            told["tasks"] = [{"text": one.text, "start": one.start, "stop": one.stop} for one in tasks]
+        told["cameras"] = [self._camera(row, place) for place in range(len(self._cameras))]
+        return told
+
+    def _camera(self, row: int, place: int) -> dict[str, Any]:
+        """Return how a camera of an episode is shown: as a part of its video, or frame by frame."""
+        name = self._cameras[place]
+        feature = self._dataset.meta.features[name]
+        told = {"name": name, "short": short_name(name), "width": feature.width, "height": feature.height}
+        try:
+            return {**told, **self._played(row, name), "error": ""}
+        except DatasetError as error:
+            return {**told, "start_s": None, "error": str(error)}
+
+    def _played(self, row: int, camera: str) -> dict[str, Any]:
+        """Return when the episode starts in the camera's video; None where frames have no even times, or no video."""
+        meta = self._dataset.meta
+        if meta.features[camera].kind == "image":
+            return {"start_s": None, "why": "images"}
+        try:
+            index = self._index(self._video_name(row, camera))
+        except NotImplementedError as error:
+            return {"start_s": None, "why": str(error)}
+        first, length = episode_first_frame(meta, row, camera, index), int(meta.episodes.length[row])
+        times = index.pts_s[first : first + length]
+        if np.abs(times - times[0] - np.arange(length) / meta.fps).max() > 0.5 / meta.fps:
+            return {"start_s": None, "why": f"its frames are not {meta.fps:g} a second"}
+        return {"start_s": float(times[0]), "why": ""}
+
+    def _read_index(self, name: str) -> VideoIndex:
+        storage = self._dataset.meta.storage
+        return read_ranged_index(storage, name) if storage.is_ranged(name) else read_video_index(storage, name)
+
+    def _video_name(self, row: int, camera: str) -> str:
+        """Return the name of a video below the root; ``info.json`` decides it, and is a stranger's.
+
+        Raises:
+            DatasetError: it leads out of the dataset.
+        """
+        name = self._dataset.meta.video_file(row, camera)
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name:
+            raise DatasetError(
+                f"video_path in meta/info.json of {self.title!r} leads to {name!r}, which is not in the dataset: it is "
+                f"not served"
+            )
+        return name
+
+    def open_video(self, number: int, place: int) -> tuple[IO[bytes], int]:
+        """Return the video file of an episode's camera, open, and its size; the caller closes it.
+
+        Raises:
+            ConfigError: there is no such episode or camera, or its frames are images.
+            DatasetError: the file is missing, or is no mp4: nothing else is served.
+        """
+        row, camera = self._dataset.meta.episodes.find_row(number), self._camera_name(place)
+        if self._played(row, camera)["start_s"] is None:
+            raise ConfigError(f"camera {camera!r} of episode {number} is shown frame by frame")
+        name, storage = self._video_name(row, camera), self._dataset.meta.storage
+        return storage.open_file(name), storage.size_bytes(name)
+
+    def still(self, number: int, place: int, frame: int, size: str) -> bytes:
+        """Return a frame of an episode's camera as JPEG; `size` is ``small`` or ``large``."""
+        meta, camera = self._dataset.meta, self._camera_name(place)
+        row = meta.episodes.find_row(number)
+        length = int(meta.episodes.length[row])
+        if not 0 <= frame < length:
+            raise ConfigError(f"there is no frame {frame} in episode {number}; it has {frames_text(0, length)}")
+        if meta.features[camera].kind == "video":
+            self._video_name(row, camera)
+        return self._stills.read(row, camera, frame, size)
+
+    def _camera_name(self, place: int) -> str:
+        if not 0 <= place < len(self._cameras):
+            raise ConfigError(f"there is no camera {place}; the dataset has {counted(len(self._cameras), 'camera')}")
+        return self._cameras[place]
+
+    def batch(self, query: BatchQuery) -> dict[str, Any]:
+        """Return the frames of a batch, by the plan; `Pipeline.batch_at` gives its tensors."""
+        plan = self._pipeline(query.batch_size, query.seed).plan(epoch=query.epoch, world_size=query.world_size)
+        if query.step >= plan.num_steps:
+            raise ConfigError(f"epoch {query.epoch} has {counted(plan.num_steps, 'step')}, from 0: no {query.step}")
+        frames = plan.frames_at(query.step, query.rank)
+        return {
+            "num_steps": plan.num_steps,
+            "episode": frames.episode.tolist(),
+            "frame": frames.frame.tolist(),
+            "is_repeat": frames.is_repeat.tolist(),
+        }
+
+    def _make_pipeline(self, batch_size: int, seed: int) -> "Pipeline":
+        from raypipe.pipeline import Pipeline
+
+        return Pipeline(self._dataset, batch_size=batch_size, seed=seed)
+
+
+def _curves_json(one: Curves, every: int) -> Mapping[str, Any]:
+    """Return curves number by number; what is no number is None, which leaves a gap."""
+    shown: NDArray[Any] = one.values[::every, :SHOWN_NUMBERS].astype(np.float64)
+    return {
+        "feature": one.feature,
+        "names": list(one.names[:SHOWN_NUMBERS]),
+        "num_hidden": max(0, len(one.names) - SHOWN_NUMBERS),
+        "values": [[_number(value) for value in column] for column in shown.T.tolist()],
+    }
+
+
+def _number(value: float) -> float | None:
+    # Six digits: what a curve or a number beside it shows.
+    return float(f"{value:.6g}") if np.isfinite(value) else None
