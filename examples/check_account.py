@@ -260,8 +260,7 @@ def check(folder, dataset="", name="train"):
         return [], [f"a file of the account, or {beside}, is damaged: {error!r}"]
     wrong = [text for path, file in zip(paths, files, strict=True) for text in check_chain(path.name, *file)]
     wrong += [text for path, (_, parts) in zip(paths, files, strict=True) for text in check_own(path.name, parts)]
-    header = files[0][0]
-    state = header["state"]
+    header, state = files[0][0], files[0][0]["state"]
     if beside.exists() and saved != {**state, **({"account": header["head"]} if header.get("head") else {})}:
         wrong.append("the checkpoint has another state, or was saved with another account")
     if bool(header["members"]) != ("mixture" in state):
