@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import torch.utils.data
 
@@ -24,7 +24,7 @@ from raypipe.ahead import Ahead, RunStarter
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
 from raypipe.keeper import AccountKeeper
-from raypipe.loader_spec import LoaderSpec, change_spec
+from raypipe.loader_spec import LoaderSettings, LoaderSpec, change_spec
 from raypipe.meeting import PassPlace
 from raypipe.metrics import Live, LoaderStats, Meter, WorldStats, sum_up
 from raypipe.mixture import Mixture
@@ -296,7 +296,7 @@ class RankLoader:
         self._publish()
         return {**self._source.collect(), self._job.rank: self.stats()}
 
-    def with_settings(self, **settings: Any) -> "RankLoader":
+    def with_settings(self, **settings: Unpack[LoaderSettings]) -> "RankLoader":
         """Return this rank's loader with other fields of `LoaderSpec`, standing where this one stands."""
         changed = RankLoader(self._job, self._source, change_spec(self._spec, settings), self.name)
         changed.load_state_dict(self.state_dict())
