@@ -95,7 +95,7 @@ def train_loop(config: Mapping[str, Any]) -> None:
     model = prepare_model(policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = restore(policy, optimizer)
-    say(f"at step {step}: epoch {loader.epoch} of {config['epochs']}, {len(loader)} batches of it left")
+    say(f"at step {step}: epoch {loader.epoch} of {config['epochs']}, {loader.steps_left} batches of it left")
     for _ in range(loader.epoch, config["epochs"]):
         for batch in loader:
             # Steps of a chunk that lie beyond the end of the episode teach nothing.

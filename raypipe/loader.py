@@ -97,7 +97,7 @@ class RankLoader:
         self._check_process()
         self._meter.start_iteration()
         iteration, is_on = _Iteration(), self._spec.progress and self._job.rank == 0
-        num_left = self._stand.num_left if goes_on else len(self)
+        num_left = self._stand.num_left if goes_on else self.steps_left
         with progress_bar(f"epoch {self.epoch}", num_left, self._first_waits_for, is_on=is_on) as bar:
             try:
                 run, page = self._open_run(iteration, goes_on=goes_on)
@@ -154,6 +154,19 @@ class RankLoader:
         return iteration.run if iteration is not None else None
 
     def __len__(self) -> int:
+        """Batches of the whole epoch in which the next batch is, wherever the loader stands; the same on every rank."""
+        return self._stand.num_steps
+
+    def __repr__(self) -> str:
+        """Tell who it is, where it stands, and of what its batches are."""
+        job, stand = self._job, self._stand
+        who = f"{self.name!r}, rank {job.rank} of {job.world_size}"
+        where = f"epoch {stand.epoch}, {stand.num_left} of {counted(len(self), 'batch')} left"
+        size = f"{job.batch.size} a rank" if job.batch.scope == "rank" else f"{job.batch.size} on all ranks"
+        return f"RankLoader({who}: {where}, {size}, on {self._spec.device!r}, of {job.dataset!r})"
+
+    @property
+    def steps_left(self) -> int:
         """Batches that are left of an iteration under way, or that the next one gives; the same on every rank."""
         stand = self._stand
         return stand.beginning.num_left if self._iteration is None and _starts_over(stand) else stand.num_left
