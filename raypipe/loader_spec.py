@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Transform = Callable[[dict[str, Any], "torch.Tensor"], dict[str, Any]]
 """A user's change of a batch: gets the batch and the ``augment_seed`` of every sample, returns a batch."""
 
+SampleTransform = Callable[[dict[str, Any], int], dict[str, Any]]
+"""A user's change of a sample: gets it and its ``augment_seed``, returns a sample. Threads call it at once."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSpec:
@@ -31,7 +34,11 @@ class LoaderSpec:
     """Where batches are handed over."""
 
     transform: Transform | None = None
-    """A user's change of every batch; runs in the assembling thread, on `device`."""
+    """A user's change of every batch; runs in the assembling thread, on `device`, with CUDA in a stream of its own."""
+
+    sample_transform: SampleTransform | None = None
+    """A user's change of every sample, before `transform` and before the copy to `device`, cameras still uint8; runs in
+    `num_threads` threads. In both, torch's random numbers come from the samples' seeds."""
 
     num_epochs: int = 1
     """Epochs that will be iterated. The first blocks of an epoch that follows are fetched while this one ends."""
@@ -54,6 +61,7 @@ class LoaderSettings(TypedDict, total=False):
     num_threads: int | Literal["assigned"]
     device: str
     transform: Transform | None
+    sample_transform: SampleTransform | None
     num_epochs: int
     progress: bool
 
@@ -71,7 +79,7 @@ _PARTS: Final = {
     "feed": FeedSpec,
     "cache": CacheSpec,
 }
-_TRANSFORM: Final = "a change of batches is pipe.loader(transform=...)"
+_TRANSFORM: Final = "a change of samples is pipe.loader(sample_transform=...), of batches pipe.loader(transform=...)"
 _ELSEWHERE: Final = {
     "num_workers": "a loader reads and decodes in threads of its own process, one for each CPU; "
     "decode={'num_threads': ...} sets how many",

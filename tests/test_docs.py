@@ -14,8 +14,8 @@ from doc_pages import PAGES, README, REPOSITORY, all_pages, blocks, commands, fe
 import raypipe
 from raypipe.cli import app
 
-# `py` is run by torchrun, in tests/e2e, or where optional packages are, in tests/inprocess; blocks without a language are
-# drawings and output.
+# `py` is run by torchrun, in tests/e2e, or where optional packages are, in tests/inprocess; blocks without a language
+# are drawings and output.
 LANGUAGES = {"", "python", "py", "sh", "yaml"}
 RUN = [page for page in all_pages() if {block.language for block in blocks(page)} & {"python", "sh", "yaml"}]
 LINKED = [page for page in (*all_pages(), REPOSITORY / "CHANGELOG.md", REPOSITORY / "BENCHMARKS.md") if page.exists()]

@@ -145,7 +145,7 @@ BAD = {
     ),
     "resize": ({"resize": 224}, "it is a field of decode"),
     "transform": ({"transform": print}, r"it is a setting of the loader: pipe.loader\(transform=\.\.\.\)"),
-    "image transforms": ({"image_transforms": print}, r"a change of batches is pipe.loader\(transform=\.\.\.\)"),
+    "image transforms": ({"image_transforms": print}, r"a change of samples is pipe.loader\(sample_transform="),
     "threads": ({"num_threads": 2}, "it is a field of decode"),
     "drop last": ({"drop_last": True}, "order={'tail': 'drop'}"),
     "bytes of nothing": ({"live_bytes": "2 apples"}, "live_bytes must be a number of bytes such as .*'2 apples'"),
