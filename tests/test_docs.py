@@ -71,6 +71,7 @@ def test_page_has_no_block_that_no_test_runs(page):
 
 def test_scripts_that_other_tests_run_stand_on_these_pages():
     assert [short(page) for page in all_pages() if fenced("py", page)] == [
+        "docs/pages/augmentation.md",
         "docs/pages/other-trainers.md",
         "docs/pages/ray-train.md",
     ]

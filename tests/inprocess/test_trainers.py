@@ -1,5 +1,6 @@
 """Trainers of others take a loader as it is, and go on exactly from checkpoints of their own."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from batches import frames_of, local_loader, planned_epoch, rows_spec
 from doc_pages import PAGES, fenced
 
 from raypipe.pipeline import Pipeline
-from raypipe.testing import write_dataset
+from raypipe.testing import SynthSpec, numbered_cameras, write_dataset
 
 # Trainers warn of much that is as it should be here: no workers, no GPU, no logger.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -74,11 +75,21 @@ def test_accelerate_keeps_where_a_loader_stands(pipe, tmp_path):
     assert [frames_of(batch) for batch in resumed] == planned_epoch(pipe.plan(), 0)[4:]
 
 
-@pytest.mark.parametrize("package", ["lightning", "accelerate"])
-def test_the_page_runs_as_printed(package, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("page", "package"),
+    [
+        ("other-trainers", "lightning"),
+        ("other-trainers", "accelerate"),
+        ("augmentation", "torchvision"),
+        ("augmentation", "kornia"),
+    ],
+)
+def test_a_page_runs_as_printed_where_the_package_is(page, package, tmp_path, monkeypatch):
     pytest.importorskip(package, reason=f"needs the package {package}")
-    write_dataset(tmp_path / "demo-data", replace(rows_spec((40, 60, 50, 90)), state_dim=6, action_dim=6))
+    cameras = numbered_cameras(1, "96x96", "h264", 2) if page == "augmentation" else ()
+    write_dataset(tmp_path / "demo-data", SynthSpec(lengths=(40, 60, 50), cameras=cameras))
     monkeypatch.chdir(tmp_path)
-    code = [code for code in fenced("py", PAGES / "other-trainers.md") if f"import {package}" in code]
+    blocks = fenced("py", PAGES / f"{page}.md")
 
-    exec(compile("".join(code), "other-trainers.md", "exec"), {"__name__": "page"})
+    (code,) = [code for code in blocks if re.search(rf"^(import|from) {package}", code, re.MULTILINE)]
+    exec(compile(code, f"{page}.md", "exec"), {"__name__": "page"})

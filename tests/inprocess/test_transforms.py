@@ -122,6 +122,19 @@ def test_what_is_not_changed_stays_as_it_is_and_pictures_are_stacked(seen):
     assert torch.equal(changed["action"], plain["action"])
 
 
+def test_torchvision_changes_a_sample_by_its_seed_in_any_thread(seen):
+    v2 = pytest.importorskip("torchvision.transforms.v2", reason="needs the package torchvision")
+    camera, jitter = "observation.images.top", v2.Compose([v2.ColorJitter(0.5, 0.5, 0.5, 0.2), v2.RandomCrop(40)])
+
+    def change(sample, _):
+        return {**sample, camera: jitter(sample[camera].contiguous())}
+
+    one, four = (next(iter(local_loader(seen, sample_transform=change, num_threads=count))) for count in (1, 4))
+
+    assert one[camera].shape == (4, 3, 40, 40)
+    assert torch.equal(one[camera], four[camera])
+
+
 def lose_a_name(sample, seed):
     return {name: value for name, value in sample.items() if name != "task" or seed % 2}
 
