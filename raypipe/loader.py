@@ -300,9 +300,13 @@ class RankLoader:
         run = self._run
         return self._meter.read(run.live() if run else self._last_live)
 
-    def world_stats(self) -> WorldStats:
-        """Return the figures of all ranks together: which one waits most, and for what."""
-        return sum_up(self.rank_stats())
+    def world_stats(self, *, recent: bool = False) -> WorldStats:
+        """Return the figures of all ranks together: which one waits most, and for what.
+
+        Args:
+            recent: speed and waiting of the last steps, in place of those since the start; see `LoaderStats.recent`.
+        """
+        return sum_up(self.rank_stats(), recent=recent)
 
     def rank_stats(self) -> dict[int, LoaderStats]:
         """Return the figures of every rank that has told them, by rank; asks where the ranks meet."""

@@ -29,7 +29,7 @@ class _RichBar:
 
     def advance(self, stats: LoaderStats) -> None:
         """Show one more batch, the speed, and the share of time in which training waited for data."""
-        told = f"{stats.samples_per_s:,.0f} samples/s, waiting {stats.wait_share:.0%}"
+        told = f"{stats.recent.samples_per_s:,.0f} samples/s, waiting {stats.recent.wait_share:.0%}"
         self._progress.update(self._task, advance=1, told=told)
 
 
