@@ -9,6 +9,7 @@ Within both, torch's random numbers come from the seeds of the samples: the same
 the sample, and nothing is taken from the generator that training uses. Python's and numpy's are the user's to seed.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -22,6 +23,7 @@ from raypipe.errors import ConfigError, suggest
 from raypipe.loader_spec import SampleTransform
 
 _SEED_MASK: Final = (1 << 63) - 1
+_SETTING_CORES: Final = threading.Lock()
 
 _TAKE_GENERATOR: Final = frozenset(
     (
@@ -97,9 +99,10 @@ def _use_one_core() -> None:
 
     torch keeps the last number for threads that come later as well: a thread that ends at once puts the old one back.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with ThreadPoolExecutor(1) as other:
+    # One after the other: the next would take the 1 for the number from before.
+    with _SETTING_CORES, ThreadPoolExecutor(1) as other:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
         other.submit(torch.set_num_threads, before).result()
 
 
