@@ -80,12 +80,13 @@ def train_loop(config: dict[str, Any]) -> None:
     loader = rp.train.get_loader("train")
     rank = ray.train.get_context().get_world_rank()
     torch.manual_seed(0)
-    state, action = (torch.as_tensor(loader.dataset.stats[name]["std"]).float() for name in (STATE, "action"))
-    policy = prepare_model(torch.nn.Linear(len(state), CHUNK * len(action)))
+    features = loader.dataset.features
+    scale = rp.Normaliser(loader.dataset.stats, {STATE: "mean_std", "action": "mean_std"})
+    policy = prepare_model(torch.nn.Linear(features[STATE].shape[0], CHUNK * features["action"].shape[0]))
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     step, epoch = restore(policy, optimizer), loader.epoch
-    for batch in loader:
-        loss = (policy(batch[STATE] / state) - (batch["action"] / action).flatten(1)).square().mean()
+    for batch in map(scale.normalise, loader):
+        loss = (policy(batch[STATE]) - batch["action"].flatten(1)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

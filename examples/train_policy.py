@@ -36,33 +36,12 @@ LOG_EVERY = 10
 """Steps between two lines of figures."""
 
 
-class Normalize(nn.Module):
-    """Zero mean and unit deviation by a feature's statistics; values as they are where it has none."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, stats: Mapping[str, Any] | None) -> None:
-        super().__init__()
-        mean, std = (stats["mean"], stats["std"]) if stats else (0.0, 1.0)
-        self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.float32))
-        # A joint that never moves has no deviation.
-        self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32).clamp(min=1e-3))
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return values in normalised units."""
-        return (values - self.mean) / self.std
-
-
 class Policy(nn.Module):
     """A convolutional encoder per camera, and an MLP from what they see and the state to a chunk of actions."""
 
     def __init__(self, dataset: rp.Dataset) -> None:
         super().__init__()
         self.cameras = dataset.spec.cameras
-        self.normalize_state = Normalize(dataset.stats.get(STATE))
-        self.normalize_action = Normalize(dataset.stats.get(ACTION))
-        self.normalize_camera = nn.ModuleList(Normalize(dataset.stats.get(camera)) for camera in self.cameras)
         self.encoders = nn.ModuleList(
             nn.Sequential(
                 nn.Conv2d(3, 16, kernel_size=5, stride=4), nn.ReLU(),
@@ -79,11 +58,9 @@ class Policy(nn.Module):
         )  # fmt: skip
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the chunks, (B, CHUNK, action_dim), in normalised units."""
-        seen = [self.normalize_state(batch[STATE])]
-        for camera, normalize, encode in zip(self.cameras, self.normalize_camera, self.encoders, strict=True):
-            seen.append(encode(normalize(batch[camera] / 255)))
-        chunks: Tensor = self.head(torch.cat(seen, dim=1))
+        """Return the chunks, (B, CHUNK, action_dim), of a batch in normalised units, in the same units."""
+        seen = [encode(batch[camera]) for camera, encode in zip(self.cameras, self.encoders, strict=True)]
+        chunks: Tensor = self.head(torch.cat([batch[STATE], *seen], dim=1))
         return chunks
 
 
@@ -91,17 +68,18 @@ def train_loop(config: Mapping[str, Any]) -> None:
     """Run on every training worker, at every start: the first, after a failure, and on other numbers of workers."""
     loader = rp.train.get_loader("train", num_epochs=config["epochs"])
     torch.manual_seed(0)
+    # Cameras, states and actions, on the device; the way back to the robot is scale.unnormalise.
+    scale = rp.Normaliser(config["dataset"].stats)
     policy = Policy(config["dataset"])
     model = prepare_model(policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step = restore(policy, optimizer)
-    say(f"at step {step}: epoch {loader.epoch} of {config['epochs']}, {len(loader)} batches of it left")
+    say(f"at step {step}: epoch {loader.epoch} of {config['epochs']}, {loader.steps_left} batches of it left")
     for _ in range(loader.epoch, config["epochs"]):
-        for batch in loader:
+        for batch in map(scale.normalise, loader):
             # Steps of a chunk that lie beyond the end of the episode teach nothing.
             is_real = ~batch[f"{ACTION}_is_pad"]
-            wanted = policy.normalize_action(batch[ACTION])
-            loss = nn.functional.mse_loss(model(batch)[is_real], wanted[is_real])
+            loss = nn.functional.mse_loss(model(batch)[is_real], batch[ACTION][is_real])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raypipe.decode.spec import ASSIGNED_CPUS
 from raypipe.loader_spec import LoaderSpec
@@ -28,7 +28,8 @@ class RunStarter:
         job, threads = self.job, self.spec.num_threads
         num_threads = self.source.assigned_cpus() if threads == ASSIGNED_CPUS else threads
         executor = self.source.open_executor(job.context, num_threads, self.meter)
-        run = EpochRun(job.context, stand.world, job.rank, self.spec, self.meter, executor, job.live_bytes)
+        spec = replace(self.spec, num_threads=num_threads)
+        run = EpochRun(job.context, stand.world, job.rank, spec, self.meter, executor, job.live_bytes)
         try:
             run.start(self.source.open(stand.world, job.rank, place), before)
         except BaseException:

@@ -29,6 +29,7 @@ from raypipe.loader_spec import LoaderSpec
 from raypipe.packed import SpanRequest
 from raypipe.plan import Batch, WorldPlan
 from raypipe.skips import BadSpan, describe_spans, merge_spans
+from raypipe.transforms import SamplePool, SideStream, seeded_batch
 from raypipe.wording import counted
 
 _TRIM_BYTES: Final = 256 << 20
@@ -43,6 +44,8 @@ class Built:
     handed: Handed
     num_emitted: int
     """Frames of cameras that the samples' datasets have, windows not counted."""
+    ready: Any
+    """When it is, for `wait_for`."""
 
 
 class Assembler:
@@ -72,6 +75,8 @@ class Assembler:
         self._num_cameras = np.array([len(member.cameras) for member in members])[self._plan.queue.dataset]
         self._index = world.plan.index
         self._spec = spec
+        self._stream = SideStream(spec.device)
+        self._pool = SamplePool(spec.sample_transform, int(spec.num_threads)) if spec.sample_transform else None
         self._bad: dict[int, str] = {}
         self._bad_clips: dict[ClipKey, str] = {}
         self._left_bytes = 0
@@ -133,12 +138,16 @@ class Assembler:
             # Rare enough that what is let go is mostly used again, often enough that memory stays flat.
             self._left_bytes = 0
             trim_memory()
-        return Built(self._finish(samples), handed, int(self._num_cameras[kept.span].sum()))
+        changed = samples if self._pool is None else self._pool.change(samples)
+        finished, ready = self._stream.run(lambda: self._finish(changed, samples["augment_seed"]))
+        return Built(finished, handed, int(self._num_cameras[kept.span].sum()), ready)
 
     def close(self) -> None:
         """Let go of all rows and frames; the list of what was left out stays."""
         self.rows.clear()
         self.clips.store.clear()
+        if self._pool is not None:
+            self._pool.close()
         # It holds the feed, and with it the actors that serve it.
         self.report_bad = _report_to_nobody
 
@@ -150,10 +159,13 @@ class Assembler:
             gone = set(arrivals)
             self._bad_clips = {key: why for key, why in self._bad_clips.items() if key[0] not in gone}
 
-    def _finish(self, samples: dict[str, Any]) -> dict[str, Any]:
+    def _finish(self, samples: dict[str, Any], seeds: torch.Tensor) -> dict[str, Any]:
         built = _move(samples, self._spec.device) if self._spec.device != "cpu" else samples
         built = self._builder.finish(built)
-        return built if self._spec.transform is None else self._spec.transform(built, built["augment_seed"])
+        if self._spec.transform is None:
+            return built
+        with seeded_batch(seeds):
+            return self._spec.transform(built, built.get("augment_seed", seeds))
 
     def _holes(self, batch: Batch, keys: list[ClipKey], is_hole: NDArray[np.bool_]) -> tuple[Hole, ...]:
         holes = []

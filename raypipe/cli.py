@@ -135,7 +135,7 @@ def synth(
         cameras=numbered_cameras(cameras, size, codec, gop),
         seed=seed,
     )
-    write_dataset(out, spec)
+    write_dataset(out, spec, progress=True)
     typer.echo(
         f"wrote {counted(len(spec.lengths), 'episode')}, {counted(sum(spec.lengths), 'frame')} to {out}; see: raypipe "
         f"info {out}"

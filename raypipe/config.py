@@ -1,18 +1,21 @@
-"""`PipelineConfig`: the specs of all stages, composed; from specs or from plain dicts."""
+"""`PipelineConfig`: the specs of all stages, composed; from specs or plain dicts, as `PipelineParts` names them."""
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Final, Literal, TypedDict
 
 from raypipe.block import BlockContext
 from raypipe.dataset import Dataset, knowing_rows
-from raypipe.decode.keep_spec import KeepSpec
+from raypipe.decode.keep_spec import KeepSpec, make_keep
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
 from raypipe.errors import ConfigError
-from raypipe.mixture import Mixture
+from raypipe.loader_spec import check_names
+from raypipe.mixture import Mixture, open_dataset
 from raypipe.plan import (
+    DEFAULT_LIVE_BYTES,
     EQUAL,
     WHOLE_EPISODE,
     BatchSpec,
@@ -25,9 +28,9 @@ from raypipe.plan import (
 from raypipe.schema import Schema
 from raypipe.selection import settle_selection
 from raypipe.sizes import choose_live, chosen_order, index_frames, measure_members, row_bytes, schema_for
-from raypipe.skips import BadDataSpec
+from raypipe.skips import BadDataSpec, OnBadEpisode
 from raypipe.source import FeedSpec
-from raypipe.specs import make_mapping, make_spec
+from raypipe.specs import make_mapping, make_spec, parse_bytes
 from raypipe.storage import CacheSpec, Storage, retry_transient
 from raypipe.wording import counted
 
@@ -38,6 +41,49 @@ _LISTING_THREADS: Final = 32
 """As many as open the remote members of a mixture."""
 
 NO_CACHE: Final = "off"
+
+_BAD_DATA: Final = frozenset(one.name for one in fields(BadDataSpec))
+
+
+class PipelineParts(TypedDict, total=False):
+    """What a `Pipeline` may be given by name, beside its dataset, batch size, seed, windows and features.
+
+    A part that has a spec is one, or a dict of its fields.
+    """
+
+    selection: SelectionSpec | Mapping[str, Any]
+    """Which episodes and frames."""
+
+    weights: Any
+    """How often frames come: those of the selection, or a function of the episode table; see `settle_selection`."""
+
+    order: OrderSpec | Mapping[str, Any]
+    """Shuffling, live spans and clips, the end of an epoch."""
+
+    decode: DecodeSpec | Mapping[str, Any]
+    """Where frames are decoded, in how many threads, to what size."""
+
+    feed: FeedSpec | Mapping[str, Any]
+    """How rows travel through Ray."""
+
+    live_bytes: int | float | str
+    """Memory of a rank for decoded frames, as a number or ``"2GB"``; decides clip length, live spans and span length
+    where ``order`` does not."""
+
+    cache: CacheSpec | Mapping[str, Any] | Literal["off"]
+    """Where files of remote storage are kept."""
+
+    keep_frames: bool | KeepSpec | Mapping[str, Any]
+    """True or a spec decodes each frame once, and keeps it on the node's disk for later epochs."""
+
+    on_bad_episode: OnBadEpisode
+    """See `BadDataSpec`, also for the next two."""
+
+    max_bad_episodes: int | float
+    check_finite: bool
+
+    allow_mixture_change: bool
+    """Whether a run may go on, between epochs, from a state of another mixture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,27 +131,39 @@ class PipelineConfig:
         return BlockContext(share_cache(datasets, self.cache), self.decode, self.bad_data, *mixed, **keep)
 
 
-def compose_config(
-    dataset: Dataset | Mixture, parts: Mapping[str, Any], *, batch_size: Any, seed: int, live_bytes: int
-) -> PipelineConfig:
+def as_dataset(given: Any) -> Dataset | Mixture:
+    """Return a dataset or mixture as it is, and opens what is at a root."""
+    if isinstance(given, Dataset | Mixture):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return open_dataset(os.fspath(given))
+    raise ConfigError(
+        f"a pipeline is of what rp.open_dataset or rp.Mixture gives, or of a path, URI or Hub id; got a "
+        f"{type(given).__name__}"
+    )
+
+
+def compose_config(dataset: Dataset | Mixture, parts: PipelineParts, *, batch_size: Any, seed: int) -> PipelineConfig:
     """Return the config of a pipeline; clips, live spans and span length that are not given come from `live_bytes`.
 
     Args:
-        parts: ``selection``, ``order``, ``decode``, ``bad_data`` and ``feed``, each a spec or a dict of its fields.
         batch_size: frames per rank, or a `BatchSpec` or a dict of its fields.
     """
+    check_names(parts, PipelineParts.__annotations__, "Pipeline has no part")
     batch = (
         BatchSpec(size=batch_size) if isinstance(batch_size, int) else make_spec(BatchSpec, batch_size, "batch_size")
     )
     selection = _selection(dataset, parts)
-    decode = _decode_spec(dataset, parts["decode"])
+    decode = _decode_spec(dataset, parts.get("decode", {}))
     if isinstance(dataset, Mixture) and decode.resize != dataset.spec.resize:
         dataset = dataset.resized(decode.resize)
     decode.check_cameras(schema_for(dataset).cameras, "the mixture" if isinstance(dataset, Mixture) else "the dataset")
     _check_windows(schema_for(dataset))
     index = index_frames(dataset, selection)
-    order = parts["order"]
+    _warn_of_large_batch(batch, index)
+    order = parts.get("order", {})
     given = asdict(order) if isinstance(order, OrderSpec) else dict(make_mapping(order, "order"))
+    live_bytes = parse_bytes(parts.get("live_bytes", DEFAULT_LIVE_BYTES), "live_bytes")
     budget = choose_live(dataset, index, batch, decode, given, live_bytes=live_bytes)
     chosen = chosen_order(budget)
     if not isinstance(order, OrderSpec):
@@ -118,22 +176,34 @@ def compose_config(
         order=order,
         selection=selection,
         decode=decode,
-        bad_data=make_spec(BadDataSpec, parts["bad_data"], "bad_data"),
-        feed=make_spec(FeedSpec, parts["feed"], "feed"),
+        bad_data=BadDataSpec(**{name: value for name, value in parts.items() if name in _BAD_DATA}),  # type: ignore[arg-type]
+        feed=make_spec(FeedSpec, parts.get("feed", {}), "feed"),
         budget=budget,
         derived=frozenset(chosen) - frozenset(given),
+        allow_mixture_change=bool(parts.get("allow_mixture_change", False)),
+        cache=make_cache(parts.get("cache", {})),
+        keep=make_keep(parts.get("keep_frames", False)),
     )
 
 
 def _selection(dataset: Dataset | Mixture, parts: Mapping[str, Any]) -> SelectionSpec:
     if not isinstance(dataset, Mixture):
-        return settle_selection(dataset.meta, parts["selection"], parts.get("weights", EQUAL))
+        return settle_selection(dataset.meta, parts.get("selection", {}), parts.get("weights", EQUAL))
     if "weights" in parts:
         raise ConfigError(
             "weights are of one dataset, and this is a mixture: give a member its own by its selection, as "
             "{'root': ..., 'selection': {'weights': 'quality'}}; how often members come is Mixture(..., weights=...)"
         )
-    return make_spec(SelectionSpec, parts["selection"], "selection")
+    return make_spec(SelectionSpec, parts.get("selection", {}), "selection")
+
+
+def _warn_of_large_batch(batch: BatchSpec, index: EpisodeIndex) -> None:
+    if batch.size > index.num_frames:
+        warnings.warn(
+            f"batch_size={batch.size} is more than the {counted(index.num_frames, 'frame')} of an epoch: an epoch is "
+            f"one shorter batch, and none with order={{'tail': 'drop'}}. Take a smaller batch_size, or more frames.",
+            stacklevel=4,
+        )
 
 
 def warn_of_long_gop(budget: LiveBudget, members: Sequence[MemberCost]) -> None:

@@ -106,7 +106,7 @@ def _describe(dataset: Dataset, missing: tuple[str, ...]) -> DatasetInfo:
         splits=dict(meta.splits),
         stats=tuple(sorted({name for values in dataset.stats.values() for name in values})),
         row_groups=read_row_group_layout(looked_at.meta),
-        timestamp_drift_s=round(_largest_drift(looked_at), 4),
+        timestamp_drift_s=round(largest_drift(looked_at), 4),
         fingerprint=meta.order_fingerprint,
         missing_files=missing,
         notes=(*meta.notes, *_template_notes(dataset), *missing_notes(dataset), *column_notes(looked_at)),
@@ -246,7 +246,8 @@ def _some_rows(meta: DatasetMeta) -> list[int]:
     return sorted({int(row) for row in rows})
 
 
-def _largest_drift(dataset: Dataset) -> float:
+def largest_drift(dataset: Dataset) -> float:
+    """Return how far timestamps are from ``frame / fps`` at most, in seconds, in some episodes."""
     episodes = dataset.meta.episodes.episode_index
     drifts = [dataset.timestamp_drift(int(episodes[row])) for row in _some_rows(dataset.meta)]
     return max((float(np.abs(drift).max()) for drift in drifts), default=0.0)

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import torch.utils.data
 
@@ -24,7 +24,7 @@ from raypipe.ahead import Ahead, RunStarter
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
 from raypipe.keeper import AccountKeeper
-from raypipe.loader_spec import LoaderSpec, change_spec
+from raypipe.loader_spec import LoaderSettings, LoaderSpec, change_spec
 from raypipe.meeting import PassPlace
 from raypipe.metrics import Live, LoaderStats, Meter, WorldStats, sum_up
 from raypipe.mixture import Mixture
@@ -97,7 +97,7 @@ class RankLoader:
         self._check_process()
         self._meter.start_iteration()
         iteration, is_on = _Iteration(), self._spec.progress and self._job.rank == 0
-        num_left = self._stand.num_left if goes_on else len(self)
+        num_left = self._stand.num_left if goes_on else self.steps_left
         with progress_bar(f"epoch {self.epoch}", num_left, self._first_waits_for, is_on=is_on) as bar:
             try:
                 run, page = self._open_run(iteration, goes_on=goes_on)
@@ -154,6 +154,19 @@ class RankLoader:
         return iteration.run if iteration is not None else None
 
     def __len__(self) -> int:
+        """Batches of the whole epoch in which the next batch is, wherever the loader stands; the same on every rank."""
+        return self._stand.num_steps
+
+    def __repr__(self) -> str:
+        """Tell who it is, where it stands, and of what its batches are."""
+        job, stand = self._job, self._stand
+        who = f"{self.name!r}, rank {job.rank} of {job.world_size}"
+        where = f"epoch {stand.epoch}, {stand.num_left} of {counted(len(self), 'batch')} left"
+        size = f"{job.batch.size} a rank" if job.batch.scope == "rank" else f"{job.batch.size} on all ranks"
+        return f"RankLoader({who}: {where}, {size}, on {self._spec.device!r}, of {job.dataset!r})"
+
+    @property
+    def steps_left(self) -> int:
         """Batches that are left of an iteration under way, or that the next one gives; the same on every rank."""
         stand = self._stand
         return stand.beginning.num_left if self._iteration is None and _starts_over(stand) else stand.num_left
@@ -288,16 +301,20 @@ class RankLoader:
         run = self._run
         return self._meter.read(run.live() if run else self._last_live)
 
-    def world_stats(self) -> WorldStats:
-        """Return the figures of all ranks together: which one waits most, and for what."""
-        return sum_up(self.rank_stats())
+    def world_stats(self, *, recent: bool = False) -> WorldStats:
+        """Return the figures of all ranks together: which one waits most, and for what.
+
+        Args:
+            recent: speed and waiting of the last steps, in place of those since the start; see `LoaderStats.recent`.
+        """
+        return sum_up(self.rank_stats(), recent=recent)
 
     def rank_stats(self) -> dict[int, LoaderStats]:
         """Return the figures of every rank that has told them, by rank; asks where the ranks meet."""
         self._publish()
         return {**self._source.collect(), self._job.rank: self.stats()}
 
-    def with_settings(self, **settings: Any) -> "RankLoader":
+    def with_settings(self, **settings: Unpack[LoaderSettings]) -> "RankLoader":
         """Return this rank's loader with other fields of `LoaderSpec`, standing where this one stands."""
         changed = RankLoader(self._job, self._source, change_spec(self._spec, settings), self.name)
         changed.load_state_dict(self.state_dict())

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -15,9 +16,24 @@ _HARDLY: Final = 0.02
 """Below this share of its time a training loop does not wait for data."""
 
 
+RECENT_STEPS: Final = 100
+"""Steps that the recent figures are of: some seconds to minutes of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentStats:
+    """The figures of the last steps, `RECENT_STEPS` at most: a slow start does not stay in them."""
+
+    steps: int = 0
+    samples_per_s: float = 0.0
+    wait_share: float = 0.0
+    waits_for: str = "nothing"
+    """One of `STAGES`, or "nothing"."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """What one rank's loader did since it was made."""
+    """What one rank's loader did since it was made, and in `recent` what it does now."""
 
     samples: int
     batches: int
@@ -75,18 +91,22 @@ class LoaderStats:
     requests: int
     """Sent to the Hub and other remote storage: by this process since the loader was made, whatever it was for, and by
     the tasks that read for this rank."""
+    recent: RecentStats = RecentStats()
+    """Of the last steps."""
 
     @property
     def waits_for(self) -> str:
         """The stage that the training loop waits for most, one of `STAGES`; "nothing" where it hardly waits."""
-        if self.wait_share < _HARDLY:
-            return "nothing"
         seconds = (self.read_wait_s, self.decode_wait_s, self.transport_wait_s, self.assembly_wait_s)
-        return max(zip(seconds, STAGES, strict=True))[1]
+        return _name_wait(self.wait_share, seconds)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as a JSON object."""
         return asdict(self)
+
+
+def _name_wait(wait_share: float, seconds: Iterable[float]) -> str:
+    return "nothing" if wait_share < _HARDLY else max(zip(seconds, STAGES, strict=True))[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +162,21 @@ class WorldStats:
         return asdict(self)
 
 
-def sum_up(ranks: Mapping[int, LoaderStats]) -> WorldStats:
-    """Return the figures of a world from those of its ranks, of which there is at least one."""
-    worst = max(ranks, key=lambda rank: (ranks[rank].wait_share, -rank))
+def sum_up(ranks: Mapping[int, LoaderStats], *, recent: bool = False) -> WorldStats:
+    """Return the figures of a world from those of its ranks, of which there is at least one.
+
+    Args:
+        recent: speed and waiting of the last steps, in place of those since the start.
+    """
+    told = {rank: stats.recent if recent else stats for rank, stats in ranks.items()}
+    worst = max(told, key=lambda rank: (told[rank].wait_share, -rank))
     return WorldStats(
         num_ranks=len(ranks),
-        samples_per_s=sum(stats.samples_per_s for stats in ranks.values()),
-        wait_share=sum(stats.wait_share for stats in ranks.values()) / len(ranks),
+        samples_per_s=sum(stats.samples_per_s for stats in told.values()),
+        wait_share=sum(stats.wait_share for stats in told.values()) / len(ranks),
         worst_rank=worst,
-        worst_wait_share=ranks[worst].wait_share,
-        waits_for=ranks[worst].waits_for,
+        worst_wait_share=told[worst].wait_share,
+        waits_for=told[worst].waits_for,
         skipped_frames=sum(stats.skipped_frames for stats in ranks.values()),
         requests=sum(stats.requests for stats in ranks.values()),
     )
@@ -177,6 +202,29 @@ class _Sums:
     emitted_frames: int = 0
     received_blocks: int = 0
     received_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step of a training loop: what it did, what it waited for, and what it got."""
+
+    step_s: float
+    wait_s: float
+    samples: int
+    parts: Mapping[str, float]
+
+
+def _sum_recent(steps: Sequence[_Step]) -> RecentStats:
+    wait_s = sum(step.wait_s for step in steps)
+    seconds = wait_s + sum(step.step_s for step in steps)
+    if not seconds:
+        return RecentStats(steps=len(steps))
+    return RecentStats(
+        steps=len(steps),
+        samples_per_s=sum(step.samples for step in steps) / seconds,
+        wait_share=wait_s / seconds,
+        waits_for=_name_wait(wait_s / seconds, [sum(step.parts[stage] for step in steps) for stage in STAGES]),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +254,8 @@ class Meter:
         self._started_at = 0.0
         self._asked_at = 0.0
         self._left_at = 0.0
+        self._step_s = 0.0
+        self._recent: deque[_Step] = deque(maxlen=RECENT_STEPS)
         self._intervals: list[Interval] = []
         self._requests_before = num_requests()
 
@@ -237,11 +287,9 @@ class Meter:
 
     def ask(self) -> None:
         """Note that the training loop asks for a batch."""
-        if self._left_at:
-            self._asked_at = time.perf_counter()
-            self.add(step_s=self._asked_at - self._left_at)
-        else:
-            self._asked_at = self._started_at
+        self._asked_at = time.perf_counter() if self._left_at else self._started_at
+        self._step_s = self._asked_at - self._left_at if self._left_at else 0.0
+        self.add(step_s=self._step_s)
 
     def hand_over(self, num_samples: int) -> None:
         """Note that the training loop gets its batch."""
@@ -256,11 +304,13 @@ class Meter:
         parts = share_wait(self._asked_at, now, intervals, rest)
         self._left_at = now
         self.add(wait_s=waited, samples=num_samples, batches=1, **{f"{stage}_wait_s": s for stage, s in parts.items()})
+        with self._lock:
+            self._recent.append(_Step(self._step_s, waited, num_samples, parts))
 
     def read(self, live: Live) -> LoaderStats:
         """Return the figures so far."""
         with self._lock:
-            sums = asdict(self._sums)
+            sums, recent = asdict(self._sums), _sum_recent(self._recent)
         decode_s = sums.pop("task_decode_s") + live.decode_s
         decoded = sums.pop("task_decoded_frames") + live.decoded_frames
         kept = sums.pop("task_kept_frames") + live.kept_frames
@@ -284,4 +334,5 @@ class Meter:
             peak_clip_bytes=live.peak_clip_bytes,
             decoder_opens=live.decoder_opens,
             decoder_reuses=live.decoder_reuses,
+            recent=recent,
         )

@@ -15,28 +15,28 @@ Ray is imported where it is used: a pipeline on the local feed needs none.
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 from raypipe.actions import ActionSpec
 from raypipe.batch import span_columns
-from raypipe.config import PipelineConfig, compose_config, make_cache, spans_per_block
+from raypipe.config import PipelineConfig, PipelineParts, as_dataset, compose_config, spans_per_block
 from raypipe.dataset import Dataset
-from raypipe.decode.keep_spec import make_keep
 from raypipe.decode.spec import check_device
 from raypipe.errors import ConfigError, suggest
 from raypipe.loader import RankLoader
-from raypipe.loader_spec import LoaderSpec, change_spec
+from raypipe.loader_spec import LoaderSettings, LoaderSpec, change_spec
 from raypipe.local import LocalSource
 from raypipe.meeting import Meeting, name_attempt
 from raypipe.mixture import Mixture
 from raypipe.packed import span_request
 from raypipe.plan import (
     AHEAD_BATCHES,
-    DEFAULT_LIVE_BYTES,
     WHOLE_EPISODE,
     WHOLE_SPAN,
+    BatchSpec,
     WorldPlan,
     describe_frames,
     plan_epoch,
@@ -49,7 +49,6 @@ from raypipe.plan import (
 from raypipe.rank_job import RankJob, with_source
 from raypipe.remote_meeting import RemoteMeeting, serve_meeting
 from raypipe.sizes import measure_members, schema_for
-from raypipe.skips import BadDataSpec
 from raypipe.source import BY_SIZE
 from raypipe.wording import counted
 
@@ -63,11 +62,6 @@ Transport = Literal["auto", "local", "ray"]
 """Who reads the rows: the rank's own process, or Ray Data. "auto" is Ray where this process is connected to one, or
 where clips are decoded on a cluster; else local. Batches are the same."""
 
-_PARTS: Final = (
-    *("selection", "weights", "order", "decode", "feed", "cache", "keep_frames", "allow_mixture_change"),
-    *(field.name for field in fields(BadDataSpec)),
-)
-
 
 class Pipeline:
     """A dataset, an order and a batch size: what training is fed with.
@@ -80,50 +74,37 @@ class Pipeline:
 
     def __init__(
         self,
-        dataset: Dataset | Mixture,
+        dataset: Dataset | Mixture | str | PathLike[str],
         *,
-        batch_size: Any,
+        batch_size: int | BatchSpec | Mapping[str, Any],
         seed: int,
         delta_timestamps: Mapping[str, Sequence[float]] | None = None,
         features: Sequence[str] | None = None,
         actions: ActionSpec | Mapping[str, Any] | None = None,
-        live_bytes: int = DEFAULT_LIVE_BYTES,
-        **parts: Any,
+        **parts: Unpack[PipelineParts],
     ) -> None:
         """Compose and check a pipeline; touches neither rows nor Ray.
 
         Args:
-            dataset: what `open_dataset` returns, or a `Mixture`; perhaps `windowed`.
+            dataset: what `open_dataset` returns, or a `Mixture`; perhaps `windowed`. A path, URI or Hub id is opened.
             batch_size: frames per rank; ``{"size": 512, "scope": "global"}`` is over all ranks.
             seed: of the order.
             delta_timestamps: windows in seconds, as in LeRobot.
             features: what batches hold, cameras among it, as `Dataset.select_features` and `Mixture.select_features`
                 choose it; all where nothing is said. Nothing else is read or decoded.
             actions: ``{"mode": "relative"}`` or ``{"mode": "delta"}``: actions less the state; see `ActionSpec`.
-            live_bytes: memory of a rank for decoded frames; decides clip length, live spans and span length where
-                ``order`` does not.
-            parts: ``selection``, ``order``, ``decode``, ``feed``: see `SelectionSpec`, `OrderSpec`, `DecodeSpec`,
-                `FeedSpec`; ``weights``, how often frames come: those of the selection, or a function of the episode
-                table; the fields of `BadDataSpec`, such as ``on_bad_episode="skip"``; ``cache``, a `CacheSpec`
-                for files of remote storage, or ``"off"``; ``keep_frames``, True or a `KeepSpec`, to decode each frame
-                once and keep it on the node's disk for later epochs; and ``allow_mixture_change=True``, to go on
-                between epochs from a state of another mixture.
+            parts: see `PipelineParts`: ``selection``, ``order``, ``decode``, ``feed``, ``cache`` and ``keep_frames``,
+                each a spec or a dict of its fields; ``weights``, how often frames come; ``live_bytes="2GB"``;
+                ``on_bad_episode="skip"`` and the other fields of `BadDataSpec`; ``allow_mixture_change=True``.
         """
-        allow_mixture_change = bool(parts.pop("allow_mixture_change", False))
-        cache, keep = make_cache(parts.pop("cache", {})), make_keep(parts.pop("keep_frames", False))
-        for name in parts:
-            if name not in _PARTS:
-                raise ConfigError(f"Pipeline has no part {name!r}{suggest(name, _PARTS)}")
+        dataset = as_dataset(dataset)
         if features is not None:
             dataset = dataset.select_features(features)
         if delta_timestamps is not None:
             dataset = dataset.windowed(delta_timestamps)
         if actions is not None:
             dataset = dataset.with_actions(actions)
-        bad_data = {field.name: parts.pop(field.name) for field in fields(BadDataSpec) if field.name in parts}
-        every = {"selection": {}, "order": {}, "decode": {}, "feed": {}, "bad_data": bad_data, **parts}
-        config = compose_config(dataset, every, batch_size=batch_size, seed=seed, live_bytes=live_bytes)
-        self.config = replace(config, allow_mixture_change=allow_mixture_change, cache=cache, keep=keep)
+        self.config = compose_config(dataset, parts, batch_size=batch_size, seed=seed)
 
     @cached_property
     def _index(self) -> Any:
@@ -174,7 +155,7 @@ class Pipeline:
         return with_source(state_at(self.plan(world_size=world_size), step).to_dict(), self.config.dataset)
 
     def loader(
-        self, *, rank: int = 0, world_size: int = 1, transport: Transport = "auto", **settings: Any
+        self, *, rank: int = 0, world_size: int = 1, transport: Transport = "auto", **settings: Unpack[LoaderSettings]
     ) -> RankLoader:
         """Return the loader of a single rank, in this process. Where Ray is not running already, none is started.
 
@@ -202,7 +183,12 @@ class Pipeline:
         return RankLoader(job, LocalSource(job.context, meeting, config.feed, name_attempt()), spec)
 
     def loaders(
-        self, world_size: int, *, name: str = "train", transport: Transport = "auto", **settings: Any
+        self,
+        world_size: int,
+        *,
+        name: str = "train",
+        transport: Transport = "auto",
+        **settings: Unpack[LoaderSettings],
     ) -> list[RankLoader]:
         """Return the loaders of all ranks; all must be iterated at once.
 

@@ -1,5 +1,6 @@
-"""A progress bar for an epoch, in a terminal or a notebook; elsewhere nothing."""
+"""Progress bars, of an epoch and of files, in a terminal or a notebook; elsewhere nothing."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ class _RichBar:
 
     def advance(self, stats: LoaderStats) -> None:
         """Show one more batch, the speed, and the share of time in which training waited for data."""
-        told = f"{stats.samples_per_s:,.0f} samples/s, waiting {stats.wait_share:.0%}"
+        told = f"{stats.recent.samples_per_s:,.0f} samples/s, waiting {stats.recent.wait_share:.0%}"
         self._progress.update(self._task, advance=1, told=told)
 
 
@@ -68,3 +69,21 @@ def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         yield _RichBar(progress, progress.add_task(title, total=num_batches, told=""))
+
+
+@contextmanager
+def count_bar(title: str, total: int, *, is_on: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar of things that are counted while the body runs, if `is_on` and a person looks."""
+    if not is_on or not is_shown():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # A copy of the terminal: standard error itself is listened to while a video is decoded.
+    with os.fdopen(os.dup(2), "w") as terminal:
+        console = Console(file=terminal, force_terminal=True)
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda count: bar.advance(task, count)

@@ -33,6 +33,7 @@ from raypipe.metrics import Interval, Live, Meter, split_wait
 from raypipe.packed import SpanRequest, span_request
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.skips import BadSpan
+from raypipe.transforms import wait_for
 from raypipe.wording import counted
 
 
@@ -190,6 +191,7 @@ class EpochRun:
         self._meter.hand_over(len(item.handed.numbers))
         self._meter.add(emitted_frames=item.num_emitted, skipped_frames=item.handed.num_skipped)
         self._record(item.handed)
+        wait_for(item.batch, item.ready)
         batch: dict[str, Any] = item.batch
         return batch
 

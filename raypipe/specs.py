@@ -1,12 +1,15 @@
 """Specs from plain dicts: what a person wrote is checked by name before a spec looks at its values."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from raypipe.errors import ConfigError, suggest
 
 Spec = TypeVar("Spec")
+
+_UNITS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:
@@ -29,3 +32,23 @@ def make_mapping(value: Any, name: str, kind: str = "OrderSpec") -> Mapping[str,
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name} must be a {kind} or a dict of its fields, got {value!r}")
     return value
+
+
+def parse_bytes(value: Any, name: str, *, least: int = 1, named_value: str = "") -> int:
+    """Return a number of bytes that a person wrote: 200e9, "200GB", "100 GiB".
+
+    Raises:
+        ConfigError: it is none, or less than `least`; `name` says where it was given, `named_value` what else may be.
+    """
+    number = value
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", value.strip(), re.I) if isinstance(value, str) else None
+    if found is not None:
+        digits, unit, is_binary = found.groups()
+        number = float(digits) * (1024 if is_binary else 1000) ** _UNITS[unit.upper()]
+    is_whole = isinstance(number, int | float) and not isinstance(number, bool) and (found or number == number // 1)
+    if not is_whole or not least <= number < 1 << 60:
+        other = f", or {named_value!r}" if named_value else ""
+        raise ConfigError(
+            f"{name} must be a number of bytes such as 200e9 or '200GB', at least {least}{other}; got {value!r}"
+        )
+    return int(number)

@@ -63,6 +63,13 @@ class Stand:
         """Batches left in that epoch."""
         return self.following.world.num_steps if self.is_over else self.world.num_steps - self.num_handed
 
+    @property
+    def num_steps(self) -> int:
+        """Batches of the whole of that epoch, as these ranks would do it from its start."""
+        here = self.following if self.is_over else self
+        is_rest = any(leg.frames_per_lane for leg in here.at.legs)
+        return (here.beginning if is_rest else here).world.num_steps
+
     def state(self) -> OrderState:
         """Return the state after the last batch that was handed over."""
         num_handed = self.num_handed

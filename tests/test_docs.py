@@ -15,7 +15,8 @@ from doc_pages import PAGES, README, REPOSITORY, all_pages, blocks, commands, fe
 import raypipe
 from raypipe.cli import app
 
-# `py` is run by torchrun, in tests/e2e; blocks without a language are drawings and output.
+# `py` is run by torchrun, in tests/e2e, or where optional packages are, in tests/inprocess; blocks without a language
+# are drawings and output.
 LANGUAGES = {"", "python", "py", "sh", "yaml"}
 RUN = [page for page in all_pages() if {block.language for block in blocks(page)} & {"python", "sh", "yaml"}]
 LINKED = [page for page in (*all_pages(), REPOSITORY / "CHANGELOG.md", REPOSITORY / "BENCHMARKS.md") if page.exists()]
@@ -69,8 +70,12 @@ def test_page_has_no_block_that_no_test_runs(page):
     assert {block.language for block in blocks(page)} <= LANGUAGES
 
 
-def test_the_script_for_torchrun_stands_on_one_page():
-    assert [short(page) for page in all_pages() if fenced("py", page)] == ["docs/pages/ray-train.md"]
+def test_scripts_that_other_tests_run_stand_on_these_pages():
+    assert [short(page) for page in all_pages() if fenced("py", page)] == [
+        "docs/pages/augmentation.md",
+        "docs/pages/other-trainers.md",
+        "docs/pages/ray-train.md",
+    ]
 
 
 @pytest.mark.parametrize("page", all_pages(), ids=short)

@@ -1,16 +1,14 @@
 """`KeepSpec`: where decoded frames are kept between epochs, and how many bytes of them."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from raypipe.errors import ConfigError
-from raypipe.specs import make_spec
+from raypipe.specs import make_spec, parse_bytes
 
 ON_DISK: Final = "disk"
-_UNITS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +39,3 @@ def make_keep(value: Any) -> KeepSpec | None:
     if not isinstance(value, KeepSpec | Mapping):
         raise ConfigError(f"keep_frames must be True, False or a dict of folder and max_bytes, got {value!r}")
     return make_spec(KeepSpec, value, "keep_frames")
-
-
-def parse_bytes(value: Any, name: str) -> int:
-    """Return a number of bytes that a person wrote: 200e9, "200GB", "100 GiB".
-
-    Raises:
-        ConfigError: it is none, or less than 1; `name` says where it was given.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", value.strip(), re.I) if isinstance(value, str) else None
-    if found is not None:
-        number, unit, is_binary = found.groups()
-        value = int(float(number) * (1024 if is_binary else 1000) ** _UNITS[unit.upper()])
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 1 <= value < 1 << 60:
-        raise ConfigError(f"{name} must be a number of bytes such as 200e9 or '200GB', at least 1; got {value!r}")
-    return int(value)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
@@ -42,8 +43,9 @@ class DecodeSpec:
     the cluster has nodes with CPUs and no GPU while ranks run on nodes with GPUs, else ``rank``."""
 
     resize: Resize = ORIGINAL_SIZE
-    """Height and width of every decoded frame, or a dict of them by camera: bilinear with antialias, in the thread that
-    decodes. Depth takes the nearest pixel: the mean of two distances is one that nothing has."""
+    """Height and width of every decoded frame, one number for both, or a dict of such by camera: bilinear with
+    antialias, in the thread that decodes. Depth takes the nearest pixel: the mean of two distances is one that nothing
+    has."""
 
     fit: Fit = "stretch"
     """``letterbox`` keeps a frame whole, in the middle between black bars; ``crop`` cuts it to its middle."""
@@ -132,11 +134,13 @@ def check_fit(fit: Fit, resize: Resize, name: str) -> None:
 
 
 def _check_size(given: Any, name: str) -> Size:
-    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
+    sides = (given, given) if isinstance(given, Integral) and not isinstance(given, bool) else given
+    if isinstance(sides, str) or not isinstance(sides, Sequence) or len(sides) != 2:
         raise ConfigError(
-            f"{name} is {given!r}; give (height, width), a dict of them by camera, or {ORIGINAL_SIZE!r} for all"
+            f"{name} is {given!r}; give (height, width), one number for both, a dict of such by camera, or "
+            f"{ORIGINAL_SIZE!r} for all"
         )
-    height, width = (check_whole(f"{name} {given!r}: a side", side, 1, _MOST_PIXELS) for side in given)
+    height, width = (check_whole(f"{name} {given!r}: a side", side, 1, _MOST_PIXELS) for side in sides)
     return height, width
 
 

@@ -85,7 +85,8 @@ class Mixture:
         """Open all members and see that they can be one; reads ``meta/`` and a few footers of each.
 
         Args:
-            members: roots, ``(root, weight)`` pairs, dicts or `MemberSpec`; or a YAML or TOML file with all of it.
+            members: roots or opened datasets, pairs of such and a weight, dicts or `MemberSpec`; or a YAML or TOML
+                file with all of it.
             cache: the folder that keeps metadata for the next start; None keeps nothing.
             progress: whether to show a bar where a person looks.
             settings: the fields of `MixtureSpec`, such as ``weights``, ``resize`` and ``on_missing``.

@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any, Final, Literal, get_args
 
 from raypipe.actions import REPRESENTATION
+from raypipe.dataset import Dataset
 from raypipe.decode.spec import ORIGINAL_SIZE, Fit, Resize, check_fit, check_resize
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata import INDEX_FEATURES
@@ -98,7 +99,8 @@ class MixtureSpec:
     """Several datasets as one: the members, and what holds for all of them."""
 
     members: tuple[MemberSpec, ...]
-    """At least one. An item may be given as a root, ``(root, weight)``, a dict of fields, or a `MemberSpec`."""
+    """At least one. An item may be given as a root or an opened `Dataset`, as ``(either, weight)``, as a dict of
+    fields, or as a `MemberSpec`."""
 
     weights: WeightRule | tuple[float, ...] | Literal["auto"] = "auto"
     """``given``: those of the members. ``frames``, ``episodes``, ``sqrt`` (square root of frames): counted over what
@@ -219,6 +221,8 @@ def _member(item: Any, position: int) -> tuple[MemberSpec, bool]:
         return item, item.weight != 1
     if isinstance(item, str | os.PathLike):
         return MemberSpec(root=os.fspath(item)), False
+    if isinstance(item, Dataset):
+        return _opened_member(item), False
     if isinstance(item, Mapping):
         _check_keys(item, [one.name for one in fields(MemberSpec)], f"members[{position}]")
         if "root" not in item:
@@ -227,10 +231,27 @@ def _member(item: Any, position: int) -> tuple[MemberSpec, bool]:
             )
         return MemberSpec(**item), "weight" in item
     if isinstance(item, Sequence) and len(item) == 2:
+        if isinstance(item[0], Dataset):
+            return replace(_opened_member(item[0]), weight=item[1]), True
         return MemberSpec(root=item[0], weight=item[1]), True
     raise ConfigError(
-        f"members[{position}] is {item!r}; give a root, (root, weight), a dict of the fields of MemberSpec, or a "
-        f"MemberSpec"
+        f"members[{position}] is {item!r}; give a root, a dataset, (either, weight), a dict of the fields of "
+        f"MemberSpec, or a MemberSpec"
+    )
+
+
+def _opened_member(dataset: Dataset) -> MemberSpec:
+    """Return an opened dataset as a member: its root, and what it leaves out. The mixture has windows of its own."""
+    if dataset.window.offsets:
+        raise ConfigError(
+            f"{dataset.meta.root!r} has windows, and a mixture has its own for all members: give the dataset without, "
+            f"and mixture.windowed(...), or delta_timestamps to the Pipeline"
+        )
+    given = {*dataset.row_features, *dataset.spec.cameras, *INDEX_FEATURES, *dataset.missing_cameras}
+    return MemberSpec(
+        root=str(dataset.meta.root),
+        drop=tuple(name for name in dataset.features if name not in given),
+        tolerance_s=MIXTURE_TOLERANCE if dataset.spec.tolerance_s == TOLERANCE_S else dataset.spec.tolerance_s,
     )
 
 

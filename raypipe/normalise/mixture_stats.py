@@ -33,6 +33,8 @@ from raypipe.schema import Schema
 KIND: Final = "MixtureStats"
 
 _FILL: Final = {"mean": 0.0, "std": 1.0, "min": -1.0, "max": 1.0, "count": 0.0, "q50": 0.0}
+_ALONE: Final = "dataset"
+"""The name of a dataset that is no member of a mixture."""
 _ALL_STATISTICS: Final = (*MOMENTS, "q01", "q10", "q50", "q90", "q99", "count")
 
 
@@ -132,6 +134,26 @@ class MixtureStats:
     def load(cls, path: str | os.PathLike[str]) -> "MixtureStats":
         """Return what `save` wrote to `path`."""
         return cls.from_json(read_text(path), os.fspath(path))
+
+
+def single_stats(stats: Stats) -> MixtureStats:
+    """Return the statistics of a dataset that stands alone, `Dataset.stats`, as those of a mixture of it.
+
+    Cameras are known by the shape of their statistics, ``(channels, 1, 1)``.
+    """
+    cameras = [name for name, entry in stats.items() if all(np.shape(one)[1:] == (1, 1) for one in _moments(entry))]
+    return MixtureStats(
+        datasets={_ALONE: stats},
+        robots={"": stats},
+        pooled=stats,
+        robot_types={_ALONE: ""},
+        cameras=tuple(cameras),
+        envelopes=(),
+    )
+
+
+def _moments(entry: FeatureStats) -> list[NDArray[np.float64]]:
+    return [entry[name] for name in MOMENTS if name in entry] or [np.zeros(0)]
 
 
 def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStats:

@@ -20,7 +20,7 @@ from raypipe.actions import ABSOLUTE, REPRESENTATION
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata.pooling import Stats
 from raypipe.normalise.json_file import from_text, read_text, to_text, write_text
-from raypipe.normalise.mixture_stats import MixtureStats
+from raypipe.normalise.mixture_stats import MixtureStats, single_stats
 from raypipe.schema import DIM_IS_PAD, IS_MISSING
 from raypipe.wording import counted
 
@@ -44,11 +44,14 @@ _NAMED_BY: Final = {"dataset": "dataset", "robot": "robot_type"}
 """The key of a batch that names whose each sample is."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Normaliser:
     """Scales the features of a batch, and scales them back.
 
     ::
+
+        scale = rp.Normaliser(ds.stats)                                    all actions and observations by mean_std
+        scale = rp.Normaliser(mixture.stats, {"action": "min_max"}, by="robot")
 
         mean_std    (x - mean) / (std + 1e-8)
         min_max     2 (x - min) / (max - min) - 1        a range of 0 is taken as 1e-8
@@ -62,14 +65,31 @@ class Normaliser:
     stats: MixtureStats
     modes: Mapping[str, Mode]
     """By the key in a batch. Keys that are not named stay as they are, and so do those that a batch does not have."""
-    by: By = "dataset"
+    by: By
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, stats: MixtureStats | Stats, modes: Mapping[str, Mode] | Mode = "mean_std", by: By = "dataset"
+    ) -> None:
+        """Check that there are statistics for every mode.
+
+        Args:
+            stats: `Mixture.stats`, or `Dataset.stats` of a dataset that stands alone.
+            modes: by the key in a batch; one mode is for all actions and observations that have statistics.
+            by: whose statistics scale a sample: its dataset's, its robot's, or those of all together.
+        """
+        object.__setattr__(self, "stats", stats if isinstance(stats, MixtureStats) else single_stats(stats))
+        named = dict.fromkeys(_usual_keys(self.stats), modes) if isinstance(modes, str) else dict(modes)
+        object.__setattr__(self, "modes", named)
+        object.__setattr__(self, "by", by)
         _check_choice("by", self.by, get_args(By))
         for key, mode in self.modes.items():
             _check_choice(f"the mode of {key!r}", mode, get_args(Mode))
-        # A copy: the caller's mapping may change later.
-        object.__setattr__(self, "modes", dict(self.modes))
+        if isinstance(modes, str) and not named:
+            _check_choice("modes", modes, get_args(Mode))
+            raise ConfigError(
+                "no statistics of actions or observations are stored, so nothing can be normalised by them. "
+                "`raypipe reshard ROOT OUT` computes those of rows; or name what to do: modes={'action': 'identity'}."
+            )
         if self.by == "robot":
             _check_robots(self.stats)
         # Built now, so that missing statistics are an error here and not at the first batch.
@@ -183,7 +203,7 @@ class Normaliser:
             warnings.warn(
                 f"the quantiles of {', '.join(enveloped)} are envelopes of several datasets' quantiles and wider than "
                 f"those of all values; by='dataset' has no such envelopes.",
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def _warn_of_uncovered(self) -> None:
@@ -198,7 +218,7 @@ class Normaliser:
         if uncovered:
             warnings.warn(
                 f"there are no statistics of {', '.join(uncovered)}: it is normalised by those of the other datasets.",
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def _apply(self, batch: Mapping[str, Any], dataset: str, robot: str, *, inverse: bool) -> dict[str, Any]:
@@ -306,6 +326,12 @@ class _Table:
 def _from_plain(plain: dict[str, Any]) -> Normaliser:
     stats = MixtureStats.from_json(json.dumps(plain["stats"]), "'stats' of the normaliser")
     return Normaliser(stats, plain["modes"], plain["by"])
+
+
+def _usual_keys(stats: MixtureStats) -> list[str]:
+    """Return what LeRobot's policies have normalised: actions and observations, not rewards and flags."""
+    known = dict.fromkeys(key for entry in stats.datasets.values() for key in entry)
+    return [key for key in known if key == "action" or key.startswith(("action.", "observation."))]
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

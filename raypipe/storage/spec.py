@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from raypipe.errors import ConfigError
+from raypipe.specs import parse_bytes
 
 DEFAULT_FOLDER: Final = "~/.cache/raypipe/files"
 
@@ -27,9 +28,9 @@ class CacheSpec:
     """On a local disk of the node. All processes and jobs of a user may share it."""
 
     max_bytes: int | Literal["folder"] = FOLDER_BOUND
-    """Of whole and half-fetched files together. The least recently used that nobody uses make room. ``"folder"`` is 64
-    GiB, or the larger bound that was last given for the folder: so who says nothing, as `open_dataset`, does not remove
-    what a job with a larger cache has kept."""
+    """Of whole and half-fetched files together: a number, or text such as ``"200GB"``. The least recently used that
+    nobody uses make room. ``"folder"`` is 64 GiB, or the larger bound that was last given for the folder: so who says
+    nothing, as `open_dataset`, does not remove what a job with a larger cache has kept."""
 
     whole_bytes: int = 1 << 30
     """Files up to this size are fetched whole: one request, and every later epoch reads them from disk. Of larger ones
@@ -42,18 +43,9 @@ class CacheSpec:
         if not self.folder or "://" in self.folder:
             raise ConfigError(f"the folder of a cache is {self.folder!r}; give a folder on a local disk")
         if self.max_bytes != FOLDER_BOUND:
-            self._store_bytes("max_bytes", 1, f", or {FOLDER_BOUND!r}")
-        self._store_bytes("whole_bytes", 0)
-
-    def _store_bytes(self, name: str, least: int, other: str = "") -> None:
-        """Store a number of bytes as an int, since people write 200e9 too."""
-        value = getattr(self, name)
-        is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
-        if not is_whole or value < least:
-            raise ConfigError(
-                f"{name} of a cache must be a whole number of bytes, at least {least}{other}; got {value!r}"
-            )
-        object.__setattr__(self, name, int(value))
+            most = parse_bytes(self.max_bytes, "max_bytes of a cache", named_value=FOLDER_BOUND)
+            object.__setattr__(self, "max_bytes", most)
+        object.__setattr__(self, "whole_bytes", parse_bytes(self.whole_bytes, "whole_bytes of a cache", least=0))
 
     @property
     def sure_bytes(self) -> int:

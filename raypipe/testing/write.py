@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from raypipe.errors import ConfigError
+from raypipe.progress import count_bar
 from raypipe.testing.meta import DATA_PATHS, VIDEO_PATHS, VideoPlace, format_path, write_meta
 from raypipe.testing.rows import EpisodeRange, episode_ranges, write_rows
 from raypipe.testing.spec import SynthSpec
@@ -18,11 +19,14 @@ from raypipe.testing.video import Run, VideoFile, check_tools, write_video
 _NUM_THREADS = 2
 
 
-def write_dataset(root: str | os.PathLike[str], spec: SynthSpec) -> Path:
+def write_dataset(root: str | os.PathLike[str], spec: SynthSpec, *, progress: bool = False) -> Path:
     """Write the dataset that `spec` describes to the folder `root`, and return it as a path.
 
     meta/ is written last: a folder without it was not finished. The same spec gives the same rows, metadata
     and stamps.
+
+    Args:
+        progress: show a bar, if a person looks.
 
     Raises:
         ConfigError: `root` is not empty, or FFmpeg here lacks what `spec` needs; nothing was written then.
@@ -37,11 +41,11 @@ def write_dataset(root: str | os.PathLike[str], spec: SynthSpec) -> Path:
     for number, episodes in enumerate(episode_ranges(spec, spec.episodes_per_data_file)):
         path = format_path(DATA_PATHS[spec.version], number, spec.chunks_size)
         write_rows(spec, episodes, folder / path)
-    write_meta(folder, spec, _write_videos(folder, spec))
+    write_meta(folder, spec, _write_videos(folder, spec, progress=progress))
     return folder
 
 
-def _write_videos(root: Path, spec: SynthSpec) -> dict[str, list[VideoPlace]]:
+def _write_videos(root: Path, spec: SynthSpec, *, progress: bool) -> dict[str, list[VideoPlace]]:
     groups = episode_ranges(spec, spec.episodes_per_video_file)
     cameras = [number for number, camera in enumerate(spec.cameras) if camera.is_video]
     files = [
@@ -53,8 +57,11 @@ def _write_videos(root: Path, spec: SynthSpec) -> dict[str, list[VideoPlace]]:
         for camera in cameras
         for file_number, episodes in enumerate(groups)
     ]
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        times = list(pool.map(lambda file: write_video(spec, file), files))
+    with ThreadPoolExecutor(_NUM_THREADS) as pool, count_bar("writing videos", len(files), is_on=progress) as advance:
+        times = []
+        for written in pool.map(lambda file: write_video(spec, file), files):
+            times.append(written)
+            advance(1)
     places: dict[str, list[VideoPlace]] = {spec.cameras[number].name: [] for number in cameras}
     for position, (file, run_times) in enumerate(zip(files, times, strict=True)):
         for run, (start, stop) in zip(file.runs, run_times, strict=True):

@@ -3,19 +3,20 @@
 import os
 import pickle
 import platform
-from typing import Any
+from typing import Any, Unpack
 
 import torch.distributed as dist
 
 from raypipe.decode.spec import ASSIGNED_CPUS
 from raypipe.errors import ConfigError
 from raypipe.loader import RankLoader
+from raypipe.loader_spec import LoaderSettings
 from raypipe.pipeline import Pipeline, Transport
 from raypipe.remote_meeting import LOOPBACK
 
 
 def share_loader(
-    pipeline: Pipeline, name: str = "train", *, transport: Transport = "auto", **settings: Any
+    pipeline: Pipeline, name: str = "train", *, transport: Transport = "auto", **settings: Unpack[LoaderSettings]
 ) -> RankLoader:
     """Return this process's loader in a group that ``torchrun``, Accelerate or the like has started.
 
@@ -58,7 +59,7 @@ def share_loader(
         _join_cluster(cluster, rank)
     if num_threads == ASSIGNED_CPUS:
         # Processes that a launcher has given cores of their own share them with nobody.
-        settings = {"num_threads": max(1, len(homes[rank][1]) // homes.count(homes[rank])), **settings}
+        settings.setdefault("num_threads", max(1, len(homes[rank][1]) // homes.count(homes[rank])))
     # Rank 0 keeps its own: the ranks meet for as long as it lives.
     own: RankLoader = loaders[0] if rank == 0 else pickle.loads(content)[rank]
     return own.with_settings(**settings)

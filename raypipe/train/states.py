@@ -76,10 +76,10 @@ def parse_state(content: bytes, place: str) -> dict[str, Any]:
 def loader_metrics(loader: RankLoader) -> dict[str, Any]:
     """Return the figures of the run for a log or `ray.train.report`: of all ranks together, and of this one.
 
-    Keys begin with the loader's name: ``train/samples_per_s`` and ``train/wait_share`` are of all ranks,
-    ``train/worst_rank`` is the one that waits most and ``train/waits_for`` what it waits for.
+    Keys begin with the loader's name: ``train/samples_per_s`` and ``train/wait_share`` are of all ranks and the last
+    steps, ``train/worst_rank`` is the one that waits most and ``train/waits_for`` what it waits for.
     """
-    world, mine = loader.world_stats(), loader.stats()
+    world, mine = loader.world_stats(recent=True), loader.stats()
     figures = {**world.to_dict(), "first_batch_s": mine.first_batch_s, "live_bytes": mine.live_bytes}
     figures["decoded_per_emitted"] = mine.decoded_per_emitted
     return {f"{loader.name}/{key}": value for key, value in figures.items()}

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow.fs
 import ray
@@ -13,6 +13,7 @@ import torch
 
 from raypipe.errors import ConfigError
 from raypipe.loader import RankLoader
+from raypipe.loader_spec import LoaderSettings
 from raypipe.pipeline import Pipeline
 from raypipe.train.states import STATE_FOLDER, go_on, parse_state, write_states
 
@@ -34,7 +35,7 @@ class PipelineDataConfig(ray.train.DataConfig):  # type: ignore[misc]
         return [{name: ranks[rank] for name, ranks in loaders.items()} for rank in range(world_size)]
 
 
-def get_loader(name: str = "train", **settings: Any) -> RankLoader:
+def get_loader(name: str = "train", **settings: Unpack[LoaderSettings]) -> RankLoader:
     """Return this worker's loader of the pipeline `name`, standing where the checkpoint of the run stands.
 
     Call it on every worker. Without a checkpoint, or with one that has no state of this loader, it starts at epoch 0.
@@ -55,7 +56,8 @@ def get_loader(name: str = "train", **settings: Any) -> RankLoader:
         raise ConfigError(
             f"the dataset {name!r} of the trainer is a {type(shard).__name__}; pass pipelines by **rp.train.ingest(...)"
         )
-    loader = loader.with_settings(**{"device": _worker_device(), **settings})
+    settings.setdefault("device", _worker_device())
+    loader = loader.with_settings(**settings)
     checkpoint = ray.train.get_checkpoint()
     state = read_checkpoint(checkpoint, name) if checkpoint is not None else None
     if checkpoint is not None and state is not None:

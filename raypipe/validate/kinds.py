@@ -186,6 +186,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     "nan-values": Kind("error", "a feature is not a number somewhere", _LEAVE_FEATURE_OUT),
     "inf-values": Kind("error", "a feature is infinite somewhere", _LEAVE_FEATURE_OUT),
     "constant": Kind("note", "a number of a feature never changes", "nothing to do, if that is meant"),
+    "action-constant": Kind(
+        "warning",
+        "a number of the action never changes: nothing is learnt of it",
+        "nothing to do, if that is meant; else see it with `raypipe show ROOT`, and leave the dataset out",
+    ),
     "task-mismatch": Kind(
         "warning",
         "rows have a task that the episode table does not list for their episode",
@@ -205,6 +210,12 @@ KINDS: Final[Mapping[str, Kind]] = {
         "warning",
         "stored statistics are not those of the values",
         "normalisation would be off: have LeRobot compute them again, or look at the values",
+    ),
+    "stats-flat": Kind(
+        "warning",
+        "a stored deviation is so small that values normalised by it are huge",
+        "rp.Normaliser(ds.stats, {...}) with the mode 'min_max' or 'identity' for the feature; or have LeRobot compute "
+        "the statistics again",
     ),
     # videos
     "video-unreadable": Kind("error", "a video file is damaged", _FETCH),

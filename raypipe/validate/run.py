@@ -10,7 +10,6 @@ A unit is one file. Units are packed into tasks of some size, since a task costs
 number of tasks is in flight. A task that raises is an error of raypipe; bad data makes findings.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
-from raypipe.progress import is_shown
+from raypipe.progress import count_bar
 from raypipe.storage import open_root
 from raypipe.validate.data import DataResult, check_data_file
 from raypipe.validate.findings import Counts, Finding, Place, Report, make_finding, worst_first
@@ -65,7 +64,7 @@ def validate_dataset(
     units, findings = plan_units(outline)
     findings += [*promises.findings, *check_structure(outline)]
     on_ray = where == "ray" or (where == "auto" and not is_small(promises.meta.num_frames, len(units), deep))
-    with _bar(title, len(units), is_on=progress) as advance:
+    with count_bar(title, len(units), is_on=progress) as advance:
         results = _run_on_ray(promises, units, advance) if on_ray else _run_here(promises, units, advance)
     findings += [finding for result in results for finding in result.findings]
     data = [result for result in results if isinstance(result, DataResult)]
@@ -207,21 +206,3 @@ def running_ray() -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _bar(title: str, total: int, *, is_on: bool) -> Iterator[Advance]:
-    """Show a bar of files while the body runs, if `is_on` and a person looks."""
-    if not is_on or not is_shown():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # A copy of the terminal: standard error itself is listened to while a video is decoded.
-    with os.fdopen(os.dup(2), "w") as terminal:
-        console = Console(file=terminal, force_terminal=True)
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(title, total=total)
-            yield lambda count: bar.advance(task, count)

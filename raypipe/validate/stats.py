@@ -29,6 +29,9 @@ _BOUND_TOLERANCE = 1e-4
 _MEAN_TOLERANCE = 1e-3
 """Of a feature's range: writers add up in float32."""
 
+_FLAT_STD = 1e-3
+"""A quarter of a step of 8 bits, as a deviation of all pixels of a camera: a picture of one colour has more noise."""
+
 _BATCH_ROWS = 1000
 """Episodes whose statistics are in memory at once."""
 
@@ -47,7 +50,7 @@ def check_stats(promises: Promises, files: Sequence[str], summary: EpisodeSummar
     findings: list[Finding] = []
     if GLOBAL in files:
         is_all = bool(is_whole.all()) and (len(summary) == len(promises.meta.episodes) or not promises.has_episodes)
-        findings += _check_global(storage, summary, is_all=is_all)
+        findings += _check_global(storage, summary, promises.meta.cameras, is_all=is_all)
     if PER_EPISODE in files:
         findings += _check_episodes(_read_lines(storage), summary, is_whole, PER_EPISODE)
     if GLOBAL not in files and PER_EPISODE not in files:
@@ -66,12 +69,12 @@ def _whole_episodes(promises: Promises, summary: EpisodeSummary) -> NDArray[np.b
     return np.asarray(summary.is_sound & (summary.num_frames == promises.meta.episodes.length[rows]))
 
 
-def _check_global(storage: Storage, summary: EpisodeSummary, *, is_all: bool) -> list[Finding]:
+def _check_global(storage: Storage, summary: EpisodeSummary, cameras: Sequence[str], *, is_all: bool) -> list[Finding]:
     try:
         stored = read_json(storage, GLOBAL)
     except DAMAGE as error:
         return [make_finding("stats-unreadable", one_line(error), Place(file=GLOBAL))]
-    findings = []
+    findings = _check_flat(stored, cameras)
     for name, part in summary.moments.items():
         if name not in stored:
             findings.append(make_finding("stats-missing", "none for this feature", Place(file=GLOBAL, feature=name)))
@@ -86,6 +89,21 @@ def _check_global(storage: Storage, summary: EpisodeSummary, *, is_all: bool) ->
             "count": np.array([summary.num_frames.sum()]),
         }
         findings += _compare(stored[name], true, Place(file=GLOBAL, feature=name))
+    return findings
+
+
+def _check_flat(stored: Stored, cameras: Sequence[str]) -> list[Finding]:
+    """Return the cameras whose deviation cannot be that of pictures: pixels divided by it would be in the thousands."""
+    findings = []
+    for name in cameras:
+        try:
+            std = np.asarray(stored.get(name, {}).get("std", np.inf), dtype=np.float64).reshape(-1)
+        except (TypeError, ValueError, AttributeError):
+            continue
+        if len(std) and not std.min() >= _FLAT_STD:
+            reach = 1 / (std.min() + 1e-8)
+            message = f"std is {std.min():.3g} of pixels in [0, 1]: values normalised by it reach {reach:,.0f}"
+            findings.append(make_finding("stats-flat", message, Place(file=GLOBAL, feature=name)))
     return findings
 
 

@@ -175,7 +175,8 @@ def _check_constants(meta: DatasetMeta, summary: EpisodeSummary) -> list[Finding
         if len(numbers):
             names = meta.features[name].names
             listed = [names[n] if n < len(names) else f"number {n}" for n in numbers.tolist()]
-            findings.append(make_finding("constant", constant_text(listed, len(low)), Place(feature=name)))
+            kind = "action-constant" if name.partition(".")[0] == "action" else "constant"
+            findings.append(make_finding(kind, constant_text(listed, len(low)), Place(feature=name)))
     return findings
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
-from raypipe.info import camera_text, column_notes, missing_notes
+from raypipe.info import camera_text, column_notes, largest_drift, missing_notes
 from raypipe.metadata import Feature
 from raypipe.storage import Storage
 from raypipe.validate.outline import read_outline
@@ -262,8 +262,20 @@ def dataset_lines(dataset: Dataset) -> list[tuple[str, str]]:
         *(("camera", f"{name}  {camera_text(dataset, name)}") for name in dataset.spec.cameras),
         *(("camera", f"{name}  {text}") for name, text in absent),
         ("numbers", ", ".join(vectors)),
+        *_drift_lines(dataset),
         ("fingerprint", meta.order_fingerprint),
     ]
+
+
+def _drift_lines(dataset: Dataset) -> list[tuple[str, str]]:
+    """Return how far timestamps are from their frames; nothing where rows cannot be read, which the remarks tell."""
+    try:
+        drift = largest_drift(dataset)
+    except DatasetError:
+        return []
+    is_off = drift > 0.5 / dataset.meta.fps
+    more = f", more than half a frame: see raypipe validate {dataset.meta.root}" if is_off else ""
+    return [("timestamps", f"up to {round(drift, 4):g} s from frame / fps{more}")]
 
 
 def _try_features(dataset: Dataset) -> Mapping[str, Feature]:

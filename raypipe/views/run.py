@@ -76,11 +76,17 @@ class RunView(View):
 
     def _lines(self) -> list[tuple[str, str]]:
         last, world = self.snapshots[-1], sum_up(self.ranks)
+        now = last.recent
         waits = f"{last.wait_share:.1%} of the time" + (f", most for {last.waits_for}" * (last.waits_for != "nothing"))
         lines = [
             (
                 "samples",
                 f"{last.samples:,} in {duration(last.wait_s + last.step_s)}: {last.samples_per_s:,.1f} a second",
+            ),
+            (
+                f"last {counted(now.steps, 'step')}",
+                f"{now.samples_per_s:,.1f} samples a second, waiting {now.wait_share:.1%} of the time"
+                + f", most for {now.waits_for}" * (now.waits_for != "nothing"),
             ),
             ("first batch", f"after {last.first_batch_s:.2f} s"),
             ("waits", waits),

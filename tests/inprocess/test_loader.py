@@ -326,14 +326,37 @@ def repeats(batch):
     return batch["is_repeat"].tolist() if "is_repeat" in batch else []
 
 
-def test_len_counts_down_and_starts_again_with_the_next_epoch(rows):
+def test_steps_left_count_down_and_start_again_with_the_next_epoch(rows):
     loader = local_loader(rows_pipeline(rows))
 
-    lengths = [len(loader)]
+    left = [loader.steps_left]
     for _ in loader:
-        lengths.append(len(loader))
+        left.append(loader.steps_left)
+        assert len(loader) == 15
 
-    assert lengths == [*range(15, 0, -1), 15]
+    assert left == [*range(15, 0, -1), 15]
+
+
+@pytest.mark.parametrize("tail", ["short", "drop", "wrap"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_len_is_of_the_whole_epoch_after_a_resume_too(rows, tail, num_ranks):
+    pipe = rows_pipeline(rows, order={"tail": tail, "live_spans": 3})
+    whole, loader = pipe.plan(world_size=num_ranks).num_steps, local_loader(pipe, 0, num_ranks)
+
+    loader.load_state_dict(pipe.state_at(4, world_size=num_ranks))
+
+    assert (len(loader), loader.steps_left) == (whole, whole - 4)
+    assert len(list(loader)) == whole - 4
+    assert len(loader) == loader.steps_left == whole
+
+
+def test_a_loader_says_who_it_is_and_where_it_stands(rows):
+    loader = local_loader(rows_pipeline(rows))
+    list(islice(loader, 3))
+
+    assert repr(loader).startswith(
+        "RankLoader('train', rank 0 of 1: epoch 0, 12 of 15 batches left, 4 a rank, on 'cpu'"
+    )
 
 
 def test_iteration_after_an_early_break_gives_the_rest(rows):
@@ -403,7 +426,7 @@ def test_steps_crosses_the_ends_of_epochs(rows):
 
     wanted = [frames for epoch in range(3) for frames in planned_epoch(pipe.plan(epoch=epoch), 0)]
     assert [frames_of(batch) for batch in batches] == wanted[:35]
-    assert (loader.epoch, len(loader)) == (2, 10)
+    assert (loader.epoch, loader.steps_left) == (2, 10)
     assert loader.state_dict() == pipe.state_at(35)
 
 
@@ -484,7 +507,7 @@ def test_epoch_with_too_few_frames_left_for_the_ranks_ends_without_a_batch(rows)
     loader.load_state_dict(almost_done)
 
     # 57 - 14 * 4 leaves one frame, which five ranks cannot share.
-    assert len(loader) == 0
+    assert loader.steps_left == 0
     assert list(loader) == []
     assert loader.epoch == 1
     assert len(list(loader)) > 0

@@ -114,7 +114,7 @@ def test_account_balances_through_restarts_on_other_ranks_that_roll_steps_back(r
 
     for world_size, num_steps, num_more in legs:
         loaders = start(pipe, world_size, state, parts)
-        if loaders[0].epoch > 0 or len(loaders[0]) == 0:
+        if loaders[0].epoch > 0 or loaders[0].steps_left == 0:
             break
         run(loaders, num_steps)
         state = loaders[0].state_dict()

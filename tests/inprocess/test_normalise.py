@@ -423,7 +423,7 @@ def test_a_normaliser_travels_by_pickle_and_json(tmp_path):
     ("change", "message"),
     [
         ({"by": "nobody"}, "by is 'nobody'"),
-        ({"modes": ["action"]}, "is damaged: AttributeError"),
+        ({"modes": ["action"]}, "is damaged: ValueError"),
         ({"stats": {}}, "is not the JSON of a MixtureStats"),
         ({"kind": "other"}, "is not the JSON of a Normaliser"),
     ],

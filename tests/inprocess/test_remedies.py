@@ -479,7 +479,8 @@ KIND_ROWS: dict[str, list[Row]] = {
     ],
     "nan-values": [Row("nan-actions", (drop_action, *LEAVE_OUT))],
     "inf-values": [Row("inf-state", LEAVE_OUT)],
-    "constant": [Row(in_all_files(stored_as("action", lambda n: [[0.5] * 6] * n)), (nothing,))],
+    "constant": [Row(in_all_files(stored_as("observation.state", lambda n: [[0.5] * 6] * n)), (nothing,))],
+    "action-constant": [Row(in_all_files(stored_as("action", lambda n: [[0.5] * 6] * n)), (nothing,))],
     "task-mismatch": [Row("other-task-in-table", (nothing, correct_table))],
     "task-unresolved": [Row("unresolved-task", (add_task, *LEAVE_OUT))],
     "stats-unreadable": [
@@ -512,6 +513,7 @@ KIND_ROWS: dict[str, list[Row]] = {
 UNTRIED_KINDS = {
     "stats-missing": "LeRobot computes statistics, and is not part of the tests",
     "stats-mismatch": "LeRobot computes statistics, and is not part of the tests",
+    "stats-flat": "tests/inprocess/test_normalise.py scales by the other modes",
     "video-crash": "tests/faults/test_poison.py has a video that ends its process",
     "member-unusable": "test_a_mixture_of_a_bad_dataset_goes_on_by_each_remedy",
     "mixture-misfit": "tests/inprocess/test_mixture_opening.py writes the lines that the message shows",

@@ -18,15 +18,17 @@ EXPECTED = {
         "camera-missing": 1,
         "timestamp-offset": 5,
         "column-derived": 1,
-        "constant": 3,
+        "constant": 2,
+        "action-constant": 1,
         "count-mismatch": 2,
         "split-invalid": 1,
         "video-gop": 5,
     },
-    "piper_v30": {},
-    "so_front_v30": {},
+    # Their statistics say that no pixel ever changes.
+    "piper_v30": {"stats-flat": 2},
+    "so_front_v30": {"stats-flat": 1},
     # Simulated: states and actions never change.
-    "so101_wrist_v30": {"constant": 2},
+    "so101_wrist_v30": {"constant": 1, "action-constant": 1, "stats-flat": 1},
     # Row groups of 1,000 rows, no video, and no success.
     "pusht_v30_novid": {"camera-missing": 1, "row-groups": 1, "constant": 1},
 }

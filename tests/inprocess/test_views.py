@@ -250,6 +250,21 @@ def test_card_names_the_numbers_that_never_change_in_statistics_and_rows(tmp_pat
     assert "action: 1 of its 6 numbers never changes: joint_0" in texts
 
 
+def test_card_tells_how_far_timestamps_are_from_their_frames(tmp_path):
+    root = write_dataset(tmp_path / "late", SynthSpec(lengths=(5, 6), cameras=()))
+    plain = dict(view_dataset(rp.open_dataset(str(root))).lines)["timestamps"]
+    for path in root.glob("data/**/*.parquet"):
+        table = pq.read_table(path)
+        times = pa.array((table.column("timestamp").to_numpy() * 1.5).astype("float32"))
+        pq.write_table(table.set_column(table.column_names.index("timestamp"), "timestamp", times), path)
+
+    late = dict(view_dataset(rp.open_dataset(str(root))).lines)["timestamps"]
+
+    assert plain == "up to 0 s from frame / fps"
+    # Half as much again, of 6 frames at 10 a second.
+    assert late == f"up to 0.25 s from frame / fps, more than half a frame: see raypipe validate {root}"
+
+
 def test_card_with_statistics_and_broken_rows_claims_nothing_of_constant_numbers(tmp_path):
     root = write_dataset(tmp_path / "broken", SynthSpec(lengths=(5, 5), cameras=(), episodes_per_data_file=1))
     edit_stats(root, lambda stats: stats["action"].update(min=stats["action"]["max"]))

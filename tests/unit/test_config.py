@@ -1,16 +1,19 @@
 import pickle
 import warnings
+from dataclasses import fields
 
 import pytest
 
 from raypipe import config as config_module
-from raypipe.config import spans_per_block
+from raypipe.config import PipelineParts, spans_per_block
 from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError
+from raypipe.loader_spec import LoaderSettings, LoaderSpec
 from raypipe.pipeline import Pipeline
 from raypipe.plan import BatchSpec, OrderSpec
 from raypipe.sizes import row_bytes
+from raypipe.skips import BadDataSpec
 
 WINDOW = {"action": [0.0, 0.1, 0.2]}
 
@@ -135,6 +138,19 @@ BAD = {
     "empty batch": ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
     "unknown batch field": ({"batch_size": {"sise": 4}}, "batch_size has no field 'sise'; did you mean 'size'"),
     "unknown window": ({"delta_timestamps": {"actoin": [0.0]}}, "did you mean 'action'"),
+    "workers": ({"num_workers": 8}, "no part 'num_workers': a loader reads and decodes in threads .*'num_threads'"),
+    "shuffle": (
+        {"shuffle": True},
+        r"'shuffle': it is a field of order: rp.Pipeline\(\.\.\., order=\{'shuffle'",
+    ),
+    "resize": ({"resize": 224}, "it is a field of decode"),
+    "transform": ({"transform": print}, r"it is a setting of the loader: pipe.loader\(transform=\.\.\.\)"),
+    "image transforms": ({"image_transforms": print}, r"a change of samples is pipe.loader\(sample_transform="),
+    "threads": ({"num_threads": 2}, "it is a field of decode"),
+    "drop last": ({"drop_last": True}, "order={'tail': 'drop'}"),
+    "bytes of nothing": ({"live_bytes": "2 apples"}, "live_bytes must be a number of bytes such as .*'2 apples'"),
+    "no such side": ({"decode": {"resize": -3}}, "a side must be an integer of at least 1"),
+    "size of a truth": ({"decode": {"resize": True}}, "one number for both"),
 }
 
 
@@ -144,6 +160,60 @@ def test_a_wrong_request_is_an_error_before_anything_starts(dataset, case):
 
     with pytest.raises(ConfigError, match=message):
         Pipeline(dataset, **{"batch_size": 4, "seed": 0, **arguments})
+
+
+@pytest.mark.parametrize("name", ["shuffle", "num_workers", "batch_size"])
+def test_a_loader_says_where_a_setting_lives(dataset, name):
+    with pytest.raises(ConfigError, match=f"a loader has no setting '{name}': .*(Pipeline|num_threads)"):
+        Pipeline(dataset, batch_size=4, seed=0).loader(**{name: 1})
+
+
+def test_the_keywords_of_a_loader_are_the_fields_of_its_spec():
+    assert list(LoaderSettings.__annotations__) == [one.name for one in fields(LoaderSpec)]
+
+
+def test_the_parts_of_a_pipeline_name_every_field_of_the_bad_data_spec():
+    assert {one.name for one in fields(BadDataSpec)} < set(PipelineParts.__annotations__)
+
+
+def test_a_path_is_opened(tiny_dataset, dataset):
+    for root in (str(tiny_dataset), tiny_dataset):
+        pipe = Pipeline(root, batch_size=4, seed=0)
+
+        assert pipe.config.order == Pipeline(dataset, batch_size=4, seed=0).config.order
+        assert pipe.config.dataset.meta.root == dataset.meta.root
+
+
+def test_what_is_no_dataset_is_refused_by_its_type(dataset):
+    with pytest.raises(ConfigError, match="or of a path, URI or Hub id; got a list"):
+        Pipeline([dataset], batch_size=4, seed=0)
+
+
+def test_bytes_may_be_written_with_a_unit(dataset):
+    pipe = Pipeline(
+        dataset,
+        batch_size=4,
+        seed=0,
+        live_bytes="1.5GB",
+        cache={"max_bytes": "200 GB", "whole_bytes": "1MiB"},
+        keep_frames={"max_bytes": "3g"},
+    )
+
+    assert pipe.config.budget.live_bytes == 1_500_000_000
+    assert (pipe.config.cache.max_bytes, pipe.config.cache.whole_bytes) == (200 * 10**9, 1 << 20)
+    assert pipe.config.keep.max_bytes == 3 * 10**9
+
+
+def test_one_number_is_both_sides_of_a_frame(dataset):
+    decode = Pipeline(dataset, batch_size=4, seed=0, decode={"resize": 24}).config.decode
+
+    assert decode == DecodeSpec(resize=(24, 24)) == DecodeSpec(resize=24)
+    assert DecodeSpec(resize={"top": 8, "wrist": (4, 6)}).resize == {"top": (8, 8), "wrist": (4, 6)}
+
+
+def test_a_batch_that_is_larger_than_the_dataset_warns(dataset):
+    with pytest.warns(UserWarning, match=r"batch_size=5000 is more than the \d+ frames of an epoch"):
+        Pipeline(dataset, batch_size=5000, seed=0)
 
 
 def test_decode_spec_tells_the_size_of_a_frame(dataset):

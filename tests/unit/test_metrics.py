@@ -7,9 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.metrics import STAGES, Interval, Live, LoaderStats, Meter, share_wait, split_wait, sum_up
+from raypipe.metrics import (
+    RECENT_STEPS,
+    STAGES,
+    Interval,
+    Live,
+    LoaderStats,
+    Meter,
+    RecentStats,
+    share_wait,
+    split_wait,
+    sum_up,
+)
 
-NOTHING = LoaderStats(**{field.name: 0 for field in fields(LoaderStats)})
+NOTHING = LoaderStats(**{field.name: 0 for field in fields(LoaderStats) if field.name != "recent"})
 
 seconds = st.floats(0, 100)
 
@@ -84,6 +95,42 @@ def test_the_worst_rank_is_the_one_that_waits_most():
 
     assert (world.num_ranks, world.worst_rank, world.waits_for) == (3, 1, "decode")
     assert (world.samples_per_s, world.wait_share) == pytest.approx((285.0, 0.3))
+
+
+def test_the_figures_of_a_world_may_be_of_the_last_steps():
+    slow = RecentStats(steps=9, samples_per_s=10.0, wait_share=0.7, waits_for="assembly")
+    ranks = {
+        0: replace(NOTHING, samples_per_s=100.0, wait_share=0.9, read_wait_s=1.0),
+        1: replace(NOTHING, samples_per_s=90.0, wait_share=0.1, decode_wait_s=1.0, recent=slow),
+    }
+
+    since, now = sum_up(ranks), sum_up(ranks, recent=True)
+
+    assert (since.worst_rank, since.waits_for, since.samples_per_s) == (0, "read", 190.0)
+    assert (now.worst_rank, now.waits_for, now.samples_per_s, now.worst_wait_share) == (1, "assembly", 10.0, 0.7)
+
+
+def test_a_slow_start_leaves_the_recent_figures(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("raypipe.metrics.time.perf_counter", lambda: clock[0])
+    meter = Meter()
+    meter.start_iteration()
+
+    for number in range(RECENT_STEPS + 1):
+        meter.ask()
+        clock[0] += 0.25 if number else 1000.0
+        meter.hand_over(8)
+        # The training step.
+        clock[0] += 0.75
+        if not number:
+            assert meter.read(Live()).recent.waits_for == "read"
+    stats = meter.read(Live())
+
+    assert stats.recent.steps == RECENT_STEPS
+    assert (stats.recent.samples_per_s, stats.recent.wait_share) == pytest.approx((8.0, 0.25))
+    assert stats.recent.waits_for == "assembly"
+    assert (stats.wait_share, stats.waits_for) == (pytest.approx(1025 / 1100), "read")
+    assert stats.to_dict()["recent"]["steps"] == RECENT_STEPS
 
 
 def test_meter_counts_what_was_handed_over():

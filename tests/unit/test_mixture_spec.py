@@ -213,7 +213,7 @@ def test_own_names_that_batches_use_can_be_given_up():
         ({"temperature": float("inf")}, r"temperature is inf"),
         ({"frames_per_epoch": 0}, r"frames_per_epoch must be"),
         ({"frames_per_epoch": 1.5}, r"or 'all', got 1.5"),
-        ({"resize": 3}, r"resize is 3"),
+        ({"resize": 2.5}, r"resize is 2.5"),
         ({"resize": (0, 3)}, r"resize \(0, 3\)"),
         ({"resize": "small"}, r"resize is 'small'"),
         ({"on_missing": "skip"}, r"on_missing is 'skip'"),

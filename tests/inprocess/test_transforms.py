@@ -1,0 +1,176 @@
+"""What users change about samples and batches: in threads, in order, by the seeds of the samples."""
+
+import threading
+from itertools import islice
+
+import pytest
+import torch
+from batches import frames_of, local_loader, rows_spec
+
+from raypipe.errors import ConfigError
+from raypipe.pipeline import Pipeline
+from raypipe.testing import write_dataset
+
+
+@pytest.fixture(scope="module")
+def pipe(tmp_path_factory):
+    """57 frames in an epoch of 15 batches."""
+    root = write_dataset(tmp_path_factory.mktemp("rows") / "dataset", rows_spec())
+    return Pipeline(root, batch_size=4, seed=1, order={"live_spans": 3})
+
+
+@pytest.fixture(scope="module")
+def seen(tiny_dataset):
+    return Pipeline(tiny_dataset, batch_size=4, seed=0)
+
+
+def add_noise(sample, _):
+    """Uses every way to ask torch for random numbers that torchvision's transforms use."""
+    value = sample["action"]
+    sample["noise"] = torch.stack(
+        [
+            torch.rand(()),
+            torch.randint(0, 99, ()).float(),
+            torch.randperm(9)[0].float(),
+            torch.empty(()).uniform_(2, 3),
+            torch.randn_like(value)[0],
+            torch.normal(0.0, 1.0, (1,))[0],
+        ]
+    )
+    return sample
+
+
+def noise_by_frame(batches):
+    return {
+        frame: noise
+        for batch in batches
+        for frame, noise in zip(frames_of(batch), batch["noise"].tolist(), strict=True)
+    }
+
+
+def test_random_numbers_are_of_the_sample_whatever_thread_or_batch_has_it(pipe):
+    other = Pipeline(pipe.config.dataset, batch_size=7, seed=1, order={"live_spans": 3})
+
+    whole = list(local_loader(pipe, sample_transform=add_noise, num_threads=4))
+    alone = list(local_loader(pipe, sample_transform=add_noise, num_threads=1))
+    resumed = local_loader(other, sample_transform=add_noise, num_threads=2)
+    resumed.load_state_dict(pipe.state_at(5))
+
+    noise = noise_by_frame(whole)
+    assert noise == noise_by_frame(alone)
+    assert noise_by_frame(resumed).items() <= noise.items()
+    assert len({tuple(values) for values in noise.values()}) == 57
+
+
+def test_random_numbers_of_a_batch_transform_are_of_its_samples(pipe):
+    def shift(batch, seeds):
+        return {**batch, "noise": torch.rand(len(seeds)) + torch.zeros(len(seeds)).uniform_()}
+
+    first, second = (noise_by_frame(local_loader(pipe, transform=shift)) for _ in range(2))
+
+    assert first == second
+    assert len(set(first.values())) == 57
+
+
+def test_training_keeps_its_own_random_numbers_and_cores(pipe):
+    before, cores = torch.get_rng_state(), torch.get_num_threads()
+
+    list(local_loader(pipe, sample_transform=add_noise, transform=lambda batch, _: batch, num_threads=3))
+
+    later = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (torch.get_num_threads(), later) == (cores, [cores])
+
+
+def test_samples_are_changed_at_once_each_on_one_core_and_stay_in_order(pipe):
+    meeting, cores = threading.Barrier(2, timeout=60), set()
+
+    def meet(sample, _):
+        # Only passes where two threads are here.
+        meeting.wait()
+        cores.add(torch.get_num_threads())
+        sample["double"] = 2 * sample["index"]
+        return sample
+
+    batches = list(islice(local_loader(pipe, sample_transform=meet, num_threads=2), 3))
+
+    plain = list(islice(local_loader(pipe), 3))
+    assert [frames_of(batch) for batch in batches] == [frames_of(batch) for batch in plain]
+    assert all(torch.equal(batch["double"], 2 * batch["index"]) for batch in batches)
+    assert cores == {1}
+
+
+def test_what_is_not_changed_stays_as_it_is_and_pictures_are_stacked(seen):
+    camera = "observation.images.top"
+
+    def halve(sample, _):
+        assert sample[camera].dtype == torch.uint8
+        return {**sample, camera: sample[camera][:, ::2, ::2], "task": sample["task"].upper(), "side": 3}
+
+    plain = next(iter(local_loader(seen)))
+    changed = next(iter(local_loader(seen, sample_transform=halve)))
+
+    assert torch.equal(changed[camera], plain[camera][:, :, ::2, ::2])
+    assert changed["task"] == [task.upper() for task in plain["task"]]
+    assert changed["side"].tolist() == [3] * 4
+    assert {name: type(value) for name, value in changed.items() if name != "side"} == {
+        name: type(value) for name, value in plain.items()
+    }
+    assert torch.equal(changed["action"], plain["action"])
+
+
+def test_torchvision_changes_a_sample_by_its_seed_in_any_thread(seen):
+    v2 = pytest.importorskip("torchvision.transforms.v2", reason="needs the package torchvision")
+    camera, jitter = "observation.images.top", v2.Compose([v2.ColorJitter(0.5, 0.5, 0.5, 0.2), v2.RandomCrop(40)])
+
+    def change(sample, _):
+        return {**sample, camera: jitter(sample[camera].contiguous())}
+
+    one, four = (next(iter(local_loader(seen, sample_transform=change, num_threads=count))) for count in (1, 4))
+
+    assert one[camera].shape == (4, 3, 40, 40)
+    assert torch.equal(one[camera], four[camera])
+
+
+def lose_a_name(sample, seed):
+    return {name: value for name, value in sample.items() if name != "task" or seed % 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda sample, _: None, "must return a sample, a dict by name; it has returned a NoneType"),
+        (lose_a_name, "the same names for every sample, and 'task' is in some only"),
+        (
+            lambda sample, _: {**sample, "index": torch.zeros(1 + int(sample["frame_index"]) % 3)},
+            "gives 'index' unlike shapes",
+        ),
+    ],
+)
+def test_changes_that_make_no_batch_are_told(pipe, change, message):
+    with pytest.raises(ConfigError, match=message):
+        list(local_loader(pipe, sample_transform=change))
+
+
+def test_error_of_a_sample_transform_reaches_the_training_loop(pipe):
+    def fail(sample, _):
+        raise ZeroDivisionError("in the user's code")
+
+    with pytest.raises(ZeroDivisionError, match="in the user's code"):
+        next(iter(local_loader(pipe, sample_transform=fail)))
+
+
+def test_a_batch_on_a_gpu_is_the_one_of_the_cpu(seen):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+    def double(batch, _):
+        return {**batch, "action": 2 * batch["action"]}
+
+    for here, there in zip(
+        local_loader(seen, transform=double), local_loader(seen, transform=double, device="cuda"), strict=True
+    ):
+        assert all(torch.equal(here[name], there[name].cpu()) for name in here if isinstance(here[name], torch.Tensor))
