@@ -13,7 +13,7 @@ PACKAGE = Path(raypipe.__file__).parent
 
 LAYERS = [
     {"errors", "boxes", "requests", "wording"},
-    {"hub", "filecache", "writable", "specs"},
+    {"hub", "filecache", "writable", "specs", "video_writer"},
     {"storage"},
     {"metadata"},
     {"plan", "window", "rows", "video", "metrics", "skips"},
@@ -52,11 +52,11 @@ HOMES = {
         "loader_spec",
         "train",
         "testing",
+        "video_writer",
         "views",
         "bench",
     },
-    # views encodes the video of an episode for a page.
-    "torchcodec": {"decode", "testing", "reshard", "views", "bench"},
+    "torchcodec": {"decode", "testing", "video_writer", "bench"},
     "matplotlib": {"validate", "views", "bench"},
     "PIL": {"decode", "testing"},
     # decode has the executor whose clips are Ray tasks.
