@@ -34,7 +34,7 @@ LAYERS = [
     {"config"},
     {"pipeline"},
     {"train", "testing", "info", "mixture_info", "audit"},
-    {"validate"},
+    {"validate", "lerobot"},
     {"reshard"},
     {"views", "bench"},
     {"cli"},
@@ -51,6 +51,7 @@ HOMES = {
         "loader",
         "loader_spec",
         "train",
+        "lerobot",
         "testing",
         "video_writer",
         "views",
@@ -74,6 +75,7 @@ HOMES = {
     },
     "huggingface_hub": {"hub"},
     "rerun": {"views"},
+    "lerobot": {"lerobot", "bench"},
 }
 
 

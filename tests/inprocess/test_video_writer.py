@@ -9,6 +9,7 @@ from raypipe.testing import Stamp, SynthSpec, read_stamp, write_dataset
 from raypipe.video_writer import VideoCoding, open_writer
 
 CODING = VideoCoding(height=32, width=32, fps=10, encoder="libx264", crf=20, preset="veryfast", options={"g": 2})
+FRAMES = torch.zeros((2, 3, 32, 32), dtype=torch.uint8)
 
 
 @pytest.fixture
@@ -30,11 +31,9 @@ def test_an_older_torchcodec_writes_the_same_frames(tmp_path):
 
 @pytest.mark.usefixtures("_old_torchcodec")
 def test_an_older_torchcodec_says_which_one_writes_long_videos(tmp_path, monkeypatch):
-    monkeypatch.setattr(video_writer, "MOST_HELD_BYTES", 4 * 3 * 32 * 32)
+    monkeypatch.setattr(video_writer, "MOST_HELD_BYTES", FRAMES.nbytes)
 
-    with (
-        pytest.raises(ConfigError, match=r"long\.mp4.*pip install 'torchcodec>=0\.13'"),
-        open_writer(tmp_path / "long.mp4", CODING) as sink,
-    ):
-        for _ in range(5):
-            sink.add_frames(torch.zeros((1, 3, 32, 32), dtype=torch.uint8))
+    with open_writer(tmp_path / "long.mp4", CODING) as sink:
+        sink.add_frames(FRAMES)
+        with pytest.raises(ConfigError, match=r"long\.mp4.*pip install 'torchcodec>=0\.13'"):
+            sink.add_frames(FRAMES)
