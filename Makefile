@@ -22,8 +22,8 @@ demo: $(READY) ffmpeg  ## Write a dataset, train, lose a worker, resume on other
 test: $(READY) ffmpeg  ## Run all tests
 	@$(BIN)/python -m pytest
 
-test-lerobot: $(LEROBOT_READY)  ## Run the tests that need no Ray beside LeRobot, and those of its policies and trainer
-	@$(LEROBOT_VENV)/bin/python -m pytest tests/unit tests/inprocess
+test-lerobot: $(LEROBOT_READY)  ## Run tests beside LeRobot 0.6: those without Ray, and those of its policies and trainer
+	@$(LEROBOT_VENV)/bin/python -m pytest tests/unit tests/inprocess tests/test_lerobot_example.py
 
 mutants: $(READY) ffmpeg  ## Make small wrong changes, one after the other, and see that tests find each
 	@$(BIN)/python tests/mutants.py
