@@ -5,19 +5,27 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test mutants epochs lint docs clean ffmpeg
+# LeRobot 0.6 wants an older torch than the one that all tests run on, and Python 3.12.
+PYTHON312     ?= python3.12
+LEROBOT_VENV  := .venv-lerobot
+LEROBOT_READY := $(LEROBOT_VENV)/.ready
+
+.PHONY: help demo test test-lerobot mutants epochs lint docs clean ffmpeg
 .DEFAULT_GOAL := help
 # A notebook that failed is no notebook that was run.
 .DELETE_ON_ERROR:
 
 help:  ## Show the commands
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
 
 demo: $(READY) ffmpeg  ## Write a dataset, train, lose a worker, resume on others, and account for every frame
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) ffmpeg  ## Run all tests
 	@$(BIN)/python -m pytest
+
+test-lerobot: $(LEROBOT_READY)  ## Run tests beside LeRobot 0.6: those without Ray, and those of its policies and trainer
+	@$(LEROBOT_VENV)/bin/python -m pytest tests/unit tests/inprocess tests/test_lerobot_example.py
 
 mutants: $(READY) ffmpeg  ## Make small wrong changes, one after the other, and see that tests find each
 	@$(BIN)/python tests/mutants.py
@@ -41,7 +49,7 @@ build/notebooks/%.ipynb: examples/%.ipynb $(wildcard raypipe/*.py raypipe/*/*.py
 	@$(BIN)/python tests/notebook_run.py $< $@
 
 clean:  ## Remove the virtual environment and everything made
-	rm -rf $(VENV) demo-data demo-run build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(LEROBOT_VENV) demo-data demo-run build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
@@ -50,6 +58,14 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; a few minutes) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+$(LEROBOT_READY): pyproject.toml constraints-lerobot.txt
+	@command -v $(PYTHON312) >/dev/null \
+		|| { echo "LeRobot 0.6 needs Python 3.12, and there is no $(PYTHON312). Try: make PYTHON312=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Setting up $(LEROBOT_VENV) (once; some 6 GB, ten minutes) ..."
+	@$(PYTHON312) -m venv $(LEROBOT_VENV)
+	@$(LEROBOT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-lerobot.txt --editable '.[lerobot,test]'
 	@touch $@
 
 # torchcodec loads FFmpeg's shared libraries; joining clips in test data needs the program too.

@@ -22,7 +22,8 @@ def _lines() -> Iterator[str]:
         options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
         usage = " ".join(["raypipe", name, *(_shown(parameter) for parameter in arguments)])
         yield f"\n## raypipe {name}\n\n{command.help}\n\n```sh\n{usage}\n```\n"
-        yield "| argument or option | | by default |\n|---|---|---|"
+        if command.params:
+            yield "| argument or option | | by default |\n|---|---|---|"
         for parameter in [*arguments, *options]:
             yield _row(parameter)
 

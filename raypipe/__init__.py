@@ -112,7 +112,7 @@ __version__ = _version("raypipe")
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("testing", "train", "validate", "views"):
+    if name in ("lerobot", "testing", "train", "validate", "views"):
         return import_module(f"raypipe.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'raypipe' has no attribute {name!r}")

@@ -412,6 +412,18 @@ def bench(
         plot_bench(report, plot)
 
 
+@app.command(
+    "lerobot-train",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    options_metavar="[OPTIONS OF LEROBOT-TRAIN]",
+)
+def lerobot_train(context: typer.Context) -> None:
+    """Run LeRobot's lerobot-train, with its own options unchanged, on raypipe's batches."""
+    from raypipe.lerobot.trainer import run_lerobot_train
+
+    run_lerobot_train(context.args)
+
+
 def main() -> None:
     """Run the command line; the entry point of the ``raypipe`` program."""
     # Taken out here so that it may stand anywhere, also behind the command.

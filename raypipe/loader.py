@@ -177,6 +177,11 @@ class RankLoader:
         return self._job.dataset
 
     @property
+    def settings(self) -> LoaderSpec:
+        """What it does with its blocks; `with_settings` changes it."""
+        return self._spec
+
+    @property
     def rank(self) -> int:
         """Who it is among the ranks."""
         return self._job.rank

@@ -18,9 +18,14 @@ from raypipe.cli import app
 # `py` is run by torchrun, in tests/e2e, or where optional packages are, in tests/inprocess; blocks without a language
 # are drawings and output.
 LANGUAGES = {"", "python", "py", "sh", "yaml"}
-RUN = [page for page in all_pages() if {block.language for block in blocks(page)} & {"python", "sh", "yaml"}]
+# The page on LeRobot is run where lerobot is installed, by tests/inprocess/test_lerobot_page.py.
+RUN = [
+    page
+    for page in all_pages()
+    if {block.language for block in blocks(page)} & {"python", "sh", "yaml"} and page.name != "lerobot.md"
+]
 LINKED = [page for page in (*all_pages(), REPOSITORY / "CHANGELOG.md", REPOSITORY / "BENCHMARKS.md") if page.exists()]
-MODULES = ("train", "testing", "validate", "reshard")
+MODULES = ("train", "lerobot", "testing", "validate", "reshard")
 
 
 def short(page: Path) -> str:

@@ -13,7 +13,7 @@ PACKAGE = Path(raypipe.__file__).parent
 
 LAYERS = [
     {"errors", "boxes", "requests", "wording"},
-    {"hub", "filecache", "writable", "specs"},
+    {"hub", "filecache", "writable", "specs", "video_writer"},
     {"storage"},
     {"metadata"},
     {"plan", "window", "rows", "video", "metrics", "skips"},
@@ -37,7 +37,7 @@ LAYERS = [
     {"config"},
     {"pipeline"},
     {"train", "testing", "info", "mixture_info", "stats_report", "audit"},
-    {"validate"},
+    {"validate", "lerobot"},
     {"reshard"},
     {"views", "bench"},
     {"cli"},
@@ -55,12 +55,13 @@ HOMES = {
         "loader",
         "loader_spec",
         "train",
+        "lerobot",
         "testing",
+        "video_writer",
         "views",
         "bench",
     },
-    # views encodes the video of an episode for a page.
-    "torchcodec": {"decode", "testing", "reshard", "views", "bench"},
+    "torchcodec": {"decode", "testing", "video_writer", "bench"},
     "matplotlib": {"validate", "views", "bench"},
     "PIL": {"decode", "testing"},
     # decode has the executor whose clips are Ray tasks.
@@ -78,6 +79,7 @@ HOMES = {
     },
     "huggingface_hub": {"hub"},
     "rerun": {"views"},
+    "lerobot": {"lerobot", "bench"},
 }
 
 

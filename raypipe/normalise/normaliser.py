@@ -295,6 +295,8 @@ class Normaliser:
             scaled = (value.to(dtype) + table.offset).mul_(scale).add_(shift)
         else:
             is_bytes = key in self.stats.cameras and value.dtype == torch.uint8
+            if value.dtype == torch.uint8 and not is_bytes:
+                _check_no_pixels(key, table.shape)
             scaled = (value.to(dtype).div_(255) if is_bytes else value.to(dtype)) - shift
             scaled = scaled.div_(scale).sub_(table.offset)
         for mask in _masks(key, batch, value, len(table.shape)):
@@ -413,6 +415,15 @@ def _check_value(key: str, value: Any, shape: tuple[int, ...], row: "torch.Tenso
         raise ConfigError(
             f"{key!r} in the batch has the shape {tuple(value.shape)}, and the batch says of "
             f"{counted(len(row), 'sample')} whose they are; they must be the same samples"
+        )
+
+
+def _check_no_pixels(key: str, shape: tuple[int, ...]) -> None:
+    # One number for all rows and columns: so are the statistics of cameras, of pixels in [0, 1].
+    if shape[-2:] == (1, 1):
+        raise ConfigError(
+            f"{key!r} in the batch is uint8, and its statistics are of pixels in [0, 1], which do not name it a "
+            f"camera. Divide it by 255 first, or make the statistics from a mixture or dataset that has the camera."
         )
 
 

@@ -5,14 +5,10 @@ episodes that it had finished. One thread an episode: the same frames give the s
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
-from torchcodec.encoders import Encoder, VideoStream
 
 from raypipe.decode.images import resize_frames
 from raypipe.decode.videos import OpenVideo, VideoPool
@@ -21,8 +17,9 @@ from raypipe.metadata import DatasetMeta
 from raypipe.reshard.info import Encoding
 from raypipe.reshard.workspace import Workspace
 from raypipe.testing import encoders
-from raypipe.testing.video import SAME_BYTES, open_encoded
+from raypipe.testing.video import SAME_BYTES
 from raypipe.video import episode_first_frame
+from raypipe.video_writer import FrameSink, VideoCoding, open_writer
 
 _FRAMES_AT_ONCE: Final = 32
 _LEAST_HEVC_WIDTH: Final = 64
@@ -71,14 +68,14 @@ def encode_episodes(shared: tuple[DatasetMeta, Workspace], unit: EncodeUnit) -> 
         name = meta.video_file(row, unit.camera)
         with (
             videos.lend(meta.storage, name) as video,
-            _open_encoder(part, unit.encoding, meta.fps) as stream,
+            open_writer(part, _coding(unit.encoding, meta.fps)) as stream,
         ):
             _encode(meta, video, unit, row, stream)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(part, target)
 
 
-def _encode(meta: DatasetMeta, video: OpenVideo, unit: EncodeUnit, row: int, stream: VideoStream) -> None:
+def _encode(meta: DatasetMeta, video: OpenVideo, unit: EncodeUnit, row: int, stream: FrameSink) -> None:
     first = episode_first_frame(meta, row, unit.camera, video.index)
     stop = first + int(meta.episodes.length[row])
     for start in range(first, stop, _FRAMES_AT_ONCE):
@@ -87,23 +84,16 @@ def _encode(meta: DatasetMeta, video: OpenVideo, unit: EncodeUnit, row: int, str
         stream.add_frames(frames.permute(0, 3, 1, 2).contiguous())
 
 
-@contextmanager
-def _open_encoder(path: Path, encoding: Encoding, fps: float) -> Iterator[VideoStream]:
-    # SVT-AV1 prints 15 lines for each file, and has no option against it but this variable.
-    os.environ.setdefault("SVT_LOG", "1")
-    encoder = Encoder()
-    stream = encoder.add_video(
+def _coding(encoding: Encoding, fps: float) -> VideoCoding:
+    return VideoCoding(
         height=encoding.height,
         width=encoding.width,
-        frame_rate=fps,
-        codec=encoders()[encoding.codec],
-        pixel_format="yuv420p",
+        fps=fps,
+        encoder=encoders()[encoding.codec],
         crf=encoding.crf,
         preset=_PRESETS.get(encoding.codec),
-        extra_options=_codec_options(encoding),
+        options=_codec_options(encoding),
     )
-    with open_encoded(encoder, path):
-        yield stream
 
 
 def _codec_options(encoding: Encoding) -> dict[str, int | str]:

@@ -1,16 +1,14 @@
 """The mp4 files of a made dataset.
 
-Colour is encoded by torchcodec, as a stream: a few frames are held at a time. Depth (12-bit HEVC) and joining
-clips without encoding again need the `ffmpeg` command. This module decides codec options; not which frames
+Colour is encoded by torchcodec, depth (12-bit HEVC) by the `ffmpeg` command, which also joins clips without
+encoding again. This module decides codec options; not which frames
 are in a file.
 """
 
-import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -19,11 +17,11 @@ from typing import Final
 
 import torch
 from torchcodec.decoders import VideoDecoder
-from torchcodec.encoders import Encoder, VideoStream
 
 from raypipe.errors import ConfigError
 from raypipe.testing.pixels import depth_codes, iter_frames
 from raypipe.testing.spec import CameraSpec, SynthSpec
+from raypipe.video_writer import VideoCoding, open_writer
 
 _ENCODERS = {"h264": "libx264", "av1": "libsvtav1", "hevc": "libx265", "vp9": "libvpx-vp9"}
 SAME_BYTES: Final = "cpu-independent=1"
@@ -68,7 +66,7 @@ def has_encoder(codec: str) -> bool:
     camera = CameraSpec(name="probe", codec=codec)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            with _open_encoder(Path(folder) / "probe.mp4", camera, fps=10) as stream:
+            with open_writer(Path(folder) / "probe.mp4", _coding(camera, fps=10)) as stream:
                 stream.add_frames(torch.zeros((1, 3, camera.height, camera.width), dtype=torch.uint8))
         except RuntimeError:
             return False
@@ -133,49 +131,22 @@ def _encode(spec: SynthSpec, file: VideoFile) -> None:
     if spec.cameras[file.camera_number].is_depth:
         _encode_depth(spec, file)
         return
-    with _open_encoder(file.path, spec.cameras[file.camera_number], fps=spec.fps) as stream:
+    with open_writer(file.path, _coding(spec.cameras[file.camera_number], fps=spec.fps)) as stream:
         for run in file.runs:
             for frames in iter_frames(spec, file.camera_number, run.episode, run.num_frames):
                 stream.add_frames(torch.from_numpy(frames))
 
 
-@contextmanager
-def _open_encoder(path: Path, camera: CameraSpec, *, fps: int) -> Iterator[VideoStream]:
-    # SVT-AV1 prints 15 lines for each file, and has no option against it but this variable.
-    os.environ.setdefault("SVT_LOG", "1")
-    encoder = Encoder()
-    stream = encoder.add_video(
+def _coding(camera: CameraSpec, *, fps: int) -> VideoCoding:
+    return VideoCoding(
         height=camera.height,
         width=camera.width,
-        frame_rate=fps,
-        codec=_ENCODERS[camera.codec],
-        pixel_format="yuv420p",
+        fps=fps,
+        encoder=_ENCODERS[camera.codec],
         crf=camera.crf,
         preset=_preset(camera),
-        extra_options=_codec_options(camera),
+        options=_codec_options(camera),
     )
-    with open_encoded(encoder, path):
-        yield stream
-
-
-@contextmanager
-def open_encoded(encoder: Encoder, path: Path) -> Iterator[None]:
-    """Open a file for an encoder, and leave this thread the priority that it had.
-
-    SVT-AV1 (1.4), run by root as in most containers, gives the thread that opens it the highest real-time priority. All
-    threads and processes that it starts later inherit that, and two busy ones stop a machine of two cores.
-    """
-    if not hasattr(os, "sched_setscheduler"):
-        with encoder.open_file(path):
-            yield
-        return
-    before = os.sched_getscheduler(0), os.sched_getparam(0)
-    try:
-        with encoder.open_file(path):
-            os.sched_setscheduler(0, *before)
-            yield
-    finally:
-        os.sched_setscheduler(0, *before)
 
 
 def _preset(camera: CameraSpec) -> str | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
+from raypipe.video_writer import VideoCoding, open_writer
 from raypipe.views.pixels import FrameReader, Scale, fitted_size, scale_told
 from raypipe.views.view import short_name
 
@@ -93,29 +94,26 @@ def encode_clip(dataset: Dataset, row: int) -> Clip:
 def _encode(pieces: Iterator[NDArray[np.uint8]], fps: float, quality: int) -> tuple[bytes, tuple[int, int]]:
     """Return the bytes of an mp4, and its height and width."""
     import torch
-    from torchcodec.encoders import Encoder
 
     first = next(pieces)
     height, width = first.shape[1:3]
-    encoder = Encoder()
+    coding = VideoCoding(
+        height=height,
+        width=width,
+        fps=fps,
+        encoder="libx264",
+        crf=quality,
+        preset="veryfast",
+        options={"threads": 1, "g": max(1, round(2 * fps))},
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
         try:
-            stream = encoder.add_video(
-                height=height,
-                width=width,
-                frame_rate=fps,
-                codec="libx264",
-                pixel_format="yuv420p",
-                crf=quality,
-                preset="veryfast",
-                extra_options={"threads": 1, "g": max(1, round(2 * fps))},
-            )
+            with open_writer(path, coding) as stream:
+                for piece in (first, *pieces):
+                    stream.add_frames(torch.from_numpy(piece).permute(0, 3, 1, 2).contiguous())
         except RuntimeError as error:
             raise ConfigError(f"FFmpeg here cannot write h264, which a clip needs: {error}") from error
-        with encoder.open_file(path):
-            for piece in (first, *pieces):
-                stream.add_frames(torch.from_numpy(piece).permute(0, 3, 1, 2).contiguous())
         return path.read_bytes(), (height, width)
 
 

@@ -69,6 +69,8 @@ def ctrl_c_at(wanted, places):
         return -PENDING
 
     before, visits = sys.gettrace(), Counter()
+    # Python 3.12 traces instructions if some frame asks for it before tracing begins.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(at_call)
     try:
         yield

@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,6 +125,14 @@ def test_bytes_of_a_camera_are_divided_first():
     mean, std = PIXELS["aloha"].mean(0), PIXELS["aloha"].std(0)
     expected = (pixels[0].numpy() / 255 - mean[:, None, None]) / std[:, None, None]
     np.testing.assert_allclose(of_bytes[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_bytes_of_pixels_that_are_not_known_for_a_camera_are_refused():
+    stats = replace(STATS, cameras=())
+    batch = make_batch([0], wrist=torch.zeros(1, 3, 4, 4, dtype=torch.uint8))
+
+    with pytest.raises(ConfigError, match=r"'wrist' in the batch is uint8.*Divide it by 255"):
+        Normaliser(stats, {"wrist": "mean_std"}).normalise(batch)
 
 
 def test_bytes_of_a_vector_are_numbers():

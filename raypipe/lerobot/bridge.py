@@ -1,0 +1,279 @@
+"""What LeRobot's policies expect of a dataset and of its batches, made from what raypipe reads.
+
+LeRobot's own classes are filled with what raypipe knows: so datasets of format v2.x and mixtures, which LeRobot does
+not open, look to a policy like any other. Which frames a window holds is the policy's config's to say.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from raypipe.dataset import Dataset
+from raypipe.decode.spec import DecodeSpec
+from raypipe.errors import ConfigError
+from raypipe.loader import RankLoader
+from raypipe.loader_spec import Transform
+from raypipe.metadata import INDEX_FEATURES, Feature
+from raypipe.mixture import Mixture
+from raypipe.pipeline import Pipeline
+from raypipe.plan import SelectionSpec
+from raypipe.sizes import schema_for
+from raypipe.specs import make_spec
+
+if TYPE_CHECKING:
+    import torch
+    from lerobot.configs.policies import PreTrainedConfig
+    from lerobot.datasets import LeRobotDatasetMetadata
+
+VERSION_TRIED: Final = "0.6.1"
+"""The LeRobot that the tests run on."""
+
+_ACTION, _REWARD, _OBSERVATION = "action", "next.reward", "observation."
+"""LeRobot's names: which of a config's windows a feature has."""
+
+_LEAST_STD: Final = 1e-3
+"""Of a camera's pixels in [0, 1]: half a grey level. Published datasets have cameras with 7e-05 and less."""
+
+
+def pipeline(
+    dataset: Dataset | Mixture, config: "PreTrainedConfig", *, batch_size: Any, seed: int, **parts: Any
+) -> Pipeline:
+    """Return a pipeline with the windows of a policy's config, without the last frames that it asks to leave out.
+
+    Args:
+        config: of any LeRobot policy; its features need not be known yet.
+        batch_size: as `Pipeline` takes it, and so are ``seed`` and ``parts``.
+    """
+    num_dropped = getattr(config, "drop_n_last_frames", 0) or 0
+    if num_dropped:
+        parts["selection"] = _without_last(dataset, parts.get("selection", {}), num_dropped)
+    return Pipeline(windowed(dataset, config), batch_size=batch_size, seed=seed, **parts)
+
+
+def windowed(dataset: Dataset | Mixture, config: "PreTrainedConfig") -> Dataset | Mixture:
+    """Return the dataset with the windows of a policy's config."""
+    offsets = _offsets(dataset, config)
+    return dataset.windowed(offsets=offsets) if offsets else dataset
+
+
+def delta_timestamps(dataset: Dataset | Mixture, config: "PreTrainedConfig") -> dict[str, list[float]]:
+    """Return the windows of a policy's config in seconds, as LeRobot's `resolve_delta_timestamps` has them."""
+    rates = {one.meta.fps for one in _members(dataset)}
+    if len(rates) > 1:
+        raise ConfigError(
+            f"the datasets of the mixture have {', '.join(f'{rate:g}' for rate in sorted(rates))} fps, and a policy's "
+            f"windows are in frames. rp.lerobot.pipeline(mixture, config, ...) takes frames of each at its own rate; "
+            f"give the mixture a rate for one that holds for all."
+        )
+    (fps,) = rates
+    return {name: [frame / fps for frame in frames] for name, frames in _offsets(dataset, config).items()}
+
+
+def batches(loader: RankLoader) -> RankLoader:
+    """Return the loader with batches as LeRobot's policies take them, standing where this one stands.
+
+    They are what `LeRobotDataset` gives through a DataLoader: cameras float32 in [0, 1], vectors float32, ``task`` as
+    texts, ``*_is_pad`` masks; on the loader's device. Its own keys, such as ``augment_seed``, stay: LeRobot's
+    pre-processors ignore them. A transform of the loader runs first.
+    """
+    cameras = frozenset(schema_for(loader.dataset).cameras)
+    return loader.with_settings(transform=_PolicyBatch(cameras, loader.settings.transform))
+
+
+@dataclass(frozen=True)
+class _PolicyBatch:
+    """The change of a batch that LeRobot's policies need; runs where the loader's transforms run."""
+
+    cameras: frozenset[str]
+    before: Transform | None
+
+    def __call__(self, batch: dict[str, Any], augment_seed: "torch.Tensor") -> dict[str, Any]:
+        import torch
+
+        if self.before is not None:
+            batch = self.before(batch, augment_seed)
+        changed = dict(batch)
+        for name, value in batch.items():
+            if not isinstance(value, torch.Tensor):
+                continue
+            if name in self.cameras:
+                floats = value.to(torch.float32).div_(255) if value.dtype == torch.uint8 else value
+                # LeRobot's collated cameras are so; a convolution rounds otherwise in another layout.
+                changed[name] = floats.contiguous()
+            elif value.dtype == torch.float64:
+                # LeRobot reads rows as Python floats, and torch makes float32 of them.
+                changed[name] = value.to(torch.float32)
+        return changed
+
+
+def metadata(source: Dataset | Mixture | Pipeline) -> "LeRobotDatasetMetadata":
+    """Return LeRobot's metadata of what batches hold: for `make_policy`, and ``stats`` for the processors.
+
+    Made from what raypipe reads, so also of datasets of format v2.x and of mixtures, whose statistics are those of all
+    members together. Of a pipeline the cameras have the size that it makes them.
+    """
+    module = import_lerobot("lerobot.datasets.dataset_metadata")
+    dataset, decode = (source.config.dataset, source.config.decode) if isinstance(source, Pipeline) else (source, None)
+    features = {
+        name: _lerobot_feature(feature, decode or DecodeSpec())
+        for name, feature in schema_for(dataset).features.items()
+    }
+    # Its constructor reads files of format v3.0, and asks the Hub where there are none.
+    made: LeRobotDatasetMetadata = module.LeRobotDatasetMetadata.__new__(module.LeRobotDatasetMetadata)
+    made.__dict__.update(_fields(dataset, features))
+    return made
+
+
+def import_lerobot(name: str) -> ModuleType:
+    """Return a module of lerobot.
+
+    Raises:
+        ConfigError: lerobot, or what this module of it needs, is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"rp.lerobot needs LeRobot, and {name} cannot be imported: {error}. Install both in one environment: "
+            f"pip install 'raypipe[lerobot]' (Python 3.12 or newer)."
+        ) from error
+
+
+def _offsets(dataset: Dataset | Mixture, config: "PreTrainedConfig") -> dict[str, list[int]]:
+    """Return the windows of a policy's config in frames, by feature."""
+    windows = {}
+    for name in schema_for(dataset).features:
+        frames = None
+        if name == _REWARD:
+            frames = config.reward_delta_indices
+        elif name == _ACTION:
+            frames = config.action_delta_indices
+        elif name.startswith(_OBSERVATION):
+            frames = config.observation_delta_indices
+        if frames is not None:
+            windows[name] = [int(frame) for frame in frames]
+    return windows
+
+
+def _without_last(dataset: Dataset | Mixture, selection: Any, num_frames: int) -> SelectionSpec:
+    if isinstance(dataset, Mixture):
+        raise ConfigError(
+            f"the policy leaves out the last {num_frames} frames of every episode (drop_n_last_frames), and in a "
+            f"mixture every member says so itself: give each selection={{'drop_last_frames': {num_frames}}}, and set "
+            f"drop_n_last_frames=0 in the config."
+        )
+    spec = make_spec(SelectionSpec, selection, "selection")
+    return replace(spec, drop_last_frames=max(num_frames, spec.drop_last_frames))
+
+
+def _lerobot_feature(feature: Feature, decode: DecodeSpec) -> dict[str, Any]:
+    """Return a feature as LeRobot's ``info.json`` has it."""
+    if feature.is_camera:
+        axes = ["height", "width", "channels"]
+        info = {"is_depth_map": feature.is_depth}
+        return {"dtype": feature.kind, "shape": decode.frame_shape(feature), "names": axes, "info": info}
+    return {"dtype": feature.dtype, "shape": feature.shape, "names": list(feature.names) or None}
+
+
+def _fields(dataset: Dataset | Mixture, features: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the attributes of LeRobot's metadata, all that its constructor sets."""
+    utils, frames = import_lerobot("lerobot.datasets.utils"), import_lerobot("pandas")
+    episodes, tasks = _episodes(dataset), _tasks(dataset)
+    root = "mixture" if isinstance(dataset, Mixture) else dataset.meta.root
+    info = utils.DatasetInfo(
+        codebase_version="v3.0",
+        fps=_fps(dataset),
+        features=features,
+        total_episodes=len(episodes),
+        total_frames=sum(episodes["length"]),
+        total_tasks=len(tasks),
+        robot_type=", ".join(dict.fromkeys(_robots(dataset))),
+    )
+    return {
+        "repo_id": Path(root).name,
+        "repo_type": "dataset",
+        "revision": info.codebase_version,
+        "root": Path(root),
+        "info": info,
+        "tasks": frames.DataFrame({"task_index": range(len(tasks))}, index=frames.Index(tasks, name="task")),
+        "episodes": episodes,
+        "stats": _stats(dataset, features),
+        "latest_episode": None,
+        # It writes nothing.
+        **{"_requested_root": Path(root), "_pq_writer": None, "_metadata_buffer": [], "_metadata_buffer_size": 1},
+        "_finalized": True,
+    }
+
+
+def _members(dataset: Dataset | Mixture) -> tuple[Dataset, ...]:
+    return dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+
+
+def _robots(dataset: Dataset | Mixture) -> tuple[str, ...]:
+    return dataset.robot_types if isinstance(dataset, Mixture) else (dataset.meta.robot_type,)
+
+
+def _fps(dataset: Dataset | Mixture) -> float:
+    """Return the rate; of a mixture of several that of its first member, which LeRobot only shows."""
+    fps = _members(dataset)[0].meta.fps
+    return int(fps) if fps == int(fps) else fps
+
+
+def _tasks(dataset: Dataset | Mixture) -> list[str]:
+    """Return the texts of all tasks, once each; those of a single dataset in the order of its ``task_index``."""
+    texts = (one.meta.tasks.texts for one in _members(dataset))
+    return list(dict.fromkeys(text for member in texts for _, text in sorted(member.items())))
+
+
+def _episodes(dataset: Dataset | Mixture) -> Any:
+    """Return the episode table as LeRobot holds it, with what it says of the rows; the members' one after the other."""
+    tables = [one.meta.episodes for one in _members(dataset)]
+    length = np.concatenate([table.length for table in tables])
+    stop = np.cumsum(length)
+    columns = {
+        "episode_index": np.concatenate([table.episode_index for table in tables]),
+        "tasks": [tasks for table in tables for tasks in table.tasks.to_pylist()],
+        "length": length,
+        "dataset_from_index": stop - length,
+        "dataset_to_index": stop,
+    }
+    return import_lerobot("datasets").Dataset.from_dict(columns)
+
+
+def _stats(dataset: Dataset | Mixture, features: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return statistics of what batches hold; warns of those that are lacking, which LeRobot passes over in silence."""
+    stored = dataset.stats.pooled if isinstance(dataset, Mixture) else dataset.stats
+    stats = {name: dict(stored[name]) for name in features if name in stored}
+    lacking = [
+        name
+        for name, feature in features.items()
+        if name not in (*stats, *INDEX_FEATURES)
+        and (name.startswith(_OBSERVATION) or name == _ACTION)
+        and feature["dtype"] not in ("string", "language")
+    ]
+    if lacking:
+        warnings.warn(
+            f"there are no statistics of {', '.join(lacking)}, and LeRobot leaves such values as they are. "
+            f"`raypipe reshard ROOT OUT` computes those of rows; for cameras LeRobot's IMAGENET_STATS will do.",
+            stacklevel=4,
+        )
+    _warn_of_narrow(stats, [name for name, feature in features.items() if feature["dtype"] in ("video", "image")])
+    return stats
+
+
+def _warn_of_narrow(stats: Mapping[str, Mapping[str, Any]], cameras: list[str]) -> None:
+    """Warn of cameras whose pixels LeRobot would scale far out of what a network takes."""
+    narrow = [name for name in cameras if "std" in stats.get(name, {}) and np.min(stats[name]["std"]) < _LEAST_STD]
+    if narrow:
+        warnings.warn(
+            f"the stored std of {', '.join(narrow)} is below {_LEAST_STD:g}: LeRobot would scale its pixels to "
+            f"thousands and more. Put LeRobot's IMAGENET_STATS in its place, as lerobot-train does, or "
+            f"compute the statistics again.",
+            stacklevel=5,
+        )

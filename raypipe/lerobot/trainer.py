@@ -1,0 +1,334 @@
+"""`raypipe lerobot-train`: LeRobot's own training script, fed by a pipeline.
+
+The script is run as it is, with its command line. For as long as it runs, some names of it are ours::
+
+    make_train_eval_datasets    what it takes features and statistics from: a `FedDataset`, also of format v2.x
+    torch.utils.data.DataLoader the one place where its batches come from: gives the loader of a `FedDataset`
+    save_checkpoint             writes where the data stands beside LeRobot's files, in the folder ``raypipe``
+    should_save_checkpoint      lets the other processes write there what they have handed over
+
+Other versions of LeRobot may have other names: then it ends with an error before anything is trained.
+"""
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch.distributed as dist
+
+from raypipe.dataset import Dataset
+from raypipe.errors import ConfigError
+from raypipe.lerobot.bridge import VERSION_TRIED, batches, import_lerobot, metadata, pipeline, windowed
+from raypipe.loader import RankLoader
+from raypipe.metadata import DatasetMeta
+from raypipe.mixture import Mixture, open_dataset
+from raypipe.pipeline import Pipeline
+from raypipe.train import STATE_FOLDER, restore, share_loader, write_states
+
+if TYPE_CHECKING:
+    import torch
+    from lerobot.configs.train import TrainPipelineConfig
+    from lerobot.datasets import LeRobotDatasetMetadata
+
+_SCRIPT: Final = "lerobot.scripts.lerobot_train"
+_REPLACED: Final = ("make_train_eval_datasets", "torch", "save_checkpoint", "should_save_checkpoint", "submit_to_hf")
+
+
+def run_lerobot_train(arguments: Sequence[str]) -> None:
+    """Run ``lerobot-train`` with these arguments of its command line, on raypipe's batches.
+
+    Raises:
+        ConfigError: lerobot is not installed, or of a version whose script is another.
+    """
+    script = import_lerobot(_SCRIPT)
+    check_script(script)
+    before = sys.argv
+    # LeRobot reads its command line from there.
+    sys.argv = ["lerobot-train", *arguments]
+    try:
+        with _fed(script, Feed()):
+            script.main()
+    finally:
+        sys.argv = before
+
+
+def check_script(script: ModuleType) -> None:
+    """Raise where the script lacks a name that is replaced; warn of a version that was not tried."""
+    found = version("lerobot")
+    missing = [name for name in _REPLACED if not hasattr(script, name)]
+    if missing:
+        raise ConfigError(
+            f"LeRobot {found} has no {', '.join(missing)} in {_SCRIPT}, where raypipe gives its batches. Install the "
+            f"version that this raypipe was tried with: pip install lerobot=={VERSION_TRIED}; or train with a loop of "
+            f"your own, as examples/train_lerobot_policy.py does."
+        )
+    if found != VERSION_TRIED:
+        warnings.warn(f"raypipe lerobot-train was tried with LeRobot {VERSION_TRIED}; this is {found}", stacklevel=3)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedDataset:
+    """What LeRobot's script asks of a dataset; its samples are a pipeline's."""
+
+    pipe: Pipeline
+    meta: "LeRobotDatasetMetadata"
+    name: str
+    """``train`` or ``eval``: of its loader, and of the file with its state."""
+    image_transforms: "Callable[[torch.Tensor], torch.Tensor] | None" = None
+    episodes: list[int] | None = None
+    """For LeRobot's own sampler, which the script makes and which decides nothing here: None is all."""
+    absolute_to_relative_idx: None = None
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of an epoch."""
+        return int(self.pipe.config.index().num_frames)
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes that give frames."""
+        return len(np.unique(self.pipe.config.index().episode))
+
+
+@dataclass(eq=False)
+class Feed:
+    """What takes the place of the script's names, and what they share."""
+
+    config: "TrainPipelineConfig | None" = None
+    loaders: list[RankLoader] = field(default_factory=list)
+
+    def make_datasets(self, config: "TrainPipelineConfig") -> tuple[FedDataset, FedDataset | None]:
+        """Return the dataset to train on, and the one that is held out for evaluation, if any."""
+        self.config = config
+        source = open_source(config)
+        train, held_out = split_episodes(source, config)
+        fed = _fed_dataset(source, config, "train", selection=train)
+        return fed, _fed_dataset(source, config, "eval", selection=held_out) if held_out else None
+
+    def make_loader(self, dataset: Any, **settings: Any) -> Any:
+        """Return the loader of a dataset: ours of ours, and torch's of any other."""
+        import torch.utils.data
+
+        if not isinstance(dataset, FedDataset):
+            return torch.utils.data.DataLoader(dataset, **settings)
+        assert self.config is not None, "the script makes its datasets before its loaders"
+        loader = _open_loader(dataset, self.config)
+        if dataset.name == "train":
+            if self.config.resume:
+                _go_on(loader, Path(self.config.checkpoint_path or ""))
+            self.loaders.append(loader)
+        return FedLoader(loader, dataset)
+
+    def save_states(self, checkpoint_dir: Path) -> None:
+        """Write where the data stands, and what this process has handed over, into a checkpoint."""
+        write_states(checkpoint_dir, *self.loaders)
+
+    def close(self) -> None:
+        """End what the loaders have under way."""
+        for loader in self.loaders:
+            loader.close()
+
+
+@dataclass(frozen=True, eq=False)
+class FedLoader:
+    """A loader as the script iterates it: one epoch after the other, with LeRobot's image transforms."""
+
+    loader: RankLoader
+    dataset: FedDataset
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        transform = self.dataset.image_transforms
+        for batch in self.loader:
+            # In the thread that trains: torchvision draws from torch's one generator, whose state LeRobot saves.
+            yield batch if transform is None else _transformed(batch, self.dataset.meta, transform)
+
+
+def open_source(config: "TrainPipelineConfig") -> Dataset | Mixture:
+    """Open what the command line names, as LeRobot looks for it: its root, LeRobot's home, then the Hub."""
+    wanted = config.dataset
+    if wanted.repo_type != "dataset":
+        raise ConfigError(
+            f"--dataset.repo_type={wanted.repo_type} is for LeRobot's streaming alone; give --dataset.root"
+        )
+    if wanted.root is not None:
+        return open_dataset(str(wanted.root))
+    home = import_lerobot("lerobot.utils.constants").HF_LEROBOT_HOME / wanted.repo_id
+    if (home / "meta" / "info.json").exists():
+        return open_dataset(str(home))
+    return open_dataset(wanted.repo_id, revision=wanted.revision or "")
+
+
+def split_episodes(source: Dataset | Mixture, config: "TrainPipelineConfig") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what is selected to train on and to evaluate on; the latter is empty where nothing is held out.
+
+    As LeRobot splits them: the last episodes of every task, by the first task of each.
+    """
+    wanted = config.dataset
+    if isinstance(source, Mixture):
+        if wanted.episodes is not None or wanted.eval_split:
+            raise ConfigError(
+                "--dataset.episodes and --dataset.eval_split are of one dataset, and this is a mixture: give its "
+                "members a selection, and leave the options out"
+            )
+        return {}, {}
+    table = source.meta.episodes
+    episodes = table.episode_index.tolist() if wanted.episodes is None else list(wanted.episodes)
+    if not wanted.eval_split:
+        return ({} if wanted.episodes is None else {"episodes": episodes}), {}
+    by_task = _by_first_task(source.meta, episodes)
+    num_held = {task: math.ceil(len(those) * wanted.eval_split) for task, those in by_task.items()}
+    train = [one for task, those in by_task.items() for one in those[: len(those) - num_held[task]]]
+    if not train:
+        raise ConfigError(
+            f"--dataset.eval_split={wanted.eval_split} leaves no episode to train on, of {len(episodes)}; make it less"
+        )
+    held_out = {task: those[len(those) - num_held[task] :] for task, those in by_task.items()}
+    return {"episodes": train}, _eval_selection(source.meta, held_out, config.max_eval_samples)
+
+
+def _by_first_task(meta: DatasetMeta, episodes: Sequence[int]) -> dict[str, list[int]]:
+    tasks, by_task = meta.episodes.tasks.to_pylist(), dict[str, list[int]]()
+    for episode in episodes:
+        listed = tasks[meta.episodes.find_row(episode)] or [""]
+        by_task.setdefault(listed[0], []).append(episode)
+    return by_task
+
+
+def _eval_selection(meta: DatasetMeta, by_task: dict[str, list[int]], most_samples: int) -> dict[str, Any]:
+    """Return the episodes that are held out; of each task its first frames where there is a limit."""
+    episodes = [one for those in by_task.values() for one in those]
+    if most_samples <= 0:
+        return {"episodes": episodes}
+    segments = []
+    for those in by_task.values():
+        left = max(1, most_samples // len(by_task))
+        for episode in sorted(those):
+            frames = min(left, int(meta.episodes.length[meta.episodes.find_row(episode)]))
+            segments += [(episode, 0, frames)] if frames else []
+            left -= frames
+    return {"segments": segments}
+
+
+def _fed_dataset(source: Dataset | Mixture, config: "TrainPipelineConfig", name: str, **parts: Any) -> FedDataset:
+    settings = {"batch_size": config.batch_size, "seed": config.seed if config.seed is not None else 0, **parts}
+    if name == "train":
+        pipe = pipeline(source, config.trainable_config, **settings)
+    else:
+        # LeRobot evaluates on all frames that are held out, one after the other.
+        pipe = Pipeline(windowed(source, config.trainable_config), **settings, order={"shuffle": False})
+    meta = metadata(pipe)
+    if config.dataset.use_imagenet_stats:
+        _use_imagenet_stats(meta)
+    transforms = _image_transforms(config) if name == "train" else None
+    return FedDataset(pipe=pipe, meta=meta, name=name, image_transforms=transforms)
+
+
+def _use_imagenet_stats(meta: "LeRobotDatasetMetadata") -> None:
+    import torch
+
+    constants = import_lerobot("lerobot.utils.constants")
+    for camera in set(meta.camera_keys) - set(meta.depth_keys):
+        found = {name: torch.tensor(values, dtype=torch.float32) for name, values in constants.IMAGENET_STATS.items()}
+        meta.stats.setdefault(camera, {}).update(found)
+
+
+def _image_transforms(config: "TrainPipelineConfig") -> "Callable[[torch.Tensor], torch.Tensor] | None":
+    wanted = config.dataset.image_transforms
+    if not wanted.enable:
+        return None
+    made: Callable[[torch.Tensor], torch.Tensor] = import_lerobot("lerobot.transforms").ImageTransforms(wanted)
+    return made
+
+
+def _transformed(batch: dict[str, Any], meta: "LeRobotDatasetMetadata", transform: Any) -> dict[str, Any]:
+    import torch
+
+    cameras = [name for name in meta.camera_keys if name not in meta.depth_keys]
+    return {**batch, **{name: torch.stack([transform(sample) for sample in batch[name]]) for name in cameras}}
+
+
+def _open_loader(dataset: FedDataset, config: "TrainPipelineConfig") -> RankLoader:
+    """Return this process's loader; the processes of `accelerate launch` and torchrun share the batches."""
+    import torch
+
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    num_steps = dataset.pipe.plan(world_size=world_size).num_steps
+    device = str(config.trainable_config.device)
+    settings: dict[str, Any] = {
+        # Where Accelerate has put this process.
+        "device": f"cuda:{torch.cuda.current_device()}" if device.startswith("cuda") else device,
+        "num_epochs": math.ceil(config.steps / num_steps),
+        # The script has a bar of its own.
+        "progress": False,
+    }
+    if dist.is_initialized():
+        return batches(share_loader(dataset.pipe, dataset.name, transport="local", **settings))
+    return batches(dataset.pipe.loaders(1, name=dataset.name, transport="local", **settings)[0])
+
+
+def _go_on(loader: RankLoader, checkpoint: Path) -> None:
+    if not restore(checkpoint, loader) and loader.rank == 0:
+        warnings.warn(
+            f"{str(checkpoint)!r} has no folder {STATE_FOLDER!r}: it was saved by lerobot-train without raypipe, whose "
+            f"order of frames is another. The data starts at the first batch of epoch 0.",
+            stacklevel=4,
+        )
+
+
+class _Changed:
+    """A module with some names of its own."""
+
+    def __init__(self, module: Any, **names: Any) -> None:
+        self._module = module
+        self.__dict__.update(names)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+@contextmanager
+def _fed(script: ModuleType, feed: Feed) -> Iterator[None]:
+    """Put ours in the place of the script's names, for as long as the block runs."""
+    before = {name: getattr(script, name) for name in _REPLACED}
+    torch_module = before["torch"]
+    data = _Changed(torch_module.utils.data, DataLoader=feed.make_loader)
+
+    def save_checkpoint(checkpoint_dir: Path, *args: Any, **settings: Any) -> None:
+        before["save_checkpoint"](checkpoint_dir, *args, **settings)
+        feed.save_states(Path(checkpoint_dir))
+
+    def should_save_checkpoint(step: int, save_freq: int, total_steps: int) -> bool:
+        is_due: bool = before["should_save_checkpoint"](step, save_freq, total_steps)
+        config = feed.config
+        # The script saves in the main process alone; all of them pass here, at the same step.
+        if is_due and config is not None and config.save_checkpoint and dist.is_initialized() and dist.get_rank():
+            feed.save_states(script.get_step_checkpoint_dir(config.output_dir, total_steps, step))
+        return is_due
+
+    try:
+        script.__dict__.update(
+            make_train_eval_datasets=feed.make_datasets,
+            torch=_Changed(torch_module, utils=_Changed(torch_module.utils, data=data)),
+            save_checkpoint=save_checkpoint,
+            should_save_checkpoint=should_save_checkpoint,
+            submit_to_hf=_refuse_remote,
+        )
+        yield
+    finally:
+        script.__dict__.update(before)
+        feed.close()
+
+
+def _refuse_remote(_: Any) -> None:
+    raise ConfigError("--job.target runs LeRobot on Hugging Face's machines, where raypipe is not; run lerobot-train")
