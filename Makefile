@@ -24,7 +24,7 @@ demo: $(READY) ffmpeg  ## Write a dataset, train, lose a worker, resume on other
 test: $(READY) ffmpeg  ## Run all tests
 	@$(BIN)/python -m pytest
 
-test-lerobot: $(LEROBOT_READY)  ## Run tests beside LeRobot 0.6: those without Ray, and those of its policies and trainer
+test-lerobot: $(LEROBOT_READY) ffmpeg  ## Run tests beside LeRobot 0.6: those without Ray, and those of its policies and trainer
 	@$(LEROBOT_VENV)/bin/python -m pytest tests/unit tests/inprocess tests/test_lerobot_example.py
 
 mutants: $(READY) ffmpeg  ## Make small wrong changes, one after the other, and see that tests find each

@@ -37,7 +37,7 @@ STATS_FOLDER: Final = "~/.cache/raypipe/stats"
 
 QUANTILES: Final = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 """Higher whenever the same actions would give other numbers."""
 
 _ANCHORS_AT_ONCE: Final = 2048
@@ -152,8 +152,7 @@ class _Run:
 
     actions: NDArray[np.float32]
     states: NDArray[Any]
-    start: int
-    stop: int
+    anchors: NDArray[np.int64]
 
 
 def _read(source: _Source) -> Iterator[_Run]:
@@ -171,14 +170,23 @@ def _read(source: _Source) -> Iterator[_Run]:
                     f"feature {name!r} of {place} has NaN or infinite values, and statistics of actions need numbers. "
                     f"Leave the episode out by selection={{'exclude': ({index.episode[i]},)}}, and take pipe.stats."
                 )
-        yield _Run(actions, states, int(index.start[i]), int(index.stop[i]))
+        yield _Run(actions, states, _anchors(index, i))
+
+
+def _anchors(index: EpisodeIndex, row: int) -> NDArray[np.int64]:
+    """Return the frames of a run of the index that come at all: those of weight 0 never do."""
+    frames = np.arange(index.start[row], index.stop[row])
+    if index.rates is None:
+        return frames
+    rows = np.full(len(frames), row)
+    return frames[index.rates.position(rows, frames + 1) > index.rates.position(rows, frames)]
 
 
 def _vectors(source: _Source, read: list[_Run]) -> Iterator[NDArray[np.float32]]:
     """Yield the actions that count, ``(M, D)`` float32, some anchors at a time."""
     for run in read:
-        for begin in range(run.start, run.stop, _ANCHORS_AT_ONCE):
-            anchors = np.arange(begin, min(begin + _ANCHORS_AT_ONCE, run.stop))
+        for begin in range(0, len(run.anchors), _ANCHORS_AT_ONCE):
+            anchors = run.anchors[begin : begin + _ANCHORS_AT_ONCE]
             slots, is_pad = window_rows(anchors, len(run.actions), source.offsets)
             encoded = source.actions.encode(run.actions[slots], run.states[anchors], has_window=True)
             yield encoded.reshape(*slots.shape, -1)[~is_pad]

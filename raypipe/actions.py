@@ -113,6 +113,9 @@ class ActionMap:
     """For each of `dims`, the number of the state that it is relative to."""
     periods: tuple[float, ...]
     """For each of `dims`, its period; 0 where it does not wrap."""
+    is_number: bool = False
+    """Whether the action is one number, which batches have without an axis for it."""
+    is_state_number: bool = False
 
     def among(self, names: Collection[str], owner: str) -> "ActionMap | None":
         """Return it where these features, named as in the spec, are chosen: nothing without the action.
@@ -150,9 +153,14 @@ class ActionMap:
         period.
 
         Args:
-            actions: ``(..., [T,] D)``, numpy or torch.
-            state: ``(..., S)``, of the frame that the actions are for: one axis fewer than a window of actions.
+            actions: ``(..., [T,] D)``, numpy or torch; one number may be without an axis, as in batches.
+            state: ``(..., S)``, likewise, of the frame that the actions are for: one axis fewer than a window.
         """
+        # Of one number: batches have no axis for it, policies may.
+        is_bare = self.is_number and actions.shape[-1:] != (1,)
+        actions = actions[..., None] if is_bare else actions
+        if self.is_state_number and (is_bare or state.shape[-1:] != (1,) or actions.ndim == state.ndim + 2):
+            state = state[..., None]
         has_window = actions.ndim == state.ndim + 1
         if not has_window and actions.ndim != state.ndim:
             raise ConfigError(
@@ -166,7 +174,7 @@ class ActionMap:
             base = base[..., None, :]
             moved = moved.cumsum(-2) if self.spec.mode == "delta" else moved
         decoded[..., dims] = moved + base
-        return decoded
+        return decoded[..., 0] if is_bare else decoded
 
     def _short_way(self, difference: NDArray[np.float64]) -> NDArray[np.float64]:
         if not any(self.periods):
@@ -217,6 +225,8 @@ def map_actions(
         dims=dims,
         state_dims=_matched(spec, own, base, dims, place),
         periods=tuple(periods.get(dim, 0.0) for dim in dims),
+        is_number=_width(own) == 1,
+        is_state_number=_width(base) == 1,
     )
 
 

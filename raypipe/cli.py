@@ -192,13 +192,17 @@ def show(
     out: Annotated[str, typer.Option(help="File to write: .html, .png, of an episode .mp4, with --rerun .rrd.")] = "",
     rerun: Annotated[bool, typer.Option("--rerun", help="Open an episode in the Rerun viewer.")] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Browse a dataset in the browser, until Ctrl-C.")] = False,
-    port: Annotated[int, typer.Option(help="With --serve: where on 127.0.0.1; 0 takes any free port.")] = 8750,
+    port: Annotated[
+        int | None, typer.Option(help="With --serve: where on 127.0.0.1, by default 8750; 0 takes any free port.")
+    ] = None,
 ) -> None:
     """Make a page, a picture or a video of a dataset, a mixture or one episode; or serve a page to browse it."""
     from raypipe.views.command import WHOLE, ShowRequest, show_root
 
     chosen = WHOLE if episode is None else episode
-    at = port if serve else None
+    if port is not None and not serve:
+        raise ConfigError(f"--port {port} is about --serve, which is not given")
+    at = (8750 if port is None else port) if serve else None
     show_root(ShowRequest(root=root, member=member, episode=chosen, out=out, with_rerun=rerun, port=at), typer.echo)
 
 

@@ -43,7 +43,8 @@ def parse_actions(
     """
     absolute, wrap, match = (numbers.get(name) or () for name in ("absolute", "wrap", "match"))
     if not mode:
-        given = [f"--{name}" for name, value in {**numbers, "frames": frames}.items() if value]
+        options = {**numbers, "frames": frames, "to": to != ActionSpec(mode="relative").to}
+        given = [f"--{name}" for name, value in options.items() if value]
         if given:
             raise ConfigError(f"{', '.join(given)} is about --actions relative or --actions delta, which is not given")
         return None, 0
@@ -145,7 +146,8 @@ def stats_tables(report: StatsReport) -> "Group":
         for feature, values in entry.items():
             for row in _rows(feature, values, report.names[dataset].get(feature, ())):
                 table.add_row(*row)
-        shown += [table, *_told(report, dataset), ""]
+        missing = "no statistics are stored: `raypipe reshard ROOT OUT` computes those of rows"
+        shown += [table if entry else f"{dataset}: {missing}", *_told(report, dataset), ""]
     return Group(*shown)
 
 

@@ -61,6 +61,7 @@ def test_statistics_of_a_mixture_are_by_dataset(root, tmp_path):
     [
         (["--actions", "relative"], "as --frames 50"),
         (["--frames", "4", "--absolute", "1"], "--absolute, --frames is about --actions"),
+        (["--to", "observation.stat"], "--to is about --actions"),
         (["--actions", "relativ", "--frames", "4"], "did you mean 'relative'"),
         (["--actions", "delta", "--frames", "4", "--wrap", "1"], "NAME=PERIOD"),
         (["--actions", "delta", "--frames", "4", "--match", "1"], "NAME=NAME"),

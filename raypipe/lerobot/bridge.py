@@ -20,7 +20,9 @@ from raypipe.errors import ConfigError
 from raypipe.loader import RankLoader
 from raypipe.loader_spec import Transform
 from raypipe.metadata import INDEX_FEATURES, Feature
+from raypipe.metadata.pooling import Stats
 from raypipe.mixture import Mixture
+from raypipe.normalise import MixtureStats
 from raypipe.pipeline import Pipeline
 from raypipe.plan import SelectionSpec
 from raypipe.sizes import schema_for
@@ -116,7 +118,8 @@ def metadata(source: Dataset | Mixture | Pipeline) -> "LeRobotDatasetMetadata":
     """Return LeRobot's metadata of what batches hold: for `make_policy`, and ``stats`` for the processors.
 
     Made from what raypipe reads, so also of datasets of format v2.x and of mixtures, whose statistics are those of all
-    members together. Of a pipeline the cameras have the size that it makes them.
+    members together. Of a pipeline the cameras have the size that it makes them, and statistics of relative actions
+    are of the frames that it selects.
     """
     module = import_lerobot("lerobot.datasets.dataset_metadata")
     dataset, decode = (source.config.dataset, source.config.decode) if isinstance(source, Pipeline) else (source, None)
@@ -126,7 +129,8 @@ def metadata(source: Dataset | Mixture | Pipeline) -> "LeRobotDatasetMetadata":
     }
     # Its constructor reads files of format v3.0, and asks the Hub where there are none.
     made: LeRobotDatasetMetadata = module.LeRobotDatasetMetadata.__new__(module.LeRobotDatasetMetadata)
-    made.__dict__.update(_fields(dataset, features))
+    stats = source.stats
+    made.__dict__.update(_fields(dataset, features, stats.pooled if isinstance(stats, MixtureStats) else stats))
     return made
 
 
@@ -181,7 +185,7 @@ def _lerobot_feature(feature: Feature, decode: DecodeSpec) -> dict[str, Any]:
     return {"dtype": feature.dtype, "shape": feature.shape, "names": list(feature.names) or None}
 
 
-def _fields(dataset: Dataset | Mixture, features: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _fields(dataset: Dataset | Mixture, features: dict[str, dict[str, Any]], stored: Stats) -> dict[str, Any]:
     """Return the attributes of LeRobot's metadata, all that its constructor sets."""
     utils, frames = import_lerobot("lerobot.datasets.utils"), import_lerobot("pandas")
     episodes, tasks = _episodes(dataset), _tasks(dataset)
@@ -203,7 +207,7 @@ def _fields(dataset: Dataset | Mixture, features: dict[str, dict[str, Any]]) -> 
         "info": info,
         "tasks": frames.DataFrame({"task_index": range(len(tasks))}, index=frames.Index(tasks, name="task")),
         "episodes": episodes,
-        "stats": _stats(dataset, features),
+        "stats": _stats(stored, features),
         "latest_episode": None,
         # It writes nothing.
         **{"_requested_root": Path(root), "_pq_writer": None, "_metadata_buffer": [], "_metadata_buffer_size": 1},
@@ -246,9 +250,8 @@ def _episodes(dataset: Dataset | Mixture) -> Any:
     return import_lerobot("datasets").Dataset.from_dict(columns)
 
 
-def _stats(dataset: Dataset | Mixture, features: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _stats(stored: Stats, features: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return statistics of what batches hold; warns of those that are lacking, which LeRobot passes over in silence."""
-    stored = dataset.stats.pooled if isinstance(dataset, Mixture) else dataset.stats
     stats = {name: dict(stored[name]) for name in features if name in stored}
     lacking = [
         name

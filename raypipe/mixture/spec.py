@@ -247,6 +247,11 @@ def _opened_member(dataset: Dataset) -> MemberSpec:
             f"{dataset.meta.root!r} has windows, and a mixture has its own for all members: give the dataset without, "
             f"and mixture.windowed(...), or delta_timestamps to the Pipeline"
         )
+    if dataset.actions is not None:
+        raise ConfigError(
+            f"{dataset.meta.root!r} has actions {dataset.actions.spec}, and a mixture has one representation for all "
+            f"members: give the dataset without, and mixture.with_actions(...), or actions to the Pipeline"
+        )
     given = {*dataset.row_features, *dataset.spec.cameras, *INDEX_FEATURES, *dataset.missing_cameras}
     return MemberSpec(
         root=str(dataset.meta.root),

@@ -145,6 +145,11 @@ def _renumbered(job: DataJob, table: pa.Table, number: int) -> pa.Table:
         "task_index": job.tasks.renumber(task_index, _place(job, number)),
     }
     for name in _annotations(job, table):
+        if not pa.types.is_integer(table.schema.field(name).type):
+            raise DatasetError(
+                f"{_place(job, number)}: {name!r} holds numbers of tasks as {table.schema.field(name).type}, and the "
+                f"tasks are numbered anew. Store it as int64, or take the column out of modality.json."
+            )
         values = table.column(name).to_numpy().astype(np.int64)
         numbers[name] = job.tasks.renumber(values, _place(job, number))
     for name, values in numbers.items():
@@ -157,7 +162,7 @@ def _annotations(job: DataJob, table: pa.Table) -> list[str]:
     if job.tasks.is_same:
         return []
     sources = {text.source for text in job.meta.texts.values() if text.texts is job.meta.tasks}
-    return [name for name in table.column_names if name in sources and table.schema.field(name).type == pa.int64()]
+    return [name for name in table.column_names if name in sources]
 
 
 def _metadata(schema: pa.Schema) -> dict[bytes, bytes] | None:

@@ -147,14 +147,17 @@ def test_statistics_are_of_all_windows_without_padding(dataset, mode):
     np.testing.assert_array_equal(stats[STATE]["mean"], dataset.stats[STATE]["mean"])
 
 
-def test_statistics_of_a_pipeline_are_of_the_frames_that_it_selects(dataset):
-    pipe = Pipeline(
-        dataset,
-        batch_size=2,
-        seed=0,
-        actions={"mode": "relative"},
-        selection={"segments": [(episode, 0, 1) for episode in range(4)]},
-    )
+@pytest.mark.parametrize(
+    "selection",
+    [
+        {"segments": [(episode, 0, 1) for episode in range(4)]},
+        {"where": {"frame_index": [0]}},
+        {"where": {"frame_index": [0]}, "every": 2},
+    ],
+    ids=["segments", "frames by a column", "every second of them"],
+)
+def test_statistics_of_a_pipeline_are_of_the_frames_that_it_selects(dataset, selection):
+    pipe = Pipeline(dataset, batch_size=2, seed=0, actions={"mode": "relative"}, selection=selection)
 
     values = slow_vectors(dataset, "relative", kept=(), frames=[0])
 
@@ -278,6 +281,9 @@ def test_a_scalar_action_is_relative_too(tmp_path):
 
     assert_equals_samples(batch, represented)
     assert represented.stats["action"]["mean"].shape == (1,)
+    plain = open_dataset(str(root)).windowed(offsets={"action": [0, 1]})
+    stored = np.stack([plain[frame]["action"] for frame in batch["frame_index"].tolist()])
+    np.testing.assert_allclose(represented.actions.decode(batch["action"], batch[STATE]), stored, rtol=1e-5, atol=1e-5)
 
 
 def test_a_dataset_goes_to_other_processes_with_its_actions(tmp_path):

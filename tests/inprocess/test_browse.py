@@ -97,6 +97,14 @@ def test_a_name_that_leads_here_by_dns_rebinding_is_refused(ask, host, path):
     assert b"pick up" not in answer.content
 
 
+def test_another_site_can_open_the_page_and_set_nothing_off(ask):
+    foreign = {"Sec-Fetch-Site": "cross-site"}
+
+    assert ask("/", **foreign).status == 200
+    assert ask("/api/findings?start", **foreign).status == ask("/frame?episode=0&camera=0", **foreign).status == 403
+    assert ask("/api/about", **{"Sec-Fetch-Site": "same-origin"}).status == 200
+
+
 @pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1", "LOCALHOST"])
 def test_a_tunnel_may_have_another_port(ask, host):
     assert ask("/api/about", Host=host).status == 200
@@ -327,6 +335,7 @@ def test_texts_of_a_dataset_never_become_html():
     ("options", "message"),
     [
         (("--serve", "--out", "a.html"), "--serve shows the whole dataset in the browser: leave out --out"),
+        (("--port", "9000"), "--port 9000 is about --serve, which is not given"),
         (("--serve", "--port", "70000"), "a port is a number from 0 to 65535, got 70000"),
     ],
 )

@@ -78,3 +78,5 @@ def test_a_dataset_of_fewer_cameras_gives_those(tiny_dataset):
 def test_windows_are_the_mixtures(dataset):
     with pytest.raises(ConfigError, match="has windows, and a mixture has its own for all members"):
         Mixture([dataset.windowed(offsets={"action": [0, 1]})], cache=None)
+    with pytest.raises(ConfigError, match="a mixture has one representation for all members"):
+        Mixture([dataset.with_actions({"mode": "relative"})], cache=None)

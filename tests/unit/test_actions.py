@@ -138,6 +138,25 @@ def test_a_scalar_has_no_axis_of_its_own():
     assert encoded.tolist() == [[2, 2, 4]]
 
 
+@pytest.mark.parametrize("num_samples", [1, 3])
+@pytest.mark.parametrize("num_slots", [1, 2, 4])
+@pytest.mark.parametrize(("width", "state_width"), [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize("mode", ["relative", "delta"])
+def test_one_number_comes_back_with_and_without_an_axis(mode, width, state_width, num_slots, num_samples):
+    features = {"action": vector("action", width), STATE: vector(STATE, state_width)}
+    spec = ActionSpec(mode=mode, match=dict.fromkeys(range(width), 0))
+    one = map_actions(spec, features, action="action", state=STATE, place="here")
+    actions = np.arange(num_samples * num_slots * width, dtype=np.float64).reshape(num_samples, num_slots, width) ** 2
+    state = np.arange(num_samples * state_width, dtype=np.float64).reshape(num_samples, state_width) + 7
+    encoded = one.encode(actions, state, has_window=True)
+
+    bare_state = state[:, 0] if state_width == 1 else state
+    bare = one.decode(encoded[..., 0] if width == 1 else encoded, bare_state)
+
+    np.testing.assert_allclose(one.decode(encoded, state), actions)
+    np.testing.assert_allclose(bare, actions[..., 0] if width == 1 else actions)
+
+
 @pytest.mark.parametrize(
     ("action", "state", "spec", "expected"),
     [

@@ -168,6 +168,10 @@ class _Handler(BaseHTTPRequestHandler):
         host = self.headers.get("Host", "")
         if re.sub(r":\d+$", "", host).lower() not in _HOSTS:
             raise _RefusedError(HTTPStatus.FORBIDDEN, f"this page is for {', '.join(sorted(_HOSTS))} alone")
+        # A page of another site cannot read answers, and must not set off work either.
+        is_page = urlsplit(self.path).path in ("/", "/index.html")
+        if not is_page and self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
+            raise _RefusedError(HTTPStatus.FORBIDDEN, "another site asks for this page")
 
     def _route(self) -> None:
         address = urlsplit(self.path)
