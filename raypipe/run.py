@@ -230,7 +230,9 @@ class EpochRun:
         # What the assembler began in between.
         self._executor.close()
         self._fetcher.close()
-        self._assembler.close()
+        assembling = self._threads[-1] if self._threads else threading.current_thread()
+        if assembling is threading.current_thread() or not assembling.is_alive():
+            self._assembler.close()
         # Whoever holds this run holds little.
         self._before = None
         self._follow = self._record = _do_nothing
@@ -286,7 +288,8 @@ class EpochRun:
         except BaseException as error:
             self._fail(error)
         finally:
-            if self._is_given_up and threading.current_thread() is self._threads[-1]:
+            # Where nobody waited for this thread, it lets go of what it worked with.
+            if (self._is_given_up or self._is_over) and threading.current_thread() is self._threads[-1]:
                 self._let_go()
 
     def _fail(self, error: BaseException) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata import DatasetMeta, read_episode_columns
 from raypipe.metadata.tables import read_parquet
-from raypipe.plan import EQUAL, EpisodeIndex, SelectionSpec, index_episodes
+from raypipe.plan import EQUAL, EpisodeIndex, SelectionSpec, index_episodes, passing_episodes
 from raypipe.rows import RowReader, column_values
 from raypipe.specs import make_spec
 from raypipe.storage import open_storage
@@ -40,15 +40,24 @@ def index_dataset(name: str, meta: DatasetMeta, selection: SelectionSpec) -> Epi
         ConfigError: the selection asks for what the dataset does not have, or leaves no frame.
     """
     kept = _with_tasks(name, meta, selection.tasks)
+    kept &= passing_episodes(name, meta.episodes.episode_index, meta.episodes.length, selection)
     columns = _read_columns(meta, [column for column, _ in selection.where]) if selection.where else pa.table({})
     for column, values in selection.where:
         if column in columns.column_names:
-            kept &= [value in values for value in columns.column(column).to_pylist()]
+            found = columns.column(column).to_pylist()
+            for value in values:
+                if value not in found:
+                    known = sorted(map(str, {one for one in found if one is not None}))
+                    raise ConfigError(
+                        f"where has {value!r} for {column!r}, which no episode of dataset {name!r} has"
+                        f"{_suggest(str(value), known)}"
+                    )
+            kept &= [value in values for value in found]
     weights = _weights(name, meta, selection, kept)
     for column, values in selection.where:
         if column not in columns.column_names:
-            is_one = _row_values(name, meta, column, kept, "where")
-            weights = _times(weights, np.isin(is_one, np.asarray(values)).astype(np.float64), meta)
+            flags = _matching(name, column, _row_values(name, meta, column, kept, "where"), values)
+            weights = _times(weights, flags, meta)
     return index_episodes(
         name,
         meta.episodes.episode_index,
@@ -72,13 +81,11 @@ def settle_selection(meta: DatasetMeta, given: Any, weights: Any = EQUAL) -> Sel
     inside = fields.pop("weights", EQUAL) if isinstance(fields, dict) else getattr(given, "weights", EQUAL)
     selection = make_spec(SelectionSpec, fields, "selection")
     if not any(isinstance(one, str) and one == EQUAL for one in (inside, weights)):
-        raise ConfigError(f"weights is {weights!r}, and selection has other weights, {inside!r}: say one of them")
+        told = [cut_inside(repr(one), _MOST_KNOWN // 2) for one in (weights, inside)]
+        raise ConfigError(f"weights is {told[0]}, and selection has other weights, {told[1]}: say one of them")
     weights = inside if isinstance(weights, str) and weights == EQUAL else weights
     if callable(weights):
         weights = _call(meta, weights)
-    if isinstance(weights, str | os.PathLike):
-        weights = os.fspath(weights)
-        weights = os.path.abspath(weights) if _is_file(weights) and "://" not in weights else weights
     return selection if isinstance(weights, str) and weights == EQUAL else replace(selection, weights=weights)
 
 
@@ -186,12 +193,30 @@ def _read_row_values(meta: DatasetMeta, column: str, kept: bytes) -> NDArray[Any
     # Kept for the process: a pipeline asks when it is made, and again when it plans.
     reader, parts = RowReader(meta, [column]), []
     for row, is_kept in enumerate(np.frombuffer(kept, dtype=np.bool_).tolist()):
-        values: Any = np.zeros(int(meta.episodes.length[row]))
         if is_kept:
             place = f"episode {meta.episodes.episode_index[row]} of {meta.root!r}"
-            values = column_values(reader.read_episode(row), meta.features[column], place)
-        parts.append(values)
+            parts.append(column_values(reader.read_episode(row), meta.features[column], place))
+        else:
+            # Nobody looks at it, and the others decide the dtype.
+            parts.append(np.zeros(int(meta.episodes.length[row]), dtype=np.bool_))
     return np.concatenate(parts)
+
+
+def _matching(name: str, column: str, found: NDArray[Any], values: Sequence[Any]) -> Weights:
+    """Return 1 for every frame whose number is one of `values`, else 0; numbers of rows are rounded as rows are."""
+    for value in values:
+        if isinstance(value, bool | int | float) and (found.dtype.kind == "f" or value == int(value)):
+            continue
+        raise ConfigError(
+            f"where has {value!r} for {column!r} of dataset {name!r}, whose rows hold {found.dtype}; give such numbers"
+        )
+    flags = np.isin(found, np.asarray(values).astype(found.dtype))
+    if not flags.any():
+        raise ConfigError(
+            f"where has {cut_inside(repr(list(values)), _MOST_KNOWN)} for {column!r}, and no frame that is selected of "
+            f"dataset {name!r} has such a number"
+        )
+    return flags.astype(np.float64)
 
 
 def _as_numbers(values: Any, place: str) -> Weights:

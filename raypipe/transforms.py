@@ -6,14 +6,16 @@
                threads of the rank                     a CUDA stream of its own
 
 Within both, torch's random numbers come from the seeds of the samples: the same whatever thread, rank or attempt has
-the sample, and nothing is taken from the generator that training uses. Python's and numpy's are the user's to seed.
+the sample, and nothing is taken from the generator that training uses. Python's and numpy's are the user's to seed, and
+dropout and scripted modules are not covered: they draw where no generator can be given.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from dataclasses import fields, is_dataclass
+from functools import cache, cached_property
 from typing import Any, Final
 
 import torch
@@ -30,9 +32,12 @@ _TAKE_GENERATOR: Final = frozenset(
         *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli, torch.multinomial),
         *(torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.random_, torch.Tensor.bernoulli_),
         *(torch.Tensor.bernoulli, torch.Tensor.multinomial, torch.Tensor.exponential_, torch.Tensor.log_normal_),
+        *(torch.Tensor.cauchy_, torch.Tensor.geometric_, torch.poisson, torch.binomial),
+        # What torch.distributions draws Beta, Dirichlet and Gamma from.
+        *(torch._standard_gamma, torch._sample_dirichlet),
     )
 )
-_OF_SHAPE: Final = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
+_OF_SHAPE: Final = {torch.rand_like: torch.rand, torch.randn_like: torch.randn, torch.randint_like: torch.randint}
 """Those that take no generator, and what gives the same."""
 
 
@@ -48,16 +53,19 @@ class SeededRandom(TorchFunctionMode):
         """Call a function of torch, with the generator where it takes one and none was given."""
         kwargs = kwargs or {}
         if func in _OF_SHAPE:
+            kwargs = {name: value for name, value in kwargs.items() if name != "memory_format"}
             like = args[0] if args else kwargs.pop("input")
-            func, args = _OF_SHAPE[func], (like.shape,)
+            func, args = _OF_SHAPE[func], (*args[1:], like.shape)
             kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
         if func in _TAKE_GENERATOR and kwargs.get("generator") is None:
-            tensors = [one for one in args if isinstance(one, torch.Tensor)]
+            tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
             device = kwargs.get("device") or (tensors[0].device if tensors else torch.get_default_device())
             kwargs = {**kwargs, "generator": self._generator(torch.device(device))}
         return func(*args, **kwargs)
 
     def _generator(self, device: torch.device) -> torch.Generator:
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
@@ -143,17 +151,22 @@ class SideStream:
     """A CUDA stream for copies of batches and their transforms, so that they run beside training; else nothing."""
 
     def __init__(self, device: str) -> None:
-        self._device = device
-
-    @cached_property
-    def _stream(self) -> Any:
-        return torch.cuda.Stream(self._device) if self._device.startswith("cuda") else None  # type: ignore[no-untyped-call]
+        self._stream = _open_stream(device) if device.startswith("cuda") else None
 
     def run(self, work: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], Any]:
         """Return what `work` gives, and when it is done, for `wait_for`; None where there is nothing to wait for."""
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             batch = work()
             return batch, self._stream.record_event() if self._stream is not None else None
+
+
+@cache
+def _open_stream(device: str) -> Any:
+    """Return the stream of a device: one for all epochs, since torch keeps free memory of each by itself."""
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # What a user has made for a transform comes before it.
+    stream.wait_stream(torch.cuda.default_stream(device))
+    return stream
 
 
 def wait_for(batch: Any, ready: Any) -> None:
@@ -170,3 +183,6 @@ def _note_use(value: Any, stream: Any) -> None:
     elif isinstance(value, Mapping | list | tuple):
         for one in value.values() if isinstance(value, Mapping) else value:
             _note_use(one, stream)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            _note_use(getattr(value, field.name), stream)

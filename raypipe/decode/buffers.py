@@ -41,7 +41,9 @@ class BatchBuffers:
             # Batches are of many lengths where bad data is left out: a shorter one is a view of a longer buffer.
             buffers = self._buffers.setdefault((camera, *shape[1:], np.dtype(dtype).num), [])
             free = self._wait_for_free(buffers, shape[0])
-            if free is None:
+            if free is not None:
+                _drop_surplus(buffers, free)
+            else:
                 longest = max([shape[0], *map(len, buffers)])
                 buffers[:] = [buffer for buffer in buffers if len(buffer) == longest]
                 free = np.empty((longest, *shape[1:]), dtype=dtype)
@@ -52,7 +54,8 @@ class BatchBuffers:
         until = time.monotonic() + _WAIT_S
         while True:
             # In this order: a loop that asks has let go before.
-            is_last = self.is_asked or len(buffers) < _BATCHES or time.monotonic() > until
+            num_fitting = sum(len(buffer) >= length for buffer in buffers)
+            is_last = self.is_asked or num_fitting < _BATCHES or time.monotonic() > until
             free = _find_free(buffers, length)
             if free is not None or is_last:
                 return free
@@ -62,9 +65,16 @@ class BatchBuffers:
 def _find_free(buffers: list[NDArray[Any]], length: int) -> NDArray[Any] | None:
     for i in range(len(buffers)):
         # Held by the list, and by the argument of the call: anything more is a user's.
-        if len(buffers[i]) >= length and sys.getrefcount(buffers[i]) == 2:
+        if len(buffers[i]) >= length and sys.getrefcount(buffers[i]) <= 2:
             return buffers[i]
     return None
+
+
+def _drop_surplus(buffers: list[NDArray[Any]], taken: NDArray[Any]) -> None:
+    """Drop what a user has held at once and no longer does."""
+    spare = [i for i in range(len(buffers)) if buffers[i] is not taken and sys.getrefcount(buffers[i]) <= 2]
+    for i in reversed(spare[_BATCHES - 1 :]):
+        del buffers[i]
 
 
 class FramePool:
@@ -78,6 +88,8 @@ class FramePool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: dict[tuple[tuple[int, ...], Any], list[Pixels]] = {}
+        self.num_stores = 0
+        """Stores that use it: without one it keeps nothing."""
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> Pixels:
         """Return memory for a frame that nobody else has."""
@@ -92,6 +104,18 @@ class FramePool:
         kept = self.take(pixels.shape, pixels.dtype)
         kept[...] = pixels
         return kept
+
+    def enter(self) -> None:
+        """Note that a store uses it."""
+        with self._lock:
+            self.num_stores += 1
+
+    def leave(self) -> None:
+        """Note that a store is done; the last one leaves no memory behind."""
+        with self._lock:
+            self.num_stores -= 1
+            if self.num_stores <= 0:
+                self._free = {}
 
     def give_back(self, frames: Iterable[Pixels]) -> None:
         """Let the memory of frames be used again: nobody looks at them any more."""

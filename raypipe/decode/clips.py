@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.decode.buffers import FramePool, Pixels
-from raypipe.decode.journal import process_journal
+from raypipe.decode.journal import process_journal, unmarked
 from raypipe.errors import DatasetError, RaypipeError
 
 if TYPE_CHECKING:
@@ -134,7 +134,8 @@ def decode_clip(
     """
     decoder = decoders[request.dataset]
     if request.stored is not None:
-        images = decoder.decode_images(request.row, request.camera, request.stored, request.frames).cpu().numpy()
+        with unmarked():
+            images = decoder.decode_images(request.row, request.camera, request.stored, request.frames).cpu().numpy()
         return [pool.keep(image) for image in images] if pool else list(images)
     if pool is not None:
         return decoder.read_clip(request.row, request.camera, request.frames, pool, span=request.span)
@@ -258,6 +259,8 @@ class ClipStore:
         self._opened: dict[ClipKey, OpenedClip] = {}
         self._by_span: dict[int, set[int]] = {}
         self._pool = pool
+        self._is_cleared = False
+        pool.enter()
         self.held_bytes = 0
         self.in_flight_bytes = 0
         self.peak_bytes = 0
@@ -349,6 +352,9 @@ class ClipStore:
             self._drop(key)
         self._opened = {}
         self.held_bytes = self.in_flight_bytes = 0
+        if not self._is_cleared:
+            self._is_cleared = True
+            self._pool.leave()
         # Of the object that holds this store: the two would wait for the collector.
         self._open_clip = _open_nothing
 
@@ -373,14 +379,19 @@ class ClipStore:
         self.held_bytes += size if clip.error is None else _NOTHING
 
     def _drop(self, key: ClipKey) -> None:
-        clip = self._clips.pop(key)
-        left = self._by_span[key[0]]
+        clip = self._clips.pop(key, None)
+        if clip is None:
+            # Another thread closes the store too.
+            return
+        left = self._by_span.get(key[0], set())
         left.discard(key[1])
         if not left:
-            del self._by_span[key[0]]
+            self._by_span.pop(key[0], None)
         if not clip.is_ready:
             self.in_flight_bytes -= clip.opened.num_bytes
-        for camera, frames in clip.frames.items():
+        # Nobody finds them in the clip again: memory that is given back twice would hold two frames at once.
+        by_camera, clip.frames = clip.frames, {}
+        for camera, frames in by_camera.items():
             if clip.is_pooled:
                 self._let_go(clip, camera, list(frames.values()))
             else:

@@ -116,6 +116,8 @@ class DepthDecoder:
     def _forward(self, number: int) -> tuple[NDArray[np.float32], float] | None:
         """Decode up to a frame; None where it does not come, since it lies before or was left out."""
         for frame in self._coming:
+            if frame.time is None:
+                raise RuntimeError("a frame comes out without its time")
             at = int(np.searchsorted(self._index.pts_s, frame.time - _SAME_S))
             self._next = at + 1
             if at == number:

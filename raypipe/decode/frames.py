@@ -178,7 +178,7 @@ class FrameDecoder:
             )
         request = IsolatedRequest(meta=self._meta, spec=self._spec, row=row, camera=camera, frames=frames)
         # Here, so that it passes the gate of this process, and the subprocess finds it on the node.
-        with retry_transient(lambda: self._fetch(row, camera, frames)), unmarked():
+        with unmarked(), retry_transient(lambda: self._fetch(row, camera, frames)):
             return decode_isolated(request)
 
     def _look_up(self, row: int, camera: str) -> tuple[int, int]:

@@ -60,6 +60,7 @@ from raypipe.plan.index import (
     concat_indexes,
     describe_selection,
     index_episodes,
+    passing_episodes,
 )
 from raypipe.plan.keyhash import ORDER_VERSION
 from raypipe.plan.members import MemberReport, RateReport, describe_frames, emitted_frames
@@ -154,6 +155,7 @@ __all__ = [
     "measure_mixing",
     "mix_indexes",
     "parse_order",
+    "passing_episodes",
     "plan_epoch",
     "plan_world",
     "report_plan",

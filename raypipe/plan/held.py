@@ -54,6 +54,8 @@ def measure_held(
     last = np.zeros(len(first), dtype=np.int64)
     np.maximum.at(last, number, step)
     has_windows = np.array([any(camera.offsets != (0,) for camera in member.cameras) for member in members])
+    # What the tail repeats stays with its clip.
+    has_windows |= world.rank(rank).steps.num_repeats > 0
     left = np.where(has_windows[dataset], last[number], step)
     pairs = zip(members, clip_frames, strict=True)
     weight = np.array([member.clip_bytes(size) / size for member, size in pairs])[dataset]

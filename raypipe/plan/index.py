@@ -6,7 +6,8 @@ Several datasets are one index, so a mixture has the same shape.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -17,7 +18,7 @@ from raypipe.errors import ConfigError
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.rates import Rates, concat_rates, make_rates, ragged_arange
 from raypipe.plan.spec import check_whole
-from raypipe.wording import counted, span_text
+from raypipe.wording import counted, cut_inside, span_text
 
 ALL_EPISODES: Final = "all"
 
@@ -33,6 +34,12 @@ SINGLE_DATASET: Final = "dataset"
 _MAX_FRAMES: Final = 1 << 24
 """Frames of an episode: the key axis of a lane has 2**24 places per span. At 30 fps it is 155 hours."""
 
+
+_MOST_NUMBERS: Final = 1 << 40
+"""Of a dataset in an account."""
+
+_MOST_TOLD: Final = 600
+"""Characters of a selection in a message."""
 
 _FIRST_FIELDS: Final = ("episodes", "exclude", "drop_first_frames", "drop_last_frames", "segments")
 
@@ -83,8 +90,7 @@ class SelectionSpec:
         object.__setattr__(self, "every", check_whole("every", self.every, 1, _MAX_FRAMES))
         object.__setattr__(self, "tasks", _check_tasks(self.tasks))
         object.__setattr__(self, "where", _check_where(self.where))
-        if not isinstance(self.weights, str):
-            object.__setattr__(self, "weights", _check_weights(self.weights))
+        object.__setattr__(self, "weights", _check_weights(self.weights))
         # Lists, ranges and arrays are welcome; what is kept is plain, comparable, and JSON.
         if not isinstance(self.episodes, str):
             object.__setattr__(self, "episodes", tuple(map(int, self.episodes)))
@@ -212,13 +218,16 @@ def index_episodes(
     is_kept = (stop > start) & wanted[row]
     if not is_kept.any():
         raise ConfigError(
-            f"no frame is left of the {counted(len(number), 'episode')} of dataset {name!r} under {selection}"
+            f"no frame is left of the {counted(len(number), 'episode')} of dataset {name!r} under "
+            f"{cut_inside(str(selection.to_dict()), _MOST_TOLD)}"
         )
     row, start, stop = row[is_kept], start[is_kept], stop[is_kept]
     each = np.ones(len(row))
     if weights is not None:
         row, start, stop, each = _weigh(name, np.asarray(weights, dtype=np.float64), (order, length, row, start, stop))
     num_frames = int((stop - start).sum() if len(each) == len(row) else (each > 0).sum())
+    rates = make_rates(name, start, stop, each, selection.every)
+    _check_parts(name, rates, int(frames.sum()))
     return EpisodeIndex(
         dataset_names=(name,),
         dataset=np.zeros(len(row), dtype=np.int32),
@@ -227,7 +236,7 @@ def index_episodes(
         start=start,
         stop=stop,
         fingerprint=fingerprint,
-        rates=make_rates(name, start, stop, each, selection.every),
+        rates=rates,
         left_out=(len(number) - len(np.unique(row)), int(frames.sum()) - num_frames),
     )
 
@@ -304,6 +313,24 @@ def _check_episodes(name: str, number: Ints, frames: Ints) -> None:
         raise ConfigError(f"dataset {name!r} lists episode {twice[0]} twice")
 
 
+def _check_parts(name: str, rates: Rates | None, num_frames: int) -> None:
+    """Raise where an account has no number for each time of a frame."""
+    parts = int(rates.parts.max()) if rates is not None else 1
+    if parts * num_frames >= _MOST_NUMBERS:
+        raise ConfigError(
+            f"an epoch of dataset {name!r} has a frame {parts:,} times, and one of {counted(num_frames, 'frame')} can "
+            f"have it {_MOST_NUMBERS // num_frames:,} times at most; lower the largest weights"
+        )
+
+
+def passing_episodes(name: str, episode: Ints, length: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
+    """Return which episodes pass what a selection says of numbers and lengths."""
+    passing = _selected(name, episode, selection) & _has_length(length, selection)
+    if selection.segments:
+        passing &= np.isin(episode, [segment[0] for segment in selection.segments])
+    return passing
+
+
 def _selected(name: str, number: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
     _check_known(name, number, selection.exclude)
     if selection.episodes == ALL_EPISODES:
@@ -322,29 +349,44 @@ def _has_length(frames: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
 def _check_tasks(given: Any) -> tuple[str, ...]:
     if isinstance(given, str):
         raise ConfigError(f"tasks is {given!r}; give a list of texts, as [{given!r}]")
-    tasks = tuple(given)
+    tasks = tuple(_in_one_order(given))
     if not all(isinstance(task, str) for task in tasks):
         raise ConfigError(f"tasks is {list(tasks)!r}; give the texts of tasks")
     return tasks
 
 
-def _check_weights(given: Any) -> tuple[tuple[int, float], ...]:
-    """Return weights by episode, from a mapping or from what this returned."""
+def _check_weights(given: Any) -> str | tuple[tuple[int, float], ...]:
+    """Return the name of a column, the place of a file, or weights by episode; also from what this returned."""
+    if isinstance(given, str | os.PathLike):
+        name = os.fspath(given)
+        return os.path.abspath(name) if name.endswith(".parquet") and "://" not in name else name
     try:
-        pairs = given.items() if isinstance(given, Mapping) else given
-        return tuple(sorted((int(episode), float(weight)) for episode, weight in pairs))
+        pairs = list(given.items() if isinstance(given, Mapping) else given)
+        # JSON has text for keys.
+        weights = {int(str(episode)): float(weight) for episode, weight in pairs}
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"weights is {given!r}; give the name of a column, the path of a parquet file, or a mapping of episodes to "
-            f"numbers"
+            f"weights is {cut_inside(repr(given), _MOST_TOLD)}; give the name of a column, the path of a parquet file, "
+            f"or a mapping of episodes to numbers: {error}"
         ) from error
+    if len(weights) < len(pairs):
+        raise ConfigError(f"weights is {cut_inside(repr(given), _MOST_TOLD)}, and has an episode twice")
+    return tuple(sorted(weights.items()))
+
+
+def _in_one_order(given: Any) -> Any:
+    """Return values of a set in an order that is the same in every process: ranks compare selections."""
+    return sorted(given, key=lambda one: (type(one).__name__, one)) if isinstance(given, Set) else given
 
 
 def _check_where(given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
     """Return the columns with the values that they may have, from a dict or from what this returned."""
     try:
         pairs = [(str(column), values) for column, values in (given.items() if isinstance(given, Mapping) else given)]
-        listed = [(name, (one,) if isinstance(one, str) or np.isscalar(one) else tuple(one)) for name, one in pairs]
+        listed = [
+            (name, (one,) if isinstance(one, str) or np.isscalar(one) else tuple(_in_one_order(one)))
+            for name, one in pairs
+        ]
     except (TypeError, ValueError) as error:
         raise ConfigError(f"where is {given!r}; give columns with values, as {{'is_success': True}}") from error
     for column, values in listed:

@@ -36,6 +36,12 @@ def test_filters_leave_exactly_the_episodes_that_they_name(dataset):
     assert episodes_left(dataset, tasks=[TASKS[0]], min_frames=7, where={"is_success": [True]}) == [0, 2, 6]
 
 
+def test_values_of_a_set_are_in_one_order():
+    given = SelectionSpec(tasks=frozenset("dcba"), where={"scene": {"c", "b", "a", 1}})
+
+    assert given == SelectionSpec(tasks=list("abcd"), where={"scene": [1, "a", "b", "c"]})
+
+
 def test_what_is_left_out_is_counted(dataset):
     index = index_frames(dataset, SelectionSpec(min_frames=5, drop_last_frames=1))
 
@@ -60,7 +66,8 @@ def test_a_loader_gives_exactly_the_filtered_frames(dataset):
         ({"where": 3}, r"where is 3; give columns with values, as \{'is_success': True\}"),
         ({"min_frames": 0}, "min_frames must be an integer of at least 1, got 0"),
         ({"min_frames": 8, "max_frames": 7}, "max_frames must be an integer of at least 8"),
-        ({"where": {"scene": "z"}}, "no frame is left of the 9 episodes"),
+        ({"where": {"scene": ["a", "z"]}}, r"where has 'z' for 'scene', which no episode .* has. Known: 'a', 'b', 'c'"),
+        ({"where": {"scene": "b"}, "episodes": [0]}, "no frame is left of the 9 episodes"),
         ({"minframes": 3}, r"selection has no field 'minframes'; did you mean 'min_frames'\?"),
     ],
 )

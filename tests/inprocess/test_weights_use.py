@@ -353,3 +353,35 @@ def test_the_plan_command_takes_a_selection(root):
     assert (told["frames"], told["rates"][0]["frames"]) == (NUM_FRAMES // 3, NUM_FRAMES)
     assert "--selection is no JSON" in wrong.stderr
     assert wrong.returncode
+
+
+def test_episodes_that_are_left_out_are_neither_read_nor_weighed(tmp_path):
+    quality = [1.0, 2.0, float("nan"), *[1.0] * 6]
+    root = write_rows(
+        tmp_path / "dataset", episode_columns={"quality": quality}, row_columns={"share": lambda _, frame: 0.1 * frame}
+    )
+    dataset = rp.open_dataset(root)
+    few = {"exclude": [2], "where": {"share": [0.1, 0.2]}, "weights": "quality"}
+
+    frames = set(frames_of_all(local_loader(make_pipe(dataset, selection=few))))
+
+    assert frames == {(e, f) for e, length in enumerate(LENGTHS) if e != 2 for f in (1, 2) if f < length}
+    with pytest.raises(ConfigError, match="no frame that is selected of dataset 'dataset' has such a number"):
+        make_pipe(dataset, selection={"where": {"share": 0.15}})
+    with pytest.raises(ConfigError, match="where has 'high' for 'share' of dataset 'dataset', whose rows hold float32"):
+        make_pipe(dataset, selection={"where": {"share": "high"}})
+
+
+@pytest.mark.parametrize("weights", [{1.7: 0.0}, [(0, 1), (0, 0)]])
+def test_weights_by_episode_name_each_episode_once(dataset, weights):
+    with pytest.raises(ConfigError, match="weights is "):
+        make_pipe(dataset, selection={"weights": weights})
+
+
+def test_the_file_of_a_member_is_found_from_any_folder(root, dataset, tmp_path, monkeypatch):
+    write_parquet(tmp_path / "weights.parquet", episode_index=list(range(len(LENGTHS))), weight=QUALITY)
+    monkeypatch.chdir(tmp_path)
+    for given in ("weights.parquet", Path("weights.parquet")):
+        mixture = rp.Mixture([{"root": root, "selection": {"weights": given}}], cache=None)
+
+        assert mixture.spec.members[0].selection.weights == str(tmp_path / "weights.parquet")

@@ -98,9 +98,19 @@ def test_memory_of_frames_that_have_left_is_used_for_the_next_ones():
     taken = [pool.take((1,), np.uint8) for _ in range(4)]
     assert any(one is left for one in taken)
     assert not any(one is stays for one in taken)
+    other = ClipStore(opener(3), executor, 120, pool)
     store.clear()
+    # Twice, and beside a thread that still works with it: nothing is given back twice.
+    store.clear()
+    store.leave([((0, 1), 3), ((0, 1), 5)])
     assert store.num_bytes == 0
-    assert any(pool.take((1,), np.uint8) is stays for _ in range(9))
+    again = [pool.take((1,), np.uint8) for _ in range(20)]
+    assert any(one is stays for one in again)
+    assert len({id(one) for one in again}) == 20
+    # The last store leaves nothing behind.
+    pool.give_back(again)
+    other.clear()
+    assert not any(pool.take((1,), np.uint8) is one for one in again for _ in range(20))
 
 
 def test_frames_of_windows_stay_until_the_last_sample_has_left():
