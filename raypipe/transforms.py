@@ -55,8 +55,8 @@ class SeededRandom(TorchFunctionMode):
         if func in _OF_SHAPE:
             kwargs = {name: value for name, value in kwargs.items() if name != "memory_format"}
             like = args[0] if args else kwargs.pop("input")
-            func, args = _OF_SHAPE[func], (*args[1:], like.shape)
-            kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
+            func, args = _OF_SHAPE[func], args[1:]
+            kwargs = {"size": like.shape, "dtype": like.dtype, "device": like.device, **kwargs}
         if func in _TAKE_GENERATOR and kwargs.get("generator") is None:
             tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
             device = kwargs.get("device") or (tensors[0].device if tensors else torch.get_default_device())

@@ -10,6 +10,7 @@ from batches import frames_of, local_loader, rows_spec
 from raypipe.errors import ConfigError
 from raypipe.pipeline import Pipeline
 from raypipe.testing import write_dataset
+from raypipe.transforms import SeededRandom
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +175,30 @@ def test_a_batch_on_a_gpu_is_the_one_of_the_cpu(seen):
         local_loader(seen, transform=double), local_loader(seen, transform=double, device="cuda"), strict=True
     ):
         assert all(torch.equal(here[name], there[name].cpu()) for name in here if isinstance(here[name], torch.Tensor))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.rand(3),
+        lambda: torch.randint_like(torch.zeros(3), 1000),
+        lambda: torch.randint_like(torch.zeros(3), low=5, high=1000),
+        lambda: torch.rand_like(torch.zeros(2, 3, 4, 4), memory_format=torch.channels_last).flatten()[:3],
+        lambda: torch.distributions.Beta(torch.tensor(0.4), torch.tensor(0.4)).sample((3,)),
+        lambda: torch.distributions.Dirichlet(torch.ones(3)).sample(),
+        lambda: torch.poisson(torch.full((3,), 100.0)),
+        lambda: torch.empty(3).cauchy_(),
+        lambda: torch.bernoulli(input=torch.full((64,), 0.5)),
+    ],
+    ids=["rand", "randint_like", "low", "memory_format", "Beta", "Dirichlet", "poisson", "cauchy", "bernoulli"],
+)
+def test_random_numbers_are_the_seeds_and_leave_those_of_training_alone(draw):
+    before = torch.get_rng_state()
+
+    drawn = []
+    for seed in (1, 1, 2):
+        with SeededRandom(seed):
+            drawn.append(draw().tolist())
+
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert torch.equal(torch.get_rng_state(), before)
