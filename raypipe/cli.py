@@ -308,7 +308,7 @@ def kept(
 @app.command()
 def account(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint, or a run's folder: a path or a URI.")],
-    root: Annotated[str, typer.Option(help="Where the dataset, or the mixture file, is now; else where it was.")] = "",
+    root: Annotated[str, typer.Option(help="Where the dataset, or mixture file, is; else the local path it had.")] = "",
     name: Annotated[str, typer.Option(help="The loader, where the run has several.")] = "",
     as_json: AsJson = False,
     json_file: JsonFile = None,

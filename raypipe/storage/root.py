@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import IO, Any
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
 from raypipe.filecache import Fetch, FileCache, HeldFile, Progress
 from raypipe.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
+from raypipe.storage.protocols import check_root, open_filesystem_of
 from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import Entry, Remote, digest_of, pack_entries
 from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
@@ -84,14 +84,7 @@ class Storage:
         if pinned is not None:
             files = open_files(pinned)
             return files, f"{files.root}/{pinned.folder}".rstrip("/")
-        try:
-            filesystem, path = fsspec.url_to_fs(self.uri)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(
-                f"cannot open {self.uri!r}: {error}. Give a local path, or a URI of a protocol whose fsspec "
-                f"package is installed (s3fs for s3://, gcsfs for gs://)."
-            ) from error
-        return filesystem, path
+        return open_filesystem_of(self.uri)
 
     @cached_property
     def _remote(self) -> Remote:
@@ -413,12 +406,17 @@ def open_cache(spec: CacheSpec) -> FileCache:
 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:
-    """Return the storage of `root`: a local path (made absolute) or an fsspec URI, without a cache."""
+    """Return the storage of `root`: a local path (made absolute) or an fsspec URI, without a cache.
+
+    Raises:
+        ConfigError: the root is empty, or of a protocol that is not opened; see `check_root`.
+    """
     uri = os.fspath(root)
     if not uri:
         raise ConfigError("the root of the dataset is empty; give a path or a URI")
     if "://" not in uri:
         uri = os.path.abspath(os.path.expanduser(uri))
+    check_root(uri)
     return Storage(uri)
 
 
