@@ -21,7 +21,7 @@ from raypipe.filecache import Fetch, FileCache, HeldFile, Progress
 from raypipe.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
 from raypipe.storage.protocols import check_root, open_filesystem_of
 from raypipe.storage.ranged import RangedFile
-from raypipe.storage.remote import Entry, Remote, digest_of, pack_entries
+from raypipe.storage.remote import Entry, Remote, check_listed, digest_of, pack_entries
 from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
 from raypipe.storage.streams import HeldStream
 
@@ -170,7 +170,7 @@ class Storage:
             return sorted(f"{folder}/{name}".lstrip("/") for name in walk_files(top))
         with self._naming(folder):
             prefix = len(self.path.rstrip("/")) + 1
-            names = sorted(str(found)[prefix:] for found in self.filesystem.find(top))
+            names = sorted(check_listed(str(found)[prefix:]) for found in self.filesystem.find(top))
         if not names and not self.is_listable:
             raise DownloadError(
                 f"the web server shows no files in {top!r}, and which there are has to be known. Let it show its "
