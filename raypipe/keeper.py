@@ -29,7 +29,7 @@ from raypipe.account.file import read_account, read_state, write_account
 from raypipe.account.folder import BEFORE_FOLDER, RUN_FOLDER, SAVED_FOLDER, account_name, state_key
 from raypipe.account.gather import HEAD, CheckpointFiles, gather_account, state_of_saved
 from raypipe.errors import RaypipeError
-from raypipe.storage import check_root, open_filesystem_of, retry_transient
+from raypipe.storage import check_root, login_of, open_filesystem_of, retry_transient, take_login
 
 ACCOUNTS: Final = "account"
 """The folder with accounts inside raypipe's folder of a checkpoint."""
@@ -151,7 +151,8 @@ def open_filesystem(folder: str) -> tuple[pyarrow.fs.FileSystem, str]:
     try:
         return pyarrow.fs.FileSystem.from_uri(folder)  # type: ignore[no-any-return]
     except pa.ArrowException:
-        filesystem, path = open_filesystem_of(folder)
+        folder = take_login(folder)
+        filesystem, path = open_filesystem_of(folder, login_of(folder))
         return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(filesystem)), path
 
 

@@ -21,7 +21,7 @@ from raypipe.plan import (
     mix_indexes,
 )
 from raypipe.selection import index_dataset
-from raypipe.storage import is_plain_path
+from raypipe.storage import is_plain_path, take_login
 from raypipe.wording import counted
 
 _NUM_THREADS: Final = 32
@@ -33,6 +33,7 @@ def open_frames(run: RunAccount, root: str) -> tuple[str, EpisodeIndex, FrameAxi
     header = run.account.header
     if not (root or header.root or header.members):
         raise ConfigError(f"the account {run.place!r} names no dataset: give it, or the mixture file, by --root")
+    root = take_login(root)
     _check_named(run, root)
     place = root or header.root or counted(len(header.members), "dataset")
     try:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, hide_logins
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.rates import Rates, concat_rates, make_rates, ragged_arange
 from raypipe.plan.spec import check_whole
@@ -85,6 +85,10 @@ class SelectionSpec:
         object.__setattr__(self, "where", _check_where(self.where))
         if not isinstance(self.weights, str):
             object.__setattr__(self, "weights", _check_weights(self.weights))
+        elif hide_logins(self.weights) != self.weights:
+            raise ConfigError(
+                f"weights={self.weights!r} has a password, and states keep where weights are: fetch the file"
+            )
         # Lists, ranges and arrays are welcome; what is kept is plain, comparable, and JSON.
         if not isinstance(self.episodes, str):
             object.__setattr__(self, "episodes", tuple(map(int, self.episodes)))

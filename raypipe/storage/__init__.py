@@ -14,7 +14,7 @@ A remote file is fetched whole into the cache of the node where it is small, and
 `CacheSpec.is_fetched_whole`. Knows nothing of what the files mean.
 """
 
-from raypipe.storage.protocols import check_root, is_plain_path, open_filesystem_of
+from raypipe.storage.protocols import check_root, is_plain_path, login_of, open_filesystem_of, take_login
 from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import REFUSED, remote_stamp
 from raypipe.storage.retry import RETRY_WAITS_S, is_transient, retry_transient
@@ -30,11 +30,13 @@ __all__ = [
     "check_root",
     "is_plain_path",
     "is_transient",
+    "login_of",
     "open_cache",
     "open_filesystem_of",
     "open_root",
     "open_storage",
     "remote_stamp",
     "retry_transient",
+    "take_login",
     "walk_files",
 ]

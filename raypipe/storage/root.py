@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
 from raypipe.filecache import Fetch, FileCache, HeldFile, Progress
 from raypipe.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
-from raypipe.storage.protocols import check_root, open_filesystem_of
+from raypipe.storage.protocols import check_root, join_login, login_of, open_filesystem_of, take_login
 from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import Entry, Remote, check_listed, digest_of, pack_entries
 from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
@@ -33,7 +33,7 @@ class Storage:
     """The root folder of a dataset, on any filesystem that fsspec knows."""
 
     uri: str
-    """The root as an absolute path, or as a URI with its protocol."""
+    """The root as an absolute path, or as a URI with its protocol; without user and password, which are `login`."""
 
     cache: CacheSpec | None = None
     """Keeps files of a remote root on the node that reads them; None reads them from afar, by range."""
@@ -43,6 +43,14 @@ class Storage:
 
     beside_bytes: int = field(default=0, compare=False)
     """Of other remote roots that a run reads through the same cache."""
+
+    login: str = field(default="", compare=False, repr=False)
+    """``user:password`` of the root, where it was given with them."""
+
+    @property
+    def address(self) -> str:
+        """The root as another process can open it: with `login`. Never for messages or files."""
+        return join_login(self.uri, self.login)
 
     @cached_property
     def filesystem(self) -> Any:
@@ -84,7 +92,7 @@ class Storage:
         if pinned is not None:
             files = open_files(pinned)
             return files, f"{files.root}/{pinned.folder}".rstrip("/")
-        return open_filesystem_of(self.uri)
+        return open_filesystem_of(self.uri, self.login)
 
     @cached_property
     def _remote(self) -> Remote:
@@ -96,7 +104,8 @@ class Storage:
     def __getstate__(self) -> dict[str, Any]:
         # A live filesystem holds connections and threads: each process opens its own.
         listing = self.listing or self._keep_listing()
-        return {"uri": self.uri, "cache": self.cache, "listing": listing, "beside_bytes": self.beside_bytes}
+        kept = {"uri": self.uri, "cache": self.cache, "listing": listing, "beside_bytes": self.beside_bytes}
+        return kept | {"login": self.login}
 
     def _keep_listing(self) -> str:
         """Keep the listing on this node and return its digest, where processes of a run are to share it."""
@@ -417,7 +426,8 @@ def open_storage(root: str | os.PathLike[str]) -> Storage:
     if "://" not in uri:
         uri = os.path.abspath(os.path.expanduser(uri))
     check_root(uri)
-    return Storage(uri)
+    uri = take_login(uri)
+    return Storage(uri, login=login_of(uri))
 
 
 def open_root(root: str | os.PathLike[str], revision: str = "") -> Storage:
