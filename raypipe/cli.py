@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from raypipe import __version__
-from raypipe.errors import ConfigError, RaypipeError
+from raypipe.errors import ConfigError, RaypipeError, hide_logins
 from raypipe.wording import counted
 from raypipe.writable import check_writable
 
@@ -312,7 +312,7 @@ def kept(
 @app.command()
 def account(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint, or a run's folder: a path or a URI.")],
-    root: Annotated[str, typer.Option(help="Where the dataset, or the mixture file, is now; else where it was.")] = "",
+    root: Annotated[str, typer.Option(help="Where the dataset, or mixture file, is; else the local path it had.")] = "",
     name: Annotated[str, typer.Option(help="The loader, where the run has several.")] = "",
     as_json: AsJson = False,
     json_file: JsonFile = None,
@@ -438,15 +438,15 @@ def main() -> None:
     except (RaypipeError, OSError) as error:
         if len(arguments) < len(sys.argv) - 1:
             raise
-        typer.echo(f"raypipe: {error}", err=True)
+        typer.echo(hide_logins(f"raypipe: {error}"), err=True)
         for note in getattr(error, "__notes__", ()):
-            typer.echo(f"  {note}", err=True)
+            typer.echo(hide_logins(f"  {note}"), err=True)
         sys.exit(2)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as one line, without the place in the code that Python adds."""
-    typer.echo(f"raypipe: warning: {' '.join(str(message).split())}", err=True)
+    typer.echo(f"raypipe: warning: {hide_logins(' '.join(str(message).split()))}", err=True)
 
 
 def _parse_selection(text: str) -> dict[str, Any]:

@@ -13,12 +13,28 @@ Every class takes one string and nothing else, so that an error crosses Ray proc
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Final
 
+_LOGIN: Final = re.compile(r"(?i)(https?://)[^/?#\s]+@|\b([a-z][a-z0-9+.-]*://)[^/?#\s:@]*:[^/?#\s]*@")
+"""User and password in a URI. What stands before the @ of ``abfs://container@account`` is neither."""
+
+
+def hide_logins(text: str) -> str:
+    """Return a text without the users and passwords of the URIs in it, for people and files."""
+    return _LOGIN.sub(lambda found: f"{found[1] or found[2]}***@", text) if "@" in text else text
+
 
 class RaypipeError(Exception):
-    """Any error that raypipe raises on purpose."""
+    """Any error that raypipe raises on purpose; its message and notes have no password."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(hide_logins(one) if isinstance(one, str) else one for one in args))
+
+    def add_note(self, note: str) -> None:
+        """Add a line to what is told, as of any exception."""
+        super().add_note(hide_logins(note))
 
 
 class ConfigError(RaypipeError, ValueError):

@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-import fsspec
 import pyarrow as pa
 import pyarrow.fs
 
@@ -30,7 +29,7 @@ from raypipe.account.file import read_account, read_state, write_account
 from raypipe.account.folder import BEFORE_FOLDER, RUN_FOLDER, SAVED_FOLDER, account_name, state_key
 from raypipe.account.gather import HEAD, CheckpointFiles, gather_account, state_of_saved
 from raypipe.errors import RaypipeError
-from raypipe.storage import retry_transient
+from raypipe.storage import check_root, login_of, open_filesystem_of, retry_transient, take_login
 
 ACCOUNTS: Final = "account"
 """The folder with accounts inside raypipe's folder of a checkpoint."""
@@ -39,6 +38,9 @@ _SAVED_KEPT: Final = 4
 """Accounts beside checkpoints, and as many of other states: as many as Ray Train may have under way, and some."""
 
 _CHECKPOINT_MARK: Final = "checkpoint"
+
+_OF_PYARROW: Final = ("hdfs", "viewfs")
+"""Read and written by pyarrow itself; where a cluster has them, checkpoints are often there."""
 
 _WRITE_EVERY_S: Final = 2.0
 _MOST_OF_TIME: Final = 0.01
@@ -144,11 +146,14 @@ def open_filesystem(folder: str) -> tuple[pyarrow.fs.FileSystem, str]:
     """Return the file system of a path or URI, of those that pyarrow or fsspec know, and the path on it."""
     if "://" not in folder:
         return pyarrow.fs.LocalFileSystem(), str(Path(folder).expanduser().absolute())
+    # Before pyarrow looks at it: what it does not know, it hands to fsspec.
+    check_root(folder, also=_OF_PYARROW)
     try:
         return pyarrow.fs.FileSystem.from_uri(folder)  # type: ignore[no-any-return]
     except pa.ArrowException:
-        filesystem, path = fsspec.core.url_to_fs(folder)
-        return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(filesystem)), str(path)
+        folder = take_login(folder)
+        filesystem, path = open_filesystem_of(folder, login_of(folder))
+        return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(filesystem)), path
 
 
 def write_rank_account(folder: Path, account: Account, rank: int, world_size: int) -> None:

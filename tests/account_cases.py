@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from plan_cases import plan_resumed, plan_start
@@ -51,6 +52,7 @@ class HandRun:
     root = "made"
     name = "train"
     members = ()
+    selection: ClassVar[dict] = {}
 
     def __init__(self, index: EpisodeIndex, spec: OrderSpec, *, bad=(), tamper=None, axis=None):
         self.index, self.spec, self.bad = index, spec, set(bad)
@@ -107,7 +109,7 @@ class HandRun:
 
     def header(self) -> Header:
         state = self.state.to_dict()
-        return Header(root=self.root, selection={}, state=state, name=self.name, members=self.members)
+        return Header(root=self.root, selection=self.selection, state=state, name=self.name, members=self.members)
 
     def write(self, folder: Path) -> None:
         """Write the account of every rank to a folder, as ranks do."""

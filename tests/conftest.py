@@ -35,5 +35,7 @@ def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _environment(tmp_path_factory: pytest.TempPathFactory) -> None:
     # Ray writes a token into the home folder, and matplotlib a cache: not into the user's.
     os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
+    # Tests of remote roots without a server.
+    os.environ["RAYPIPE_PROTOCOLS"] = "memory"
     # Ray Train takes reports and looks at its workers every 2 s if nothing else is said: every save would wait for it.
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"

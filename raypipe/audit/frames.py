@@ -21,9 +21,11 @@ from raypipe.plan import (
     mix_indexes,
 )
 from raypipe.selection import index_dataset
+from raypipe.storage import is_plain_path, take_login
 from raypipe.wording import counted
 
 _NUM_THREADS: Final = 32
+_SHOWN: Final = 3
 
 
 def open_frames(run: RunAccount, root: str) -> tuple[str, EpisodeIndex, FrameAxis]:
@@ -31,6 +33,8 @@ def open_frames(run: RunAccount, root: str) -> tuple[str, EpisodeIndex, FrameAxi
     header = run.account.header
     if not (root or header.root or header.members):
         raise ConfigError(f"the account {run.place!r} names no dataset: give it, or the mixture file, by --root")
+    root = take_login(root)
+    _check_named(run, root)
     place = root or header.root or counted(len(header.members), "dataset")
     try:
         if header.members and not root:
@@ -43,6 +47,33 @@ def open_frames(run: RunAccount, root: str) -> tuple[str, EpisodeIndex, FrameAxi
         error.add_note(f"the account {run.place!r} is of {_described(header)}; give its place now by --root")
         raise
     return place, _at_state(index, header, place), axis
+
+
+def _check_named(run: RunAccount, root: str) -> None:
+    """Raise for a place that the account alone names, unless it is a path of this machine.
+
+    An account may come from a stranger: it shall not send this machine to servers that the user has not named.
+    """
+    header = run.account.header
+    places = [] if root else [str(one["root"]) for one in header.members] or [header.root]
+    unknown = [place for place in places if not is_plain_path(place)]
+    if unknown:
+        remedy = "a mixture file that lists its datasets, by --root" if header.members else f"--root {unknown[0]}"
+        raise ConfigError(
+            f"the account {run.place!r} is of {', '.join(map(repr, unknown[:_SHOWN]))}, and of what an account names "
+            f"only paths of this machine are opened. If you trust it, name the dataset too: give {remedy}"
+        )
+    selections = [header.selection] if not header.members else [] if root else [o["selection"] for o in header.members]
+    for weights in (str(selection.get("weights", "")) for selection in selections):
+        if "://" in weights and not _is_below(weights, root):
+            raise ConfigError(
+                f"the account {run.place!r} takes weights from {weights!r}, which you have not named: only weights on "
+                f"this machine, or below the folder of --root, are read"
+            )
+
+
+def _is_below(place: str, root: str) -> bool:
+    return bool(root) and place.startswith(f"{root.rstrip('/')}/") and ".." not in place.split("/")
 
 
 def read_frames(root: str, selection: SelectionSpec) -> tuple[EpisodeIndex, FrameAxis]:

@@ -18,7 +18,7 @@ from raypipe.hub.cache import HubFile, Place, cache_place, find_snapshot, folder
 from raypipe.hub.client import Client
 from raypipe.hub.fetch import Fetched, fetch_files, list_files
 from raypipe.hub.files import HubFiles, open_files
-from raypipe.hub.names import HubSource, is_repo_id, parse_pinned
+from raypipe.hub.names import HubSource, is_repo_id, leaves_folder, parse_pinned
 from raypipe.hub.resolve import resolve
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "find_snapshot",
     "folder_place",
     "is_repo_id",
+    "leaves_folder",
     "list_files",
     "open_files",
     "parse_pinned",

@@ -16,6 +16,7 @@ reader than version 2; those of another format are asked for again.
 
 import json
 import os
+import re
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
@@ -26,10 +27,11 @@ from typing import Any, Final
 
 from raypipe.errors import DownloadError
 from raypipe.hub.client import is_offline
-from raypipe.hub.names import HubSource, is_commit, parse_pinned
+from raypipe.hub.names import HubSource, check_revision, is_commit, leaves_folder, parse_pinned
 
 _LISTING_FORMAT: Final = 1
 _SHOWN_FILES: Final = 3
+_HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 _SNAPSHOTS: dict[tuple[str, str], str] = {}
 """Complete ones by cache and URI. A process asks once for each: looking takes a system call per file."""
@@ -51,6 +53,11 @@ class HubFile:
     def content_hash(self) -> str:
         """What names the content: the blob in the cache is called so."""
         return self.sha256 or self.git_oid
+
+    @property
+    def has_hash(self) -> bool:
+        """Whether `content_hash` is one: it becomes the name of a file."""
+        return _HASH.fullmatch(self.content_hash) is not None
 
 
 Listing = Mapping[str, HubFile]
@@ -150,12 +157,16 @@ def find_snapshot(uri: str) -> str | None:
 
 
 def read_listing(path: Path) -> dict[str, HubFile] | None:
-    """Return the listing that a file keeps; None where there is none, or one of another format."""
+    """Return the listing that a file keeps; None where there is none, one of another format, or one that was forged.
+
+    Others may write to the cache. A listing with a name that leads out of the commit's folder, or with a hash that is
+    none, is no listing: it is asked for again.
+    """
     try:
         content = json.loads(path.read_bytes())
         if content["format_version"] != _LISTING_FORMAT:
             return None
-        return {
+        listing = {
             name: HubFile(
                 size_bytes=int(one["size"]),
                 git_oid=str(one["blob_id"]),
@@ -164,6 +175,7 @@ def read_listing(path: Path) -> dict[str, HubFile] | None:
             )
             for name, one in content["files"].items()
         }
+        return None if any(leaves_folder(name) or not one.has_hash for name, one in listing.items()) else listing
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -193,19 +205,18 @@ def write_file(path: Path, text: str) -> None:
 
 def read_ref(repo_id: str, revision: str) -> str:
     """Return the commit that the cache remembers of a revision, or nothing."""
-    refs = _repo_folder(repo_id) / "refs"
-    path = refs / revision
-    if refs not in path.parents or ".." in path.parts:
+    if leaves_folder(revision):
         return ""
     try:
-        commit = path.read_text().strip()
-    except OSError:
+        commit = (_repo_folder(repo_id) / "refs" / revision).read_text().strip()
+    except (OSError, UnicodeDecodeError):
         return ""
     return commit if is_commit(commit) else ""
 
 
 def write_ref(repo_id: str, revision: str, commit: str) -> None:
     """Remember the commit of a revision, for the time without network."""
+    check_revision(revision, repo_id)
     if revision != commit and read_ref(repo_id, revision) != commit:
         try:
             write_file(_repo_folder(repo_id) / "refs" / revision, commit)

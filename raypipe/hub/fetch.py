@@ -3,26 +3,23 @@
 import errno
 import json
 import os
-import re
 import threading
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 from raypipe.errors import DownloadError
 from raypipe.hub.cache import HubFile, Listing, Place, download_command, read_listing, write_file, write_listing
 from raypipe.hub.client import Ask, Client, is_offline
-from raypipe.hub.names import HubSource
+from raypipe.hub.names import HubSource, leaves_folder
 from raypipe.hub.receive import Advance, Receiver, hash_of, size_of
 
 NUM_THREADS: Final = 8
 """As huggingface_hub has it."""
-
-_HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,15 +157,13 @@ def _hub_file(one: Mapping[str, Any], ask: Ask) -> HubFile:
         sha256=str(lfs.get("oid") or ""),
         xet_hash=str(one.get("xetHash") or ""),
     )
-    # It becomes the name of a file.
-    if not _HASH.fullmatch(file.content_hash):
+    if not file.has_hash:
         raise DownloadError(f"{ask} lists {one['path']!r} with the hash {file.content_hash!r}, which is none")
     return file
 
 
 def _check_name(name: str, ask: Ask) -> str:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not name:
+    if leaves_folder(name):
         raise DownloadError(f"{ask} lists a file {name!r}, which would lie outside its folder; it is not fetched")
     return name
 

@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -64,19 +65,43 @@ def is_commit(revision: str) -> bool:
     return _COMMIT.fullmatch(revision) is not None
 
 
+def leaves_folder(name: str) -> bool:
+    """Return whether a name from elsewhere, put behind a folder, is not surely of something in that folder.
+
+    For the names of a listing and for revisions: both become paths on this machine. Whoever reads one asks here.
+    """
+    path = PurePosixPath(name)
+    return path.is_absolute() or not path.parts or ".." in path.parts or not name.isprintable() or "\\" in name
+
+
+def check_revision(revision: str, root: str) -> str:
+    """Return a revision that may be the name of a file of the cache.
+
+    Raises:
+        ConfigError: it leads elsewhere.
+    """
+    if revision and leaves_folder(revision):
+        raise ConfigError(
+            f"{root!r} is asked for at revision {revision!r}, which is none; give a tag, branch or commit"
+        )
+    return revision
+
+
 def parse_name(root: str, revision: str = "") -> HubName:
     """Return what `root` says, with `revision` in place of none."""
     match = _URI.fullmatch(root)
     if match is None and not _NAME.fullmatch(root):
         raise ConfigError(f"{root!r} is no dataset of the Hub; give OWNER/NAME or {SCHEME}OWNER/NAME@REVISION")
     if match is None:
-        return HubName(repo_id=root, revision=revision, folder="")
+        return HubName(repo_id=root, revision=check_revision(revision, root), folder="")
     given = unquote(match["revision"] or "")
     if given and revision and given != revision:
         raise ConfigError(
             f"{root!r} names revision {given!r}, and revision={revision!r} is given too; give one of them"
         )
-    return HubName(repo_id=match["repo_id"], revision=given or revision, folder=(match["folder"] or "").strip("/"))
+    return HubName(
+        repo_id=_check_repo_id(match), revision=check_revision(given or revision, root), folder=_check_folder(match)
+    )
 
 
 def parse_pinned(uri: str) -> HubSource | None:
@@ -85,8 +110,21 @@ def parse_pinned(uri: str) -> HubSource | None:
     if match is None or not is_commit(match["revision"] or ""):
         return None
     commit = match["revision"]
+    return HubSource(repo_id=_check_repo_id(match), revision=commit, commit=commit, folder=_check_folder(match))
+
+
+def _check_repo_id(match: re.Match[str]) -> str:
+    repo_id = match["repo_id"]
+    if not _NAME.fullmatch(repo_id):
+        raise ConfigError(f"{match[0]!r} names {repo_id!r}, which is no OWNER/NAME of the Hub")
+    return repo_id
+
+
+def _check_folder(match: re.Match[str]) -> str:
     folder = (match["folder"] or "").strip("/")
-    return HubSource(repo_id=match["repo_id"], revision=commit, commit=commit, folder=folder)
+    if folder and leaves_folder(folder):
+        raise ConfigError(f"{match[0]!r} names the folder {folder!r}, which leads out of the dataset; give one in it")
+    return folder
 
 
 def quote_name(name: str) -> str:

@@ -20,6 +20,7 @@ from raypipe.metadata import INDEX_FEATURES
 from raypipe.plan import SelectionSpec
 from raypipe.plan.spec import check_whole
 from raypipe.schema import DIM_IS_PAD, IS_MISSING
+from raypipe.storage import take_login
 from raypipe.window import TOLERANCE_S
 
 WeightRule = Literal["given", "frames", "episodes", "sqrt"]
@@ -75,6 +76,7 @@ class MemberSpec:
         for key in ("root", "name", "robot_type"):
             if not isinstance(getattr(self, key), str):
                 raise ConfigError(f"{key} of a member is {getattr(self, key)!r}; give text")
+        object.__setattr__(self, "root", take_login(self.root))
         if not self.root:
             raise ConfigError(f"member {self.name!r} has an empty root; give the path or URI of a dataset")
         who = f"member {self.name or self.root!r}"

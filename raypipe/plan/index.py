@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, hide_logins
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.rates import Rates, concat_rates, make_rates, ragged_arange
 from raypipe.plan.spec import check_whole
@@ -359,6 +359,10 @@ def _check_weights(given: Any) -> str | tuple[tuple[int, float], ...]:
     """Return the name of a column, the place of a file, or weights by episode; also from what this returned."""
     if isinstance(given, str | os.PathLike):
         name = os.fspath(given)
+        if hide_logins(name) != name:
+            raise ConfigError(
+                f"weights={hide_logins(name)!r} has a password, and states keep where weights are: fetch the file"
+            )
         return os.path.abspath(name) if name.endswith(".parquet") and "://" not in name else name
     try:
         pairs = list(given.items() if isinstance(given, Mapping) else given)

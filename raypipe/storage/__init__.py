@@ -3,6 +3,7 @@
 ::
 
     root.py       the root of a dataset: names in, bytes out                       Storage, open_storage, open_root
+    protocols.py  which roots may be opened at all                                 check_root, is_plain_path
     spec.py       where a node keeps remote files, and how many bytes              CacheSpec
     remote.py     what a remote root lists, and how its bytes are fetched          Remote
     streams.py    files of a remote root, open for reading                         HeldStream, SizedFile
@@ -13,6 +14,7 @@ A remote file is fetched whole into the cache of the node where it is small, and
 `CacheSpec.is_fetched_whole`. Knows nothing of what the files mean.
 """
 
+from raypipe.storage.protocols import check_root, is_plain_path, login_of, open_filesystem_of, take_login
 from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import REFUSED, remote_stamp
 from raypipe.storage.retry import RETRY_WAITS_S, is_transient, retry_transient
@@ -25,11 +27,16 @@ __all__ = [
     "CacheSpec",
     "RangedFile",
     "Storage",
+    "check_root",
+    "is_plain_path",
     "is_transient",
+    "login_of",
     "open_cache",
+    "open_filesystem_of",
     "open_root",
     "open_storage",
     "remote_stamp",
     "retry_transient",
+    "take_login",
     "walk_files",
 ]

@@ -25,7 +25,7 @@ from fsspec.callbacks import Callback
 
 from raypipe.errors import DownloadError
 from raypipe.filecache import FileCache, Progress
-from raypipe.hub import HubFiles
+from raypipe.hub import HubFiles, leaves_folder
 from raypipe.requests import count_requests
 from raypipe.storage.retry import retry_transient
 from raypipe.storage.streams import open_asked
@@ -105,7 +105,7 @@ class Remote:
         self._count(1 + len(files) // _PAGE)
         first = len(self._path) + 1
         return {
-            str(path)[first:]: Entry(int(info.get("size") or 0), self._commit or remote_stamp(info))
+            check_listed(str(path)[first:]): Entry(int(info.get("size") or 0), self._commit or remote_stamp(info))
             for path, info in files.items()
         }
 
@@ -350,7 +350,18 @@ def pack_entries(entries: Mapping[str, Entry]) -> bytes:
 
 def unpack_entries(content: bytes) -> dict[str, Entry]:
     """Return the listing of `pack_entries`."""
-    return {name: Entry(size_bytes, stamp) for name, size_bytes, stamp in json.loads(content)}
+    return {check_listed(name): Entry(size_bytes, stamp) for name, size_bytes, stamp in json.loads(content)}
+
+
+def check_listed(name: str) -> str:
+    """Return a name of a listing: below its root, wherever files of that name are written.
+
+    Raises:
+        DownloadError: it leads elsewhere.
+    """
+    if leaves_folder(name):
+        raise DownloadError(f"the storage lists a file {name!r}, which would lie outside its folder. Remove it there.")
+    return name
 
 
 def digest_of(content: bytes) -> str:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import IO, Any
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
 from raypipe.filecache import Fetch, FileCache, HeldFile, Progress
 from raypipe.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
+from raypipe.storage.protocols import check_root, join_login, login_of, open_filesystem_of, take_login
 from raypipe.storage.ranged import RangedFile
-from raypipe.storage.remote import Entry, Remote, digest_of, pack_entries
+from raypipe.storage.remote import Entry, Remote, check_listed, digest_of, pack_entries
 from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
 from raypipe.storage.streams import HeldStream
 
@@ -33,7 +33,7 @@ class Storage:
     """The root folder of a dataset, on any filesystem that fsspec knows."""
 
     uri: str
-    """The root as an absolute path, or as a URI with its protocol."""
+    """The root as an absolute path, or as a URI with its protocol; without user and password, which are `login`."""
 
     cache: CacheSpec | None = None
     """Keeps files of a remote root on the node that reads them; None reads them from afar, by range."""
@@ -43,6 +43,14 @@ class Storage:
 
     beside_bytes: int = field(default=0, compare=False)
     """Of other remote roots that a run reads through the same cache."""
+
+    login: str = field(default="", compare=False, repr=False)
+    """``user:password`` of the root, where it was given with them."""
+
+    @property
+    def address(self) -> str:
+        """The root as another process can open it: with `login`. Never for messages or files."""
+        return join_login(self.uri, self.login)
 
     @cached_property
     def filesystem(self) -> Any:
@@ -84,14 +92,7 @@ class Storage:
         if pinned is not None:
             files = open_files(pinned)
             return files, f"{files.root}/{pinned.folder}".rstrip("/")
-        try:
-            filesystem, path = fsspec.url_to_fs(self.uri)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(
-                f"cannot open {self.uri!r}: {error}. Give a local path, or a URI of a protocol whose fsspec "
-                f"package is installed (s3fs for s3://, gcsfs for gs://)."
-            ) from error
-        return filesystem, path
+        return open_filesystem_of(self.uri, self.login)
 
     @cached_property
     def _remote(self) -> Remote:
@@ -103,7 +104,8 @@ class Storage:
     def __getstate__(self) -> dict[str, Any]:
         # A live filesystem holds connections and threads: each process opens its own.
         listing = self.listing or self._keep_listing()
-        return {"uri": self.uri, "cache": self.cache, "listing": listing, "beside_bytes": self.beside_bytes}
+        kept = {"uri": self.uri, "cache": self.cache, "listing": listing, "beside_bytes": self.beside_bytes}
+        return kept | {"login": self.login}
 
     def _keep_listing(self) -> str:
         """Keep the listing on this node and return its digest, where processes of a run are to share it."""
@@ -177,7 +179,7 @@ class Storage:
             return sorted(f"{folder}/{name}".lstrip("/") for name in walk_files(top))
         with self._naming(folder):
             prefix = len(self.path.rstrip("/")) + 1
-            names = sorted(str(found)[prefix:] for found in self.filesystem.find(top))
+            names = sorted(check_listed(str(found)[prefix:]) for found in self.filesystem.find(top))
         if not names and not self.is_listable:
             raise DownloadError(
                 f"the web server shows no files in {top!r}, and which there are has to be known. Let it show its "
@@ -413,13 +415,19 @@ def open_cache(spec: CacheSpec) -> FileCache:
 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:
-    """Return the storage of `root`: a local path (made absolute) or an fsspec URI, without a cache."""
+    """Return the storage of `root`: a local path (made absolute) or an fsspec URI, without a cache.
+
+    Raises:
+        ConfigError: the root is empty, or of a protocol that is not opened; see `check_root`.
+    """
     uri = os.fspath(root)
     if not uri:
         raise ConfigError("the root of the dataset is empty; give a path or a URI")
     if "://" not in uri:
         uri = os.path.abspath(os.path.expanduser(uri))
-    return Storage(uri)
+    check_root(uri)
+    uri = take_login(uri)
+    return Storage(uri, login=login_of(uri))
 
 
 def open_root(root: str | os.PathLike[str], revision: str = "") -> Storage:

@@ -9,6 +9,7 @@ from pathlib import Path
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError, suggest
 from raypipe.mixture import Mixture, open_dataset
+from raypipe.storage import take_login
 from raypipe.views.card import view_dataset
 from raypipe.views.episode import EpisodeView, view_episode
 from raypipe.views.mixture import view_mixture
@@ -124,6 +125,6 @@ def _show_in_rerun(opened: Dataset | Mixture, request: ShowRequest) -> str:
 
 
 def _new_page(request: ShowRequest) -> Path:
-    name = Path(request.root.rstrip("/")).stem or "dataset"
+    name = Path(take_login(request.root).rstrip("/")).stem or "dataset"
     parts = [name, request.member, f"episode-{request.episode}" if request.episode != WHOLE else ""]
     return Path(tempfile.mkdtemp(prefix="raypipe-")) / f"{'-'.join(filter(None, parts))}.html"

@@ -65,7 +65,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_an_unknown_protocol_is_an_error_that_says_what_is_allowed():
-    with pytest.raises(ConfigError, match=r"nowhere://x.*fsspec"):
+    with pytest.raises(ConfigError, match=r"nowhere://x.*RAYPIPE_PROTOCOLS"):
         open_storage("nowhere://x").exists()
 
 

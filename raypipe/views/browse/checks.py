@@ -46,7 +46,7 @@ class Checks:
             is_started = self._told["stage"] != "waiting"
             if not is_started and (is_asked or self.is_quick) and not self._is_closed:
                 self._told = {**self._told, "stage": "running"}
-                self._process = _start(self._meta.root)
+                self._process = _start(self._meta.storage.address)
                 threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
             return self._told
 
