@@ -1,6 +1,6 @@
 """The last look at a copy before it appears: counts against the source, and everything that validate knows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 import numpy as np
@@ -47,12 +47,22 @@ def _copy_file(meta: DatasetMeta, workspace: Workspace, name: str) -> None:
 
 
 def check_copy(
-    meta: DatasetMeta, numbering: Numbering, workspace: Workspace, *, where: Where, allow_findings: bool
+    meta: DatasetMeta,
+    numbering: Numbering,
+    cameras: Sequence[str],
+    workspace: Workspace,
+    *,
+    where: Where,
+    allow_findings: bool,
 ) -> list[str]:
     """Raise where the copy is not what it should be; return what validate found, in words.
 
+    Args:
+        cameras: those whose videos the copy must have.
+
     Raises:
-        DatasetError: the copy has other episodes than planned, or errors by validate that are not allowed.
+        DatasetError: the copy has other episodes than planned, lacks videos, or has errors by validate that are not
+            allowed.
     """
     copy = read_metadata(str(workspace.dataset))
     expected = meta.episodes.length[numbering.rows]
@@ -62,6 +72,7 @@ def check_copy(
             f"{counted(copy.num_frames, 'frame')}, expected {len(expected)} and {int(expected.sum())} "
             f"({'; '.join(copy.notes) or 'no notes'}). Remove it and run again: rm -r {workspace.folder}"
         )
+    _check_cameras(copy, cameras)
     report = validate_dataset(str(workspace.dataset), where=where)
     errors = [finding for finding in report.findings if finding.severity == "error"]
     if errors and not allow_findings:
@@ -73,3 +84,16 @@ def check_copy(
         )
     counts = report.tally
     return [f"validate found {', '.join(f'{count} {kind}' for kind, count in counts.items())}"] if counts else []
+
+
+def _check_cameras(copy: DatasetMeta, cameras: Sequence[str]) -> None:
+    there = set(copy.storage.list_files("videos"))
+    for camera in cameras:
+        is_declared = camera in copy.episodes.videos
+        needed = {copy.video_file(row, camera) for row in range(len(copy.episodes))} if is_declared else set()
+        lost = sorted(needed - there)
+        if lost or not is_declared:
+            raise DatasetError(
+                f"the copy in {copy.root!r} lacks videos of the camera {camera!r}: "
+                f"{', '.join(lost[:3]) or 'it is not declared'}. Run the same command again."
+            )
