@@ -1,6 +1,8 @@
 """The last look at a copy before it appears: counts against the source, and everything that validate knows."""
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -10,6 +12,7 @@ from raypipe.metadata import DatasetMeta, read_metadata
 from raypipe.reshard.plan import Numbering
 from raypipe.reshard.tasks import Where
 from raypipe.reshard.workspace import Workspace
+from raypipe.storage import Storage
 from raypipe.validate import validate_dataset
 from raypipe.wording import counted, either
 
@@ -22,19 +25,35 @@ def copy_other_files(meta: DatasetMeta, workspace: Workspace, size_of: Mapping[s
     used = {meta.data_file(row) for row in range(len(meta.episodes))}
     for camera in meta.episodes.videos:
         used |= {meta.video_file(row, camera) for row in range(len(meta.episodes))}
-    left = []
+    left, outside = [], []
     for name in sorted(size_of.keys() - used):
         if name.startswith(_WRITTEN):
             continue
-        if name.startswith("meta/") or name.startswith(("README", "LICENSE")):
-            _copy_file(meta, workspace, name)
-        else:
+        if not name.startswith(("meta/", "README", "LICENSE")):
             left.append(name)
-    if not left:
-        return []
-    told = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
-    verb = either(len(left), "was", "were")
-    return [f"{counted(len(left), 'file')} that no episode uses {verb} left out: {told}"]
+        elif _leads_out(meta.storage, name):
+            outside.append(name)
+        else:
+            _copy_file(meta, workspace, name)
+    return [
+        f"{counted(len(names), 'file')} {which} {either(len(names), 'was', 'were')} {done}: {', '.join(names[:5])}"
+        + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        for names, which, done in (
+            (left, "that no episode uses", "left out"),
+            (outside, "to which links lead out of the dataset", "not copied"),
+        )
+        if names
+    ]
+
+
+def _leads_out(storage: Storage, name: str) -> bool:
+    """Return whether a file is elsewhere by a link: whoever made the dataset may have meant a file of another."""
+    if not storage.is_local:
+        return False
+    place, root = Path(os.path.realpath(storage.locate(name))), Path(os.path.realpath(storage.path))
+    # The Hub's cache has links to its own blobs in place of files.
+    own = [root, *(folder.parent / "blobs" for folder in root.parents if folder.name == "snapshots")]
+    return not any(place.is_relative_to(folder) for folder in own)
 
 
 def _copy_file(meta: DatasetMeta, workspace: Workspace, name: str) -> None:

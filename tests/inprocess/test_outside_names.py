@@ -10,6 +10,7 @@ from reshard_checks import digests
 from raypipe import open_dataset
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.metadata import features
+from raypipe.metadata.templates import why_unfit
 from raypipe.reshard import ReshardSpec, reshard_dataset
 from raypipe.reshard import run as run_module
 from raypipe.storage import open_storage
@@ -148,3 +149,72 @@ def test_a_camera_that_is_missing_in_a_copy_is_an_error(source, tmp_path, monkey
         reshard(source, tmp_path / "copy", allow_findings=True)
 
     assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("key", ["data_path", "video_path"])
+@pytest.mark.parametrize(
+    "lead",
+    [
+        "../other/",
+        "data/../../other/",
+        "/",
+        "C:/",
+        "c:\\",
+        "..\\other\\",
+        "file:///",
+        "a\0/",
+        "{video_key:.>2}/",
+        "{{/../",
+    ],
+)
+def test_a_template_that_leads_out_of_the_dataset_is_refused_by_name(source, key, lead):
+    template = []
+
+    def change(info):
+        info[key] = lead + info[key]
+        template.append(info[key])
+
+    edit_info(source, change)
+
+    with pytest.raises(DatasetError) as refused:
+        open_dataset(str(source))
+
+    assert f"{key} in " in str(refused.value)
+    assert repr(template[0]) in str(refused.value)
+    assert "template-invalid" in {finding.kind for finding in validate_dataset(str(source), where="process").findings}
+
+
+@pytest.mark.parametrize("template", ["{chunk_index:0999999999d}", "{chunk_index.__class__}", "{chunk_index!r:>9}"])
+def test_a_template_has_plain_fields_only(template):
+    assert "cannot be filled in" in why_unfit(f"data/{template}.parquet")
+
+
+def test_a_copy_takes_no_file_to_which_a_link_leads_out_of_the_dataset(source, tmp_path):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/key").write_text("of another")
+    (source / "meta/extra.json").symlink_to(tmp_path / "secret/key")
+    (source / "README.md").symlink_to(tmp_path / "secret/key")
+    (source / "meta/more").symlink_to(tmp_path / "secret", target_is_directory=True)
+    (source / "meta/mine.json").write_text("mine")
+    (source / "meta/same.json").symlink_to("mine.json")
+
+    report = reshard(source, tmp_path / "copy")
+
+    copied = [path.read_bytes() for path in (tmp_path / "copy").rglob("*") if path.is_file()]
+    assert b"of another" not in copied
+    assert (tmp_path / "copy/meta/same.json").read_text() == "mine"
+    assert "3 files to which links lead out of the dataset were not copied: README.md, meta/extra.json" in str(
+        report.notes
+    )
+
+
+def test_a_copy_of_a_snapshot_in_the_hubs_cache_has_the_files_that_the_cache_links(source, tmp_path):
+    root, blobs = tmp_path / "datasets--o--n/snapshots/abc", tmp_path / "datasets--o--n/blobs"
+    shutil.copytree(source, root)
+    blobs.mkdir()
+    (blobs / "1").write_text("read me")
+    (root / "README.md").symlink_to("../../blobs/1")
+
+    reshard(root, tmp_path / "copy")
+
+    assert (tmp_path / "copy/README.md").read_text() == "read me"
