@@ -1,29 +1,35 @@
 """Images stored inside the rows, and the size of any frame."""
 
 import io
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from raypipe.decode.spec import ORIGINAL_SIZE, Fit, Size
 from raypipe.errors import LEAVE_OUT, DecodeError
 from raypipe.metadata import Feature
+
+_FORMATS: Final = ("PNG", "JPEG", "TIFF")
+
+_MOST_PIXELS: Final = 1 << 26
+"""Of an image whose size ``info.json`` does not tell: 200 MB."""
 
 
 def decode_image(stored: Any, feature: Feature, place: str) -> torch.Tensor:
     """Return an image as a row holds it: uint8 ``(H, W, 3)``, or depth as float32 ``(H, W, 1)`` in millimetres.
 
     Args:
-        stored: the bytes of a PNG or TIFF, or Hugging Face's ``{"bytes": ..., "path": ...}``.
+        stored: the bytes of a PNG, JPEG or TIFF, or Hugging Face's ``{"bytes": ..., "path": ...}``.
         place: the dataset, episode and frame, for messages.
     """
     content = stored.get("bytes") if isinstance(stored, dict) else stored
     if not isinstance(content, bytes):
         raise DecodeError(f"there are no image bytes for {feature.name!r} in {place}; {LEAVE_OUT}")
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with _open_image(content) as image:
+            _check_size(image, feature)
             pixels = np.array(image if feature.is_depth else image.convert("RGB"))
     except Exception as error:
         # Pillow raises what its many formats raise: SyntaxError for a broken PNG.
@@ -35,6 +41,22 @@ def decode_image(stored: Any, feature: Feature, place: str) -> torch.Tensor:
     # Floats are metres and integers millimetres, as LeRobot writes them.
     in_mm = pixels.astype(np.float32) * (1000.0 if pixels.dtype.kind == "f" else 1.0)
     return torch.from_numpy(in_mm)[:, :, None]
+
+
+def _open_image(content: bytes) -> Image.Image:
+    """Read the header of an image; a format that nobody needs may start a program, as EPS does Ghostscript."""
+    try:
+        return Image.open(io.BytesIO(content), formats=_FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError("it is not a PNG, JPEG or TIFF, or its header is damaged") from None
+
+
+def _check_size(image: Image.Image, feature: Feature) -> None:
+    """Raise where an image claims more pixels than it may have, before memory is taken for them."""
+    declared = feature.height * feature.width
+    if image.width * image.height > (declared or _MOST_PIXELS):
+        bound = f"info.json declares {feature.width}x{feature.height}" if declared else f"{_MOST_PIXELS:,} may be"
+        raise ValueError(f"it has {image.width}x{image.height} pixels, and {bound}")
 
 
 def resize_frames(pixels: torch.Tensor, size: Size | Literal["original"], fit: Fit = "stretch") -> torch.Tensor:

@@ -258,7 +258,7 @@ class Journal:
 
     def _open(self) -> None:
         make_private_folder(self._folder)
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
         self._forget_old()
         for line in range(_MAX_LINES):
             if self._try_lock(line):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import threading
 import time
 import weakref
@@ -16,7 +17,7 @@ from typing import Final
 from raypipe.errors import ConfigError, DownloadError
 from raypipe.filecache.fetching import Fetch, Wanted, Watch, fetch_file, is_disk_full
 from raypipe.filecache.ledger import Ledger
-from raypipe.filecache.locks import NEVER_USED_NS, FileLock, lock_file
+from raypipe.filecache.locks import NEVER_USED_NS, FileLock, check_own_folder, lock_file
 from raypipe.filecache.prefetch import Prefetcher
 
 PREFETCH_THREADS: Final = 4
@@ -104,6 +105,7 @@ class FileCache:
         self._start()
         _caches.add(self)
         try:
+            check_own_folder(self.folder)
             self._ledger.tidy()
         except OSError as error:
             raise ConfigError(
@@ -249,10 +251,11 @@ class FileCache:
         """Return whether the file is there; from now on it is kept as one that was fetched ahead."""
         path = self._ledger.path_of(wanted.key)
         try:
-            if wanted.size_bytes not in (None, os.stat(path).st_size):
+            found = os.lstat(path)
+            if wanted.size_bytes not in (None, found.st_size) or not stat.S_ISREG(found.st_mode):
                 return False
             # Without a lock, in which another that needs room would see a use.
-            os.utime(path, ns=(NEVER_USED_NS, time.time_ns()))
+            os.utime(path, ns=(NEVER_USED_NS, time.time_ns()), follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from raypipe.errors import ConfigError, DownloadError
 from raypipe.filecache.ledger import Claim, Ledger, Shortage
-from raypipe.filecache.locks import FileLock
+from raypipe.filecache.locks import FileLock, open_own
 
 Progress: TypeAlias = Callable[[int], None]
 """Called with the bytes that the file is about to have in all, before they are written."""
@@ -136,7 +136,7 @@ def _check_file(claim: Claim, wanted: Wanted) -> None:
 
 def _write_through(path: str) -> None:
     """Bring a file to the disk: else a power cut could leave an empty one under its final name."""
-    fd = os.open(path, os.O_RDWR)
+    fd = open_own(path, os.O_RDWR)
     try:
         os.fsync(fd)
     finally:

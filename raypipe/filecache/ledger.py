@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from raypipe.filecache.locks import FileLock, lock_file
+from raypipe.filecache.locks import FileLock, lock_file, open_own
 from raypipe.filecache.survey import (
     Entry,
     Survey,
@@ -103,7 +103,8 @@ class Ledger:
         Raises:
             BlockingIOError: another has it, and `wait` is false.
         """
-        lock = lock_file(f"{self.path_of(key)}.lock", wait=wait, create=True)
+        path = self.path_of(key)
+        lock = lock_file(f"{path}.lock", wait=wait, create=True, grows=f"{path}.part")
         claim = Claim(self.folder, key, lock, is_ahead=is_ahead)
         try:
             # Of one that was killed.
@@ -135,8 +136,9 @@ class Ledger:
 
     def wait_for_fetch(self, name: str) -> None:
         """Return when the running fetch of the file `name` has ended, well or not."""
+        path = os.path.join(self.folder, name)
         try:
-            lock_file(os.path.join(self.folder, f"{name}.lock"), shared=True).release()
+            lock_file(f"{path}.lock", shared=True, grows=f"{path}.part").release()
         except FileNotFoundError:
             return
 
@@ -270,7 +272,7 @@ class Ledger:
 
     def _settle_bound(self) -> None:
         """Write the bound down if it was given, else look which one was; only for the holder of the ledger."""
-        fd = os.open(os.path.join(self.folder, "bound"), os.O_RDWR | os.O_CREAT, 0o600)
+        fd = open_own(os.path.join(self.folder, "bound"), os.O_RDWR | os.O_CREAT)
         try:
             record = os.pread(fd, 4096, 0)
             given = int(record) if _RECORD.fullmatch(record) else 0

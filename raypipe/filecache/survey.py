@@ -8,12 +8,13 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from raypipe.filecache.locks import NEVER_USED_NS, lock_file
+from raypipe.filecache.locks import NEVER_USED_NS, lock_file, open_own
 
 KEEP_AHEAD_NS: Final = 600 * 10**9
 """How long a file that was fetched ahead, and not used yet, goes last: after ten minutes, whoever wanted it has died or
@@ -108,6 +109,9 @@ def survey_folder(folder: str) -> Survey:
             # A running fetch may finish or move files of its own.
             continue
         name, suffix = match.groups()
+        if suffix is None and not stat.S_ISREG(status.st_mode):
+            # Put there by another: whoever wants the file is told.
+            continue
         if suffix is None:
             finished.append(Entry(name, status.st_size, status.st_mtime_ns, status.st_atime_ns == NEVER_USED_NS))
         else:
@@ -137,8 +141,8 @@ def _find_alive(folder: str, name: str, paths: dict[str, int]) -> list[Fetching]
 
 def _read_fetching(lock_path: str, name: str, size_bytes: int) -> Fetching:
     try:
-        with open(lock_path, "rb") as stream:
-            record = stream.read()
+        with os.fdopen(open_own(lock_path, os.O_RDONLY), "rb") as stream:
+            record = stream.read(4096)
     except FileNotFoundError:
         # It gave up without having reserved anything.
         record = b""

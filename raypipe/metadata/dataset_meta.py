@@ -15,7 +15,7 @@ from raypipe.metadata.episodes import EpisodeTable, list_strays, read_episodes
 from raypipe.metadata.features import INDEX_FEATURES, Feature, read_features
 from raypipe.metadata.tables import CORRECT_INFO, read_count, read_json
 from raypipe.metadata.tasks import Tasks, read_tasks
-from raypipe.metadata.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, find_template, why_unfillable
+from raypipe.metadata.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, find_template, why_unfit
 from raypipe.metadata.texts import TextColumn, find_texts
 from raypipe.storage import Storage, open_root
 from raypipe.wording import counted
@@ -260,7 +260,7 @@ def _video_template(info: Mapping[str, Any], place: str, *, is_packed: bool) -> 
 
 
 def _check_template(template: str, key: str, place: str) -> None:
-    why = why_unfillable(template)
+    why = why_unfit(template)
     if why:
         raise DatasetError(f"{key} in {place!r} is {template!r}, which {why}. {CORRECT_INFO}")
 

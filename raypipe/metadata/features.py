@@ -2,6 +2,7 @@
 
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -110,7 +111,19 @@ def read_features(info: Mapping[str, Any], place: str) -> dict[str, Feature]:
     return {name: _read_feature(name, spec, place) for name, spec in declared.items()}
 
 
+def why_unfit_name(name: str) -> str:
+    """Return why a feature cannot be called so; empty where it can. Files and folders are called after cameras."""
+    if not name or name == "." or ".." in name or "/" in name or "\\" in name:
+        return "is empty or may be a path: it must not be '.', nor have '/', '\\' or '..' in it"
+    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
+        return "has control characters, or half of a character, in it"
+    return ""
+
+
 def _read_feature(name: str, spec: Any, place: str) -> Feature:
+    why = why_unfit_name(name)
+    if why:
+        raise DatasetError(f"the name of the feature {name!r} in {place!r} {why}. {CORRECT_INFO}")
     if not isinstance(spec, dict) or not isinstance(spec.get("dtype"), str):
         raise DatasetError(
             f"feature {name!r} in {place!r} is {spec!r}; expected an object with a 'dtype'. {CORRECT_INFO}"

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from string import Formatter
 from typing import Final
 
 DATA_TEMPLATES: Final = {
@@ -17,16 +18,35 @@ VIDEO_TEMPLATES: Final = {
 
 _MOST_CANDIDATES: Final = 8
 
+_NUMBER: Final = re.compile(r"0?\d{0,2}d?")
+_NOTHING: Final = re.compile("(?!)")
+_FIELDS: Final = {
+    **dict.fromkeys(("chunk_index", "file_index", "episode_chunk", "episode_index"), _NUMBER),
+    "video_key": re.compile(""),
+}
+"""How each may be written out: a width of two digits at most, else a few letters ask for gigabytes."""
 
-def why_unfillable(template: str) -> str:
-    """Return why a template cannot be filled in; empty where it can."""
+_OUTSIDE: Final = re.compile(r"^/|^[A-Za-z]:|://|\\|[\x00-\x1f]|(^|/)\.\.(/|$)")
+
+
+def why_unfit(template: str) -> str:
+    """Return why no file can be named by a template: it cannot be filled in, or leads out of the dataset.
+
+    Empty where files can. Only plain fields are filled in, so that nothing but the text between them can be a path.
+    """
     try:
-        template.format(chunk_index=0, file_index=0, episode_chunk=0, episode_index=0, video_key="")
+        fields = [(name, spec, form) for _, name, spec, form in Formatter().parse(template) if name is not None]
+        strange = [name for name, spec, form in fields if form or not _FIELDS.get(name, _NOTHING).fullmatch(spec or "")]
+        if strange:
+            raise KeyError(*strange)
+        name = template.format(chunk_index=0, file_index=0, episode_chunk=0, episode_index=0, video_key="key")
     except (KeyError, ValueError, IndexError) as error:
         return (
-            f"cannot be filled in: {error!r}. It may use chunk_index, file_index, episode_chunk, episode_index and "
-            f"video_key"
+            f"cannot be filled in: {error!r}. It may use chunk_index, file_index, episode_chunk and episode_index, as "
+            f"{{file_index:03d}}, and {{video_key}}"
         )
+    if _OUTSIDE.search(name):
+        return "leads out of the dataset: a path there is relative, with '/' and without '..'"
     return ""
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta
+from raypipe.metadata.features import why_unfit_name
 from raypipe.metadata.tables import open_parquet
 from raypipe.reshard.plan import Numbering
 
@@ -47,7 +48,9 @@ class Columns:
             notes.append(f"info.json did not declare the columns {', '.join(named)}; it does now, by their types")
         unnamed = [name for name in self.undeclared if name not in declared]
         if unnamed:
-            notes.append(f"the columns {', '.join(unnamed)} stay undeclared: LeRobot has no words for their types")
+            notes.append(
+                f"the columns {', '.join(unnamed)} stay undeclared: LeRobot has no words for their types or names"
+            )
         return notes
 
 
@@ -75,7 +78,7 @@ def read_columns(meta: DatasetMeta, numbering: Numbering, drop_cameras: Sequence
         absent=absent,
         undeclared=undeclared,
         dropped=tuple(drop_cameras),
-        added=tuple((name, feature) for name, feature in declared.items() if feature),
+        added=tuple((name, feature) for name, feature in declared.items() if feature and not why_unfit_name(name)),
     )
 
 

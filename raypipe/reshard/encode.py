@@ -20,6 +20,7 @@ from raypipe.testing import encoders
 from raypipe.testing.video import SAME_BYTES
 from raypipe.video import episode_first_frame
 from raypipe.video_writer import FrameSink, VideoCoding, open_writer
+from raypipe.writable import inside
 
 _FRAMES_AT_ONCE: Final = 32
 _LEAST_HEVC_WIDTH: Final = 64
@@ -60,7 +61,7 @@ def encode_episodes(shared: tuple[DatasetMeta, Workspace], unit: EncodeUnit) -> 
     meta, workspace = shared
     videos = VideoPool(1)
     for row in unit.rows:
-        target = workspace.clips / clip_name(unit.camera, row)
+        target = inside(workspace.clips, clip_name(unit.camera, row))
         if target.exists():
             continue
         part = workspace.part_path(".mp4")

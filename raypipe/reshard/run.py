@@ -102,7 +102,7 @@ def reshard_dataset(
             plan = _plan_videos(job, runner)
             num_kept = _write_files(job, plan, runner)
             notes = _write_meta(job, plan)
-            notes += check_copy(meta, job.numbering, workspace, where=chosen, allow_findings=allow_findings)
+            notes += check_copy(meta, job.numbering, cameras, workspace, where=chosen, allow_findings=allow_findings)
             report = _report(job, plan, num_kept, notes)
             publish(workspace)
     return report

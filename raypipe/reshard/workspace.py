@@ -28,6 +28,7 @@ from raypipe.errors import ConfigError, DatasetError, ResumeError
 from raypipe.metadata import DatasetMeta
 from raypipe.reshard.spec import ReshardSpec
 from raypipe.storage import Storage
+from raypipe.writable import inside
 
 LAYOUT: Final = 2
 """Of what a copy looks like: another number makes an unfinished copy of an older raypipe start again."""
@@ -64,6 +65,7 @@ class Workspace:
 
     def write_file(self, target: Path, write: Callable[[IO[bytes]], None]) -> int:
         """Write a file so that it is there whole or not at all, and return its size in bytes."""
+        target = inside(self.folder, target)
         part = self.part_path(target.suffix)
         part.parent.mkdir(parents=True, exist_ok=True)
         with open(part, "wb") as stream:

@@ -24,6 +24,7 @@ from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import Entry, Remote, check_listed, digest_of, pack_entries
 from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
 from raypipe.storage.streams import HeldStream
+from raypipe.writable import inside
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -320,6 +321,7 @@ class Storage:
             # Object stores publish an object when its upload is complete.
             self.filesystem.pipe_file(target, content)
             return
+        target = str(inside(self.path, name))
         os.makedirs(os.path.dirname(target), exist_ok=True)
         half = f"{target}.{uuid.uuid4().hex}.part"
         try:

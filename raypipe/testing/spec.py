@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from raypipe.errors import ConfigError
+from raypipe.metadata.features import why_unfit_name
 
 Version = Literal["v3.0", "v2.1", "v2.0"]
 CameraKind = Literal["video", "image", "depth", "depth-image"]
@@ -67,8 +68,9 @@ class CameraSpec:
         _check_at_least(f"gop of camera {self.name!r}", self.gop, 1)
         _check_at_least(f"b_frames of camera {self.name!r}", self.b_frames, 0)
         _check_at_least(f"crf of camera {self.name!r}", self.crf, 0)
-        if not self.name or "/" in self.name:
-            raise ConfigError(f"a camera's name may not be empty or contain '/', got {self.name!r}")
+        why = why_unfit_name(self.name)
+        if why:
+            raise ConfigError(f"the name of the camera {self.name!r} {why}")
         if self.b_frames and self.codec not in ("h264", "hevc"):
             raise ConfigError(f"camera {self.name!r}: {self.codec} has no B-frames; set b_frames=0 or codec='h264'")
         self._check_size()

@@ -14,6 +14,7 @@ from raypipe.testing.rows import EpisodeRange, episode_ranges, write_rows
 from raypipe.testing.spec import SynthSpec
 from raypipe.testing.stamp import GAP_EPISODE
 from raypipe.testing.video import Run, VideoFile, check_tools, write_video
+from raypipe.writable import inside
 
 # Drawing and encoding keep one core busy per file; more would only take them from others.
 _NUM_THREADS = 2
@@ -40,7 +41,7 @@ def write_dataset(root: str | os.PathLike[str], spec: SynthSpec, *, progress: bo
     folder.mkdir(parents=True, exist_ok=True)
     for number, episodes in enumerate(episode_ranges(spec, spec.episodes_per_data_file)):
         path = format_path(DATA_PATHS[spec.version], number, spec.chunks_size)
-        write_rows(spec, episodes, folder / path)
+        write_rows(spec, episodes, inside(folder, path))
     write_meta(folder, spec, _write_videos(folder, spec, progress=progress))
     return folder
 
@@ -50,7 +51,7 @@ def _write_videos(root: Path, spec: SynthSpec, *, progress: bool) -> dict[str, l
     cameras = [number for number, camera in enumerate(spec.cameras) if camera.is_video]
     files = [
         VideoFile(
-            path=root / _video_path(spec, camera, file_number),
+            path=inside(root, _video_path(spec, camera, file_number)),
             camera_number=camera,
             runs=_runs(spec, episodes),
         )

@@ -19,7 +19,7 @@ from raypipe.metadata.features import read_features
 from raypipe.metadata.tables import read_json
 from raypipe.metadata.tasks import JSON_LINES as TASK_LINES
 from raypipe.metadata.tasks import PARQUET, read_tasks
-from raypipe.metadata.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, why_unfillable
+from raypipe.metadata.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, why_unfit
 from raypipe.rows import one_line
 from raypipe.storage import Storage
 from raypipe.validate.findings import Finding, Place, make_finding
@@ -193,7 +193,7 @@ def _salvage_fps(info: Mapping[str, Any], findings: list[Finding]) -> float:
 
 def _salvage_template(info: Mapping[str, Any], key: str, usual: str, findings: list[Finding]) -> str:
     template = str(info.get(key) or usual)
-    why = why_unfillable(template)
+    why = why_unfit(template)
     if why:
         message = f"{key} is {template!r}, which {why}; checked with {usual!r}"
         findings.append(make_finding("template-invalid", message, Place(file=INFO, feature=key)))

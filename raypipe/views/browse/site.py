@@ -148,7 +148,7 @@ class Site:
         if meta.features[camera].kind == "image":
             return {"start_s": None, "why": "images"}
         try:
-            index = self._index(self._video_name(row, camera))
+            index = self._index(meta.video_file(row, camera))
         except NotImplementedError as error:
             return {"start_s": None, "why": str(error)}
         first, length = episode_first_frame(meta, row, camera, index), int(meta.episodes.length[row])
@@ -161,21 +161,6 @@ class Site:
         storage = self._dataset.meta.storage
         return read_ranged_index(storage, name) if storage.is_ranged(name) else read_video_index(storage, name)
 
-    def _video_name(self, row: int, camera: str) -> str:
-        """Return the name of a video below the root; ``info.json`` decides it, and is a stranger's.
-
-        Raises:
-            DatasetError: it leads out of the dataset.
-        """
-        name = self._dataset.meta.video_file(row, camera)
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\\" in name:
-            raise DatasetError(
-                f"video_path in meta/info.json of {self.title!r} leads to {name!r}, which is not in the dataset: it is "
-                f"not served"
-            )
-        return name
-
     def open_video(self, number: int, place: int) -> tuple[IO[bytes], int]:
         """Return the video file of an episode's camera, open, and its size; the caller closes it.
 
@@ -186,7 +171,7 @@ class Site:
         row, camera = self._dataset.meta.episodes.find_row(number), self._camera_name(place)
         if self._played(row, camera)["start_s"] is None:
             raise ConfigError(f"camera {camera!r} of episode {number} is shown frame by frame")
-        name, storage = self._video_name(row, camera), self._dataset.meta.storage
+        name, storage = self._dataset.meta.video_file(row, camera), self._dataset.meta.storage
         return storage.open_file(name), storage.size_bytes(name)
 
     def still(self, number: int, place: int, frame: int, size: str) -> bytes:
@@ -196,8 +181,6 @@ class Site:
         length = int(meta.episodes.length[row])
         if not 0 <= frame < length:
             raise ConfigError(f"there is no frame {frame} in episode {number}; it has {frames_text(0, length)}")
-        if meta.features[camera].kind == "video":
-            self._video_name(row, camera)
         return self._stills.read(row, camera, frame, size)
 
     def _camera_name(self, place: int) -> str:
