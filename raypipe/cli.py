@@ -18,7 +18,7 @@ from raypipe import __version__
 from raypipe.errors import ConfigError
 from raypipe.terminal import echo, print_table, run_to_an_end
 from raypipe.wording import counted
-from raypipe.writable import check_writable
+from raypipe.writable import check_writable, write_whole
 
 app = typer.Typer(
     name="raypipe",
@@ -478,7 +478,7 @@ def _tell(content: Mapping[str, Any], as_json: bool, json_file: Path | None, *sh
     """Print what a command found, as JSON or as people read it, and write the JSON to the file that was asked for."""
     text = json.dumps(content, indent=2)
     if json_file is not None:
-        json_file.write_text(f"{text}\n", encoding="utf-8")
+        write_whole(json_file, f"{text}\n")
     if as_json:
         echo(text)
         return

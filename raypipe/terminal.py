@@ -43,6 +43,8 @@ def print_table(renderable: Any) -> None:
             for text, style, control in console.render(renderable, options):
                 yield Segment(visible(text), style, control)
 
+    if sys.stdout is None:
+        return
     # Names and tasks are data: brackets in them are no markup.
     Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False).print(Visible())
 
@@ -52,10 +54,6 @@ def run_to_an_end(command: Callable[[], Any], *, is_debug: bool) -> None:
     try:
         command()
     except (RaypipeError, OSError) as error:
-        if isinstance(error, BrokenPipeError):
-            # Whoever read standard output has gone, as `head` does: nobody is left to be told.
-            _forget_output()
-            sys.exit(1)
         _tell_error(error, [str(error), *(f"  {note}" for note in getattr(error, "__notes__", ()))], is_debug=is_debug)
         sys.exit(BAD_INPUT)
     except Exception as error:
@@ -69,8 +67,3 @@ def _tell_error(error: BaseException, lines: list[str], *, is_debug: bool) -> No
     if is_debug:
         echo("".join(traceback.format_exception(error)).rstrip(), err=True)
     echo("raypipe: " + "\n".join(lines), err=True)
-
-
-def _forget_output() -> None:
-    # Python writes what is left when it ends, and would tell of the closed pipe once more.
-    sys.stdout = None  # type: ignore[assignment]
