@@ -1,6 +1,7 @@
 """The command line: parse, call one function, print. No logic of its own.
 
-An error of raypipe prints as one paragraph and exits with code 2; ``--debug`` shows the traceback.
+An error of raypipe prints as one paragraph and exits with code 2; an unexpected one asks for a report and exits with
+code 3. ``--debug`` shows the traceback.
 """
 
 import json
@@ -14,9 +15,10 @@ from typing import Annotated, Any
 import typer
 
 from raypipe import __version__
-from raypipe.errors import ConfigError, RaypipeError, hide_logins
+from raypipe.errors import ConfigError
+from raypipe.terminal import echo, print_table, run_to_an_end
 from raypipe.wording import counted
-from raypipe.writable import check_writable
+from raypipe.writable import check_writable, write_whole
 
 app = typer.Typer(
     name="raypipe",
@@ -64,7 +66,7 @@ def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,  # noqa: ARG001
 ) -> None:
     if version:
-        typer.echo(f"raypipe {__version__}")
+        echo(f"raypipe {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -136,7 +138,7 @@ def synth(
         seed=seed,
     )
     write_dataset(out, spec, progress=True)
-    typer.echo(
+    echo(
         f"wrote {counted(len(spec.lengths), 'episode')}, {counted(sum(spec.lengths), 'frame')} to {out}; see: raypipe "
         f"info {out}"
     )
@@ -181,7 +183,7 @@ def plan(
     _tell(view.report.to_json(), as_json, json_file, lambda: plan_table(view.report))
     if plot:
         plot_plan(view, plot)
-        typer.echo(f"wrote {plot}", err=True)
+        echo(f"wrote {plot}", err=True)
 
 
 @app.command()
@@ -203,7 +205,7 @@ def show(
     if port is not None and not serve:
         raise ConfigError(f"--port {port} is about --serve, which is not given")
     at = (8750 if port is None else port) if serve else None
-    show_root(ShowRequest(root=root, member=member, episode=chosen, out=out, with_rerun=rerun, port=at), typer.echo)
+    show_root(ShowRequest(root=root, member=member, episode=chosen, out=out, with_rerun=rerun, port=at), echo)
 
 
 @app.command()
@@ -410,7 +412,7 @@ def bench(
         live_bytes=int(live_gb * (1 << 30)),
         gpu_samples_per_s=gpu_samples_per_s,
     )
-    report = run_bench(spec, setting or (), is_quick=quick, on_line=lambda line: typer.echo(line, err=True))
+    report = run_bench(spec, setting or (), is_quick=quick, on_line=lambda line: echo(line, err=True))
     _tell(report.to_json(), as_json, json_file, lambda: bench_table(report))
     if plot:
         plot_bench(report, plot)
@@ -433,20 +435,13 @@ def main() -> None:
     # Taken out here so that it may stand anywhere, also behind the command.
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     warnings.showwarning = _show_warning
-    try:
-        app(arguments, prog_name="raypipe")
-    except (RaypipeError, OSError) as error:
-        if len(arguments) < len(sys.argv) - 1:
-            raise
-        typer.echo(hide_logins(f"raypipe: {error}"), err=True)
-        for note in getattr(error, "__notes__", ()):
-            typer.echo(hide_logins(f"  {note}"), err=True)
-        sys.exit(2)
+    is_debug = len(arguments) < len(sys.argv) - 1
+    run_to_an_end(lambda: app(arguments, prog_name="raypipe"), is_debug=is_debug)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as one line, without the place in the code that Python adds."""
-    typer.echo(f"raypipe: warning: {hide_logins(' '.join(str(message).split()))}", err=True)
+    echo(f"raypipe: warning: {' '.join(str(message).split())}", err=True)
 
 
 def _parse_selection(text: str) -> dict[str, Any]:
@@ -487,9 +482,9 @@ def _tell(content: Mapping[str, Any], as_json: bool, json_file: Path | None, *sh
     """Print what a command found, as JSON or as people read it, and write the JSON to the file that was asked for."""
     text = json.dumps(content, indent=2)
     if json_file is not None:
-        json_file.write_text(f"{text}\n", encoding="utf-8")
+        write_whole(json_file, f"{text}\n")
     if as_json:
-        typer.echo(text)
+        echo(text)
         return
     for show in shown:
         _print(show())
@@ -497,9 +492,6 @@ def _tell(content: Mapping[str, Any], as_json: bool, json_file: Path | None, *sh
 
 def _print(renderable: Any) -> None:
     if isinstance(renderable, str):
-        typer.echo(renderable)
-        return
-    from rich.console import Console
-
-    # Names and tasks are data: brackets in them are no markup.
-    Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False).print(renderable)
+        echo(renderable)
+    else:
+        print_table(renderable)

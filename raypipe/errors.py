@@ -57,6 +57,19 @@ class DownloadError(RaypipeError):
     """The hub or the network failed after retries."""
 
 
+_NOT_OF_DATA: Final = (MemoryError, AssertionError, ImportError)
+
+
+def is_data_fault(error: BaseException) -> bool:
+    """Return whether what any library raised while it read the data of a span may be the fault of that data.
+
+    Not where the machine has no memory, a library is not there, or raypipe itself is wrong.
+    """
+    # torch's own class for a device without memory, which is a RuntimeError.
+    is_out_of_memory = type(error).__name__ == "OutOfMemoryError"
+    return isinstance(error, Exception) and not isinstance(error, _NOT_OF_DATA) and not is_out_of_memory
+
+
 LEAVE_OUT: Final = (
     "leave such episodes out: those that you know with selection={'exclude': (...)}, in a mixture that of the dataset, "
     "those that come up with on_bad_episode='skip'."

@@ -276,12 +276,17 @@ def column_notes(dataset: Dataset) -> list[str]:
     reader = RowReader(meta, declared)
     absent, undeclared = reader.missing_columns(0), reader.undeclared_columns(0)
     derived = [name for name in absent if name not in declared or name in ("index", "frame_index", "task_index")]
-    lost = [name for name in absent if name not in derived]
+    blind = [name for name in absent if name in meta.cameras]
+    lost = [name for name in absent if name not in derived and name not in blind]
     notes = [f"feature {name!r} is left out of samples: {why}" for name, why in meta.opaque.items()]
     if derived:
         notes.append(f"columns that the rows lack are derived: {', '.join(derived)}")
     if lost:
         notes.append(f"declared features without a column are left out of samples: {', '.join(lost)}")
+    if blind:
+        notes.append(
+            f"cameras whose images have no column, and which cameras=[...] is to leave out: {', '.join(blind)}"
+        )
     if undeclared:
         notes.append(f"columns that info.json does not declare are left out of samples: {', '.join(undeclared)}")
     return notes

@@ -36,7 +36,8 @@ def find_absent_columns(meta: DatasetMeta) -> tuple[str, ...]:
     One that only some files lack is damage of those, and so are files that cannot be opened: reading them tells.
     Where none of the three opens, the others are tried in turn.
     """
-    names = [name for name, feature in meta.features.items() if feature.kind != "video"]
+    # A camera that was chosen is not taken away: its images are missed where they are read.
+    names = [name for name, feature in meta.features.items() if not feature.is_camera]
     reader, looked_at = RowReader(replace(meta, storage=meta.storage.for_a_look()), names), looked_at_rows(meta)
     absent: set[str] | None = None
     errors: dict[str, DatasetError] = {}

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raypipe.errors import LEAVE_OUT, DatasetError, note_episode, without_episode
+from raypipe.errors import LEAVE_OUT, DatasetError, is_data_fault, note_episode, without_episode
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature
 from raypipe.metadata.tables import open_parquet
 from raypipe.storage import Storage
@@ -109,6 +109,8 @@ class RowReader:
             note_episode(error, "reading", int(self._meta.episodes.episode_index[row]), self._meta.root)
             raise
         except (pa.ArrowException, OSError) as error:
+            if not is_data_fault(error):
+                raise
             raise self._damaged(name, row, f"cannot be read: {one_line(error)}") from error
         length = int(self._meta.episodes.length[row])
         if len(table) != length and "episode_index" not in table.column_names:
@@ -159,8 +161,8 @@ class RowReader:
         lost = [column for column in self._columns if column not in present and column not in INDEX_FEATURES]
         if lost:
             raise DatasetError(
-                f"{self._meta.storage.locate(name)!r} has no column for {lost}, which other files of the dataset have. "
-                f"Rewrite the file, or {LEAVE_OUT}"
+                f"{self._meta.storage.locate(name)!r} has no column for {lost}, which info.json declares. Rewrite the "
+                f"file, leave a camera that no file has out of cameras=[...], or {LEAVE_OUT}"
             )
 
     def _open(self, name: str) -> _DataFile:

@@ -1,7 +1,10 @@
-"""Whether a file can be written, and where: known before minutes are spent on what goes into it."""
+"""Whether a file can be written, and where, known before minutes are spent on it; files that are whole or not there."""
 
+import io
 import os
+import uuid
 from pathlib import Path
+from typing import Any
 
 from raypipe.errors import ConfigError, DatasetError
 
@@ -31,3 +34,32 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"cannot write {str(path)!r}: no permission; choose another place")
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file beside its place and rename it: a full disk leaves what was there before.
+
+    Raises:
+        OSError: it cannot be written; names the file.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    # What a link points to is written, and never the link itself.
+    target = Path(os.path.realpath(path))
+    is_renamed = (target.is_file() or not target.exists()) and os.access(target.parent, os.W_OK)
+    half = target.with_name(f".{uuid.uuid4().hex}.part") if is_renamed else target
+    try:
+        half.write_bytes(data)
+        if is_renamed:
+            os.replace(half, target)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write: {error.strerror}", str(path)) from error
+    finally:
+        if is_renamed:
+            half.unlink(missing_ok=True)
+
+
+def save_figure(figure: Any, path: Path, dpi: int) -> None:
+    """Write a figure of matplotlib to a file of the kind that its name says; see `write_whole`."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.removeprefix("."), dpi=dpi)
+    write_whole(path, buffer.getvalue())

@@ -14,7 +14,6 @@ from raypipe.decode.frames import FrameDecoder
 from raypipe.decode.keep_spec import KeepSpec
 from raypipe.decode.kept import KeepFolder
 from raypipe.decode.spec import DecodeSpec
-from raypipe.errors import DatasetError
 from raypipe.testing import SynthSpec, write_dataset
 
 
@@ -203,8 +202,11 @@ def test_brackets_in_names_are_printed_as_they_are(tmp_path):
 
 def test_debug_shows_the_traceback_wherever_it_stands(tmp_path):
     for arguments in (["--debug", "info", tmp_path], ["info", tmp_path, "--debug"]):
-        with pytest.raises(DatasetError, match="no LeRobot dataset"):
-            run(*arguments)
+        done = run(*arguments)
+
+        assert done.returncode == 2
+        assert "Traceback" in done.stderr
+        assert "raypipe: no LeRobot dataset" in done.stderr
 
 
 def test_an_unknown_command_or_option_is_exit_code_2(tmp_path):

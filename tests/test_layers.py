@@ -13,7 +13,7 @@ PACKAGE = Path(raypipe.__file__).parent
 
 LAYERS = [
     {"errors", "boxes", "requests", "wording"},
-    {"hub", "filecache", "writable", "specs", "video_writer"},
+    {"hub", "filecache", "writable", "terminal", "specs", "video_writer"},
     {"storage"},
     {"metadata"},
     {"plan", "window", "rows", "video", "metrics", "skips"},

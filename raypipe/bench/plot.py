@@ -7,7 +7,7 @@ from typing import Any, Final
 from raypipe.bench.report import BenchReport
 from raypipe.errors import ConfigError
 from raypipe.wording import counted
-from raypipe.writable import check_writable
+from raypipe.writable import check_writable, save_figure
 
 _COLUMNS: Final = {
     "samples_per_s": "samples/s",
@@ -45,7 +45,7 @@ def plot_bench(report: BenchReport, path: Path) -> None:
     if rows:
         figure.axes[0].invert_yaxis()
     figure.suptitle(_title(report), fontsize=10)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)
 
 
 def _mark(report: BenchReport, column: str) -> float:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raypipe.block.context import BlockContext, shown_frames
 from raypipe.dataset import Dataset
-from raypipe.errors import LEAVE_OUT, DatasetError, DownloadError, RaypipeError
+from raypipe.errors import LEAVE_OUT, DatasetError, DownloadError, RaypipeError, is_data_fault
 from raypipe.metadata import Feature
 from raypipe.packed import (
     PackedSpan,
@@ -64,8 +64,11 @@ def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[flo
         read_s, requests = time.perf_counter() - started, num_requests() - sent
         header = replace(span.header, read_s=read_s, num_requests=requests, finished_at=time.time())
         return replace(span, header=header)
-    except (RaypipeError, OSError, ValueError, TypeError, pa.ArrowException) as error:
-        return _failed(request, error)
+    except Exception as error:
+        # Of any class: libraries raise many where bytes make no sense to them.
+        if not is_data_fault(error):
+            raise
+        return _failed(context, request, error)
 
 
 def _read_reach(context: BlockContext, request: SpanRequest) -> PackedSpan:
@@ -225,8 +228,10 @@ def _guarded(
     try:
         done = stage(context, span, request)
         return replace(done, header=replace(done.header, finished_at=time.time()))
-    except (RaypipeError, OSError, ValueError, TypeError, pa.ArrowException) as error:
-        return _failed(request, error)
+    except Exception as error:
+        if not is_data_fault(error):
+            raise
+        return _failed(context, request, error)
 
 
 def _packed(context: BlockContext, spans: Sequence[PackedSpan]) -> pa.Table:
@@ -242,12 +247,18 @@ def _packed(context: BlockContext, spans: Sequence[PackedSpan]) -> pa.Table:
             f"{', '.join(places)} were read together and do not go into one block: {one_line(error)}. Rewrite the "
             f"files so that the column is of one type, or choose others by features=[...]."
         )
-        return pack_spans([_failed(requests[i], why) if i in requests else span for i, span in enumerate(spans)])
+        return pack_spans(
+            [_failed(context, requests[i], why) if i in requests else span for i, span in enumerate(spans)]
+        )
 
 
-def _failed(request: SpanRequest, error: Exception) -> PackedSpan:
-    kind = type(error).__name__ if isinstance(error, RaypipeError) else DatasetError.__name__
-    text = str(error) if isinstance(error, RaypipeError) else f"{type(error).__name__}: {error}"
+def _failed(context: BlockContext, request: SpanRequest, error: Exception) -> PackedSpan:
+    kind, text = type(error).__name__, str(error)
+    if not isinstance(error, RaypipeError):
+        dataset, row, _ = context.find_episode(request)
+        file = dataset.meta.storage.locate(dataset.meta.data_file(row))
+        text = f"cannot read episode {request.episode} of {dataset.meta.root!r} in {file!r}: {kind}: {one_line(error)}"
+        kind = DatasetError.__name__
     if is_transient(error):
         # Storage that does not answer is no bad data: it may not be left out.
         kind = DownloadError.__name__

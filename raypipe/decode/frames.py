@@ -19,7 +19,7 @@ from raypipe.decode.isolated import IsolatedRequest, decode_isolated
 from raypipe.decode.journal import current_scope, journal_scope, process_journal, unmarked, video_key
 from raypipe.decode.kept import KeepFolder, KeptDataset, KeptVideo
 from raypipe.decode.spec import DecodeSpec, size_of
-from raypipe.decode.videos import VideoPool, decoder_version
+from raypipe.decode.videos import VideoPool, blaming, decoder_version
 from raypipe.errors import DecodeError, DownloadError, RaypipeError, note_episode, without_episode
 from raypipe.metadata import DatasetMeta
 from raypipe.storage import is_transient, retry_transient
@@ -234,7 +234,10 @@ class FrameDecoder:
         name, codes = self._meta.video_file(row, camera), self._meta.features[camera].depth_codes
         try:
             version = self._meta.storage.version(name) if self._kept is not None else ""
-            with self._videos.lend(self._meta.storage, name, self._spec.device, version, codes) as video:
+            with (
+                blaming(f"cannot read the video {self._meta.storage.locate(name)!r}"),
+                self._videos.lend(self._meta.storage, name, self._spec.device, version, codes) as video,
+            ):
                 first = video.first_frame(self._meta, row, camera)
                 video.need(first + span[0], first + span[1])
                 return self._resize(video.read_frames(first + frames), camera)
@@ -267,7 +270,8 @@ class FrameDecoder:
         where = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"
         images = []
         for content, frame in zip(stored, frames.tolist(), strict=True):
-            image = self._resize(decode_image(content, feature, f"{where}, frame {frame}")[None], camera)
+            with blaming(f"cannot read the image {camera!r} of {where}, frame {frame}"):
+                image = self._resize(decode_image(content, feature, f"{where}, frame {frame}")[None], camera)
             if tuple(image.shape[1:]) != self._spec.frame_shape(feature):
                 raise self._wrong_size(image, row, camera, f"frame {frame}")
             images.append(image)

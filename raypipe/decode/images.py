@@ -8,7 +8,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from raypipe.decode.spec import ORIGINAL_SIZE, Fit, Size
-from raypipe.errors import LEAVE_OUT, DecodeError
+from raypipe.errors import LEAVE_OUT, DecodeError, is_data_fault
 from raypipe.metadata import Feature
 
 _FORMATS: Final = ("PNG", "JPEG", "TIFF")
@@ -33,6 +33,8 @@ def decode_image(stored: Any, feature: Feature, place: str) -> torch.Tensor:
             pixels = np.array(image if feature.is_depth else image.convert("RGB"))
     except Exception as error:
         # Pillow raises what its many formats raise: SyntaxError for a broken PNG.
+        if not is_data_fault(error):
+            raise
         raise DecodeError(
             f"cannot decode the image {feature.name!r} of {place} ({len(content)} bytes): {error}; {LEAVE_OUT}"
         ) from error

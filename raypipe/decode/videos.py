@@ -16,8 +16,9 @@ from torchcodec.decoders import VideoDecoder
 from raypipe.decode.depth import DepthDecoder, depth_decoder_version
 from raypipe.decode.journal import unmarked
 from raypipe.decode.spec import check_device
-from raypipe.errors import DecodeError
+from raypipe.errors import DecodeError, RaypipeError, is_data_fault
 from raypipe.metadata import DatasetMeta, DepthCodes
+from raypipe.rows import one_line
 from raypipe.storage import Storage
 from raypipe.video import VideoIndex, episode_first_frame, read_ranged_index, read_video_index
 from raypipe.wording import frames_text
@@ -49,12 +50,13 @@ class OpenVideo:
         with unmarked():
             self._held = storage.hold(name)
             self._ranged = storage.open_ranged(name) if self._held is None and storage.is_ranged(name) else None
-        self.index = _read_index(storage, name)
         self._first_frames: dict[int, int] = {}
-        is_plain = codes is None and _has_constant_rate(self.index)
-        self._seek_mode: SeekMode = "approximate" if is_plain else self._sure_mode
-        self._decoder = self._open()
-        self._check_count()
+        with blaming(f"cannot open the video {self.place!r}"):
+            self.index = _read_index(storage, name)
+            is_plain = codes is None and _has_constant_rate(self.index)
+            self._seek_mode: SeekMode = "approximate" if is_plain else self._sure_mode
+            self._decoder = self._open()
+            self._check_count()
 
     @property
     def _sure_mode(self) -> SeekMode:
@@ -93,17 +95,16 @@ class OpenVideo:
         ``(n, height, width, 3)`` uint8; of depth ``(n, height, width, 1)`` float32 in millimetres.
         """
         first, stop = int(frames[0]), int(frames[-1]) + 1
-        is_range = stop - first == len(frames)
         self.need(first, stop)
-        try:
-            if is_range:
-                decoded = self._decoder.get_frames_in_range(first, stop)
-            else:
-                decoded = self._decoder.get_frames_at(indices=frames.tolist())
-        except (RuntimeError, IndexError, ValueError) as error:
-            raise DecodeError(
-                f"cannot decode {frames_text(first, stop)} of {self.place!r}: {error}. Fetch the file again."
-            ) from error
+        with blaming(f"cannot decode {frames_text(first, stop)} of {self.place!r}"):
+            return self._decode(frames, first, stop)
+
+    def _decode(self, frames: NDArray[np.int64], first: int, stop: int) -> torch.Tensor:
+        is_range = stop - first == len(frames)
+        if is_range:
+            decoded = self._decoder.get_frames_in_range(first, stop)
+        else:
+            decoded = self._decoder.get_frames_at(indices=frames.tolist())
         pts_s = decoded.pts_seconds.cpu().numpy()
         wanted_s = self.index.pts_s[first:stop] if is_range else self.index.pts_s[frames]
         errors_s = np.abs(pts_s - wanted_s)
@@ -113,7 +114,7 @@ class OpenVideo:
         if self._seek_mode == "approximate":
             self._seek_mode = self._sure_mode
             self._decoder = self._open()
-            return self.read_frames(frames)
+            return self._decode(frames, first, stop)
         wrong = int(np.argmin(errors_s < _SAME_S))
         raise DecodeError(
             f"frame {frames[wrong]} of {self.place!r} is at {wanted_s[wrong]:.4f} s by the file's index and came out "
@@ -161,6 +162,19 @@ def decoder_version(device: str, *, has_depth: bool = False) -> str:
     machine = device if device != "cpu" else torch.backends.cpu.get_cpu_capability()
     depth = f", {depth_decoder_version()}" if has_depth else ""
     return f"torchcodec {torchcodec.__version__}, torch {torch.__version__} on {machine}, {libraries}{depth}"
+
+
+@contextmanager
+def blaming(what: str) -> Iterator[None]:
+    """Make a `DecodeError`, that starts with `what`, of whatever the content of a video makes a library raise."""
+    try:
+        yield
+    except (RaypipeError, OSError):
+        raise
+    except Exception as error:
+        if not is_data_fault(error):
+            raise
+        raise DecodeError(f"{what}: {one_line(error)}. Fetch the file again.") from error
 
 
 class VideoPool:
@@ -296,10 +310,7 @@ def _open_decoder(
     if device != "cpu":
         check_device(device)
         arguments["device"] = device
-    try:
-        return VideoDecoder(source, **arguments)
-    except (RuntimeError, ValueError) as error:
-        raise DecodeError(f"cannot open the video {storage.locate(name)!r}: {error}. Fetch the file again.") from error
+    return VideoDecoder(source, **arguments)
 
 
 def _source_of(storage: Storage, name: str, source: Any) -> Any:

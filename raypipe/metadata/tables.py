@@ -102,7 +102,8 @@ def open_parquet(storage: Storage, name: str) -> pq.ParquetFile:
         if source is None:
             return pq.ParquetFile(storage.open_file(name), pre_buffer=True)
         storage.size_bytes(name)
-        return pq.ParquetFile(source, memory_map=True)
+        # Never mapped into memory: a file that is cut under its reader, or a disk that fails, would end the process.
+        return pq.ParquetFile(source)
     except (pa.ArrowInvalid, OSError) as error:
         raise _damaged(storage, name, f"no readable parquet footer: {error}") from error
 

@@ -26,6 +26,8 @@ from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
 from raypipe.storage.streams import HeldStream
 from raypipe.writable import inside
 
+_PIECE_BYTES = 1 << 20
+
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -363,6 +365,31 @@ class Storage:
         if self.is_local and not os.path.isfile(self.locate(name)):
             raise self._missing(name)
 
+    def check_readable(self, name: str, start: int = 0, stop: int | None = None) -> None:
+        """Raise where it is the machine that does not read bytes of a local file, and not their content that is bad.
+
+        For a file that a library could not read, and did not say why.
+
+        Raises:
+            DownloadError: the disk fails, or too many files are open.
+        """
+        if not self.is_local or not os.path.isfile(self.locate(name)):
+            return
+        try:
+            with open(self.locate(name), "rb", buffering=0) as stream:
+                stream.seek(start)
+                while (stop is None or stream.tell() < stop) and stream.read(_PIECE_BYTES):
+                    pass
+        except OSError as error:
+            raise self.unreadable(name, error) from error
+
+    def unreadable(self, name: str, error: OSError) -> DownloadError:
+        """Return the error for a file that this machine could not read, whatever it holds."""
+        return DownloadError(
+            f"this machine cannot read {self.locate(name)!r}: {error.strerror or error}. That says nothing of what the "
+            f"file holds: look at the disk (dmesg), the mount, and how many files may be open (ulimit -n)."
+        )
+
     def check_no_pointer(self, name: str) -> None:
         """Raise where a file that makes no sense is a pointer of Git LFS, as a clone without LFS has in place of files.
 
@@ -425,6 +452,8 @@ def open_storage(root: str | os.PathLike[str]) -> Storage:
     uri = os.fspath(root)
     if not uri:
         raise ConfigError("the root of the dataset is empty; give a path or a URI")
+    if not uri.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in uri):
+        raise ConfigError(f"the path {uri!r} is no UTF-8, and libraries that read the files take no other; rename it")
     if "://" not in uri:
         uri = os.path.abspath(os.path.expanduser(uri))
     check_root(uri)

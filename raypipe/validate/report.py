@@ -5,6 +5,7 @@ from pathlib import Path
 from raypipe.validate.exclude import format_exclude_file, format_mixture_exclude_file
 from raypipe.validate.findings import Report
 from raypipe.validate.mixture_report import MixtureReport
+from raypipe.writable import write_whole
 
 
 def write_report(
@@ -30,4 +31,4 @@ def _format_page(report: Report | MixtureReport) -> str:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, text)

@@ -41,6 +41,7 @@ from raypipe.views.view import (
     wrapped,
 )
 from raypipe.wording import counted, frames_text
+from raypipe.writable import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,7 +121,7 @@ class EpisodeView(View):
 
     def writers(self) -> Mapping[str, Callable[[Path], object]]:
         """Return what writes it, by the end of the file's name."""
-        return {**super().writers(), ".mp4": lambda path: path.write_bytes(self.clip.mp4)}
+        return {**super().writers(), ".mp4": lambda path: write_whole(path, self.clip.mp4)}
 
     def figure(self) -> "Figure":
         """Return strips of all cameras and the curves below them, as one picture."""

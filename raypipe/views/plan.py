@@ -30,7 +30,7 @@ from raypipe.specs import make_spec
 from raypipe.views.plan_figure import draw_plan
 from raypipe.views.view import View, html_lines, html_plot, html_table
 from raypipe.wording import counted, plural
-from raypipe.writable import check_writable
+from raypipe.writable import check_writable, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -193,7 +193,7 @@ def _member_rows(report: PlanReport) -> list[tuple[str, ...]]:
 def plot_plan(view: PlanView, path: Path) -> None:
     """Draw a plan to a .png, .pdf or .svg file, as `PlanView.figure` has it."""
     check_picture(path)
-    view.figure().savefig(path, dpi=120)
+    save_figure(view.figure(), path, dpi=120)
 
 
 def check_picture(path: Path) -> None:

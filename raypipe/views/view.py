@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.wording import counted, cut_inside
-from raypipe.writable import check_writable
+from raypipe.writable import check_writable, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,8 +97,8 @@ class View(ABC):
     def writers(self) -> Mapping[str, Callable[[Path], object]]:
         """Return what writes it, by the end of the file's name."""
         return {
-            ".png": lambda path: path.write_bytes(figure_png(self.figure())),
-            ".html": lambda path: path.write_text(self.page(), encoding="utf-8"),
+            ".png": lambda path: write_whole(path, figure_png(self.figure())),
+            ".html": lambda path: write_whole(path, self.page()),
         }
 
     def page(self) -> str:

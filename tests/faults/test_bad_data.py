@@ -48,6 +48,16 @@ def garble(root):
     path.write_bytes(content)
 
 
+def cut_and_garble(root):
+    """Overwrite the frames of a video whose edit list cuts some off: they are counted by decoding."""
+    garble(root)
+    path = video_of(root, BAD)
+    content = bytearray(path.read_bytes())
+    edit = content.index(b"elst") + 12
+    content[edit : edit + 4] = (300).to_bytes(4, "big")
+    path.write_bytes(content)
+
+
 def garble_an_image(root):
     path = root / f"data/chunk-000/episode_{BAD:06d}.parquet"
     table = pq.read_table(path)
@@ -102,6 +112,9 @@ FAULTS = {
         damage=shorten, error=DecodeError, names=(EPISODE, TOP, VIDEO, "4 frames", "needs frames 0 to 6")
     ),
     "garbled video": Fault(damage=garble, error=DecodeError, names=(EPISODE, TOP, VIDEO)),
+    "garbled video that has to be counted": Fault(
+        damage=cut_and_garble, error=DecodeError, names=(EPISODE, TOP, VIDEO)
+    ),
     "frames beyond the video": Fault(
         damage=point_beyond, error=DecodeError, names=(EPISODE, TOP, "file-001.mp4"), version="v3.0", gap_frames=2
     ),
@@ -148,6 +161,7 @@ ON_RAY = [
     ("missing video", "rank"),
     ("video shorter than its episode", "rank"),
     ("frames beyond the video", "cluster"),
+    ("garbled video that has to be counted", "cluster"),
     ("rows that differ from the episode table", "rank"),
 ]
 

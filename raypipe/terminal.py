@@ -1,0 +1,69 @@
+"""What the program puts on a terminal, and how it ends: no text of a dataset steers the terminal, no error is raw.
+
+Exit codes: 2 for what the user can mend, 3 for a fault of raypipe itself, so that neither is taken for the 1 by which a
+command says what it found.
+"""
+
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+import typer
+
+from raypipe import __version__
+from raypipe.errors import RaypipeError, hide_logins
+
+BAD_INPUT: Final = 2
+FAULT: Final = 3
+
+# C0 but for tab and line break, DEL, C1, marks that turn the direction of text, and halves of characters, which stand
+# for bytes of file names that are no UTF-8.
+_UNSAFE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Return a text in which characters that a terminal would obey, or cannot print, are written out as escapes."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a text that may hold names and tasks of a dataset; to standard error with `err`."""
+    typer.echo(visible(hide_logins(text)), err=err)
+
+
+def print_table(renderable: Any) -> None:
+    """Print what rich draws, as `echo` prints a text."""
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.segment import Segment
+
+    class Visible:
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            for text, style, control in console.render(renderable, options):
+                yield Segment(visible(text), style, control)
+
+    if sys.stdout is None:
+        return
+    # Names and tasks are data: brackets in them are no markup.
+    Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False).print(Visible())
+
+
+def run_to_an_end(command: Callable[[], Any], *, is_debug: bool) -> None:
+    """Run a command; an error is told in a few lines, with `is_debug` by its traceback, and ends the program."""
+    try:
+        command()
+    except (RaypipeError, OSError) as error:
+        _tell_error(error, [str(error), *(f"  {note}" for note in getattr(error, "__notes__", ()))], is_debug=is_debug)
+        sys.exit(BAD_INPUT)
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        report = f"This is a fault of raypipe {__version__}: please report it, with what --debug adds to the command."
+        _tell_error(error, [f"unexpected {what}. {report}"], is_debug=is_debug)
+        sys.exit(FAULT)
+
+
+def _tell_error(error: BaseException, lines: list[str], *, is_debug: bool) -> None:
+    if is_debug:
+        echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+    echo("raypipe: " + "\n".join(lines), err=True)

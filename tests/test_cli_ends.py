@@ -1,0 +1,99 @@
+"""How the program ends: exit codes, full disks, closed pipes, names that would steer the terminal."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+from program import run_program
+
+import raypipe
+import raypipe.info
+from raypipe.testing import SynthSpec, write_dataset
+
+PROGRAM = [sys.executable, "-c", "from raypipe.cli import main; main()"]
+
+
+def run_apart(*arguments, **options):
+    return subprocess.run([*PROGRAM, *arguments], stderr=subprocess.PIPE, check=False, timeout=60, **options)
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    def describe(_root: str) -> None:
+        raise RuntimeError("no such\nluck \x1b[31m")
+
+    monkeypatch.setattr(raypipe.info, "describe", describe)
+
+
+@pytest.mark.usefixtures("broken")
+def test_an_unexpected_error_has_its_own_exit_code_and_asks_for_a_report():
+    done = run_program("info", "somewhere")
+
+    assert done.returncode == 3
+    assert done.stderr.startswith("raypipe: unexpected RuntimeError: no such luck \\x1b[31m. ")
+    assert raypipe.__version__ in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("broken")
+def test_debug_adds_the_traceback_and_keeps_the_exit_code():
+    done = run_program("info", "somewhere", "--debug")
+
+    assert done.returncode == 3
+    assert "Traceback" in done.stderr
+
+
+def test_names_of_a_dataset_do_not_steer_the_terminal(tmp_path):
+    root = write_dataset(tmp_path / "odd\x1b[2J", SynthSpec(cameras=(), robot_type="arm\x1b]0;owned\x07\u202e"))
+
+    for done in (run_program("info", root), run_program("info", tmp_path / "no\x1b[2J")):
+        assert "\\x1b[2J" in done.stdout + done.stderr
+        assert not set("\x1b\x07\u202e") & set(done.stdout + done.stderr)
+
+
+def test_an_output_that_does_not_fit_on_the_disk_is_named_and_leaves_what_was_there(tiny_dataset, tmp_path):
+    file = tmp_path / "told.json"
+    file.write_text("before")
+
+    def let_files_be_small() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+    done = run_apart("info", tiny_dataset, "--json-file", file, stdout=subprocess.PIPE, preexec_fn=let_files_be_small)
+
+    assert done.returncode == 2
+    assert str(file).encode() in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert file.read_text() == "before"
+    assert os.listdir(tmp_path) == ["told.json"]
+
+
+def test_a_reader_that_has_gone_is_no_error_to_tell(tiny_dataset):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+
+    for arguments in (("info", tiny_dataset), ("info", tiny_dataset, "--json")):
+        done = run_apart(*arguments, stdout=write_end)
+
+        assert done.returncode == 1
+        assert done.stderr == b""
+    os.close(write_end)
+
+
+def test_a_path_that_is_no_utf8_is_refused_in_words(tmp_path):
+    done = run_apart("info", os.fsencode(tmp_path) + b"/\xff", stdout=subprocess.PIPE)
+
+    assert done.returncode == 2
+    assert b"is no UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("info",), ("validate", "--where", "process"), ("plan", "--world-size=1", "--batch-size=2")]
+)
+def test_a_home_that_cannot_be_written_ends_no_command(tiny_dataset, arguments):
+    environment = {**os.environ, "HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null"}
+
+    done = run_apart(arguments[0], tiny_dataset, *arguments[1:], stdout=subprocess.PIPE, env=environment)
+
+    assert done.returncode == 0, done.stderr
