@@ -139,7 +139,7 @@ def hold_workspace(workspace: Workspace, meta: DatasetMeta, spec: ReshardSpec) -
         ResumeError: another run is at work there.
     """
     workspace.folder.mkdir(parents=True, exist_ok=True)
-    with open(workspace.folder / "lock", "wb") as lock:
+    with _open_lock(workspace) as lock:
         try:
             # Let go by the system when the process ends, however it ends.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,6 +156,18 @@ def hold_workspace(workspace: Workspace, meta: DatasetMeta, spec: ReshardSpec) -
         except DatasetError:
             (workspace.folder / _REFUSED).touch()
             raise
+
+
+def _open_lock(workspace: Workspace) -> IO[bytes]:
+    place = workspace.folder / "lock"
+    try:
+        # Not a link that another has put there: what it leads to would be emptied.
+        return open(os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b")
+    except OSError as error:
+        raise ResumeError(
+            f"cannot lock the unfinished copy by {str(place)!r}: {error.strerror}. Look who has put it there; remove "
+            f"the copy: rm -r {workspace.folder}"
+        ) from error
 
 
 def find_finished(workspace: Workspace) -> dict[str, Any] | None:

@@ -8,11 +8,12 @@ import pytest
 from reshard_checks import digests
 
 from raypipe import open_dataset
-from raypipe.errors import ConfigError, DatasetError
+from raypipe.errors import ConfigError, DatasetError, ResumeError
 from raypipe.metadata import features
 from raypipe.metadata.templates import why_unfit
 from raypipe.reshard import ReshardSpec, reshard_dataset
 from raypipe.reshard import run as run_module
+from raypipe.reshard.workspace import find_workspace, list_sizes
 from raypipe.storage import open_storage
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 from raypipe.validate import validate_dataset
@@ -218,3 +219,16 @@ def test_a_copy_of_a_snapshot_in_the_hubs_cache_has_the_files_that_the_cache_lin
     reshard(root, tmp_path / "copy")
 
     assert (tmp_path / "copy/README.md").read_text() == "read me"
+
+
+def test_reshard_empties_no_file_to_which_a_link_in_place_of_its_lock_leads(source, tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    meta = open_dataset(str(source)).meta
+    workspace = find_workspace(meta, ReshardSpec(), tmp_path / "copy", list_sizes(meta.storage))
+    workspace.folder.mkdir()
+    (workspace.folder / "lock").symlink_to(tmp_path / "precious")
+
+    with pytest.raises(ResumeError, match="cannot lock the unfinished copy"):
+        reshard(source, tmp_path / "copy")
+
+    assert (tmp_path / "precious").read_text() == "mine"
