@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raypipe.errors import LEAVE_OUT, DatasetError, is_data_fault, note_episode, without_episode
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature
 from raypipe.metadata.tables import open_parquet
-from raypipe.storage import Storage
+from raypipe.storage import Storage, is_transient
 from raypipe.wording import counted, span_text
 
 _OPEN_FILES = 32
@@ -111,6 +111,8 @@ class RowReader:
         except (pa.ArrowException, OSError) as error:
             if not is_data_fault(error):
                 raise
+            if isinstance(error, OSError) and is_transient(error):
+                raise self._meta.storage.unreadable(name, error) from error
             raise self._damaged(name, row, f"cannot be read: {one_line(error)}") from error
         length = int(self._meta.episodes.length[row])
         if len(table) != length and "episode_index" not in table.column_names:

@@ -147,7 +147,9 @@ def _check_size(given: Any, name: str) -> Size:
 def check_decodable(feature: Feature, root: str) -> None:
     """Raise a `ConfigError` for a camera that cannot be decoded without loss of what it holds."""
     if why := why_undecodable(feature):
-        raise ConfigError(f"camera {feature.name!r} of {root!r} cannot be decoded: {why}, or leave it out of cameras=")
+        raise ConfigError(
+            f"camera {feature.name!r} of {root!r} cannot be decoded: {why}, or name the others by cameras=[...]"
+        )
 
 
 def why_undecodable(feature: Feature) -> str:

@@ -3,7 +3,7 @@
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
@@ -51,7 +51,7 @@ class OpenVideo:
             self._held = storage.hold(name)
             self._ranged = storage.open_ranged(name) if self._held is None and storage.is_ranged(name) else None
         self._first_frames: dict[int, int] = {}
-        with blaming(f"cannot open the video {self.place!r}"):
+        with blaming(f"cannot open the video {self.place!r}", lambda: storage.check_readable(name)):
             self.index = _read_index(storage, name)
             is_plain = codes is None and _has_constant_rate(self.index)
             self._seek_mode: SeekMode = "approximate" if is_plain else self._sure_mode
@@ -96,8 +96,13 @@ class OpenVideo:
         """
         first, stop = int(frames[0]), int(frames[-1]) + 1
         self.need(first, stop)
-        with blaming(f"cannot decode {frames_text(first, stop)} of {self.place!r}"):
+        what = f"cannot decode {frames_text(first, stop)} of {self.place!r}"
+        with blaming(what, lambda: self._check_readable(frames)):
             return self._decode(frames, first, stop)
+
+    def _check_readable(self, frames: NDArray[np.int64]) -> None:
+        start, stop = self.index.byte_range(frames)
+        self._storage.check_readable(self._name, start, stop or None)
 
     def _decode(self, frames: NDArray[np.int64], first: int, stop: int) -> torch.Tensor:
         is_range = stop - first == len(frames)
@@ -165,15 +170,24 @@ def decoder_version(device: str, *, has_depth: bool = False) -> str:
 
 
 @contextmanager
-def blaming(what: str) -> Iterator[None]:
-    """Make a `DecodeError`, that starts with `what`, of whatever the content of a video makes a library raise."""
+def blaming(what: str, check_readable: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Make a `DecodeError`, that starts with `what`, of whatever the content of a video makes a library raise.
+
+    Args:
+        check_readable: raises where the bytes cannot be read: FFmpeg tells a disk that fails as it does bad data, or
+            goes on without the bytes.
+    """
     try:
         yield
+    except DecodeError:
+        check_readable()
+        raise
     except (RaypipeError, OSError):
         raise
     except Exception as error:
         if not is_data_fault(error):
             raise
+        check_readable()
         raise DecodeError(f"{what}: {one_line(error)}. Fetch the file again.") from error
 
 

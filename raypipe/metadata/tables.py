@@ -10,7 +10,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from raypipe.errors import DatasetError, DownloadError
-from raypipe.storage import REFUSED, Storage
+from raypipe.storage import REFUSED, Storage, is_transient
 
 _JSON_BLOCK_BYTES = 1 << 26
 """pyarrow refuses a line longer than its block; an episode with thousands of tasks makes long lines."""
@@ -92,7 +92,7 @@ def read_parquet(storage: Storage, name: str, columns: Sequence[str] = (), optio
         try:
             return parquet.read(columns=wanted, use_threads=False)
         except (pa.ArrowException, OSError) as error:
-            raise _damaged(storage, name, f"unreadable: {error}") from error
+            raise _bad_file(storage, name, f"unreadable: {error}", error) from error
 
 
 def open_parquet(storage: Storage, name: str) -> pq.ParquetFile:
@@ -105,7 +105,14 @@ def open_parquet(storage: Storage, name: str) -> pq.ParquetFile:
         # Never mapped into memory: a file that is cut under its reader, or a disk that fails, would end the process.
         return pq.ParquetFile(source)
     except (pa.ArrowInvalid, OSError) as error:
-        raise _damaged(storage, name, f"no readable parquet footer: {error}") from error
+        raise _bad_file(storage, name, f"no readable parquet footer: {error}", error) from error
+
+
+def _bad_file(storage: Storage, name: str, what: str, error: Exception) -> DatasetError | DownloadError:
+    """Return the error for a file that could not be read: of the machine, where it has a number of the system."""
+    if isinstance(error, OSError) and is_transient(error):
+        return storage.unreadable(name, error)
+    return _damaged(storage, name, what)
 
 
 def _damaged(storage: Storage, name: str, what: str) -> DatasetError:

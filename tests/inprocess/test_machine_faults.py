@@ -1,9 +1,14 @@
 """What the machine does to files that are sound: cut under a reader, unreadable, too many of them open."""
 
+import os
+import shutil
 import subprocess
 import sys
 
-from raypipe.testing import SynthSpec, write_dataset
+import pytest
+from batches import TOP
+
+from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 CUT_UNDER_A_READER = """
 import os, sys
@@ -31,3 +36,91 @@ def test_a_data_file_that_is_cut_under_its_reader_is_an_error_and_the_process_li
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("told episode 7 of")
     assert "file-000.parquet" in done.stdout
+
+
+FAILING_DISK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+ssize_t read(int fd, void *buffer, size_t size) {
+    static ssize_t (*next)(int, void *, size_t);
+    char link[64], path[4096];
+    if (!next) next = dlsym(RTLD_NEXT, "read");
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    path[length < 0 ? 0 : length] = 0;
+    if (strstr(path, "episode_000002.mp4")) {
+        off_t at = lseek(fd, 0, SEEK_CUR);
+        if (at >= BAD_START && at < BAD_STOP) { errno = EIO; return -1; }
+        if (at < BAD_START && at + (off_t)size > BAD_START) size = BAD_START - at;
+    }
+    return next(fd, buffer, size);
+}
+"""
+"""Reading the frames of a video behind the first 2 kB fails as on a bad disk; its index can be read."""
+
+SKIPPING = """
+import sys, warnings
+sys.path.insert(0, sys.argv[2])
+from batches import frames_of_all, local_loader
+from raypipe.dataset import open_dataset
+from raypipe.errors import RaypipeError
+from raypipe.pipeline import Pipeline
+from raypipe.storage import retry
+retry.RETRY_WAITS_S = ()
+pipe = Pipeline(open_dataset(sys.argv[1]), batch_size=5, seed=0, on_bad_episode="skip", max_bad_episodes=4)
+try:
+    print(len(frames_of_all(local_loader(pipe))), "frames")
+except RaypipeError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory):
+    camera = CameraSpec(name=TOP, height=240, width=320, gop=2)
+    return write_dataset(
+        tmp_path_factory.mktemp("disk") / "videos", SynthSpec(version="v2.1", lengths=(40,) * 4, cameras=(camera,))
+    )
+
+
+def read_all(root, **environment):
+    tests = os.path.dirname(os.path.dirname(__file__))
+    command = [sys.executable, "-W", "ignore", "-c", SKIPPING, root, tests]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler (cc)")
+def test_a_disk_that_fails_under_ffmpeg_is_no_bad_episode(videos, tmp_path):
+    video = next(videos.glob("videos/**/episode_000002.mp4")).read_bytes()
+    source, library = tmp_path / "disk.c", tmp_path / "disk.so"
+    source.write_text(FAILING_DISK)
+    bad = ["-DBAD_START=2048", f"-DBAD_STOP={video.index(b'moov') - 4}"]
+    subprocess.run(["cc", "-shared", "-fPIC", *bad, source, "-o", library, "-ldl"], check=True)
+
+    done = read_all(videos, LD_PRELOAD=str(library))
+
+    assert video.index(b"moov") > 2 * 2048
+    assert done.stdout.startswith("DownloadError"), done.stdout + done.stderr
+    assert "episode_000002.mp4': Input/output error" in done.stdout
+
+
+def test_too_many_open_files_are_no_damaged_file(tmp_path):
+    root = write_dataset(tmp_path / "rows", SynthSpec(lengths=(3, 3), cameras=()))
+    code = (
+        "import resource, sys; from raypipe.metadata import read_metadata; from raypipe.metadata.tables import "
+        "open_parquet; from raypipe.errors import RaypipeError; meta = read_metadata(sys.argv[1])\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "try:\n    open_parquet(meta.storage, meta.data_file(0))\n"
+        "except RaypipeError as error:\n    print(type(error).__name__, error)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.stdout.startswith("DownloadError this machine cannot read"), done.stdout + done.stderr
+    assert "Too many open files" in done.stdout
