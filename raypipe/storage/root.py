@@ -385,9 +385,12 @@ class Storage:
 
     def unreadable(self, name: str, error: OSError) -> DownloadError:
         """Return the error for a file that this machine could not read, whatever it holds."""
+        remedy = "look at the disk (dmesg), the mount, and how many files may be open (ulimit -n)"
+        if not self.is_local:
+            remedy = "look at the network and the server, and try again"
         return DownloadError(
             f"this machine cannot read {self.locate(name)!r}: {error.strerror or error}. That says nothing of what the "
-            f"file holds: look at the disk (dmesg), the mount, and how many files may be open (ulimit -n)."
+            f"file holds: {remedy}."
         )
 
     def check_no_pointer(self, name: str) -> None:

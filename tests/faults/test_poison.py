@@ -347,7 +347,7 @@ def request(root, **fields) -> IsolatedRequest:
 
 
 # A filesystem that is not the local one, and that a subprocess can reach.
-@pytest.mark.parametrize("prefix", ["", "simplecache::file://"], ids=["local", "fsspec"])
+@pytest.mark.parametrize("prefix", ["", "file://"], ids=["path", "uri"])
 def test_subprocess_gives_the_same_pixels(root, prefix):
     dataset = open_dataset(str(root))
 

@@ -134,7 +134,7 @@ def test_a_size_of_a_camera_that_is_not_there_is_refused(dataset, folder):
 
 
 BAD = {
-    "one number": ({TOP: 8}, f"decode resize of '{TOP}' is 8; give"),
+    "a text": ({TOP: "8"}, f"decode resize of '{TOP}' is '8'; give"),
     "three": ((8, 8, 3), r"decode resize is \(8, 8, 3\); give"),
     "zero": ((0, 8), r"decode resize \(0, 8\): a side must be an integer of at least 1"),
     "half": ((8.5, 8), r"decode resize \(8.5, 8\): a side must be an integer"),

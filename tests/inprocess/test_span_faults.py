@@ -97,7 +97,7 @@ def test_validate_finds_a_video_that_cannot_be_counted(sound, tmp_path):
 
 
 def test_a_machine_without_memory_is_no_bad_episode(sound, monkeypatch):
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(Image, "open", fail)

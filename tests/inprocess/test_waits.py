@@ -55,13 +55,13 @@ def with_finish(table, at):
 
 
 def slow_decode(monkeypatch):
-    decode = FrameDecoder.decode_video
+    decode = FrameDecoder.read_clip
 
     def work(self, *arguments, **options):
         time.sleep(PAUSE_S)
         return decode(self, *arguments, **options)
 
-    monkeypatch.setattr(FrameDecoder, "decode_video", work)
+    monkeypatch.setattr(FrameDecoder, "read_clip", work)
 
 
 def slow_transform(batch, _):
