@@ -210,18 +210,9 @@ def index_episodes(
     number = np.asarray(episode, dtype=np.int64)[order]
     frames = np.asarray(length, dtype=np.int64)[order]
     _check_episodes(name, number, frames)
-    row, start, stop = _anchor_runs(name, number, frames, selection)
-    start = np.maximum(start, selection.drop_first_frames)
-    stop = np.minimum(stop, frames[row] - selection.drop_last_frames)
-    wanted = _selected(name, number, selection) & _has_length(frames, selection)
+    wanted = passing_episodes(name, number, frames, selection)
     wanted &= True if kept is None else np.asarray(kept)[order]
-    is_kept = (stop > start) & wanted[row]
-    if not is_kept.any():
-        raise ConfigError(
-            f"no frame is left of the {counted(len(number), 'episode')} of dataset {name!r} under "
-            f"{cut_inside(str(selection.to_dict()), _MOST_TOLD)}"
-        )
-    row, start, stop = row[is_kept], start[is_kept], stop[is_kept]
+    row, start, stop = _wanted_runs(name, number, frames, selection, wanted)
     each = np.ones(len(row))
     if weights is not None:
         row, start, stop, each = _weigh(name, np.asarray(weights, dtype=np.float64), (order, length, row, start, stop))
@@ -275,6 +266,22 @@ def describe_selection(index: EpisodeIndex) -> str:
         taken = (index.shares.frames, index.shares.since, index.shares.positions)
         digest.update(repr(taken).encode())
     return f"{len(index)} runs, {index.num_frames} frames, {digest.hexdigest()}"
+
+
+def _wanted_runs(
+    name: str, number: Ints, frames: Ints, selection: SelectionSpec, wanted: NDArray[np.bool_]
+) -> tuple[Ints, Ints, Ints]:
+    """Return rows, first frames and ends of the runs of episodes that are wanted, as far as frames are left of them."""
+    row, start, stop = _anchor_runs(name, number, frames, selection)
+    start = np.maximum(start, selection.drop_first_frames)
+    stop = np.minimum(stop, frames[row] - selection.drop_last_frames)
+    is_kept = (stop > start) & wanted[row]
+    if not is_kept.any():
+        raise ConfigError(
+            f"no frame is left of the {counted(len(number), 'episode')} of dataset {name!r} under "
+            f"{cut_inside(str(selection.to_dict()), _MOST_TOLD)}"
+        )
+    return row[is_kept], start[is_kept], stop[is_kept]
 
 
 def _weigh(

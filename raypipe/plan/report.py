@@ -18,7 +18,7 @@ from raypipe.plan.budget import (
     decoded_bytes,
     resolve_live,
 )
-from raypipe.plan.held import measure_held
+from raypipe.plan.held import HeldPeak, measure_held
 from raypipe.plan.keyhash import OrderKeys
 from raypipe.plan.members import MemberReport, RateReport, describe_frames, report_members, report_rates
 from raypipe.plan.mixing import Mixing, measure_mixing
@@ -135,8 +135,7 @@ def report_plan(
     plan, row_bytes = world.plan, max(member.row_bytes for member in members)
     clip_frames = decoded_together(world, members, live_bytes)
     held = measure_held(world, members, clip_frames, ahead_batches=AHEAD_BATCHES)
-    batch_bytes = _batch_bytes(world, members)
-    pixel_bytes = max(held.next_bytes, min(held.num_bytes, clip_bound(live_bytes, batch_bytes))) + 2 * batch_bytes
+    pixel_bytes = _pixel_bytes(world, members, held, live_bytes)
     live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
     resumed = world.at(world.num_steps // 2)
     mixing = measure_mixing(world, near_frames=near_frames)
@@ -166,20 +165,27 @@ def report_plan(
         resume_frames=_frames_before_first_batch(resumed),
         spans_per_1000_frames=1000 * spans / max(1, frames),
         mixing=mixing,
-        advice=(
-            *_advise_lanes(world),
-            *_advise_mixing(world, mixing),
-            *_advise_decoding(world, members, held.next_bytes, live_bytes),
-        ),
+        advice=_advise(world, members, mixing, held, live_bytes),
         members=report_members(world),
         selection=describe_frames(plan.index),
         rates=report_rates(plan.index),
     )
 
 
-def _batch_bytes(world: WorldPlan, members: Sequence[MemberCost]) -> int:
-    """Return the decoded frames of the largest batch of a rank."""
-    return _batch_size(world) * max(member.sample_bytes for member in members)
+def _advise(
+    world: WorldPlan, members: Sequence[MemberCost], mixing: Mixing, held: HeldPeak, live_bytes: int
+) -> tuple[str, ...]:
+    return (
+        *_advise_lanes(world),
+        *_advise_mixing(world, mixing),
+        *_advise_decoding(world, members, held.next_bytes, live_bytes),
+    )
+
+
+def _pixel_bytes(world: WorldPlan, members: Sequence[MemberCost], held: HeldPeak, live_bytes: int) -> int:
+    """Return the most decoded frames of a rank: of clips, and of two batches."""
+    batch_bytes = _batch_size(world) * max(member.sample_bytes for member in members)
+    return max(held.next_bytes, min(held.num_bytes, clip_bound(live_bytes, batch_bytes))) + 2 * batch_bytes
 
 
 def _batch_size(world: WorldPlan) -> int:
