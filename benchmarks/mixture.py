@@ -1,9 +1,9 @@
 """How long a training run with some 400 datasets takes to open them all, ten of which are broken.
 
 Writes a few small datasets of every format version, and copies of them with unlike numbers of episodes; ten are broken
-in ten ways. Then opens all, each way in a process of its own: one after the other with `open_dataset`, at once in
-threads, and from the cache; the files themselves are in the page cache of the system each time. Last on a storage that
-answers every call after 20 ms. Datasets are made once below ``--folder``.
+in ten ways. Then opens all, each way in a process of its own: one after the other with `open_dataset`, and at once in
+threads; the files themselves are in the page cache of the system each time. Last on a storage that answers every call
+after 20 ms. Datasets are made once below ``--folder``.
 
     python benchmarks/mixture.py --datasets 400 --json-file results/mixture.json
 """
@@ -57,38 +57,32 @@ def main() -> None:
 def measure_all(roots: list[str], num_remote: int) -> list[dict[str, Any]]:
     remote = [f"slow://{root}" for root in roots[:num_remote]]
     slow = f"{LATENCY_S * 1000:.0f} ms a call"
-    with tempfile.TemporaryDirectory() as temporary:
-        caches = [str(Path(temporary) / name) for name in ("local", "remote")]
-        results = [measure("one by one", "local", roots, threads=1)]
-        results += [measure("at once", "local", roots, threads=threads) for threads in (1, 2, 4, 8, 16, 32, 64)]
-        for what in ("at once, cache written", "from the cache"):
-            results.append(measure(what, "local", roots, threads=32, cache=caches[0]))
-        results.append(measure("from the cache", "local", roots, threads=1, cache=caches[0]))
-        results.append(measure("one by one", slow, remote, threads=1))
-        results += [measure("at once", slow, remote, threads=threads) for threads in (8, 16, 32, 64)]
-        for what in ("at once, cache written", "from the cache"):
-            results.append(measure(what, slow, remote, threads=32, cache=caches[1]))
+    results = [measure("one by one", "local", roots, threads=1)]
+    results += [measure("at once", "local", roots, threads=threads) for threads in (1, 2, 4, 8, 16, 32, 64)]
+    results.append(measure("one by one", slow, remote, threads=1))
+    results += [measure("at once", slow, remote, threads=threads) for threads in (8, 16, 32, 64)]
     return results
 
 
-def measure(what: str, storage: str, roots: list[str], *, threads: int, cache: str = "") -> dict[str, Any]:
+def measure(what: str, storage: str, roots: list[str], *, threads: int) -> dict[str, Any]:
     """Return what opening the datasets costs in a new process."""
-    task = json.dumps({"what": what, "roots": roots, "threads": threads, "cache": cache})
+    task = json.dumps({"what": what, "roots": roots, "threads": threads})
     command = [sys.executable, __file__, "--run", task]
-    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    environment = {**os.environ, "RAYPIPE_PROTOCOLS": "slow"}
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout
     result = {"what": what, "storage": storage, "threads": threads, **json.loads(output)}
     print(f"{what}, {storage}, {threads} threads: {result['wall_s']} s", flush=True)
     return result
 
 
-def run(what: str, roots: list[str], threads: int, cache: str) -> dict[str, Any]:
+def run(what: str, roots: list[str], threads: int) -> dict[str, Any]:
     fsspec.register_implementation("slow", SlowFileSystem)
     # What a first use imports is no part of opening.
     open_one_by_one(roots[-1:])
     opening.NUM_THREADS.update(local=threads, remote=threads)
     before = peak_mb()
     start, cpu = time.perf_counter(), time.process_time()
-    found = open_one_by_one(roots) if what == "one by one" else open_at_once(roots, cache)
+    found = open_one_by_one(roots) if what == "one by one" else open_at_once(roots)
     wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
     peak = peak_mb()
     return {
@@ -116,11 +110,11 @@ def open_one_by_one(roots: list[str]) -> dict[str, Any]:
     return {"bad": num_bad, "episodes": sum(len(dataset.meta.episodes) for dataset in datasets)}
 
 
-def open_at_once(roots: list[str], cache: str) -> dict[str, Any]:
+def open_at_once(roots: list[str]) -> dict[str, Any]:
     members = [MemberSpec(root=root, name=f"dataset-{i}") for i, root in enumerate(roots)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        opened = opening.open_members(members, on_bad_dataset="skip", cache=cache or None, progress=False)
+        opened = opening.open_members(members, on_bad_dataset="skip", progress=False)
     return {"bad": len(opened.bad), "episodes": sum(len(dataset.meta.episodes) for dataset in opened.datasets)}
 
 

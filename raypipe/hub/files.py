@@ -8,6 +8,7 @@ range asked for, of a file of the listed size.
 import functools
 import posixpath
 import shutil
+import threading
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -37,10 +38,19 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         self._source = source
         self.root = f"datasets/{source.repo_id}@{source.commit}"
         self._client = Client()
+        self._listing_lock = threading.Lock()
+        self._listing: dict[str, HubFile] | None = None
 
-    @cached_property
+    @property
     def listing(self) -> dict[str, HubFile]:
         """What the commit holds, by name."""
+        # See `Remote.entries`.
+        with self._listing_lock:
+            if self._listing is None:
+                self._listing = self._list()
+            return self._listing
+
+    def _list(self) -> dict[str, HubFile]:
         place = cache_place(self._source)
         known = read_listing(place.listing)
         if known is not None:

@@ -4,7 +4,6 @@
 
     spec.py          what a user says                                           MixtureSpec, MemberSpec
     file.py          the same as a YAML or TOML file                            read_mixture_file
-    cache.py         metadata kept for the next start
     open_members.py  all datasets at once; every one that is bad is named       Opened
     offer.py         what each member offers, in the names of the mixture
     unify.py         unlike features as one, or one error with a table          Unified

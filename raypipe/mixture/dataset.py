@@ -12,7 +12,6 @@ from raypipe.dataset import Dataset, kept_features, knowing_rows
 from raypipe.decode.spec import ORIGINAL_SIZE, Resize
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata import Feature
-from raypipe.mixture.cache import DEFAULT_CACHE
 from raypipe.mixture.file import is_mixture_file, read_mixture_file
 from raypipe.mixture.open_members import BadMember, MemberNote, open_members
 from raypipe.mixture.spec import ALL_FRAMES, MIXTURE_TOLERANCE, OWN_RATE, MemberSpec, MixtureSpec, resolve_weights
@@ -78,7 +77,6 @@ class Mixture:
         self,
         members: "str | Path | MixtureSpec | Sequence[Any]",
         *,
-        cache: str | Path | None = DEFAULT_CACHE,
         progress: bool = True,
         **settings: Any,
     ) -> None:
@@ -87,7 +85,6 @@ class Mixture:
         Args:
             members: roots or opened datasets, pairs of such and a weight, dicts or `MemberSpec`; or a YAML or TOML
                 file with all of it.
-            cache: the folder that keeps metadata for the next start; None keeps nothing.
             progress: whether to show a bar where a person looks.
             settings: the fields of `MixtureSpec`, such as ``weights``, ``resize`` and ``on_missing``.
 
@@ -97,7 +94,7 @@ class Mixture:
         """
         spec = _make_spec(members, settings)
         wanted, left_out = with_weight(spec)
-        opened = open_members(wanted.members, on_bad_dataset=spec.on_bad_dataset, cache=cache, progress=progress)
+        opened = open_members(wanted.members, on_bad_dataset=spec.on_bad_dataset, progress=progress)
         self.spec = only_members(wanted, opened.positions)
         self.members = tuple(
             Member(spec=one, dataset=dataset) for one, dataset in zip(self.spec.members, opened.datasets, strict=True)

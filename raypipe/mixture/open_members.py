@@ -1,6 +1,6 @@
 """Open the datasets of a mixture at once: all that can be known of them before training is known afterwards.
 
-Metadata is read in threads, through a cache if there is one. A dataset that cannot be used does not stop the others
+Metadata is read in threads. A dataset that cannot be used does not stop the others
 from being looked at: every one of them is told of, in one error or one warning. What is left out of a dataset that can
 be used is a note, not a warning: four hundred datasets have much to say.
 """
@@ -10,26 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import pyarrow as pa
 
-from raypipe.dataset import Dataset, SampleSpec, check_cameras, knowing_rows, unreadable_cameras
+from raypipe.dataset import Dataset, SampleSpec, check_cameras, find_missing_cameras, knowing_rows, unreadable_cameras
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
 from raypipe.hub import is_repo_id
-from raypipe.metadata import INDEX_FEATURES
-from raypipe.mixture.cache import (
-    DEFAULT_CACHE,
-    Contents,
-    read_contents,
-    read_contents_cached,
-    remove_partial_files,
-)
+from raypipe.metadata import INDEX_FEATURES, DatasetMeta, read_metadata
 from raypipe.mixture.spec import MemberSpec, OnBadDataset
 from raypipe.progress import is_shown
-from raypipe.row_features import row_features_of
+from raypipe.row_features import find_absent_columns, row_features_of
 from raypipe.rows import one_line
 from raypipe.storage import Storage, is_transient, open_root, retry_transient
 from raypipe.window import WindowSpec
@@ -86,23 +77,42 @@ class Opened:
     notes: tuple[MemberNote, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What opening a dataset finds: its metadata, and what its files lack."""
+
+    meta: DatasetMeta
+    missing_cameras: tuple[str, ...]
+    """Declared cameras of which no file was found."""
+    absent_columns: tuple[str, ...]
+    """Declared features that the rows do not have."""
+
+
 OpenOne = Callable[[Storage], Contents]
+
+
+def read_contents(storage: Storage) -> Contents:
+    """Return what the dataset at `storage` holds; reads ``meta/`` and up to three footers.
+
+    Raises:
+        DatasetError: it is no dataset, or nothing of it can be read.
+    """
+    meta = read_metadata(storage)
+    return Contents(meta=meta, missing_cameras=find_missing_cameras(meta), absent_columns=find_absent_columns(meta))
 
 
 def open_members(
     members: Sequence[MemberSpec],
     *,
     on_bad_dataset: OnBadDataset = "raise",
-    cache: str | Path | None = DEFAULT_CACHE,
     progress: bool = True,
-    open_one: OpenOne | None = None,
+    open_one: OpenOne = read_contents,
 ) -> Opened:
     """Return the datasets of `members`, with the cameras that each asks for; reads ``meta/`` and a few footers.
 
     Args:
-        cache: the folder that keeps metadata for the next start; None keeps nothing.
         progress: whether to show a bar where a person looks.
-        open_one: finds what the dataset at a storage holds, in place of reading it through the cache.
+        open_one: finds what the dataset at a storage holds.
 
     Raises:
         DatasetError: a dataset cannot be used, and `on_bad_dataset` is ``"raise"``; or none can. It lists all that
@@ -112,10 +122,6 @@ def open_members(
     """
     if not members:
         raise ConfigError("the mixture has no members; give at least one dataset")
-    if open_one is None:
-        open_one = read_contents if cache is None else partial(read_contents_cached, folder=cache)
-    if cache is not None:
-        remove_partial_files(cache)
     results = _open_all(members, open_one, progress=progress)
     bad = tuple(result for result in results if isinstance(result, BadMember))
     good = {position: one for position, one in enumerate(results) if isinstance(one, _OpenedMember)}
@@ -123,15 +129,11 @@ def open_members(
         raise _error_of(bad)(_bad_text(bad, len(members)))
     if bad:
         warnings.warn(_bad_text(bad, len(members)), stacklevel=2)
-    failures = dict.fromkeys(one.cache_failure for one in good.values() if one.cache_failure)
     return Opened(
         datasets=tuple(one.dataset for one in good.values()),
         positions=tuple(good),
         bad=bad,
-        notes=(
-            *(MemberNote(name="", text=text) for text in failures),
-            *(MemberNote(name=members[i].name, text=text) for i, one in good.items() for text in one.notes),
-        ),
+        notes=tuple(MemberNote(name=members[i].name, text=text) for i, one in good.items() for text in one.notes),
     )
 
 
@@ -139,7 +141,6 @@ def open_members(
 class _OpenedMember:
     dataset: Dataset
     notes: tuple[str, ...]
-    cache_failure: str
 
 
 def _open_all(members: Sequence[MemberSpec], open_one: OpenOne, *, progress: bool) -> list["_OpenedMember | BadMember"]:
@@ -196,7 +197,7 @@ def _as_member(member: MemberSpec, contents: Contents) -> _OpenedMember:
         meta=meta, spec=SampleSpec(cameras=cameras), window=WindowSpec(), missing_cameras=contents.missing_cameras
     )
     rows = row_features_of(meta, cameras, contents.absent_columns)
-    return _OpenedMember(dataset=knowing_rows(dataset, rows), notes=tuple(notes), cache_failure=contents.cache_failure)
+    return _OpenedMember(dataset=knowing_rows(dataset, rows), notes=tuple(notes))
 
 
 def _kind_of(error: BaseException) -> Literal["data", "config", "storage"]:

@@ -84,15 +84,25 @@ class Remote:
         self._commit = commit
         self._met_bytes = 0
         self._lock = threading.Lock()
+        self._listing_lock = threading.Lock()
+        self._entries: dict[str, Entry] | None = None
 
     @property
     def is_listable(self) -> bool:
         """False of plain HTTP: its folders, where it shows any, tell neither sizes nor versions."""
         return "http" not in _protocols(self.filesystem)
 
-    @cached_property
+    @property
     def entries(self) -> dict[str, Entry]:
         """All files by name; of a root that cannot be listed, those that were asked for so far."""
+        # Not a cached_property: before Python 3.12 all its owners share one lock, and the roots of a mixture would be
+        # listed one after the other.
+        with self._listing_lock:
+            if self._entries is None:
+                self._entries = self._list()
+            return self._entries
+
+    def _list(self) -> dict[str, Entry]:
         if not self.is_listable:
             return {}
         if not isinstance(self.filesystem, HubFiles):
@@ -240,7 +250,7 @@ class Remote:
             _writer(content)(target, progress)
 
         with cache.use(_listing_key(uri, digest), fetch) as path, open(path, "rb") as stream:
-            self.__dict__["entries"] = unpack_entries(stream.read())
+            self._entries = unpack_entries(stream.read())
 
     def _check_version(self, name: str, entry: Entry) -> None:
         if not entry.stamp:

@@ -4,14 +4,12 @@ A dataset that cannot be opened is a finding and does not keep the others from b
 whatever the mixture selects or drops of it: a choice in the file may change, the files should be sound all the same.
 """
 
-import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from raypipe.dataset import Dataset
@@ -72,16 +70,15 @@ class Together:
 
 def check_members(spec: MixtureSpec, *, progress: bool = False) -> Together:
     """Return what keeps the members from being one mixture, and what is done to make them one."""
-    # A cache that lives as long as this: metadata is read once for all steps, and as the files are now.
-    with tempfile.TemporaryDirectory(prefix="raypipe-") as cache, warnings.catch_warnings():
+    with warnings.catch_warnings():
         # What is skipped is a finding.
         warnings.simplefilter("ignore", UserWarning)
-        findings, usable, known = _open(spec, cache, progress=progress)
+        findings, usable, known = _open(spec, progress=progress)
         positions = [position for position, one in enumerate(spec.members) if one.name in usable]
         if not positions:
             return Together(findings=tuple(findings), usable=usable)
         try:
-            mixture = Mixture(only_members(spec, positions), cache=cache, progress=False)
+            mixture = Mixture(only_members(spec, positions), progress=False)
         except RaypipeError as error:
             findings.append(make_finding("mixture-misfit", str(error), Place()))
         else:
@@ -91,16 +88,14 @@ def check_members(spec: MixtureSpec, *, progress: bool = False) -> Together:
     return Together(findings=tuple(findings), usable=usable)
 
 
-def _open(
-    spec: MixtureSpec, cache: str, *, progress: bool
-) -> tuple[list[Finding], dict[str, Dataset], tuple[MemberNote, ...]]:
+def _open(spec: MixtureSpec, *, progress: bool) -> tuple[list[Finding], dict[str, Dataset], tuple[MemberNote, ...]]:
     """Return what is to say of members that cannot be opened, the datasets of the others, and notes on opening."""
     try:
-        opened = open_members(spec.members, on_bad_dataset="skip", cache=cache, progress=progress)
+        opened = open_members(spec.members, on_bad_dataset="skip", progress=progress)
     except RaypipeError as error:
         # Worse than bad data, or nothing else: one message tells of all. The others are still seen together.
         with ThreadPoolExecutor(NUM_THREADS["remote"]) as pool:
-            alone = list(pool.map(partial(_open_alone, cache=cache), spec.members))
+            alone = list(pool.map(_open_alone, spec.members))
         usable = {one.name: found.datasets[0] for one, found in zip(spec.members, alone, strict=True) if found}
         notes = tuple(note for found in alone if found for note in found.notes)
         return [make_finding(_UNUSABLE, str(error), Place())], usable, notes
@@ -113,10 +108,10 @@ def _open(
     return findings, dict(zip(names, opened.datasets, strict=True)), opened.notes
 
 
-def _open_alone(member: MemberSpec, cache: str) -> Opened | None:
+def _open_alone(member: MemberSpec) -> Opened | None:
     """Return the dataset of one member; None where it cannot be opened."""
     try:
-        return open_members((member,), cache=cache, progress=False)
+        return open_members((member,), progress=False)
     except RaypipeError:
         return None
 

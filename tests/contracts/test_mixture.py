@@ -56,7 +56,7 @@ def unlike(tmp_path_factory):
 
 
 def open_mixture(members, **settings):
-    return rp.Mixture(members, cache=None, progress=False, **settings)
+    return rp.Mixture(members, progress=False, **settings)
 
 
 def rows_only(path, **changes) -> MixtureSpec:

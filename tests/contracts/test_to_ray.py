@@ -49,7 +49,7 @@ def test_epoch_of_a_mixture_as_a_ray_dataset_has_the_actions_of_batches(mode, tm
     for width in (2, 3):
         spec = SynthSpec(lengths=(5, 7), cameras=(), state_dim=width, action_dim=width, robot_type=f"robot{width}")
         roots.append(str(write_dataset(tmp_path / f"robot{width}", spec)))
-    mixture = Mixture(roots, cache=None, progress=False).windowed(offsets={"action": [0, 1, 3]})
+    mixture = Mixture(roots, progress=False).windowed(offsets={"action": [0, 1, 3]})
     pipe = Pipeline(mixture, batch_size=24, seed=0, actions={"mode": mode, "absolute": [0]})
 
     (batch,) = pipe.loader(transport="local", progress=False)

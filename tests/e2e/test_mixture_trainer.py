@@ -112,7 +112,7 @@ def planned_shares(pipe):
 def test_mixture_is_exactly_once_over_a_killed_worker_and_another_number_of_workers(tmp_path):
     # Three workers, and a CPU for reading.
     ensure_ray(4)
-    mixture = rp.Mixture(write_all(tmp_path / "members", frames_per_epoch=FRAMES_PER_EPOCH), cache=None, progress=False)
+    mixture = rp.Mixture(write_all(tmp_path / "members", frames_per_epoch=FRAMES_PER_EPOCH), progress=False)
     offsets = {name: FRAMES[name] for name in ("action", "observation.state", MAIN)}
     order = {"live_spans": 4, "span_frames": 6}
     pipe = rp.Pipeline(mixture.windowed(offsets=offsets), batch_size=12, seed=3, order=order)

@@ -99,7 +99,7 @@ def test_the_order_of_frames_does_not_move(dataset):
 
 def test_members_of_a_mixture_are_as_they_are_alone(roots):
     spec = {"mode": "relative", "absolute": ["gripper"]}
-    mixture = Mixture(list(roots.values()), cache=None, progress=False).windowed(offsets=OFFSETS)
+    mixture = Mixture(list(roots.values()), progress=False).windowed(offsets=OFFSETS)
 
     batches = list(local_loader(Pipeline(mixture, batch_size=6, seed=0, actions=spec)))
 
@@ -115,7 +115,7 @@ def test_members_of_a_mixture_are_as_they_are_alone(roots):
 
 
 def test_a_number_must_be_in_every_member_and_a_pattern_in_one(roots):
-    mixture = Mixture(list(roots.values()), cache=None, progress=False)
+    mixture = Mixture(list(roots.values()), progress=False)
 
     assert [len(one.actions.dims) for one in mixture.with_actions({"mode": "delta", "absolute": ["b*"]}).datasets] == [
         3,
@@ -212,7 +212,7 @@ def test_statistics_name_the_episode_with_values_that_are_no_numbers(tmp_path):
 
 
 def test_a_normaliser_refuses_statistics_of_another_representation(roots):
-    plain = Mixture(list(roots.values()), cache=None, progress=False).windowed(offsets={"action": [0, 1, 2]})
+    plain = Mixture(list(roots.values()), progress=False).windowed(offsets={"action": [0, 1, 2]})
     relative, delta = (plain.with_actions({"mode": mode}) for mode in ("relative", "delta"))
     batches = {
         name: next(iter(local_loader(Pipeline(one, batch_size=4, seed=0))))
@@ -234,7 +234,7 @@ def test_a_normaliser_refuses_statistics_of_another_representation(roots):
 
 
 def test_normalised_relative_actions_have_mean_0_and_deviation_1(roots):
-    mixture = Mixture(list(roots.values()), cache=None, progress=False).windowed(offsets={"action": [0, 1, 2]})
+    mixture = Mixture(list(roots.values()), progress=False).windowed(offsets={"action": [0, 1, 2]})
     pipe = Pipeline(mixture, batch_size=8, seed=0, actions={"mode": "relative", "absolute": ["gripper"]})
     normaliser = Normaliser(pipe.stats, {"action": "mean_std"})
 
@@ -264,7 +264,7 @@ def test_going_on_with_other_actions_is_told(dataset):
 
 def test_features_keep_what_actions_are_relative_to(dataset, roots):
     represented = dataset.with_actions({"mode": "relative"})
-    mixture = Mixture(list(roots.values()), cache=None, progress=False).with_actions({"mode": "relative"})
+    mixture = Mixture(list(roots.values()), progress=False).with_actions({"mode": "relative"})
 
     for one in (represented, mixture):
         assert one.select_features([STATE]).actions is None

@@ -78,7 +78,7 @@ def test_a_window_of_subtasks_repeats_at_the_ends(subtasks):
 
 def test_a_member_without_subtasks_has_empty_ones(subtasks, tmp_path):
     other = str(write_dataset(tmp_path / "plain", SynthSpec(lengths=(5,), cameras=())))
-    mixture = Mixture([subtasks, other], on_missing="fill", cache=None, progress=False)
+    mixture = Mixture([subtasks, other], on_missing="fill", progress=False)
 
     batches = list(local_loader(Pipeline(mixture, batch_size=4, seed=0)))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from batches import MODES, WINDOWS, frames_of_all, local_loader, varied_spec
+from raypipe.mixture.file_state import find_meta_state
 from torch.testing import assert_close
 
 from raypipe.dataset import open_dataset
@@ -15,7 +16,6 @@ from raypipe.errors import DatasetError, DownloadError
 from raypipe.info import describe
 from raypipe.metadata.episodes import list_tables
 from raypipe.metadata.stats import read_stats
-from raypipe.mixture.file_state import find_meta_state
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, Storage, is_transient, open_root, open_storage, spec
 from raypipe.testing import write_dataset

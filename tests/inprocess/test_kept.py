@@ -104,7 +104,7 @@ def assert_same_batches(some, others):
 
 def open_case(name, root, tmp_path):
     if name == "mixture":
-        return Mixture(str(write_unlike(tmp_path / "unlike")), progress=False, cache=None), {}
+        return Mixture(str(write_unlike(tmp_path / "unlike")), progress=False), {}
     if name == "windows":
         return open_dataset(str(write_dataset(tmp_path / "varied", varied_spec()))).windowed(offsets=WINDOWS), {}
     decode = {"resize": {"resize": (20, 28), "fit": "letterbox"}, "by camera": {"resize": {TOP: (16, 24)}}}

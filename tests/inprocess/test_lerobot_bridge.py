@@ -158,7 +158,7 @@ def test_metadata_of_a_pipeline_has_the_size_that_it_makes_cameras(root):
 
 def test_act_trains_on_a_mixture_of_formats_and_widths(root, tmp_path):
     other = SynthSpec(version="v2.1", cameras=CAMERAS, action_dim=3, lengths=(8, 8))
-    mixture = rp.Mixture([str(root), str(write_dataset(tmp_path / "narrow", other))], cache=None)
+    mixture = rp.Mixture([str(root), str(write_dataset(tmp_path / "narrow", other))])
     pipe = rp.lerobot.pipeline(mixture, act_config(), batch_size=4, seed=0)
     meta = rp.lerobot.metadata(pipe)
 
@@ -193,7 +193,7 @@ def test_frames_are_those_of_lerobots_sampler_where_the_policy_drops_the_last(ro
 
 
 def test_a_mixture_says_itself_which_frames_it_drops(root):
-    mixture = rp.Mixture([str(root)], cache=None)
+    mixture = rp.Mixture([str(root)])
 
     with pytest.raises(rp.ConfigError, match=r"'drop_last_frames': 7"):
         rp.lerobot.pipeline(mixture, diffusion_config(), batch_size=2, seed=0)

@@ -43,7 +43,7 @@ def replaced(table, name, values):
 
 
 def mix(*roots, offsets=None, **options):
-    mixture = Mixture(list(roots), cache=None, progress=False, **options)
+    mixture = Mixture(list(roots), progress=False, **options)
     return mixture if offsets is None else mixture.windowed(offsets=offsets)
 
 

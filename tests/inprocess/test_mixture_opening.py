@@ -1,12 +1,11 @@
-"""Many datasets opened at once, some of them broken: all are told of, none moves another, and the cache is true."""
+"""Many datasets opened at once, some of them broken: all are told of, and none moves another."""
 
-import os
 import pickle
 import shutil
-import subprocess
-import sys
+import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -14,12 +13,13 @@ import pyarrow as pa
 import pytest
 from contents_equal import assert_same_meta, assert_same_sample
 from damages import SOUND, TOP, WRIST, base_spec, doubled_episode_in_table, edit_info, truncate
+from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, DatasetError, DownloadError
-from raypipe.mixture.cache import read_contents
-from raypipe.mixture.open_members import Opened, open_members
+from raypipe.mixture.open_members import Opened, open_members, read_contents
 from raypipe.mixture.spec import MemberSpec
+from raypipe.storage.remote import Remote
 from raypipe.testing import SynthSpec, write_dataset
 
 REAL_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -113,16 +113,14 @@ def open_quietly(members, **options) -> Opened:
     """Open the members, with any warning an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return open_members(members, **{"cache": None, **options})
+        return open_members(members, **options)
 
 
-@pytest.mark.parametrize("is_cached", [False, True])
-def test_every_broken_dataset_is_named_in_one_error_with_its_reason(broken, tmp_path, is_cached):
-    cache = tmp_path / "cache" if is_cached else None
+def test_every_broken_dataset_is_named_in_one_error_with_its_reason(broken):
 
     for _ in range(2):
         with pytest.raises(DatasetError) as raised:
-            open_members(broken, cache=cache)
+            open_members(broken)
 
     text = str(raised.value)
     lines = {line.split()[1]: line for line in text.splitlines() if line.startswith("  - ")}
@@ -138,7 +136,7 @@ def test_every_broken_dataset_is_named_in_one_error_with_its_reason(broken, tmp_
 
 def test_broken_datasets_that_are_skipped_are_named_in_one_warning_and_the_rest_is_there(broken):
     with pytest.warns(UserWarning, match="10 of 20 datasets") as warned:
-        opened = open_members(broken, on_bad_dataset="skip", cache=None)
+        opened = open_members(broken, on_bad_dataset="skip")
 
     assert len(warned) == 1
     assert all(name in str(warned[0].message) for name in BROKEN)
@@ -150,7 +148,7 @@ def test_broken_datasets_that_are_skipped_are_named_in_one_warning_and_the_rest_
 
 def test_datasets_of_which_none_can_be_used_are_an_error_under_skip_too(broken):
     with pytest.raises(DatasetError, match="10 of 10 datasets"):
-        open_members(broken[::2], on_bad_dataset="skip", cache=None)
+        open_members(broken[::2], on_bad_dataset="skip")
 
 
 def test_no_members_are_an_error():
@@ -191,7 +189,7 @@ def test_a_mistake_in_the_program_is_not_taken_for_a_bad_dataset(rows):
         raise TypeError("a bug")
 
     with pytest.raises(TypeError, match="a bug"):
-        open_members(as_members(*rows.values()), on_bad_dataset="skip", cache=None, open_one=mistaken)
+        open_members(as_members(*rows.values()), on_bad_dataset="skip", open_one=mistaken)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +202,7 @@ def test_what_the_system_and_arrow_refuse_makes_a_dataset_bad(rows, error):
         return read_contents(storage)
 
     with pytest.warns(UserWarning, match=f"1 of 3 datasets .*\n.*{type(error).__name__}: "):
-        opened = open_members(as_members(*rows.values()), on_bad_dataset="skip", cache=None, open_one=refused)
+        opened = open_members(as_members(*rows.values()), on_bad_dataset="skip", open_one=refused)
 
     assert [bad.name for bad in opened.bad] == ["member-1"]
 
@@ -300,140 +298,57 @@ def odd(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore:.*leaving out")
-def test_cached_datasets_equal_those_opened_one_by_one_and_give_the_same_samples(odd, tmp_path):
+def test_datasets_opened_together_equal_those_opened_one_by_one_and_give_the_same_samples(odd):
     members = as_members(*odd)
-    cold = open_quietly(members, cache=tmp_path / "cache")
 
-    def unread(storage):
-        raise AssertionError(f"{storage.uri} is read again")
+    opened = open_quietly(members)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raypipe.mixture.cache.read_metadata", unread)
-        warm = open_quietly(members, cache=tmp_path / "cache")
-
-    assert warm.notes == cold.notes
-    for member, *both in zip(members, cold.datasets, warm.datasets, strict=True):
+    for member, dataset in zip(members, opened.datasets, strict=True):
         alone = open_dataset(member.root)
-        for dataset in both:
-            assert_same_meta(dataset.meta, alone.meta)
-            assert (dataset.spec, dataset.missing_cameras) == (alone.spec, alone.missing_cameras)
-            assert [*dataset.row_features.items()] == [*alone.row_features.items()]
-            for index in (0, len(alone) - 1):
-                assert_same_sample(dataset[index], alone[index])
+        assert_same_meta(dataset.meta, alone.meta)
+        assert (dataset.spec, dataset.missing_cameras) == (alone.spec, alone.missing_cameras)
+        assert [*dataset.row_features.items()] == [*alone.row_features.items()]
+        for index in (0, len(alone) - 1):
+            assert_same_sample(dataset[index], alone[index])
 
 
-def garble_files(root):
-    """Change the bytes of every file, and neither its size nor its time."""
-    for path in (path for path in Path(root).rglob("*") if path.is_file()):
-        before = path.stat()
-        path.write_bytes(b"x" * before.st_size)
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def test_the_second_start_opens_no_file_of_any_dataset(bases, tmp_path):
-    members = as_members(*(shutil.copytree(root, tmp_path / version) for version, root in bases.items()))
-    cold = open_quietly(members, cache=tmp_path / "cache")
-    for member in members:
-        garble_files(member.root)
-
-    warm = open_quietly(members, cache=tmp_path / "cache")
-
-    for one, other in zip(cold.datasets, warm.datasets, strict=True):
-        assert_same_meta(one.meta, other.meta)
-        assert one.row_features == other.row_features
-
-
-def test_a_dataset_that_changes_is_read_again_and_the_others_are_not(bases, tmp_path):
-    members = as_members(*(shutil.copytree(root, tmp_path / version) for version, root in bases.items()))
-    open_quietly(members, cache=tmp_path / "cache")
-    edit_info(Path(members[1].root), lambda info: info.update(robot_type="another"))
-    for member in (members[0], members[2]):
-        garble_files(member.root)
-
-    opened = open_quietly(members, cache=tmp_path / "cache")
-
-    assert [dataset.meta.robot_type for dataset in opened.datasets] == ["raypipe_synth", "another", "raypipe_synth"]
-
-
-def test_damaged_files_of_the_cache_are_no_trouble(bases, tmp_path):
-    members = as_members(*bases.values())
-    cold = open_quietly(members, cache=tmp_path / "cache")
-    for path in (tmp_path / "cache").iterdir():
-        truncate(path, 0.6)
-
-    again = open_quietly(members, cache=tmp_path / "cache")
-
-    for one, other in zip(cold.datasets, again.datasets, strict=True):
-        assert_same_meta(one.meta, other.meta)
-    assert again.notes == ()
-
-
-def test_a_cache_that_cannot_be_written_is_one_note(rows, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-
-    opened = open_quietly(as_members(*rows.values()), cache=tmp_path / "file")
-
-    assert len(opened.datasets) == 3
-    assert [note.name for note in opened.notes] == [""]
-    assert "metadata is not cached" in opened.notes[0].text
-
-
-OPEN_OFTEN = """
-import sys
-from pathlib import Path
-from raypipe.mixture.open_members import open_members
-from raypipe.mixture.spec import MemberSpec
-cache, *roots = sys.argv[1:]
-members = [MemberSpec(root=root, name=str(i)) for i, root in enumerate(roots)]
-print("ready", flush=True)
-sys.stdin.readline()
-for _ in range(30):
-    opened = open_members(members, cache=cache)
-    assert not opened.notes, opened.notes
-    assert [len(one) for one in opened.datasets] == [8] * len(roots)
-    # The other process meets files that are not there, old ones and new ones.
-    for path in Path(cache).glob("*.arrow"):
-        path.unlink(missing_ok=True)
-open_members(members, cache=cache)
-"""
-
-
-def test_processes_that_write_the_cache_at_once_do_not_disturb_each_other(rows, tmp_path):
-    command = [sys.executable, "-W", "error", "-c", OPEN_OFTEN, str(tmp_path / "cache"), *map(str, rows.values())]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, **pipes) for _ in range(2)]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    errors = [process.communicate(timeout=60)[1] for process in processes]
-
-    assert [process.returncode for process in processes] == [0, 0], errors
-    assert not [*(tmp_path / "cache").glob("*.part")]
-    wanted = [read_contents(one.meta.storage).meta for one in open_quietly(as_members(*rows.values())).datasets]
-    for one, meta in zip(
-        open_quietly(as_members(*rows.values()), cache=tmp_path / "cache").datasets, wanted, strict=True
-    ):
-        assert_same_meta(one.meta, meta)
-
-
-def test_datasets_on_another_filesystem_are_opened_and_kept(bases, tmp_path):
+def test_datasets_on_another_filesystem_are_opened(bases):
     memory = fsspec.filesystem("memory")
     for version, root in bases.items():
         memory.put(str(root), f"/mixture/{version}", recursive=True)
     members = as_members(*(f"memory://mixture/{version}" for version in bases))
 
-    cold = open_quietly(members, cache=tmp_path / "cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raypipe.mixture.cache.read_metadata", None)
-        warm = open_quietly(members, cache=tmp_path / "cache")
+    opened = open_quietly(members)
 
     local = open_quietly(as_members(*bases.values()))
-    for one, other, here in zip(cold.datasets, warm.datasets, local.datasets, strict=True):
-        assert_same_meta(one.meta, other.meta)
-        assert_same_sample(other[0], here[0])
+    for one, here in zip(opened.datasets, local.datasets, strict=True):
+        assert_same_sample(one[0], here[0])
+
+
+class _MeetingFileSystem(LocalFileSystem):
+    """A storage whose listings answer once two are asked for at a time."""
+
+    protocol = "meeting"
+    meeting = threading.Barrier(2, timeout=30)
+
+    def find(self, path, **options):
+        self.meeting.wait()
+        return super().find(self._strip_protocol(path), **options)
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return LocalFileSystem._strip_protocol(str(path).removeprefix("meeting://"))
+
+
+def test_roots_are_listed_at_the_same_time():
+    filesystem = _MeetingFileSystem(skip_instance_cache=True)
+    remotes = [Remote(filesystem, str(Path(__file__).parent), "") for _ in range(2)]
+
+    with ThreadPoolExecutor(2) as pool:
+        listings = list(pool.map(lambda remote: remote.entries, remotes))
+
+    assert listings[0] == listings[1]
+    assert Path(__file__).name in listings[0]
 
 
 def test_nothing_is_printed_where_nobody_looks(rows, capfd):

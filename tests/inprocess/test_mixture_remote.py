@@ -40,7 +40,7 @@ def size_of(*roots):
 
 
 def mix(members, tmp_path, max_bytes, **settings):
-    mixture = Mixture([str(member) for member in members], progress=False, **{"cache": None, **settings})
+    mixture = Mixture([str(member) for member in members], progress=False, **settings)
     cache = {"folder": str(tmp_path / "files"), "max_bytes": max_bytes}
     return Pipeline(mixture, batch_size=6, seed=0, order={"live_spans": 4}, cache=cache)
 
@@ -77,7 +77,7 @@ def test_members_that_do_not_fit_together_are_read_within_the_cache(roots, serve
 def test_a_local_member_and_one_that_is_there_twice_take_no_room_of_the_others(roots, server, tmp_path):
     uri, other = server.add("one", roots[0]), server.add("two", roots[1])
     members = [{"root": uri, "name": "a"}, {"root": uri, "name": "b"}, {"root": other}, {"root": str(roots[2])}]
-    mixture = Mixture(members, cache=None, progress=False)
+    mixture = Mixture(members, progress=False)
     folder, total = str(tmp_path / "files"), size_of(*roots[:2])
 
     kinds = [
@@ -95,15 +95,3 @@ def test_the_sum_takes_no_listing_but_those_that_opening_made(roots, server, tmp
     pipe.config.block_context()
 
     assert server.num_requests == 0
-
-
-def test_members_that_were_known_from_an_earlier_start_are_listed_once_for_all_processes(roots, server, tmp_path):
-    uris = [server.add(root.name, root) for root in roots]
-    mix(uris, tmp_path, 1, cache=str(tmp_path / "known"))
-    pipe = mix(uris, tmp_path, size_of(*roots) - 1, cache=str(tmp_path / "known"))
-    server.reset()
-
-    kinds = [is_ranged(pipe) for _ in range(3)]
-
-    assert kinds == [[True] * 3] * 3
-    assert dict(server.counts) == {"list": 3}

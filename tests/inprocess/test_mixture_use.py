@@ -29,7 +29,7 @@ def roots(tmp_path_factory):
 
 
 def mix(members, **settings):
-    return Mixture(members, cache=None, progress=False, **settings)
+    return Mixture(members, progress=False, **settings)
 
 
 def test_a_mixture_says_what_an_epoch_takes_of_each(roots):

@@ -947,18 +947,18 @@ def members(sound, tmp_path):
 
 def test_a_mixture_of_a_bad_dataset_goes_on_by_each_remedy(members, sound):
     with pytest.raises(RaypipeError) as raised:
-        Mixture(members, cache=None)
+        Mixture(members)
     told = text_of(raised.value)
     (root,) = {one["root"] for one in members if one["name"] == "bad"}
     assert all(words in told for words in ("`raypipe validate ROOT`", "weight 0", "on_bad_dataset: skip")), told
 
-    left = Mixture([members[0], {**members[1], "weight": 0}], cache=None)
+    left = Mixture([members[0], {**members[1], "weight": 0}])
     with pytest.warns(UserWarning, match="1 of 2 datasets of the mixture cannot be used"):
-        skipped = Mixture(members, cache=None, on_bad_dataset="skip")
+        skipped = Mixture(members, on_bad_dataset="skip")
     found = validate_dataset(root, where="process").findings[0]
     made = Bed(Path(root), sound("v3.0"), Path(root), told=f"{found.place.file} {found.message} {found.remedy}")
     fetch_meta(made)
-    mended = Mixture(members, cache=None)
+    mended = Mixture(members)
 
     assert [left.names, skipped.names, mended.names] == [("good",), ("good",), ("good", "bad")]
 
@@ -968,11 +968,11 @@ def test_a_bad_episode_of_a_mixture_is_left_out_where_its_dataset_stands(sound, 
     DAMAGES["lost-rows"].apply(bad)
     members = [str(sound("v2.1")), str(bad)]
     with pytest.raises(RaypipeError, match=r"selection=\{'exclude': \(2,\)\}"):
-        list(local_loader(Pipeline(Mixture(members, cache=None), batch_size=8, seed=0)))
+        list(local_loader(Pipeline(Mixture(members), batch_size=8, seed=0)))
     with pytest.raises(ConfigError, match="give each member its own selection"):
-        Pipeline(Mixture(members, cache=None), batch_size=8, seed=0, selection={"exclude": (2,)})
+        Pipeline(Mixture(members), batch_size=8, seed=0, selection={"exclude": (2,)})
 
-    mixture = Mixture([members[0], {"root": members[1], "selection": {"exclude": (2,)}}], cache=None)
+    mixture = Mixture([members[0], {"root": members[1], "selection": {"exclude": (2,)}}])
 
     assert list(local_loader(Pipeline(mixture, batch_size=8, seed=0)))
 
@@ -1002,8 +1002,8 @@ def test_a_number_that_a_mixture_cannot_hold_goes_on_without_it(tmp_path):
     whole, half = str(tmp_path / "whole"), str(tmp_path / "half")
 
     with pytest.raises(RaypipeError, match="Rename or drop it in one of them"):
-        list(local_loader(Pipeline(Mixture([whole, half], cache=None), batch_size=4, seed=0)))
+        list(local_loader(Pipeline(Mixture([whole, half]), batch_size=4, seed=0)))
 
     for change in ({"rename": {"count": "tally"}}, {"drop": ["count"]}):
-        mixture = Mixture([{"root": whole, **change}, half], cache=None, on_missing="fill")
+        mixture = Mixture([{"root": whole, **change}, half], on_missing="fill")
         assert list(local_loader(Pipeline(mixture, batch_size=4, seed=0)))

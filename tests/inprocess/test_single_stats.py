@@ -36,7 +36,7 @@ def test_the_statistics_of_a_dataset_scale_its_actions_and_observations(dataset,
 
 @pytest.mark.parametrize("mode", ["mean_std", "min_max", "quantiles"])
 def test_a_dataset_alone_and_as_the_only_member_are_scaled_alike(dataset, batch, mode):
-    mixture = Mixture([dataset], cache=None)
+    mixture = Mixture([dataset])
     member = {**batch, "dataset": list(mixture.names) * 4}
 
     alone, mixed = Normaliser(dataset.stats, mode), Normaliser(mixture.stats, mode)
@@ -62,7 +62,7 @@ def test_no_statistics_are_an_error_with_the_remedy(dataset):
 
 
 def test_an_opened_dataset_is_a_member_without_what_it_leaves_out(dataset, tiny_dataset):
-    mixture = Mixture([(dataset.drop_features([WRIST]), 2.0), str(tiny_dataset)], on_missing="drop", cache=None)
+    mixture = Mixture([(dataset.drop_features([WRIST]), 2.0), str(tiny_dataset)], on_missing="drop")
 
     assert set(mixture.schema.cameras) == {TOP}
     assert [member.spec.weight for member in mixture.members] == [2.0, 1.0]
@@ -70,13 +70,13 @@ def test_an_opened_dataset_is_a_member_without_what_it_leaves_out(dataset, tiny_
 
 
 def test_a_dataset_of_fewer_cameras_gives_those(tiny_dataset):
-    mixture = Mixture([open_dataset(str(tiny_dataset), cameras=[TOP])], cache=None)
+    mixture = Mixture([open_dataset(str(tiny_dataset), cameras=[TOP])])
 
     assert set(mixture.schema.cameras) == {TOP}
 
 
 def test_windows_are_the_mixtures(dataset):
     with pytest.raises(ConfigError, match="has windows, and a mixture has its own for all members"):
-        Mixture([dataset.windowed(offsets={"action": [0, 1]})], cache=None)
+        Mixture([dataset.windowed(offsets={"action": [0, 1]})])
     with pytest.raises(ConfigError, match="a mixture has one representation for all members"):
-        Mixture([dataset.with_actions({"mode": "relative"})], cache=None)
+        Mixture([dataset.with_actions({"mode": "relative"})])

@@ -238,7 +238,7 @@ def test_the_exclude_file_says_what_to_write_under_each_dataset(folder, tmp_path
     # Episode 2 is bad; what the member selected already stays.
     assert parsed == {"aloha": {"selection": {"exclude": [2, 4], "drop_last_frames": 1}}}
     assert "# nan-values: episode 2: data/chunk-000/episode_000002.parquet: " in text
-    mixture = Mixture([{"root": str(folder / "aloha"), **parsed["aloha"]}], cache=None)
+    mixture = Mixture([{"root": str(folder / "aloha"), **parsed["aloha"]}])
     assert sorted(set(mixture.members[0].index().episode.tolist())) == [0, 1, 3]
 
 

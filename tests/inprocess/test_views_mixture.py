@@ -12,7 +12,7 @@ from raypipe.views import view_batch, view_mixture
 
 @pytest.fixture(scope="module")
 def unlike(tmp_path_factory):
-    return rp.Mixture(write_unlike(tmp_path_factory.mktemp("unlike")), cache=None, progress=False)
+    return rp.Mixture(write_unlike(tmp_path_factory.mktemp("unlike")), progress=False)
 
 
 def test_card_of_a_mixture_has_a_row_and_frames_of_every_member(unlike):
@@ -81,7 +81,7 @@ def test_plan_of_a_mixture_has_its_members_in_the_page(unlike):
 
 @needs_real_data
 def test_card_of_the_real_datasets_as_one(tmp_path):
-    mixture = rp.Mixture(write_real_file(tmp_path / "real.yaml"), cache=None, progress=False)
+    mixture = rp.Mixture(write_real_file(tmp_path / "real.yaml"), progress=False)
 
     card = rp.show(mixture)
 

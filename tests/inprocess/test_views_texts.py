@@ -82,7 +82,7 @@ def test_batch_with_dollar_signs_is_drawn():
 def test_mixture_and_its_plan_with_dollar_signs_are_drawn(tmp_path):
     roots = [write_dataset(tmp_path / name, SynthSpec(cameras=(), seed=seed)) for seed, name in enumerate("ab")]
     members = [rp.MemberSpec(name=f"${root.name}%$", root=str(root)) for root in roots]
-    mixture = rp.Mixture(members, cache=None, progress=False)
+    mixture = rp.Mixture(members, progress=False)
     plan = view_world(rp.Pipeline(mixture, batch_size=4, seed=0).plan())
 
     view_mixture(mixture, BAD_MATH).save(tmp_path / "mixture.png")

@@ -382,6 +382,6 @@ def test_the_file_of_a_member_is_found_from_any_folder(root, dataset, tmp_path, 
     write_parquet(tmp_path / "weights.parquet", episode_index=list(range(len(LENGTHS))), weight=QUALITY)
     monkeypatch.chdir(tmp_path)
     for given in ("weights.parquet", Path("weights.parquet")):
-        mixture = rp.Mixture([{"root": root, "selection": {"weights": given}}], cache=None)
+        mixture = rp.Mixture([{"root": root, "selection": {"weights": given}}])
 
         assert mixture.spec.members[0].selection.weights == str(tmp_path / "weights.parquet")
