@@ -6,8 +6,12 @@ not depend on how often or when it is asked.
 
 ::
 
-    epoch   -> groups of ranks (`ranks_per_split`)    one Dataset and split each: an executor does 50 to 100 blocks/s
-            -> chapters (`blocks_per_chapter`)        one after the other: Ray's cost of a start grows with the blocks
+    series  -> groups of ranks (`ranks_per_split`)    one Dataset and split each: an executor does 50 to 100 blocks/s
+     epoch  -> chapters (`blocks_per_chapter`)        one after the other: Ray's cost of a start grows with the blocks
+
+A split serves a series, epoch after epoch: a new one takes Ray a second or two, and leaves every rank with an open
+socket to a process that has ended. Whenever all its ranks have begun a chapter, it asks the feeder for the blocks. A
+series that some rank has left may leave calls behind in its split, so the next one has another.
 """
 
 import atexit
@@ -21,7 +25,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -82,6 +86,7 @@ class Feeder(Meeting):
         self._index = index
         self._spec = spec
         self._passes: dict[PassPlace, _Pass] = {}
+        self._splits: dict[_SplitKey, _Split] = {}
 
     def open_chapter(self, rank: int, ask: Ask, place: PassPlace, chapter: int) -> Ticket:
         """Return the rank's part of one chapter of a pass, which all ranks ask for at the same place; once each."""
@@ -90,7 +95,19 @@ class Feeder(Meeting):
                 self._passes[place] = _Pass(self._index, ask, self._spec)
                 # Every rank is done with older ones: it has asked for two later ones, or begun anew.
                 self._passes = {old: one for old, one in self._passes.items() if not old.is_over_at(place)}
+                # A split's actor lives as long as someone holds an iterator: ranks hold theirs while they read.
+                self._splits = {
+                    key: split for key, split in self._splits.items() if key.series >= place.series or split.is_due
+                }
             return self._open_chapter(rank, place, chapter)
+
+    def take_blocks(self, key: "_SplitKey") -> "list[BlockRequest]":
+        """Return the blocks of the chapter that the ranks of a split have asked for last: all of them have by then."""
+        with self._lock:
+            split = self._splits[key]
+            split.is_due = False
+            assert split.group is not None
+            return split.group.chapter_blocks(split.chapter)
 
     # A thread of their own for these two: what a rank tells last is what counts, and what is asked for afterwards.
     @ray.method(concurrency_group=_FIGURES)  # type: ignore[untyped-decorator]
@@ -108,19 +125,39 @@ class Feeder(Meeting):
         return [self._context]
 
     def _open_chapter(self, rank: int, place: PassPlace, chapter: int) -> Ticket:
+        number, taken = divmod(rank, self._spec.ranks_per_split)
+        group, key = self._passes[place].groups[number], _SplitKey(place.series, number)
+        if key not in self._splits:
+            self._splits[key] = _Split(self._split(key, len(group.plans)))
+        split = self._splits[key]
+        split.group, split.chapter, split.is_due = group, chapter, True
+        return Ticket(split.iterators[taken], group.num_chapters, int(group.resident[taken]))
+
+    def _split(self, key: "_SplitKey", num_ranks: int) -> list[Any]:
         # Here, and not with this module: ranks shall meet before Ray Data is imported.
         from raypipe.source.datasource import build_dataset, split_dataset
 
-        current = self._passes[place]
-        group = current.groups[rank // self._spec.ranks_per_split]
-        if chapter not in group.splits:
-            dataset = build_dataset(self._context, group.chapter_blocks(chapter))
-            group.splits[chapter] = list(split_dataset(dataset, len(group.plans)))
-        taken = rank % self._spec.ranks_per_split
-        iterator = group.splits[chapter][taken]
-        # Kept by the rank from now on: the split's actor lives as long as someone holds an iterator.
-        group.splits[chapter][taken] = None
-        return Ticket(iterator, group.num_chapters, int(group.resident[taken]))
+        # Ray does not count an actor's handle of itself: the split's actor, which gets it, does not keep the feeder.
+        feeder = ray.get_runtime_context().current_actor
+        return split_dataset(build_dataset(self._context, lambda: ray.get(feeder.take_blocks.remote(key))), num_ranks)
+
+
+class _SplitKey(NamedTuple):
+    series: int
+    group: int
+
+
+@dataclass
+class _Split:
+    """What one group of ranks reads from in a series of passes."""
+
+    iterators: list[Any]
+    group: "_Group | None" = None
+    """In the pass that ranks have asked for last."""
+
+    chapter: int = 0
+    is_due: bool = False
+    """Whether some rank has asked for the chapter and Ray has not begun it."""
 
 
 @dataclass
@@ -154,7 +191,6 @@ class _Group:
 
     def __init__(self, world: WorldPlan, ranks: Sequence[int], spec: FeedSpec) -> None:
         self.plans: list[RankPlan] = [world.rank(rank) for rank in ranks]
-        self.splits: dict[int, list[Any]] = {}
         self._spec = spec
         assert spec.spans_per_block != BY_SIZE, "a pipeline decides it before it starts a feeder"
         self._feed: Feed = feed_order(
