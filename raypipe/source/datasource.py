@@ -19,10 +19,8 @@ from ray.data.datasource import ReadTask
 from raypipe.block import BlockContext, add_windows, filler_block, open_block, read_rows
 from raypipe.cluster_gate import share_gate
 from raypipe.decode.journal import journal_scope
-from raypipe.packed import SpanRequest, as_objects
-
-BlockRequest = tuple[SpanRequest, ...] | int
-"""The spans of one block, or the number of rows of a filler."""
+from raypipe.packed import as_objects
+from raypipe.source.groups import BlockRequest
 
 Blocks = Sequence[BlockRequest] | Callable[[], Sequence[BlockRequest]]
 

@@ -43,3 +43,14 @@ def test_epochs_and_dropped_loaders_leave_nothing_on_ray(rows):
     assert sizes[-1] <= 1.1 * sizes[2]
     assert first.is_within(replace(before, files=first.files)), (before, first)
     assert after.is_within(first), (first, after)
+
+
+def test_epochs_that_are_broken_off_leave_one_split(rows):
+    loader = Pipeline(rows, batch_size=4, seed=0).loader()
+    before = footprint()
+
+    for _ in range(3):
+        next(iter(loader))
+    after = wait_until_within(replace(before, runs=99, loaders=99, threads=99, files=999, actors=before.actors + 2))
+
+    assert after.actors == before.actors + 2
