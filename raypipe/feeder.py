@@ -303,7 +303,7 @@ class _Chapters:
 
     @property
     def ticket(self) -> Ticket:
-        """The rank's part of the first chapter, which the feeder gives once; waits for it to plan."""
+        """The rank's part of the first chapter, asked for once; waits for the feeder to plan."""
         with self._lock:
             if self._ticket is None:
                 self._ticket = _get(self._open(0))
