@@ -6,8 +6,12 @@ not depend on how often or when it is asked.
 
 ::
 
-    epoch   -> groups of ranks (`ranks_per_split`)    one Dataset and split each: an executor does 50 to 100 blocks/s
-            -> chapters (`blocks_per_chapter`)        one after the other: Ray's cost of a start grows with the blocks
+    series  -> groups of ranks (`ranks_per_split`)    one Dataset and split each: an executor does 50 to 100 blocks/s
+     epoch  -> chapters (`blocks_per_chapter`)        one after the other: Ray's cost of a start grows with the blocks
+
+A split serves a series, epoch after epoch: a new one takes Ray a second or two, and leaves every rank with an open
+socket to a process that has ended. Whenever all its ranks have begun a chapter, it asks the feeder for the blocks. A
+series that some rank has left may leave calls behind in its split, so the next one has another.
 """
 
 import atexit
@@ -19,11 +23,9 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import ray
 
@@ -35,16 +37,12 @@ from raypipe.errors import RaypipeError, ResumeError
 from raypipe.gauges import RankGauges
 from raypipe.meeting import Ask, Meeting, PassPlace, ask_for, describe_waiting
 from raypipe.metrics import LoaderStats, Meter
-from raypipe.packed import span_request
-from raypipe.plan import EpisodeIndex, RankPlan, WorldPlan, plan_epoch, plan_world
-from raypipe.plan.keyhash import Ints
+from raypipe.plan import EpisodeIndex, WorldPlan, plan_epoch, plan_world
 from raypipe.skips import BadSpan
-from raypipe.source import BY_SIZE, Feed, FeedSpec, feed_order, resident_spans, simulate_split
+from raypipe.source import FeedSpec
 from raypipe.source.cluster import check_free_cpu
+from raypipe.source.groups import BlockRequest, FeedGroup
 from raypipe.source.own_rows import OwnRows, can_read_here
-
-if TYPE_CHECKING:
-    from raypipe.source.datasource import BlockRequest
 
 _WAIT_FOR_RANKS_S: Final = 60.0
 
@@ -81,16 +79,34 @@ class Feeder(Meeting):
         self._context = ray.put(context)
         self._index = index
         self._spec = spec
-        self._passes: dict[PassPlace, _Pass] = {}
+        self._passes: dict[PassPlace, list[FeedGroup]] = {}
+        self._splits: dict[_SplitKey, _Split] = {}
 
     def open_chapter(self, rank: int, ask: Ask, place: PassPlace, chapter: int) -> Ticket:
         """Return the rank's part of one chapter of a pass, which all ranks ask for at the same place; once each."""
         with self._lock:
             if place not in self._passes:
-                self._passes[place] = _Pass(self._index, ask, self._spec)
+                self._passes[place] = _plan_groups(self._index, ask, self._spec)
                 # Every rank is done with older ones: it has asked for two later ones, or begun anew.
                 self._passes = {old: one for old, one in self._passes.items() if not old.is_over_at(place)}
-            return self._open_chapter(rank, place, chapter)
+                # A split's actor lives as long as someone holds an iterator; ranks hold theirs while they read.
+                self._splits = {
+                    key: one for key, one in self._splits.items() if key.series >= place.series or not one.is_begun
+                }
+            number, taken = divmod(rank, self._spec.ranks_per_split)
+            group, key = self._passes[place][number], _SplitKey(place.series, number)
+            split = self._splits.get(key)
+            iterators = self._split(key, len(group.plans)) if split is None else split.iterators
+            self._splits[key] = _Split(iterators, (group, chapter))
+            return Ticket(iterators[taken], group.num_chapters, int(group.resident[taken]))
+
+    def take_blocks(self, key: "_SplitKey") -> list[BlockRequest]:
+        """Return the blocks of the chapter that the ranks of a split have asked for last: all of them have by then."""
+        with self._lock:
+            split = self._splits[key]
+            split.is_begun = True
+            group, chapter = split.asked
+            return group.chapter_blocks(chapter)
 
     # A thread of their own for these two: what a rank tells last is what counts, and what is asked for afterwards.
     @ray.method(concurrency_group=_FIGURES)  # type: ignore[untyped-decorator]
@@ -107,90 +123,45 @@ class Feeder(Meeting):
         """Return the reference by which tasks know the datasets of this pipeline; in a list, where Ray leaves it be."""
         return [self._context]
 
-    def _open_chapter(self, rank: int, place: PassPlace, chapter: int) -> Ticket:
+    def _split(self, key: "_SplitKey", num_ranks: int) -> list[Any]:
         # Here, and not with this module: ranks shall meet before Ray Data is imported.
         from raypipe.source.datasource import build_dataset, split_dataset
 
-        current = self._passes[place]
-        group = current.groups[rank // self._spec.ranks_per_split]
-        if chapter not in group.splits:
-            dataset = build_dataset(self._context, group.chapter_blocks(chapter))
-            group.splits[chapter] = list(split_dataset(dataset, len(group.plans)))
-        taken = rank % self._spec.ranks_per_split
-        iterator = group.splits[chapter][taken]
-        # Kept by the rank from now on: the split's actor lives as long as someone holds an iterator.
-        group.splits[chapter][taken] = None
-        return Ticket(iterator, group.num_chapters, int(group.resident[taken]))
+        # Ray does not count an actor's handle of itself: the split's actor, which gets it, does not keep the feeder.
+        feeder = ray.get_runtime_context().current_actor
+        return split_dataset(build_dataset(self._context, lambda: ray.get(feeder.take_blocks.remote(key))), num_ranks)
+
+
+class _SplitKey(NamedTuple):
+    series: int
+    group: int
 
 
 @dataclass
-class _Pass:
-    """One pass over the rest of an epoch."""
+class _Split:
+    """What a group of ranks reads from in a series of passes."""
 
-    index: EpisodeIndex
-    ask: Ask
-    spec: FeedSpec
+    iterators: list[Any]
+    asked: tuple[FeedGroup, int]
+    """The group, in the pass that ranks have asked for last, and the chapter."""
 
-    @cached_property
-    def groups(self) -> list["_Group"]:
-        """The groups of ranks that share a split."""
-        ask, size = self.ask, self.spec.ranks_per_split
-        index = replace(self.index, shares=ask.shares)
-        plan = plan_epoch(index, ask.order, epoch=ask.epoch, legs=ask.legs)
-        if plan.fingerprint != ask.fingerprint:
-            raise ResumeError(
-                f"the plan of the ranks has the fingerprint {ask.fingerprint}, and the same computed here "
-                f"{plan.fingerprint}; the ranks and the driver have different data or versions of raypipe"
-            )
-        world = plan_world(plan, world_size=ask.world_size, batch=ask.batch)
-        return [
-            _Group(world, range(first, min(first + size, ask.world_size)), self.spec)
-            for first in range(0, ask.world_size, size)
-        ]
+    is_begun: bool = False
+    """Whether Ray has the blocks of that chapter."""
 
 
-class _Group:
-    """Ranks that share a split, and their blocks in feed order."""
-
-    def __init__(self, world: WorldPlan, ranks: Sequence[int], spec: FeedSpec) -> None:
-        self.plans: list[RankPlan] = [world.rank(rank) for rank in ranks]
-        self.splits: dict[int, list[Any]] = {}
-        self._spec = spec
-        assert spec.spans_per_block != BY_SIZE, "a pipeline decides it before it starts a feeder"
-        self._feed: Feed = feed_order(
-            [plan.queue.num_rows for plan in self.plans], spans_per_block=spec.spans_per_block
+def _plan_groups(index: EpisodeIndex, ask: Ask, spec: FeedSpec) -> list[FeedGroup]:
+    """Return the groups of ranks that share a split, for one pass over the rest of an epoch."""
+    plan = plan_epoch(replace(index, shares=ask.shares), ask.order, epoch=ask.epoch, legs=ask.legs)
+    if plan.fingerprint != ask.fingerprint:
+        raise ResumeError(
+            f"the plan of the ranks has the fingerprint {ask.fingerprint}, and the same computed here "
+            f"{plan.fingerprint}; the ranks and the driver have different data or versions of raypipe"
         )
-        self.resident: Ints = resident_spans(self._feed, [plan.lives() for plan in self.plans], world.steps)
-        self.num_chapters = max(1, -(-len(self._feed) // spec.blocks_per_chapter))
-
-    def chapter_blocks(self, chapter: int) -> "list[BlockRequest]":
-        """Return the blocks of one chapter in feed order."""
-        first = chapter * self._spec.blocks_per_chapter
-        stop = min(first + self._spec.blocks_per_chapter, len(self._feed))
-        fillers = self._fillers(first)
-        rows = np.concatenate([np.array(fillers, dtype=np.int64), self._feed.num_rows[first:stop]])
-        ranks = np.concatenate([np.arange(len(fillers)), self._feed.rank[first:stop]])
-        assert np.array_equal(simulate_split(rows, len(self.plans)), ranks), "the split would route blocks wrongly"
-        return [*fillers, *(self._requests(i) for i in range(first, stop))]
-
-    def _fillers(self, first: int) -> list[int]:
-        """Return the rows of a filler per rank that put a later chapter's split where the one before left off.
-
-        Ray counts rows from 0 in every split; the feed order goes on counting. One row more than needed for each, since
-        a block of no rows would go anywhere.
-        """
-        if not first:
-            return []
-        sent = np.bincount(
-            self._feed.rank[:first], weights=self._feed.num_rows[:first], minlength=len(self.plans)
-        ).astype(np.int64)
-        return [int(rows) for rows in sent - sent.min() + 1]
-
-    def _requests(self, i: int) -> "BlockRequest":
-        plan = self.plans[int(self._feed.rank[i])]
-        return tuple(
-            span_request(plan, arrival) for arrival in range(int(self._feed.first[i]), int(self._feed.stop[i]))
-        )
+    world, size = plan_world(plan, world_size=ask.world_size, batch=ask.batch), spec.ranks_per_split
+    return [
+        FeedGroup(world, range(first, min(first + size, ask.world_size)), spec)
+        for first in range(0, ask.world_size, size)
+    ]
 
 
 class FeederSource:
@@ -332,7 +303,7 @@ class _Chapters:
 
     @property
     def ticket(self) -> Ticket:
-        """The rank's part of the first chapter, which the feeder gives once; waits for it to plan."""
+        """The rank's part of the first chapter, asked for once; waits for the feeder to plan."""
         with self._lock:
             if self._ticket is None:
                 self._ticket = _get(self._open(0))

@@ -20,7 +20,7 @@ class Footprint:
     """Of raypipe and Ray Data, and pools."""
     files: int
     """Open ones, without sockets: to a process that owned an object fetched here, Ray 2.60 keeps one until gRPC
-    finds it idle, after 30 minutes, also where that process has ended. Of Ray Data these are coordinators of splits."""
+    finds it idle, after 30 minutes, also where that process has ended: the split of a loader that is dropped."""
     actors: int
     """Feeders and coordinators of splits, of all Rays that this process has started."""
 
@@ -39,6 +39,11 @@ def footprint() -> Footprint:
         files=sum(not link.startswith("socket:") for link in map(_read_link, Path("/proc/self/fd").iterdir())),
         actors=sum(name.startswith(("ray::Feeder", "ray::SplitCoordinator")) for name in _names_of_children()),
     )
+
+
+def num_descriptors() -> int:
+    """Return how many files and sockets are open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def resident_bytes() -> int:

@@ -226,8 +226,8 @@ MUTANTS: Final = (
         "Two feeds, one order",
         "the feeder plans the next leg from its start",
         "feeder.py",
-        "plan = plan_epoch(index, ask.order, epoch=ask.epoch, legs=ask.legs)",
-        "plan = plan_epoch(index, ask.order, epoch=ask.epoch, legs=ask.legs[:1])",
+        "ask.order, epoch=ask.epoch, legs=ask.legs)",
+        "ask.order, epoch=ask.epoch, legs=ask.legs[:1])",
         (f"{FEEDS}::test_feeds_give_the_same_batches_pixel_for_pixel_also_after_a_resume",),
     ),
     Mutant(

@@ -131,6 +131,24 @@ def test_one_task_gives_one_block_of_any_size_with_our_settings(context):
     assert [len(block) for block in blocks] == [7, 1, 12, 5, 9]
 
 
+def test_split_asks_for_its_blocks_anew_whenever_all_ranks_begin(context):
+    @ray.remote
+    class Source:
+        def __init__(self):
+            self._num_asked = 0
+
+        def blocks(self):
+            self._num_asked += 1
+            return REQUESTS[-self._num_asked :]
+
+    source = Source.remote()
+    (split,) = split_dataset(build_dataset(context, lambda: ray.get(source.blocks.remote())), 1)
+
+    executions = [[len(block) for block in blocks_of(split)] for _ in range(3)]
+
+    assert executions == [[9], [5, 9], [12, 5, 9]]
+
+
 def test_reading_and_windowing_run_as_one_operator(context):
     dataset = build_dataset(context, REQUESTS).materialize()
 

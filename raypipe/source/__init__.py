@@ -3,6 +3,7 @@
 ::
 
     feed_order.py   the order in which blocks are fed, so that Ray's split delivers each to its rank    pure
+    groups.py       ranks that share a split, and their blocks, chapter by chapter                      pure
     own_rows.py     the first blocks of a rank, read by itself while Ray starts
     datasource.py   one read task, one block; the settings of Ray Data that raypipe needs               Ray
     cluster.py      starts a local Ray, and tells whether one has what a pipeline needs                 Ray

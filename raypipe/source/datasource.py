@@ -19,18 +19,18 @@ from ray.data.datasource import ReadTask
 from raypipe.block import BlockContext, add_windows, filler_block, open_block, read_rows
 from raypipe.cluster_gate import share_gate
 from raypipe.decode.journal import journal_scope
-from raypipe.packed import SpanRequest, as_objects
+from raypipe.packed import as_objects
+from raypipe.source.groups import BlockRequest
 
-BlockRequest = tuple[SpanRequest, ...] | int
-"""The spans of one block, or the number of rows of a filler."""
+Blocks = Sequence[BlockRequest] | Callable[[], Sequence[BlockRequest]]
 
 
 class SpanDatasource(Datasource):  # type: ignore[misc]
-    """A list of blocks to read, in order."""
+    """Blocks to read, in order: a list, or a function that gives those of each execution when it begins."""
 
-    def __init__(self, context: "ray.ObjectRef[BlockContext]", blocks: Sequence[BlockRequest]) -> None:
+    def __init__(self, context: "ray.ObjectRef[BlockContext]", blocks: Blocks) -> None:
         self._context = context
-        self._blocks = list(blocks)
+        self._blocks = blocks
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -49,16 +49,20 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         self,
         parallelism: int,  # noqa: ARG002
         per_task_row_limit: int | None = None,  # noqa: ARG002
-        data_context: DataContext | None = None,  # noqa: ARG002
+        data_context: DataContext | None = None,
     ) -> list[ReadTask]:
-        """Return one task per block. Ray calls this several times, so it is cheap and always the same."""
-        return [ReadTask(_ReadBlock(self._context, block), _metadata(block)) for block in self._blocks]
+        """Return one task per block. Ray calls this several times; with a context to execute, without one to count."""
+        blocks = self._blocks
+        if callable(blocks):
+            blocks = [] if data_context is None else blocks()
+        return [ReadTask(_ReadBlock(self._context, block), _metadata(block)) for block in blocks]
 
 
-def build_dataset(context: "ray.ObjectRef[BlockContext]", blocks: Sequence[BlockRequest]) -> "ray.data.Dataset":
+def build_dataset(context: "ray.ObjectRef[BlockContext]", blocks: Blocks) -> "ray.data.Dataset":
     """Return the Ray Dataset whose blocks are `blocks`: rows with their windows."""
     with DataContext.current(data_context(DataContext.get_current())):
-        dataset = ray.data.read_datasource(SpanDatasource(context, blocks), override_num_blocks=len(blocks))
+        # Ray cuts the blocks of fewer tasks than it is told to make, and lets more of them be.
+        dataset = ray.data.read_datasource(SpanDatasource(context, blocks), override_num_blocks=1)
         # batch_size=None keeps a block whole, and Ray fuses such a map with the read.
         return dataset.map_batches(_add_windows(context), batch_size=None, batch_format="pyarrow", zero_copy_batch=True)
 

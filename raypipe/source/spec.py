@@ -20,7 +20,7 @@ class FeedSpec:
     """Ranks that share one Ray Dataset: one executor does 50 to 100 blocks/s."""
 
     blocks_per_chapter: int = 5000
-    """Blocks of one Ray Dataset."""
+    """Blocks of one execution of a Ray Dataset."""
 
     prefetch_blocks: int = 4
     """Blocks that a rank fetches ahead of the one that it opens."""

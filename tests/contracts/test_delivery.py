@@ -27,7 +27,7 @@ class Case:
         return f"{self.mode},{self.world_size} ranks,{self.num_cpus} CPUs,salt {self.salt},{feed}"
 
 
-# Nearly every pair of values of two settings is in one of these. Every further split or chapter starts an actor, which
+# Nearly every pair of values of two settings is in one of these. Every further split starts an actor, which
 # costs seconds, so there are few of them. Cases with equal CPUs stand together: they share a Ray.
 CASES = [
     Case(mode="cluster", world_size=2, num_cpus=8, salt=1, feed={"prefetch_blocks": 1}),

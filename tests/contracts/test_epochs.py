@@ -90,6 +90,29 @@ def test_epochs_that_are_known_to_follow_are_fetched_ahead_and_given_up_for_anot
     assert loader.epoch == 4
 
 
+def test_loaders_of_the_same_ranks_take_turns_with_epochs_fetched_ahead(rows):
+    pipe = rows_pipeline(rows)
+
+    def take_turns(loader):
+        other = loader.with_settings(num_epochs=3)
+        return [came(one) for _ in range(3) for one in (loader, other)]
+
+    turns = run_ranks(pipe.loaders(2, num_epochs=3), take_turns)
+
+    wanted = [pipe.plan(epoch=epoch, world_size=2) for epoch in range(3) for _ in range(2)]
+    assert turns == [[planned_epoch(world, rank) for world in wanted] for rank in range(2)]
+
+
+def test_epochs_of_other_lengths_follow_each_other_in_one_split(rows):
+    pipe = rows_pipeline(rows, selection={"every": 3}, feed={"spans_per_block": 1, "blocks_per_chapter": 4})
+    plans = [pipe.plan(epoch=epoch, world_size=2) for epoch in range(3)]
+
+    epochs = run_ranks(pipe.loaders(2, num_epochs=3), lambda loader: [came(loader) for _ in range(3)])
+
+    assert epochs == [[planned_epoch(world, rank) for world in plans] for rank in range(2)]
+    assert len({len(plan.rank(0).queue) for plan in plans}) > 1
+
+
 LEFT_UNDER_WAY = """
 import sys, threading
 import ray

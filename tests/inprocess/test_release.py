@@ -2,7 +2,7 @@
 
 import pytest
 from batches import local_loader
-from footprint import footprint, no_collector, resident_bytes, wait_until_within
+from footprint import footprint, no_collector, num_descriptors, resident_bytes, wait_until_within
 
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline
@@ -19,10 +19,11 @@ def test_fifty_epochs_leave_what_three_do(pipe):
         # What is imported and opened once, by the first loader.
         list(local_loader(pipe))
         before, loader = footprint(), local_loader(pipe, num_epochs=50)
-        seen, sizes = [], []
+        seen, descriptors, sizes = [], [], []
         for epoch in range(50):
             for _ in loader:
                 pass
+            descriptors.append(num_descriptors())
             sizes.append(resident_bytes())
             if epoch % 10 == 2:
                 seen.append(footprint())
@@ -31,6 +32,7 @@ def test_fifty_epochs_leave_what_three_do(pipe):
 
     # The run that is opened ahead, and the one before it, with which it shares its room.
     assert max(one.runs for one in seen) <= before.runs + 2
+    assert descriptors[-1] <= max(descriptors[:3]), descriptors
     assert sizes[-1] <= 1.1 * sizes[2]
     assert after.is_within(before), (before, after)
 
