@@ -1,5 +1,6 @@
 """Memory for pixels that is used again: of batches, and of frames that wait."""
 
+import math
 import sys
 import threading
 import time
@@ -14,6 +15,10 @@ Pixels = NDArray[Any]
 
 _BATCHES: Final = 2
 """Batches in memory at once: one that is trained on, and one that is ready or being put together."""
+
+_SLAB_BYTES: Final = 64 << 20
+"""glibc maps what is larger than 32 MB by itself: frames that stay do not lie between those that come and go. What is
+not written to yet takes no memory."""
 
 _WAIT_S: Final = 1.0
 _LOOK_S: Final = 0.001
@@ -94,10 +99,11 @@ class FramePool:
     def take(self, shape: tuple[int, ...], dtype: Any) -> Pixels:
         """Return memory for a frame that nobody else has."""
         with self._lock:
-            free = self._free.get((shape, np.dtype(dtype)))
-            if free:
-                return free.pop()
-        return np.empty(shape, dtype)
+            free = self._free.setdefault((shape, np.dtype(dtype)), [])
+            if not free:
+                frame_bytes = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
+                free.extend(np.empty((max(1, _SLAB_BYTES // frame_bytes), *shape), dtype))
+            return free.pop()
 
     def keep(self, pixels: Pixels) -> Pixels:
         """Return a copy."""

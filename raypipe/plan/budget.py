@@ -161,7 +161,7 @@ def clip_bound(live_bytes: int, batch_bytes: int) -> int:
     A batch that is trained on and one that is ready take their part, and the next one is in both for a moment. What is
     left is never less than two batches of clips: else nothing would be decoded ahead.
     """
-    return max(2 * batch_bytes, live_bytes - 3 * batch_bytes)
+    return max(2 * batch_bytes, live_bytes - 4 * batch_bytes)
 
 
 def decoded_bytes(index: EpisodeIndex, members: Sequence[MemberCost]) -> int:
