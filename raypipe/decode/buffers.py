@@ -20,6 +20,9 @@ _SLAB_BYTES: Final = 64 << 20
 """glibc maps what is larger than 32 MB by itself: frames that stay do not lie between those that come and go. What is
 not written to yet takes no memory."""
 
+_MOST_IN_SLAB: Final = 1024
+"""Frames, of which each is an object from the start."""
+
 _WAIT_S: Final = 1.0
 _LOOK_S: Final = 0.001
 
@@ -77,9 +80,9 @@ def _find_free(buffers: list[NDArray[Any]], length: int) -> NDArray[Any] | None:
 
 def _drop_surplus(buffers: list[NDArray[Any]], taken: NDArray[Any]) -> None:
     """Drop what a user has held at once and no longer does."""
-    spare = [i for i in range(len(buffers)) if buffers[i] is not taken and sys.getrefcount(buffers[i]) <= 2]
-    for i in reversed(spare[_BATCHES - 1 :]):
-        del buffers[i]
+    for i in reversed(range(len(buffers))):
+        if len(buffers) > _BATCHES and buffers[i] is not taken and sys.getrefcount(buffers[i]) <= 2:
+            del buffers[i]
 
 
 class FramePool:
@@ -101,8 +104,9 @@ class FramePool:
         with self._lock:
             free = self._free.setdefault((shape, np.dtype(dtype)), [])
             if not free:
-                frame_bytes = max(1, math.prod(shape) * np.dtype(dtype).itemsize)
-                free.extend(np.empty((max(1, _SLAB_BYTES // frame_bytes), *shape), dtype))
+                frame_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+                num_frames = min(_MOST_IN_SLAB, max(1, _SLAB_BYTES // max(1, frame_bytes)))
+                free.extend(np.empty((num_frames, *shape), dtype))
             return free.pop()
 
     def keep(self, pixels: Pixels) -> Pixels:
