@@ -13,7 +13,7 @@ Decides when a clip is decoded and how long it is held. Does not know plans or R
 and the executor decides where they are decoded.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -324,7 +324,7 @@ class ClipStore:
             and self.in_flight_bytes + wanted <= self._most_bytes // _AHEAD_SHARE
         )
 
-    def _make_room(self, wanted: Container[ClipKey]) -> None:
+    def _make_room(self, wanted: Collection[ClipKey]) -> None:
         """Let frames go that a later batch shows, to be decoded again for it, until the clips of this batch fit."""
         missing = sum(self._open(key).num_bytes for key in wanted if key not in self._clips)
         self._again_bytes += missing // _AGAIN_SHARE
