@@ -133,9 +133,8 @@ class EpochRun:
         # Not `queue.Queue`: Ctrl-C within its Python code may leave it locked for ever.
         self._batches: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """One for every batch that may be put into `_batches`."""
-        for _ in range(_QUEUED):
-            self._places.put(None)
+        """One for every batch that may be put into `_batches`: none before the epoch before has ended, whose last two
+        batches are still in memory."""
         self._threads: list[threading.Thread] = []
         self._before: EpochRun | None = None
 
@@ -164,6 +163,8 @@ class EpochRun:
             follow: called once, when the last block has arrived.
         """
         self._record = record
+        for _ in range(_QUEUED):
+            self._places.put(None)
         with self._lock:
             self._before = None
             self._changed.notify_all()

@@ -1,5 +1,6 @@
 """Memory for pixels that is used again: of batches, and of frames that wait."""
 
+import math
 import sys
 import threading
 import time
@@ -14,6 +15,13 @@ Pixels = NDArray[Any]
 
 _BATCHES: Final = 2
 """Batches in memory at once: one that is trained on, and one that is ready or being put together."""
+
+_SLAB_BYTES: Final = 64 << 20
+"""glibc maps what is larger than 32 MB by itself: frames that stay do not lie between those that come and go. What is
+not written to yet takes no memory."""
+
+_MOST_IN_SLAB: Final = 1024
+"""Frames, of which each is an object from the start."""
 
 _WAIT_S: Final = 1.0
 _LOOK_S: Final = 0.001
@@ -72,9 +80,9 @@ def _find_free(buffers: list[NDArray[Any]], length: int) -> NDArray[Any] | None:
 
 def _drop_surplus(buffers: list[NDArray[Any]], taken: NDArray[Any]) -> None:
     """Drop what a user has held at once and no longer does."""
-    spare = [i for i in range(len(buffers)) if buffers[i] is not taken and sys.getrefcount(buffers[i]) <= 2]
-    for i in reversed(spare[_BATCHES - 1 :]):
-        del buffers[i]
+    for i in reversed(range(len(buffers))):
+        if len(buffers) > _BATCHES and buffers[i] is not taken and sys.getrefcount(buffers[i]) <= 2:
+            del buffers[i]
 
 
 class FramePool:
@@ -94,10 +102,12 @@ class FramePool:
     def take(self, shape: tuple[int, ...], dtype: Any) -> Pixels:
         """Return memory for a frame that nobody else has."""
         with self._lock:
-            free = self._free.get((shape, np.dtype(dtype)))
-            if free:
-                return free.pop()
-        return np.empty(shape, dtype)
+            free = self._free.setdefault((shape, np.dtype(dtype)), [])
+            if not free:
+                frame_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+                num_frames = min(_MOST_IN_SLAB, max(1, _SLAB_BYTES // max(1, frame_bytes)))
+                free.extend(np.empty((num_frames, *shape), dtype))
+            return free.pop()
 
     def keep(self, pixels: Pixels) -> Pixels:
         """Return a copy."""

@@ -13,10 +13,10 @@ Decides when a clip is decoded and how long it is held. Does not know plans or R
 and the executor decides where they are decoded.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -35,6 +35,10 @@ ClipKey = tuple[int, int]
 _NOTHING: Final = 0
 _AHEAD_SHARE: Final = 4
 """A quarter of the memory may be in flight: enough that decoding never waits, little enough that the rest is held."""
+
+_AGAIN_SHARE: Final = 64
+"""One clip in so many may be decoded again, beside half the memory once: it is needed when all live spans of an epoch
+begin their first clips, and 0.1% of an epoch of 80,000 frames. A bound that is too small all the time does not hold."""
 
 _MOST_IN_JOB: Final = 8
 """Clips that a thread decodes before it hands them over."""
@@ -64,6 +68,12 @@ class ClipRequest:
     def num_bytes(self) -> int:
         """Memory of the decoded frames."""
         return len(self.frames) * self.frame_bytes
+
+    def only(self, frames: Container[int]) -> "ClipRequest":
+        """Return the request of some of its frames."""
+        kept = [i for i, frame in enumerate(self.frames.tolist()) if frame in frames]
+        stored = tuple(self.stored[i] for i in kept) if self.stored is not None else None
+        return replace(self, frames=self.frames[kept], stored=stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +243,11 @@ class _Clip:
     is_pooled: bool = False
     """Whether its frames lie in memory of the pool."""
 
+    def left(self) -> OpenedClip:
+        """Return what is still to leave of a clip that is at hand."""
+        requests = {camera: one.only(self.frames[camera]) for camera, one in self.opened.requests.items()}
+        return OpenedClip(requests, self.num_left, self.opened.has_windows)
+
 
 def _open_nothing(key: ClipKey) -> OpenedClip:
     raise RaypipeError(f"clip {key} is asked for, and the store was cleared")
@@ -249,7 +264,8 @@ class ClipStore:
         Args:
             open_clip: says what a clip is made of.
             executor: decodes.
-            most_bytes: bound on bytes in flight and held. What the next batch needs is decoded whatever it takes.
+            most_bytes: bound on bytes in flight and held. What the next batch needs is decoded whatever it takes, and
+                frames of later ones are let go for it, as long as few are decoded twice.
             pool: memory for frames.
         """
         self._open_clip = open_clip
@@ -259,6 +275,8 @@ class ClipStore:
         self._opened: dict[ClipKey, OpenedClip] = {}
         self._by_span: dict[int, set[int]] = {}
         self._pool = pool
+        self._again_bytes = most_bytes // 2
+        """What may still be decoded again to keep the bound."""
         self._is_cleared = False
         pool.enter()
         self.held_bytes = 0
@@ -275,30 +293,50 @@ class ClipStore:
 
         Ends at the first for which there is no room, unless the next batch waits for them.
         """
-        is_done, num_asked = True, len(self._clips)
-        for key in dict.fromkeys(keys):
+        wanted, is_done = dict.fromkeys(keys), True
+        if is_next:
+            self._make_room(wanted)
+        num_before = len(self._clips)
+        for key in wanted:
             if key in self._clips:
                 continue
-            if key not in self._opened:
-                self._opened[key] = self._open_clip(key)
-            if not self._has_room(self._opened[key].num_bytes) and not is_next:
+            opened = self._open(key)
+            if not self._has_room(opened.num_bytes) and not is_next:
                 is_done = False
                 break
-            opened = self._opened.pop(key)
             pending = {camera: self._executor.submit(request) for camera, request in opened.requests.items()}
-            self._clips[key] = _Clip(opened, pending, opened.num_uses)
-            self._by_span.setdefault(key[0], set()).add(key[1])
+            self._clips[key] = _Clip(self._opened.pop(key), pending, opened.num_uses)
             self.in_flight_bytes += opened.num_bytes
         self.peak_bytes = max(self.peak_bytes, self.num_bytes)
-        if len(self._clips) > num_asked:
+        if len(self._clips) > num_before:
             self._executor.flush()
         return is_done
+
+    def _open(self, key: ClipKey) -> OpenedClip:
+        if key not in self._opened:
+            self._opened[key] = self._open_clip(key)
+            self._by_span.setdefault(key[0], set()).add(key[1])
+        return self._opened[key]
 
     def _has_room(self, wanted: int) -> bool:
         return (
             self.num_bytes + wanted <= self._most_bytes
             and self.in_flight_bytes + wanted <= self._most_bytes // _AHEAD_SHARE
         )
+
+    def _make_room(self, wanted: Collection[ClipKey]) -> None:
+        """Let frames go that a later batch shows, to be decoded again for it, until the clips of this batch fit."""
+        missing = sum(self._open(key).num_bytes for key in wanted if key not in self._clips)
+        self._again_bytes += missing // _AGAIN_SHARE
+        # Those that began last stay longest.
+        for key in [key for key in reversed(self._clips) if key not in wanted]:
+            clip = self._clips[key]
+            if self.num_bytes + missing <= self._most_bytes or self._again_bytes < clip.opened.num_bytes:
+                return
+            if clip.frames:
+                self._again_bytes -= clip.opened.num_bytes
+                self._opened[key] = clip.left()
+                self._free(self._clips.pop(key))
 
     def wait(self, keys: Iterable[ClipKey]) -> dict[ClipKey, DatasetError]:
         """Wait for clips; return the errors of those that are found to be bad now."""
@@ -379,14 +417,17 @@ class ClipStore:
         self.held_bytes += size if clip.error is None else _NOTHING
 
     def _drop(self, key: ClipKey) -> None:
-        clip = self._clips.pop(key, None)
-        if clip is None:
-            # Another thread closes the store too.
-            return
         left = self._by_span.get(key[0], set())
         left.discard(key[1])
         if not left:
             self._by_span.pop(key[0], None)
+        self._opened.pop(key, None)
+        clip = self._clips.pop(key, None)
+        # Another thread closes the store too.
+        if clip is not None:
+            self._free(clip)
+
+    def _free(self, clip: _Clip) -> None:
         if not clip.is_ready:
             self.in_flight_bytes -= clip.opened.num_bytes
         # Nobody finds them in the clip again: memory that is given back twice would hold two frames at once.

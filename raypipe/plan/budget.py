@@ -158,10 +158,11 @@ class LiveBudget:
 def clip_bound(live_bytes: int, batch_bytes: int) -> int:
     """Return how many bytes of clips a rank may hold and decode ahead, of the budget for all decoded frames.
 
-    A batch that is trained on and one that is ready take their part, and the next one is in both for a moment. What is
-    left is never less than two batches of clips: else nothing would be decoded ahead.
+    A batch that is trained on and one that is ready take their part, the next one is in both for a moment, and open
+    decoders and rows take what one more would. What is left is never less than two batches of clips: else nothing would
+    be decoded ahead.
     """
-    return max(2 * batch_bytes, live_bytes - 3 * batch_bytes)
+    return max(2 * batch_bytes, live_bytes - 4 * batch_bytes)
 
 
 def decoded_bytes(index: EpisodeIndex, members: Sequence[MemberCost]) -> int:

@@ -29,8 +29,7 @@ from plan_cases import specs
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, ResumeError
 from raypipe.pipeline import Pipeline
-from raypipe.plan import measure_held
-from raypipe.sizes import measure_members
+from raypipe.plan import clip_bound
 from raypipe.testing import CameraSpec, SynthSpec, assert_resumes_exactly, write_dataset
 
 ORDER = {"live_spans": 3}
@@ -557,7 +556,7 @@ def test_stats_count_samples_blocks_and_decoded_frames(tiny_dataset):
 @pytest.mark.parametrize(
     ("live_bytes", "order"), [(150_000, {}), (400_000, {}), (400_000, {"clip_frames": 8}), (2_000_000, {})]
 )
-def test_frames_held_and_in_flight_stay_within_the_budget(tmp_path, live_bytes, order):
+def test_frames_held_and_in_flight_stay_within_the_bound(tmp_path, live_bytes, order):
     lengths = tuple(20 + 7 * (i % 9) for i in range(30))
     spec = SynthSpec(lengths=lengths, cameras=(CameraSpec(name=TOP),))
     dataset = open_dataset(str(write_dataset(tmp_path / "dataset", spec)))
@@ -567,11 +566,10 @@ def test_frames_held_and_in_flight_stay_within_the_budget(tmp_path, live_bytes, 
     seen = frames_of_all(list(loader))
 
     assert sorted(seen) == frames_of_dataset(dataset)
-    held = measure_held(
-        pipe.plan(), measure_members(dataset, pipe.config.decode), pipe.plan().plan.keys.clip_frames, ahead_batches=4
-    )
-    assert held.next_bytes <= loader.stats().peak_clip_bytes <= live_bytes
-    assert loader.stats().decoded_per_emitted == 1.0
+    batch_bytes = 4 * 64 * 64 * 3
+    assert loader.stats().peak_clip_bytes <= clip_bound(live_bytes, batch_bytes)
+    # Frames that make room for the next batch are decoded again: few.
+    assert loader.stats().decoded_per_emitted <= 1.03
 
 
 def test_epochs_that_are_fetched_ahead_come_one_after_the_other_also_when_the_loop_pauses(rows):

@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -126,6 +127,19 @@ def test_a_third_buffer_is_made_only_where_two_are_held(monkeypatch):
     # It waits for a batch, and holds two.
     buffers.is_asked = True
     assert buffers.take("top", (2, 3), np.uint8).ctypes.data not in (address, held[0].ctypes.data)
+
+
+def test_a_third_buffer_goes_when_a_loop_holds_one_batch_at_a_time_again():
+    buffers = BatchBuffers()
+    buffers.is_asked = True
+    held = [buffers.take("top", (2, 3), np.uint8) for _ in range(3)]
+    memory = [weakref.ref(one.base) for one in held]
+
+    # One is trained on, and of two that are free one is put together.
+    del held[1:]
+    held.append(buffers.take("top", (2, 3), np.uint8))
+
+    assert [one() is not None for one in memory].count(True) == 2
 
 
 def test_shorter_batches_use_the_buffers_of_longer_ones():
