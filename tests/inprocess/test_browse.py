@@ -41,7 +41,6 @@ def served(root):
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
 
-
     def ask(path, method="GET", **headers):
         port = urlsplit(f"//{headers.get('Host', f'127.0.0.1:{server.server_port}')}").port or 80
         headers = {"Cookie": f"raypipe-{port}={server.token}", **headers}
@@ -111,7 +110,9 @@ def test_who_does_not_have_the_link_is_given_nothing(ask, path, method):
 
     assert answer.status == 403
     assert "Set-Cookie" not in answer.headers
-    assert answer.content == b"" if method == "HEAD" else b"the link that raypipe show --serve printed" in answer.content
+    assert (
+        answer.content == b"" if method == "HEAD" else b"the link that raypipe show --serve printed" in answer.content
+    )
 
 
 def test_who_does_not_have_the_link_starts_no_check(tiny_dataset, monkeypatch):
