@@ -362,7 +362,7 @@ def test_many_files_are_checked_when_the_page_asks_for_it(tiny_dataset, monkeypa
 
 
 def test_a_check_that_dies_is_told_and_ends_nothing_else(tiny_dataset, monkeypatch):
-    monkeypatch.setattr(checks_module, "_PROGRAM", "import os, sys; sys.stderr.write('no memory'); os.abort()")
+    monkeypatch.setattr(checks_module, "_PROGRAM", ("-c", "import os, sys; sys.stderr.write('no memory'); os.abort()"))
 
     with served(tiny_dataset) as ask:
         told = wait_for_findings(ask)

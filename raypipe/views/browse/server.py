@@ -2,9 +2,9 @@
 
 Any user of this machine may connect. So a request is answered only if it has the token of the link that `serve` tells,
 or the cookie that the page of that link sets. Any page that a browser has open may send requests to this machine, too:
-the Host header must name this machine (another name may lead here by DNS rebinding), other sites do not have the cookie,
-and headers keep them from using the answers.
-Addresses hold numbers alone, never a path; only GET and HEAD are answered.
+the Host header must name this machine (another name may lead here by DNS rebinding), other sites do not have the
+cookie, and headers keep them from using the answers. Addresses hold numbers alone, never a
+path; only GET and HEAD are answered.
 """
 
 import json
