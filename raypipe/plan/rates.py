@@ -243,14 +243,19 @@ def is_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, frame: Ints) -
 
 def count_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Ints, stop: Ints) -> Ints:
     """Return how many frames of each ``[start, stop)`` of a run are in the lap; a closed form where they are alike."""
-    part, whole, length = lap % rates.parts[row], rates.units[row] >> _UNIT_BITS, stop - start
-    marks = _marks_between(rates, keys, row, lap, start, stop)
-    counts = np.where(part < whole, length, np.where(part == whole, marks - whole * length, 0))
-    unlike = np.flatnonzero(rates.offset[row] >= 0)
+    is_unlike, counts = rates.offset[row] >= 0, np.zeros(len(row), dtype=np.int64)
+    counts[~is_unlike] = _count_alike(rates, keys, *(one[~is_unlike] for one in (row, lap, start, stop)))
+    unlike, length = np.flatnonzero(is_unlike), stop - start
     for some in np.array_split(unlike, 1 + int(length[unlike].sum()) // _FRAMES_AT_ONCE):
         owner, _ = list_taken(rates, keys, row[some], lap[some], start[some], stop[some])
         counts[some] = np.bincount(owner, minlength=len(some))
     return counts
+
+
+def _count_alike(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Ints, stop: Ints) -> Ints:
+    part, whole, length = lap % rates.parts[row], rates.units[row] >> _UNIT_BITS, stop - start
+    marks = _marks_between(rates, keys, row, lap, start, stop)
+    return np.where(part < whole, length, np.where(part == whole, marks - whole * length, 0))
 
 
 def list_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Ints, stop: Ints) -> tuple[Ints, Ints]:
