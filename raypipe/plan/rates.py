@@ -274,8 +274,8 @@ def _possible_frames(rates: Rates, row: Ints, lap: Ints, start: Ints, stop: Ints
     some = np.flatnonzero((rates.offset[row] >= 0) & (part > 0))
     first, last = rates.often_between(row[some], part[some])
     is_shorter = last - first < length[some]
-    some, begin[some[is_shorter]] = some[is_shorter], first[is_shorter]
-    length[some] = (last - first)[is_shorter]
+    some, first, last = some[is_shorter], first[is_shorter], last[is_shorter]
+    begin[some], length[some] = first, last - first
     owner, frame = np.repeat(np.arange(len(row)), length), ragged_arange(begin, length)
     if not len(some):
         return owner, frame
