@@ -219,12 +219,13 @@ def _representations(schema: Schema, members: Sequence[MemberStats]) -> dict[str
 
 def _windows(schema: Schema, members: Sequence[MemberStats]) -> dict[str, int]:
     # Windows of all members have as many frames.
-    return {
-        name: member.stats[own].num_slots
-        for member, own_names in zip(members, schema.members, strict=True)
-        for name, own in own_names.rows.items()
-        if isinstance(member.stats.get(own), RepresentedStats)
-    }
+    found = {}
+    for member, own_names in zip(members, schema.members, strict=True):
+        for name, own in own_names.rows.items():
+            stats = member.stats.get(own)
+            if isinstance(stats, RepresentedStats):
+                found[name] = stats.num_slots
+    return found
 
 
 def _from_plain(plain: Mapping[str, Any]) -> MixtureStats:
