@@ -52,12 +52,16 @@ class RepresentedStats(dict[str, NDArray[np.float64]]):
     representation: str
     """How the values are represented, as `ActionSpec` tells it."""
 
-    def __init__(self, values: Mapping[str, NDArray[np.float64]], representation: str) -> None:
+    num_slots: int
+    """Frames of the windows that the values are of: later ones differ more from the state."""
+
+    def __init__(self, values: Mapping[str, NDArray[np.float64]], representation: str, num_slots: int) -> None:
         super().__init__(values)
         self.representation = representation
+        self.num_slots = num_slots
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RepresentedStats, (dict(self), self.representation)
+        return RepresentedStats, (dict(self), self.representation, self.num_slots)
 
 
 class Represented(Protocol):
@@ -116,7 +120,7 @@ def action_stats(dataset: Represented, index: EpisodeIndex, *, folder: str | Non
     kept = _find(folder, name, source) if folder is not None and name else None
     if kept is not None:
         return kept
-    found = RepresentedStats(_measure(source), str(source.actions.spec))
+    found = RepresentedStats(_measure(source), str(source.actions.spec), len(source.offsets))
     if folder is not None and name:
         _keep(folder, name, found)
     return found
@@ -325,7 +329,7 @@ def _find(folder: str, name: str, source: _Source) -> RepresentedStats | None:
         # What is not there, or damaged, is computed anew.
         return None
     is_whole = kept.get("representation") == str(source.actions.spec) and "count" in values
-    return RepresentedStats(values, kept["representation"]) if is_whole else None
+    return RepresentedStats(values, kept["representation"], len(source.offsets)) if is_whole else None
 
 
 def _keep(folder: str, name: str, stats: RepresentedStats) -> None:

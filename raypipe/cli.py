@@ -42,7 +42,7 @@ LiveSpans = Annotated[
 ]
 SpanFrames = Annotated[str, typer.Option(help="Longest span in frames, or 'episode'.  [default: by --live-bytes]")]
 ClipFrames = Annotated[str, typer.Option(help="Frames of a clip, or 'span'.  [default: by the keyframes]")]
-LiveBytes = Annotated[int | None, typer.Option(help="Memory of a rank for decoded frames.  [default: 1 GiB]")]
+LiveBytes = Annotated[str, typer.Option(metavar="SIZE", help="Memory of a rank for decoded frames, as 2GB.")]
 
 
 def _checked_file(path: Path | None) -> Path | None:
@@ -152,7 +152,7 @@ def plan(
     live_spans: LiveSpans = None,
     span_frames: SpanFrames = "",
     clip_frames: ClipFrames = "",
-    live_bytes: LiveBytes = None,
+    live_bytes: LiveBytes = "1GiB",
     seed: Annotated[int, typer.Option(help="Decides the order.")] = 0,
     epoch: Annotated[int, typer.Option(help="Counted from 0.")] = 0,
     lanes: Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")] = "world_size",
@@ -325,7 +325,7 @@ def account(
 
     checked = check_run(folder, root=root, name=name)
     _tell(checked.to_json(), as_json, json_file, lambda: verdict_table(checked), lambda: "\n".join(checked.describe()))
-    raise typer.Exit(0 if checked.is_exact else 1)
+    raise typer.Exit(checked.exit_code)
 
 
 @app.command()
@@ -342,7 +342,7 @@ def where(
     live_spans: LiveSpans = None,
     span_frames: SpanFrames = "",
     clip_frames: ClipFrames = "",
-    live_bytes: LiveBytes = None,
+    live_bytes: LiveBytes = "1GiB",
     lanes: Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")] = "world_size",
     tail: Annotated[str, typer.Option(help="The end of an epoch: short, drop or wrap.")] = "short",
     as_json: AsJson = False,
@@ -380,7 +380,9 @@ def bench(
     seconds: Annotated[
         float, typer.Option(help="What the floor takes for two epochs; a setting takes some three times that.")
     ] = 20.0,
-    live_gb: Annotated[float, typer.Option(help="Memory for decoded frames: what needs more is left out.")] = 1.0,
+    live_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory for decoded frames, as 2GB: what needs more is left out.")
+    ] = "1GiB",
     gpu_samples_per_s: Annotated[
         float, typer.Option(metavar="N", help="Also tell how many cores feed a GPU that takes N samples/s.")
     ] = 0.0,
@@ -395,6 +397,7 @@ def bench(
     from raypipe.bench.plot import check_plot, plot_bench
     from raypipe.bench.run import run_bench
     from raypipe.bench.table import bench_table, compare_table
+    from raypipe.specs import parse_bytes
 
     if targets[0] == "compare":
         _check_two_files(targets[1:])
@@ -409,7 +412,7 @@ def bench(
         action_frames=action_frames,
         observation_frames=observation_frames,
         seconds=seconds,
-        live_bytes=int(live_gb * (1 << 30)),
+        live_bytes=parse_bytes(live_bytes, "live_bytes"),
         gpu_samples_per_s=gpu_samples_per_s,
     )
     report = run_bench(spec, setting or (), is_quick=quick, on_line=lambda line: echo(line, err=True))
@@ -495,3 +498,7 @@ def _print(renderable: Any) -> None:
         echo(renderable)
     else:
         print_table(renderable)
+
+
+if __name__ == "__main__":
+    main()

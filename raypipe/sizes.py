@@ -24,7 +24,7 @@ from raypipe.plan import (
 )
 from raypipe.schema import Schema, schema_of
 from raypipe.selection import index_dataset
-from raypipe.specs import make_spec
+from raypipe.specs import make_spec, parse_bytes
 from raypipe.video import keyframe_interval
 
 _USUAL_BATCH: Final = 64
@@ -111,7 +111,7 @@ def open_with_order(
     batch: BatchSpec,
     given: Mapping[str, Any],
     *,
-    live_bytes: int | None = None,
+    live_bytes: int | str = DEFAULT_LIVE_BYTES,
     selection: SelectionSpec | None = None,
 ) -> tuple[Dataset | Mixture, OrderSpec, DecodeSpec]:
     """Return what is at `root`, and how a pipeline of it orders and decodes: what `given` lacks is chosen as there.
@@ -131,7 +131,7 @@ def open_with_order(
             batch,
             decode,
             given,
-            live_bytes=DEFAULT_LIVE_BYTES if live_bytes is None else live_bytes,
+            live_bytes=parse_bytes(live_bytes, "live_bytes"),
         )
         given = {**chosen_order(budget), **given}
     return dataset, make_spec(OrderSpec, given, "order"), decode

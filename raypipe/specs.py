@@ -9,6 +9,7 @@ from raypipe.errors import ConfigError, suggest
 
 Spec = TypeVar("Spec")
 
+_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([KMGT]?)(i?)B?", re.I)
 _UNITS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -41,7 +42,7 @@ def parse_bytes(value: Any, name: str, *, least: int = 1, named_value: str = "")
         ConfigError: it is none, or less than `least`; `name` says where it was given, `named_value` what else may be.
     """
     number = value
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", value.strip(), re.I) if isinstance(value, str) else None
+    found = _BYTES.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is not None:
         digits, unit, is_binary = found.groups()
         number = float(digits) * (1024 if is_binary else 1000) ** _UNITS[unit.upper()]

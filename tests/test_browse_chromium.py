@@ -30,18 +30,20 @@ def page(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def url(tiny_dataset):
-    with served(tiny_dataset) as address:
+def url(page, tiny_dataset):
+    with served(page, tiny_dataset) as address:
         yield address
 
 
 @contextmanager
-def served(root):
+def served(page, root):
+    """Give the address of the page, which `page` may open: it has followed the link."""
     server = make_server(Site(rp.open_dataset(str(root))), 0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
-        yield server.url
+        page.open(server.url)
+        yield f"http://127.0.0.1:{server.server_port}/"
     finally:
         server.shutdown()
         server.close()
@@ -73,6 +75,18 @@ def test_cameras_show_the_frame_of_the_cursor_also_behind_other_episodes_of_the_
     assert stamps(page) == [(2, 11, 0), (2, 11, 1)]
     assert text(page, "clock") == "frame 11 of 12 · 1.10 s"
     assert page.said == []
+
+
+def test_the_token_leaves_the_address_bar_and_the_page_opens_again_without_it(page, tiny_dataset):
+    with served(page, tiny_dataset) as url:
+        assert page.run("location.href") == url
+        assert "token" not in page.run("document.documentElement.outerHTML + document.cookie")
+        page.open(f"{url}?episode=1")
+        assert text(page, "episode-title") == "Episode 1"
+        # By another name the browser has no cookie.
+        page.call("Page.navigate", url=url.replace("127.0.0.1", "localhost"))
+        page.wait("document.body.textContent.includes('raypipe show --serve printed')")
+        page.said.clear()
 
 
 def test_playing_goes_to_the_end_of_the_episode_and_no_further(page, url):
@@ -146,7 +160,7 @@ def test_texts_of_a_stranger_are_shown_and_do_nothing(page, tmp_path):
     evil = "<img src=x onerror='window.hit=1'><script>window.hit=1</script>"
     root = write_dataset(tmp_path / "<b>data", SynthSpec(tasks=(evil,), robot_type=evil))
 
-    with served(root) as url:
+    with served(page, root) as url:
         for view in ("", "?step=0", "?view=findings", "?view=dataset"):
             page.open(f"{url}{view}")
             page.wait("document.getElementById('findings-badge').hidden === false")
@@ -160,7 +174,7 @@ def test_findings_filter_the_list_and_stand_beside_their_episode(page, tmp_path)
     root = write_dataset(tmp_path / "dataset", SynthSpec(version="v2.1"))
     (root / "videos/chunk-000/observation.images.top/episode_000003.mp4").unlink()
 
-    with served(root) as url:
+    with served(page, root) as url:
         page.open(f"{url}?episode=3")
         page.wait("document.getElementById('findings-badge').hidden === false")
         page.run(

@@ -19,6 +19,20 @@ def run_apart(*arguments, **options):
     return subprocess.run([*PROGRAM, *arguments], stderr=subprocess.PIPE, check=False, timeout=60, **options)
 
 
+@pytest.mark.parametrize("module", ["raypipe", "raypipe.cli"])
+def test_python_runs_the_program_by_the_name_of_its_module(module, tmp_path):
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-m", module, *arguments]
+        return subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+
+    version, usage, wrong = run("--version"), run("info", "--help"), run("info", str(tmp_path / "nothing"))
+
+    assert (version.returncode, version.stdout) == (0, f"raypipe {raypipe.__version__}\n")
+    assert "Usage: raypipe info" in usage.stdout
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("raypipe: ")
+
+
 @pytest.fixture
 def broken(monkeypatch):
     def describe(_root: str) -> None:

@@ -133,6 +133,44 @@ def test_plan_says_what_a_pipeline_of_these_live_bytes_does(tiny_dataset, live_b
     assert dict(plan_lines(report))["live"] == dict(plan_lines(shown))["live"]
 
 
+@pytest.mark.parametrize("given", ["300kB", "300000", "0.3e6", "0.3 MB"])
+@pytest.mark.parametrize("command", ["plan", "where"])
+def test_bytes_on_the_command_line_are_sizes_as_a_pipeline_takes_them(tiny_dataset, command, given):
+    def told(live_bytes: object) -> str:
+        options = ("--world-size", 1, "--batch-size", 4, "--live-bytes", live_bytes, "--json")
+        step = (0, 0, "--root") if command == "where" else ()
+        done = run_program(command, *step, tiny_dataset, *options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert told(given) == told(300_000) != told("1 GiB")
+
+
+def test_the_bytes_that_a_command_takes_where_none_are_given_are_those_of_a_pipeline(tiny_dataset):
+    options = ("--world-size", 1, "--batch-size", 4, "--json")
+
+    assert run(tiny_dataset, *options).stdout == run(tiny_dataset, *options, "--live-bytes", 1 << 30).stdout
+    assert view_plan(str(tiny_dataset), {"seed": 0}, BatchSpec(size=4), world_size=1, live_bytes="300kB").report == (
+        view_plan(str(tiny_dataset), {"seed": 0}, BatchSpec(size=4), world_size=1, live_bytes=300_000).report
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plan", "--world-size", 1, "--batch-size", 4),
+        ("where", 0, 0, "--batch-size", 4, "--root"),
+        ("bench",),
+    ],
+    ids=lambda one: one[0],
+)
+def test_bytes_that_are_none_are_an_error_that_shows_them(tiny_dataset, command):
+    done = run_program(*command, tiny_dataset, "--live-bytes", "2 apples")
+
+    assert done.returncode == 2
+    assert "live_bytes must be a number of bytes such as 200e9 or '200GB', at least 1; got '2 apples'" in done.stderr
+
+
 def test_plan_says_what_decoding_costs_against_file_order(tiny_dataset):
     printed = " ".join(run(tiny_dataset, "--world-size", 1, "--batch-size", 4).stdout.split())
 

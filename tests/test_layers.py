@@ -41,6 +41,7 @@ LAYERS = [
     {"reshard"},
     {"views", "bench"},
     {"cli"},
+    {"__main__"},
 ]
 
 # `bench` measures the libraries themselves: the floor is torchcodec alone, and the peers are theirs.

@@ -18,6 +18,7 @@ from raypipe.account.runs import Runs, add_runs, empty_runs
 from raypipe.audit.frames import open_frames, read_frames
 from raypipe.errors import ConfigError
 from raypipe.plan import (
+    DEFAULT_LIVE_BYTES,
     BatchSpec,
     EpisodeIndex,
     Resumed,
@@ -107,7 +108,7 @@ class PlannedRun:
     """Frames of a batch on each rank."""
 
     world_size: int
-    live_bytes: int | None = None
+    live_bytes: int | str = DEFAULT_LIVE_BYTES
 
     def __post_init__(self) -> None:
         if not self.root:

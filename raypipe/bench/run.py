@@ -1,5 +1,6 @@
 """Measures the settings of a pipeline on this machine and this dataset, each in a fresh process."""
 
+import math
 import os
 import tempfile
 import time
@@ -146,9 +147,10 @@ def _choose(
 
 
 def _tell_long_gop(budget: LiveBudget) -> str:
+    enough = math.ceil(budget.ample_bytes / 1e8) / 10
     return (
-        f"keyframes are far apart: in {budget.live_bytes / (1 << 30):g} GB the default decodes at {budget.cost:.1f} "
-        f"times the cost of file order. --live-gb {budget.ample_bytes / (1 << 30):.1f} is enough for longer clips"
+        f"keyframes are far apart: in {budget.live_bytes / 1e9:.3g} GB the default decodes at {budget.cost:.1f} "
+        f"times the cost of file order. --live-bytes {enough}GB is enough for longer clips"
     )
 
 

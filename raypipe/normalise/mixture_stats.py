@@ -78,14 +78,21 @@ class MixtureStats:
     """By feature, how the values are represented that the statistics are of, as `ActionSpec` tells it; those of a
     feature that is not named are of the values that the datasets store."""
 
+    windows: Mapping[str, int] = field(default_factory=dict)
+    """By feature, of how many frames the windows are that the values of another representation are from: those of
+    longer windows are on another scale. Not known of statistics that were saved without it."""
+
     def __post_init__(self) -> None:
         known = {
-            feature: str(values.representation)
+            feature: values
             for entry in self.datasets.values()
             for feature, values in entry.items()
             if isinstance(values, RepresentedStats)
         }
-        object.__setattr__(self, "representations", {**known, **self.representations})
+        told = {feature: values.representation for feature, values in known.items()}
+        object.__setattr__(self, "representations", {**told, **self.representations})
+        slots = {feature: values.num_slots for feature, values in known.items()}
+        object.__setattr__(self, "windows", {**slots, **self.windows})
         if self.robot_types.keys() != self.datasets.keys():
             raise ConfigError(
                 f"robot_types names {sorted(self.robot_types)} and datasets {sorted(self.datasets)}; give a robot type "
@@ -114,6 +121,7 @@ class MixtureStats:
             "cameras": list(self.cameras),
             "envelopes": list(self.envelopes),
             **({"representations": dict(self.representations)} if self.representations else {}),
+            **({"windows": dict(self.windows)} if self.windows else {}),
         }
         return to_text(KIND, content)
 
@@ -189,6 +197,7 @@ def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStat
         cameras=schema.cameras,
         envelopes=tuple(envelopes),
         representations=_representations(schema, members),
+        windows=_windows(schema, members),
     )
 
 
@@ -208,6 +217,17 @@ def _representations(schema: Schema, members: Sequence[MemberStats]) -> dict[str
     return {name: text for name, text in first.items() if text != ABSOLUTE}
 
 
+def _windows(schema: Schema, members: Sequence[MemberStats]) -> dict[str, int]:
+    # Windows of all members have as many frames.
+    found = {}
+    for member, own_names in zip(members, schema.members, strict=True):
+        for name, own in own_names.rows.items():
+            stats = member.stats.get(own)
+            if isinstance(stats, RepresentedStats):
+                found[name] = stats.num_slots
+    return found
+
+
 def _from_plain(plain: Mapping[str, Any]) -> MixtureStats:
     return MixtureStats(
         datasets={str(name): stats_of_plain(entry) for name, entry in plain["datasets"].items()},
@@ -217,6 +237,7 @@ def _from_plain(plain: Mapping[str, Any]) -> MixtureStats:
         cameras=tuple(map(str, plain["cameras"])),
         envelopes=tuple(map(str, plain["envelopes"])),
         representations={str(name): str(text) for name, text in plain.get("representations", {}).items()},
+        windows={str(name): int(slots) for name, slots in plain.get("windows", {}).items()},
     )
 
 

@@ -225,6 +225,8 @@ class Normaliser:
         keys = [key for key in self._tables if key in batch]
         for key in keys:
             _check_representation(key, batch, self.stats.representations.get(key, ABSOLUTE), inverse=inverse)
+            if key in self.stats.windows and not inverse:
+                _check_window(key, batch, self._tables[key].shift.ndim - 1, self.stats.windows[key])
         row = self._rows(batch, dataset, robot) if keys else 0
         scaled = {key: self._scale(key, batch, row, inverse=inverse) for key in keys}
         return {**batch, **scaled}
@@ -396,6 +398,26 @@ def _check_representation(key: str, batch: Mapping[str, Any], expected: str, *, 
             f"{key!r} in the batch is {other!r}, {says}, and the statistics are of {key!r} {expected!r}: they are on "
             f"other scales. Give the normaliser the stats of the pipeline that makes the batches (pipe.stats), or "
             f"choose the mode 'identity' for {key!r}."
+        )
+
+
+def _check_window(key: str, batch: Mapping[str, Any], num_axes: int, expected: int) -> None:
+    """Raise where windows have another length than those that the statistics are of.
+
+    A policy may give fewer steps than it was trained on: what is scaled back is not checked.
+
+    Args:
+        num_axes: of the values of one frame.
+    """
+    # Samples say their representation by one text, batches by a list.
+    shape = batch[key].shape[0 if isinstance(batch[f"{key}{REPRESENTATION}"], str) else 1 :]
+    found = int(shape[0]) if len(shape) > num_axes else 1
+    if found != expected:
+        raise ConfigError(
+            f"{key!r} in the batch has windows of {counted(found, 'frame')}, and the statistics are of windows of "
+            f"{counted(expected, 'frame')}: later actions differ more from the state, so they are on other scales. "
+            f"Give the normaliser the stats of the pipeline that makes the batches (pipe.stats), or make them with "
+            f"`raypipe stats ROOT --frames {found}`."
         )
 
 

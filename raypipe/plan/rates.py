@@ -35,6 +35,7 @@ Everything is an integer, in units of 2**-24 of a time: floats add up differentl
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import nextafter
 from typing import Any, Final
 
@@ -58,10 +59,13 @@ _MOST_FRAMES: Final = 1 << 31
 _FRAMES_AT_ONCE: Final = 1 << 20
 """Bounds the memory of counting unlike frames to some 100 MB."""
 
+_FRAME_BITS: Final = 24
+"""An episode has at most so many frames, by their bits."""
+
 _COLUMNS: Final = ("dataset", "start", "units", "before", "place", "spare", "num_frames", "most", "parts")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Rates:
     """How often a lap has the frames of an index, as columns with an entry for every run of it."""
 
@@ -104,6 +108,26 @@ class Rates:
         unlike = np.flatnonzero(self.offset[row] >= 0)
         position[unlike] = self.ends[self.offset[row[unlike]] + at[unlike]]
         return np.asarray(position)
+
+    @cached_property
+    def often(self) -> tuple[Ints, Ints]:
+        """Frames of unlike runs that may come more than once, by run and the most often first; and their sort keys."""
+        most = -(-np.diff(self.ends, append=0) // _WHOLE)
+        unlike, place = np.flatnonzero(self.offset >= 0), np.flatnonzero(most > 1)
+        row = unlike[np.searchsorted(self.offset[unlike], place, side="right") - 1]
+        frame, key = self.start[row] + place - self.offset[row], self._often_key(row, most[place])
+        order = np.argsort(key, kind="stable")
+        return frame[order], key[order]
+
+    def often_between(self, row: Ints, part: Ints) -> tuple[Ints, Ints]:
+        """Return which of `often` the parts of unlike runs may have, for parts above 0: ``[first, stop)`` of each."""
+        keys = self.often[1]
+        first = np.searchsorted(keys, self._often_key(row, self.most.max()))
+        return first, np.searchsorted(keys, self._often_key(row, part))
+
+    def _often_key(self, row: Ints, times: Ints) -> Ints:
+        most = self.most.max()
+        return np.asarray(row * (most + 1) + most - times)
 
     @property
     def laps(self) -> Ints:
@@ -219,15 +243,49 @@ def is_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, frame: Ints) -
 
 def count_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Ints, stop: Ints) -> Ints:
     """Return how many frames of each ``[start, stop)`` of a run are in the lap; a closed form where they are alike."""
+    is_unlike, counts = rates.offset[row] >= 0, np.zeros(len(row), dtype=np.int64)
+    counts[~is_unlike] = _count_alike(rates, keys, *(one[~is_unlike] for one in (row, lap, start, stop)))
+    unlike, length = np.flatnonzero(is_unlike), stop - start
+    for some in np.array_split(unlike, 1 + int(length[unlike].sum()) // _FRAMES_AT_ONCE):
+        owner, _ = list_taken(rates, keys, row[some], lap[some], start[some], stop[some])
+        counts[some] = np.bincount(owner, minlength=len(some))
+    return counts
+
+
+def _count_alike(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Ints, stop: Ints) -> Ints:
     part, whole, length = lap % rates.parts[row], rates.units[row] >> _UNIT_BITS, stop - start
     marks = _marks_between(rates, keys, row, lap, start, stop)
-    counts = np.where(part < whole, length, np.where(part == whole, marks - whole * length, 0))
-    unlike = np.flatnonzero(rates.offset[row] >= 0)
-    for some in np.array_split(unlike, 1 + int(length[unlike].sum()) // _FRAMES_AT_ONCE):
-        owner, frame = np.repeat(some, length[some]), ragged_arange(start[some], length[some])
-        taken = is_taken(rates, keys, row[owner], lap[owner], frame)
-        counts[some] = np.bincount(owner, weights=taken, minlength=len(counts)).astype(np.int64)[some]
-    return counts
+    return np.where(part < whole, length, np.where(part == whole, marks - whole * length, 0))
+
+
+def list_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Ints, stop: Ints) -> tuple[Ints, Ints]:
+    """Return the frames of each ``[start, stop)`` of a run that are in the lap, ascending, and which each is of."""
+    owner, frame = _possible_frames(rates, row, lap, start, stop)
+    taken = is_taken(rates, keys, row[owner], lap[owner], frame)
+    return owner[taken], frame[taken]
+
+
+def _possible_frames(rates: Rates, row: Ints, lap: Ints, start: Ints, stop: Ints) -> tuple[Ints, Ints]:
+    """Return the frames of each ``[start, stop)`` that the lap may have, ascending, and which each is of.
+
+    One frame of a large weight makes a lap for each of its times, which has few others: those are not looked at.
+    """
+    part, begin, length = lap % rates.parts[row], start.copy(), stop - start
+    some = np.flatnonzero((rates.offset[row] >= 0) & (part > 0))
+    first, last = rates.often_between(row[some], part[some])
+    is_shorter = last - first < length[some]
+    some, first, last = some[is_shorter], first[is_shorter], last[is_shorter]
+    begin[some], length[some] = first, last - first
+    owner, frame = np.repeat(np.arange(len(row)), length), ragged_arange(begin, length)
+    if not len(some):
+        return owner, frame
+    is_listed = np.zeros(len(row), dtype=np.bool_)
+    is_listed[some] = True
+    listed = np.flatnonzero(is_listed[owner])
+    frame[listed] = rates.often[0][frame[listed]]
+    inside = (frame >= start[owner]) & (frame < stop[owner])
+    both = np.sort((owner[inside] << _FRAME_BITS) | frame[inside])
+    return both >> _FRAME_BITS, both & ((1 << _FRAME_BITS) - 1)
 
 
 def frames_taken(rates: Rates, keys: OrderKeys, row: int, lap: int, start: int, stop: int) -> Ints:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError
 from raypipe.plan.index import EpisodeIndex, Shares, concat_indexes, describe_selection
 from raypipe.plan.keyhash import Ints, OrderKeys
-from raypipe.plan.rates import count_taken, frames_taken, is_taken, ragged_arange
+from raypipe.plan.rates import count_taken, frames_taken, list_taken, ragged_arange
 from raypipe.plan.spec import OrderSpec
 
 UNVERSIONED: Final = "unversioned"
@@ -151,12 +151,10 @@ def anchor_runs(index: EpisodeIndex, keys: OrderKeys) -> AnchorRuns:
 
 def run_frames(index: EpisodeIndex, runs: AnchorRuns, keys: OrderKeys) -> tuple[Ints, Ints]:
     """Return which run every frame of the runs is of, and the frame; those that their laps do not have are left out."""
+    if index.rates is not None:
+        return list_taken(index.rates, keys, runs.row, runs.lap, runs.start, runs.stop)
     length = runs.stop - runs.start
-    owner, frame = np.repeat(np.arange(len(length)), length), ragged_arange(runs.start, length)
-    if index.rates is None:
-        return owner, frame
-    taken = is_taken(index.rates, keys, runs.row[owner], runs.lap[owner], frame)
-    return owner[taken], frame[taken]
+    return np.repeat(np.arange(len(length)), length), ragged_arange(runs.start, length)
 
 
 def _take_laps(index: EpisodeIndex, rows: Ints, begin: int, end: int, keys: OrderKeys) -> AnchorRuns:

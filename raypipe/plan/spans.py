@@ -18,7 +18,7 @@ import numpy as np
 
 from raypipe.plan.index import EpisodeIndex
 from raypipe.plan.keyhash import Hashes, Ints, OrderKeys
-from raypipe.plan.rates import count_taken, is_taken, ragged_arange
+from raypipe.plan.rates import count_taken, list_taken, ragged_arange
 from raypipe.plan.shares import AnchorRuns, anchor_runs, interleave
 from raypipe.plan.spec import WHOLE_EPISODE, OrderSpec
 
@@ -98,19 +98,19 @@ def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
 
     Span i owns ``frames[offsets[i] : offsets[i + 1]]``. Costs one sort of all frames of the spans, consumed ones too.
     """
-    length = spans.stop - spans.start
-    owner = np.repeat(np.arange(len(spans)), length)
-    frame = ragged_arange(spans.start, length)
+    if keys.rates is None:
+        length = spans.stop - spans.start
+        owner, frame = np.repeat(np.arange(len(spans)), length), ragged_arange(spans.start, length)
+    else:
+        owner, frame = list_taken(keys.rates, keys, spans.row, spans.lap, spans.start, spans.stop)
     clip_frames = keys.clip_sizes(spans.dataset)
     order_key = keys.frame_keys(
-        np.repeat(keys.frame_bases(spans.dataset, spans.lap, spans.episode), length),
+        keys.frame_bases(spans.dataset, spans.lap, spans.episode)[owner],
         frame,
-        None if clip_frames is None else np.repeat(clip_frames, length),
+        None if clip_frames is None else clip_frames[owner],
     )
-    if spans.floor.any() or keys.rates is not None:
+    if spans.floor.any():
         left = order_key >= spans.floor[owner]
-        if keys.rates is not None:
-            left &= is_taken(keys.rates, keys, spans.row[owner], spans.lap[owner], frame)
         owner, frame, order_key = owner[left], frame[left], order_key[left]
     assert len(frame) == spans.count.sum(), f"{len(frame)} frames lie above the floors, not {spans.count.sum()}"
     if keys.clip_frames:

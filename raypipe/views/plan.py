@@ -26,7 +26,7 @@ from raypipe.plan import (
     start,
 )
 from raypipe.sizes import index_frames, measure_members, open_with_order
-from raypipe.specs import make_spec
+from raypipe.specs import make_spec, parse_bytes
 from raypipe.views.plan_figure import draw_plan
 from raypipe.views.view import View, html_lines, html_plot, html_table
 from raypipe.wording import counted, plural
@@ -117,7 +117,7 @@ def view_plan(
     *,
     world_size: int,
     epoch: int = 0,
-    live_bytes: int | None = None,
+    live_bytes: int | str = DEFAULT_LIVE_BYTES,
     selection: Mapping[str, Any] | None = None,
 ) -> PlanView:
     """Return the plan of one epoch of the dataset or mixture at `root`; reads ``meta/``.
@@ -125,9 +125,9 @@ def view_plan(
     Args:
         order: fields of an `OrderSpec`; the others are chosen as `raypipe.Pipeline` chooses them.
         selection: fields of a `SelectionSpec` for a dataset that stands alone.
-        live_bytes: memory of a rank for decoded frames; None: that of a pipeline where nothing is said.
+        live_bytes: memory of a rank for decoded frames, as a number or ``"2GB"``.
     """
-    live_bytes = DEFAULT_LIVE_BYTES if live_bytes is None else live_bytes
+    live_bytes = parse_bytes(live_bytes, "live_bytes")
     chosen = make_spec(SelectionSpec, selection or {}, "selection")
     dataset, spec, decode = open_with_order(root, batch, order, live_bytes=live_bytes, selection=chosen)
     todo = start(spec, world_size=world_size, epoch=epoch)

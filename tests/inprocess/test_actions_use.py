@@ -233,6 +233,36 @@ def test_a_normaliser_refuses_statistics_of_another_representation(roots):
     assert MixtureStats.from_json(makers["delta"].to_json()).representations == {"action": f"delta to {STATE}"}
 
 
+@pytest.mark.parametrize("is_mixture", [False, True], ids=["dataset", "mixture"])
+def test_a_normaliser_refuses_statistics_of_windows_of_another_length(roots, is_mixture):
+    def make_pipe(frames, **parts):
+        dataset = Mixture([roots["wide"]], cache=None, progress=False) if is_mixture else open_dataset(roots["wide"])
+        windowed = dataset.windowed(offsets={"action": list(range(frames))}) if frames else dataset
+        return Pipeline(windowed, batch_size=4, seed=0, **parts)
+
+    batches = {n: next(iter(local_loader(make_pipe(n, actions={"mode": "relative"})))) for n in (0, 1, 3, 5)}
+    stats = make_pipe(3, actions={"mode": "relative"}).stats
+    normaliser = Normaliser.from_json(Normaliser(stats, {"action": "mean_std"}).to_json())
+
+    normaliser.normalise(batches[3])
+    # A policy may give fewer steps than it was trained on.
+    assert normaliser.unnormalise({"action": batches[3]["action"][:, :1]})["action"].shape == (4, 1, 4)
+    for frames in (0, 1, 5):
+        slots = max(1, frames)
+        told = f"windows of {slots} frame.*statistics are of windows of 3 frames"
+        with pytest.raises(ConfigError, match=told):
+            normaliser.normalise(batches[frames])
+    sample = Pipeline(
+        open_dataset(roots["wide"]).windowed(offsets={"action": [0, 1]}),
+        batch_size=4,
+        seed=0,
+        actions={"mode": "relative"},
+    ).config.dataset[0]
+    with pytest.raises(ConfigError, match="windows of 2 frames"):
+        normaliser.normalise({"robot_type": "wide", "dataset": "wide", **sample})
+    Normaliser(make_pipe(3).stats).normalise(next(iter(local_loader(make_pipe(5)))))
+
+
 def test_normalised_relative_actions_have_mean_0_and_deviation_1(roots):
     mixture = Mixture(list(roots.values()), progress=False).windowed(offsets={"action": [0, 1, 2]})
     pipe = Pipeline(mixture, batch_size=8, seed=0, actions={"mode": "relative", "absolute": ["gripper"]})

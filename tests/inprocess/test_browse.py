@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 import pytest
@@ -42,6 +42,8 @@ def served(root):
     thread.start()
 
     def ask(path, method="GET", **headers):
+        port = urlsplit(f"//{headers.get('Host', f'127.0.0.1:{server.server_port}')}").port or 80
+        headers = {"Cookie": f"raypipe-{port}={server.token}", **headers}
         connection = http.client.HTTPConnection(*server.server_address, timeout=60)
         connection.putrequest(method, path, skip_host="Host" in headers)
         for name, text in headers.items():
@@ -52,7 +54,7 @@ def served(root):
         connection.close()
         return answer
 
-    ask.address = server.server_address
+    ask.address, ask.link, ask.token = server.server_address, server.url, server.token
     try:
         yield ask
     finally:
@@ -98,10 +100,69 @@ def test_a_name_that_leads_here_by_dns_rebinding_is_refused(ask, host, path):
     assert b"pick up" not in answer.content
 
 
-def test_another_site_can_open_the_page_and_set_nothing_off(ask):
+PATHS = ("/", "/index.html", "/browse.js", "/api/about", "/api/findings?start", "/frame?episode=0&camera=0&frame=0")
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/video?episode=0&camera=0", "/nothing"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_who_does_not_have_the_link_is_given_nothing(ask, path, method):
+    answer = ask(path, method, Cookie="")
+
+    assert answer.status == 403
+    assert "Set-Cookie" not in answer.headers
+    assert (
+        answer.content == b"" if method == "HEAD" else b"the link that raypipe show --serve printed" in answer.content
+    )
+
+
+def test_who_does_not_have_the_link_starts_no_check(tiny_dataset, monkeypatch):
+    started = []
+    monkeypatch.setattr(checks_module, "_start", started.append)
+
+    with served(tiny_dataset) as ask:
+        assert ask("/api/findings?start", Cookie="").status == 403
+
+    assert started == []
+
+
+@pytest.mark.parametrize("change", ["", "x", "short", "long", "other case", "\u00e9", "none"])
+def test_another_token_is_none(ask, change):
+    other = {"short": ask.token[:-1], "long": f"{ask.token}A", "other case": ask.token.swapcase(), "none": "None"}
+    wrong = other.get(change, change)
+    name = f"raypipe-{ask.address[1]}"
+
+    assert ask("/api/about", Cookie=f"{name}={wrong}".encode()).status == 403
+    assert ask(f"/?token={quote(wrong)}", Cookie="").status == 403
+
+
+def test_the_link_gives_the_page_and_a_cookie_that_no_script_and_no_other_site_has(ask):
+    link = urlsplit(ask.link)
+    page = ask(f"{link.path}?{link.query}", Cookie="", Host="localhost:9000", **{"Sec-Fetch-Site": "cross-site"})
+    cookie, *marks = page.headers["Set-Cookie"].split("; ")
+
+    assert (page.status, link.port) == (200, ask.address[1])
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} == set(marks)
+    # Cookies are those of all ports of a machine: a tunnel to another one has its own.
+    assert cookie == f"raypipe-9000={ask.token}"
+    assert ask("/api/about", Cookie=cookie, Host="localhost:9000").status == 200
+    assert ask("/api/about", Cookie=cookie).status == 403, "of another port"
+
+
+def test_cookies_of_other_programs_of_this_machine_disturb_nothing(ask):
+    mine = f"raypipe-{ask.address[1]}={ask.token}"
+
+    assert ask("/", Cookie=f'theme={{"a": "b"}}; x; =; {mine}; raypipe-1=other').status == 200
+
+
+def test_every_server_has_its_own_token(ask, tiny_dataset):
+    with served(tiny_dataset) as other:
+        assert ask.token != other.token
+    assert len(ask.token) >= 32
+
+
+def test_another_site_can_set_nothing_off(ask):
     foreign = {"Sec-Fetch-Site": "cross-site"}
 
-    assert ask("/", **foreign).status == 200
     assert ask("/api/findings?start", **foreign).status == ask("/frame?episode=0&camera=0", **foreign).status == 403
     assert ask("/api/about", **{"Sec-Fetch-Site": "same-origin"}).status == 200
 
@@ -301,7 +362,7 @@ def test_many_files_are_checked_when_the_page_asks_for_it(tiny_dataset, monkeypa
 
 
 def test_a_check_that_dies_is_told_and_ends_nothing_else(tiny_dataset, monkeypatch):
-    monkeypatch.setattr(checks_module, "_PROGRAM", "import os, sys; sys.stderr.write('no memory'); os.abort()")
+    monkeypatch.setattr(checks_module, "_PROGRAM", ("-c", "import os, sys; sys.stderr.write('no memory'); os.abort()"))
 
     with served(tiny_dataset) as ask:
         told = wait_for_findings(ask)
@@ -364,7 +425,7 @@ def test_ctrl_c_ends_the_server_and_the_check_that_runs_beside_it(tiny_dataset):
         line = process.stdout.readline()
         address = urlsplit(re.search(r"http://\S+", line)[0])
         idle = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
-        idle.request("GET", "/api/findings")
+        idle.request("GET", f"/api/findings?{address.query}")
         assert json.loads(idle.getresponse().read())["stage"] == "running"
         # The connection stays open, as a browser leaves it.
         process.send_signal(signal.SIGINT)

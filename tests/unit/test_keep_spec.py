@@ -14,7 +14,16 @@ KEY = bytes(range(16))
 
 @pytest.mark.parametrize(
     ("given", "num_bytes"),
-    [(200e9, 200 * 10**9), (5, 5), ("200GB", 200 * 10**9), ("1.5 gib", 3 << 29), ("7k", 7000), ("64", 64)],
+    [
+        (200e9, 200 * 10**9),
+        (5, 5),
+        ("200GB", 200 * 10**9),
+        ("1.5 gib", 3 << 29),
+        ("7k", 7000),
+        ("64", 64),
+        ("200e9", 200 * 10**9),
+        ("1.5E3", 1500),
+    ],
 )
 def test_sizes_are_numbers_or_texts_with_a_unit(given, num_bytes):
     assert KeepSpec(max_bytes=given).max_bytes == num_bytes

@@ -34,6 +34,8 @@ from raypipe.plan import (
     resume,
     state_after,
 )
+from raypipe.plan.rates import Rates
+from raypipe.plan.spans import order_frames
 
 worlds = st.sampled_from(WORLDS)
 SPEC = OrderSpec(seed=5)
@@ -211,6 +213,33 @@ def test_epochs_of_a_mixture_go_through_the_laps_of_a_weighted_dataset_one_after
     for lap in range(laps):
         taken = sorted((e, f) for (one, e, f), times in found.items() if one == lap for _ in range(times))
         assert taken == times_of_index(index, OrderSpec(seed=seed), lap)
+
+
+@pytest.mark.parametrize("span_frames", ["episode", 16])
+def test_one_very_large_weight_costs_no_more_than_the_frames_that_it_gives(monkeypatch, span_frames):
+    weights = np.ones((40, 200))
+    weights[:, 17] = 100
+    spec = OrderSpec(seed=5, live_spans=16, clip_frames=4, span_frames=span_frames, lanes=1)
+    looked_at, position = [], Rates.position
+    monkeypatch.setattr(Rates, "position", lambda *given: looked_at.append(len(given[1])) or position(*given))
+    index = make_index([200] * 40, weights=weights.ravel())
+
+    plan = plan_epoch(index, spec, epoch=0)
+    counted = sum(looked_at)
+    spans = [plan.lane(number).spans for number in range(len(plan.frames_per_lane))]
+    emitted = [
+        pair
+        for one in spans
+        for pair in zip(
+            np.repeat(one.episode, one.count).tolist(), order_frames(one, plan.keys)[0].tolist(), strict=True
+        )
+    ]
+
+    assert index.rates.parts.max() > 60
+    # Where a frame begins and where it ends, when spans are cut, and again when they are ordered.
+    assert counted <= 2 * (index.num_frames + weights.size)
+    assert sum(looked_at) <= 4 * (index.num_frames + weights.size)
+    assert sorted(emitted) == times_of_index(index, spec, 0)
 
 
 def test_another_weight_is_another_selection_within_an_epoch_and_may_come_between_epochs():

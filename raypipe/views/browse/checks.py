@@ -18,7 +18,7 @@ from raypipe.wording import cut_inside
 
 Stage = Literal["waiting", "running", "done", "failed"]
 
-_PROGRAM: Final = "from raypipe.cli import main; main()"
+_PROGRAM: Final = ("-m", "raypipe")
 _LONGEST_ERROR: Final = 2000
 _MOST_DETAILS: Final = 5000
 """Findings of one kind that the page has word by word; an episode beyond them has the words of the first."""
@@ -71,7 +71,7 @@ class Checks:
 
 def _start(root: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, "validate", "--json", "--where", "process", "--", root],
+        [sys.executable, *_PROGRAM, "validate", "--json", "--where", "process", "--", root],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,12 +1,15 @@
 """The HTTP server of the page: on 127.0.0.1 alone, for a browser on this machine.
 
-Any page that a browser has open may send requests to this machine. So a request is answered only if its Host header
-names this machine (another name may lead here by DNS rebinding), and headers keep other sites from using the answers.
-Addresses hold numbers alone, never a path; only GET and HEAD are answered.
+Any user of this machine may connect. So a request is answered only if it has the token of the link that `serve` tells,
+or the cookie that the page of that link sets. Any page that a browser has open may send requests to this machine, too:
+the Host header must name this machine (another name may lead here by DNS rebinding), other sites do not have the
+cookie, and headers keep them from using the answers. Addresses hold numbers alone, never a
+path; only GET and HEAD are answered.
 """
 
 import json
 import re
+import secrets
 import socket
 import sys
 import threading
@@ -69,14 +72,15 @@ class BrowseServer(ThreadingHTTPServer):
 
     def __init__(self, site: Site, port: int) -> None:
         self.site = site
+        self.token = secrets.token_urlsafe(32)
         self._connections: set[socket.socket] = set()
         self._connections_lock = threading.Lock()
         super().__init__((ADDRESS, port), _Handler)
 
     @property
     def url(self) -> str:
-        """Where the page is."""
-        return f"http://{ADDRESS}:{self.server_port}/"
+        """The link to the page, which lets its reader in."""
+        return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
 
     def close(self) -> None:
         """End it, after `serve_forever` has returned."""
@@ -125,7 +129,7 @@ def serve(site: Site, port: int, on_ready: Callable[[str], object]) -> None:
     """Serve the page until Ctrl-C.
 
     Args:
-        on_ready: is given the address of the page.
+        on_ready: is given the link to the page.
     """
     server = make_server(site, port)
     try:
@@ -154,6 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         try:
             self._check_host()
+            self._check_token()
             self._route()
         except _RefusedError as refused:
             self._send_json({"error": str(refused)}, refused.status)
@@ -173,12 +178,32 @@ class _Handler(BaseHTTPRequestHandler):
         if not is_page and self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
             raise _RefusedError(HTTPStatus.FORBIDDEN, "another site asks for this page")
 
+    def _check_token(self) -> None:
+        name = self._cookie_name()
+        cookies = (part.strip().partition("=") for part in self.headers.get("Cookie", "").split(";"))
+        if not self._has_link() and not any(self._is_token(text) for key, _, text in cookies if key == name):
+            raise _RefusedError(
+                HTTPStatus.FORBIDDEN, "this page opens by the link that raypipe show --serve printed: open that one"
+            )
+
+    def _has_link(self) -> bool:
+        return any(map(self._is_token, parse_qs(urlsplit(self.path).query).get("token", [])))
+
+    def _is_token(self, text: str) -> bool:
+        # The time that this takes must not tell how much of a guess is right.
+        return secrets.compare_digest(text.encode(errors="replace"), self.server.token.encode())
+
+    def _cookie_name(self) -> str:
+        # A browser has the same cookies for all ports of a machine. The port is the one that it sees: of a tunnel.
+        port = re.search(r":(\d+)$", self.headers.get("Host", ""))
+        return f"raypipe-{port[1] if port else 80}"
+
     def _route(self) -> None:
         address = urlsplit(self.path)
         query, site = parse_qs(address.query), self.server.site
         name = address.path.removeprefix("/") or "index.html"
         if name in ("index.html", *_FILES):
-            self._send(files("raypipe.views.browse").joinpath("page", name).read_bytes(), _KINDS[PurePath(name).suffix])
+            self._send_file(name)
         elif address.path == "/api/about":
             self._send_json(site.about())
         elif address.path == "/api/episodes":
@@ -198,12 +223,24 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             raise _RefusedError(HTTPStatus.NOT_FOUND, "there is no such page")
 
+    def _send_file(self, name: str) -> None:
+        content = files("raypipe.views.browse").joinpath("page", name).read_bytes()
+        cookie = f"{self._cookie_name()}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
+        headers = {"Set-Cookie": cookie} if self._has_link() else {}
+        self._send(content, _KINDS[PurePath(name).suffix], headers=headers)
+
     def _send_json(self, content: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> None:
         text = json.dumps(content, allow_nan=False, separators=(",", ":"))
         self._send(text.encode(), "application/json; charset=utf-8", status)
 
-    def _send(self, data: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
-        self._start(status, kind, len(data))
+    def _send(
+        self,
+        data: bytes,
+        kind: str,
+        status: HTTPStatus = HTTPStatus.OK,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._start(status, kind, len(data), headers)
         if self.command != "HEAD":
             self.wfile.write(data)
 

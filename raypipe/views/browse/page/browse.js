@@ -284,6 +284,14 @@ function viewOf(query) {
   return query.get("view") in VIEWS ? query.get("view") : "episode";
 }
 
+function hideToken() {
+  // The cookie has it now: an address that is copied, or kept in the history, lets nobody in.
+  const address = new URL(location.href);
+  if (!address.searchParams.has("token")) return;
+  address.searchParams.delete("token");
+  history.replaceState(null, "", address);
+}
+
 async function route() {
   const query = new URLSearchParams(location.search), view = viewOf(query);
   if (view !== "episode") player?.pause();
@@ -385,4 +393,5 @@ async function begin() {
   watchFindings().catch(tell);
 }
 
+hideToken();
 begin().catch(tell);
