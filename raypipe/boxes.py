@@ -33,7 +33,7 @@ def read_box(stream: IO[bytes], wanted: bytes) -> bytes | None:
             )
         if kind == wanted:
             if size > MOST_INDEX_BYTES:
-                raise EOFError(f"the box {kind!r} has {size} bytes, and the index of a video {MOST_INDEX_BYTES} at most")
+                raise EOFError(f"the box {kind!r} has {size} bytes, and an index may have {MOST_INDEX_BYTES}")
             return stream.read(size - header)
         position += size
     return None

@@ -14,6 +14,7 @@ from raypipe.metadata import Feature
 
 _FORMATS: Final = ("PNG", "JPEG", "TIFF")
 
+
 def decode_image(stored: Any, feature: Feature, place: str) -> torch.Tensor:
     """Return an image as a row holds it: uint8 ``(H, W, 3)``, or depth as float32 ``(H, W, 1)`` in millimetres.
 

@@ -238,7 +238,8 @@ def _read_fps(info: Mapping[str, Any], place: str) -> float:
     fps = info.get("fps")
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 1e-6 <= fps <= 1e6:
         raise DatasetError(
-            f"fps is {fps!r} in {place!r}; expected a positive number of frames per second, from 1e-6 to 1e6. {CORRECT_INFO}"
+            f"fps is {fps!r} in {place!r}; expected a positive number of frames per second, at least 1e-6 and at "
+            f"most 1e6. {CORRECT_INFO}"
         )
     return float(fps)
 

@@ -68,9 +68,10 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
             listed: texts in lists, any number of which a row may have: they are read by reference.
         """
         source, options = self._again
-        reader = pq.ParquetFile(source, read_dictionary=listed, **options) if listed else super()
+        again = pq.ParquetFile(source, read_dictionary=listed, **options) if listed else None
+        iter_batches = again.iter_batches if again is not None else super().iter_batches
         parts, taken = [], 0
-        for batch in reader.iter_batches(num_rows, row_groups=groups, columns=names, use_threads=False):
+        for batch in iter_batches(num_rows, row_groups=groups, columns=names, use_threads=False):
             taken += batch.nbytes + sum(map(_text_bytes, batch.columns))
             self._check(taken)
             parts.append(batch)
@@ -97,13 +98,16 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
         return claims
 
     @functools.cached_property
-    def _all_leaves(self) -> list[tuple[str, int, pq.ColumnSchema]]:
+    def _all_leaves(self) -> list[tuple[set[str], int, pq.ColumnSchema]]:
+        """The columns that hold values, with the names by which each may be asked for: ``a.b`` of ``a.b.list.c``."""
         leaves = [(number, self.schema.column(number)) for number in range(self.metadata.num_columns)]
-        return [(leaf.path, number, leaf) for number, leaf in leaves]
+        parts = [leaf.path.split(".") for _, leaf in leaves]
+        names = [{".".join(one[:end]) for end in range(1, len(one) + 1)} for one in parts]
+        return [(known, number, leaf) for known, (number, leaf) in zip(names, leaves, strict=True)]
 
     def _leaves(self, names: Sequence[str]) -> list[tuple[int, pq.ColumnSchema]]:
         wanted = set(names)
-        return [(i, leaf) for path, i, leaf in self._all_leaves if path in wanted or path.partition(".")[0] in wanted]
+        return [(number, leaf) for known, number, leaf in self._all_leaves if not known.isdisjoint(wanted)]
 
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self.most_bytes:
@@ -131,7 +135,7 @@ def _value_bytes(chunk: pq.ColumnChunkMetaData) -> int:
     stored, ratio = int(max(chunk.total_uncompressed_size, 0)), _SHORT_RATIO.get(chunk.compression, 0)
     if _SHARED in encodings or not ratio or not chunk.dictionary_page_offset:
         return stored
-    return min(stored, ratio * max(0, chunk.data_page_offset - chunk.dictionary_page_offset))
+    return min(stored, ratio * max(0, int(chunk.data_page_offset - chunk.dictionary_page_offset)))
 
 
 def _text_bytes(column: pa.Array) -> int:

@@ -162,7 +162,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         before, is_alias = self._num_nodes, self.check_event(yaml.AliasEvent)
-        mark = self.peek_event().start_mark
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
         # A node within itself has no size yet.
         self._num_nodes += self._sizes.get(id(node), MOST_YAML_NODES) if is_alias else 1
