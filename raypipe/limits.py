@@ -50,6 +50,11 @@ MOST_COUNT: Final = 1 << 53
 """Of whatever ``info.json`` counts: a JSON number is exact up to there."""
 
 
+BODY_CODES: Final = frozenset({"", "identity", "gzip", "deflate"})
+"""How a server may send a body. None is asked to pack it; of these one byte becomes a thousand at most, of others any
+number."""
+
+
 def parse_json(content: bytes | str) -> Any:
     """Return the value of a JSON text.
 

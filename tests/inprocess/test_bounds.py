@@ -2,6 +2,10 @@
 
 import json
 import struct
+import threading
+import zlib
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pyarrow as pa
 import pytest
@@ -220,3 +224,62 @@ def test_lanes_of_a_state_are_bounded(claim, tmp_path):
         "[np.full(one, 1) for one in (state.spec.lanes, *(leg.lanes for leg in state.legs))]"
     )
     assert_refused(read_claim(code, tmp_path / "state.json"), "ResumeError", "at most")
+
+
+class _Endless(BaseHTTPRequestHandler):
+    """Sends zeros for as long as they are taken, without a length; below ``/packed`` as gzip, below ``/odd`` as br."""
+
+    def do_HEAD(self):
+        self._begin()
+
+    def do_GET(self):
+        if not any(word in self.path for word in ("plain", "packed", "odd", "a.mp4")):
+            # huggingface_hub asks for a list of its own first.
+            self.send_error(404)
+            return
+        self._begin()
+        pack = zlib.compressobj(wbits=31) if "packed" in self.path else None
+        piece = bytes(1 << 20)
+        with suppress(OSError):
+            for _ in range(3 << 10):
+                self.wfile.write(pack.compress(piece) if pack else piece)
+
+    def _begin(self):
+        code = "gzip" if "packed" in self.path else "br" if "odd" in self.path else "identity"
+        self.send_response(200)
+        self.send_header("Content-Encoding", code)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def endless():
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Endless) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed", "odd"])
+def test_an_answer_of_the_hub_is_bounded(kind, endless, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", endless)
+
+    code = "from raypipe.hub.client import Client, Ask; Client().read_json(place, Ask(repo_id='a/b'))"
+    found = read_claim(code, kind)
+
+    assert_refused(found, "DownloadError", endless, "'br'" if kind == "odd" else "268,435,456 bytes")
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed", "odd"])
+def test_a_file_of_a_web_server_is_bounded(kind, endless):
+    code = "from raypipe.storage import open_storage; open_storage(place).read_bytes('info.json')"
+
+    assert_refused(read_claim(code, f"{endless}/{kind}"), "DownloadError", "info.json")
+
+
+def test_a_part_of_a_file_of_a_web_server_is_bounded(endless):
+    code = "from raypipe.storage import open_storage; open_storage(place).read_range('a.mp4', 5, 9)"
+
+    assert_refused(read_claim(code, endless), "DownloadError", "of the 4 bytes")
