@@ -27,6 +27,7 @@ from raypipe.account.runs import Runs, empty_runs, make_runs
 from raypipe.account.seal import find_break
 from raypipe.errors import DatasetError, RaypipeError
 from raypipe.limits import parse_json
+from raypipe.metadata.parquet import BoundedParquet
 from raypipe.plan import Leg, OrderSpec
 
 ACCOUNT_VERSION: Final = 1
@@ -118,7 +119,7 @@ def load_account(content: bytes, place: str) -> Account:
         DatasetError: it is damaged or of another version.
     """
     try:
-        table = pq.read_table(pa.BufferReader(content))
+        table = BoundedParquet(pa.BufferReader(content), len(content)).read()
         told = parse_json((table.schema.metadata or {})[_KEY])
         if told["version"] != ACCOUNT_VERSION:
             raise DatasetError(
