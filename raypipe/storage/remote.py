@@ -196,8 +196,8 @@ class Remote:
         else:
             known = self.entries.get(name)
             most = stop - start if stop is not None else (known.size_bytes if known else 0) or MOST_JSON_BYTES
-            asked = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
-            content = self._answered(name, lambda: self._read_web(name, asked, most))
+            part = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
+            content = self._answered(name, lambda: self._read_web(name, part, most))
             if stop is None and len(content) > most:
                 raise DownloadError(f"{self._locate(name)!r} has more than {most:,} bytes. Check the server.")
         if stop is not None and len(content) > stop - start:
