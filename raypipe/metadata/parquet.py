@@ -75,7 +75,9 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
             taken += batch.nbytes + sum(map(_text_bytes, batch.columns))
             self._check(taken)
             parts.append(batch)
-        wanted = pa.schema([self.schema_arrow.field(name) for name in names], self.schema_arrow.metadata)
+        # In the order in which they come, which need not be that of the names.
+        found = parts[0].schema.names if parts else names
+        wanted = pa.schema([self.schema_arrow.field(name) for name in found], self.schema_arrow.metadata)
         return pa.Table.from_batches(parts, parts[0].schema).cast(wanted) if parts else wanted.empty_table()
 
     def _claims(self, groups: list[int], names: Sequence[str]) -> list["_Claim"]:
