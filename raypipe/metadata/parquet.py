@@ -7,6 +7,7 @@ and measured before they are written out.
 
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +22,9 @@ _SHORT_RATIO: Final = {"UNCOMPRESSED": 1, "SNAPPY": 22}
 """The most that one byte may become, where the codec has such a bound."""
 
 _DICTIONARIES: Final = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+_PLAIN_ROWS: Final = 1024
+"""Rows whose texts in lists are read at once where they cannot be read by reference."""
+
 _SHARED: Final = "DELTA_BYTE_ARRAY"
 """Texts that begin as the one before stand without their beginning."""
 
@@ -67,18 +71,32 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
         Args:
             listed: texts in lists, any number of which a row may have: they are read by reference.
         """
-        source, options = self._again
-        again = pq.ParquetFile(source, read_dictionary=listed, **options) if listed else None
-        iter_batches = again.iter_batches if again is not None else super().iter_batches
-        parts, taken = [], 0
-        for batch in iter_batches(num_rows, row_groups=groups, columns=names, use_threads=False):
+        wanted = pa.schema([self.schema_arrow.field(name) for name in names], self.schema_arrow.metadata)
+        parts, taken = [wanted.empty_table()], 0
+        for batch in self._pieces(groups, names, listed, num_rows):
             taken += batch.nbytes + sum(map(_text_bytes, batch.columns))
             self._check(taken)
-            parts.append(batch)
-        # In the order in which they come, which need not be that of the names.
-        found = parts[0].schema.names if parts else names
-        wanted = pa.schema([self.schema_arrow.field(name) for name in found], self.schema_arrow.metadata)
-        return pa.Table.from_batches(parts, parts[0].schema).cast(wanted) if parts else wanted.empty_table()
+            parts.append(pa.Table.from_batches([batch]).select(names).cast(wanted))
+        return pa.concat_tables(parts)
+
+    def _pieces(
+        self, groups: list[int], names: list[str], listed: list[str], num_rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        source, options = self._again
+        again = pq.ParquetFile(source, read_dictionary=listed, **options) if listed else None
+        for group in groups:
+            # One by one: texts in lists cannot refer to several dictionaries.
+            asked, done = {"row_groups": [group], "columns": names, "use_threads": False}, 0
+            with suppress(pa.ArrowNotImplementedError):
+                for batch in again.iter_batches(num_rows, **asked) if again is not None else ():
+                    done += len(batch)
+                    yield batch
+            if done == self.metadata.row_group(group).num_rows:
+                continue
+            # A group may have texts beside its dictionary too; then they are measured some rows at a time.
+            for batch in super().iter_batches(min(num_rows, _PLAIN_ROWS), **asked):
+                yield batch.slice(done)
+                done = max(0, done - len(batch))
 
     def _claims(self, groups: list[int], names: Sequence[str]) -> list["_Claim"]:
         """Return what the footer claims of the columns, in some row groups together; raises where that is too much."""

@@ -32,3 +32,14 @@ def test_rows_are_those_of_pyarrow(encoding, compression, columns, tmp_path, mon
 
     assert found.select(expected.column_names).equals(expected)
     assert {*found.column_names} == {*expected.column_names}
+
+
+def test_texts_beside_a_dictionary_are_read_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "FREE_BYTES", 20_000)
+    texts = pa.table({"tasks": [[f"do {row}" * 5, "do"] for row in range(3000)], "n": range(3000)})
+    pq.write_table(texts, tmp_path / "a.parquet", dictionary_pagesize_limit=2000, data_page_size=500)
+
+    with BoundedParquet(tmp_path / "a.parquet", 1 << 20) as file:
+        found = file.read()
+
+    assert found.equals(texts)
