@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from raypipe.actions import ActionMap
 from raypipe.errors import ConfigError, DatasetError
+from raypipe.limits import parse_json
 from raypipe.metadata import DatasetMeta, Feature
 from raypipe.plan import EpisodeIndex
 from raypipe.plan.index import describe_selection
@@ -323,7 +324,7 @@ def _data_state(source: _Source) -> list[str] | None:
 
 def _find(folder: str, name: str, source: _Source) -> RepresentedStats | None:
     try:
-        kept = json.loads(open_storage(os.path.expanduser(folder)).read_bytes(name))
+        kept = parse_json(open_storage(os.path.expanduser(folder)).read_bytes(name))
         values = {key: np.asarray(value, dtype=np.float64) for key, value in kept["stats"].items()}
     except (DatasetError, OSError, ValueError, KeyError, TypeError, AttributeError):
         # What is not there, or damaged, is computed anew.

@@ -5,13 +5,12 @@ Pure functions on bytes, but for `read_box`, which reads one box of a file and s
 
 import struct
 from collections.abc import Iterator
-from typing import IO, Final
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-_MAX_SAMPLES: Final = 1 << 26
-"""Frames of a video: 600 hours at 30 fps. A damaged table may count billions, and ask for as much memory."""
+from raypipe.limits import MOST_ALIKE_FRAMES, MOST_INDEX_BYTES, MOST_VIDEO_FRAMES
 
 
 def read_box(stream: IO[bytes], wanted: bytes) -> bytes | None:
@@ -28,15 +27,14 @@ def read_box(stream: IO[bytes], wanted: bytes) -> bytes | None:
         size = end - position if size == 0 else size
         if size < header:
             raise EOFError(f"a box {kind!r} of {size} bytes at byte {position}")
-        if kind == wanted:
-            content = stream.read(size - header)
-            if len(content) < size - header:
-                raise EOFError(f"the {wanted.decode()!r} box needs {size} bytes, the file has {end - position} left")
-            return content
         if position + size > end:
             raise EOFError(
                 f"the box {kind!r} at byte {position} needs {size} bytes, the file has {end - position} left"
             )
+        if kind == wanted:
+            if size > MOST_INDEX_BYTES:
+                raise EOFError(f"the box {kind!r} has {size} bytes, and an index may have {MOST_INDEX_BYTES}")
+            return stream.read(size - header)
         position += size
     return None
 
@@ -94,21 +92,38 @@ def box_numbers(body: bytes | None, width: int, *, signed: bool = False) -> NDAr
 
 def sample_pts(samples: bytes) -> NDArray[np.int64]:
     """Return the showing time of every sample, in decoding order, in ticks and before any edit."""
-    durations = box_numbers(find_box(samples, b"stts"), 2)
-    steps = _spread(durations)
+    steps = sample_durations(samples)
     pts = np.cumsum(steps) - steps
     offsets = box_numbers(find_box(samples, b"ctts"), 2, signed=True)
     if len(offsets):
-        pts = pts + _spread(offsets)[: len(pts)]
+        pts = pts + _spread(offsets, samples)[: len(pts)]
     return pts
 
 
-def _spread(table: NDArray[np.int64]) -> NDArray[np.int64]:
+def sample_durations(samples: bytes) -> NDArray[np.int64]:
+    """Return how long every sample is shown, in decoding order, in ticks."""
+    return _spread(box_numbers(find_box(samples, b"stts"), 2), samples)
+
+
+def _spread(table: NDArray[np.int64], samples: bytes) -> NDArray[np.int64]:
     """Return the second number of every entry as often as the first one says."""
-    count = int(table[:, 0].sum())
-    if count > _MAX_SAMPLES or table[:, 0].min(initial=0) < 0:
-        raise ValueError(f"a table of {count} frames")
+    count, most = int(table[:, 0].sum()), _count_samples(samples)
+    if count > most or table[:, 0].min(initial=0) < 0:
+        raise ValueError(f"times of {count} frames, and sizes of {most}")
     return np.repeat(table[:, 1], table[:, 0])
+
+
+def _count_samples(samples: bytes) -> int:
+    """Return how many samples there are by the table of sizes, which lists each; the other tables have runs of them."""
+    body = find_box(samples, b"stsz")
+    packed = need_box(samples, b"stz2") if body is None else b""
+    common, count = struct.unpack_from(">II", body or packed, 4)
+    listed = MOST_ALIKE_FRAMES if common else (len(body or b"") - 12) // 4
+    if body is None:
+        listed = (len(packed) - 12) * 8 // max(common & 255, 4)
+    if count > min(listed, MOST_VIDEO_FRAMES):
+        raise ValueError(f"a table of {count} sizes, and there may be {min(listed, MOST_VIDEO_FRAMES)}")
+    return int(count)
 
 
 def sample_keyframes(samples: bytes, count: int) -> NDArray[np.bool_]:
@@ -126,9 +141,7 @@ def sample_sizes(table: bytes) -> NDArray[np.int64]:
     body = find_box(table, b"stsz")
     if body is None:
         raise NotImplementedError("an mp4 with packed packet sizes")
-    common, count = struct.unpack_from(">II", body, 4)
-    if count > _MAX_SAMPLES:
-        raise ValueError(f"a table of {count} sizes")
+    common, count = struct.unpack_from(">I", body, 4)[0], _count_samples(table)
     if common:
         return np.full(count, common, dtype=np.int64)
     return np.frombuffer(body, dtype=">u4", count=count, offset=12).astype(np.int64)

@@ -12,7 +12,6 @@ handed over again. The last are of ranks that put nothing into the checkpoint: a
 they stand at the same state, and that rank 0 has left a mark there.
 """
 
-import json
 import shutil
 import time
 import warnings
@@ -29,6 +28,7 @@ from raypipe.account.file import read_account, read_state, write_account
 from raypipe.account.folder import BEFORE_FOLDER, RUN_FOLDER, SAVED_FOLDER, account_name, state_key
 from raypipe.account.gather import HEAD, CheckpointFiles, gather_account, state_of_saved
 from raypipe.errors import RaypipeError
+from raypipe.limits import parse_json
 from raypipe.storage import check_root, login_of, open_filesystem_of, retry_transient, take_login
 
 ACCOUNTS: Final = "account"
@@ -230,7 +230,7 @@ def _read_saved(filesystem: pyarrow.fs.FileSystem, path: str) -> dict[str, Any]:
     """Return a state with the head of its account; nothing where there is none, which is for others to tell."""
     try:
         with filesystem.open_input_file(path) as file:
-            saved = json.loads(file.read())
+            saved = parse_json(file.read())
     except (FileNotFoundError, ValueError):
         return {}
     return saved if isinstance(saved, dict) else {}

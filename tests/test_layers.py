@@ -12,7 +12,8 @@ import raypipe
 PACKAGE = Path(raypipe.__file__).parent
 
 LAYERS = [
-    {"errors", "boxes", "requests", "wording"},
+    {"errors", "limits", "requests", "wording"},
+    {"boxes"},
     {"hub", "filecache", "writable", "terminal", "specs", "video_writer"},
     {"storage"},
     {"metadata"},

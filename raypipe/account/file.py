@@ -26,6 +26,8 @@ from raypipe.account.parts import Account, Header, Part, RankRecord, Skip
 from raypipe.account.runs import Runs, empty_runs, make_runs
 from raypipe.account.seal import find_break
 from raypipe.errors import DatasetError, RaypipeError
+from raypipe.limits import parse_json
+from raypipe.metadata.parquet import BoundedParquet
 from raypipe.plan import Leg, OrderSpec
 
 ACCOUNT_VERSION: Final = 1
@@ -84,7 +86,7 @@ def read_account(path: str | os.PathLike[str], filesystem: Any = None) -> Accoun
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the state up to which the account in a local file goes, unchecked; nothing where it cannot be read."""
     try:
-        told = json.loads((pq.read_schema(path).metadata or {})[_KEY])
+        told = parse_json((pq.read_schema(path).metadata or {})[_KEY])
         return dict(told["header"]["state"])
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
         return {}
@@ -117,8 +119,8 @@ def load_account(content: bytes, place: str) -> Account:
         DatasetError: it is damaged or of another version.
     """
     try:
-        table = pq.read_table(pa.BufferReader(content))
-        told = json.loads((table.schema.metadata or {})[_KEY])
+        table = BoundedParquet(pa.BufferReader(content), len(content)).read()
+        told = parse_json((table.schema.metadata or {})[_KEY])
         if told["version"] != ACCOUNT_VERSION:
             raise DatasetError(
                 f"the account {place!r} is of version {told['version']}, and this raypipe reads {ACCOUNT_VERSION}"

@@ -23,6 +23,7 @@ from raypipe.account.file import load_account
 from raypipe.account.gather import CheckpointFiles, Gathered, gather_account, place_of, state_of_saved
 from raypipe.account.parts import Account, Part, merge_accounts
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, suggest
+from raypipe.limits import parse_json
 from raypipe.storage import Storage, open_storage, retry_transient
 
 CHECKPOINT_FOLDER: Final = "raypipe/account"
@@ -252,7 +253,7 @@ def _read_saved(storage: Storage, path: str) -> dict[str, Any]:
     """Return the state of a checkpoint, with the head of its account."""
     content = retry_transient(lambda: storage.read_bytes(path))
     try:
-        saved = json.loads(content)
+        saved = parse_json(content)
         if isinstance(saved, dict) and saved:
             return saved
         raise ValueError(f"{saved!r} is no JSON object of a state")

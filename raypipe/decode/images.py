@@ -9,12 +9,10 @@ from PIL import Image, UnidentifiedImageError
 
 from raypipe.decode.spec import ORIGINAL_SIZE, Fit, Size
 from raypipe.errors import LEAVE_OUT, DecodeError, is_data_fault
+from raypipe.limits import MOST_PIXELS
 from raypipe.metadata import Feature
 
 _FORMATS: Final = ("PNG", "JPEG", "TIFF")
-
-_MOST_PIXELS: Final = 1 << 26
-"""Of an image whose size ``info.json`` does not tell: 200 MB."""
 
 
 def decode_image(stored: Any, feature: Feature, place: str) -> torch.Tensor:
@@ -56,8 +54,8 @@ def _open_image(content: bytes) -> Image.Image:
 def _check_size(image: Image.Image, feature: Feature) -> None:
     """Raise where an image claims more pixels than it may have, before memory is taken for them."""
     declared = feature.height * feature.width
-    if image.width * image.height > (declared or _MOST_PIXELS):
-        bound = f"info.json declares {feature.width}x{feature.height}" if declared else f"{_MOST_PIXELS:,} may be"
+    if image.width * image.height > (declared or MOST_PIXELS):
+        bound = f"info.json declares {feature.width}x{feature.height}" if declared else f"{MOST_PIXELS:,} may be"
         raise ValueError(f"it has {image.width}x{image.height} pixels, and {bound}")
 
 

@@ -28,6 +28,7 @@ from typing import Any, Final
 from raypipe.errors import DownloadError
 from raypipe.hub.client import is_offline
 from raypipe.hub.names import HubSource, check_revision, is_commit, leaves_folder, parse_pinned
+from raypipe.limits import parse_json
 
 _LISTING_FORMAT: Final = 1
 _SHOWN_FILES: Final = 3
@@ -163,7 +164,7 @@ def read_listing(path: Path) -> dict[str, HubFile] | None:
     none, is no listing: it is asked for again.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
         if content["format_version"] != _LISTING_FORMAT:
             return None
         listing = {

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 
 from raypipe.errors import ConfigError, DownloadError, RaypipeError, suggest
 from raypipe.hub.names import quote_name
+from raypipe.limits import BODY_CODES, MOST_JSON_BYTES, join_within, parse_json
 from raypipe.requests import count_requests, current_gate
 
 TRIES_OF_NO_HOST: Final = 2
@@ -153,6 +154,8 @@ class Client:
             with get_session().stream("GET", url, headers=sent, timeout=timeout, follow_redirects=True) as response:
                 self._count(len(response.history))
                 _check_status(response)
+                if (packed := response.headers.get("Content-Encoding", "")).lower() not in BODY_CODES:
+                    raise _RefusedError(f"it sends a body as {packed!r}, for which nobody asked")
                 yield response
         except Exception as error:
             if not _is_network_fault(error):
@@ -162,10 +165,10 @@ class Client:
     def _read_page(self, url: str, ask: Ask) -> tuple[Any, str]:
         def read() -> tuple[Any, str]:
             with self.open(url, {}) as response:
-                response.read()
+                content = _read_body(response, MOST_JSON_BYTES, ask)
                 following = response.links.get("next", {}).get("url", "")
                 try:
-                    return response.json(), _at_endpoint(following)
+                    return parse_json(content), _at_endpoint(following)
                 except ValueError as error:
                     raise PassingError(f"the answer is no JSON, so {_endpoint()} may be no Hub") from error
 
@@ -268,6 +271,13 @@ def _at_endpoint(url: str) -> str:
         return url
     parts = urlsplit(url)
     return f"{_endpoint()}{parts.path}?{parts.query}"
+
+
+def _read_body(response: Any, most: int, ask: Ask) -> bytes:
+    try:
+        return join_within(response.iter_bytes(), most)
+    except ValueError as error:
+        raise DownloadError(f"the answer of {_endpoint()} for {ask} has {error}. Check HF_ENDPOINT.") from error
 
 
 def _check_status(response: Any) -> None:

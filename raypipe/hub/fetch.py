@@ -17,6 +17,7 @@ from raypipe.hub.cache import HubFile, Listing, Place, download_command, read_li
 from raypipe.hub.client import Ask, Client, is_offline
 from raypipe.hub.names import HubSource, leaves_folder
 from raypipe.hub.receive import Advance, Receiver, hash_of, size_of
+from raypipe.limits import parse_json
 
 NUM_THREADS: Final = 8
 """As huggingface_hub has it."""
@@ -179,7 +180,7 @@ def _stamp(path: Path, file: HubFile) -> str:
 
 def _read_stamps(path: Path) -> dict[str, str]:
     try:
-        return {str(name): str(stamp) for name, stamp in json.loads(path.read_bytes()).items()}
+        return {str(name): str(stamp) for name, stamp in parse_json(path.read_bytes()).items()}
     except (OSError, ValueError, AttributeError):
         return {}
 

@@ -22,6 +22,7 @@ from raypipe.hub.client import Ask, Client, PassingError, file_url
 from raypipe.hub.fetch import list_files
 from raypipe.hub.names import HubSource
 from raypipe.hub.receive import Receiver, hash_of, size_of
+from raypipe.limits import join_within
 
 _BLOCK_BYTES: Final = 4 << 20
 """Read at once by whoever reads a file bit by bit: a request costs as much as some megabytes."""
@@ -121,7 +122,10 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         size = self._file(path).size_bytes
         is_whole = start == 0 and stop == size
         with self._client.open(url, {} if is_whole else {"Range": f"bytes={start}-{stop - 1}"}) as response:
-            content = bytes(response.read())
+            try:
+                content = join_within(response.iter_bytes(), stop - start)
+            except ValueError as error:
+                raise PassingError(f"asked for the bytes {start} to {stop - 1}, and what came has {error}") from error
             told = response.headers.get("Content-Range", "")
         if not is_whole and told != f"bytes {start}-{stop - 1}/{size}":
             raise PassingError(f"asked for the bytes {start} to {stop - 1} of {size}, and {told or 'no range'!r} came")

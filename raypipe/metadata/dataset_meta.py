@@ -236,9 +236,10 @@ def _check_version(info: Mapping[str, Any], place: str) -> str:
 
 def _read_fps(info: Mapping[str, Any], place: str) -> float:
     fps = info.get("fps")
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < float("inf"):
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 1e-6 <= fps <= 1e6:
         raise DatasetError(
-            f"fps is {fps!r} in {place!r}; expected a positive number of frames per second. {CORRECT_INFO}"
+            f"fps is {fps!r} in {place!r}; expected a positive number of frames per second, at least 1e-6 and at "
+            f"most 1e6. {CORRECT_INFO}"
         )
     return float(fps)
 
@@ -271,7 +272,7 @@ def _read_splits(info: Mapping[str, Any], num_episodes: int) -> tuple[dict[str, 
     if not isinstance(declared, dict):
         return {}, [f"splits in info.json is {declared!r}, not an object of runs of episodes"]
     for name, text in declared.items():
-        match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", str(text))
+        match = re.fullmatch(r"\s*(\d{1,16})\s*:\s*(\d{1,16})\s*", str(text))
         if not match:
             notes.append(f"split {name!r} in info.json is {text!r}, not a run of episodes such as '0:10'")
             continue

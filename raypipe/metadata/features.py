@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from raypipe.errors import DatasetError
+from raypipe.limits import MOST_NUMBERS, MOST_PIXELS
 from raypipe.metadata.tables import CORRECT_INFO
 
 INDEX_FEATURES: Mapping[str, str] = {
@@ -137,20 +138,31 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
     names = _flat_names(spec.get("names"))
     kind = _kind(spec["dtype"])
     if kind not in ("video", "image"):
+        _check_size(shape, MOST_NUMBERS, name, place)
         return Feature(name=name, kind=kind, dtype=spec["dtype"], shape=shape, names=names)
     video = {**_object(spec, "video_info", name, place), **_object(spec, "info", name, place)}
+    pixels = _camera_shape(shape, names, _sizes(video, name, place))
+    _check_size(pixels[1:], MOST_PIXELS, name, place)
     is_depth = bool(video.get("is_depth_map") or video.get("video.is_depth_map"))
     return Feature(
         name=name,
         kind=kind,
         dtype="uint8",
-        shape=_camera_shape(shape, names, _sizes(video, name, place)),
+        shape=pixels,
         is_depth=is_depth,
         depth_codes=_depth_codes(video, name, place) if is_depth and kind == "video" else None,
         has_metre_stats=is_depth and video.get("depth_unit") == "m",
         codec=str(video.get("video.codec") or ""),
         gop=_gop(video.get("video.g")),
     )
+
+
+def _check_size(shape: Sequence[int], most: int, name: str, place: str) -> None:
+    if min(shape, default=0) < 0 or math.prod(shape) > most:
+        raise DatasetError(
+            f"feature {name!r} in {place!r} has the shape {list(shape)}, which is {math.prod(shape):,} numbers or "
+            f"pixels; expected at most {most:,}. {CORRECT_INFO}"
+        )
 
 
 def _depth_codes(video: Mapping[str, Any], name: str, place: str) -> DepthCodes:

@@ -4,7 +4,6 @@ v3.0 and v2.0 store them for the whole dataset. v2.1 stores them per episode, an
 are there only where the dataset stores them.
 """
 
-import json
 import warnings
 from collections.abc import Iterator
 from itertools import islice
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
+from raypipe.limits import parse_json, read_lines
 from raypipe.metadata.pooling import MOMENTS, Stats, pool_stats
 from raypipe.metadata.tables import read_json
 from raypipe.storage import REFUSED, Storage
@@ -64,11 +64,11 @@ def _read_episode_stats(storage: Storage) -> Iterator[Stats]:
     """Yield one episode's statistics at a time: the file is kilobytes per episode."""
     place = storage.locate(PER_EPISODE)
     with storage.open_file(PER_EPISODE) as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(read_lines(stream), start=1):
             if not line.strip():
                 continue
             try:
-                stats = json.loads(line)["stats"]
+                stats = parse_json(line)["stats"]
             except (ValueError, KeyError, TypeError) as error:
                 storage.check_no_pointer(PER_EPISODE)
                 raise DatasetError(

@@ -20,6 +20,7 @@ from typing import Any, Final
 import yaml
 
 from raypipe.errors import ConfigError, suggest
+from raypipe.limits import MOST_JSON_BYTES, MOST_YAML_NODES
 from raypipe.mixture.spec import MemberSpec, MixtureSpec
 from raypipe.plan import SelectionSpec
 
@@ -65,7 +66,7 @@ def _parse(path: str) -> Mapping[str, Any]:
         raise ConfigError(f"{path!r} is no mixture file; its name ends in one of {', '.join((*_YAML, *_TOML))}")
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
+            text = file.read(MOST_JSON_BYTES)
         content = tomllib.loads(text) if path.lower().endswith(_TOML) else yaml.load(text, _Loader)
     except OSError as error:
         raise ConfigError(f"cannot read the mixture file {path!r}: {error.strerror}") from error
@@ -77,6 +78,9 @@ def _parse(path: str) -> Mapping[str, Any]:
         raise ConfigError(f"{path!r} is not valid YAML or TOML text: {' '.join(str(error).split())}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path!r} is not valid TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, a day that is in no calendar, or lists in lists in lists.
+        raise ConfigError(f"{path!r} holds a value that cannot be: {error}") from error
     if not isinstance(content, Mapping):
         raise ConfigError(
             f"{path!r} holds {_shown(content)}; a mixture file has keys, and its members under {_MEMBERS!r}"
@@ -146,7 +150,27 @@ def _shown(value: Any) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, which also refuses a key that stands twice and reads ``1e-4`` as a number."""
+    """PyYAML's safe loader, which also refuses a key that stands twice and reads ``1e-4`` as a number.
+
+    Aliases count as what they repeat, so that a few of them do not make a file of billions of values.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._num_nodes = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        before, is_alias = self._num_nodes, self.check_event(yaml.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        # A node within itself has no size yet.
+        self._num_nodes += self._sizes.get(id(node), MOST_YAML_NODES) if is_alias else 1
+        self._sizes[id(node)] = self._num_nodes - before
+        if self._num_nodes > MOST_YAML_NODES:
+            problem = f"more than {MOST_YAML_NODES} values, with what aliases repeat"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

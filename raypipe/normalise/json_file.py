@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
+from raypipe.limits import parse_json
 from raypipe.metadata.pooling import Stats
 from raypipe.storage import Storage, open_storage
 
@@ -28,7 +29,7 @@ def to_text(kind: str, content: Mapping[str, Any]) -> str:
 def from_text(text: str, kind: str, place: str, build: Callable[[dict[str, Any]], Value]) -> Value:
     """Return what `build` makes of the JSON that `to_text` wrote."""
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
         raise ConfigError(f"{place!r} is not JSON: {error}. Write it again.") from error
     if not isinstance(found, dict) or found.get("kind") != kind:

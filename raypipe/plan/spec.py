@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
+from raypipe.limits import MOST_LANES
 from raypipe.wording import counted, either
 
 Tail = Literal["short", "drop", "wrap"]
@@ -62,7 +63,7 @@ class OrderSpec:
         _store_whole(self, "seed", 0, (1 << 64) - 1)
         _store_whole(self, "live_spans", 1, _MAX_COUNT)
         _store_whole(self, "span_frames", 1, _MAX_COUNT, WHOLE_EPISODE)
-        _store_whole(self, "lanes", 1, _MAX_COUNT, WORLD_SIZE)
+        _store_whole(self, "lanes", 1, MOST_LANES, WORLD_SIZE)
         self._store_clips()
         _check_choice("tail", self.tail, get_args(Tail))
         if not isinstance(self.shuffle, bool):
@@ -148,7 +149,7 @@ class Leg:
     """Frames that every lane has handed to the trainer in this leg."""
 
     def __post_init__(self) -> None:
-        _store_whole(self, "lanes", 1, _MAX_COUNT)
+        _store_whole(self, "lanes", 1, MOST_LANES)
         _store_whole(self, "live_spans", 1, _MAX_COUNT)
         _store_whole(self, "frames_per_lane", 0, (1 << 63) - 1)
 
@@ -187,7 +188,7 @@ def is_served(lanes: int, world_size: int, batch: BatchSpec | None) -> bool:
 
 def check_world_size(world_size: int) -> None:
     """Raise unless there can be so many ranks."""
-    check_whole("world_size", world_size, 1, _MAX_COUNT)
+    check_whole("world_size", world_size, 1, MOST_LANES)
 
 
 def check_whole(name: str, value: Any, least: int, most: int, named_value: str = "") -> int:

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.boxes import (
-    box_numbers,
     box_timescale,
     find_box,
     list_boxes,
     need_box,
     read_box,
     read_edit,
+    sample_durations,
     sample_keyframes,
     sample_offsets,
     sample_pts,
@@ -108,8 +108,7 @@ def _parse(moov: bytes) -> Track:
     size = sample_sizes(table)
     shift, stop = read_edit(find_box(video, b"edts", b"elst"), timescale, box_timescale(need_box(moov, b"mvhd")))
     pts = sample_pts(table)
-    steps = box_numbers(find_box(table, b"stts"), 2)
-    duration = np.repeat(steps[:, 1], steps[:, 0])
+    duration = sample_durations(table)
     if len(pts) != len(size):
         raise ValueError(f"its index has {len(pts)} times and {len(size)} packets")
     if len(pts) and (pts.min() + shift < 0 or pts.max() + shift >= stop):

@@ -3,21 +3,19 @@
 Read a block of episodes at a time: with statistics, an episode takes about 13 kB.
 """
 
-import io
-import json
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.json
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
+from raypipe.limits import parse_json, read_lines
 from raypipe.metadata import DatasetMeta
 from raypipe.metadata.episodes import FOLDER, JSON_LINES, list_tables
 from raypipe.metadata.stats import PER_EPISODE
-from raypipe.metadata.tables import open_parquet, read_parquet
+from raypipe.metadata.tables import open_parquet, read_json_lines, read_parquet
 from raypipe.reshard.stats import stats_arrays, stats_kind
 
 _PLACES: Final = (
@@ -150,11 +148,10 @@ class _PerEpisode:
     def _read_extra(self) -> pa.Table:
         if not self._meta.storage.exists(JSON_LINES):
             return pa.table({})
-        content = self._meta.storage.read_bytes(JSON_LINES)
-        table = pyarrow.json.read_json(
-            io.BytesIO(content), read_options=pyarrow.json.ReadOptions(block_size=max(1 << 26, len(content) // 8))
-        )
-        extra = [name for name in table.column_names if name not in _PLACES]
+        table = read_json_lines(self._meta.storage, JSON_LINES)
+        # The reader gives tasks a column in any case.
+        has_task = table.column("task").null_count < len(table) if "task" in table.column_names else False
+        extra = [name for name in table.column_names if name not in _PLACES and (name != "task" or has_task)]
         order = np.argsort(table.column("episode_index").to_numpy(), kind="stable")
         return table.select(extra).take(order)
 
@@ -163,7 +160,7 @@ class _PerEpisode:
         offsets: dict[int, int] = {}
         position = 0
         with self._meta.storage.open_file(PER_EPISODE) as stream:
-            for number, line in enumerate(stream, start=1):
+            for number, line in enumerate(read_lines(stream), start=1):
                 if line.strip():
                     offsets[self._note_kinds(line, number)] = position
                 position += len(line)
@@ -172,7 +169,7 @@ class _PerEpisode:
     def _note_kinds(self, line: bytes, number: int) -> int:
         """Return the episode of a line, and remember which statistics it has."""
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             for feature, found in entry["stats"].items():
                 for statistic, value in found.items() if feature not in self._dropped else ():
                     column, depth = stats_kind(feature, statistic, value)
@@ -192,6 +189,6 @@ class _PerEpisode:
                     found.append({})
                     continue
                 stream.seek(self._offsets[episode])
-                stats = json.loads(stream.readline()).get("stats") or {}
+                stats = parse_json(stream.readline()).get("stats") or {}
                 found.append(stats)
         return found

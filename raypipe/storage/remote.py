@@ -26,6 +26,7 @@ from fsspec.callbacks import Callback
 from raypipe.errors import DownloadError
 from raypipe.filecache import FileCache, Progress
 from raypipe.hub import HubFiles, leaves_folder
+from raypipe.limits import BODY_CODES, MOST_JSON_BYTES
 from raypipe.requests import count_requests
 from raypipe.storage.retry import retry_transient
 from raypipe.storage.streams import open_asked
@@ -199,11 +200,41 @@ class Remote:
     def read_range(self, name: str, start: int, stop: int | None) -> bytes:
         """Return bytes of a file, fewer where it ends before `stop`."""
         self._count(1)
-        asked = {"start": start, "end": stop} if start or stop is not None else {}
-        content = bytes(self._answered(name, lambda: self.filesystem.cat_file(self._locate(name), **asked)))
+        if self.is_listable:
+            asked = {"start": start, "end": stop} if start or stop is not None else {}
+            content = bytes(self.filesystem.cat_file(self._locate(name), **asked))
+        else:
+            known = self.entries.get(name)
+            most = stop - start if stop is not None else (known.size_bytes if known else 0) or MOST_JSON_BYTES
+            part = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
+            content = self._answered(name, lambda: self._read_web(name, part, most))
+            if stop is None and len(content) > most:
+                raise DownloadError(f"{self._locate(name)!r} has more than {most:,} bytes. Check the server.")
         if stop is not None and len(content) > stop - start:
             _check_part(name, start, stop, content)
         return content
+
+    def _read_web(self, name: str, headers: dict[str, str], most: int) -> bytes:
+        """Return the body of an answer of a web server, which may send as much as it likes; of that, a byte too many.
+
+        fsspec takes all that comes.
+        """
+
+        async def read() -> bytes:
+            files, content = self.filesystem, bytearray()
+            session = await files.set_session()
+            asked = {**files.kwargs, "headers": {**files.kwargs.get("headers", {}), **headers}}
+            async with session.get(files.encode_url(self._locate(name)), **asked) as response:
+                files._raise_not_found_for_status(response, self._locate(name))
+                if (packed := response.headers.get("Content-Encoding", "")).lower() not in BODY_CODES:
+                    raise DownloadError(f"{name!r} comes as {packed!r}, for which nobody asked. Check the server.")
+                async for piece in response.content.iter_any():
+                    content += piece
+                    if len(content) > most:
+                        break
+            return bytes(content[: most + 1])
+
+        return bytes(sync(self.filesystem.loop, read))
 
     def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> Any:
         """Return a file that is read by range as it is used; of a web server with retries, which fsspec does not make.

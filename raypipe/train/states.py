@@ -9,6 +9,7 @@ import pyarrow.fs
 from raypipe.account.gather import HEAD
 from raypipe.errors import ConfigError, ResumeError
 from raypipe.keeper import read_rank_accounts, write_rank_account
+from raypipe.limits import parse_json
 from raypipe.loader import RankLoader
 
 STATE_FOLDER: Final = "raypipe"
@@ -64,7 +65,7 @@ def read_state(checkpoint_dir: str | Path, name: str = "train") -> dict[str, Any
 def parse_state(content: bytes, place: str) -> dict[str, Any]:
     """Return a state from the content of its file; `place` names the file in errors."""
     try:
-        state = json.loads(content)
+        state = parse_json(content)
     except ValueError as error:
         raise ResumeError(f"damaged state {place!r}: {error}. Go back to an earlier checkpoint.") from error
     if not isinstance(state, dict):

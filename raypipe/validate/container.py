@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # One reading of the box serves both: a video of 10,000 frames has 200 kB of it, and a remote one costs a request.
-from raypipe.boxes import box_numbers, find_box, need_box, read_box, sample_pts
+from raypipe.boxes import need_box, read_box, sample_offsets, sample_pts, sample_sizes
 from raypipe.errors import DatasetError
 from raypipe.storage import Storage
 from raypipe.video import VideoIndex, find_video_track, parse_moov
@@ -69,32 +69,9 @@ def _parse(moov: bytes, size_bytes: int) -> Container:
 
 
 def _sample_ends(samples: bytes) -> NDArray[np.int64]:
-    """Return the byte behind every sample, in the order in which they are stored."""
-    sizes = _sample_sizes(samples)
-    wide = find_box(samples, b"co64")
-    if wide is not None:
-        (count,) = struct.unpack_from(">I", wide, 4)
-        chunks = np.frombuffer(wide, ">u8", count=count, offset=8).astype(np.int64)
-    else:
-        chunks = box_numbers(find_box(samples, b"stco"), 1)[:, 0]
-    runs = box_numbers(find_box(samples, b"stsc"), 3)
-    if not len(sizes) or not len(runs):
-        return np.zeros(0, np.int64)
-    # A run says from which chunk on (counted from 1) a chunk has so many samples.
-    lengths = np.diff(np.append(runs[:, 0], len(chunks) + 1))
-    per_chunk = np.repeat(runs[:, 1], lengths)
-    chunk = np.repeat(np.arange(len(chunks)), per_chunk)[: len(sizes)]
-    before = np.cumsum(sizes) - sizes
-    first = np.searchsorted(chunk, np.arange(len(chunks)), side="left").clip(0, len(sizes) - 1)
-    ends: NDArray[np.int64] = chunks[chunk] + before - before[first][chunk] + sizes
-    return ends
-
-
-def _sample_sizes(samples: bytes) -> NDArray[np.int64]:
-    body = find_box(samples, b"stsz")
-    if body is None:
-        return np.zeros(0, np.int64)
-    same, count = struct.unpack_from(">II", body, 4)
-    if same:
-        return np.full(count, same, np.int64)
-    return np.frombuffer(body, ">u4", count=count, offset=12).astype(np.int64)
+    """Return the byte behind every sample, in the order in which they are stored; 0 where its place is not plain."""
+    sizes = sample_sizes(samples)
+    try:
+        return sample_offsets(samples, sizes) + sizes
+    except NotImplementedError:
+        return np.zeros(len(sizes), np.int64)

@@ -3,7 +3,6 @@
 Only features of rows are compared. A camera's statistics are an estimate from a few pixels.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
+from raypipe.limits import parse_json, read_lines
 from raypipe.metadata.episodes import split_tables
 from raypipe.metadata.stats import GLOBAL, PER_EPISODE
 from raypipe.metadata.tables import open_parquet, read_json
@@ -188,11 +188,11 @@ def bound_room(low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float64]:
 def _read_lines(storage: Storage) -> Iterator[tuple[int, Stored]]:
     """Yield the statistics of v2.1, an episode at a time."""
     with storage.open_file(PER_EPISODE) as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(read_lines(stream), start=1):
             if not line.strip():
                 continue
             try:
-                content = json.loads(line)
+                content = parse_json(line)
                 episode, stats = int(content["episode_index"]), dict(content["stats"])
             except (ValueError, KeyError, TypeError) as error:
                 raise DatasetError(f"line {number} has no 'episode_index' and 'stats': {error!r}") from error
