@@ -8,7 +8,7 @@
 
 Each goes on from the checkpoint in the folder RUN, on as many processes as before or on others, with the very next
 batch. The checkpoint is LeRobot's: `ACTPolicy.from_pretrained(RUN/checkpoint)`. DATASET may be of format v2.0, v2.1 or
-v3.0. It needs LeRobot: pip install 'raypipe[lerobot]'.
+v3.0. It needs LeRobot: pip install '.[lerobot]' in a clone of this repository.
 """
 
 import argparse

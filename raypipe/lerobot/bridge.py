@@ -27,6 +27,7 @@ from raypipe.pipeline import Pipeline
 from raypipe.plan import SelectionSpec
 from raypipe.sizes import schema_for
 from raypipe.specs import make_spec
+from raypipe.wording import how_to_install
 
 if TYPE_CHECKING:
     import torch
@@ -145,7 +146,7 @@ def import_lerobot(name: str) -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"rp.lerobot needs LeRobot, and {name} cannot be imported: {error}. Install both in one environment: "
-            f"pip install 'raypipe[lerobot]' (Python 3.12 or newer)."
+            f"{how_to_install('lerobot')} (Python 3.12 or newer)."
         ) from error
 
 
