@@ -8,7 +8,7 @@
 
 Each goes on from the checkpoint in the folder RUN, on as many processes as before or on others, with the very next
 batch. The checkpoint is LeRobot's: `ACTPolicy.from_pretrained(RUN/checkpoint)`. DATASET may be of format v2.0, v2.1 or
-v3.0. It needs LeRobot: pip install 'raypipe[lerobot]'.
+v3.0. It needs LeRobot: pip install '.[lerobot]' in a clone of this repository.
 """
 
 import argparse
@@ -51,8 +51,8 @@ def train(args: Mapping[str, Any]) -> None:
     if device != "cpu":
         torch.cuda.set_device(device)
     pipe = make_pipeline(args, device)
-    loader = rp.lerobot.batches(make_loader(pipe, args, device))
     saved = find_checkpoint(args)
+    loader = rp.lerobot.batches(make_loader(pipe, args, device, saved))
     policy, preprocess, optimizer = make_training(pipe, args, device, saved)
     is_shared = dist.is_initialized() and dist.get_world_size() > 1
     model = DistributedDataParallel(policy, find_unused_parameters=True) if is_shared else policy
@@ -86,13 +86,14 @@ def make_pipeline(args: Mapping[str, Any], device: str = "cpu") -> rp.Pipeline:
     return rp.lerobot.pipeline(dataset, make_config(args, device), batch_size=args["batch_size"], seed=0)
 
 
-def make_loader(pipe: rp.Pipeline, args: Mapping[str, Any], device: str) -> rp.RankLoader:
+def make_loader(pipe: rp.Pipeline, args: Mapping[str, Any], device: str, saved: Path | None) -> rp.RankLoader:
     """Return this process's loader, standing where the checkpoint stands."""
     if args["ray_workers"]:
         return rp.train.get_loader("train", num_epochs=args["epochs"], device=device)
     settings = {"num_epochs": args["epochs"], "device": device}
     loader = rp.train.share_loader(pipe, **settings) if dist.is_initialized() else pipe.loader(**settings)
-    rp.train.restore(Path(args["run"]) / "checkpoint", loader)
+    if saved:
+        rp.train.restore(saved, loader)
     return loader
 
 
@@ -114,11 +115,11 @@ def make_training(
 
 
 def save(args: Mapping[str, Any], policy: ACTPolicy, preprocess: Any, optimizer: Any, loader: rp.RankLoader) -> None:
-    """Write a checkpoint: the policy by rank 0, and where the data stands by every rank."""
-    folder = Path(args["run"]) / "checkpoint"
-    if args["ray_workers"]:
-        folder = Path(tempfile.mkdtemp())
+    """Write a checkpoint: the policy by rank 0, and where the data stands by every rank, into a folder beside."""
+    checkpoint = Path(args["run"]) / "checkpoint"
+    folder = Path(tempfile.mkdtemp()) if args["ray_workers"] else checkpoint.with_name("checkpoint.new")
     if loader.rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
         policy.save_pretrained(folder)
         preprocess.save_pretrained(folder)
         torch.save(optimizer.state_dict(), folder / "optimizer.pt")
@@ -129,6 +130,22 @@ def save(args: Mapping[str, Any], policy: ACTPolicy, preprocess: Any, optimizer:
     barrier()
     rp.train.write_states(folder, loader)
     barrier()
+    if loader.rank == 0:
+        publish(folder, checkpoint)
+
+
+def publish(new: Path, checkpoint: Path) -> None:
+    """Put a whole checkpoint in the place of the last one; whatever ends in between, one of the two is there."""
+    before = folder_before(checkpoint)
+    if checkpoint.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        checkpoint.rename(before)
+    new.rename(checkpoint)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def folder_before(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f"{checkpoint.name}.before")
 
 
 def barrier() -> None:
@@ -138,13 +155,13 @@ def barrier() -> None:
 
 def find_checkpoint(args: Mapping[str, Any]) -> Path | None:
     """Return a folder with the newest checkpoint; None where there is none yet."""
-    folder = Path(args["run"]) / "checkpoint"
     if args["ray_workers"]:
         import ray.train
 
         checkpoint = ray.train.get_checkpoint()
         return Path(checkpoint.to_directory()) if checkpoint else None
-    return folder if (folder / "optimizer.pt").exists() else None
+    checkpoint = Path(args["run"]) / "checkpoint"
+    return next((folder for folder in (checkpoint, folder_before(checkpoint)) if folder.exists()), None)
 
 
 def run_with_ray(args: argparse.Namespace) -> None:

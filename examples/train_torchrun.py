@@ -8,6 +8,7 @@ Start it again with another number of processes, and it goes on exactly there: e
 
 import argparse
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -32,8 +33,9 @@ def main() -> None:
     # The same line in every process: each gets its own part of every batch.
     loader = rp.train.share_loader(pipe, num_epochs=arguments.epochs, device=device)
     model, optimizer = make_model(ds, device)
-    if rp.train.restore(arguments.checkpoint, loader):
-        model.load_state_dict(torch.load(arguments.checkpoint / "model.pt", map_location=device))
+    saved = arguments.checkpoint if arguments.checkpoint.exists() else folder_before(arguments.checkpoint)
+    if rp.train.restore(saved, loader):
+        model.load_state_dict(torch.load(saved / "model.pt", map_location=device))
     num_steps = 0
     while loader.epoch < arguments.epochs:
         for batch in loader:
@@ -73,13 +75,31 @@ def train_step(
 
 
 def save(checkpoint: Path, model: DistributedDataParallel, loader: rp.RankLoader) -> None:
-    """Write the model, by rank 0, then the data's place and account, by every rank."""
+    """Write the model, by rank 0, then the data's place and account, by every rank: all into a folder beside."""
+    new = checkpoint.with_name(f"{checkpoint.name}.new")
     if dist.get_rank() == 0:
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), checkpoint / "model.pt")
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        torch.save(model.state_dict(), new / "model.pt")
     dist.barrier()
-    rp.train.write_states(checkpoint, loader)
+    rp.train.write_states(new, loader)
     dist.barrier()
+    if dist.get_rank() == 0:
+        publish(new, checkpoint)
+
+
+def publish(new: Path, checkpoint: Path) -> None:
+    """Put a whole checkpoint in the place of the last one; whatever ends in between, one of the two is there."""
+    before = folder_before(checkpoint)
+    if checkpoint.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        checkpoint.rename(before)
+    new.rename(checkpoint)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def folder_before(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f"{checkpoint.name}.before")
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -81,6 +81,9 @@ class Assembler:
         self._bad_clips: dict[ClipKey, str] = {}
         self._left_bytes = 0
         self._builder = BatchBuilder(context, self._plan, self.rows, self.clips.store)
+        # A thread's number of cores is settled when it first asks: the caller's, which may train, now, before a thread
+        # of ours sets its own to 1 (`use_one_core`) and the caller finds that number.
+        torch.get_num_threads()
 
     def is_bad(self, arrival: int) -> bool:
         """Return whether a span is left out."""

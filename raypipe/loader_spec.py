@@ -34,7 +34,8 @@ class LoaderSpec:
     """Where batches are handed over."""
 
     transform: Transform | None = None
-    """A user's change of every batch; runs in the assembling thread, on `device`, with CUDA in a stream of its own."""
+    """A user's change of every batch; runs in the assembling thread, on `device`: on one core, or with CUDA in a stream
+    of its own."""
 
     sample_transform: SampleTransform | None = None
     """A user's change of every sample, before `transform` and before the copy to `device`, cameras still uint8; runs in

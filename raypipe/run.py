@@ -25,7 +25,7 @@ from raypipe.account import Handed
 from raypipe.assembly import Assembler, Built
 from raypipe.block import BlockContext, SpanBlock, open_block
 from raypipe.clipping import FileFetcher
-from raypipe.decode.clips import ClipExecutor
+from raypipe.decode.clips import ClipExecutor, use_one_core
 from raypipe.errors import DatasetError, RaypipeError
 from raypipe.loader_spec import LoaderSpec
 from raypipe.meeting import PassPlace
@@ -374,6 +374,7 @@ class EpochRun:
         return self._num_received - self._num_retired + (before._num_resident() if before else 0)
 
     def _assemble(self) -> None:
+        use_one_core()
         assembler, num_admitted = self._assembler, 0
         before = self._before
         # Its clips take the room of this epoch's until they are asked for.

@@ -10,7 +10,6 @@ the sample, and nothing is taken from the generator that training uses. Python's
 dropout and scripted modules are not covered: they draw where no generator can be given.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -21,11 +20,11 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
+from raypipe.decode.clips import use_one_core
 from raypipe.errors import ConfigError, suggest
 from raypipe.loader_spec import SampleTransform
 
 _SEED_MASK: Final = (1 << 63) - 1
-_SETTING_CORES: Final = threading.Lock()
 
 _TAKE_GENERATOR: Final = frozenset(
     (
@@ -80,7 +79,7 @@ class SamplePool:
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._num_threads, "raypipe-transform", initializer=_use_one_core)
+        return ThreadPoolExecutor(self._num_threads, "raypipe-transform", initializer=use_one_core)
 
     def close(self) -> None:
         """End the threads."""
@@ -100,18 +99,6 @@ class SamplePool:
     def _change_one(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
         with SeededRandom(seed):
             return self._change(sample, seed)
-
-
-def _use_one_core() -> None:
-    """Let torch use one core in this thread: the samples are shared out over the cores already.
-
-    torch keeps the last number for threads that come later as well: a thread that ends at once puts the old one back.
-    """
-    # One after the other: the next would take the 1 for the number from before.
-    with _SETTING_CORES, ThreadPoolExecutor(1) as other:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        other.submit(torch.set_num_threads, before).result()
 
 
 def _unlike_text(first: Any, other: Any) -> str:

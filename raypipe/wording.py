@@ -1,6 +1,9 @@
-"""How messages, tables and pages tell numbers: one place for plurals, ranges and texts that are too long."""
+"""How messages, tables and pages tell things: plurals, ranges, texts that are too long, and what to install."""
 
+import json
 from collections.abc import Sequence
+from importlib.metadata import distributions
+from pathlib import Path
 from typing import Final
 
 _SHOWN_NAMES: Final = 8
@@ -41,6 +44,20 @@ def cut_inside(text: str, most: int) -> str:
         return text
     kept = most - len(" ... ")
     return f"{text[: kept - kept // 2].rstrip()} ... {text[len(text) - kept // 2 :].lstrip()}"
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that adds an extra of raypipe, from where this raypipe came: a clone, a URL or an index."""
+    clone = Path(__file__).parents[1]
+    if (clone / "pyproject.toml").exists():
+        return f"pip install --editable '{clone}[{extra}]'"
+    # pip writes it for what did not come from an index.
+    told = (found.read_text("direct_url.json") for found in distributions(name="raypipe"))
+    origin = json.loads(next(filter(None, told), "{}"))
+    url, vcs = origin.get("url", ""), origin.get("vcs_info")
+    if vcs:
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"pip install 'raypipe[{extra}] @ {url}'" if url else f"pip install 'raypipe[{extra}]'"
 
 
 def constant_text(constant: Sequence[str], total: int) -> str:

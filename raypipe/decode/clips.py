@@ -13,6 +13,7 @@ Decides when a clip is decoded and how long it is held. Does not know plans or R
 and the executor decides where they are decoded.
 """
 
+import threading
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -42,6 +43,8 @@ begin their first clips, and 0.1% of an epoch of 80,000 frames. A bound that is 
 
 _MOST_IN_JOB: Final = 8
 """Clips that a thread decodes before it hands them over."""
+
+_SETTING_CORES: Final = threading.Lock()
 
 DecodedClip = list[Pixels] | Exception
 """Frames of a clip, or why there are none."""
@@ -175,6 +178,23 @@ def take_clip(clips: list[DecodedClip | None], number: int) -> list[Pixels]:
     return clip
 
 
+def use_one_core() -> None:
+    """Let torch use one core in the calling thread, as torch's DataLoader does in its workers.
+
+    A thread that splits its work over the cores gets helper threads of its own from OpenMP. Where a process then has
+    more of them than cores, OpenMP puts those of all threads to sleep after every operation, also those of the thread
+    that trains: its steps take a fifth longer. Threads of ours share out their work among each other already.
+    """
+    import torch
+
+    # torch keeps the last number for threads that come later as well: a thread that ends at once puts the old one back.
+    # One after the other: the next would take the 1 for the number from before.
+    with _SETTING_CORES, ThreadPoolExecutor(1) as other:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        other.submit(torch.set_num_threads, before).result()
+
+
 @dataclass(slots=True)
 class _ThreadClip:
     request: ClipRequest
@@ -197,7 +217,7 @@ class ThreadExecutor:
         self._decoders = decoders
         self._pixels = pool
         self._num_threads = num_threads
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="raypipe-decode")
+        self._pool = ThreadPoolExecutor(num_threads, "raypipe-decode", initializer=use_one_core)
         self._asked: list[_ThreadClip] = []
         self._is_closed = False
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raypipe.decode.spec import NEEDS_AV
+from raypipe.decode.spec import needs_av
 from raypipe.errors import ConfigError, DecodeError
 from raypipe.metadata import DepthCodes
 from raypipe.video import VideoIndex
@@ -174,5 +174,5 @@ def _import_av() -> Any:
     try:
         import av
     except ImportError as error:
-        raise ConfigError(f"cannot decode depth videos: {NEEDS_AV} ({error})") from error
+        raise ConfigError(f"cannot decode depth videos: {needs_av()} ({error})") from error
     return av

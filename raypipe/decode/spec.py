@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, get_args
 from raypipe.errors import ConfigError, suggest
 from raypipe.metadata import Feature
 from raypipe.plan.spec import check_whole
+from raypipe.wording import how_to_install
 
 Where = Literal["auto", "rank", "cluster"]
 CameraDtype = Literal["uint8", "float32"]
@@ -23,11 +24,6 @@ _MOST_PIXELS: Final = 1 << 15
 """Of a side: more is a slip."""
 
 _COLOUR_BITS: Final = 8
-
-NEEDS_AV: Final = (
-    "torchcodec gives a depth video only 8 of its 12 bits, and PyAV, which gives all, is not installed here: run "
-    "pip install 'raypipe[depth]'"
-)
 
 ORIGINAL_SIZE: Final = "original"
 ASSIGNED_CPUS: Final = "assigned"
@@ -161,7 +157,15 @@ def why_undecodable(feature: Feature) -> str:
             "it is declared a depth video, and its pixel format has 8 bits, too few for distances; if it is a picture, "
             "set is_depth_map to false in info.json"
         )
-    return NEEDS_AV if find_spec("av") is None else ""
+    return needs_av() if find_spec("av") is None else ""
+
+
+def needs_av() -> str:
+    """Return why depth videos need PyAV, and how to install it."""
+    return (
+        "torchcodec gives a depth video only 8 of its 12 bits, and PyAV, which gives all, is not installed here: run "
+        + how_to_install("depth")
+    )
 
 
 def check_device(device: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 
@@ -27,17 +27,23 @@ from raypipe.pipeline import Pipeline
 from raypipe.plan import SelectionSpec
 from raypipe.sizes import schema_for
 from raypipe.specs import make_spec
+from raypipe.wording import how_to_install
 
 if TYPE_CHECKING:
     import torch
     from lerobot.configs.policies import PreTrainedConfig
     from lerobot.datasets import LeRobotDatasetMetadata
 
+DepthUnit = Literal["mm", "m"]
+"""As LeRobot's ``depth_output_unit`` has it."""
+
 VERSION_TRIED: Final = "0.6.1"
 """The LeRobot that the tests run on."""
 
 _ACTION, _REWARD, _OBSERVATION = "action", "next.reward", "observation."
 """LeRobot's names: which of a config's windows a feature has."""
+
+_MM_PER_M: Final = 1000.0
 
 _LEAST_STD: Final = 1e-3
 """Of a camera's pixels in [0, 1]: half a grey level. Published datasets have cameras with 7e-05 and less."""
@@ -77,15 +83,26 @@ def delta_timestamps(dataset: Dataset | Mixture, config: "PreTrainedConfig") -> 
     return {name: [frame / fps for frame in frames] for name, frames in _offsets(dataset, config).items()}
 
 
-def batches(loader: RankLoader) -> RankLoader:
+def batches(loader: RankLoader, *, depth_unit: DepthUnit = "mm") -> RankLoader:
     """Return the loader with batches as LeRobot's policies take them, standing where this one stands.
 
     They are what `LeRobotDataset` gives through a DataLoader: cameras float32 in [0, 1], vectors float32, ``task`` as
     texts, ``*_is_pad`` masks; on the loader's device. Its own keys, such as ``augment_seed``, stay: LeRobot's
     pre-processors ignore them. A transform of the loader runs first.
+
+    Args:
+        depth_unit: of depth cameras; give `metadata` the same.
     """
-    cameras = frozenset(schema_for(loader.dataset).cameras)
-    return loader.with_settings(transform=_PolicyBatch(cameras, loader.settings.transform))
+    schema = schema_for(loader.dataset)
+    _check_unit(depth_unit)
+    in_metres = [name for name in schema.cameras if depth_unit == "m" and schema.features[name].is_depth]
+    change = _PolicyBatch(frozenset(schema.cameras), frozenset(in_metres), loader.settings.transform)
+    return loader.with_settings(transform=change)
+
+
+def _check_unit(unit: str) -> None:
+    if unit not in get_args(DepthUnit):
+        raise ConfigError(f"depth_unit must be one of {', '.join(map(repr, get_args(DepthUnit)))}, got {unit!r}")
 
 
 @dataclass(frozen=True)
@@ -93,6 +110,7 @@ class _PolicyBatch:
     """The change of a batch that LeRobot's policies need; runs where the loader's transforms run."""
 
     cameras: frozenset[str]
+    in_metres: frozenset[str]
     before: Transform | None
 
     def __call__(self, batch: dict[str, Any], augment_seed: "torch.Tensor") -> dict[str, Any]:
@@ -105,22 +123,33 @@ class _PolicyBatch:
             if not isinstance(value, torch.Tensor):
                 continue
             if name in self.cameras:
-                floats = value.to(torch.float32).div_(255) if value.dtype == torch.uint8 else value
                 # LeRobot's collated cameras are so; a convolution rounds otherwise in another layout.
-                changed[name] = floats.contiguous()
+                changed[name] = self._floats(name, value).contiguous()
             elif value.dtype == torch.float64:
                 # LeRobot reads rows as Python floats, and torch makes float32 of them.
                 changed[name] = value.to(torch.float32)
         return changed
 
+    def _floats(self, camera: str, value: "torch.Tensor") -> "torch.Tensor":
+        import torch
 
-def metadata(source: Dataset | Mixture | Pipeline) -> "LeRobotDatasetMetadata":
+        if value.dtype == torch.uint8:
+            # In the layout that is wanted at once, else the floats would be copied.
+            return value.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+        return value / _MM_PER_M if camera in self.in_metres else value
+
+
+def metadata(source: Dataset | Mixture | Pipeline, *, depth_unit: DepthUnit = "mm") -> "LeRobotDatasetMetadata":
     """Return LeRobot's metadata of what batches hold: for `make_policy`, and ``stats`` for the processors.
 
     Made from what raypipe reads, so also of datasets of format v2.x and of mixtures, whose statistics are those of all
     members together. Of a pipeline the cameras have the size that it makes them, and statistics of relative actions
     are of the frames that it selects.
+
+    Args:
+        depth_unit: of the statistics of depth cameras; give `batches` the same.
     """
+    _check_unit(depth_unit)
     module = import_lerobot("lerobot.datasets.dataset_metadata")
     dataset, decode = (source.config.dataset, source.config.decode) if isinstance(source, Pipeline) else (source, None)
     features = {
@@ -131,6 +160,7 @@ def metadata(source: Dataset | Mixture | Pipeline) -> "LeRobotDatasetMetadata":
     made: LeRobotDatasetMetadata = module.LeRobotDatasetMetadata.__new__(module.LeRobotDatasetMetadata)
     stats = source.stats
     made.__dict__.update(_fields(dataset, features, stats.pooled if isinstance(stats, MixtureStats) else stats))
+    made.rescale_depth_stats(depth_unit)
     return made
 
 
@@ -145,7 +175,7 @@ def import_lerobot(name: str) -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"rp.lerobot needs LeRobot, and {name} cannot be imported: {error}. Install both in one environment: "
-            f"pip install 'raypipe[lerobot]' (Python 3.12 or newer)."
+            f"{how_to_install('lerobot')} (Python 3.12 or newer)."
         ) from error
 
 
@@ -180,7 +210,8 @@ def _lerobot_feature(feature: Feature, decode: DecodeSpec) -> dict[str, Any]:
     """Return a feature as LeRobot's ``info.json`` has it."""
     if feature.is_camera:
         axes = ["height", "width", "channels"]
-        info = {"is_depth_map": feature.is_depth}
+        # Pixels and statistics of depth are millimetres in raypipe, whatever was recorded.
+        info = {"is_depth_map": feature.is_depth, **({"depth_unit": "mm"} if feature.is_depth else {})}
         return {"dtype": feature.kind, "shape": decode.frame_shape(feature), "names": axes, "info": info}
     return {"dtype": feature.dtype, "shape": feature.shape, "names": list(feature.names) or None}
 

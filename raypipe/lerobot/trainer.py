@@ -227,7 +227,7 @@ def _fed_dataset(source: Dataset | Mixture, config: "TrainPipelineConfig", name:
     else:
         # LeRobot evaluates on all frames that are held out, one after the other.
         pipe = Pipeline(windowed(source, config.trainable_config), **settings, order={"shuffle": False})
-    meta = metadata(pipe)
+    meta = metadata(pipe, depth_unit=config.dataset.depth_output_unit)
     if config.dataset.use_imagenet_stats:
         _use_imagenet_stats(meta)
     transforms = _image_transforms(config) if name == "train" else None
@@ -273,8 +273,10 @@ def _open_loader(dataset: FedDataset, config: "TrainPipelineConfig") -> RankLoad
         "progress": False,
     }
     if dist.is_initialized():
-        return batches(share_loader(dataset.pipe, dataset.name, transport="local", **settings))
-    return batches(dataset.pipe.loaders(1, name=dataset.name, transport="local", **settings)[0])
+        loader = share_loader(dataset.pipe, dataset.name, transport="local", **settings)
+    else:
+        (loader,) = dataset.pipe.loaders(1, name=dataset.name, transport="local", **settings)
+    return batches(loader, depth_unit=config.dataset.depth_output_unit)
 
 
 def _go_on(loader: RankLoader, checkpoint: Path) -> None:

@@ -118,6 +118,33 @@ def test_example_trains_without_ray_and_goes_on_with_other_numbers_of_processes(
         assert f"epoch {epoch}: exactly once: 175 of 175 frames emitted" in account.stdout
 
 
+LOST_WHILE_SAVING = """
+import os, runpy, sys
+import raypipe as rp
+
+rp.train.write_states = lambda *_: os._exit(9)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_example_that_is_lost_while_it_saves_leaves_the_checkpoint_before(tmp_path):
+    root, checkpoint = write_dataset(tmp_path / "dataset", SynthSpec(lengths=(40, 30))), tmp_path / "checkpoint"
+    common = [EXAMPLE, root, checkpoint, "--batch-size", "4", "--epochs", "1"]
+    launch(1, *common, "--stop-after", "5")
+    whole = (checkpoint / "model.pt").read_bytes()
+
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    lost = [sys.executable, "-c", LOST_WHILE_SAVING, *common]
+    done = subprocess.run(lost, env={**os.environ, "OMP_NUM_THREADS": "1", **alone}, capture_output=True, check=False)
+
+    assert done.returncode == 9, done.stderr[-3000:]
+    assert (checkpoint / "model.pt").read_bytes() == whole
+    launch(1, *common)
+    account = run_program("account", checkpoint)
+    assert "epoch 0: exactly once: 70 of 70 frames emitted" in account.stdout
+
+
 def test_script_of_the_documentation_trains_two_epochs_and_saves_where_it_stands(tmp_path, without_ray):
     (block,) = fenced("py", PAGES / "ray-train.md")
     (tmp_path / "train.py").write_text(block)

@@ -526,9 +526,9 @@ def test_a_depth_video_without_pyav_is_refused_by_name_with_what_to_install(tiny
     as_depth(root, **{"video.pix_fmt": "gray12le"})
     monkeypatch.setattr("raypipe.decode.spec.find_spec", lambda name: None)
 
-    with pytest.warns(UserWarning, match=r"leaving out .*pip install 'raypipe\[depth\]'"):
+    with pytest.warns(UserWarning, match=r"leaving out .*pip install --editable '.*\[depth\]'"):
         assert open_dataset(str(root)).spec.cameras == (WRIST,)
-    with pytest.raises(ConfigError, match=rf"camera '{TOP}'.*depth video.*pip install 'raypipe\[depth\]'"):
+    with pytest.raises(ConfigError, match=rf"camera '{TOP}'.*depth video.*pip install --editable '.*\[depth\]'"):
         open_dataset(str(root), cameras=[TOP])
 
 
@@ -538,7 +538,7 @@ def test_a_process_without_pyav_says_what_to_install(tiny_dataset, tmp_path, mon
     monkeypatch.setattr("raypipe.decode.spec.find_spec", lambda name: "found on the driver")
     monkeypatch.setitem(sys.modules, "av", None)
 
-    with pytest.raises(ConfigError, match=r"cannot decode depth videos: .*pip install 'raypipe\[depth\]'"):
+    with pytest.raises(ConfigError, match=r"cannot decode depth videos: .*pip install --editable '.*\[depth\]'"):
         open_dataset(str(root), cameras=[TOP])[0]
 
 

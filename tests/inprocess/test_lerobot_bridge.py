@@ -14,6 +14,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 SMALL = {"dim_model": 32, "dim_feedforward": 32, "n_heads": 2, "n_encoder_layers": 1, "n_vae_encoder_layers": 1}
 CAMERAS = (CameraSpec(name="observation.images.top"), CameraSpec(name="observation.images.wrist"))
 CHUNK = 6
+DEPTH = "observation.images.depth"
 
 
 def act_config(**changes):
@@ -167,6 +168,35 @@ def test_act_trains_on_a_mixture_of_formats_and_widths(root, tmp_path):
     assert meta.total_episodes == 5
     assert meta.shapes["action"] == mixture.features["action"].shape
     assert all(0 < loss < 1e4 for loss in losses)
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """A dataset with a depth video, whose statistics are in millimetres."""
+    cameras = (CameraSpec(name=DEPTH, kind="depth", gop=4), *CAMERAS)
+    return write_dataset(tmp_path_factory.mktemp("lerobot") / "deep", SynthSpec(lengths=(12, 9), cameras=cameras))
+
+
+@pytest.mark.parametrize("unit", ["mm", "m"])
+def test_depth_and_its_statistics_are_in_the_unit_that_lerobot_gives(deep, unit):
+    from lerobot.datasets import LeRobotDataset
+
+    pipe = rp.lerobot.pipeline(rp.open_dataset(str(deep)), act_config(), batch_size=4, seed=0)
+    theirs = LeRobotDataset("somebody/made", root=deep, depth_output_unit=unit)
+
+    batch = next(iter(rp.lerobot.batches(pipe.loader(), depth_unit=unit)))
+
+    wanted = torch.stack([theirs[index][DEPTH] for index in batch["index"].tolist()])
+    # LeRobot rounds to whole millimetres where these are asked for.
+    torch.testing.assert_close(batch[DEPTH], wanted, rtol=0, atol=0 if unit == "mm" else 0.000501)
+    ours = rp.lerobot.metadata(pipe, depth_unit=unit)
+    for statistic in ("mean", "std", "min", "max"):
+        assert ours.stats[DEPTH][statistic] == pytest.approx(theirs.meta.stats[DEPTH][statistic])
+
+
+def test_a_depth_unit_that_lerobot_does_not_know_is_refused(root):
+    with pytest.raises(rp.ConfigError, match=r"depth_unit must be one of 'mm', 'm', got 'cm'"):
+        rp.lerobot.batches(rp.Pipeline(str(root), batch_size=2, seed=0).loader(), depth_unit="cm")
 
 
 def test_windows_are_those_that_lerobot_resolves(root):

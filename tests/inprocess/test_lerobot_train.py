@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 import raypipe as rp
-from raypipe.testing import SynthSpec, write_dataset
+from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 pytest.importorskip("lerobot", reason="lerobot is not installed")
 from raypipe.lerobot import VERSION_TRIED
@@ -93,6 +93,27 @@ def test_a_run_with_evaluation_and_image_transforms_ends_well(tmp_path, capfd):
     run_lerobot_train(arguments(root, run, steps=2, **held_out, **{"dataset.image_transforms.enable": "true"}))
 
     assert capfd.readouterr().err.count("eval_loss=") == 2
+
+
+@pytest.mark.parametrize(("unit", "far"), [("mm", 2400.0), ("m", 2.4)])
+def test_depth_comes_in_the_unit_that_is_asked_for(tmp_path, unit, far):
+    from lerobot.configs.default import DatasetConfig
+    from lerobot.configs.train import TrainPipelineConfig
+    from lerobot.policies.act.configuration_act import ACTConfig
+
+    depth = "observation.images.depth"
+    cameras = (CameraSpec(name=depth, kind="depth", gop=4), CameraSpec(name="observation.images.top"))
+    root = write_dataset(tmp_path / "data", SynthSpec(lengths=(9, 5), cameras=cameras))
+    wanted = DatasetConfig(repo_id="somebody/made", root=str(root), depth_output_unit=unit)
+    config = TrainPipelineConfig(dataset=wanted, policy=ACTConfig(device="cpu"), batch_size=4, steps=2)
+    feed = Feed()
+
+    fed, _ = feed.make_datasets(config)
+    batch = next(iter(feed.make_loader(fed)))
+
+    feed.close()
+    assert batch[depth].max().item() == pytest.approx(far)
+    assert fed.meta.stats[depth]["max"].max() == pytest.approx(far)
 
 
 def test_a_checkpoint_of_lerobot_alone_starts_the_data_anew_and_says_so(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from batches import frames_of, local_loader, rows_spec
 
+from raypipe.decode import clips
 from raypipe.errors import ConfigError
 from raypipe.pipeline import Pipeline
 from raypipe.testing import write_dataset
@@ -84,6 +85,29 @@ def test_training_keeps_its_own_random_numbers_and_cores(pipe):
     thread.join()
     assert torch.equal(torch.get_rng_state(), before)
     assert (torch.get_num_threads(), later) == (cores, [cores])
+
+
+def test_threads_of_a_loader_use_one_core_each_and_training_its_own(seen, monkeypatch):
+    """More OpenMP threads than cores in a process put those of training to sleep after every operation."""
+    cores, decode = {"decode": set(), "assemble": set()}, clips.decode_clip
+    monkeypatch.setattr(
+        clips, "decode_clip", lambda *args: (cores["decode"].add(torch.get_num_threads()), decode(*args))[1]
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+
+    def note(batch, _):
+        cores["assemble"].add(torch.get_num_threads())
+        return batch
+
+    try:
+        list(local_loader(seen, transform=note, num_threads=2))
+        trains_on = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+    assert cores == {"decode": {1}, "assemble": {1}}
+    assert trains_on == 3
 
 
 def test_samples_are_changed_at_once_each_on_one_core_and_stay_in_order(pipe):

@@ -1,8 +1,11 @@
 """Plurals, ranges and cuts in all that raypipe says."""
 
+import json
+
 import pytest
 
-from raypipe.wording import constant_text, counted, cut_inside, either, frames_text, plural, span_text
+from raypipe import wording
+from raypipe.wording import constant_text, counted, cut_inside, either, frames_text, how_to_install, plural, span_text
 
 
 @pytest.mark.parametrize(
@@ -53,3 +56,34 @@ def test_cut_text_keeps_its_end_and_its_bound():
 )
 def test_numbers_that_never_change_are_counted_and_named(constant, total, told):
     assert constant_text(constant, total) == told
+
+
+@pytest.mark.parametrize(
+    ("origin", "told"),
+    [
+        (None, "pip install 'raypipe[depth]'"),
+        ({"url": "file:///src/raypipe", "dir_info": {}}, "pip install 'raypipe[depth] @ file:///src/raypipe'"),
+        (
+            {"url": "https://host/raypipe", "vcs_info": {"vcs": "git", "commit_id": "1a2b"}},
+            "pip install 'raypipe[depth] @ git+https://host/raypipe@1a2b'",
+        ),
+    ],
+    ids=["index", "folder", "git"],
+)
+def test_an_extra_comes_from_where_raypipe_came(tmp_path, monkeypatch, origin, told):
+    about = tmp_path / "raypipe-0.1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: raypipe\nVersion: 0.1.0\n")
+    if origin:
+        (about / "direct_url.json").write_text(json.dumps(origin))
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.setattr(wording, "__file__", str(tmp_path / "raypipe/wording.py"))
+
+    assert how_to_install("depth") == told
+
+
+def test_an_extra_of_a_clone_is_installed_from_the_clone():
+    command = how_to_install("depth")
+
+    assert command.startswith("pip install --editable '/")
+    assert command.endswith("[depth]'")
