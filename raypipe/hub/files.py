@@ -111,7 +111,7 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         size = self._file(path).size_bytes
         is_whole = start == 0 and stop == size
         with self._client.open(url, {} if is_whole else {"Range": f"bytes={start}-{stop - 1}"}) as response:
-            content = bytes(response.read())
+            content = b"".join(self._client.pieces(response))
             told = response.headers.get("Content-Range", "")
         if not is_whole and told != f"bytes {start}-{stop - 1}/{size}":
             raise PassingError(f"asked for the bytes {start} to {stop - 1} of {size}, and {told or 'no range'!r} came")

@@ -8,6 +8,8 @@
     remote.py     what a remote root lists, and how its bytes are fetched          Remote
     streams.py    files of a remote root, open for reading                         HeldStream, SizedFile
     ranged.py     a file of which only the parts in use are on the node            RangedFile
+    web.py        files of a web server, of any size, at a pace                    WebFiles
+    bodies.py     objects of S3, the same                                          fetch_object, read_object
     retry.py      what fails for a while is tried again by whoever reads           retry_transient
 
 A remote file is fetched whole into the cache of the node where it is small, and by parts where it is large; see

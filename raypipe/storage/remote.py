@@ -13,20 +13,20 @@ import hashlib
 import io
 import json
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, Literal
 
-from fsspec.asyn import sync
 from fsspec.callbacks import Callback
 
 from raypipe.errors import DownloadError
 from raypipe.filecache import FileCache, Progress
 from raypipe.hub import HubFiles, leaves_folder
 from raypipe.requests import count_requests
+from raypipe.storage import bodies
 from raypipe.storage.retry import retry_transient
 from raypipe.storage.streams import open_asked
 
@@ -61,9 +61,6 @@ Answer = Literal["there", "missing", "refused"]
 
 _PAGE: Final = 1000
 """Files that one request of a listing brings, on S3 and GCS."""
-
-_PART_BYTES: Final = 50 << 20
-"""What s3fs fetches with one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +149,22 @@ class Remote:
         if isinstance(self.filesystem, HubFiles):
             self.filesystem.fetch(path, target, progress)
             return
-        self._count(1 + entry.size_bytes // _PART_BYTES)
+        self._count(1 + entry.size_bytes // bodies.PART_BYTES)
         progress(entry.size_bytes)
-        self._answered(name, lambda: self.filesystem.get_file(path, target, callback=_Told(progress)))
-        self._check_version(name, entry)
+        if self._is_s3:
+            with self._one_version(name) as asked:
+                bodies.fetch_object(self.filesystem, asked, entry.size_bytes, target, progress)
+        else:
+            self._answered(name, lambda: self.filesystem.get_file(path, target, callback=_Told(progress)))
+            self._check_version(name, entry)
 
     def fetch_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of a file; raises where it is not the version that was listed."""
         entry = self.entries[name]
-        etag = entry.stamp.partition(", ETag ")[2] if "s3" in _protocols(self.filesystem) else ""
-        if etag:
-            content = self._read_object(name, etag, start, stop)
+        if self._is_s3:
+            self._count(1)
+            with self._one_version(name) as asked:
+                content = bodies.read_object(self.filesystem, {**asked, "Range": f"bytes={start}-{stop - 1}"})
         else:
             content = self.read_range(name, start, stop)
             if not self._commit:
@@ -170,27 +172,35 @@ class Remote:
         _check_part(name, start, stop, content)
         return content
 
-    def _read_object(self, name: str, etag: str, start: int, stop: int) -> bytes:
-        """Return bytes of an object of S3 with one request, which S3 refuses where the object is another by now."""
-        bucket, key, _ = self.filesystem.split_path(self._locate(name))
-        asked = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{stop - 1}", "IfMatch": etag}
-        self._count(1)
+    @property
+    def _is_s3(self) -> bool:
+        return "s3" in _protocols(self.filesystem)
+
+    @contextmanager
+    def _one_version(self, name: str) -> Iterator[dict[str, Any]]:
+        """Give what to ask S3 for an object, which it refuses where the object is another by now."""
+        etag = self.entries[name].stamp.partition(", ETag ")[2]
         try:
-            body = self.filesystem.call_s3("get_object", **asked)["Body"]
+            yield self._asked(name) | ({"IfMatch": etag} if etag else {})
         except OSError as error:
             if error.errno == errno.EINVAL:
                 self._check_version(name, self.entries[name])
             raise
-        try:
-            return bytes(sync(self.filesystem.loop, body.read))
-        finally:
-            body.close()
+        if not etag:
+            self._check_version(name, self.entries[name])
+
+    def _asked(self, name: str) -> dict[str, Any]:
+        bucket, key, _ = self.filesystem.split_path(self._locate(name))
+        return {"Bucket": bucket, "Key": key, **self.filesystem.req_kw}
 
     def read_range(self, name: str, start: int, stop: int | None) -> bytes:
         """Return bytes of a file, fewer where it ends before `stop`."""
         self._count(1)
-        asked = {"start": start, "end": stop} if start or stop is not None else {}
-        content = bytes(self._answered(name, lambda: self.filesystem.cat_file(self._locate(name), **asked)))
+        if self._is_s3 and stop is not None and start < stop:
+            content = bodies.read_object(self.filesystem, {**self._asked(name), "Range": f"bytes={start}-{stop - 1}"})
+        else:
+            asked = {"start": start, "end": stop} if start or stop is not None else {}
+            content = bytes(self._answered(name, lambda: self.filesystem.cat_file(self._locate(name), **asked)))
         if stop is not None and len(content) > stop - start:
             _check_part(name, start, stop, content)
         return content
