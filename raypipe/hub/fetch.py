@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from raypipe.errors import DownloadError
-from raypipe.hub.cache import HubFile, Listing, Place, download_command, read_listing, write_file, write_listing
+from raypipe.hub.cache import (
+    HubFile,
+    Listing,
+    Place,
+    download_command,
+    keep_lock,
+    read_listing,
+    write_file,
+    write_listing,
+)
 from raypipe.hub.client import Ask, Client, is_offline, odd_answer
 from raypipe.hub.names import HubSource, leaves_folder
 from raypipe.hub.receive import Advance, Receiver, hash_of, size_of
@@ -134,6 +143,7 @@ class _Job:
             blob_lock = self._blob_locks.setdefault(file.content_hash, threading.Lock())
         try:
             with blob_lock:
+                keep_lock(self._place)
                 if self._is_complete(name, file):
                     self._advance(file.size_bytes)
                     return None

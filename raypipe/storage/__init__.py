@@ -20,7 +20,7 @@ from raypipe.storage.protocols import check_root, is_plain_path, login_of, open_
 from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import REFUSED, remote_stamp
 from raypipe.storage.retry import RETRY_WAITS_S, is_transient, retry_transient
-from raypipe.storage.root import Storage, open_cache, open_root, open_storage, walk_files
+from raypipe.storage.root import Storage, check_file, open_cache, open_root, open_storage, walk_files
 from raypipe.storage.spec import CacheSpec
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "CacheSpec",
     "RangedFile",
     "Storage",
+    "check_file",
     "check_root",
     "is_plain_path",
     "is_transient",

@@ -34,9 +34,9 @@ def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] =
             asked_s = _asked_wait_s(error)
             if not is_transient(error) or asked_s > _MOST_ASKED_S or time.monotonic() > last:
                 raise
-            wait_s = max(wait_s * (0.5 + random.random()), asked_s)
-            say_wait(wait_s, f"storage asks for that ({type(error).__name__}: {' '.join(str(error).split())})")
-            sleep(wait_s)
+            pause_s = max(wait_s * (0.5 + random.random()), asked_s)
+            say_wait(pause_s, f"storage asks for that ({type(error).__name__}: {' '.join(str(error).split())})")
+            sleep(pause_s)
     return read()
 
 

@@ -7,26 +7,36 @@ node that reads them; a commit of the Hub that is complete in the Hub's own cach
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
-from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
+from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError, is_data_fault
 from raypipe.filecache import Fetch, FileCache, HeldFile, Progress
 from raypipe.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
 from raypipe.storage.protocols import check_root, join_login, login_of, open_filesystem_of, take_login
 from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import Entry, Remote, check_listed, digest_of, pack_entries
+from raypipe.storage.retry import is_transient
 from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
 from raypipe.storage.streams import HeldStream
 from raypipe.writable import inside
 
 _PIECE_BYTES = 1 << 20
+
+_LOOK_AT_DISK = "look at the disk (dmesg), the mount, and how many files may be open (ulimit -n)"
+
+_MOST_NOTED = 256
+"""Files whose parts are known to this process: more than are open at once."""
+
+Result = TypeVar("Result")
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -232,6 +242,45 @@ class Storage:
             return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
         return ""
 
+    def read_again(self, name: str, read: Callable[[], Result], close: Callable[[], None] = lambda: None) -> Result:
+        """Return what `read` returns of the file `name`, also where this node keeps a copy of it that was garbled.
+
+        Bad data in a copy say nothing of the file: what is kept of it is fetched once more. If that is the same, the
+        file itself is bad, and is not fetched again for that by this process; else it is read again.
+
+        Args:
+            close: lets go what is open of the file, before it is read again.
+        """
+        try:
+            return read()
+        except Exception as error:
+            is_of_data = is_data_fault(error) and not isinstance(error, DownloadError | ConfigError)
+            if not is_of_data or is_transient(error) or not self._renew(name):
+                raise
+        close()
+        return read()
+
+    def _renew(self, name: str) -> bool:
+        """Fetch what this node keeps of a file once more; return whether any of it was of another content."""
+        if self.cache is None or self.is_local:
+            return False
+        entry = self._remote.find_entry(name)
+        if entry is None or not entry.stamp or (known := (self.uri, name, entry.stamp)) in _sure:
+            return False
+        whole, cache = self._whole(name), open_cache(self.cache)
+        kept = [whole] if whole is not None else []
+        kept += [self._part(name, *part) for part in sorted(_parts.get((self.uri, name), ()))]
+        is_other = [cache.renew(*one) for one in kept]
+        if any(is_other):
+            warnings.warn(
+                f"the copy of {self.locate(name)!r} that this node keeps in {cache.folder!r} was damaged, and is "
+                f"fetched again. Look at the disk (dmesg) if that happens often.",
+                stacklevel=2,
+            )
+        else:
+            _sure.add(known)
+        return any(is_other)
+
     def prefetch(self, name: str) -> "Future[bool] | None":
         """Start to fetch a remote file into the cache of this node, if there is one and room in it.
 
@@ -297,7 +346,12 @@ class Storage:
         """Open a remote file of which only parts are kept on this node."""
         assert self.cache is not None, "only a cache keeps parts"
         cache = open_cache(self.cache)
-        return RangedFile(self._entry(name).size_bytes, lambda start, stop: cache.hold(*self._part(name, start, stop)))
+
+        def hold(start: int, stop: int) -> HeldFile:
+            _note_part((self.uri, name), (start, stop))
+            return cache.hold(*self._part(name, start, stop))
+
+        return RangedFile(self._entry(name).size_bytes, hold)
 
     def read_bytes(self, name: str) -> bytes:
         """Return the whole file `name`."""
@@ -373,25 +427,14 @@ class Storage:
         Raises:
             DownloadError: the disk fails, or too many files are open.
         """
-        if not self.is_local or not os.path.isfile(self.locate(name)):
-            return
-        try:
-            with open(self.locate(name), "rb", buffering=0) as stream:
-                stream.seek(start)
-                while (stop is None or stream.tell() < stop) and stream.read(_PIECE_BYTES):
-                    pass
-        except OSError as error:
-            raise self.unreadable(name, error) from error
+        if self.is_local:
+            check_file(self.locate(name), start, stop)
 
     def unreadable(self, name: str, error: OSError) -> DownloadError:
         """Return the error for a file that this machine could not read, whatever it holds."""
-        remedy = "look at the disk (dmesg), the mount, and how many files may be open (ulimit -n)"
-        if not self.is_local:
-            remedy = "look at the network and the server, and try again"
-        return DownloadError(
-            f"this machine cannot read {self.locate(name)!r}: {error.strerror or error}. That says nothing of what the "
-            f"file holds: {remedy}."
-        )
+        if self.is_local:
+            return _unreadable(self.locate(name), error)
+        return _unreadable(self.locate(name), error, "look at the network and the server, and try again")
 
     def check_no_pointer(self, name: str) -> None:
         """Raise where a file that makes no sense is a pointer of Git LFS, as a clone without LFS has in place of files.
@@ -430,6 +473,45 @@ def walk_files(top: str, below: str = "", above: tuple[str, ...] = ()) -> Iterat
             yield from walk_files(top, name, (*above, place))
         elif entry.is_file():
             yield name
+
+
+def check_file(path: str, start: int = 0, stop: int | None = None) -> None:
+    """Raise where this machine does not read bytes of a file on its disk, whatever they are; see `check_readable`.
+
+    Raises:
+        DownloadError: the disk fails, or too many files are open.
+    """
+    if not os.path.isfile(path):
+        return
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            stream.seek(start)
+            while (stop is None or stream.tell() < stop) and stream.read(_PIECE_BYTES):
+                pass
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: OSError, remedy: str = _LOOK_AT_DISK) -> DownloadError:
+    return DownloadError(
+        f"this machine cannot read {path!r}: {error.strerror or error}. That says nothing of what the file holds: "
+        f"{remedy}."
+    )
+
+
+_sure: set[tuple[str, str, str]] = set()
+"""Files with bad data, by root, name and version, that this process has fetched once more, and found the same."""
+
+_parts: "OrderedDict[tuple[str, str], set[tuple[int, int]]]" = OrderedDict()
+"""The parts that this process has used of the files that it used last, by root and name."""
+
+
+def _note_part(file: tuple[str, str], part: tuple[int, int]) -> None:
+    with _caches_lock:
+        _parts.setdefault(file, set()).add(part)
+        _parts.move_to_end(file)
+        if len(_parts) > _MOST_NOTED:
+            _parts.popitem(last=False)
 
 
 _caches: dict[tuple[str, int, bool], FileCache] = {}

@@ -33,7 +33,7 @@ class WebFiles(HTTPFileSystem):  # type: ignore[misc]
     async def _get_file(self, rpath: str, lpath: str, *, callback: Any, **kwargs: Any) -> None:
         async with self._answer(rpath, {**self.kwargs, **kwargs}) as response:
             self._raise_not_found_for_status(response, rpath)
-            with open(lpath, "wb") as target:  # noqa: ASYNC230
+            with open(lpath, "wb") as target:
                 async for piece in Pace().follow_async(response.content.iter_any()):
                     callback.relative_update(len(piece))
                     target.write(piece)

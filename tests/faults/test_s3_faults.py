@@ -192,7 +192,7 @@ def test_a_file_that_changes_while_it_is_fetched_is_not_kept(s3, root, folder, t
     storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
     storage.size_bytes(VIDEO)
     key = f"{root.rpartition('/')[2]}/{VIDEO}"
-    s3.fail(VIDEO, kind="head", before=lambda: s3.put(key, altered(folder, VIDEO)))
+    s3.fail(VIDEO, kind="get", before=lambda: s3.put(key, altered(folder, VIDEO)))
 
     with pytest.raises(DownloadError, match="changed while it was read"):
         storage.read_bytes(VIDEO)
