@@ -153,16 +153,16 @@ class FileCache:
             lock = self._obtain_on_full_disk(wanted)
         return HeldFile(lock)
 
-    def renew(self, key: str, fetch: Fetch, size: int | None = None) -> bool:
+    def renew(self, key: str, fetch: Fetch, size: int | None = None) -> bool | None:
         """Fetch a file once more in place of the copy that is there; return whether that one was of another content.
 
-        For a file whose content makes no sense: the disk may have garbled it. Those who hold the copy keep it. True also
-        where there is no copy by now.
+        For a file whose content makes no sense: the disk may have garbled it. Those who hold the copy keep it. None
+        where there is no copy.
         """
         wanted = _check_wanted(key, fetch, size)
         old = _digest(self._ledger.path_of(key))
         if old is None:
-            return True
+            return None
         claim = self._ledger.claim(key, is_ahead=False, wait=True)
         try:
             if _digest(claim.path) != old:

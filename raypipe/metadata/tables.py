@@ -109,6 +109,10 @@ def _read_columns(storage: Storage, name: str, columns: Sequence[str], optional:
 
 def open_parquet(storage: Storage, name: str) -> pq.ParquetFile:
     """Open the parquet file `name`; only its footer is read."""
+    return storage.read_again(name, lambda: _open_parquet(storage, name))
+
+
+def _open_parquet(storage: Storage, name: str) -> pq.ParquetFile:
     source = storage.locate(name) if storage.is_local else None
     try:
         if source is None:

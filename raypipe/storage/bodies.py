@@ -72,7 +72,7 @@ async def _fetch_parts(filesystem: Any, asked: dict[str, Any], size_bytes: int, 
 
 async def _fetch_part(filesystem: Any, asked: dict[str, Any], part: tuple[int, int], write: Write) -> None:
     """Write a part of an object, going on after a break."""
-    from s3fs.core import S3_RETRYABLE_ERRORS
+    from s3fs.core import S3_RETRYABLE_ERRORS  # type: ignore[import-untyped]
 
     at, stop = part
 

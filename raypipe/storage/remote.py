@@ -12,12 +12,13 @@ import errno
 import hashlib
 import io
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, Literal
 
 from fsspec.callbacks import Callback
@@ -59,6 +60,11 @@ REFUSED: Final = 403
 Answer = Literal["there", "missing", "refused"]
 """Of a file that is asked for by its name; a refused one may be there, and need not be."""
 
+_MD5: Final = re.compile("[0-9a-f]{32}")
+"""An ETag of S3 that may be one: that of an object in several parts has a dash."""
+
+_TRIES_OF_MD5: Final = 3
+
 _PAGE: Final = 1000
 """Files that one request of a listing brings, on S3 and GCS."""
 
@@ -80,6 +86,8 @@ class Remote:
         self._path = path.rstrip("/")
         self._commit = commit
         self._met_bytes = 0
+        self._has_md5 = True
+        """Whether ETags of S3 are sums of the content, as far as is known."""
         self._lock = threading.Lock()
 
     @property
@@ -153,10 +161,33 @@ class Remote:
         progress(entry.size_bytes)
         if self._is_s3:
             with self._one_version(name) as asked:
-                bodies.fetch_object(self.filesystem, asked, entry.size_bytes, target, progress)
+                self._fetch_object(asked, entry, target, progress)
         else:
             self._answered(name, lambda: self.filesystem.get_file(path, target, callback=_Told(progress)))
             self._check_version(name, entry)
+
+    def _fetch_object(self, asked: dict[str, Any], entry: Entry, target: str, progress: Progress) -> None:
+        """Write an object of S3, with the MD5 that its ETag is where it was put there at once.
+
+        Raises:
+            DownloadError: other bytes came than were stored.
+        """
+        sums: list[str] = []
+        told = entry.stamp.partition(", ETag ")[2].strip('"') if self._has_md5 else ""
+        while told not in sums:
+            bodies.fetch_object(self.filesystem, asked, entry.size_bytes, target, progress)
+            if not _MD5.fullmatch(told):
+                return
+            with open(target, "rb") as stream:
+                sums.append(hashlib.file_digest(stream, partial(hashlib.md5, usedforsecurity=False)).hexdigest())
+            if told not in sums and sums[-1] in sums[:-1]:
+                # Twice the same: of an encrypted object, and on some stores, the ETag is another number.
+                self._has_md5 = False
+                return
+            if len(sums) == _TRIES_OF_MD5:
+                raise DownloadError(
+                    f"other bytes came than the storage has, {len(sums)} times: their MD5 is not {told}"
+                )
 
     def fetch_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of a file; raises where it is not the version that was listed."""

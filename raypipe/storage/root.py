@@ -5,38 +5,35 @@ node that reads them; a commit of the Hub that is complete in the Hub's own cach
 """
 
 import os
-import threading
 import uuid
-import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError, is_data_fault
-from raypipe.filecache import Fetch, FileCache, HeldFile, Progress
+from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
+from raypipe.filecache import Fetch, HeldFile, Progress
 from raypipe.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
+from raypipe.storage.copies import (
+    Copies,
+    Result,
+    check_file,
+    list_parts,
+    note_part,
+    open_cache,
+    read_twice,
+    unreadable_file,
+)
 from raypipe.storage.protocols import check_root, join_login, login_of, open_filesystem_of, take_login
 from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import Entry, Remote, check_listed, digest_of, pack_entries
-from raypipe.storage.retry import is_transient
-from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
+from raypipe.storage.spec import CacheSpec
 from raypipe.storage.streams import HeldStream
 from raypipe.writable import inside
-
-_PIECE_BYTES = 1 << 20
-
-_LOOK_AT_DISK = "look at the disk (dmesg), the mount, and how many files may be open (ulimit -n)"
-
-_MOST_NOTED = 256
-"""Files whose parts are known to this process: more than are open at once."""
-
-Result = TypeVar("Result")
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -245,41 +242,21 @@ class Storage:
     def read_again(self, name: str, read: Callable[[], Result], close: Callable[[], None] = lambda: None) -> Result:
         """Return what `read` returns of the file `name`, also where this node keeps a copy of it that was garbled.
 
-        Bad data in a copy say nothing of the file: what is kept of it is fetched once more. If that is the same, the
-        file itself is bad, and is not fetched again for that by this process; else it is read again.
+        See `read_twice`.
 
         Args:
             close: lets go what is open of the file, before it is read again.
         """
-        try:
-            return read()
-        except Exception as error:
-            is_of_data = is_data_fault(error) and not isinstance(error, DownloadError | ConfigError)
-            if not is_of_data or is_transient(error) or not self._renew(name):
-                raise
-        close()
-        return read()
+        return read_twice(read, lambda: self._copies(name), close)
 
-    def _renew(self, name: str) -> bool:
-        """Fetch what this node keeps of a file once more; return whether any of it was of another content."""
-        if self.cache is None or self.is_local:
-            return False
-        entry = self._remote.find_entry(name)
-        if entry is None or not entry.stamp or (known := (self.uri, name, entry.stamp)) in _sure:
-            return False
-        whole, cache = self._whole(name), open_cache(self.cache)
-        kept = [whole] if whole is not None else []
-        kept += [self._part(name, *part) for part in sorted(_parts.get((self.uri, name), ()))]
-        is_other = [cache.renew(*one) for one in kept]
-        if any(is_other):
-            warnings.warn(
-                f"the copy of {self.locate(name)!r} that this node keeps in {cache.folder!r} was damaged, and is "
-                f"fetched again. Look at the disk (dmesg) if that happens often.",
-                stacklevel=2,
-            )
-        else:
-            _sure.add(known)
-        return any(is_other)
+    def _copies(self, name: str) -> Copies | None:
+        entry = None if self.cache is None or self.is_local else self._remote.find_entry(name)
+        if self.cache is None or entry is None or not entry.stamp:
+            return None
+        whole = self._whole(name)
+        wanted = [whole] if whole is not None else []
+        wanted += [self._part(name, *part) for part in list_parts(self.uri, name)]
+        return Copies(cache=open_cache(self.cache), file=f"{self.locate(name)} {entry.stamp}", wanted=wanted)
 
     def prefetch(self, name: str) -> "Future[bool] | None":
         """Start to fetch a remote file into the cache of this node, if there is one and room in it.
@@ -348,7 +325,7 @@ class Storage:
         cache = open_cache(self.cache)
 
         def hold(start: int, stop: int) -> HeldFile:
-            _note_part((self.uri, name), (start, stop))
+            note_part(self.uri, name, (start, stop))
             return cache.hold(*self._part(name, start, stop))
 
         return RangedFile(self._entry(name).size_bytes, hold)
@@ -433,8 +410,8 @@ class Storage:
     def unreadable(self, name: str, error: OSError) -> DownloadError:
         """Return the error for a file that this machine could not read, whatever it holds."""
         if self.is_local:
-            return _unreadable(self.locate(name), error)
-        return _unreadable(self.locate(name), error, "look at the network and the server, and try again")
+            return unreadable_file(self.locate(name), error)
+        return unreadable_file(self.locate(name), error, "look at the network and the server, and try again")
 
     def check_no_pointer(self, name: str) -> None:
         """Raise where a file that makes no sense is a pointer of Git LFS, as a clone without LFS has in place of files.
@@ -473,59 +450,6 @@ def walk_files(top: str, below: str = "", above: tuple[str, ...] = ()) -> Iterat
             yield from walk_files(top, name, (*above, place))
         elif entry.is_file():
             yield name
-
-
-def check_file(path: str, start: int = 0, stop: int | None = None) -> None:
-    """Raise where this machine does not read bytes of a file on its disk, whatever they are; see `check_readable`.
-
-    Raises:
-        DownloadError: the disk fails, or too many files are open.
-    """
-    if not os.path.isfile(path):
-        return
-    try:
-        with open(path, "rb", buffering=0) as stream:
-            stream.seek(start)
-            while (stop is None or stream.tell() < stop) and stream.read(_PIECE_BYTES):
-                pass
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str, error: OSError, remedy: str = _LOOK_AT_DISK) -> DownloadError:
-    return DownloadError(
-        f"this machine cannot read {path!r}: {error.strerror or error}. That says nothing of what the file holds: "
-        f"{remedy}."
-    )
-
-
-_sure: set[tuple[str, str, str]] = set()
-"""Files with bad data, by root, name and version, that this process has fetched once more, and found the same."""
-
-_parts: "OrderedDict[tuple[str, str], set[tuple[int, int]]]" = OrderedDict()
-"""The parts that this process has used of the files that it used last, by root and name."""
-
-
-def _note_part(file: tuple[str, str], part: tuple[int, int]) -> None:
-    with _caches_lock:
-        _parts.setdefault(file, set()).add(part)
-        _parts.move_to_end(file)
-        if len(_parts) > _MOST_NOTED:
-            _parts.popitem(last=False)
-
-
-_caches: dict[tuple[str, int, bool], FileCache] = {}
-_caches_lock = threading.Lock()
-
-
-def open_cache(spec: CacheSpec) -> FileCache:
-    """Return the cache of this process; its files are shared with all processes of the node."""
-    folder, max_bytes, is_default = os.path.expanduser(spec.folder), spec.sure_bytes, spec.max_bytes == FOLDER_BOUND
-    key = (folder, max_bytes, is_default)
-    with _caches_lock:
-        if key not in _caches:
-            _caches[key] = FileCache(folder, max_bytes, is_default=is_default)
-        return _caches[key]
 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:
