@@ -32,6 +32,7 @@ from raypipe.plan.index import describe_selection
 from raypipe.progress import is_shown
 from raypipe.rows import RowReader, column_values
 from raypipe.storage import open_storage, remote_stamp, retry_transient
+from raypipe.terminal import open_console
 from raypipe.window import WindowSpec, window_rows
 
 STATS_FOLDER: Final = "~/.cache/raypipe/stats"
@@ -141,10 +142,9 @@ def _measure(source: _Source) -> dict[str, NDArray[np.float64]]:
 def _with_bar(runs: "Iterator[_Run]", total: int) -> "Iterable[_Run]":
     if not is_shown():
         return runs
-    from rich.console import Console
     from rich.progress import track
 
-    return track(runs, "statistics of actions", total, console=Console(stderr=True), transient=True)
+    return track(runs, "statistics of actions", total, console=open_console(stderr=True), transient=True)
 
 
 def _width(source: _Source) -> int:

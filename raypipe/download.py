@@ -28,6 +28,7 @@ from raypipe.hub.cache import locked
 from raypipe.metadata import DatasetMeta, read_metadata
 from raypipe.progress import is_shown
 from raypipe.storage import Storage
+from raypipe.terminal import open_console
 from raypipe.wording import counted, either, span_text
 
 _LARGE: Final = ("data/", "videos/")
@@ -221,7 +222,6 @@ def _bytes_bar(title: str, total_bytes: int, *, is_on: bool) -> Iterator[Callabl
     if not is_on or not is_shown() or not total_bytes:
         yield lambda _count: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (
@@ -232,7 +232,7 @@ def _bytes_bar(title: str, total_bytes: int, *, is_on: bool) -> Iterator[Callabl
         TimeRemainingColumn(),
     )
     lock = threading.Lock()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with Progress(*columns, console=open_console(stderr=True), transient=True) as shown:
         task = shown.add_task(title, total=total_bytes)
 
         def advance(count: int) -> None:

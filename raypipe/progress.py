@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from raypipe.metrics import LoaderStats
+from raypipe.terminal import open_console
 
 
 class Bar(Protocol):
@@ -52,7 +53,6 @@ def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is
     if not is_on or not is_shown():
         yield _NoBar()
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
@@ -61,13 +61,13 @@ def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is
             return Text(task.fields["told"] or waiting())
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         Told(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=open_console(stderr=True), transient=True) as progress:
         yield _RichBar(progress, progress.add_task(title, total=num_batches, told=""))
 
 
@@ -77,13 +77,12 @@ def count_bar(title: str, total: int, *, is_on: bool) -> Iterator[Callable[[int]
     if not is_on or not is_shown():
         yield lambda _: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # A copy of the terminal: standard error itself is listened to while a video is decoded.
     with os.fdopen(os.dup(2), "w") as terminal:
-        console = Console(file=terminal, force_terminal=True)
+        console = open_console(file=terminal, force_terminal=True)
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda count: bar.advance(task, count)

@@ -1,15 +1,18 @@
-"""Requests to remote storage: counted in every process, and let through by a gate that keeps a budget.
+"""Requests to remote storage: counted in every process, let through by a gate that keeps a budget, and given up.
 
 The Hub allows 3,000 requests in 5 minutes to a user, wherever they come from. A process keeps to that by itself; on a
 Ray cluster `raypipe.cluster_gate` puts one gate for all processes in its place. Decides when a request may be sent,
-not what is asked.
+for how long a server may make us wait, and how slowly a body may come; not what is asked.
 """
 
+import email.utils
 import math
+import re
 import threading
 import time
 import uuid
-from collections.abc import Callable
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,6 +23,21 @@ HUB_PERIOD_S: Final = 300.0
 
 _BURST_SHARE: Final = 3
 """A third of the requests may come at once; the rest come as time goes by: no period holds more than allowed."""
+
+SILENCE_S: Final = 30.0
+"""How long a server may send nothing. The Hub's is ``HF_HUB_DOWNLOAD_TIMEOUT``, and S3's that of s3fs."""
+
+PACE_S = 60.0
+"""A body that has been waited for so long in all must have brought `PACE_BYTES` since it was last looked at."""
+
+PACE_BYTES = 64 << 10
+"""About 1 kB/s, for each body. A file may be of any size and take any time, but a server that sends a byte now and then
+is as good as silent: at this rate, a dataset of 1 GB would take eleven days."""
+
+LONG_WAIT_S: Final = 10.0
+"""A wait that is longer is said."""
+
+_SECONDS: Final = re.compile("[0-9]{1,9}")
 
 _ROUNDING: Final = 1e-9
 """Of a request: who waits for as long as told shall not be told to wait for a rest that rounding has left."""
@@ -160,3 +178,70 @@ def use_gate(gate: Gate) -> None:
 def own_budget() -> Budget:
     """Return the budget that this process keeps while no other gate is used."""
     return _process.own
+
+
+class TooSlowError(ConnectionError):
+    """A body comes more slowly than `PACE_BYTES` in `PACE_S`. No `TimeoutError`: fsspec would drop what it says."""
+
+
+class Pace:
+    """Looks how fast a body comes: by the time that it is waited for, not by that in which it is written or used."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._waited_s = 0.0
+        self._received = 0
+
+    def follow(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the pieces of a body as they come.
+
+        Raises:
+            TooSlowError: they come too slowly.
+        """
+        while True:
+            asked_at = self._clock()
+            piece = next(pieces, None)
+            self._note(asked_at, piece)
+            if piece is None:
+                return
+            yield piece
+
+    async def follow_async(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield what `follow` does."""
+        while True:
+            asked_at = self._clock()
+            piece = await anext(pieces, None)
+            self._note(asked_at, piece)
+            if piece is None:
+                return
+            yield piece
+
+    def _note(self, asked_at: float, piece: bytes | None) -> None:
+        if piece is None:
+            return
+        self._waited_s += self._clock() - asked_at
+        self._received += len(piece)
+        if self._waited_s < PACE_S:
+            return
+        if self._received < PACE_BYTES:
+            raise TooSlowError(
+                f"{self._received} bytes came in {self._waited_s:.1f} s, fewer than {PACE_BYTES} in {PACE_S:g} s"
+            )
+        self._waited_s, self._received = 0.0, 0
+
+
+def parse_wait_s(given: str) -> float:
+    """Return for how many seconds a header ``Retry-After`` asks to wait: a number or a date; 0 where it is neither."""
+    given = given.strip()
+    if _SECONDS.fullmatch(given):
+        return float(given)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(given).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+def say_wait(wait_s: float, why: str) -> None:
+    """Warn of a wait that is long, before it begins."""
+    if wait_s >= LONG_WAIT_S:
+        warnings.warn(f"waits for {wait_s:.0f} s: {why}", stacklevel=2)

@@ -60,6 +60,13 @@ class OpenFiles:
         self._files.move_to_end(key)
         return self._files[key]
 
+    def forget(self, storage: Storage, name: str) -> None:
+        """Close a file, if it is open, and forget what was read of it."""
+        file = self._files.pop((storage.uri, name), None)
+        if file is not None:
+            file.parquet.close()
+        self.kept = (("", "", ()), pa.table({}))
+
 
 def _open_data_file(storage: Storage, name: str) -> _DataFile:
     parquet = open_parquet(storage, name)
@@ -127,6 +134,10 @@ class RowReader:
             )
         table = self._in_frame_order(table, name, row)
         return self._with_texts(self._with_index_columns(table, row).slice(start, stop - start), row)
+
+    def forget(self, row: int) -> None:
+        """Forget what was read of the file of the episode in row `row`: it was replaced."""
+        self._files.forget(self._meta.storage, self._meta.data_file(row))
 
     def missing_columns(self, row: int) -> tuple[str, ...]:
         """Return which of the columns asked for are not in the file of the episode in row `row`."""

@@ -7,10 +7,8 @@ command says what it found.
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
-
-import typer
 
 from raypipe import __version__
 from raypipe.errors import RaypipeError, hide_logins
@@ -30,23 +28,40 @@ def visible(text: str) -> str:
 
 def echo(text: str, *, err: bool = False) -> None:
     """Print a text that may hold names and tasks of a dataset; to standard error with `err`."""
+    # Here: the library has bars to show, and no command line.
+    import typer
+
     typer.echo(visible(hide_logins(text)), err=err)
 
 
+def open_console(**options: Any) -> Any:
+    """Return a console of rich that shows what `visible` leaves of any text, for bars and their titles."""
+    from rich.console import Console
+
+    class Visible(Console):
+        def render(self, renderable: Any, options: Any = None) -> Iterator[Any]:
+            for segment in super().render(renderable, options):
+                # What rich itself tells the terminal is control.
+                yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+    return Visible(**options)
+
+
 def print_table(renderable: Any) -> None:
-    """Print what rich draws, as `echo` prints a text."""
+    """Print what rich draws, as `echo` prints a text; an escape is not cut off where a column ends."""
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.segment import Segment
 
-    class Visible:
+    class Drawn:
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-            for text, style, control in console.render(renderable, options):
+            for text, style, control in plain.render(renderable, options):
                 yield Segment(visible(text), style, control)
 
     if sys.stdout is None:
         return
     # Names and tasks are data: brackets in them are no markup.
-    Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False).print(Visible())
+    plain = Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
+    plain.print(Drawn())
 
 
 def run_to_an_end(command: Callable[[], Any], *, is_debug: bool) -> None:

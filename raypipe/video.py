@@ -219,6 +219,11 @@ def read_ranged_index(storage: Storage, name: str) -> VideoIndex:
     return _kept_index(storage, name, storage.version(name))
 
 
+def forget_indexes() -> None:
+    """Forget the indexes that are kept: the copy of a file was damaged."""
+    _kept_index.cache_clear()
+
+
 @functools.lru_cache(maxsize=256)
 def _kept_index(storage: Storage, name: str, _: str) -> VideoIndex:
     # By its version: who opens a dataset again may find another file.

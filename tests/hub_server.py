@@ -41,6 +41,8 @@ class Fault:
     pause_after: int = -1
     """Bytes of the body that are sent before a pause of `pause_s`."""
     pause_s: float = 0.0
+    drip_s: float = 0.0
+    """Between single bytes of the body, which come one by one until the other side has enough of it."""
     content: bytes = b""
     """In place of the right content."""
     is_missing: bool = False
@@ -101,6 +103,8 @@ class HubServer:
         """The ranges of content that were asked for."""
         self.tokens_elsewhere = 0
         """Requests to the other origin that brought a token along."""
+        self.link = ""
+        """The next page of every page of a listing, in place of the right one; ``"count"`` for another every time."""
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
         self._server.daemon_threads = True
@@ -316,7 +320,11 @@ class _Handler(BaseHTTPRequestHandler):
         stop = start + self.server_hub.page_size
         recursive = query.get("recursive", ["false"])[0]
         link = f'<{self.server_hub.endpoint}{path}?recursive={recursive}&cursor={stop}>; rel="next"'
-        return self._send_json(entries[start:stop], {"Link": link} if stop < len(entries) else {})
+        if self.server_hub.link:
+            counted = f'<{self.server_hub.endpoint}{path}?recursive={recursive}&cursor={start + 1}>; rel="next"'
+            link = counted if self.server_hub.link == "count" else self.server_hub.link
+        has_more = stop < len(entries) or self.server_hub.link
+        return self._send_json(entries[start:stop], {"Link": link} if has_more else {})
 
     def _resolve(self, repo_id, rest):
         repo = self._open_repo(repo_id, "head" if self.command == "HEAD" else "resolve", rest)
@@ -385,6 +393,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault.cut_after >= 0:
             self.wfile.write(body[: fault.cut_after])
             self._reset()
+        elif fault.drip_s:
+            for at in range(len(body)):
+                self.wfile.write(body[at : at + 1])
+                time.sleep(fault.drip_s)
         else:
             pause_at = fault.pause_after if fault.pause_after >= 0 else len(body)
             self.wfile.write(body[:pause_at])

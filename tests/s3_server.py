@@ -38,6 +38,8 @@ class Fault:
     """Bytes of the body that are sent before the connection is reset."""
     truncate_to: int = -1
     """Bytes of the body that are sent before the connection ends, less than Content-Length promises."""
+    drip_s: float = 0.0
+    """Between single bytes of the body."""
     content: bytes = b""
     """In place of the right content."""
     ignores_ranges: bool = False
@@ -195,6 +197,11 @@ def _with_length(headers, length):
 
 
 def _body(body, fault, connection):
+    if fault.drip_s:
+        for at in range(len(body)):
+            yield body[at : at + 1]
+            time.sleep(fault.drip_s)
+        return
     if fault.truncate_to >= 0:
         yield body[: fault.truncate_to]
         return

@@ -10,7 +10,11 @@ from program import run_program
 
 import raypipe
 import raypipe.info
+from raypipe import download, progress
+from raypipe.mixture import open_members
+from raypipe.reshard import tasks as reshard_tasks
 from raypipe.testing import SynthSpec, write_dataset
+from raypipe.validate.deep import read_decoder_log
 
 PROGRAM = [sys.executable, "-c", "from raypipe.cli import main; main()"]
 
@@ -65,6 +69,57 @@ def test_names_of_a_dataset_do_not_steer_the_terminal(tmp_path):
     for done in (run_program("info", root), run_program("info", tmp_path / "no\x1b[2J")):
         assert "\\x1b[2J" in done.stdout + done.stderr
         assert not set("\x1b\x07\u202e") & set(done.stdout + done.stderr)
+
+
+EVIL = "odd[bold]\x1b]0;owned\x07\u202e"
+
+
+def show_epoch():
+    with progress.progress_bar(EVIL, 2, lambda: EVIL, is_on=True):
+        pass
+
+
+def show_count():
+    with progress.count_bar(EVIL, 2, is_on=True) as advance:
+        advance(1)
+
+
+def show_bytes():
+    with download._bytes_bar(EVIL, 2, is_on=True) as advance:
+        advance(1)
+
+
+def show_members():
+    with open_members._bar(2, is_on=True) as advance:
+        advance(EVIL)
+
+
+def show_reshard():
+    with reshard_tasks._bars(is_on=True) as bars:
+        bars.add(EVIL, 2)()
+
+
+@pytest.mark.parametrize("show", [show_epoch, show_count, show_bytes, show_members, show_reshard])
+def test_titles_of_bars_do_not_steer_the_terminal(show, monkeypatch, capfd):
+    for module in (progress, download, open_members, reshard_tasks):
+        monkeypatch.setattr(module, "is_shown", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    show()
+
+    told = capfd.readouterr().err
+    # As much of it as fits.
+    assert "odd[bold]\\x1b]0;o" in told
+    assert not set("\x07\u202e") & set(told)
+    assert "\x1b]0" not in told
+
+
+def test_what_libraries_write_while_videos_are_decoded_does_not_steer_the_terminal(capfd):
+    with read_decoder_log():
+        os.write(2, b"odd \x1b]0;owned\x07\n")
+
+    assert capfd.readouterr().err == "odd \\x1b]0;owned\\x07\n"
 
 
 def test_an_output_that_does_not_fit_on_the_disk_is_named_and_leaves_what_was_there(tiny_dataset, tmp_path):

@@ -60,7 +60,14 @@ def filler_block(num_rows: int) -> pa.Table:
 def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[float], None]) -> PackedSpan:
     started, sent = time.perf_counter(), num_requests()
     try:
-        span = retry_transient(lambda: _read_reach(context, request), sleep)
+        dataset, row, _ = context.find_episode(request)
+        storage, reader = dataset.meta.storage, context.readers[request.dataset]
+        span = retry_transient(
+            lambda: storage.read_again(
+                dataset.meta.data_file(row), lambda: _read_reach(context, request), lambda: reader.forget(row)
+            ),
+            sleep,
+        )
         read_s, requests = time.perf_counter() - started, num_requests() - sent
         header = replace(span.header, read_s=read_s, num_requests=requests, finished_at=time.time())
         return replace(span, header=header)

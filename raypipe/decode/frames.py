@@ -23,7 +23,7 @@ from raypipe.decode.videos import VideoPool, blaming, decoder_version
 from raypipe.errors import DecodeError, DownloadError, RaypipeError, note_episode, without_episode
 from raypipe.metadata import DatasetMeta
 from raypipe.storage import is_transient, retry_transient
-from raypipe.video import episode_first_frame, read_ranged_index
+from raypipe.video import episode_first_frame, forget_indexes, read_ranged_index
 
 _LOOK_UP_S: Final = 1.0
 _MOST_LOOKED_UP: Final = 4096
@@ -129,7 +129,10 @@ class FrameDecoder:
     def _decode(self, row: int, camera: str, frames: NDArray[np.int64], span: tuple[int, int]) -> torch.Tensor:
         started = time.perf_counter()
         try:
-            pixels = self._read_guarded(row, camera, frames, span)
+            name = self._meta.video_file(row, camera)
+            pixels = self._meta.storage.read_again(
+                name, lambda: self._read_guarded(row, camera, frames, span), self._forget
+            )
         except (RaypipeError, OSError) as error:
             place = f"{self._meta.storage.locate(self._meta.video_file(row, camera))!r} of {self._meta.root!r}"
             told: BaseException = error
@@ -180,6 +183,11 @@ class FrameDecoder:
         # Here, so that it passes the gate of this process, and the subprocess finds it on the node.
         with unmarked(), retry_transient(lambda: self._fetch(row, camera, frames)):
             return decode_isolated(request)
+
+    def _forget(self) -> None:
+        # Whatever was open of a file whose copy was replaced.
+        self._videos.clear()
+        forget_indexes()
 
     def _look_up(self, row: int, camera: str) -> tuple[int, int]:
         """Return the number of an episode in the journal, and how many processes died over it.

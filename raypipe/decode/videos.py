@@ -19,7 +19,7 @@ from raypipe.decode.spec import check_device
 from raypipe.errors import DecodeError, RaypipeError, is_data_fault
 from raypipe.metadata import DatasetMeta, DepthCodes
 from raypipe.rows import one_line
-from raypipe.storage import Storage
+from raypipe.storage import Storage, check_file
 from raypipe.video import VideoIndex, episode_first_frame, read_ranged_index, read_video_index
 from raypipe.wording import frames_text
 
@@ -51,7 +51,7 @@ class OpenVideo:
             self._held = storage.hold(name)
             self._ranged = storage.open_ranged(name) if self._held is None and storage.is_ranged(name) else None
         self._first_frames: dict[int, int] = {}
-        with blaming(f"cannot open the video {self.place!r}", lambda: storage.check_readable(name)):
+        with blaming(f"cannot open the video {self.place!r}", self._check_bytes):
             self.index = _read_index(storage, name)
             is_plain = codes is None and _has_constant_rate(self.index)
             self._seek_mode: SeekMode = "approximate" if is_plain else self._sure_mode
@@ -102,7 +102,17 @@ class OpenVideo:
 
     def _check_readable(self, frames: NDArray[np.int64]) -> None:
         start, stop = self.index.byte_range(frames)
-        self._storage.check_readable(self._name, start, stop or None)
+        self._check_bytes(start, stop or None)
+
+    def _check_bytes(self, start: int = 0, stop: int | None = None) -> None:
+        """Raise where the disk does not give bytes of the file, or of the copies of it that are on this node."""
+        if self._held is not None:
+            check_file(self._held.path, start, stop)
+        elif self._ranged is not None:
+            for path in self._ranged.paths():
+                check_file(path)
+        else:
+            self._storage.check_readable(self._name, start, stop)
 
     def _decode(self, frames: NDArray[np.int64], first: int, stop: int) -> torch.Tensor:
         is_range = stop - first == len(frames)

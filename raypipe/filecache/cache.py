@@ -1,5 +1,6 @@
 """`FileCache`: a local path for a remote file, for as long as it is used."""
 
+import hashlib
 import os
 import shutil
 import stat
@@ -152,6 +153,28 @@ class FileCache:
             lock = self._obtain_on_full_disk(wanted)
         return HeldFile(lock)
 
+    def renew(self, key: str, fetch: Fetch, size: int | None = None) -> bool | None:
+        """Fetch a file once more in place of the copy that is there; return whether that one was of another content.
+
+        For a file whose content makes no sense: the disk may have garbled it. Those who hold the copy keep it. None
+        where there is no copy.
+        """
+        wanted = _check_wanted(key, fetch, size)
+        old = _digest(self._ledger.path_of(key))
+        if old is None:
+            return None
+        claim = self._ledger.claim(key, is_ahead=False, wait=True)
+        try:
+            if _digest(claim.path) != old:
+                # Another has done it meanwhile.
+                return True
+            with HeldFile(fetch_file(self._ledger, claim, wanted, Watch())) as held:
+                self._count("misses")
+                self._count("bytes_fetched", os.path.getsize(held.path))
+                return _digest(held.path) != old
+        finally:
+            self._ledger.drop(claim)
+
     def prefetch(self, key: str, fetch: Fetch, size: int | None = None) -> "Future[bool]":
         """Start to fetch a file in the background, unless it is there; its arguments are those of `hold`.
 
@@ -293,6 +316,15 @@ class FileCache:
 
 def _open_cache(folder: str, max_bytes: int, is_default: bool, prefetch_threads: int) -> FileCache:
     return FileCache(folder, max_bytes, is_default=is_default, prefetch_threads=prefetch_threads)
+
+
+def _digest(path: str) -> bytes | None:
+    """Return what tells the content of a copy from another; None where there is none, or the disk does not give it."""
+    try:
+        with open(path, "rb") as stream:
+            return hashlib.file_digest(stream, "blake2b").digest()
+    except FileNotFoundError:
+        return None
 
 
 def _check_wanted(key: str, fetch: Fetch, size: int | None) -> Wanted:

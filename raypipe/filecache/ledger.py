@@ -145,7 +145,8 @@ class Ledger:
     def place(self, claim: Claim) -> FileLock:
         """Put the fetched file in place, end the claim, and return the file's lock.
 
-        A file that somebody waits for is in use from the start. One that was fetched ahead is free to go from the
+        It takes the place of an older copy, which those who have it open go on reading. A file that somebody waits for
+        is in use from the start. One that was fetched ahead is free to go from the
         start, with its lock given up: nobody meets it in use.
         """
         held = lock_file(claim.partial, shared=True)
@@ -153,11 +154,12 @@ class Ledger:
             held.touch(is_used=not claim.is_ahead)
             with self._open() as book:
                 total = self._read_total(book)
+                replaced = _size_of(claim.path)
                 # Before the file is in place: then no error can make the claim give its bytes back.
                 claim.num_bytes -= held.size_bytes
                 os.rename(claim.partial, claim.path)
                 held.path = claim.path
-                self._write_total(book, max(0, total - claim.num_bytes))
+                self._write_total(book, max(0, total - claim.num_bytes - replaced))
                 claim.num_bytes = 0
                 remove_if_there(claim.lock.path)
                 if claim.is_ahead:
@@ -301,3 +303,10 @@ class Ledger:
 
     def _write_total(self, book: FileLock, total: int) -> None:
         book.write(f"{total:020d}".encode())
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except FileNotFoundError:
+        return 0

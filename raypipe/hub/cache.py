@@ -18,7 +18,9 @@ import json
 import os
 import re
 import threading
+import time
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -32,6 +34,14 @@ from raypipe.limits import parse_json
 
 _LISTING_FORMAT: Final = 1
 _SHOWN_FILES: Final = 3
+
+_SAY_S = 30.0
+"""After which a wait for a lock is said, as the node cache does."""
+
+_WAIT_S = 600.0
+"""How long a lock is waited for while nothing moves."""
+
+_LOOK_S: Final = 1.0
 _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 _SNAPSHOTS: dict[tuple[str, str], str] = {}
@@ -110,23 +120,65 @@ def folder_place(source: HubSource, out: str | os.PathLike[str]) -> Place:
 @contextmanager
 def locked(place: Place) -> Iterator[None]:
     """Let one process at a time download to a place, on one node or on a shared file system."""
+    place.lock.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(place.lock, place.partial):
+        yield
+
+
+def keep_lock(place: Place) -> None:
+    """Show those who wait for the lock of a place that its holder is at work: also where it only compares hashes."""
+    with suppress(OSError):
+        os.utime(place.partial)
+
+
+@contextmanager
+def _lock(path: Path, moves: Path) -> Iterator[None]:
+    """Hold a lock file of the cache, which others may share.
+
+    Raises:
+        DownloadError: another has had it for `_WAIT_S`, and nothing has moved in the folder `moves`.
+    """
+    from filelock import Timeout
     from huggingface_hub.utils import WeakFileLock
 
-    place.lock.parent.mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(place.lock):
+    since = begun = time.monotonic()
+    is_said, seen = False, _look(moves)
+    with ExitStack() as lock:
+        while True:
+            try:
+                lock.enter_context(WeakFileLock(path, timeout=_LOOK_S))
+                break
+            except Timeout:
+                now, found = time.monotonic(), _look(moves)
+            if found != seen:
+                since, seen = now, found
+            if now - begun > _SAY_S and not is_said:
+                warnings.warn(f"waits for the lock of {str(path)!r}, which another process has", stacklevel=2)
+                is_said = True
+            if now - since > _WAIT_S:
+                raise DownloadError(
+                    f"another process has the lock of {str(path)!r} for {now - begun:.0f} s, and nothing has moved. "
+                    f"End it (`fuser {path}` tells which), or give HF_HUB_CACHE another folder."
+                )
         yield
+
+
+def _look(folder: Path) -> tuple[int, int]:
+    """Return what changes as files are fetched to a folder: its time, and the bytes in it."""
+    try:
+        return os.stat(folder).st_mtime_ns, sum(one.stat().st_size for one in os.scandir(folder))
+    except OSError:
+        return 0, 0
 
 
 @contextmanager
 def listing_locked(place: Place) -> Iterator[None]:
     """Let one process at a time ask for the listing of a commit; the others find it kept. Not while files come."""
-    from huggingface_hub.utils import WeakFileLock
-
     path, lock = place.lock.with_name(f"{place.listing.stem}.lock"), ExitStack()
-    # The cache may belong to someone else, or be read-only; then each asks for itself.
-    with suppress(OSError):
+    # The cache may belong to someone else, or be read-only, or whoever asks may hang; then each asks for itself.
+    with suppress(OSError, DownloadError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.enter_context(WeakFileLock(path))
+        lock.enter_context(_lock(path, place.listing.parent))
     with lock:
         yield
 

@@ -5,7 +5,6 @@ It stands on huggingface_hub's session, so proxies, certificates and tokens are 
 hashes and start a file anew after a break.
 """
 
-import email.utils
 import random
 import re
 import socket
@@ -20,7 +19,7 @@ from urllib.parse import quote, urlsplit
 from raypipe.errors import ConfigError, DownloadError, RaypipeError, suggest
 from raypipe.hub.names import quote_name
 from raypipe.limits import BODY_CODES, MOST_JSON_BYTES, join_within, parse_json
-from raypipe.requests import count_requests, current_gate
+from raypipe.requests import Pace, TooSlowError, count_requests, current_gate, parse_wait_s, say_wait
 
 TRIES_OF_NO_HOST: Final = 2
 """Where no such host is known, as without a network: a path that was mistyped shall not take long to fail."""
@@ -42,8 +41,11 @@ PROGRESS_BYTES: Final = 1 << 20
 
 RANGE_REFUSED: Final = 416
 
+_MOST_PAGES: Final = 1000
+"""Of a listing: a million files, ten times as many as the Hub recommends for a repo."""
+
 _PASSING_STATUS: Final = frozenset({408, RANGE_REFUSED, 429, 500, 502, 503, 504})
-_RATE_LIMIT: Final = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
+_RATE_LIMIT: Final = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})\b")
 """In the header ``RateLimit: "api";r=0;t=55``: none left, and 55 s until there are."""
 
 Result = TypeVar("Result")
@@ -87,6 +89,8 @@ class Client:
         """Sent so far, redirects included."""
         self._lock = threading.Lock()
         self._not_before = 0.0
+        self._said_until = 0.0
+        """The end of the last wait that was said: all threads wait for it, and one says so."""
         self._left_alone: dict[Ask, tuple[float, PassingError]] = {}
         """Until when something is not asked for, and what the Hub had answered."""
         self._stopped = threading.Event()
@@ -105,10 +109,20 @@ class Client:
         return self._read_page(f"{_endpoint()}/api/datasets/{path}", ask)[0]
 
     def read_pages(self, path: str, ask: Ask) -> Iterator[Any]:
-        """Yield the items of all pages of a listing."""
-        url = f"{_endpoint()}/api/datasets/{path}"
+        """Yield the items of all pages of a listing.
+
+        Raises:
+            DownloadError: a page is no list, or they do not come to an end.
+        """
+        url, seen = f"{_endpoint()}/api/datasets/{path}", set[str]()
         while url:
+            if url in seen or len(seen) >= _MOST_PAGES:
+                told = "comes back to a page that it had" if url in seen else f"has more than {_MOST_PAGES} pages"
+                raise DownloadError(f"the listing of {ask} at {_endpoint()} {told}. Check HF_ENDPOINT, or the repo.")
+            seen.add(url)
             page, url = self._read_page(url, ask)
+            if not isinstance(page, list):
+                raise odd_answer(ask, f"a page of the listing is {type(page).__name__} and no list")
             yield from page
 
     def attempt(self, ask: Ask, run: Callable[[], Result]) -> Result:
@@ -158,14 +172,32 @@ class Client:
                     raise _RefusedError(f"it sends a body as {packed!r}, for which nobody asked")
                 yield response
         except Exception as error:
-            if not _is_network_fault(error):
+            fault = _network_fault(error)
+            if fault is None:
                 raise
-            raise PassingError(f"{type(error).__name__}: {str(error) or 'no answer'}") from error
+            raise fault from error
+
+    def pieces(self, response: Any) -> Iterator[bytes]:
+        """Yield the body of a response as it comes.
+
+        Raises:
+            TooSlowError: it comes too slowly; `open` makes a `PassingError` of it.
+            DownloadError: nobody wants it any more.
+        """
+        for piece in Pace().follow(response.iter_bytes()):
+            self.check_running()
+            yield piece
+
+    def _read_body(self, response: Any, ask: Ask) -> bytes:
+        try:
+            return join_within(self.pieces(response), MOST_JSON_BYTES)
+        except ValueError as error:
+            raise DownloadError(f"the answer of {_endpoint()} for {ask} has {error}. Check HF_ENDPOINT.") from error
 
     def _read_page(self, url: str, ask: Ask) -> tuple[Any, str]:
         def read() -> tuple[Any, str]:
             with self.open(url, {}) as response:
-                content = _read_body(response, MOST_JSON_BYTES, ask)
+                content = self._read_body(response, ask)
                 following = response.links.get("next", {}).get("url", "")
                 try:
                     return parse_json(content), _at_endpoint(following)
@@ -188,6 +220,7 @@ class Client:
                 # Not before that: what the gate lets through is sent at once.
                 turn = current_gate().take(turn)
                 wait_s = turn.wait_s
+                self._say(wait_s, "the budget of requests to the Hub is spent, or the Hub has asked for a pause")
             self._sleep(max(wait_s, 0.0))
             if wait_s <= 0:
                 return
@@ -198,8 +231,17 @@ class Client:
             with self._lock:
                 self._not_before = max(self._not_before, time.monotonic() + fault.wait_s)
             current_gate().pause(fault.wait_s)
+            self._say(fault.wait_s, f"{fault}, and it asks for that; Ctrl-C ends it, and what is complete is kept")
         # Spread, so that many processes that failed at once do not come back at once.
         self._sleep(fault.wait_s + own_s * (0.5 + random.random()))
+
+    def _say(self, wait_s: float, why: str) -> None:
+        with self._lock:
+            until_s = time.monotonic() + wait_s
+            is_new = until_s > self._said_until + 1
+            self._said_until = max(self._said_until, until_s)
+        if is_new:
+            say_wait(wait_s, why)
 
     def _sleep(self, wait_s: float) -> None:
         self._stopped.wait(wait_s)
@@ -236,7 +278,7 @@ class Client:
             refs = self.read_json(f"{repo_id}/refs", Ask(repo_id=repo_id))
         except RaypipeError:
             return []
-        return [str(ref["name"]) for kind in ("tags", "branches") for ref in refs.get(kind, ())]
+        return ref_names(refs, "tags") + ref_names(refs, "branches")
 
 
 def _give_up(ask: Ask, fault: PassingError, failed: int) -> DownloadError:
@@ -245,6 +287,18 @@ def _give_up(ask: Ask, fault: PassingError, failed: int) -> DownloadError:
         f"cannot fetch {ask} from {_endpoint()}, after {failed} attempts: {fault}{told}. Try again later: what is "
         f"complete is kept."
     )
+
+
+def odd_answer(ask: Ask, what: str) -> DownloadError:
+    """Return the error for an answer that makes no sense."""
+    return DownloadError(f"the answer of {_endpoint()} for {ask} makes no sense: {what}. Check HF_ENDPOINT.")
+
+
+def ref_names(refs: Any, kind: str) -> list[str]:
+    """Return the names of the tags or branches of an answer; none of what makes no sense."""
+    found = refs.get(kind) if isinstance(refs, dict) else None
+    known = found if isinstance(found, list) else []
+    return [str(one["name"]) for one in known if isinstance(one, dict) and "name" in one]
 
 
 def file_url(repo_id: str, commit: str, name: str) -> str:
@@ -273,13 +327,6 @@ def _at_endpoint(url: str) -> str:
     return f"{_endpoint()}{parts.path}?{parts.query}"
 
 
-def _read_body(response: Any, most: int, ask: Ask) -> bytes:
-    try:
-        return join_within(response.iter_bytes(), most)
-    except ValueError as error:
-        raise DownloadError(f"the answer of {_endpoint()} for {ask} has {error}. Check HF_ENDPOINT.") from error
-
-
 def _check_status(response: Any) -> None:
     """Raise for a status that is no success."""
     status = int(response.status_code)
@@ -297,21 +344,22 @@ def _check_status(response: Any) -> None:
 
 def _asked_wait_s(headers: Any) -> float:
     """Return for how many seconds the Hub asks us to wait; 0 where it does not say."""
-    given = headers.get("Retry-After", "").strip()
-    if given.isdigit():
-        return float(given)
-    if given:
-        try:
-            return max(0.0, email.utils.parsedate_to_datetime(given).timestamp() - time.time())
-        except ValueError:
-            return 0.0
+    given = headers.get("Retry-After", "")
+    if given.strip():
+        return parse_wait_s(given)
     limit = _RATE_LIMIT.search(headers.get("RateLimit", ""))
     return float(limit[1]) if limit else 0.0
 
 
-def _is_network_fault(error: BaseException) -> bool:
+def _network_fault(error: Exception) -> Exception | None:
+    """Return what an error of a request means: that it may pass, or that it does not; None where it is none."""
     # By name: the library below huggingface_hub is httpx in 1.x and httpx2 in 2.x.
-    return any(one.__name__ == "TransportError" for one in type(error).__mro__)
+    names = {one.__name__ for one in type(error).__mro__}
+    told = f"{type(error).__name__}: {str(error) or 'no answer'}"
+    if isinstance(error, TooSlowError) or "TransportError" in names:
+        return PassingError(told)
+    # A redirect in a circle or to no address, a body that cannot be unpacked.
+    return _RefusedError(told) if names & {"RequestError", "InvalidURL"} else None
 
 
 def _has_no_host(fault: BaseException) -> bool:

@@ -3,24 +3,40 @@
 import errno
 import json
 import os
+import queue
 import threading
+import time
 import uuid
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from raypipe.errors import DownloadError
-from raypipe.hub.cache import HubFile, Listing, Place, download_command, read_listing, write_file, write_listing
-from raypipe.hub.client import Ask, Client, is_offline
+from raypipe.hub.cache import (
+    HubFile,
+    Listing,
+    Place,
+    download_command,
+    keep_lock,
+    read_listing,
+    write_file,
+    write_listing,
+)
+from raypipe.hub.client import Ask, Client, is_offline, odd_answer
 from raypipe.hub.names import HubSource, leaves_folder
 from raypipe.hub.receive import Advance, Receiver, hash_of, size_of
 from raypipe.limits import parse_json
 
 NUM_THREADS: Final = 8
 """As huggingface_hub has it."""
+
+_LAST_S: Final = 1.0
+"""For what a thread is writing when another has failed; one that waits for a server is not waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +61,10 @@ def list_files(client: Client, source: HubSource, place: Place) -> dict[str, Hub
         )
     ask = Ask(repo_id=source.repo_id, revision=source.revision)
     path = f"{source.repo_id}/tree/{source.commit}?recursive=true&expand=false"
-    listing = {
-        _check_name(str(one["path"]), ask): _hub_file(one, ask)
-        for one in client.read_pages(path, ask)
-        if one["type"] == "file"
-    }
+    listing: dict[str, HubFile] = {}
+    for one in client.read_pages(path, ask):
+        if _is_file(one, ask):
+            listing[_check_name(str(one["path"]), ask)] = _hub_file(one, ask)
     # Where the cache belongs to someone else, it is asked for again the next time.
     with suppress(OSError):
         write_listing(place.listing, listing)
@@ -66,18 +81,48 @@ def fetch_files(client: Client, source: HubSource, place: Place, files: Listing,
         DownloadError: a file cannot be fetched; it is named. What was complete before is kept.
     """
     job = _Job(client, source, place, advance)
-    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="raypipe-fetch") as pool:
-        try:
-            futures = {pool.submit(job.fetch, name, one): name for name, one in files.items()}
-            done = [future.result() for future in as_completed(futures)]
-        except BaseException:
-            client.stop()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-        finally:
-            job.write_stamps()
+    try:
+        done = _run_all(client, [partial(job.fetch, name, one) for name, one in files.items()])
+    finally:
+        job.write_stamps()
     fetched = [size_bytes for size_bytes in done if size_bytes is not None]
     return Fetched(num_fetched=len(fetched), fetched_bytes=sum(fetched), num_skipped=len(done) - len(fetched))
+
+
+def _run_all(client: Client, jobs: Sequence[Callable[[], int | None]]) -> list[int | None]:
+    """Return what the jobs return, several of which run at once; the first error stops the others.
+
+    By threads that do not keep the process: one that waits for a server, perhaps for minutes, neither holds up Ctrl-C
+    nor the end of the program. One that is left alone ends when its server answers or is given up, and writes nothing.
+    """
+    waiting, ended = deque(jobs), queue.SimpleQueue[Future[int | None]]()
+
+    def work() -> None:
+        while True:
+            try:
+                job = waiting.popleft()
+            except IndexError:
+                return
+            done: Future[int | None] = Future()
+            try:
+                done.set_result(job())
+            except BaseException as error:
+                done.set_exception(error)
+            ended.put(done)
+
+    threads = [threading.Thread(target=work, name="raypipe-fetch", daemon=True) for _ in jobs[:NUM_THREADS]]
+    try:
+        for thread in threads:
+            thread.start()
+        return [ended.get().result() for _ in jobs]
+    except BaseException:
+        waiting.clear()
+        client.stop()
+        until_s = time.monotonic() + _LAST_S
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, until_s - time.monotonic()))
+        raise
 
 
 class _Job:
@@ -99,6 +144,7 @@ class _Job:
             blob_lock = self._blob_locks.setdefault(file.content_hash, threading.Lock())
         try:
             with blob_lock:
+                keep_lock(self._place)
                 if self._is_complete(name, file):
                     self._advance(file.size_bytes)
                     return None
@@ -135,32 +181,44 @@ class _Job:
         return True
 
     def _download(self, name: str, file: HubFile, ask: Ask) -> None:
-        partial = self._place.partial / file.content_hash
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        self._client.attempt(ask, lambda: self._receiver.receive(name, file, partial))
+        half = self._place.partial / file.content_hash
+        half.parent.mkdir(parents=True, exist_ok=True)
+        self._client.attempt(ask, lambda: self._receiver.receive(name, file, half))
+        self._client.check_running()
         target = self._place.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if self._place.blobs is None:
-            os.replace(partial, target)
+            os.replace(half, target)
         else:
             self._place.blobs.mkdir(parents=True, exist_ok=True)
             blob = self._place.blobs / file.content_hash
-            os.replace(partial, blob)
+            os.replace(half, blob)
             _link(blob, target)
         self._note(name, file)
 
 
 def _hub_file(one: Mapping[str, Any], ask: Ask) -> HubFile:
     lfs = one.get("lfs") or {}
-    file = HubFile(
-        size_bytes=int(lfs.get("size", one["size"])),
-        git_oid=str(one["oid"]),
-        sha256=str(lfs.get("oid") or ""),
-        xet_hash=str(one.get("xetHash") or ""),
-    )
+    try:
+        file = HubFile(
+            size_bytes=int(lfs.get("size", one["size"])),
+            git_oid=str(one["oid"]),
+            sha256=str(lfs.get("oid") or ""),
+            xet_hash=str(one.get("xetHash") or ""),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise odd_answer(ask, f"{one!r:.200} tells no size and hash of a file") from error
+    if file.size_bytes < 0:
+        raise odd_answer(ask, f"{one!r:.200} is of a negative size")
     if not file.has_hash:
         raise DownloadError(f"{ask} lists {one['path']!r} with the hash {file.content_hash!r}, which is none")
     return file
+
+
+def _is_file(one: Any, ask: Ask) -> bool:
+    if not isinstance(one, dict) or "type" not in one or "path" not in one:
+        raise odd_answer(ask, f"the listing has {one!r:.200}, which is no file or folder")
+    return bool(one["type"] == "file")
 
 
 def _check_name(name: str, ask: Ask) -> str:

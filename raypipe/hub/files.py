@@ -123,7 +123,7 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         is_whole = start == 0 and stop == size
         with self._client.open(url, {} if is_whole else {"Range": f"bytes={start}-{stop - 1}"}) as response:
             try:
-                content = join_within(response.iter_bytes(), stop - start)
+                content = join_within(self._client.pieces(response), stop - start)
             except ValueError as error:
                 raise PassingError(f"asked for the bytes {start} to {stop - 1}, and what came has {error}") from error
             told = response.headers.get("Content-Range", "")

@@ -56,15 +56,15 @@ class Receiver:
                     begun = received = 0
                 with open(partial, "r+b" if begun else "wb") as stream:
                     stream.seek(begun)
-                    for chunk in response.iter_bytes(_CHUNK_BYTES):
-                        self._client.check_running()
+                    for chunk in self._client.pieces(response):
                         received += len(chunk)
                         self._advance(len(chunk))
                         if received > file.size_bytes:
                             # Not written: whoever keeps the file has room for its size.
                             break
                         stream.write(chunk)
-                    stream.flush()
+                        # What a killed process has received is not asked for again.
+                        stream.flush()
                     os.fsync(stream.fileno())
         except PassingError as fault:
             self._advance(-received)

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from raypipe.errors import ConfigError, DownloadError, suggest
 from raypipe.hub.cache import cache_place, download_command, list_refs, read_listing, read_ref, write_ref
-from raypipe.hub.client import Ask, Client, is_offline
+from raypipe.hub.client import Ask, Client, is_offline, ref_names
 from raypipe.hub.names import HubName, HubSource, is_commit, parse_name, quote_name
 
 FORMAT_TAGS: Final = ("v3.0", "v2.1", "v2.0")
@@ -59,7 +59,7 @@ def _resolve_online(name: HubName, client: Client) -> HubSource:
     chosen = name.revision
     if not chosen:
         refs = client.read_json(f"{name.repo_id}/refs", Ask(repo_id=name.repo_id))
-        tags = {str(tag["name"]) for tag in refs.get("tags", ())}
+        tags = ref_names(refs, "tags")
         chosen = next((tag for tag in FORMAT_TAGS if tag in tags), _MAIN)
     ask = Ask(repo_id=name.repo_id, revision=chosen)
     # Not the target of the ref: that of an annotated tag is a tag, and files are kept by commits.

@@ -16,12 +16,22 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.metadata.tables import check_not_refused, open_parquet, read_count, read_json_lines, read_parquet
+from raypipe.metadata.tables import (
+    CORRECT_INFO,
+    check_not_refused,
+    open_parquet,
+    read_count,
+    read_json_lines,
+    read_parquet,
+)
 from raypipe.storage import Storage
 from raypipe.wording import counted, span_text
 
 FOLDER = "meta/episodes"
 JSON_LINES = "meta/episodes.jsonl"
+
+_MOST_TABLES = 10_000
+"""Of a web server. LeRobot closes a file at 100 MB."""
 
 _REQUIRED = ("episode_index", "length", "data/chunk_index", "data/file_index")
 
@@ -99,7 +109,7 @@ def read_episodes(
     if not is_packed and storage.offers(JSON_LINES):
         return _read_per_episode(storage, info, cameras)
     # Also of a dataset whose template has a file per episode: there are some, and the table says where each is.
-    tables = {name: _read_packed_file(storage, name, cameras) for name in list_tables(storage)}
+    tables = _read_tables(storage, info, cameras)
     promised = info.get("total_episodes")
     if isinstance(promised, int) and sum(map(len, tables.values())) < promised:
         check_not_refused(storage, _names_after(tables) if is_packed else (JSON_LINES,))
@@ -112,6 +122,28 @@ def read_episodes(
         f"no episode table at {storage.uri!r}: info.json counts {counted(info['total_episodes'], 'episode')} and "
         f"there is no {expected}. Fetch the whole meta/ folder."
     )
+
+
+def _read_tables(storage: Storage, info: Mapping[str, Any], cameras: Sequence[str]) -> dict[str, pa.Table]:
+    """Return the files of a packed episode table by name.
+
+    Raises:
+        DatasetError: a web server has ever more of them: what ``info.json`` promises was there before.
+    """
+    tables: dict[str, pa.Table] = {}
+    promised, num_rows = info.get("total_episodes"), 0
+    for name in list_tables(storage):
+        # LeRobot writes no empty ones.
+        num_found = max(num_rows, len(tables))
+        if not storage.is_listable and isinstance(promised, int) and tables and num_found >= promised:
+            raise DatasetError(
+                f"the web server has {storage.locate(name)!r}, and info.json promises {counted(promised, 'episode')}, "
+                f"as many as the files before it hold. Let the server answer with 404 for what it lacks, or "
+                f"{CORRECT_INFO[0].lower()}{CORRECT_INFO[1:]}"
+            )
+        tables[name] = _read_packed_file(storage, name, cameras)
+        num_rows += len(tables[name])
+    return tables
 
 
 def read_episode_columns(storage: Storage, names: Sequence[str] | None = None, *, is_packed: bool) -> pa.Table:
@@ -145,17 +177,21 @@ def list_tables(storage: Storage) -> Iterator[str]:
     if storage.is_listable:
         yield from split_tables(storage.list_files(FOLDER))[0]
         return
-    chunk = file = 0
-    while True:
+    chunk = file = num_found = 0
+    while num_found < _MOST_TABLES:
         name = _table_name(f"chunk-{chunk:03d}", file)
         # Where a refused one is none, the count of episodes tells.
         if storage.offers(name):
             yield name
-            file += 1
+            file, num_found = file + 1, num_found + 1
         elif file:
             chunk, file = chunk + 1, 0
         else:
             return
+    raise DatasetError(
+        f"the web server has {num_found} episode tables below {storage.locate(FOLDER)!r} and more: let it answer with "
+        f"404 for what it lacks, or copy the dataset."
+    )
 
 
 def list_strays(storage: Storage) -> tuple[str, ...]:

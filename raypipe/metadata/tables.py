@@ -42,6 +42,10 @@ def check_not_refused(storage: Storage, names: Sequence[str]) -> None:
 
 def read_json(storage: Storage, name: str) -> dict[str, Any]:
     """Return the JSON object in the file `name`."""
+    return storage.read_again(name, lambda: _parse_json(storage, name))
+
+
+def _parse_json(storage: Storage, name: str) -> dict[str, Any]:
     content = _read_whole(storage, name, MOST_JSON_BYTES)
     try:
         value = parse_json(content)
@@ -54,6 +58,10 @@ def read_json(storage: Storage, name: str) -> dict[str, Any]:
 
 def read_json_lines(storage: Storage, name: str, columns: Sequence[str] = ()) -> pa.Table:
     """Return `columns` of a file of JSON lines, all of which must be there; without any, all fields."""
+    return storage.read_again(name, lambda: _read_lines(storage, name, columns))
+
+
+def _read_lines(storage: Storage, name: str, columns: Sequence[str]) -> pa.Table:
     content = _read_whole(storage, name, MOST_TEXT_BYTES)
     try:
         table = _parse_json_lines(content, columns)
@@ -119,6 +127,10 @@ def read_parquet(storage: Storage, name: str, columns: Sequence[str] = (), optio
 
     Without either, all columns.
     """
+    return storage.read_again(name, lambda: _read_columns(storage, name, columns, optional))
+
+
+def _read_columns(storage: Storage, name: str, columns: Sequence[str], optional: Sequence[str]) -> pa.Table:
     with open_parquet(storage, name) as parquet:
         present = set(parquet.schema_arrow.names)
         missing = [column for column in columns if column not in present]
@@ -133,6 +145,10 @@ def read_parquet(storage: Storage, name: str, columns: Sequence[str] = (), optio
 
 def open_parquet(storage: Storage, name: str) -> BoundedParquet:
     """Open the parquet file `name`; only its footer is read."""
+    return storage.read_again(name, lambda: _open_parquet(storage, name))
+
+
+def _open_parquet(storage: Storage, name: str) -> BoundedParquet:
     try:
         size_bytes = storage.size_bytes(name)
         if storage.is_local:

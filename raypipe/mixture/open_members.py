@@ -23,6 +23,7 @@ from raypipe.progress import is_shown
 from raypipe.row_features import find_absent_columns, row_features_of
 from raypipe.rows import one_line
 from raypipe.storage import Storage, is_transient, open_root, retry_transient
+from raypipe.terminal import open_console
 from raypipe.window import WindowSpec
 from raypipe.wording import counted, cut_inside
 
@@ -231,7 +232,6 @@ def _bar(num_members: int, *, is_on: bool) -> Iterator[Callable[[str], None]]:
     if not is_on or not is_shown():
         yield lambda _name: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns: tuple[Any, ...] = (
@@ -240,6 +240,6 @@ def _bar(num_members: int, *, is_on: bool) -> Iterator[Callable[[str], None]]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[name]}", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with Progress(*columns, console=open_console(stderr=True), transient=True) as shown:
         task = shown.add_task("", total=num_members, name="")
         yield lambda name: shown.update(task, advance=1, name=name)

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 from raypipe.errors import ConfigError, suggest
 from raypipe.progress import is_shown
 from raypipe.storage import retry_transient
+from raypipe.terminal import open_console
 
 Where = Literal["auto", "process", "ray"]
 
@@ -159,9 +160,8 @@ def _bars(*, is_on: bool) -> Iterator[_Bars]:
     if not is_on or not is_shown():
         yield _NoBars()
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=open_console(stderr=True)) as progress:
         yield _RichBars(progress)

@@ -86,18 +86,24 @@ def open_filesystem_of(root: str, login: str = "") -> tuple[Any, str]:
         # Not by `url_to_fs`: it would take a path with :: for a chain.
         return LocalFileSystem(), str(LocalFileSystem._strip_protocol(root))
     try:
-        if login and protocol in ("http", "https"):
+        if protocol in ("http", "https"):
             # With each request, not in the address: that stands in every error, and is the path of every file. aiohttp
             # sends the header to no other host that it is sent on to.
-            filesystem, path = fsspec.url_to_fs(root, headers={"Authorization": _basic_auth(login)})
-        else:
-            filesystem, path = fsspec.url_to_fs(join_login(root, login))
+            headers = {"headers": {"Authorization": _basic_auth(login)}} if login else {}
+            return _open_web(root, headers)
+        filesystem, path = fsspec.url_to_fs(join_login(root, login))
     except (ImportError, ValueError) as error:
         raise ConfigError(
             f"cannot open {root!r}: {error}. Give a local path, or a URI of a protocol whose fsspec package is "
             f"installed (s3fs for s3://, gcsfs for gs://, adlfs for abfs://)."
         ) from error
     return filesystem, str(path)
+
+
+def _open_web(root: str, headers: dict[str, Any]) -> tuple[Any, str]:
+    from raypipe.storage.web import WebFiles
+
+    return WebFiles(**headers), str(WebFiles._strip_protocol(root))
 
 
 def _basic_auth(login: str) -> str:

@@ -63,6 +63,10 @@ class RangedFile(SizedFile):
             left -= len(piece)
         return bytes(pieces)
 
+    def paths(self) -> list[str]:
+        """Return where the parts are that are at hand."""
+        return [held.path for held, _ in self._parts.values()]
+
     def close(self) -> None:
         """Let all parts go."""
         while self._parts:

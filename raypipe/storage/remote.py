@@ -12,22 +12,23 @@ import errno
 import hashlib
 import io
 import json
+import re
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, Literal
 
-from fsspec.asyn import sync
 from fsspec.callbacks import Callback
 
 from raypipe.errors import DownloadError
 from raypipe.filecache import FileCache, Progress
 from raypipe.hub import HubFiles, leaves_folder
-from raypipe.limits import BODY_CODES, MOST_JSON_BYTES
+from raypipe.limits import MOST_JSON_BYTES
 from raypipe.requests import count_requests
+from raypipe.storage import bodies
 from raypipe.storage.retry import retry_transient
 from raypipe.storage.streams import open_asked
 
@@ -60,11 +61,13 @@ REFUSED: Final = 403
 Answer = Literal["there", "missing", "refused"]
 """Of a file that is asked for by its name; a refused one may be there, and need not be."""
 
+_MD5: Final = re.compile("[0-9a-f]{32}")
+"""An ETag of S3 that may be one: that of an object in several parts has a dash."""
+
+_TRIES_OF_MD5: Final = 3
+
 _PAGE: Final = 1000
 """Files that one request of a listing brings, on S3 and GCS."""
-
-_PART_BYTES: Final = 50 << 20
-"""What s3fs fetches with one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ class Remote:
         self._path = path.rstrip("/")
         self._commit = commit
         self._met_bytes = 0
+        self._has_md5 = True
+        """Whether ETags of S3 are sums of the content, as far as is known."""
         self._lock = threading.Lock()
         self._listing_lock = threading.Lock()
         self._entries: dict[str, Entry] | None = None
@@ -163,17 +168,45 @@ class Remote:
         if isinstance(self.filesystem, HubFiles):
             self.filesystem.fetch(path, target, progress)
             return
-        self._count(1 + entry.size_bytes // _PART_BYTES)
+        self._count(1 + entry.size_bytes // bodies.PART_BYTES)
         progress(entry.size_bytes)
-        self._answered(name, lambda: self.filesystem.get_file(path, target, callback=_Told(progress)))
-        self._check_version(name, entry)
+        if self._is_s3:
+            with self._one_version(name) as asked:
+                self._fetch_object(asked, entry, target, progress)
+        else:
+            self._answered(name, lambda: self.filesystem.get_file(path, target, callback=_Told(progress)))
+            self._check_version(name, entry)
+
+    def _fetch_object(self, asked: dict[str, Any], entry: Entry, target: str, progress: Progress) -> None:
+        """Write an object of S3, with the MD5 that its ETag is where it was put there at once.
+
+        Raises:
+            DownloadError: other bytes came than were stored.
+        """
+        sums: list[str] = []
+        told = entry.stamp.partition(", ETag ")[2].strip('"') if self._has_md5 else ""
+        while told not in sums:
+            bodies.fetch_object(self.filesystem, asked, entry.size_bytes, target, progress)
+            if not _MD5.fullmatch(told):
+                return
+            with open(target, "rb") as stream:
+                sums.append(hashlib.file_digest(stream, partial(hashlib.md5, usedforsecurity=False)).hexdigest())
+            if told not in sums and sums[-1] in sums[:-1]:
+                # Twice the same: of an encrypted object, and on some stores, the ETag is another number.
+                self._has_md5 = False
+                return
+            if len(sums) == _TRIES_OF_MD5:
+                raise DownloadError(
+                    f"other bytes came than the storage has, {len(sums)} times: their MD5 is not {told}"
+                )
 
     def fetch_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of a file; raises where it is not the version that was listed."""
         entry = self.entries[name]
-        etag = entry.stamp.partition(", ETag ")[2] if "s3" in _protocols(self.filesystem) else ""
-        if etag:
-            content = self._read_object(name, etag, start, stop)
+        if self._is_s3:
+            self._count(1)
+            with self._one_version(name) as asked:
+                content = bodies.read_object(self.filesystem, {**asked, "Range": f"bytes={start}-{stop - 1}"})
         else:
             content = self.read_range(name, start, stop)
             if not self._commit:
@@ -181,60 +214,50 @@ class Remote:
         _check_part(name, start, stop, content)
         return content
 
-    def _read_object(self, name: str, etag: str, start: int, stop: int) -> bytes:
-        """Return bytes of an object of S3 with one request, which S3 refuses where the object is another by now."""
-        bucket, key, _ = self.filesystem.split_path(self._locate(name))
-        asked = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{stop - 1}", "IfMatch": etag}
-        self._count(1)
+    @property
+    def _is_s3(self) -> bool:
+        return "s3" in _protocols(self.filesystem)
+
+    @contextmanager
+    def _one_version(self, name: str) -> Iterator[dict[str, Any]]:
+        """Give what to ask S3 for an object, which it refuses where the object is another by now."""
+        etag = self.entries[name].stamp.partition(", ETag ")[2]
         try:
-            body = self.filesystem.call_s3("get_object", **asked)["Body"]
+            yield self._asked(name) | ({"IfMatch": etag} if etag else {})
         except OSError as error:
             if error.errno == errno.EINVAL:
                 self._check_version(name, self.entries[name])
             raise
-        try:
-            return bytes(sync(self.filesystem.loop, body.read))
-        finally:
-            body.close()
+        if not etag:
+            self._check_version(name, self.entries[name])
+
+    def _asked(self, name: str) -> dict[str, Any]:
+        bucket, key, _ = self.filesystem.split_path(self._locate(name))
+        return {"Bucket": bucket, "Key": key, **self.filesystem.req_kw}
 
     def read_range(self, name: str, start: int, stop: int | None) -> bytes:
         """Return bytes of a file, fewer where it ends before `stop`."""
         self._count(1)
-        if self.is_listable:
+        if self._is_s3 and stop is not None and start < stop:
+            content = bodies.read_object(self.filesystem, {**self._asked(name), "Range": f"bytes={start}-{stop - 1}"})
+        elif self.is_listable:
             asked = {"start": start, "end": stop} if start or stop is not None else {}
             content = bytes(self.filesystem.cat_file(self._locate(name), **asked))
         else:
-            known = self.entries.get(name)
-            most = stop - start if stop is not None else (known.size_bytes if known else 0) or MOST_JSON_BYTES
-            part = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
-            content = self._answered(name, lambda: self._read_web(name, part, most))
-            if stop is None and len(content) > most:
-                raise DownloadError(f"{self._locate(name)!r} has more than {most:,} bytes. Check the server.")
+            content = self._read_web(name, start, stop)
         if stop is not None and len(content) > stop - start:
             _check_part(name, start, stop, content)
         return content
 
-    def _read_web(self, name: str, headers: dict[str, str], most: int) -> bytes:
-        """Return the body of an answer of a web server, which may send as much as it likes; of that, a byte too many.
-
-        fsspec takes all that comes.
-        """
-
-        async def read() -> bytes:
-            files, content = self.filesystem, bytearray()
-            session = await files.set_session()
-            asked = {**files.kwargs, "headers": {**files.kwargs.get("headers", {}), **headers}}
-            async with session.get(files.encode_url(self._locate(name)), **asked) as response:
-                files._raise_not_found_for_status(response, self._locate(name))
-                if (packed := response.headers.get("Content-Encoding", "")).lower() not in BODY_CODES:
-                    raise DownloadError(f"{name!r} comes as {packed!r}, for which nobody asked. Check the server.")
-                async for piece in response.content.iter_any():
-                    content += piece
-                    if len(content) > most:
-                        break
-            return bytes(content[: most + 1])
-
-        return bytes(sync(self.filesystem.loop, read))
+    def _read_web(self, name: str, start: int, stop: int | None) -> bytes:
+        known = self.entries.get(name)
+        most = stop - start if stop is not None else (known.size_bytes if known else 0) or MOST_JSON_BYTES
+        part = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
+        path = self._locate(name)
+        content: bytes = self._answered(name, lambda: self.filesystem.read_within(path, part, most))
+        if stop is None and len(content) > most:
+            raise DownloadError(f"{path!r} has more than {most:,} bytes. Check the server.")
+        return content
 
     def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> Any:
         """Return a file that is read by range as it is used; of a web server with retries, which fsspec does not make.

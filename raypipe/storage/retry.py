@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 from raypipe.errors import DownloadError, RaypipeError
 from raypipe.hub.client import PassingError
+from raypipe.requests import parse_wait_s, say_wait
 
 RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
 """Waits before reading again after a passing fault; each is spread by half, so that many do not come back at once."""
@@ -33,7 +34,9 @@ def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] =
             asked_s = _asked_wait_s(error)
             if not is_transient(error) or asked_s > _MOST_ASKED_S or time.monotonic() > last:
                 raise
-            sleep(max(wait_s * (0.5 + random.random()), asked_s))
+            pause_s = max(wait_s * (0.5 + random.random()), asked_s)
+            say_wait(pause_s, f"storage asks for that ({type(error).__name__}: {' '.join(str(error).split())})")
+            sleep(pause_s)
     return read()
 
 
@@ -59,8 +62,8 @@ def _asked_wait_s(error: BaseException) -> float:
             headers = told.get("ResponseMetadata", {}).get("HTTPHeaders") if isinstance(told, dict) else None
         if headers:
             given = str(headers.get("Retry-After") or headers.get("retry-after") or "")
-            if given.isdigit():
-                return float(given)
+            if given:
+                return parse_wait_s(given)
     return 0.0
 
 

@@ -5,9 +5,8 @@ node that reads them; a commit of the Hub that is complete in the Hub's own cach
 """
 
 import os
-import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -17,16 +16,24 @@ from typing import IO, Any
 from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
-from raypipe.filecache import Fetch, FileCache, HeldFile, Progress
+from raypipe.filecache import Fetch, HeldFile, Progress
 from raypipe.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
+from raypipe.storage.copies import (
+    Copies,
+    Result,
+    check_file,
+    list_parts,
+    note_part,
+    open_cache,
+    read_twice,
+    unreadable_file,
+)
 from raypipe.storage.protocols import check_root, join_login, login_of, open_filesystem_of, take_login
 from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import Entry, Remote, check_listed, digest_of, pack_entries
-from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
+from raypipe.storage.spec import CacheSpec
 from raypipe.storage.streams import HeldStream
 from raypipe.writable import inside
-
-_PIECE_BYTES = 1 << 20
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -232,6 +239,25 @@ class Storage:
             return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
         return ""
 
+    def read_again(self, name: str, read: Callable[[], Result], close: Callable[[], None] = lambda: None) -> Result:
+        """Return what `read` returns of the file `name`, also where this node keeps a copy of it that was garbled.
+
+        See `read_twice`.
+
+        Args:
+            close: lets go what is open of the file, before it is read again.
+        """
+        return read_twice(read, lambda: self._copies(name), close)
+
+    def _copies(self, name: str) -> Copies | None:
+        entry = None if self.cache is None or self.is_local else self._remote.find_entry(name)
+        if self.cache is None or entry is None or not entry.stamp:
+            return None
+        whole = self._whole(name)
+        wanted = [whole] if whole is not None else []
+        wanted += [self._part(name, *part) for part in list_parts(self.uri, name)]
+        return Copies(cache=open_cache(self.cache), file=f"{self.locate(name)} {entry.stamp}", wanted=wanted)
+
     def prefetch(self, name: str) -> "Future[bool] | None":
         """Start to fetch a remote file into the cache of this node, if there is one and room in it.
 
@@ -297,7 +323,12 @@ class Storage:
         """Open a remote file of which only parts are kept on this node."""
         assert self.cache is not None, "only a cache keeps parts"
         cache = open_cache(self.cache)
-        return RangedFile(self._entry(name).size_bytes, lambda start, stop: cache.hold(*self._part(name, start, stop)))
+
+        def hold(start: int, stop: int) -> HeldFile:
+            note_part(self.uri, name, (start, stop))
+            return cache.hold(*self._part(name, start, stop))
+
+        return RangedFile(self._entry(name).size_bytes, hold)
 
     def read_bytes(self, name: str) -> bytes:
         """Return the whole file `name`."""
@@ -373,25 +404,14 @@ class Storage:
         Raises:
             DownloadError: the disk fails, or too many files are open.
         """
-        if not self.is_local or not os.path.isfile(self.locate(name)):
-            return
-        try:
-            with open(self.locate(name), "rb", buffering=0) as stream:
-                stream.seek(start)
-                while (stop is None or stream.tell() < stop) and stream.read(_PIECE_BYTES):
-                    pass
-        except OSError as error:
-            raise self.unreadable(name, error) from error
+        if self.is_local:
+            check_file(self.locate(name), start, stop)
 
     def unreadable(self, name: str, error: OSError) -> DownloadError:
         """Return the error for a file that this machine could not read, whatever it holds."""
-        remedy = "look at the disk (dmesg), the mount, and how many files may be open (ulimit -n)"
-        if not self.is_local:
-            remedy = "look at the network and the server, and try again"
-        return DownloadError(
-            f"this machine cannot read {self.locate(name)!r}: {error.strerror or error}. That says nothing of what the "
-            f"file holds: {remedy}."
-        )
+        if self.is_local:
+            return unreadable_file(self.locate(name), error)
+        return unreadable_file(self.locate(name), error, "look at the network and the server, and try again")
 
     def check_no_pointer(self, name: str) -> None:
         """Raise where a file that makes no sense is a pointer of Git LFS, as a clone without LFS has in place of files.
@@ -430,20 +450,6 @@ def walk_files(top: str, below: str = "", above: tuple[str, ...] = ()) -> Iterat
             yield from walk_files(top, name, (*above, place))
         elif entry.is_file():
             yield name
-
-
-_caches: dict[tuple[str, int, bool], FileCache] = {}
-_caches_lock = threading.Lock()
-
-
-def open_cache(spec: CacheSpec) -> FileCache:
-    """Return the cache of this process; its files are shared with all processes of the node."""
-    folder, max_bytes, is_default = os.path.expanduser(spec.folder), spec.sure_bytes, spec.max_bytes == FOLDER_BOUND
-    key = (folder, max_bytes, is_default)
-    with _caches_lock:
-        if key not in _caches:
-            _caches[key] = FileCache(folder, max_bytes, is_default=is_default)
-        return _caches[key]
 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:

@@ -24,6 +24,7 @@ from raypipe.metadata import DepthCodes, Feature
 from raypipe.metadata.tables import open_parquet
 from raypipe.rows import one_line
 from raypipe.storage import Storage
+from raypipe.terminal import echo
 from raypipe.validate.container import Container
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.promises import Promises
@@ -214,7 +215,7 @@ def read_decoder_log() -> Iterator[list[str]]:
             for line in log.read().decode(errors="replace").splitlines():
                 found = _LOG_LINE.match(line)
                 if found is None and line.strip():
-                    print(line, file=sys.stderr)
+                    echo(line, err=True)
                 elif found is not None and _COMPLAINT.search(found[1]):
                     lines.append(found[1])
 

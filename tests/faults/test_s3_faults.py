@@ -192,7 +192,7 @@ def test_a_file_that_changes_while_it_is_fetched_is_not_kept(s3, root, folder, t
     storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
     storage.size_bytes(VIDEO)
     key = f"{root.rpartition('/')[2]}/{VIDEO}"
-    s3.fail(VIDEO, kind="head", before=lambda: s3.put(key, altered(folder, VIDEO)))
+    s3.fail(VIDEO, kind="get", before=lambda: s3.put(key, altered(folder, VIDEO)))
 
     with pytest.raises(DownloadError, match="changed while it was read"):
         storage.read_bytes(VIDEO)
@@ -223,3 +223,27 @@ def test_a_listing_that_fails_for_a_while_is_asked_for_again(s3, root, tmp_path)
     s3.fail("", kind="list", status=500, times=2)
 
     assert retry_transient(lambda: storage.exists("meta/info.json"))
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_other_bytes_of_the_right_length_are_not_kept(s3, root, folder, tmp_path, times):
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+    # Others every time: what comes twice would be what the store has.
+    bad = [altered(folder, VIDEO)[:-1] + bytes([number]) for number in range(4)]
+    for content in bad[: min(times, 4)]:
+        s3.fail(VIDEO, content=content)
+
+    if times == 1:
+        assert storage.read_bytes(VIDEO) == (Path(folder) / VIDEO).read_bytes()
+    else:
+        with pytest.raises(DownloadError, match=r"other bytes came than the storage has, 3 times"):
+            storage.read_bytes(VIDEO)
+    assert_nothing_wrong_is_kept(tmp_path, folder)
+
+
+def test_an_etag_that_is_no_sum_of_the_content_is_known_for_that(s3, root, folder, tmp_path):
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+    s3.fail("", times=1000, content=altered(folder, VIDEO))
+
+    assert storage.read_bytes(VIDEO) == altered(folder, VIDEO)
+    assert s3.keys[f"{root.rpartition('/')[2]}/{VIDEO}"] == 2

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 from batches import TOP
+from test_http_storage import WebServer
 
+from raypipe.storage import CacheSpec, Storage
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 CUT_UNDER_A_READER = """
@@ -52,7 +54,7 @@ ssize_t read(int fd, void *buffer, size_t size) {
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, sizeof path - 1);
     path[length < 0 ? 0 : length] = 0;
-    if (strstr(path, "episode_000002.mp4")) {
+    if (strstr(path, BAD_NAME)) {
         off_t at = lseek(fd, 0, SEEK_CUR);
         if (at >= BAD_START && at < BAD_STOP) { errno = EIO; return -1; }
         if (at < BAD_START && at + (off_t)size > BAD_START) size = BAD_START - at;
@@ -63,7 +65,7 @@ ssize_t read(int fd, void *buffer, size_t size) {
 """Reading the frames of a video behind the first 2 kB fails as on a bad disk; its index can be read."""
 
 SKIPPING = """
-import sys, warnings
+import os, sys, warnings
 sys.path.insert(0, sys.argv[2])
 from batches import frames_of_all, local_loader
 from raypipe.dataset import open_dataset
@@ -71,7 +73,9 @@ from raypipe.errors import RaypipeError
 from raypipe.pipeline import Pipeline
 from raypipe.storage import retry
 retry.RETRY_WAITS_S = ()
-pipe = Pipeline(open_dataset(sys.argv[1]), batch_size=5, seed=0, on_bad_episode="skip", max_bad_episodes=4)
+cache = {"folder": os.environ["CACHE"]} if "CACHE" in os.environ else {}
+parts = {"on_bad_episode": "skip", "max_bad_episodes": 4, **({"cache": cache} if cache else {})}
+pipe = Pipeline(open_dataset(sys.argv[1]), batch_size=5, seed=0, **parts)
 try:
     print(len(frames_of_all(local_loader(pipe))), "frames")
 except RaypipeError as error:
@@ -100,7 +104,7 @@ def test_a_disk_that_fails_under_ffmpeg_is_no_bad_episode(videos, tmp_path):
     video = next(videos.glob("videos/**/episode_000002.mp4")).read_bytes()
     source, library = tmp_path / "disk.c", tmp_path / "disk.so"
     source.write_text(FAILING_DISK)
-    bad = ["-DBAD_START=2048", f"-DBAD_STOP={video.index(b'moov') - 4}"]
+    bad = ['-DBAD_NAME="episode_000002.mp4"', "-DBAD_START=2048", f"-DBAD_STOP={video.index(b'moov') - 4}"]
     subprocess.run(["cc", "-shared", "-fPIC", *bad, source, "-o", library, "-ldl"], check=True)
 
     done = read_all(videos, LD_PRELOAD=str(library))
@@ -108,6 +112,25 @@ def test_a_disk_that_fails_under_ffmpeg_is_no_bad_episode(videos, tmp_path):
     assert video.index(b"moov") > 2 * 2048
     assert done.stdout.startswith("DownloadError"), done.stdout + done.stderr
     assert "episode_000002.mp4': Input/output error" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler (cc)")
+def test_a_disk_that_fails_under_a_cached_copy_is_no_bad_episode(videos, tmp_path):
+    name = next(path.relative_to(videos).as_posix() for path in videos.glob("videos/**/episode_000002.mp4"))
+    video = (videos / name).read_bytes()
+    source, library, cache = tmp_path / "disk.c", tmp_path / "disk.so", tmp_path / "cache"
+    source.write_text(FAILING_DISK)
+
+    with WebServer(videos) as server:
+        storage = Storage(server.address, CacheSpec(folder=str(cache)))
+        with storage.hold(name) as held:
+            copy = held.path
+        bad = [f'-DBAD_NAME="{os.path.basename(copy)}"', "-DBAD_START=2048", f"-DBAD_STOP={video.index(b'moov') - 4}"]
+        subprocess.run(["cc", "-shared", "-fPIC", *bad, source, "-o", library, "-ldl"], check=True)
+        done = read_all(server.address, LD_PRELOAD=str(library), CACHE=str(cache))
+
+    assert done.stdout.startswith("DownloadError"), done.stdout + done.stderr
+    assert f"{copy}': Input/output error" in done.stdout
 
 
 def test_too_many_open_files_are_no_damaged_file(tmp_path):

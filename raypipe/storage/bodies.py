@@ -1,0 +1,118 @@
+"""Objects of S3, piece by piece: given up where they come too slowly, and of one version.
+
+s3fs says nothing of a body that comes a byte at a time, and reads each of its parts whole. Here a body may take any
+time, at the pace of `raypipe.requests`.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+from fsspec.asyn import sync
+
+from raypipe.requests import Pace
+
+PART_BYTES = 50 << 20
+"""What one request brings of an object: as s3fs has it."""
+
+_PARTS_AT_ONCE: Final = 10
+"""Of one object: as s3fs has it."""
+
+_FIRST_WAIT_S: Final = 0.05
+"""Doubled after every break of a part; how many there may be, s3fs says."""
+
+_PIECE_BYTES: Final = 1 << 18
+
+Write = Callable[[int, bytes], None]
+"""Takes bytes and the place in the file at which they begin."""
+
+
+def fetch_object(
+    filesystem: Any, asked: dict[str, Any], size_bytes: int, target: str, tell: Callable[[int], None]
+) -> None:
+    """Write an object of S3 to a file, in parts several of which come at once.
+
+    Args:
+        asked: the arguments of ``GetObject``.
+        tell: is called with the bytes that have come in all; may raise to stop it.
+    """
+    fd, received = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), [0]
+
+    def write(start: int, piece: bytes) -> None:
+        received[0] += len(piece)
+        tell(received[0])
+        os.pwrite(fd, piece, start)
+
+    try:
+        sync(filesystem.loop, _fetch_parts, filesystem, asked, size_bytes, write)
+    finally:
+        os.close(fd)
+
+
+async def _fetch_parts(filesystem: Any, asked: dict[str, Any], size_bytes: int, write: Write) -> None:
+    turns = asyncio.Semaphore(_PARTS_AT_ONCE)
+
+    async def fetch(start: int) -> None:
+        async with turns:
+            stop = min(start + PART_BYTES, size_bytes)
+            # Without a range: an empty object has none, and S3 gives the sum of a whole one, which botocore compares.
+            is_whole = start == 0 and stop == size_bytes
+            await _fetch_part(filesystem, asked if is_whole else _ranged(asked, start, stop), (start, stop), write)
+
+    fetches = [asyncio.ensure_future(fetch(start)) for start in range(0, max(size_bytes, 1), PART_BYTES)]
+    try:
+        await asyncio.gather(*fetches)
+    finally:
+        for one in fetches:
+            one.cancel()
+        # Nothing may write to the file once it is closed.
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+
+async def _fetch_part(filesystem: Any, asked: dict[str, Any], part: tuple[int, int], write: Write) -> None:
+    """Write a part of an object, going on after a break."""
+    from s3fs.core import S3_RETRYABLE_ERRORS  # type: ignore[import-untyped]
+
+    at, stop = part
+
+    def note(start: int, piece: bytes) -> None:
+        nonlocal at
+        write(start, piece)
+        at = start + len(piece)
+
+    for failed in range(1, filesystem.retries):
+        try:
+            return await _read_into(filesystem, asked, at, note)
+        except S3_RETRYABLE_ERRORS:
+            if at >= stop:
+                return None
+            await asyncio.sleep(_FIRST_WAIT_S * 2**failed)
+            asked = _ranged(asked, at, stop)
+    return await _read_into(filesystem, asked, at, note)
+
+
+def _ranged(asked: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    return {**asked, "Range": f"bytes={start}-{stop - 1}"}
+
+
+async def _read_into(filesystem: Any, asked: dict[str, Any], start: int, write: Write) -> None:
+    body = (await filesystem._call_s3("get_object", **asked))["Body"]
+    try:
+        async for piece in Pace().follow_async(_pieces(body)):
+            write(start, piece)
+            start += len(piece)
+    finally:
+        body.close()
+
+
+def read_object(filesystem: Any, asked: dict[str, Any]) -> bytes:
+    """Return the body of an object of S3, or of the range that is asked for."""
+    pieces: list[bytes] = []
+    sync(filesystem.loop, _read_into, filesystem, asked, 0, lambda _, piece: pieces.append(piece))
+    return b"".join(pieces)
+
+
+async def _pieces(body: Any) -> AsyncIterator[bytes]:
+    while piece := await body.read(_PIECE_BYTES):
+        yield piece

@@ -1,0 +1,54 @@
+"""Files of a web server, with bodies that may take as long as they need.
+
+fsspec gives a body 300 s in all, which a large file on a slow line does not keep to, and one that comes a byte at a
+time does. Here it is given up where the server is silent, or slower than the pace of `raypipe.requests`. What is no
+file keeps the time of fsspec: what a server tells of a file, and its folders. Needs aiohttp, which `import raypipe`
+does not: so it is imported where a web server is opened.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import ClientTimeout
+from fsspec.asyn import sync
+from fsspec.implementations.http import HTTPFileSystem
+
+from raypipe.errors import DownloadError
+from raypipe.limits import BODY_CODES
+from raypipe.requests import SILENCE_S, Pace
+
+
+class WebFiles(HTTPFileSystem):  # type: ignore[misc]
+    """Files of a web server, with bodies that may take as long as they need."""
+
+    def read_within(self, url: str, headers: dict[str, str], most: int) -> bytes:
+        """Return the body of an answer, which may be of any size: of more than `most` bytes, one too many."""
+        return bytes(sync(self.loop, self._read_within, url, headers, most))
+
+    async def _read_within(self, url: str, headers: dict[str, str], most: int) -> bytes:
+        asked, content = {**self.kwargs, "headers": {**self.kwargs.get("headers", {}), **headers}}, bytearray()
+        async with self._answer(url, asked) as response:
+            self._raise_not_found_for_status(response, url)
+            if (packed := response.headers.get("Content-Encoding", "")).lower() not in BODY_CODES:
+                raise DownloadError(f"{url!r} comes as {packed!r}, for which nobody asked. Check the server.")
+            async for piece in Pace().follow_async(response.content.iter_any()):
+                content += piece
+                if len(content) > most:
+                    break
+        return bytes(content[: most + 1])
+
+    async def _get_file(self, rpath: str, lpath: str, *, callback: Any, **kwargs: Any) -> None:
+        async with self._answer(rpath, {**self.kwargs, **kwargs}) as response:
+            self._raise_not_found_for_status(response, rpath)
+            with open(lpath, "wb") as target:
+                async for piece in Pace().follow_async(response.content.iter_any()):
+                    callback.relative_update(len(piece))
+                    target.write(piece)
+
+    @asynccontextmanager
+    async def _answer(self, url: str, asked: dict[str, Any]) -> AsyncIterator[Any]:
+        session = await self.set_session()
+        patience = ClientTimeout(total=None, connect=SILENCE_S, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+        async with session.get(self.encode_url(url), timeout=patience, **asked) as response:
+            yield response

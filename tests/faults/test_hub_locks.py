@@ -1,0 +1,77 @@
+"""Locks in the Hub's cache, which others may share and hold: waits for them are said, and end."""
+
+import fcntl
+import os
+import threading
+import time
+
+import pytest
+from hub_server import HubServer
+
+from raypipe.download import download_dataset
+from raypipe.errors import DownloadError
+from raypipe.hub.files import open_files
+from raypipe.hub.resolve import resolve
+
+REPO = "lab/arm"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("raypipe.hub.cache._SAY_S", 0.5, raising=False)
+    monkeypatch.setattr("raypipe.hub.cache._WAIT_S", 2.0, raising=False)
+    (tmp_path / "arm/meta").mkdir(parents=True)
+    (tmp_path / "arm/meta/info.json").write_text("{}")
+    with HubServer() as server, server.as_hub(tmp_path / "cache"):
+        server.add_repo(REPO, tmp_path / "arm", tags=("v3.0",))
+        yield server
+
+
+def take(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def test_a_lock_that_another_holds_for_ever_is_said_and_given_up(hub, tmp_path):
+    fd = take(tmp_path / "cache/.locks/datasets--lab--arm/raypipe.lock")
+
+    with (
+        pytest.warns(UserWarning, match=r"waits for the lock of .*raypipe\.lock"),
+        pytest.raises(DownloadError, match=r"raypipe\.lock' for \d+ s, and nothing has moved\. .*fuser"),
+    ):
+        download_dataset(REPO)
+
+    os.close(fd)
+    assert download_dataset(REPO).num_files == 1
+
+
+@pytest.mark.filterwarnings("ignore:waits for the lock")
+def test_a_holder_that_is_at_work_is_waited_for(hub, tmp_path):
+    fd = take(tmp_path / "cache/.locks/datasets--lab--arm/raypipe.lock")
+    partial = tmp_path / "cache/datasets--lab--arm/raypipe/partial"
+    partial.mkdir(parents=True)
+
+    def work():
+        for size in range(8):
+            (partial / "half").write_bytes(b"x" * size)
+            time.sleep(0.6)
+        os.close(fd)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    report = download_dataset(REPO)
+    worker.join()
+
+    assert report.num_files == 1
+
+
+def test_a_lock_of_the_listing_that_another_holds_for_ever_does_not_keep_readers_from_asking(hub, tmp_path):
+    source = resolve(REPO)
+    fd = take(tmp_path / f"cache/.locks/datasets--lab--arm/{source.commit}.lock")
+
+    with pytest.warns(UserWarning, match="waits for the lock"):
+        assert list(open_files(source).listing) == ["meta/info.json"]
+    os.close(fd)
