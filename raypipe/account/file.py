@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from raypipe.account.parts import Account, Header, Part, RankRecord, Skip
 from raypipe.account.runs import Runs, empty_runs, make_runs
 from raypipe.account.seal import find_break
-from raypipe.errors import DatasetError, RaypipeError
+from raypipe.errors import DatasetError, RaypipeError, as_damage, is_data_fault
 from raypipe.plan import Leg, OrderSpec
 
 ACCOUNT_VERSION: Final = 1
@@ -86,7 +86,9 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         told = json.loads((pq.read_schema(path).metadata or {})[_KEY])
         return dict(told["header"]["state"])
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
+    except Exception as error:
+        if not is_data_fault(error):
+            raise
         return {}
 
 
@@ -116,34 +118,43 @@ def load_account(content: bytes, place: str) -> Account:
     Raises:
         DatasetError: it is damaged or of another version.
     """
-    try:
-        table = pq.read_table(pa.BufferReader(content))
-        told = json.loads((table.schema.metadata or {})[_KEY])
-        if told["version"] != ACCOUNT_VERSION:
-            raise DatasetError(
-                f"the account {place!r} is of version {told['version']}, and this raypipe reads {ACCOUNT_VERSION}"
-            )
-        runs = _split_runs(table.select(_SCHEMA.names))
-        parts = tuple(_load_part(saved, number, runs) for number, saved in enumerate(told["parts"]))
-        _check_parts(parts)
-        unknown = [key for key in runs if key not in _known_keys(parts)]
-        if unknown:
-            raise ValueError(f"rows of no part or skip: {unknown[0]}")
-        header = Header(**told["header"])
-        members = tuple({**one, "selection": _as_tuples(one["selection"])} for one in header.members)
-        header = replace(header, selection=_as_tuples(header.selection), members=members)
-        account = Account(header=header, parts=parts)
-        broken = find_break(account)
-        if broken:
-            raise ValueError(f"it was changed since: {broken}")
-        return account
-    except (pa.ArrowException, KeyError, TypeError, ValueError, AssertionError, RaypipeError) as error:
-        if isinstance(error, DatasetError):
-            raise
-        raise DatasetError(
+
+    def describe(error: Exception) -> DatasetError:
+        return DatasetError(
             f"{place!r} is no account, or is damaged ({type(error).__name__}: {error}). Take the account of an earlier "
             f"checkpoint."
-        ) from error
+        )
+
+    try:
+        with as_damage(describe):
+            return _parse_account(content, place)
+    except DatasetError:
+        raise
+    except (RaypipeError, AssertionError) as error:
+        raise describe(error) from error
+
+
+def _parse_account(content: bytes, place: str) -> Account:
+    table = pq.read_table(pa.BufferReader(content))
+    told = json.loads((table.schema.metadata or {})[_KEY])
+    if told["version"] != ACCOUNT_VERSION:
+        raise DatasetError(
+            f"the account {place!r} is of version {told['version']}, and this raypipe reads {ACCOUNT_VERSION}"
+        )
+    runs = _split_runs(table.select(_SCHEMA.names))
+    parts = tuple(_load_part(saved, number, runs) for number, saved in enumerate(told["parts"]))
+    _check_parts(parts)
+    unknown = [key for key in runs if key not in _known_keys(parts)]
+    if unknown:
+        raise ValueError(f"rows of no part or skip: {unknown[0]}")
+    header = Header(**told["header"])
+    members = tuple({**one, "selection": _as_tuples(one["selection"])} for one in header.members)
+    header = replace(header, selection=_as_tuples(header.selection), members=members)
+    account = Account(header=header, parts=parts)
+    broken = find_break(account)
+    if broken:
+        raise ValueError(f"it was changed since: {broken}")
+    return account
 
 
 def _arrow_filesystem(filesystem: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import Any, Final
 from raypipe.account.file import load_account
 from raypipe.account.gather import CheckpointFiles, Gathered, gather_account, place_of, state_of_saved
 from raypipe.account.parts import Account, Part, merge_accounts
-from raypipe.errors import ConfigError, DatasetError, RaypipeError, suggest
+from raypipe.errors import ConfigError, DatasetError, RaypipeError, as_damage, suggest
 from raypipe.storage import Storage, open_storage, retry_transient
 
 CHECKPOINT_FOLDER: Final = "raypipe/account"
@@ -251,16 +251,18 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
 def _read_saved(storage: Storage, path: str) -> dict[str, Any]:
     """Return the state of a checkpoint, with the head of its account."""
     content = retry_transient(lambda: storage.read_bytes(path))
-    try:
+
+    def describe(error: Exception) -> DatasetError:
+        return DatasetError(
+            f"damaged state {storage.locate(path)!r}: {error}. Nothing else says how far the account beside it must "
+            f"lead: put the file back as it was saved, or check an earlier checkpoint."
+        )
+
+    with as_damage(describe):
         saved = json.loads(content)
         if isinstance(saved, dict) and saved:
             return saved
         raise ValueError(f"{saved!r} is no JSON object of a state")
-    except ValueError as error:
-        raise DatasetError(
-            f"damaged state {storage.locate(path)!r}: {error}. Nothing else says how far the account beside it must "
-            f"lead: put the file back as it was saved, or check an earlier checkpoint."
-        ) from error
 
 
 def _find_beside(storage: Storage, name: str, state: str) -> list[str]:

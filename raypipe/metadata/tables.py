@@ -1,25 +1,18 @@
 """Reading one metadata file: JSON, JSON lines or parquet, with errors that name the file."""
 
-import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.json
 import pyarrow.parquet as pq
 
-from raypipe.errors import DatasetError, DownloadError
+from raypipe.errors import DatasetError, DownloadError, RaypipeError, as_damage
 from raypipe.storage import REFUSED, Storage, is_transient
-
-_JSON_BLOCK_BYTES = 1 << 26
-"""pyarrow refuses a line longer than its block; an episode with thousands of tasks makes long lines."""
 
 CORRECT_INFO = "Correct meta/info.json, or fetch it again."
 """The end of a message on a value of ``info.json``."""
-
-_TEXTS = {"task": pa.string(), "tasks": pa.list_(pa.string())}
-"""Told to the parser, which else takes a text that looks like a date for one."""
 
 
 def check_not_refused(storage: Storage, names: Sequence[str]) -> None:
@@ -33,13 +26,26 @@ def check_not_refused(storage: Storage, names: Sequence[str]) -> None:
         )
 
 
+@contextmanager
+def parsing(storage: Storage, name: str, kind: str = "") -> Iterator[None]:
+    """Make a `DatasetError` that names the file of whatever its content makes a library raise in the body.
+
+    Args:
+        kind: what the file should hold, as ``JSON``.
+    """
+
+    def describe(error: Exception) -> RaypipeError:
+        return _damaged(storage, name, f"{f'not {kind}: ' if kind else 'unreadable: '}{error}")
+
+    with as_damage(describe):
+        yield
+
+
 def read_json(storage: Storage, name: str) -> dict[str, Any]:
     """Return the JSON object in the file `name`."""
     content = storage.read_bytes(name)
-    try:
+    with parsing(storage, name, f"JSON ({len(content)} bytes)"):
         value = json.loads(content)
-    except ValueError as error:
-        raise _damaged(storage, name, f"not JSON ({len(content)} bytes): {error}") from error
     if not isinstance(value, dict):
         raise _damaged(storage, name, f"a JSON {type(value).__name__}, expected an object")
     return value
@@ -48,34 +54,31 @@ def read_json(storage: Storage, name: str) -> dict[str, Any]:
 def read_json_lines(storage: Storage, name: str, columns: Sequence[str] = ()) -> pa.Table:
     """Return `columns` of a file of JSON lines, all of which must be there; without any, all fields."""
     content = storage.read_bytes(name)
-    try:
-        table = _parse_json_lines(content, _TEXTS)
-    except (pa.ArrowInvalid, UnicodeDecodeError):
-        # Tasks may be numbers.
-        try:
-            table = _parse_json_lines(content, {})
-        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-            raise _damaged(storage, name, f"not JSON lines ({len(content)} bytes): {error}") from error
+    with parsing(storage, name, f"JSON lines ({len(content)} bytes)"):
+        # Not by pyarrow: its parser (25) ends the process where the first line is `null`.
+        table = _as_columns([json.loads(line) for line in content.splitlines() if line.strip()])
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         raise _damaged(storage, name, f"without the fields {missing}; it has {table.column_names}")
     return table.select(list(columns)) if columns else table
 
 
-def read_count(info: Mapping[str, Any], key: str, place: str, *, default: int) -> int:
+def _as_columns(lines: Sequence[Any]) -> pa.Table:
+    other = next((number for number, line in enumerate(lines, start=1) if not isinstance(line, dict)), None)
+    if other is not None:
+        raise ValueError(f"line {other} of those with text is no object")
+    names = dict.fromkeys(name for line in lines for name in line)
+    return pa.table({name: pa.array([line.get(name) for line in lines]) for name in names})
+
+
+def read_count(info: Mapping[str, Any], key: str, place: str, *, default: int, least: int = 0) -> int:
     """Return a whole number of ``info.json``; `default` where it is missing or null."""
     value = info.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise DatasetError(f"{key} is {value!r} in {place!r}; expected a whole number. {CORRECT_INFO}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 63:
+        raise DatasetError(f"{key} is {value!r} in {place!r}; expected a whole number from {least} on. {CORRECT_INFO}")
     return value
-
-
-def _parse_json_lines(content: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
-    read = pyarrow.json.ReadOptions(block_size=max(_JSON_BLOCK_BYTES, len(content) // 8))
-    parse = pyarrow.json.ParseOptions(explicit_schema=pa.schema(list(types.items())))
-    return pyarrow.json.read_json(io.BytesIO(content), read_options=read, parse_options=parse)
 
 
 def read_parquet(storage: Storage, name: str, columns: Sequence[str] = (), optional: Sequence[str] = ()) -> pa.Table:
@@ -84,35 +87,43 @@ def read_parquet(storage: Storage, name: str, columns: Sequence[str] = (), optio
     Without either, all columns.
     """
     with open_parquet(storage, name) as parquet:
-        present = set(parquet.schema_arrow.names)
-        missing = [column for column in columns if column not in present]
+        names = parquet.schema_arrow.names
+        missing = [column for column in columns if column not in names]
         if missing:
-            raise _damaged(storage, name, f"without the columns {missing}; it has {parquet.schema_arrow.names}")
-        wanted = [*columns, *(column for column in optional if column in present)] or list(present)
-        try:
+            raise _damaged(storage, name, f"without the columns {missing}; it has {names}")
+        wanted = [*columns, *(column for column in optional if column in names)] or names
+        doubled = sorted({column for column in wanted if names.count(column) > 1})
+        if doubled:
+            raise _damaged(storage, name, f"with the columns {doubled} twice")
+        with _reading(storage, name, "unreadable"):
             return parquet.read(columns=wanted, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise _bad_file(storage, name, f"unreadable: {error}", error) from error
 
 
 def open_parquet(storage: Storage, name: str) -> pq.ParquetFile:
     """Open the parquet file `name`; only its footer is read."""
     source = storage.locate(name) if storage.is_local else None
-    try:
+    with _reading(storage, name, "no readable parquet footer"):
         if source is None:
-            return pq.ParquetFile(storage.open_file(name), pre_buffer=True)
-        storage.size_bytes(name)
-        # Never mapped into memory: a file that is cut under its reader, or a disk that fails, would end the process.
-        return pq.ParquetFile(source)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise _bad_file(storage, name, f"no readable parquet footer: {error}", error) from error
+            parquet = pq.ParquetFile(storage.open_file(name), pre_buffer=True)
+        else:
+            storage.size_bytes(name)
+            # Never mapped into memory: a file that is cut under its reader, or a disk that fails, would end the process.
+            parquet = pq.ParquetFile(source)
+        # pyarrow reads names and types when they are first asked for: here they are an error of this file.
+        _ = parquet.schema_arrow.names
+        return parquet
 
 
-def _bad_file(storage: Storage, name: str, what: str, error: Exception) -> DatasetError | DownloadError:
-    """Return the error for a file that could not be read: of the machine, where it has a number of the system."""
-    if isinstance(error, OSError) and is_transient(error):
-        return storage.unreadable(name, error)
-    return _damaged(storage, name, what)
+@contextmanager
+def _reading(storage: Storage, name: str, what: str) -> Iterator[None]:
+    """Name the file in what reading it raises: as damaged, or of the machine, where the system failed."""
+    try:
+        with as_damage(lambda error: _damaged(storage, name, f"{what}: {error}")):
+            yield
+    except OSError as error:
+        if is_transient(error):
+            raise storage.unreadable(name, error) from error
+        raise _damaged(storage, name, f"{what}: {error}") from error
 
 
 def _damaged(storage: Storage, name: str, what: str) -> DatasetError:

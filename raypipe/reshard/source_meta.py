@@ -3,21 +3,19 @@
 Read a block of episodes at a time: with statistics, an episode takes about 13 kB.
 """
 
-import io
 import json
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.json
 from numpy.typing import NDArray
 
-from raypipe.errors import DatasetError
+from raypipe.errors import DatasetError, as_damage
 from raypipe.metadata import DatasetMeta
 from raypipe.metadata.episodes import FOLDER, JSON_LINES, list_tables
 from raypipe.metadata.stats import PER_EPISODE
-from raypipe.metadata.tables import open_parquet, read_parquet
+from raypipe.metadata.tables import open_parquet, read_json_lines, read_parquet
 from raypipe.reshard.stats import stats_arrays, stats_kind
 
 _PLACES: Final = (
@@ -150,10 +148,7 @@ class _PerEpisode:
     def _read_extra(self) -> pa.Table:
         if not self._meta.storage.exists(JSON_LINES):
             return pa.table({})
-        content = self._meta.storage.read_bytes(JSON_LINES)
-        table = pyarrow.json.read_json(
-            io.BytesIO(content), read_options=pyarrow.json.ReadOptions(block_size=max(1 << 26, len(content) // 8))
-        )
+        table = read_json_lines(self._meta.storage, JSON_LINES)
         extra = [name for name in table.column_names if name not in _PLACES]
         order = np.argsort(table.column("episode_index").to_numpy(), kind="stable")
         return table.select(extra).take(order)
@@ -171,18 +166,20 @@ class _PerEpisode:
 
     def _note_kinds(self, line: bytes, number: int) -> int:
         """Return the episode of a line, and remember which statistics it has."""
-        try:
+
+        def describe(error: Exception) -> DatasetError:
+            place = self._meta.storage.locate(PER_EPISODE)
+            return DatasetError(
+                f"damaged file {place!r}: line {number} has not the statistics of an episode ({error}). Fetch it again."
+            )
+
+        with as_damage(describe):
             entry = json.loads(line)
             for feature, found in entry["stats"].items():
                 for statistic, value in found.items() if feature not in self._dropped else ():
                     column, depth = stats_kind(feature, statistic, value)
                     self._kinds.setdefault(column, depth)
             return int(entry["episode_index"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            place = self._meta.storage.locate(PER_EPISODE)
-            raise DatasetError(
-                f"damaged file {place!r}: line {number} has not the statistics of an episode ({error}). Fetch it again."
-            ) from error
 
     def _read_stats(self, episodes: NDArray[np.int64]) -> list[dict[str, dict[str, object]]]:
         found: list[dict[str, dict[str, object]]] = []

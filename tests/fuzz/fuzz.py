@@ -1,8 +1,8 @@
 """The command behind `make fuzz`: runs inputs in worker processes, counts outcomes, and keeps every failure.
 
-    python tests/fuzz/fuzz.py --minutes 30                   all sites
-    python tests/fuzz/fuzz.py --seed 17 --site mp4           one input again, with its traceback
-    python tests/fuzz/fuzz.py --seed 17 --site mp4 --keep bad-edit-list     and keep it in the corpus
+python tests/fuzz/fuzz.py --minutes 30                   all sites
+python tests/fuzz/fuzz.py --seed 17 --site mp4           one input again, with its traceback
+python tests/fuzz/fuzz.py --seed 17 --site mp4 --keep bad-edit-list     and keep it in the corpus
 """
 
 import argparse
@@ -87,7 +87,15 @@ def run_site(site: str, first: int, count: int, counts: Counts, *, deadline: flo
 
 def _run_worker(site: str, seed: int, stop: int, counts: Counts, deadline: float) -> int:
     """Run a worker until it dies or is done; return the seed with which to go on."""
-    command = [sys.executable, "-X", "faulthandler", str(Path(__file__).with_name("fuzz_worker.py")), site, str(seed), "1"]
+    command = [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        str(Path(__file__).with_name("fuzz_worker.py")),
+        site,
+        str(seed),
+        "1",
+    ]
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "0" if site == "hub" else "1",
@@ -105,7 +113,12 @@ def _run_worker(site: str, seed: int, stop: int, counts: Counts, deadline: float
                 if line is None or line == "":
                     kind = "hang" if line is None else "crash"
                     _stop(process)
-                    told = {"seed": seed, "outcome": kind, "key": kind, "error": b"".join(said)[-3000:].decode(errors="replace")}
+                    told = {
+                        "seed": seed,
+                        "outcome": kind,
+                        "key": kind,
+                        "error": b"".join(said)[-3000:].decode(errors="replace"),
+                    }
                     counts.add(site, {**told, "status": process.returncode})
                     return seed + 1
                 told = json.loads(line)
@@ -184,7 +197,11 @@ def _replay(site: str, seed: int, name: str) -> None:
     made, folder = make_site(site)
     try:
         damage = made.draw(random.Random(f"{site}:{seed}"))
-        print(json.dumps({"seed": seed, "site": site, "file": damage.file, "use": damage.use, "bytes": len(damage.content)}))
+        print(
+            json.dumps(
+                {"seed": seed, "site": site, "file": damage.file, "use": damage.use, "bytes": len(damage.content)}
+            )
+        )
         if name:
             keep(site, name, damage)
         told = run_damage(made, damage)
@@ -210,7 +227,9 @@ def _run_all(options: argparse.Namespace) -> Counts:
                         started[site] += size
                 turn = turns.get()
             run_site(*turn, counts, deadline=deadline)
-            print(f"{time.strftime('%H:%M:%S')} {turn[0]} {turn[1]}+{turn[2]}: {counts.num_inputs:,} inputs", flush=True)
+            print(
+                f"{time.strftime('%H:%M:%S')} {turn[0]} {turn[1]}+{turn[2]}: {counts.num_inputs:,} inputs", flush=True
+            )
 
     threads = [threading.Thread(target=work) for _ in range(options.workers)]
     for thread in threads:

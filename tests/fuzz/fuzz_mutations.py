@@ -15,11 +15,44 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ODD_BYTES: Final = (0, 1, 2, 0x20, 0x7F, 0x80, 0xFE, 0xFF)
-ODD_NUMBERS: Final = (0, 1, 2, 3, 7, 8, 255, 256, 0x7FFF, 0xFFFF, 1 << 20, 1 << 26, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
+ODD_NUMBERS: Final = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    255,
+    256,
+    0x7FFF,
+    0xFFFF,
+    1 << 20,
+    1 << 26,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+)
 ODD_VALUES: Final = (
     *(None, True, False, 0, 1, -1, 2, 1000, 10**30, -(10**30), (1 << 63) - 1, 1 << 63, -(1 << 63), 1 << 31),
     *(0.0, -0.0, 0.5, 1.5, -1.0, 1e308, -1e308, 5e-324, float("nan"), float("inf"), float("-inf")),
-    *("", " ", "a", "0", "-1", "1e400", "nan", "None", "\x00", "\x1b[31m", "\ud800", "é", "\u202e", "٣", "²", "x" * 300),
+    *(
+        "",
+        " ",
+        "a",
+        "0",
+        "-1",
+        "1e400",
+        "nan",
+        "None",
+        "\x00",
+        "\x1b[31m",
+        "\ud800",
+        "é",
+        "\u202e",
+        "٣",
+        "²",
+        "x" * 300,
+    ),
     *("../x", "/etc/passwd", "..", ".", "~", "a/b", "{", "}", "{0}", "{x}", "{episode_index:099d}", "%s", "{a.b}"),
     *("float32", "int64", "video", "image", "string", "language", "bool", "object", "O", "S1", "M8[s]", "f4,f4"),
     *("v2.0", "v2.1", "v3.0", "memory://x", "reference://::x", "0:1", "3:1"),
@@ -218,7 +251,12 @@ _TYPES: Final = (
     *(pa.int8(), pa.uint64(), pa.int32(), pa.int64(), pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.null()),
     *(pa.string(), pa.large_string(), pa.binary(), pa.date32(), pa.timestamp("us"), pa.duration("s"), pa.time64("ns")),
     *(pa.decimal128(20, 3), pa.list_(pa.int64()), pa.list_(pa.string()), pa.large_list(pa.float32())),
-    *(pa.list_(pa.float32(), 1), pa.list_(pa.float32(), 6), pa.list_(pa.float64(), 0), pa.map_(pa.string(), pa.int64())),
+    *(
+        pa.list_(pa.float32(), 1),
+        pa.list_(pa.float32(), 6),
+        pa.list_(pa.float64(), 0),
+        pa.map_(pa.string(), pa.int64()),
+    ),
     *(pa.struct([("bytes", pa.binary()), ("path", pa.string())]), pa.struct([("a", pa.int64())]), pa.struct([])),
     *(pa.dictionary(pa.int8(), pa.string()), pa.list_(pa.list_(pa.float32())), pa.binary(3)),
 )
@@ -235,7 +273,7 @@ def _other_type(table: pa.Table, rng: random.Random) -> pa.Table | None:
         changed = column.cast(kind)
     except (pa.ArrowException, ValueError):
         try:
-            changed = pa.array([column.to_pylist()[0]] * 0 + [None] * len(table), kind)
+            changed = pa.nulls(len(table), kind)
         except (pa.ArrowException, ValueError):
             return None
     return table.set_column(place, table.schema.names[place], changed)
@@ -336,7 +374,9 @@ def _change_box(rng: random.Random, content: bytearray, box: tuple[bytes, int, i
     _, start, stop = box
     kind = rng.randrange(12)
     if kind == 0:
-        struct.pack_into(">I", content, start, rng.choice((*ODD_NUMBERS, stop - start + 1, stop - start - 1, len(content))))
+        struct.pack_into(
+            ">I", content, start, rng.choice((*ODD_NUMBERS, stop - start + 1, stop - start - 1, len(content)))
+        )
     elif kind == 1:
         content[start + 4 : start + 8] = rng.choice((b"free", b"mdat", b"moov", b"mvex", rng.choice(boxes)[0]))
     elif kind == 2:
@@ -352,4 +392,6 @@ def _change_box(rng: random.Random, content: bytearray, box: tuple[bytes, int, i
         for _ in range(rng.choice((1, 1, 2, 4))):
             place = start + 8 + rng.randrange((stop - start - 8) // 4) * 4
             (old,) = struct.unpack_from(">I", content, place)
-            struct.pack_into(">I", content, place, rng.choice((*ODD_NUMBERS, old + 1, old - 1, old ^ (1 << 31))) & 0xFFFFFFFF)
+            struct.pack_into(
+                ">I", content, place, rng.choice((*ODD_NUMBERS, old + 1, old - 1, old ^ (1 << 31))) & 0xFFFFFFFF
+            )

@@ -64,7 +64,7 @@ class Site:
     def names(self, error: RaypipeError, damage: Damage) -> bool:
         """Return whether an error tells where it is: the damaged file, or another that the damage leads to."""
         told = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        return any(name in told for name in (damage.file, str(self.folder)))
+        return any(name in told for name in (damage.file, str(self.folder), f"dataset {self.folder.name!r}"))
 
     def apply(self, damage: Damage) -> str:
         """Damage the file, use the whole, and mend the file."""
@@ -96,7 +96,7 @@ class DatasetSite(Site):
 
     version = "v3.0"
     wanted: tuple[str, ...] = ()
-    uses: tuple[str, ...] = (*("samples",) * 6, "info", "validate", "validate", "deep", "stats", "plan", "loader")
+    uses: tuple[str, ...] = (*("rows",) * 12, "samples", "samples", *("info", "validate") * 2, "deep", "stats", "plan", "loader")
     with_stats = False
 
     def __init__(self, folder: Path) -> None:
@@ -118,7 +118,7 @@ class DatasetSite(Site):
             if path.is_file() and path.relative_to(self.folder).parts[0] in self.wanted
         )
         self.sound = {name: (self.folder / name).read_bytes() for name in self.files}
-        self.samples = _read_samples(self.folder)
+        self.samples = {**_read_samples(self.folder, has_pixels=False), **_read_samples(self.folder)}
 
     def draw(self, rng: random.Random) -> Damage:
         file = rng.choice(self.files)
@@ -126,16 +126,16 @@ class DatasetSite(Site):
         return Damage(file, mutate(self.sound[file], rng), rng.choice(self.uses))
 
     def use(self, damage: Damage) -> str:
-        if damage.use != "samples":
-            return _USES[damage.use](self.folder, self.out)
-        return self.compare(damage, _read_samples(self.folder))
+        if damage.use in ("samples", "rows"):
+            return self.compare(damage, _read_samples(self.folder, has_pixels=damage.use == "samples"))
+        return _USES[damage.use](self.folder, self.out)
 
     def compare(self, damage: Damage, samples: dict[tuple[int, int], dict[str, Any]]) -> str:
         """Return whether samples are as they were; raise where one is, and may not be, another."""
         different = [
             (key, name)
             for key, sample in self.samples.items()
-            for name in _DATA
+            for name in (_DATA if damage.use == "samples" else _DATA[:-2])
             if key in samples and not _is_equal(samples[key].get(name), sample[name])
         ]
         wrong = [one for one in different if not self.may_differ(damage, *one, samples)]
@@ -159,16 +159,19 @@ def _mutator(file: str) -> Callable[[bytes, random.Random], bytes]:
     return kinds[Path(file).suffix]
 
 
-def _read_samples(root: Path) -> dict[tuple[int, int], dict[str, Any]]:
+def _read_samples(root: Path, *, has_pixels: bool = True) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return samples by episode and frame: all of a few episodes without pixels, or with pixels the last of each."""
     from raypipe.dataset import open_dataset
 
-    dataset = open_dataset(str(root))
+    dataset = open_dataset(str(root), cameras="all" if has_pixels else [])
     lengths = dataset.meta.episodes.length.tolist()
     numbers = dataset.meta.episodes.episode_index.tolist()
     # Not billions of samples, where a length says so.
     frames = {int(number): range(min(int(length), 5)) for number, length in zip(numbers, lengths, strict=True)}
     return {
-        (number, frame): dataset.sample_of(number, frame) for number, ones in list(frames.items())[:4] for frame in ones
+        (number, frame): dataset.sample_of(number, frame)
+        for number, ones in list(frames.items())[:4]
+        for frame in (ones[-1:] if has_pixels else ones)
     }
 
 
@@ -247,7 +250,7 @@ class RowsSite(DatasetSite):
 
     weight = 3
     wanted = ("data",)
-    uses = ("samples",) * 8 + ("info", "validate", "validate", "deep", "loader", "loader", "reshard")
+    uses = (*("rows",) * 12, "samples", "samples", "info", "validate", "validate", "deep", "loader", "reshard")
 
     def may_differ(self, damage: Damage, key: tuple[int, int], name: str, samples: dict[Any, Any]) -> bool:
         # Rows of the other file are as they were. Those of this one are what pyarrow reads, if that can tell.
@@ -311,7 +314,7 @@ class VideoSite(DatasetSite):
 
     weight = 2
     wanted = ("videos",)
-    uses = ("samples", "info", "validate", "validate", "deep", "loader", "reshard", "reshard")
+    uses = ("samples", *("info", "validate") * 3, "deep", "loader", "reshard")
 
     def may_differ(self, damage: Damage, key: tuple[int, int], name: str, samples: dict[Any, Any]) -> bool:
         return name == TOP and (key[0] < 2) == damage.file.endswith("file-000.mp4")
@@ -578,7 +581,9 @@ class StateSite(Site):
         self.state = json.loads(json.dumps(self.loader.state_dict()))
 
     def draw(self, rng: random.Random) -> Damage:
-        return Damage("state", json.dumps(mutate_value(self.state, rng)).encode(), rng.choice(("load", "load", "go on")))
+        return Damage(
+            "state", json.dumps(mutate_value(self.state, rng)).encode(), rng.choice(("load", "load", "go on"))
+        )
 
     @contextmanager
     def damaged(self, _: Damage) -> Iterator[None]:
@@ -676,12 +681,28 @@ class MixtureSite(Site):
 
 
 _ODD_YAML: Final = (
-    *(b"", b"---", b"--- a\n--- b\n", b"a: &a [*a]", b"&a [*a]", b"? [a]\n: b\n", b"? {a: b}\n: c\n", b"!!python/none x"),
+    *(
+        b"",
+        b"---",
+        b"--- a\n--- b\n",
+        b"a: &a [*a]",
+        b"&a [*a]",
+        b"? [a]\n: b\n",
+        b"? {a: b}\n: c\n",
+        b"!!python/none x",
+    ),
     *(b"datasets: !!set {a, b}", b"datasets: !!binary aGk=", b"datasets: 2020-01-01", b"datasets: 2020-13-99"),
     *(b"datasets: !!float x", b"datasets: !!int x", b"datasets: !!timestamp x", b"datasets: !!bool x", b"? \n? \n"),
     *(b"[" * 3000, b"{" * 3000, b"- " * 3000, b"a: " * 50, b"&a a: *a", b"<<: 1", b"<<: [1]", b"{<<: {a: b}}"),
     *(b"datasets: 0x", b"datasets: 0o9", b"datasets: 1:99:99", b"datasets: 0b", b"1: 2", b"null: 1", b"[1]: 2"),
-    *(b"datasets: !!omap [a]", b"datasets: !!pairs [a]", b"%YAML 9.9\n---\na", b"%TAG ! !\n--- !x", b"\x00", b"\xff\xfe"),
+    *(
+        b"datasets: !!omap [a]",
+        b"datasets: !!pairs [a]",
+        b"%YAML 9.9\n---\na",
+        b"%TAG ! !\n--- !x",
+        b"\x00",
+        b"\xff\xfe",
+    ),
     *(b"datasets: {small: &a {root: small, selection: *a}}", b"datasets: &a {a: *a}", b"datasets: 9" + b"9" * 5000),
 )
 
@@ -737,7 +758,11 @@ class HubSite(Site):
 
         api = f"{self.hub.endpoint}/api/datasets/lab/arm"
         commit = self.hub.repos["lab/arm"].tags["v3.0"]
-        told = {"refs": f"{api}/refs", "revision": f"{api}/revision/v3.0", "tree": f"{api}/tree/{commit}?recursive=true"}
+        told = {
+            "refs": f"{api}/refs",
+            "revision": f"{api}/revision/v3.0",
+            "tree": f"{api}/tree/{commit}?recursive=true",
+        }
         return {kind: urlopen(url).read() for kind, url in told.items()}  # noqa: S310
 
     def draw(self, rng: random.Random) -> Damage:
@@ -778,7 +803,11 @@ class HubSite(Site):
         repo = self.cache / "datasets--lab--arm"
         commit = self.hub.repos["lab/arm"].tags["v3.0"]
         name = f"trees/{commit}.json" if damage.file == "trees" else "refs/v3.0"
-        for path, content in {f"trees/{commit}.json": b"{}", "refs/v3.0": commit.encode(), name: damage.content}.items():
+        for path, content in {
+            f"trees/{commit}.json": b"{}",
+            "refs/v3.0": commit.encode(),
+            name: damage.content,
+        }.items():
             (repo / path).parent.mkdir(parents=True, exist_ok=True)
             (repo / path).write_bytes(content)
 
@@ -804,7 +833,9 @@ def _odd_headers(rng: random.Random) -> str:
     status = rng.choice((0, 0, 0, 0, 204, 206, 301, 302, 400, 403, 404, 410, 418, 429, 500, 503))
     headers = {key: value.encode("latin-1", "replace").decode("latin-1") for key, value in waits.items()}
     if rng.random() < 0.3:
-        headers["Location"] = rng.choice(("", "/", "//", "http://", "ftp://x", "/datasets/lab/arm/resolve/v3.0/x", "http://[", "\x80"))
+        headers["Location"] = rng.choice(
+            ("", "/", "//", "http://", "ftp://x", "/datasets/lab/arm/resolve/v3.0/x", "http://[", "\x80")
+        )
     return json.dumps({"status": status, "headers": headers})
 
 
