@@ -90,6 +90,16 @@ def as_damage(describe: Callable[[Exception], RaypipeError]) -> Iterator[None]:
         raise describe(error) from error
 
 
+@contextmanager
+def noting(note: str) -> Iterator[None]:
+    """Add a note to any error of raypipe that the body raises: where it happened."""
+    try:
+        yield
+    except RaypipeError as error:
+        error.add_note(note)
+        raise
+
+
 LEAVE_OUT: Final = (
     "leave such episodes out: those that you know with selection={'exclude': (...)}, in a mixture that of the dataset, "
     "those that come up with on_bad_episode='skip'."

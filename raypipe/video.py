@@ -174,9 +174,8 @@ def read_moov(storage: Storage, name: str) -> Iterator[bytes]:
         DatasetError: the file is missing, is no mp4, is cut off, or the body cannot parse it.
     """
     place = storage.locate(name)
-    with storage.open_file(name) as stream:
-        with as_damage(lambda error: _damaged_video(storage, name, error)):
-            moov = read_box(stream, b"moov")
+    with storage.open_file(name) as stream, as_damage(lambda error: _damaged_video(storage, name, error)):
+        moov = read_box(stream, b"moov")
     if moov is None:
         raise DatasetError(
             f"damaged video {place!r}: no index ('moov' box) in {storage.size_bytes(name)} bytes; the file is cut off, "

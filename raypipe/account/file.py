@@ -27,11 +27,14 @@ from raypipe.account.runs import Runs, empty_runs, make_runs
 from raypipe.account.seal import find_break
 from raypipe.errors import DatasetError, RaypipeError, as_damage, is_data_fault
 from raypipe.plan import Leg, OrderSpec
+from raypipe.wording import counted
 
 ACCOUNT_VERSION: Final = 1
 _KEY: Final = b"raypipe.account"
 _KINDS: Final = ("emitted", "repeated", "skipped")
 _NO_SKIP: Final = -1
+_MOST: Final = 1 << 63
+_MOST_RANKS: Final = 1 << 20
 _SCHEMA: Final = pa.schema(
     {
         "part": pa.int32(),
@@ -148,6 +151,7 @@ def _parse_account(content: bytes, place: str) -> Account:
     if unknown:
         raise ValueError(f"rows of no part or skip: {unknown[0]}")
     header = Header(**told["header"])
+    _check_header(header)
     members = tuple({**one, "selection": _as_tuples(one["selection"])} for one in header.members)
     header = replace(header, selection=_as_tuples(header.selection), members=members)
     account = Account(header=header, parts=parts)
@@ -226,12 +230,42 @@ def _check_parts(parts: tuple[Part, ...]) -> None:
     """Raise where a part is there twice, or of no epoch: no rank writes that."""
     seen: set[tuple[Any, ...]] = set()
     for part in parts:
+        _check_kinds(part)
         key = (*part.start_key, part.num_steps)
         if part.epoch < 0:
             raise ValueError(f"{part.describe()}: there is no such epoch")
         if key in seen:
             raise ValueError(f"{part.describe()}: it is there twice")
         seen.add(key)
+
+
+def _check_kinds(part: Part) -> None:
+    """Raise where a part has something else than the numbers and texts that ranks write."""
+    numbers = [part.epoch, part.world_size, part.per_lane, part.num_steps, part.turn, *part.torn]
+    texts = [part.selection, part.attempt, part.before]
+    for record in part.ranks:
+        numbers += [record.rank, record.num_frames, *(number for lane in record.lanes for number in lane)]
+        texts.append(record.digest)
+    for skip in part.skipped:
+        numbers += [skip.dataset, skip.episode]
+        texts.append(skip.why)
+    odd = [one for one in numbers if type(one) is not int or not -_MOST <= one < _MOST]
+    odd += [one for one in texts if not isinstance(one, str)]
+    if odd:
+        raise ValueError(f"a part has {odd[0]!r}, which no rank writes there")
+    if not part.legs or not 1 <= part.world_size <= _MOST_RANKS:
+        raise ValueError(f"a part has {counted(len(part.legs), 'leg')} and {counted(part.world_size, 'rank')}")
+
+
+def _check_header(header: Header) -> None:
+    texts = [header.root, header.name, header.head]
+    objects = [header.selection, header.state, *header.members]
+    for one in header.members:
+        texts += [one["name"], one["root"]]
+        objects.append(one["selection"])
+    odd = [one for one in texts if not isinstance(one, str)] + [one for one in objects if not isinstance(one, dict)]
+    if odd:
+        raise ValueError(f"its header has {odd[0]!r}, which no rank writes there")
 
 
 def _known_keys(parts: tuple[Part, ...]) -> set[RunKey]:

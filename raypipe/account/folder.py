@@ -22,7 +22,7 @@ from typing import Any, Final
 from raypipe.account.file import load_account
 from raypipe.account.gather import CheckpointFiles, Gathered, gather_account, place_of, state_of_saved
 from raypipe.account.parts import Account, Part, merge_accounts
-from raypipe.errors import ConfigError, DatasetError, RaypipeError, as_damage, suggest
+from raypipe.errors import ConfigError, DatasetError, RaypipeError, as_damage, noting, suggest
 from raypipe.storage import Storage, open_storage, retry_transient
 
 CHECKPOINT_FOLDER: Final = "raypipe/account"
@@ -87,6 +87,11 @@ def read_run_account(folder: str | os.PathLike[str], name: str = "") -> RunAccou
     storage = open_storage(folder)
     if not storage.exists():
         raise ConfigError(f"there is no folder {storage.uri!r}: give that of a run or of a checkpoint")
+    with noting(f"while reading the account at {storage.uri!r}"):
+        return _read_newest(storage, name)
+
+
+def _read_newest(storage: Storage, name: str) -> RunAccount:
     sets = _pick_run(storage, _pick_name(storage, _find_sets(storage), name))
     attempts = sorted((one for one in sets if one.attempt), key=lambda one: one.attempt)
     last = [one for one in attempts if one.attempt == attempts[-1].attempt]

@@ -56,17 +56,25 @@ def read_json_lines(storage: Storage, name: str, columns: Sequence[str] = ()) ->
     content = storage.read_bytes(name)
     with parsing(storage, name, f"JSON lines ({len(content)} bytes)"):
         # Not by pyarrow: its parser (25) ends the process where the first line is `null`.
-        table = _as_columns([json.loads(line) for line in content.splitlines() if line.strip()])
+        table = _as_columns(content)
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         raise _damaged(storage, name, f"without the fields {missing}; it has {table.column_names}")
     return table.select(list(columns)) if columns else table
 
 
-def _as_columns(lines: Sequence[Any]) -> pa.Table:
-    other = next((number for number, line in enumerate(lines, start=1) if not isinstance(line, dict)), None)
-    if other is not None:
-        raise ValueError(f"line {other} of those with text is no object")
+def _as_columns(content: bytes) -> pa.Table:
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(content.split(b"\n"), start=1):
+        if text.strip():
+            try:
+                lines.append(json.loads(text))
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+            if not isinstance(lines[-1], dict):
+                raise ValueError(f"line {number} is no object")
+    if not lines:
+        raise ValueError("it has no line")
     names = dict.fromkeys(name for line in lines for name in line)
     return pa.table({name: pa.array([line.get(name) for line in lines]) for name in names})
 

@@ -38,9 +38,8 @@ def read_container(storage: Storage, name: str) -> Container:
         DatasetError: the file is no mp4, or cut off.
     """
     size_bytes = storage.size_bytes(name)
-    with storage.open_file(name) as stream:
-        with as_damage(lambda error: _damaged(storage, name, size_bytes, error)):
-            moov = read_box(stream, b"moov")
+    with storage.open_file(name) as stream, as_damage(lambda error: _damaged(storage, name, size_bytes, error)):
+        moov = read_box(stream, b"moov")
     if moov is None:
         raise DatasetError(f"no index ('moov' box) in {size_bytes} bytes: the file is cut off, or no mp4")
     with as_damage(lambda error: DatasetError(f"its index cannot be read: {error}")):

@@ -33,7 +33,7 @@ CORPUS: Final = Path(__file__).parent / "corpus.jsonl"
 FAILURES: Final = ("raw", "wrong", "unnamed", "memory", "hang", "crash")
 _SILENT_S: Final = 60.0
 """An input takes a few milliseconds; where a machine is busy, seconds."""
-_TURN: Final = 400
+_TURN: Final = 800
 """Inputs of a site per unit of its weight, before the next site has its turn."""
 
 

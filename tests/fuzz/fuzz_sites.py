@@ -96,7 +96,16 @@ class DatasetSite(Site):
 
     version = "v3.0"
     wanted: tuple[str, ...] = ()
-    uses: tuple[str, ...] = (*("rows",) * 12, "samples", "samples", *("info", "validate") * 2, "deep", "stats", "plan", "loader")
+    uses: tuple[str, ...] = (
+        *("rows",) * 12,
+        "samples",
+        "samples",
+        *("info", "validate") * 2,
+        "deep",
+        "stats",
+        "plan",
+        "loader",
+    )
     with_stats = False
 
     def __init__(self, folder: Path) -> None:
@@ -248,7 +257,7 @@ _USES: Final[dict[str, Callable[[Path, Path], str]]] = {
 class RowsSite(DatasetSite):
     """Parquet files of rows, images inside them too."""
 
-    weight = 3
+    weight = 1
     wanted = ("data",)
     uses = (*("rows",) * 12, "samples", "samples", "info", "validate", "validate", "deep", "loader", "reshard")
 
@@ -276,14 +285,14 @@ def _stored(path: Path, key: tuple[int, int], name: str) -> Any:
         places = [place for place, one in enumerate(numbers) if one == key]
         value = table.column(2)[places[0]].as_py() if len(places) == 1 else None
         return np.asarray(value, np.float64).astype(np.float32) if value is not None else None
-    except Exception:  # noqa: BLE001
+    except Exception:
         return None
 
 
 class MetaSite(DatasetSite):
     """The files of ``meta/`` in v3.0."""
 
-    weight = 3
+    weight = 1
     wanted = ("meta",)
     with_stats = True
     uses = (*DatasetSite.uses, "reshard")
@@ -305,14 +314,14 @@ def _is_narrowed(one: Any, other: Any) -> bool:
 class OldMetaSite(MetaSite):
     """The files of ``meta/`` in v2.1, which are lines of JSON."""
 
-    weight = 2
+    weight = 1
     version = "v2.1"
 
 
 class VideoSite(DatasetSite):
     """The mp4 files of a dataset: read by the decoder, by `validate`, and copied by `reshard`."""
 
-    weight = 2
+    weight = 1
     wanted = ("videos",)
     uses = ("samples", *("info", "validate") * 3, "deep", "loader", "reshard")
 
@@ -323,7 +332,7 @@ class VideoSite(DatasetSite):
 class Mp4Site(Site):
     """One mp4, all frames of which are decoded: the frames that the damage does not touch are as they were."""
 
-    weight = 8
+    weight = 6
     codec = "h264"
     gop = 2
     b_frames = 0
@@ -410,7 +419,7 @@ def raise_empty(file: str) -> None:
 class Av1Site(Mp4Site):
     """As LeRobot records."""
 
-    weight = 3
+    weight = 2
     codec = "av1"
 
 
@@ -440,7 +449,7 @@ class DepthSite(Mp4Site):
 class ImageSite(Site):
     """Images as rows hold them: PNG, JPEG, TIFF."""
 
-    weight = 3
+    weight = 10
 
     def __init__(self, folder: Path) -> None:
         import io
@@ -556,14 +565,14 @@ def _sealed(content: bytes) -> bytes:
         with patch("raypipe.account.file.find_break", lambda _: ""):
             account = load_account(content, "forged")
         return dump_account(seal_account(account.header, account.parts))
-    except Exception:  # noqa: BLE001
+    except Exception:
         return content
 
 
 class StateSite(Site):
     """The state of a loader: from a stranger, or of another run."""
 
-    weight = 2
+    weight = 3
     is_mixture = False
 
     def __init__(self, folder: Path) -> None:
@@ -605,7 +614,7 @@ class StateSite(Site):
 class MixedStateSite(StateSite):
     """The state of a loader of a mixture."""
 
-    weight = 1
+    weight = 2
     is_mixture = True
 
 
@@ -626,10 +635,11 @@ def write_mixture(folder: Path) -> Path:
 class MixtureSite(Site):
     """A mixture file, as YAML or TOML."""
 
-    weight = 3
+    weight = 5
 
     def __init__(self, folder: Path) -> None:
         import yaml
+
         from raypipe.mixture.spec import MemberSpec, MixtureSpec  # noqa: F401
 
         super().__init__(folder / "mixture")
@@ -710,7 +720,7 @@ _ODD_YAML: Final = (
 class StatsSite(Site):
     """Statistics and a normaliser, as JSON files."""
 
-    weight = 1
+    weight = 4
 
     def __init__(self, folder: Path) -> None:
         from raypipe.dataset import open_dataset
@@ -763,7 +773,7 @@ class HubSite(Site):
             "revision": f"{api}/revision/v3.0",
             "tree": f"{api}/tree/{commit}?recursive=true",
         }
-        return {kind: urlopen(url).read() for kind, url in told.items()}  # noqa: S310
+        return {kind: urlopen(url).read() for kind, url in told.items()}
 
     def draw(self, rng: random.Random) -> Damage:
         kind = rng.choice(self.kinds)

@@ -49,7 +49,7 @@ def run_damage(site: Site, damage: Damage) -> dict[str, Any]:
         return {"outcome": "memory", **_describe(error), **told}
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:
         return {"outcome": "raw", **_describe(error), **told}
 
 
