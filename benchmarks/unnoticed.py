@@ -68,10 +68,12 @@ class Sound:
         self.pixels = self.read()
 
     def read(self):
+        """Return all frames, as training reads them."""
         video = open_video(self.storage, self.name)
         return video.read_frames(np.arange(len(video.index))).numpy()
 
     def packet(self, content, place):
+        """Return the bytes of one frame."""
         start = int(self.packets.offset[place])
         return content[start : start + int(self.packets.size[place])]
 
@@ -131,8 +133,8 @@ def main():
                         sums["log"] += count if log else 0
                         sums["walk"] += 0 if walks else count
                 print(
-                    f"{codec:5} {name:13} of {options.inputs}: error {sums['error']}, same pixels {sums['right']}, wrong "
-                    f"picture {sums['wrong']}: of these told by the log {sums['log']}, by the walk {sums['walk']}"
+                    f"{codec:5} {name:13} of {options.inputs}: error {sums['error']}, same pixels {sums['right']}, "
+                    f"wrong picture {sums['wrong']}: of these told by the log {sums['log']}, by the walk {sums['walk']}"
                     f"  ({walk_us:.1f} us a packet)",
                     flush=True,
                 )

@@ -75,8 +75,8 @@ def is_data_fault(error: BaseException) -> bool:
 def as_damage(describe: Callable[[Exception], RaypipeError]) -> Iterator[None]:
     """Raise what `describe` returns, in place of whatever the content of a file makes a library raise in the body.
 
-    For any code that parses what others wrote: which errors damaged bytes lead to, no library tells. What passes: errors
-    of raypipe; what the system raises, with its number, which is not the content's fault; and a plain
+    For any code that parses what others wrote: no library tells which errors damaged bytes lead to. What passes:
+    errors of raypipe; what the system raises, with its number, since that is not the content's fault; and a plain
     NotImplementedError, by which a reader says that a file is sound and of a kind that it does not know.
     """
     try:

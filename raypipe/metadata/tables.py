@@ -115,7 +115,7 @@ def open_parquet(storage: Storage, name: str) -> pq.ParquetFile:
             parquet = pq.ParquetFile(storage.open_file(name), pre_buffer=True)
         else:
             storage.size_bytes(name)
-            # Never mapped into memory: a file that is cut under its reader, or a disk that fails, would end the process.
+            # Never mapped into memory: a file cut under its reader, or a disk that fails, would end the process.
             parquet = pq.ParquetFile(source)
         # pyarrow reads names and types when they are first asked for: here they are an error of this file.
         _ = parquet.schema_arrow.names

@@ -120,7 +120,7 @@ def _member(item: Any, place: str, folder: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
         raise ConfigError(f"{place} is {_shown(item)}; give a root, [root, weight], or an object with 'root'")
     _check_keys(item, [one.name for one in fields(MemberSpec)], place)
-    if not isinstance(item.get("root"), str):
+    if not isinstance(item.get("root"), str) or "\0" in item["root"]:
         raise ConfigError(f"{place}.root is {_shown(item.get('root'))}; give the path or URI of a dataset")
     if isinstance(item.get("selection"), Mapping):
         _check_keys(item["selection"], [one.name for one in fields(SelectionSpec)], f"{place}.selection")

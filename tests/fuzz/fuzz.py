@@ -15,18 +15,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from fuzz_sites import SITES, Damage  # noqa: E402
+from fuzz_site import Damage  # noqa: E402
+from fuzz_sites import SITES  # noqa: E402
 from fuzz_worker import make_site, run_damage  # noqa: E402
 
 CORPUS: Final = Path(__file__).parent / "corpus.jsonl"
@@ -96,15 +98,8 @@ def _run_worker(site: str, seed: int, stop: int, counts: Counts, deadline: float
         str(seed),
         "1",
     ]
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "0" if site == "hub" else "1",
-        "RAYPIPE_PROTOCOLS": "memory",
-        "OMP_NUM_THREADS": "1",
-        "HOME": "/tmp",
-    }
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment(site), start_new_session=True
     ) as process:
         lines, said = _lines_of(process), _tail_of(process)
         folder = json.loads(next(lines) or "{}").get("folder", "")
@@ -180,11 +175,6 @@ def read_corpus() -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def damage_of(kept: dict[str, Any]) -> Damage:
-    """Return the damage of a past failure."""
-    return Damage(kept["file"], zlib.decompress(base64.b64decode(kept["content"])), kept["use"])
-
-
 def keep(site: str, name: str, damage: Damage) -> None:
     """Add a damage to the corpus."""
     content = base64.b64encode(zlib.compress(damage.content, 9)).decode()
@@ -193,10 +183,32 @@ def keep(site: str, name: str, damage: Damage) -> None:
         file.write(f"{line}\n")
 
 
-def _replay(site: str, seed: int, name: str) -> None:
+def run_corpus() -> dict[str, str]:
+    """Return what comes of every past failure now, by its name; it runs in a process of its own."""
+    command = [sys.executable, "-X", "faulthandler", str(Path(__file__).with_name("fuzz_worker.py")), "corpus"]
+    told = subprocess.run(
+        command, input=CORPUS.read_text(), capture_output=True, text=True, env=_environment(""), check=False
+    )
+    found = {one["name"]: one["outcome"] for one in map(json.loads, told.stdout.splitlines())}
+    # A crash ends the process: what was not reached has no line.
+    return {kept["name"]: found.get(kept["name"], f"crash: {told.stderr[-2000:]}") for kept in read_corpus()}
+
+
+def _environment(site: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "HF_HUB_OFFLINE": "0" if site == "hub" else "1",
+        "RAYPIPE_PROTOCOLS": "memory",
+        "OMP_NUM_THREADS": "1",
+        "HOME": tempfile.gettempdir(),
+    }
+
+
+def _replay(site: str, seed: int, name: str, use: str) -> None:
     made, folder = make_site(site)
     try:
         damage = made.draw(random.Random(f"{site}:{seed}"))
+        damage = replace(damage, use=use or damage.use)
         print(
             json.dumps(
                 {"seed": seed, "site": site, "file": damage.file, "use": damage.use, "bytes": len(damage.content)}
@@ -249,9 +261,10 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed of every site")
     parser.add_argument("--seed", type=int, help="run this one alone; needs --site")
     parser.add_argument("--keep", default="", metavar="NAME", help="with --seed: add it to the corpus")
+    parser.add_argument("--use", default="", help="with --seed: use the file so, not as the seed says")
     options = parser.parse_args()
     if options.seed is not None:
-        _replay(options.site[0], options.seed, options.keep)
+        _replay(options.site[0], options.seed, options.keep, options.use)
         return
     counts = _run_all(options)
     print(counts.describe())

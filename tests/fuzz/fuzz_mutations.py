@@ -282,7 +282,7 @@ def _other_type(table: pa.Table, rng: random.Random) -> pa.Table | None:
 def _wrapped(table: pa.Table, rng: random.Random) -> pa.Table:
     place = _pick(table, rng)
     values = table.column(place).to_pylist()
-    wrap = rng.choice((lambda one: [one], lambda one: [one, one], lambda one: {"a": one}, lambda one: str(one)))
+    wrap = rng.choice((lambda one: [one], lambda one: [one, one], lambda one: {"a": one}, str))
     return table.set_column(place, table.schema.names[place], pa.array([wrap(one) for one in values]))
 
 

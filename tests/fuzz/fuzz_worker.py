@@ -3,6 +3,8 @@
 A crash, a hang and memory are seen by whoever started it: the input is the one whose line is missing.
 """
 
+import base64
+import itertools
 import json
 import os
 import random
@@ -12,13 +14,15 @@ import sys
 import tempfile
 import traceback
 import warnings
+import zlib
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from fuzz_sites import SITES, Damage, Site, WrongData  # noqa: E402
+from fuzz_site import Damage, Site, WrongData  # noqa: E402
+from fuzz_sites import SITES  # noqa: E402
 
 from raypipe.errors import RaypipeError  # noqa: E402
 
@@ -73,11 +77,31 @@ def make_site(name: str) -> tuple[Site, Path]:
     return SITES[name](folder), folder
 
 
+def damage_of(kept: dict[str, Any]) -> Damage:
+    """Return the damage of a past failure, which is a line of the corpus."""
+    return Damage(kept["file"], zlib.decompress(base64.b64decode(kept["content"])), kept["use"])
+
+
+def _run_corpus(lines: IO[str]) -> None:
+    kept = sorted(map(json.loads, sys.stdin), key=lambda one: one["site"])
+    for name, ones in itertools.groupby(kept, key=lambda one: one["site"]):
+        site, folder = make_site(name)
+        try:
+            for one in ones:
+                told = run_damage(site, damage_of(one))
+                print(json.dumps({"name": one["name"], **told}), file=lines, flush=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _main() -> None:
     # The lines go where nothing else is printed.
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
+    if sys.argv[1] == "corpus":
+        _run_corpus(lines)
+        return
     name, first, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     site, folder = make_site(name)
     print(json.dumps({"folder": str(folder)}), file=lines, flush=True)
