@@ -249,7 +249,7 @@ def _check_kinds(part: Part) -> None:
     for skip in part.skipped:
         numbers += [skip.dataset, skip.episode]
         texts.append(skip.why)
-    odd = [one for one in numbers if type(one) is not int or not -_MOST <= one < _MOST]
+    odd: list[Any] = [one for one in numbers if type(one) is not int or not -_MOST <= one < _MOST]
     odd += [one for one in texts if not isinstance(one, str)]
     if odd:
         raise ValueError(f"a part has {odd[0]!r}, which no rank writes there")
