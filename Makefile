@@ -10,7 +10,7 @@ PYTHON312     ?= python3.12
 LEROBOT_VENV  := .venv-lerobot
 LEROBOT_READY := $(LEROBOT_VENV)/.ready
 
-.PHONY: help demo test test-lerobot mutants epochs lint docs clean ffmpeg
+.PHONY: help demo test test-lerobot mutants epochs fuzz lint docs clean ffmpeg
 .DEFAULT_GOAL := help
 # A notebook that failed is no notebook that was run.
 .DELETE_ON_ERROR:
@@ -29,6 +29,9 @@ test-lerobot: $(LEROBOT_READY) ffmpeg  ## Run tests beside LeRobot 0.6: those wi
 
 mutants: $(READY) ffmpeg  ## Make small wrong changes, one after the other, and see that tests find each
 	@$(BIN)/python tests/mutants.py
+
+fuzz: $(READY) ffmpeg  ## Damage files and answers at random for MINUTES=30, and see that each ends as right data or a clear error
+	@$(BIN)/python tests/fuzz/fuzz.py --minutes $(or $(MINUTES),30)
 
 epochs: $(READY) ffmpeg  ## Go through 50 epochs on Ray and in a plain process, and see that nothing grows
 	@RAYPIPE_RELEASE_EPOCHS=50 $(BIN)/python -m pytest tests/contracts/test_release_ray.py tests/inprocess/test_release.py

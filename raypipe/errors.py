@@ -14,7 +14,8 @@ Every class takes one string and nothing else, so that an error crosses Ray proc
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _LOGIN: Final = re.compile(r"(?i)(https?://)[^/?#\s]+@|\b([a-z][a-z0-9+.-]*://)[^/?#\s:@]*:[^/?#\s]*@")
@@ -68,6 +69,35 @@ def is_data_fault(error: BaseException) -> bool:
     # torch's own class for a device without memory, which is a RuntimeError.
     is_out_of_memory = type(error).__name__ == "OutOfMemoryError"
     return isinstance(error, Exception) and not isinstance(error, _NOT_OF_DATA) and not is_out_of_memory
+
+
+@contextmanager
+def as_damage(describe: Callable[[Exception], RaypipeError]) -> Iterator[None]:
+    """Raise what `describe` returns, in place of whatever the content of a file makes a library raise in the body.
+
+    For any code that parses what others wrote: no library tells which errors damaged bytes lead to. What passes:
+    errors of raypipe; what the system raises, with its number, since that is not the content's fault; and a plain
+    NotImplementedError, by which a reader says that a file is sound and of a kind that it does not know.
+    """
+    try:
+        yield
+    except RaypipeError:
+        raise
+    except Exception as error:
+        is_of_system = isinstance(error, OSError) and error.errno is not None
+        if not is_data_fault(error) or is_of_system or type(error) is NotImplementedError:
+            raise
+        raise describe(error) from error
+
+
+@contextmanager
+def noting(note: str) -> Iterator[None]:
+    """Add a note to any error of raypipe that the body raises: where it happened."""
+    try:
+        yield
+    except RaypipeError as error:
+        error.add_note(note)
+        raise
 
 
 LEAVE_OUT: Final = (

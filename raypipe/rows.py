@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raypipe.errors import LEAVE_OUT, DatasetError, is_data_fault, note_episode, without_episode
+from raypipe.errors import LEAVE_OUT, DatasetError, as_damage, note_episode, without_episode
 from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature
 from raypipe.metadata.tables import open_parquet
 from raypipe.storage import Storage, is_transient
@@ -111,16 +111,20 @@ class RowReader:
         """
         name = self._meta.data_file(row)
         try:
+            with as_damage(lambda error: self._damaged(name, row, f"cannot be read: {one_line(error)}")):
+                return self._read_checked(name, row).slice(start, stop - start)
+        except OSError as error:
+            if is_transient(error):
+                raise self._meta.storage.unreadable(name, error) from error
+            raise self._damaged(name, row, f"cannot be read: {one_line(error)}") from error
+
+    def _read_checked(self, name: str, row: int) -> pa.Table:
+        """Return the rows of an episode as they are promised: all of them, in order, with every column asked for."""
+        try:
             table = self._episode_table(name, row)
         except DatasetError as error:
             note_episode(error, "reading", int(self._meta.episodes.episode_index[row]), self._meta.root)
             raise
-        except (pa.ArrowException, OSError) as error:
-            if not is_data_fault(error):
-                raise
-            if isinstance(error, OSError) and is_transient(error):
-                raise self._meta.storage.unreadable(name, error) from error
-            raise self._damaged(name, row, f"cannot be read: {one_line(error)}") from error
         length = int(self._meta.episodes.length[row])
         if len(table) != length and "episode_index" not in table.column_names:
             raise self._damaged(
@@ -133,7 +137,7 @@ class RowReader:
                 name, row, f"holds {counted(len(table), 'row')} of it, and the episode table promises {length}"
             )
         table = self._in_frame_order(table, name, row)
-        return self._with_texts(self._with_index_columns(table, row).slice(start, stop - start), row)
+        return self._with_texts(self._with_index_columns(table, row), row)
 
     def forget(self, row: int) -> None:
         """Forget what was read of the file of the episode in row `row`: it was replaced."""
@@ -292,31 +296,35 @@ def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any]
         place: the dataset and episode, for messages.
     """
     column = table.column(feature.name)
-    if feature.kind != "vector":
-        return list(column.to_pylist())
+
+    def describe(error: Exception) -> DatasetError:
+        return DatasetError(
+            f"column {feature.name!r} of {place} is stored as {column.type}, and info.json declares {feature.dtype}: "
+            f"{one_line(error)}. {_ways_on(feature)}"
+        )
+
+    with as_damage(describe):
+        return list(column.to_pylist()) if feature.kind != "vector" else _numbers(column, feature, place)
+
+
+def _numbers(column: pa.ChunkedArray | pa.Array, feature: Feature, place: str) -> NDArray[Any]:
     flat = _flatten(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
     shape = () if feature.shape == (1,) else feature.shape
-    if flat is None or flat.null_count or len(flat) != len(table) * int(np.prod(shape)):
+    if flat is None or flat.null_count or len(flat) != len(column) * int(np.prod(shape)):
         raise DatasetError(
             f"column {feature.name!r} of {place} has empty values or lists of other lengths in "
-            f"{counted(len(table), 'row')} of type {column.type}; info.json declares the shape {list(feature.shape)}. "
+            f"{counted(len(column), 'row')} of type {column.type}; info.json declares the shape {list(feature.shape)}. "
             f"{_ways_on(feature)}"
         )
     wanted = _sample_dtype(np.dtype(feature.dtype))
-    try:
-        values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
-        cast = values.astype(wanted, copy=False)
-    except (TypeError, ValueError, pa.ArrowException) as error:
-        raise DatasetError(
-            f"column {feature.name!r} of {place} is stored as {column.type}, and info.json declares {feature.dtype}: "
-            f"{one_line(error)}. {_ways_on(feature)}"
-        ) from error
+    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
+    cast = values.astype(wanted, copy=False)
     if values.dtype.kind != np.dtype(wanted).kind and not np.array_equal(cast, values):
         raise DatasetError(
             f"column {feature.name!r} of {place} is stored as {column.type} and holds values that are no "
             f"{feature.dtype}, which info.json declares. {_ways_on(feature)}"
         )
-    return cast.reshape(len(table), *shape)
+    return cast.reshape(len(column), *shape)
 
 
 def _ways_on(feature: Feature) -> str:

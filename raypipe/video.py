@@ -30,7 +30,7 @@ from raypipe.boxes import (
     sample_pts,
     sample_sizes,
 )
-from raypipe.errors import DatasetError, DecodeError, RaypipeError, without_episode
+from raypipe.errors import DatasetError, DecodeError, RaypipeError, as_damage, without_episode
 from raypipe.metadata import DatasetMeta
 from raypipe.storage import Storage
 from raypipe.wording import counted, frames_text
@@ -174,23 +174,24 @@ def read_moov(storage: Storage, name: str) -> Iterator[bytes]:
         DatasetError: the file is missing, is no mp4, is cut off, or the body cannot parse it.
     """
     place = storage.locate(name)
-    with storage.open_file(name) as stream:
-        try:
-            moov = read_box(stream, b"moov")
-        except (struct.error, EOFError) as error:
-            storage.check_no_pointer(name)
-            raise DatasetError(f"damaged video {place!r}: {error}. Fetch the file again.") from error
+    with storage.open_file(name) as stream, as_damage(lambda error: _damaged_video(storage, name, error)):
+        moov = read_box(stream, b"moov")
     if moov is None:
         raise DatasetError(
             f"damaged video {place!r}: no index ('moov' box) in {storage.size_bytes(name)} bytes; the file is cut off, "
             f"or no mp4. Fetch the file again."
         )
-    try:
-        yield moov
-    except (struct.error, IndexError, ValueError, KeyError) as error:
-        raise DatasetError(
+    with as_damage(
+        lambda error: DatasetError(
             f"damaged video {place!r}: its index cannot be read ({error}). Fetch the file again."
-        ) from error
+        )
+    ):
+        yield moov
+
+
+def _damaged_video(storage: Storage, name: str, error: Exception) -> DatasetError:
+    storage.check_no_pointer(name)
+    return DatasetError(f"damaged video {storage.locate(name)!r}: {error}. Fetch the file again.")
 
 
 def keyframe_interval(meta: DatasetMeta, camera: str) -> int:
@@ -265,7 +266,7 @@ def _packets(samples: bytes, is_keyframe: NDArray[np.bool_], order: NDArray[np.i
     try:
         size = sample_sizes(samples)
         offset = sample_offsets(samples, size)
-    except (NotImplementedError, ValueError, IndexError, struct.error):
+    except (NotImplementedError, ValueError, IndexError, OverflowError, struct.error):
         # A file whose packets cannot be told apart is decoded all the same; of a remote one more is read then.
         return None
     return Packets(offset, size, np.flatnonzero(is_keyframe), order) if len(size) == len(order) else None

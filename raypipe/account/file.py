@@ -25,15 +25,18 @@ import pyarrow.parquet as pq
 from raypipe.account.parts import Account, Header, Part, RankRecord, Skip
 from raypipe.account.runs import Runs, empty_runs, make_runs
 from raypipe.account.seal import find_break
-from raypipe.errors import DatasetError, RaypipeError
+from raypipe.errors import DatasetError, RaypipeError, as_damage, is_data_fault
 from raypipe.limits import parse_json
 from raypipe.metadata.parquet import BoundedParquet
 from raypipe.plan import Leg, OrderSpec
+from raypipe.wording import counted
 
 ACCOUNT_VERSION: Final = 1
 _KEY: Final = b"raypipe.account"
 _KINDS: Final = ("emitted", "repeated", "skipped")
 _NO_SKIP: Final = -1
+_MOST: Final = 1 << 63
+_MOST_RANKS: Final = 1 << 20
 _SCHEMA: Final = pa.schema(
     {
         "part": pa.int32(),
@@ -88,7 +91,9 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         told = parse_json((pq.read_schema(path).metadata or {})[_KEY])
         return dict(told["header"]["state"])
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
+    except Exception as error:
+        if not is_data_fault(error):
+            raise
         return {}
 
 
@@ -118,34 +123,44 @@ def load_account(content: bytes, place: str) -> Account:
     Raises:
         DatasetError: it is damaged or of another version.
     """
-    try:
-        table = BoundedParquet(pa.BufferReader(content), len(content)).read()
-        told = parse_json((table.schema.metadata or {})[_KEY])
-        if told["version"] != ACCOUNT_VERSION:
-            raise DatasetError(
-                f"the account {place!r} is of version {told['version']}, and this raypipe reads {ACCOUNT_VERSION}"
-            )
-        runs = _split_runs(table.select(_SCHEMA.names))
-        parts = tuple(_load_part(saved, number, runs) for number, saved in enumerate(told["parts"]))
-        _check_parts(parts)
-        unknown = [key for key in runs if key not in _known_keys(parts)]
-        if unknown:
-            raise ValueError(f"rows of no part or skip: {unknown[0]}")
-        header = Header(**told["header"])
-        members = tuple({**one, "selection": _as_tuples(one["selection"])} for one in header.members)
-        header = replace(header, selection=_as_tuples(header.selection), members=members)
-        account = Account(header=header, parts=parts)
-        broken = find_break(account)
-        if broken:
-            raise ValueError(f"it was changed since: {broken}")
-        return account
-    except (pa.ArrowException, KeyError, TypeError, ValueError, AssertionError, RaypipeError) as error:
-        if isinstance(error, DatasetError):
-            raise
-        raise DatasetError(
+
+    def describe(error: Exception) -> DatasetError:
+        return DatasetError(
             f"{place!r} is no account, or is damaged ({type(error).__name__}: {error}). Take the account of an earlier "
             f"checkpoint."
-        ) from error
+        )
+
+    try:
+        with as_damage(describe):
+            return _parse_account(content, place)
+    except DatasetError:
+        raise
+    except (RaypipeError, AssertionError) as error:
+        raise describe(error) from error
+
+
+def _parse_account(content: bytes, place: str) -> Account:
+    table = BoundedParquet(pa.BufferReader(content), len(content)).read()
+    told = parse_json((table.schema.metadata or {})[_KEY])
+    if told["version"] != ACCOUNT_VERSION:
+        raise DatasetError(
+            f"the account {place!r} is of version {told['version']}, and this raypipe reads {ACCOUNT_VERSION}"
+        )
+    runs = _split_runs(table.select(_SCHEMA.names))
+    parts = tuple(_load_part(saved, number, runs) for number, saved in enumerate(told["parts"]))
+    _check_parts(parts)
+    unknown = [key for key in runs if key not in _known_keys(parts)]
+    if unknown:
+        raise ValueError(f"rows of no part or skip: {unknown[0]}")
+    header = Header(**told["header"])
+    _check_header(header)
+    members = tuple({**one, "selection": _as_tuples(one["selection"])} for one in header.members)
+    header = replace(header, selection=_as_tuples(header.selection), members=members)
+    account = Account(header=header, parts=parts)
+    broken = find_break(account)
+    if broken:
+        raise ValueError(f"it was changed since: {broken}")
+    return account
 
 
 def _arrow_filesystem(filesystem: Any) -> Any:
@@ -217,12 +232,42 @@ def _check_parts(parts: tuple[Part, ...]) -> None:
     """Raise where a part is there twice, or of no epoch: no rank writes that."""
     seen: set[tuple[Any, ...]] = set()
     for part in parts:
+        _check_kinds(part)
         key = (*part.start_key, part.num_steps)
         if part.epoch < 0:
             raise ValueError(f"{part.describe()}: there is no such epoch")
         if key in seen:
             raise ValueError(f"{part.describe()}: it is there twice")
         seen.add(key)
+
+
+def _check_kinds(part: Part) -> None:
+    """Raise where a part has something else than the numbers and texts that ranks write."""
+    numbers = [part.epoch, part.world_size, part.per_lane, part.num_steps, part.turn, *part.torn]
+    texts = [part.selection, part.attempt, part.before]
+    for record in part.ranks:
+        numbers += [record.rank, record.num_frames, *(number for lane in record.lanes for number in lane)]
+        texts.append(record.digest)
+    for skip in part.skipped:
+        numbers += [skip.dataset, skip.episode]
+        texts.append(skip.why)
+    odd: list[Any] = [one for one in numbers if type(one) is not int or not -_MOST <= one < _MOST]
+    odd += [one for one in texts if not isinstance(one, str)]
+    if odd:
+        raise ValueError(f"a part has {odd[0]!r}, which no rank writes there")
+    if not part.legs or not 1 <= part.world_size <= _MOST_RANKS:
+        raise ValueError(f"a part has {counted(len(part.legs), 'leg')} and {counted(part.world_size, 'rank')}")
+
+
+def _check_header(header: Header) -> None:
+    texts = [header.root, header.name, header.head]
+    objects = [header.selection, header.state, *header.members]
+    for one in header.members:
+        texts += [one["name"], one["root"]]
+        objects.append(one["selection"])
+    odd = [one for one in texts if not isinstance(one, str)] + [one for one in objects if not isinstance(one, dict)]
+    if odd:
+        raise ValueError(f"its header has {odd[0]!r}, which no rank writes there")
 
 
 def _known_keys(parts: tuple[Part, ...]) -> set[RunKey]:

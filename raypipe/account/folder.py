@@ -22,7 +22,7 @@ from typing import Any, Final
 from raypipe.account.file import load_account
 from raypipe.account.gather import CheckpointFiles, Gathered, gather_account, place_of, state_of_saved
 from raypipe.account.parts import Account, Part, merge_accounts
-from raypipe.errors import ConfigError, DatasetError, RaypipeError, suggest
+from raypipe.errors import ConfigError, DatasetError, RaypipeError, as_damage, noting, suggest
 from raypipe.limits import parse_json
 from raypipe.storage import Storage, open_storage, retry_transient
 
@@ -88,6 +88,11 @@ def read_run_account(folder: str | os.PathLike[str], name: str = "") -> RunAccou
     storage = open_storage(folder)
     if not storage.exists():
         raise ConfigError(f"there is no folder {storage.uri!r}: give that of a run or of a checkpoint")
+    with noting(f"while reading the account at {storage.uri!r}"):
+        return _read_newest(storage, name)
+
+
+def _read_newest(storage: Storage, name: str) -> RunAccount:
     sets = _pick_run(storage, _pick_name(storage, _find_sets(storage), name))
     attempts = sorted((one for one in sets if one.attempt), key=lambda one: one.attempt)
     last = [one for one in attempts if one.attempt == attempts[-1].attempt]
@@ -252,16 +257,18 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
 def _read_saved(storage: Storage, path: str) -> dict[str, Any]:
     """Return the state of a checkpoint, with the head of its account."""
     content = retry_transient(lambda: storage.read_bytes(path))
-    try:
+
+    def describe(error: Exception) -> DatasetError:
+        return DatasetError(
+            f"damaged state {storage.locate(path)!r}: {error}. Nothing else says how far the account beside it must "
+            f"lead: put the file back as it was saved, or check an earlier checkpoint."
+        )
+
+    with as_damage(describe):
         saved = parse_json(content)
         if isinstance(saved, dict) and saved:
             return saved
         raise ValueError(f"{saved!r} is no JSON object of a state")
-    except ValueError as error:
-        raise DatasetError(
-            f"damaged state {storage.locate(path)!r}: {error}. Nothing else says how far the account beside it must "
-            f"lead: put the file back as it was saved, or check an earlier checkpoint."
-        ) from error
 
 
 def _find_beside(storage: Storage, name: str, state: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from raypipe.account import FrameAxis, Header, lay_out
 from raypipe.account.folder import RunAccount
-from raypipe.errors import ConfigError, DatasetError
+from raypipe.errors import ConfigError, DatasetError, as_damage
 from raypipe.metadata import DatasetMeta, read_metadata
 from raypipe.mixture import Mixture, is_mixture_file
 from raypipe.plan import (
@@ -94,10 +94,10 @@ def parse_selection(saved: Mapping[str, Any]) -> SelectionSpec:
     Raises:
         ConfigError: they are not those of a selection.
     """
-    try:
+    with as_damage(
+        lambda error: ConfigError(f"the account has no selection that this raypipe knows ({error}): {dict(saved)!r}")
+    ):
         return SelectionSpec(**saved)
-    except TypeError as error:
-        raise ConfigError(f"the account has no selection that this raypipe knows ({error}): {dict(saved)!r}") from error
 
 
 def _read_members(header: Header) -> tuple[EpisodeIndex, FrameAxis]:

@@ -11,12 +11,12 @@ from typing import Any
 
 from raypipe.account.axis import DATASET_BITS, FrameAxis
 from raypipe.account.chain import drop_later_epochs, link_parts
-from raypipe.account.folder import read_run_account
+from raypipe.account.folder import RunAccount, read_run_account
 from raypipe.account.parts import Account
 from raypipe.account.replay import Replay
 from raypipe.account.runs import Runs, add_runs, empty_runs
 from raypipe.audit.frames import open_frames, read_frames
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, noting
 from raypipe.plan import (
     DEFAULT_LIVE_BYTES,
     BatchSpec,
@@ -129,6 +129,11 @@ def locate_planned(run: PlannedRun, query: StepQuery) -> LocatedStep:
 def locate_recorded(folder: str | os.PathLike[str], query: StepQuery, *, root: str = "", name: str = "") -> LocatedStep:
     """Return the frames of a step of a run with an account; see `read_run_account`."""
     run = read_run_account(folder, name)
+    with noting(f"by the account {run.place!r}"):
+        return _locate_by(run, query, root)
+
+
+def _locate_by(run: RunAccount, query: StepQuery, root: str) -> LocatedStep:
     _, index, axis = open_frames(run, root)
     _check_epoch(index, query, run.place)
     if not run.account.parts:

@@ -7,7 +7,7 @@ file per episode and a list of lengths. Here both are columns of numbers, and a 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raypipe.errors import ConfigError, DatasetError
+from raypipe.errors import ConfigError, DatasetError, as_damage
 from raypipe.metadata.tables import (
     CORRECT_INFO,
     check_not_refused,
@@ -106,6 +106,19 @@ def read_episodes(
     Args:
         is_packed: whether data files hold several episodes each (v3.0) or one (v2.x).
     """
+    with as_damage(partial(_damaged_table, storage)):
+        return _read_episodes(storage, info, cameras, is_packed=is_packed)
+
+
+def _damaged_table(storage: Storage, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"the episode table of {storage.uri!r} ({FOLDER} or {JSON_LINES}) cannot be read: {error}. Fetch meta/ again."
+    )
+
+
+def _read_episodes(
+    storage: Storage, info: Mapping[str, Any], cameras: Sequence[str], *, is_packed: bool
+) -> EpisodeTable:
     if not is_packed and storage.offers(JSON_LINES):
         return _read_per_episode(storage, info, cameras)
     # Also of a dataset whose template has a file per episode: there are some, and the table says where each is.
@@ -152,6 +165,11 @@ def read_episode_columns(storage: Storage, names: Sequence[str] | None = None, *
     Names that no file has are not in it; where one of several files lacks a column, its values are null. The columns
     that raypipe reads anyway, and statistics, are left aside where no names are given.
     """
+    with as_damage(partial(_damaged_table, storage)):
+        return _read_columns(storage, names, is_packed=is_packed)
+
+
+def _read_columns(storage: Storage, names: Sequence[str] | None, *, is_packed: bool) -> pa.Table:
     if not is_packed and storage.offers(JSON_LINES):
         table = read_json_lines(storage, JSON_LINES)
         wanted = names if names is not None else _told_names(table.column_names)
@@ -256,14 +274,16 @@ def _read_packed_file(storage: Storage, name: str, cameras: Sequence[str]) -> pa
     columns = {}
     # Types differ between files: pandas writes a column of whole numbers as floats once one of them was empty.
     for column in table.column_names:
-        try:
+        with as_damage(partial(_wrong_type, table.schema.field(column), storage.locate(name))):
             columns[column] = _as_common_type(column, table.column(column))
-        except pa.ArrowException as error:
-            raise DatasetError(
-                f"column {column!r} of {storage.locate(name)!r} is of type {table.schema.field(column).type}, which "
-                f"cannot be read as its meaning asks: {error}. Rewrite the file."
-            ) from error
     return pa.table(columns)
+
+
+def _wrong_type(field: pa.Field, place: str, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"column {field.name!r} of {place!r} is of type {field.type}, which cannot be read as its meaning asks: "
+        f"{error}. Rewrite the file."
+    )
 
 
 def _as_common_type(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -295,7 +315,7 @@ def _read_per_episode(storage: Storage, info: Mapping[str, Any], cameras: Sequen
     length = _integers(table, "length", storage)[order]
     _check_lengths(episode_index, length, storage)
     tasks = _as_task_lists(table.column("tasks")).take(order)
-    chunks_size = read_count(info, "chunks_size", storage.locate("meta/info.json"), default=1000)
+    chunks_size = read_count(info, "chunks_size", storage.locate("meta/info.json"), default=1000, least=1)
     return _per_episode_table(episode_index, length, tasks, chunks_size, cameras)
 
 
@@ -340,12 +360,14 @@ def _integers(table: pa.Table, name: str, storage: Storage) -> NDArray[np.int64]
             f"the episode table of {storage.uri!r} has {counted(column.null_count, 'empty value')} in {name!r}; the "
             f"recording was not finalised. Finalise it, or fetch meta/ again."
         )
-    try:
-        return np.asarray(pc.cast(column, pa.int64()).to_numpy())
-    except pa.ArrowInvalid as error:
-        raise DatasetError(
+
+    def describe(error: Exception) -> DatasetError:
+        return DatasetError(
             f"the column {name!r} of the episode table of {storage.uri!r}: {error}. Correct it, or fetch meta/ again."
-        ) from error
+        )
+
+    with as_damage(describe):
+        return np.asarray(pc.cast(column, pa.int64()).to_numpy())
 
 
 def _check_unique(episode_index: NDArray[np.int64], storage: Storage, listed: Mapping[str, NDArray[Any]]) -> None:

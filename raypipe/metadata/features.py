@@ -5,11 +5,12 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from raypipe.errors import DatasetError
+from raypipe.errors import DatasetError, as_damage
 from raypipe.limits import MOST_NUMBERS, MOST_PIXELS
 from raypipe.metadata.tables import CORRECT_INFO
 
@@ -109,7 +110,15 @@ def read_features(info: Mapping[str, Any], place: str) -> dict[str, Feature]:
         raise DatasetError(
             f"{place!r} declares no features; a LeRobot dataset has a 'features' object there. {CORRECT_INFO}"
         )
-    return {name: _read_feature(name, spec, place) for name, spec in declared.items()}
+    features = {}
+    for name, spec in declared.items():
+        with as_damage(partial(_no_feature, name, place)):
+            features[name] = _read_feature(name, spec, place)
+    return features
+
+
+def _no_feature(name: str, place: str, error: Exception) -> DatasetError:
+    return DatasetError(f"feature {name!r} in {place!r} cannot be read: {error!r}. {CORRECT_INFO}")
 
 
 def why_unfit_name(name: str) -> str:
@@ -129,12 +138,7 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
         raise DatasetError(
             f"feature {name!r} in {place!r} is {spec!r}; expected an object with a 'dtype'. {CORRECT_INFO}"
         )
-    try:
-        shape = tuple(int(size) for size in spec.get("shape") or (1,))
-    except (TypeError, ValueError) as error:
-        raise DatasetError(
-            f"feature {name!r} in {place!r} has the shape {spec['shape']!r}; expected numbers. {CORRECT_INFO}"
-        ) from error
+    shape = _shape(name, spec.get("shape") or (1,), place)
     names = _flat_names(spec.get("names"))
     kind = _kind(spec["dtype"])
     if kind not in ("video", "image"):
@@ -157,8 +161,21 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
     )
 
 
+def _shape(name: str, given: Any, place: str) -> tuple[int, ...]:
+    def describe(_: Exception) -> DatasetError:
+        return DatasetError(
+            f"feature {name!r} in {place!r} has the shape {given!r}; expected numbers, none below 0. {CORRECT_INFO}"
+        )
+
+    with as_damage(describe):
+        shape = tuple(int(size) for size in given)
+        if min(shape, default=0) < 0:
+            raise ValueError("below 0")
+        return shape
+
+
 def _check_size(shape: Sequence[int], most: int, name: str, place: str) -> None:
-    if min(shape, default=0) < 0 or math.prod(shape) > most:
+    if math.prod(shape) > most:
         raise DatasetError(
             f"feature {name!r} in {place!r} has the shape {list(shape)}, which is {math.prod(shape):,} numbers or "
             f"pixels; expected at most {most:,}. {CORRECT_INFO}"

@@ -6,13 +6,14 @@ are there only where the dataset stores them.
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.errors import DatasetError
+from raypipe.errors import DatasetError, as_damage
 from raypipe.limits import parse_json, read_lines
 from raypipe.metadata.pooling import MOMENTS, Stats, pool_stats
 from raypipe.metadata.tables import read_json
@@ -67,14 +68,15 @@ def _read_episode_stats(storage: Storage) -> Iterator[Stats]:
         for number, line in enumerate(read_lines(stream), start=1):
             if not line.strip():
                 continue
-            try:
+            with as_damage(partial(_no_stats, storage, number)):
                 stats = parse_json(line)["stats"]
-            except (ValueError, KeyError, TypeError) as error:
-                storage.check_no_pointer(PER_EPISODE)
-                raise DatasetError(
-                    f"damaged file {place!r}: line {number} has no 'stats' object ({error}). {_ANEW}"
-                ) from error
             yield _as_arrays(stats, f"{place}:{number}")
+
+
+def _no_stats(storage: Storage, number: int, error: Exception) -> DatasetError:
+    storage.check_no_pointer(PER_EPISODE)
+    place = storage.locate(PER_EPISODE)
+    return DatasetError(f"damaged file {place!r}: line {number} has no 'stats' object ({error}). {_ANEW}")
 
 
 def _as_arrays(stats: Any, place: str) -> Stats:
@@ -86,13 +88,13 @@ def _as_arrays(stats: Any, place: str) -> Stats:
             raise DatasetError(
                 f"the statistics of {feature!r} in {place!r} are {values!r}; expected an object. {_ANEW}"
             )
-        try:
+        with as_damage(partial(_no_numbers, feature, place)):
             arrays[feature] = {name: np.asarray(value, dtype=np.float64) for name, value in values.items()}
-        except (TypeError, ValueError) as error:
-            raise DatasetError(
-                f"the statistics of {feature!r} in {place!r} are not numbers: {error}. {_ANEW}"
-            ) from error
     return arrays
+
+
+def _no_numbers(feature: str, place: str, error: Exception) -> DatasetError:
+    return DatasetError(f"the statistics of {feature!r} in {place!r} are not numbers: {error}. {_ANEW}")
 
 
 def _pool(episodes: Iterator[Stats]) -> Stats:

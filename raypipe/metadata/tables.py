@@ -1,20 +1,16 @@
 """Reading one metadata file: JSON, JSON lines or parquet, with errors that name the file."""
 
 import io
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.json
 
-from raypipe.errors import DatasetError, DownloadError
+from raypipe.errors import DatasetError, DownloadError, RaypipeError, as_damage
 from raypipe.limits import MOST_COUNT, MOST_JSON_BYTES, MOST_TEXT_BYTES, parse_json, read_lines
 from raypipe.metadata.parquet import BoundedParquet
 from raypipe.storage import REFUSED, Storage, is_transient
-
-_JSON_BLOCK_BYTES = 1 << 26
-"""pyarrow refuses a line longer than its block; an episode with thousands of tasks makes long lines."""
 
 _MOST_CELLS = 1 << 25
 """Lines times fields of JSON lines, each of which takes memory also where a line lacks the field: a million episodes
@@ -22,11 +18,6 @@ with 30."""
 
 CORRECT_INFO = "Correct meta/info.json, or fetch it again."
 """The end of a message on a value of ``info.json``."""
-
-_TEXTS = {"task": pa.string(), "tasks": pa.list_(pa.string())}
-"""Told to the parser, which else takes a text that looks like a date for one."""
-
-_KNOWN = {**_TEXTS, **dict.fromkeys(("episode_index", "length", "task_index"), pa.int64())}
 
 
 def check_not_refused(storage: Storage, names: Sequence[str]) -> None:
@@ -40,6 +31,21 @@ def check_not_refused(storage: Storage, names: Sequence[str]) -> None:
         )
 
 
+@contextmanager
+def parsing(storage: Storage, name: str, kind: str = "") -> Iterator[None]:
+    """Make a `DatasetError` that names the file of whatever its content makes a library raise in the body.
+
+    Args:
+        kind: what the file should hold, as ``JSON``.
+    """
+
+    def describe(error: Exception) -> RaypipeError:
+        return _damaged(storage, name, f"{f'not {kind}: ' if kind else 'unreadable: '}{error}")
+
+    with as_damage(describe):
+        yield
+
+
 def read_json(storage: Storage, name: str) -> dict[str, Any]:
     """Return the JSON object in the file `name`."""
     return storage.read_again(name, lambda: _parse_json(storage, name))
@@ -47,10 +53,8 @@ def read_json(storage: Storage, name: str) -> dict[str, Any]:
 
 def _parse_json(storage: Storage, name: str) -> dict[str, Any]:
     content = _read_whole(storage, name, MOST_JSON_BYTES)
-    try:
+    with parsing(storage, name, f"JSON ({len(content)} bytes)"):
         value = parse_json(content)
-    except ValueError as error:
-        raise _damaged(storage, name, f"not JSON ({len(content)} bytes): {error}") from error
     if not isinstance(value, dict):
         raise _damaged(storage, name, f"a JSON {type(value).__name__}, expected an object")
     return value
@@ -63,24 +67,48 @@ def read_json_lines(storage: Storage, name: str, columns: Sequence[str] = ()) ->
 
 def _read_lines(storage: Storage, name: str, columns: Sequence[str]) -> pa.Table:
     content = _read_whole(storage, name, MOST_TEXT_BYTES)
-    try:
-        table = _parse_json_lines(content, columns)
-    except (pa.ArrowInvalid, ValueError) as error:
-        raise _damaged(storage, name, f"not JSON lines ({len(content)} bytes): {error}") from error
+    with parsing(storage, name, f"JSON lines ({len(content)} bytes)"):
+        # Not by pyarrow: its parser (25) ends the process where the first line is `null`.
+        table = _as_columns(content, columns)
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         raise _damaged(storage, name, f"without the fields {missing}; it has {table.column_names}")
     return table.select(list(columns)) if columns else table
 
 
-def read_count(info: Mapping[str, Any], key: str, place: str, *, default: int) -> int:
+def _as_columns(content: bytes, columns: Sequence[str]) -> pa.Table:
+    found: dict[str, list[Any]] = {}
+    num_lines = 0
+    for number, text in enumerate(read_lines(io.BytesIO(content)), start=1):
+        if not text.strip():
+            continue
+        try:
+            line = parse_json(text)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+        if not isinstance(line, dict):
+            raise ValueError(f"line {number} is no object")
+        for name in columns or line:
+            if name in line:
+                values = found.setdefault(name, [])
+                values += [None] * (num_lines - len(values))
+                values.append(line[name])
+        num_lines += 1
+        if num_lines * max(1, len(found)) > _MOST_CELLS:
+            raise ValueError(f"its first {number:,} lines have {len(found):,} fields together")
+    if not num_lines:
+        raise ValueError("it has no line")
+    return pa.table({name: pa.array(values + [None] * (num_lines - len(values))) for name, values in found.items()})
+
+
+def read_count(info: Mapping[str, Any], key: str, place: str, *, default: int, least: int = 0) -> int:
     """Return a whole number of ``info.json``; `default` where it is missing or null."""
     value = info.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_COUNT:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_COUNT:
         raise DatasetError(
-            f"{key} is {value!r} in {place!r}; expected a whole number of at most {MOST_COUNT}. {CORRECT_INFO}"
+            f"{key} is {value!r} in {place!r}; expected a whole number from {least} to {MOST_COUNT}. {CORRECT_INFO}"
         )
     return value
 
@@ -90,36 +118,6 @@ def _read_whole(storage: Storage, name: str, most: int) -> bytes:
     if size_bytes > most:
         raise _damaged(storage, name, f"{size_bytes:,} bytes, and such a file may have {most:,}")
     return storage.read_bytes(name)
-
-
-def _parse_json_lines(content: bytes, columns: Sequence[str]) -> pa.Table:
-    if columns:
-        with suppress(pa.ArrowInvalid):
-            table = _parse_fields(content, {name: _KNOWN[name] for name in columns}, "ignore")
-            if not any(column.null_count == len(table) for column in table.columns):
-                return table
-    _check_cells(content)
-    try:
-        return _parse_fields(content, _TEXTS, "infer")
-    except pa.ArrowInvalid:
-        # Tasks may be numbers.
-        return _parse_fields(content, {}, "infer")
-
-
-def _parse_fields(content: bytes, types: Mapping[str, pa.DataType], others: str) -> pa.Table:
-    read = pyarrow.json.ReadOptions(block_size=max(_JSON_BLOCK_BYTES, len(content) // 8))
-    schema = pa.schema(list(types.items()))
-    parse = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
-    return pyarrow.json.read_json(io.BytesIO(content), read_options=read, parse_options=parse)
-
-
-def _check_cells(content: bytes) -> None:
-    """Raise where JSON lines are no table: where each has fields of its own, or lists too deep for the parser."""
-    fields: set[str] = set()
-    for number, line in enumerate(read_lines(io.BytesIO(content)), start=1):
-        fields.update(parse_json(line) if line.strip() else ())
-        if number * len(fields) > _MOST_CELLS:
-            raise ValueError(f"its first {number:,} lines have {len(fields):,} fields together")
 
 
 def read_parquet(storage: Storage, name: str, columns: Sequence[str] = (), optional: Sequence[str] = ()) -> pa.Table:
@@ -132,15 +130,16 @@ def read_parquet(storage: Storage, name: str, columns: Sequence[str] = (), optio
 
 def _read_columns(storage: Storage, name: str, columns: Sequence[str], optional: Sequence[str]) -> pa.Table:
     with open_parquet(storage, name) as parquet:
-        present = set(parquet.schema_arrow.names)
-        missing = [column for column in columns if column not in present]
+        names = parquet.schema_arrow.names
+        missing = [column for column in columns if column not in names]
         if missing:
-            raise _damaged(storage, name, f"without the columns {missing}; it has {parquet.schema_arrow.names}")
-        wanted = [*columns, *(column for column in optional if column in present)] or list(present)
-        try:
+            raise _damaged(storage, name, f"without the columns {missing}; it has {names}")
+        wanted = [*columns, *(column for column in optional if column in names)] or names
+        doubled = sorted({column for column in wanted if names.count(column) > 1})
+        if doubled:
+            raise _damaged(storage, name, f"with the columns {doubled} twice")
+        with _reading(storage, name, "unreadable"):
             return parquet.read(columns=wanted, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise _bad_file(storage, name, f"unreadable: {error}", error) from error
 
 
 def open_parquet(storage: Storage, name: str) -> BoundedParquet:
@@ -149,21 +148,28 @@ def open_parquet(storage: Storage, name: str) -> BoundedParquet:
 
 
 def _open_parquet(storage: Storage, name: str) -> BoundedParquet:
-    try:
+    with _reading(storage, name, "no readable parquet footer"):
         size_bytes = storage.size_bytes(name)
         if storage.is_local:
             # Never mapped into memory: a file cut under its reader, or a disk that fails, would end the process.
-            return BoundedParquet(storage.locate(name), size_bytes)
-        return BoundedParquet(storage.open_file(name), size_bytes, pre_buffer=True)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise _bad_file(storage, name, f"no readable parquet footer: {error}", error) from error
+            parquet = BoundedParquet(storage.locate(name), size_bytes)
+        else:
+            parquet = BoundedParquet(storage.open_file(name), size_bytes, pre_buffer=True)
+        # pyarrow reads names and types when they are first asked for: here they are an error of this file.
+        _ = parquet.schema_arrow.names
+        return parquet
 
 
-def _bad_file(storage: Storage, name: str, what: str, error: Exception) -> DatasetError | DownloadError:
-    """Return the error for a file that could not be read: of the machine, where it has a number of the system."""
-    if isinstance(error, OSError) and is_transient(error):
-        return storage.unreadable(name, error)
-    return _damaged(storage, name, what)
+@contextmanager
+def _reading(storage: Storage, name: str, what: str) -> Iterator[None]:
+    """Name the file in what reading it raises: as damaged, or of the machine, where the system failed."""
+    try:
+        with as_damage(lambda error: _damaged(storage, name, f"{what}: {error}")):
+            yield
+    except OSError as error:
+        if is_transient(error):
+            raise storage.unreadable(name, error) from error
+        raise _damaged(storage, name, f"{what}: {error}") from error
 
 
 def _damaged(storage: Storage, name: str, what: str) -> DatasetError:

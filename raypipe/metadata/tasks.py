@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import LEAVE_OUT, DatasetError
-from raypipe.metadata.tables import check_not_refused, read_json_lines, read_parquet
+from raypipe.metadata.tables import check_not_refused, parsing, read_json_lines, read_parquet
 from raypipe.storage import Storage
 from raypipe.wording import span_text
 
@@ -84,4 +84,5 @@ def read_positional(storage: Storage, name: str, index: str) -> Tasks:
             f"{storage.locate(name)!r} has the columns {table.column_names} and none with the {word}'s text; "
             f"expected {word!r} or '__index_level_0__'. Fetch the file again, or add the column."
         )
-    return Tasks({i: str(text) for i, text in enumerate(table.column(column).to_pylist())})
+    with parsing(storage, name):
+        return Tasks({i: str(text) for i, text in enumerate(table.column(column).to_pylist())})

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from raypipe.actions import ActionSpec, check_window
 from raypipe.dataset import Dataset, kept_features, knowing_rows
 from raypipe.decode.spec import ORIGINAL_SIZE, Resize
-from raypipe.errors import ConfigError, suggest
+from raypipe.errors import ConfigError, noting, suggest
 from raypipe.metadata import Feature
 from raypipe.mixture.file import is_mixture_file, read_mixture_file
 from raypipe.mixture.open_members import BadMember, MemberNote, open_members
@@ -93,6 +94,11 @@ class Mixture:
             DatasetError: members cannot be opened; it lists all of them.
         """
         spec = _make_spec(members, settings)
+        is_file = isinstance(members, str | Path)
+        with noting(f"while opening the mixture {str(members)!r}") if is_file else nullcontext():
+            self._open(spec, progress=progress)
+
+    def _open(self, spec: MixtureSpec, *, progress: bool) -> None:
         wanted, left_out = with_weight(spec)
         opened = open_members(wanted.members, on_bad_dataset=spec.on_bad_dataset, progress=progress)
         self.spec = only_members(wanted, opened.positions)

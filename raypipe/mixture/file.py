@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import yaml
 
-from raypipe.errors import ConfigError, suggest
+from raypipe.errors import ConfigError, as_damage, suggest
 from raypipe.limits import MOST_JSON_BYTES, MOST_YAML_NODES
 from raypipe.mixture.spec import MemberSpec, MixtureSpec
 from raypipe.plan import SelectionSpec
@@ -49,16 +49,24 @@ def read_mixture_file(path: str) -> MixtureSpec:
         ConfigError: the file is missing or damaged, has an unknown key, or describes an impossible mixture.
     """
     path = os.fspath(path)
-    content = _parse(path)
-    try:
-        known = [_MEMBERS, *(one.name for one in fields(MixtureSpec) if one.name != "members")]
-        _check_keys(content, known, "")
-        folder = os.path.dirname(os.path.abspath(path))
-        options = {key: value for key, value in content.items() if key != _MEMBERS}
-        members: Any = _members(content.get(_MEMBERS), folder)
-        return MixtureSpec(members=members, **options)
-    except ConfigError as error:
-        raise ConfigError(f"in {path!r}: {error}") from error
+
+    def describe(error: Exception) -> ConfigError:
+        return ConfigError(f"the mixture file {path!r} cannot be read: {type(error).__name__}: {error}")
+
+    with as_damage(describe):
+        content = _parse(path)
+        try:
+            return _make_spec(content, path)
+        except ConfigError as error:
+            raise ConfigError(f"in {path!r}: {error}") from error
+
+
+def _make_spec(content: Mapping[str, Any], path: str) -> MixtureSpec:
+    _check_keys(content, [_MEMBERS, *(one.name for one in fields(MixtureSpec) if one.name != "members")], "")
+    folder = os.path.dirname(os.path.abspath(path))
+    options = {key: value for key, value in content.items() if key != _MEMBERS}
+    members: Any = _members(content.get(_MEMBERS), folder)
+    return MixtureSpec(members=members, **options)
 
 
 def _parse(path: str) -> Mapping[str, Any]:
@@ -116,7 +124,7 @@ def _member(item: Any, place: str, folder: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
         raise ConfigError(f"{place} is {_shown(item)}; give a root, [root, weight], or an object with 'root'")
     _check_keys(item, [one.name for one in fields(MemberSpec)], place)
-    if not isinstance(item.get("root"), str):
+    if not isinstance(item.get("root"), str) or "\0" in item["root"]:
         raise ConfigError(f"{place}.root is {_shown(item.get('root'))}; give the path or URI of a dataset")
     if isinstance(item.get("selection"), Mapping):
         _check_keys(item["selection"], [one.name for one in fields(SelectionSpec)], f"{place}.selection")

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, get_args
 from raypipe.actions import REPRESENTATION
 from raypipe.dataset import Dataset
 from raypipe.decode.spec import ORIGINAL_SIZE, Fit, Resize, check_fit, check_resize
-from raypipe.errors import ConfigError, suggest
+from raypipe.errors import ConfigError, as_damage, suggest
 from raypipe.metadata import INDEX_FEATURES
 from raypipe.plan import SelectionSpec
 from raypipe.plan.spec import check_whole
@@ -376,10 +376,8 @@ def _make_selection(who: str, given: Any) -> SelectionSpec:
     if not isinstance(given, Mapping):
         raise ConfigError(f"selection of {who} is {given!r}; give a SelectionSpec or a dict of its fields")
     _check_keys(given, [one.name for one in fields(SelectionSpec)], f"selection of {who}")
-    try:
+    with as_damage(lambda error: ConfigError(f"selection of {who} is {dict(given)!r}: {error}")):
         return SelectionSpec(**given)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"selection of {who} is {dict(given)!r}: {error}") from error
 
 
 def _check_own_names(spec: MemberSpec, who: str) -> None:

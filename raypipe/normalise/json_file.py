@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, RaypipeError, as_damage
 from raypipe.limits import parse_json
 from raypipe.metadata.pooling import Stats
 from raypipe.storage import Storage, open_storage
@@ -28,10 +28,8 @@ def to_text(kind: str, content: Mapping[str, Any]) -> str:
 
 def from_text(text: str, kind: str, place: str, build: Callable[[dict[str, Any]], Value]) -> Value:
     """Return what `build` makes of the JSON that `to_text` wrote."""
-    try:
+    with as_damage(lambda error: ConfigError(f"{place!r} is not JSON: {error}. Write it again.")):
         found = parse_json(text)
-    except ValueError as error:
-        raise ConfigError(f"{place!r} is not JSON: {error}. Write it again.") from error
     if not isinstance(found, dict) or found.get("kind") != kind:
         raise ConfigError(f"{place!r} is not the JSON of a {kind}; write it again, or give the right file")
     if found.get("version") != _VERSION:
@@ -39,12 +37,13 @@ def from_text(text: str, kind: str, place: str, build: Callable[[dict[str, Any]]
             f"{place!r} is of version {found.get('version')!r}; this raypipe reads version {_VERSION}. Write it again."
         )
     try:
-        return build(found)
-    except ConfigError as error:
+        with as_damage(
+            lambda error: ConfigError(f"{place!r} is damaged: {type(error).__name__}: {error}. Write it again.")
+        ):
+            return build(found)
+    except RaypipeError as error:
         error.add_note(f"while reading {place!r}")
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{place!r} is damaged: {type(error).__name__}: {error}. Write it again.") from error
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

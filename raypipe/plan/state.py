@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from raypipe.errors import ConfigError, ResumeError
+from raypipe.errors import ConfigError, ResumeError, as_damage
 from raypipe.plan.epoch import EpochPlan
 from raypipe.plan.index import EpisodeIndex, Shares, describe_selection
 from raypipe.plan.keyhash import ORDER_VERSION
@@ -91,20 +91,25 @@ class OrderState:
             raise ResumeError(f"not a state of a raypipe order: {saved!r}")
         if saved.get("order_version") != ORDER_VERSION:
             raise ResumeError(_differs("order_version", saved.get("order_version"), ORDER_VERSION))
+
+        def describe(error: Exception) -> ResumeError:
+            return ResumeError(f"not a state of a raypipe order ({error!r}): {dict(saved)!r}")
+
         try:
-            order = dict(saved["order"])
-            selection = order.pop("selection")
-            return cls(
-                order_version=ORDER_VERSION,
-                fingerprint=saved["fingerprint"],
-                spec=OrderSpec(seed=saved["seed"], **order),
-                selection=selection,
-                epoch=check_whole("epoch", saved["epoch"], 0, (1 << 63) - 1),
-                legs=tuple(Leg(**leg) for leg in saved["legs"]),
-                shares=shares_from_dict(saved["mixture"]) if "mixture" in saved else None,
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ResumeError(f"not a state of a raypipe order ({error!r}): {dict(saved)!r}") from error
+            with as_damage(describe):
+                order = dict(saved["order"])
+                selection = order.pop("selection")
+                return cls(
+                    order_version=ORDER_VERSION,
+                    fingerprint=saved["fingerprint"],
+                    spec=OrderSpec(seed=saved["seed"], **order),
+                    selection=selection,
+                    epoch=check_whole("epoch", saved["epoch"], 0, (1 << 63) - 1),
+                    legs=tuple(Leg(**leg) for leg in saved["legs"]),
+                    shares=shares_from_dict(saved["mixture"]) if "mixture" in saved else None,
+                )
+        except ConfigError as error:
+            raise describe(error) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

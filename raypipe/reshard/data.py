@@ -5,6 +5,7 @@ Values keep their types and their nulls. Only ``episode_index``, ``index`` and `
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raypipe.errors import DatasetError
+from raypipe.errors import DatasetError, as_damage
 from raypipe.metadata import DatasetMeta, Tasks
 from raypipe.metadata.tables import open_parquet
 from raypipe.reshard.columns import Columns
@@ -102,18 +103,27 @@ def _write(stream: IO[bytes], job: DataJob, unit: DataUnit, stats: list[dict[str
             if job.meta.data_file(row) != checked:
                 checked = job.meta.data_file(row)
                 _check_columns(job, reader, row)
-            table = _renumbered(job, reader.read_episode(row), number).select(list(job.columns.names))
+            with as_damage(partial(_cannot_copy, _place(job, number))):
+                table = _renumbered(job, reader.read_episode(row), number).select(list(job.columns.names))
             if writer is None:
                 schema = table.schema.with_metadata(_metadata(table.schema))
                 writer = pq.ParquetWriter(stream, schema, compression="snappy")
-            table = _as_schema(table, writer.schema, _place(job, number))
-            # The whole episode: pyarrow cuts at 1,048,576 rows unless told.
-            writer.write_table(table, row_group_size=len(table))
-            if job.described:
-                stats.append(describe_rows(table, job.meta.features, job.described, _place(job, number)))
+            with as_damage(partial(_cannot_copy, _place(job, number))):
+                table = _as_schema(table, writer.schema, _place(job, number))
+                # The whole episode: pyarrow cuts at 1,048,576 rows unless told.
+                writer.write_table(table, row_group_size=len(table))
+                if job.described:
+                    stats.append(describe_rows(table, job.meta.features, job.described, _place(job, number)))
     finally:
         if writer is not None:
             writer.close()
+
+
+def _cannot_copy(place: str, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"the rows of {place} cannot be copied: {one_line(error)}. Rewrite its file, or leave the episode out with "
+        f"--exclude."
+    )
 
 
 def _place(job: DataJob, number: int) -> str:
@@ -171,10 +181,10 @@ def _metadata(schema: pa.Schema) -> dict[bytes, bytes] | None:
     if note is None:
         return None
     try:
-        told = json.loads(note)["info"]["features"]
-    except (ValueError, KeyError, TypeError):
+        is_of_these = set(json.loads(note)["info"]["features"]) == set(schema.names)
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return {b"huggingface": note} if set(told) == set(schema.names) else None
+    return {b"huggingface": note} if is_of_these else None
 
 
 def _as_schema(table: pa.Table, schema: pa.Schema, place: str) -> pa.Table:

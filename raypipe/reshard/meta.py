@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from raypipe.errors import DatasetError, as_damage
 from raypipe.metadata import DatasetMeta
 from raypipe.metadata.stats import GLOBAL, find_stats_file
 from raypipe.metadata.tables import read_json
@@ -24,6 +25,7 @@ from raypipe.reshard.source_meta import SourceEpisodes
 from raypipe.reshard.spec import FILES_PER_CHUNK, ReshardSpec
 from raypipe.reshard.stats import StatsPool, computed_kinds, stats_arrays
 from raypipe.reshard.workspace import ORIGIN, Workspace, check_finished
+from raypipe.rows import one_line
 
 MAPPING: Final = "meta/reshard_episodes.parquet"
 """Each episode's number in the copy and in the source."""
@@ -130,17 +132,25 @@ def _episode_tables(job: MetaJob, pool: StatsPool) -> Iterator[pa.Table]:
     replaced = tuple(f"stats/{name}/" for name in job.described)
     for start in range(0, len(job.numbering), EPISODES_PER_ROW_GROUP):
         part = slice(start, min(start + EPISODES_PER_ROW_GROUP, len(job.numbering)))
-        carried = job.source.block(job.numbering.rows[part])
-        if replaced:
-            carried = {name: values for name, values in carried.items() if not name.startswith(replaced)}
-            carried |= stats_arrays(list(islice(computed, part.stop - part.start)), kinds)
-        pool.add(carried)
+        with as_damage(partial(_damaged_columns, job.meta.root)):
+            carried = job.source.block(job.numbering.rows[part])
+            if replaced:
+                carried = {name: values for name, values in carried.items() if not name.startswith(replaced)}
+                carried |= stats_arrays(list(islice(computed, part.stop - part.start)), kinds)
+            pool.add(carried)
         tasks = job.meta.episodes.tasks.take(job.numbering.rows[part])
         yield pa.table(
             {"episode_index": np.arange(part.start, part.stop), "tasks": tasks}
             | {name: values[part] for name, values in places.items()}
             | carried
         )
+
+
+def _damaged_columns(root: str, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"the statistics or further columns of the episodes in meta/ of {root!r} cannot be copied: {one_line(error)}. "
+        f"Fetch meta/ again, or take them out."
+    )
 
 
 def _place_columns(job: MetaJob) -> dict[str, NDArray[Any]]:

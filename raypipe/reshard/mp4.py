@@ -24,7 +24,7 @@ from raypipe.boxes import (
     sample_pts,
     sample_sizes,
 )
-from raypipe.errors import DatasetError
+from raypipe.errors import DatasetError, as_damage
 from raypipe.storage import Storage
 
 _ENTRY_HEADER: Final = 86
@@ -85,14 +85,14 @@ def read_track(storage: Storage, name: str) -> Track:
         DatasetError: the file is missing, is no mp4, or is cut off within its index. Packets may lie behind its end.
         NotImplementedError: the file is sound, but of a kind whose packets cannot be told apart by its index.
     """
-    try:
+    with as_damage(
+        lambda error: DatasetError(f"damaged video {storage.locate(name)!r}: {error}. Fetch the file again.")
+    ):
         with storage.open_file(name) as stream:
             moov = read_box(stream, b"moov")
         if moov is None:
             raise ValueError("no index ('moov' box)")
         return _parse(moov)
-    except (struct.error, EOFError, IndexError, ValueError, KeyError) as error:
-        raise DatasetError(f"damaged video {storage.locate(name)!r}: {error}. Fetch the file again.") from error
 
 
 def _parse(moov: bytes) -> Track:

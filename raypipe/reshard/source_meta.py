@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raypipe.errors import DatasetError
+from raypipe.errors import DatasetError, as_damage
 from raypipe.limits import parse_json, read_lines
 from raypipe.metadata import DatasetMeta
 from raypipe.metadata.episodes import FOLDER, JSON_LINES, list_tables
@@ -149,9 +149,7 @@ class _PerEpisode:
         if not self._meta.storage.exists(JSON_LINES):
             return pa.table({})
         table = read_json_lines(self._meta.storage, JSON_LINES)
-        # The reader gives tasks a column in any case.
-        has_task = table.column("task").null_count < len(table) if "task" in table.column_names else False
-        extra = [name for name in table.column_names if name not in _PLACES and (name != "task" or has_task)]
+        extra = [name for name in table.column_names if name not in _PLACES]
         order = np.argsort(table.column("episode_index").to_numpy(), kind="stable")
         return table.select(extra).take(order)
 
@@ -168,18 +166,20 @@ class _PerEpisode:
 
     def _note_kinds(self, line: bytes, number: int) -> int:
         """Return the episode of a line, and remember which statistics it has."""
-        try:
+
+        def describe(error: Exception) -> DatasetError:
+            place = self._meta.storage.locate(PER_EPISODE)
+            return DatasetError(
+                f"damaged file {place!r}: line {number} has not the statistics of an episode ({error}). Fetch it again."
+            )
+
+        with as_damage(describe):
             entry = parse_json(line)
             for feature, found in entry["stats"].items():
                 for statistic, value in found.items() if feature not in self._dropped else ():
                     column, depth = stats_kind(feature, statistic, value)
                     self._kinds.setdefault(column, depth)
             return int(entry["episode_index"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            place = self._meta.storage.locate(PER_EPISODE)
-            raise DatasetError(
-                f"damaged file {place!r}: line {number} has not the statistics of an episode ({error}). Fetch it again."
-            ) from error
 
     def _read_stats(self, episodes: NDArray[np.int64]) -> list[dict[str, dict[str, object]]]:
         found: list[dict[str, dict[str, object]]] = []

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pyarrow.fs
 
 from raypipe.account.gather import HEAD
-from raypipe.errors import ConfigError, ResumeError
+from raypipe.errors import ConfigError, ResumeError, as_damage
 from raypipe.keeper import read_rank_accounts, write_rank_account
 from raypipe.limits import parse_json
 from raypipe.loader import RankLoader
@@ -64,10 +64,8 @@ def read_state(checkpoint_dir: str | Path, name: str = "train") -> dict[str, Any
 
 def parse_state(content: bytes, place: str) -> dict[str, Any]:
     """Return a state from the content of its file; `place` names the file in errors."""
-    try:
+    with as_damage(lambda error: ResumeError(f"damaged state {place!r}: {error}. Go back to an earlier checkpoint.")):
         state = parse_json(content)
-    except ValueError as error:
-        raise ResumeError(f"damaged state {place!r}: {error}. Go back to an earlier checkpoint.") from error
     if not isinstance(state, dict):
         raise ResumeError(f"damaged state {place!r}: {state!r} is no JSON object. Go back to an earlier checkpoint.")
     state.pop(HEAD, None)

@@ -3,7 +3,6 @@
 `raypipe.video` reads when frames are shown, which is all that the pipeline needs; this reads the rest of the same box.
 """
 
-import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 # One reading of the box serves both: a video of 10,000 frames has 200 kB of it, and a remote one costs a request.
 from raypipe.boxes import need_box, read_box, sample_offsets, sample_pts, sample_sizes
-from raypipe.errors import DatasetError
+from raypipe.errors import DatasetError, as_damage
 from raypipe.storage import Storage
 from raypipe.video import VideoIndex, find_video_track, parse_moov
 from raypipe.video_format import VideoFormat, parse_video_format
@@ -38,18 +37,17 @@ def read_container(storage: Storage, name: str) -> Container:
         DatasetError: the file is no mp4, or cut off.
     """
     size_bytes = storage.size_bytes(name)
-    with storage.open_file(name) as stream:
-        try:
-            moov = read_box(stream, b"moov")
-        except (struct.error, EOFError) as error:
-            storage.check_no_pointer(name)
-            raise DatasetError(f"damaged video of {size_bytes} bytes: {error}") from error
+    with storage.open_file(name) as stream, as_damage(lambda error: _damaged(storage, name, size_bytes, error)):
+        moov = read_box(stream, b"moov")
     if moov is None:
         raise DatasetError(f"no index ('moov' box) in {size_bytes} bytes: the file is cut off, or no mp4")
-    try:
+    with as_damage(lambda error: DatasetError(f"its index cannot be read: {error}")):
         return _parse(moov, size_bytes)
-    except (struct.error, IndexError, ValueError, KeyError, OverflowError) as error:
-        raise DatasetError(f"its index cannot be read: {error}") from error
+
+
+def _damaged(storage: Storage, name: str, size_bytes: int, error: Exception) -> DatasetError:
+    storage.check_no_pointer(name)
+    return DatasetError(f"damaged video of {size_bytes} bytes: {error}")
 
 
 def _parse(moov: bytes, size_bytes: int) -> Container:

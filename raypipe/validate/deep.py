@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.errors import DatasetError
+from raypipe.errors import DatasetError, as_damage
 from raypipe.metadata import DepthCodes, Feature
 from raypipe.metadata.tables import open_parquet
 from raypipe.rows import one_line
@@ -240,35 +240,49 @@ def _read_av_log(lines: list[str]) -> Iterator[None]:
 
 def decode_images(promises: Promises, unit: DataUnit) -> tuple[list[Finding], int]:
     """Return what is wrong with the images of a data file, and how many were decoded."""
-    from raypipe.decode import decode_image
-
     findings: list[Finding] = []
     decoded: Counter[tuple[int, str]] = Counter()
     not_black: set[tuple[int, str]] = set()
-    for episode, feature, stored in _stored_images(promises, unit):
-        key = (episode, feature.name)
-        try:
-            pixels = decode_image(stored, feature, f"episode {episode}")
-        except DatasetError as error:
-            place = Place(file=unit.name, episodes=(episode,), feature=feature.name)
-            findings.append(make_finding("image-undecodable", one_line(error), place))
-            not_black.add(key)
-            continue
-        decoded[key] += 1
-        # Depth is 0 where nothing was measured.
-        if key not in not_black and float(pixels.nan_to_num().max()) > (0 if feature.is_depth else _BLACK):
-            not_black.add(key)
+    try:
+        for episode, feature, stored in _stored_images(promises, unit):
+            key = (episode, feature.name)
+            said, is_lit = _look(stored, feature, episode)
+            if said:
+                place = Place(file=unit.name, episodes=(episode,), feature=feature.name)
+                findings.append(make_finding("image-undecodable", said, place))
+            else:
+                decoded[key] += 1
+            if said or is_lit:
+                not_black.add(key)
+    except DatasetError as error:
+        # Which episodes the rest of the file has is not known.
+        findings.append(make_finding("image-undecodable", one_line(error), Place(file=unit.name)))
     for episode, camera in decoded.keys() - not_black:
         place = Place(file=unit.name, episodes=(episode,), feature=camera)
         findings.append(_black(decoded[episode, camera], place))
     return findings, decoded.total()
 
 
+def _look(stored: Any, feature: Feature, episode: int) -> tuple[str, bool]:
+    """Return why an image cannot be decoded, empty where it can; and whether it is anything but black."""
+    from raypipe.decode import decode_image
+
+    try:
+        pixels = decode_image(stored, feature, f"episode {episode}")
+    except DatasetError as error:
+        return one_line(error), False
+    # Depth is 0 where nothing was measured.
+    return "", float(pixels.nan_to_num().max()) > (0 if feature.is_depth else _BLACK)
+
+
 def _stored_images(promises: Promises, unit: DataUnit) -> Iterator[tuple[int, Feature, Any]]:
     """Yield the images inside the rows of a data file, with their episode and camera."""
     meta = promises.meta
     cameras = [meta.features[name] for name in meta.cameras if meta.features[name].kind == "image"]
-    with open_parquet(meta.storage, unit.name) as parquet:
+    with (
+        as_damage(lambda error: DatasetError(f"its images cannot be read: {one_line(error)}")),
+        open_parquet(meta.storage, unit.name) as parquet,
+    ):
         names = parquet.schema_arrow.names
         chosen = [feature for feature in cameras if feature.name in names]
         if not chosen or "episode_index" not in names:

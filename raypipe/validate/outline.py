@@ -26,7 +26,10 @@ from raypipe.validate.findings import Finding, Place, make_finding
 
 INFO = "meta/info.json"
 
-DAMAGE = (DatasetError, pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError)
+DAMAGE = (
+    *(DatasetError, pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
+    RecursionError,
+)
 """As what damage in ``meta/`` may come up: a text that is no UTF-8, a number where a list should be."""
 
 

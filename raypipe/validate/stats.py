@@ -98,7 +98,7 @@ def _check_flat(stored: Stored, cameras: Sequence[str]) -> list[Finding]:
     for name in cameras:
         try:
             std = np.asarray(stored.get(name, {}).get("std", np.inf), dtype=np.float64).reshape(-1)
-        except (TypeError, ValueError, AttributeError):
+        except DAMAGE:
             continue
         if len(std) and not std.min() >= _FLAT_STD:
             reach = 1 / (std.min() + 1e-8)
@@ -167,7 +167,7 @@ def _compare(stored: Any, true: Mapping[str, NDArray[Any]], place: Place) -> lis
             continue
         try:
             found = np.asarray(stored[statistic], dtype=np.float64).reshape(-1)
-        except (TypeError, ValueError, OverflowError):
+        except DAMAGE:
             return [make_finding("stats-unreadable", f"{statistic} is {stored[statistic]!r}", place)]
         if len(found) != len(values):
             differences.append(f"{statistic} has {counted(len(found), 'number')}, the feature {len(values)}")
@@ -194,7 +194,7 @@ def _read_lines(storage: Storage) -> Iterator[tuple[int, Stored]]:
             try:
                 content = parse_json(line)
                 episode, stats = int(content["episode_index"]), dict(content["stats"])
-            except (ValueError, KeyError, TypeError) as error:
+            except DAMAGE as error:
                 raise DatasetError(f"line {number} has no 'episode_index' and 'stats': {error!r}") from error
             yield episode, stats
 

@@ -366,3 +366,13 @@ def test_an_impossible_episode_table_is_an_error(dataset, lines, message):
 def test_an_episode_that_is_not_there_is_an_error_with_the_range(dataset):
     with pytest.raises(ConfigError, match="no episode 4; the dataset has 4 episodes, numbered 0 to 3"):
         read_metadata(str(dataset)).episodes.find_row(4)
+
+
+@pytest.mark.parametrize("first", [b"null", b"7", b"[1]", b"{} null", b"[" * 100_000])
+def test_a_first_line_that_is_no_object_is_an_error_of_the_file(first, tmp_path):
+    root = write_dataset(tmp_path / "dataset", SynthSpec(version="v2.1", cameras=()))
+    path = root / "meta/episodes.jsonl"
+    path.write_bytes(first + b"\n" + path.read_bytes())
+
+    with pytest.raises(DatasetError, match=r"episodes\.jsonl.*not JSON lines"):
+        read_metadata(str(root))
