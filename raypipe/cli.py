@@ -318,7 +318,7 @@ def account(
 
     checked = check_run(folder, root=root, name=name)
     _tell(checked.to_json(), as_json, json_file, lambda: verdict_table(checked), lambda: "\n".join(checked.describe()))
-    raise typer.Exit(checked.exit_code)
+    raise typer.Exit(0 if checked.is_exact else 1)
 
 
 @app.command()
