@@ -171,15 +171,8 @@ def plan(
         check_picture(plot)
     order = parse_order(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes, clip_frames=clip_frames)
     batch = BatchSpec(size=batch_size)
-    view = view_plan(
-        root,
-        order,
-        batch,
-        world_size=world_size,
-        epoch=epoch,
-        live_bytes=live_bytes,
-        selection=_parse_selection(selection),
-    )
+    chosen = _parse_selection(selection)
+    view = view_plan(root, order, batch, world_size=world_size, epoch=epoch, live_bytes=live_bytes, selection=chosen)
     _tell(view.report.to_json(), as_json, json_file, lambda: plan_table(view.report))
     if plot:
         plot_plan(view, plot)
@@ -325,7 +318,7 @@ def account(
 
     checked = check_run(folder, root=root, name=name)
     _tell(checked.to_json(), as_json, json_file, lambda: verdict_table(checked), lambda: "\n".join(checked.describe()))
-    raise typer.Exit(checked.exit_code)
+    raise typer.Exit(0 if checked.is_exact else 1)
 
 
 @app.command()
@@ -380,9 +373,7 @@ def bench(
     seconds: Annotated[
         float, typer.Option(help="What the floor takes for two epochs; a setting takes some three times that.")
     ] = 20.0,
-    live_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory for decoded frames, as 2GB: what needs more is left out.")
-    ] = "1GiB",
+    live_bytes: LiveBytes = "1GiB",
     gpu_samples_per_s: Annotated[
         float, typer.Option(metavar="N", help="Also tell how many cores feed a GPU that takes N samples/s.")
     ] = 0.0,

@@ -21,8 +21,7 @@ def verdict_table(checked: CheckedRun) -> "Table":
     table.add_column("verdict")
     for verdict in checked.verdicts:
         counts = [f"{getattr(verdict, f'num_{name}'):,}" for name in _COLUMNS]
-        word = "not checked" if verdict.unchecked else "exactly once" if verdict.is_exact else "NOT exactly once"
-        table.add_row(str(verdict.epoch), *counts, word)
+        table.add_row(str(verdict.epoch), *counts, "exactly once" if verdict.is_exact else "NOT exactly once")
     return table
 
 
