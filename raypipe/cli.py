@@ -374,6 +374,7 @@ def bench(
         float, typer.Option(help="What the floor takes for two epochs; a setting takes some three times that.")
     ] = 20.0,
     live_bytes: LiveBytes = "1GiB",
+    live_gb: Annotated[float, typer.Option(hidden=True, help="GiB, in place of live bytes.")] = 0.0,
     gpu_samples_per_s: Annotated[
         float, typer.Option(metavar="N", help="Also tell how many cores feed a GPU that takes N samples/s.")
     ] = 0.0,
@@ -403,7 +404,7 @@ def bench(
         action_frames=action_frames,
         observation_frames=observation_frames,
         seconds=seconds,
-        live_bytes=parse_bytes(live_bytes, "live_bytes"),
+        live_bytes=int(live_gb * (1 << 30)) or parse_bytes(live_bytes, "live_bytes"),
         gpu_samples_per_s=gpu_samples_per_s,
     )
     report = run_bench(spec, setting or (), is_quick=quick, on_line=lambda line: echo(line, err=True))

@@ -236,7 +236,7 @@ def test_a_normaliser_refuses_statistics_of_another_representation(roots):
 @pytest.mark.parametrize("is_mixture", [False, True], ids=["dataset", "mixture"])
 def test_a_normaliser_refuses_statistics_of_windows_of_another_length(roots, is_mixture):
     def make_pipe(frames, **parts):
-        dataset = Mixture([roots["wide"]], cache=None, progress=False) if is_mixture else open_dataset(roots["wide"])
+        dataset = Mixture([roots["wide"]], progress=False) if is_mixture else open_dataset(roots["wide"])
         windowed = dataset.windowed(offsets={"action": list(range(frames))}) if frames else dataset
         return Pipeline(windowed, batch_size=4, seed=0, **parts)
 
