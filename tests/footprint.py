@@ -46,6 +46,16 @@ def num_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def settled_descriptors(most: int, timeout_s: float = 30.0) -> int:
+    """Return how many are open when they are at most `most`, since threads at work open files for a moment; or after a
+    while.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (found := num_descriptors()) > most and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.metadata import read_metadata, read_stats
 from raypipe.metadata.features import read_features
+from raypipe.metadata.parquet import BoundedParquet
 from raypipe.metadata.stats import _pool
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
@@ -92,9 +93,9 @@ def test_source_tells_copies_apart(dataset, tmp_path):
 
 def test_only_the_columns_needed_are_read(dataset, monkeypatch):
     read = []
-    original = pq.ParquetFile.read
+    original = BoundedParquet.read
     monkeypatch.setattr(
-        pq.ParquetFile,
+        BoundedParquet,
         "read",
         lambda self, columns=None, **kw: read.append(columns) or original(self, columns=columns, **kw),
     )

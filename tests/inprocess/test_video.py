@@ -120,7 +120,9 @@ def test_an_episode_that_starts_behind_the_video_is_an_error(tiny_dataset):
 
 def test_a_table_that_counts_billions_of_frames_is_damage_and_takes_no_memory():
     entries = struct.pack(">IIII", 0, 1, 3_000_000_000, 512)
+    sizes = struct.pack(">IIII", 0, 0, 1, 100)
     samples = struct.pack(">I4s", 8 + len(entries), b"stts") + entries
+    samples += struct.pack(">I4s", 8 + len(sizes), b"stsz") + sizes
 
-    with pytest.raises(ValueError, match="a table of 3000000000 frames"):
+    with pytest.raises(ValueError, match="times of 3000000000 frames, and sizes of 1"):
         sample_pts(samples)
