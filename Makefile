@@ -10,7 +10,7 @@ PYTHON312     ?= python3.12
 LEROBOT_VENV  := .venv-lerobot
 LEROBOT_READY := $(LEROBOT_VENV)/.ready
 
-.PHONY: help demo test test-lerobot mutants epochs fuzz lint docs clean ffmpeg
+.PHONY: help check demo test test-lerobot mutants epochs fuzz lint docs clean ffmpeg ffmpeg-lerobot
 .DEFAULT_GOAL := help
 # A notebook that failed is no notebook that was run.
 .DELETE_ON_ERROR:
@@ -18,13 +18,15 @@ LEROBOT_READY := $(LEROBOT_VENV)/.ready
 help:  ## Show the commands
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
 
+check: lint test  ## What CI runs: style, types and all tests
+
 demo: $(READY) ffmpeg  ## Write a dataset, train, lose a worker, resume on others, and account for every frame
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) ffmpeg  ## Run all tests
 	@$(BIN)/python -m pytest
 
-test-lerobot: $(LEROBOT_READY) ffmpeg  ## Run tests beside LeRobot 0.6: those without Ray, and those of its policies and trainer
+test-lerobot: $(LEROBOT_READY) ffmpeg-lerobot  ## Run tests beside LeRobot 0.6: those without Ray, and those of its policies and trainer
 	@$(LEROBOT_VENV)/bin/python -m pytest tests/unit tests/inprocess tests/test_lerobot_example.py
 
 mutants: $(READY) ffmpeg  ## Make small wrong changes, one after the other, and see that tests find each
@@ -68,19 +70,26 @@ $(LEROBOT_READY): pyproject.toml constraints-lerobot.txt
 		|| { echo "LeRobot 0.6 needs Python 3.12, and there is no $(PYTHON312). Try: make PYTHON312=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Setting up $(LEROBOT_VENV) (once; some 6 GB, ten minutes) ..."
 	@$(PYTHON312) -m venv $(LEROBOT_VENV)
-	@$(LEROBOT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-lerobot.txt --editable '.[lerobot,test]'
+	@$(LEROBOT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-lerobot.txt --editable '.[lerobot,test]' 'lerobot[diffusion]'
 	@touch $@
 
 # torchcodec loads FFmpeg's shared libraries; joining clips in test data needs the program too.
 ffmpeg: $(READY)
-	@if command -v ffmpeg >/dev/null && $(BIN)/python -c 'import torchcodec.decoders' 2>/dev/null; then exit 0; fi; \
+	@$(call install_ffmpeg,$(BIN))
+
+ffmpeg-lerobot: $(LEROBOT_READY)
+	@$(call install_ffmpeg,$(LEROBOT_VENV)/bin)
+
+define install_ffmpeg
+	if command -v ffmpeg >/dev/null && $(1)/python -c 'import torchcodec.decoders' 2>/dev/null; then exit 0; fi; \
 	as_root=""; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \
 	if command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
 		echo "Installing FFmpeg with apt-get ..."; \
 		$$as_root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq ffmpeg >/dev/null; \
 	fi; \
-	$(BIN)/python -c 'import torchcodec.decoders' 2>/dev/null && command -v ffmpeg >/dev/null || { \
+	$(1)/python -c 'import torchcodec.decoders' 2>/dev/null && command -v ffmpeg >/dev/null || { \
 		echo "raypipe needs FFmpeg (version 4 to 8) with its shared libraries. Install it, then run this again:"; \
 		echo "  Debian, Ubuntu   sudo apt-get install ffmpeg"; \
 		echo "  conda            conda install -c conda-forge ffmpeg"; \
 		echo "  macOS            brew install ffmpeg"; exit 1; }
+endef
