@@ -171,8 +171,15 @@ def plan(
         check_picture(plot)
     order = parse_order(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes, clip_frames=clip_frames)
     batch = BatchSpec(size=batch_size)
-    chosen = _parse_selection(selection)
-    view = view_plan(root, order, batch, world_size=world_size, epoch=epoch, live_bytes=live_bytes, selection=chosen)
+    view = view_plan(
+        root,
+        order,
+        batch,
+        world_size=world_size,
+        epoch=epoch,
+        live_bytes=live_bytes,
+        selection=_parse_selection(selection),
+    )
     _tell(view.report.to_json(), as_json, json_file, lambda: plan_table(view.report))
     if plot:
         plot_plan(view, plot)
@@ -318,7 +325,7 @@ def account(
 
     checked = check_run(folder, root=root, name=name)
     _tell(checked.to_json(), as_json, json_file, lambda: verdict_table(checked), lambda: "\n".join(checked.describe()))
-    raise typer.Exit(0 if checked.is_exact else 1)
+    raise typer.Exit(checked.exit_code)
 
 
 @app.command()

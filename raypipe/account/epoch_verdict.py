@@ -65,6 +65,10 @@ class EpochVerdict:
     gaps: tuple[str, ...] = ()
     """Where a part does not begin at the end of the one before."""
 
+    unchecked: str = ""
+    """Why the epoch cannot be checked, where the run chose its frames otherwise than the later epochs: then the counts
+    are of what was recorded, and nothing is said of what is missing."""
+
     @property
     def num_skipped(self) -> int:
         """Frames left out as bad data."""
@@ -74,7 +78,7 @@ class EpochVerdict:
     def is_exact(self) -> bool:
         """Whether every frame is accounted for exactly once, and all were handed over in the order of the plan."""
         wrong = (self.missing, self.doubled, self.foreign, self.out_of_order, self.missing_ranks, self.gaps)
-        return not any(wrong)
+        return not any(wrong) and not self.unchecked
 
     def describe(self) -> tuple[str, ...]:
         """Return the verdict as lines: one that says it all, then what was skipped and what is wrong."""
@@ -97,6 +101,8 @@ class EpochVerdict:
         return {**asdict(self), "num_skipped": self.num_skipped, "is_exact": self.is_exact}
 
     def _summary(self) -> str:
+        if self.unchecked:
+            return f"cannot be checked: {self.unchecked}"
         if self.is_exact:
             so_far = "" if self.is_finished else " so far"
             unproved = f", {self.num_unrecorded:,} without a record: a torn checkpoint" if self.num_unrecorded else ""

@@ -59,7 +59,7 @@ class Replay:
     def __init__(self, index: EpisodeIndex, axis: FrameAxis) -> None:
         self.index = index
         self.axis = axis
-        self._selection = describe_selection(index)
+        self.selection = describe_selection(index)
         self._plans: dict[tuple[Any, ...], EpochPlan] = {}
 
     def world(self, part: Part) -> WorldPlan:
@@ -68,14 +68,16 @@ class Replay:
         Raises:
             RaypipeError: there is no such plan of these frames.
         """
-        if part.selection != self._selection:
-            raise ConfigError(
-                f"its frames were chosen otherwise: {part.selection} there, and {self._selection} of the dataset here"
-            )
+        if part.selection != self.selection:
+            raise ConfigError(self.chosen_otherwise(part))
         leg = part.legs[-1]
         plan = self._plan(part, (*part.legs[:-1], replace(leg, frames_per_lane=0))).at(leg.frames_per_lane)
         batch = BatchSpec(size=part.per_lane * leg.lanes, scope="global")
         return plan_world(plan, world_size=part.world_size, batch=batch)
+
+    def chosen_otherwise(self, part: Part) -> str:
+        """Return the selection of a part and that of the index, in words."""
+        return f"its frames were chosen otherwise: {part.selection} there, and {self.selection} of the dataset here"
 
     def frames(self, part: Part, first: int, stop: int, ranks: Collection[int] = ()) -> Runs:
         """Return the frames of the steps [first, stop) of a part on `ranks`, or on all, repeats left out."""

@@ -58,7 +58,11 @@ def check_account(
     begun = _begun_epochs(parts, state, since)
     verdicts = []
     for epoch in sorted({*begun, *rolled_back}):
-        chain = link_parts(tuple(part for part in parts if part.epoch == epoch), replay)
+        own = [part for part in parts if part.epoch == epoch]
+        if epoch < max(begun, default=-1) and own and {part.selection for part in own}.isdisjoint([replay.selection]):
+            verdicts.append(_unchecked(epoch, own, replay, rolled_back.get(epoch, empty_runs())))
+            continue
+        chain = link_parts(tuple(own), replay)
         end_gap = _check_end(chain, state, replay) if epoch == max(begun, default=-1) else ""
         is_left = epoch < max(*begun, state.epoch, -1)
         spec = chain.links[0].part.spec if chain.links else state.spec
@@ -66,6 +70,23 @@ def check_account(
         check = _EpochCheck(epoch=epoch, chain=chain, replay=replay, spec=spec, is_left=is_left, gaps=gaps)
         verdicts.append(check.verdict(rolled_back.get(epoch, empty_runs())))
     return tuple(verdicts)
+
+
+def _unchecked(epoch: int, parts: Sequence[Part], replay: Replay, rolled_back: Runs) -> EpochVerdict:
+    """Return the verdict on an earlier epoch of other frames or weights: an account has the selection of its last."""
+    num_emitted = sum(part.emitted.num_values for part in parts)
+    told = replay.chosen_otherwise(parts[-1])
+    return EpochVerdict(
+        epoch=epoch,
+        is_finished=False,
+        num_frames=num_emitted,
+        num_emitted=num_emitted,
+        num_repeated=sum(part.repeated.num_values for part in parts),
+        num_left_over=0,
+        num_to_come=0,
+        num_rolled_back=rolled_back.num_values,
+        unchecked=f"{told}. Check it by a checkpoint from before the change",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

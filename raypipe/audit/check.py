@@ -26,6 +26,14 @@ class CheckedRun:
         """Whether every epoch is exact."""
         return all(verdict.is_exact for verdict in self.verdicts) and not self.run.problem
 
+    @property
+    def exit_code(self) -> int:
+        """0 where every epoch is exact, 2 where of some that cannot be told, and 1 where one is not."""
+        if self.is_exact:
+            return 0
+        is_wrong = self.run.problem or any(not one.is_exact and not one.unchecked for one in self.verdicts)
+        return 1 if is_wrong else 2
+
     def describe(self) -> tuple[str, ...]:
         """Return all verdicts as lines."""
         lines = [line for verdict in self.verdicts for line in verdict.describe()]

@@ -172,6 +172,45 @@ def test_a_run_over_other_ranks_hands_over_what_is_planned_and_its_account_says_
     assert not begun - epoch_of(pipe, state["epoch"])
 
 
+def test_an_epoch_that_ran_with_other_weights_is_not_called_inexact(root, tmp_path):
+    before, after = (make_pipe(rp.open_dataset(root), weights=weights) for weights in ("quality", {0: 3.0}))
+    first = local_loader(before)
+    list(first)
+    write_states(tmp_path / "checkpoint_0", first)
+    second = local_loader(after)
+    assert restore(tmp_path / "checkpoint_0", second)
+    list(second)
+    write_states(tmp_path / "checkpoint_1", second)
+
+    checked = check_run(tmp_path / "checkpoint_1")
+    done = run_program("account", tmp_path / "checkpoint_1")
+
+    old, new = checked.verdicts
+    assert (old.is_exact, old.num_emitted, new.is_exact, checked.is_exact) == (False, SELECTED, True, False)
+    assert "its frames were chosen otherwise" in old.unchecked
+    assert not any((old.missing, old.foreign, old.gaps))
+    assert done.returncode == 2
+    assert "epoch 0: cannot be checked" in done.stdout
+    assert "checkpoint from before the change" in done.stdout
+    assert "NOT exactly once" not in done.stdout
+    assert json.loads(run_program("account", tmp_path / "checkpoint_1", "--json").stdout)["epochs"][0]["unchecked"]
+    assert run_program("account", tmp_path / "checkpoint_0").returncode == 0
+
+
+def test_frames_of_the_last_epoch_that_were_chosen_otherwise_are_an_error(root, tmp_path):
+    path = write_parquet(tmp_path / "weights.parquet", episode_index=range(len(QUALITY)), weight=QUALITY)
+    loader = local_loader(make_pipe(rp.open_dataset(root), weights=path))
+    list(loader)
+    write_states(tmp_path / "checkpoint", loader)
+    write_parquet(tmp_path / "weights.parquet", episode_index=range(len(QUALITY)), weight=QUALITY[::-1])
+
+    checked = check_run(tmp_path / "checkpoint")
+
+    assert [one.unchecked for one in checked.verdicts] == [""]
+    assert any("its frames were chosen otherwise" in line for line in checked.verdicts[0].describe())
+    assert run_program("account", tmp_path / "checkpoint").returncode == 1
+
+
 def test_an_account_tells_which_time_of_a_frame_is_missing_or_too_many(dataset, root):
     pipe = make_pipe(dataset, weights="quality")
     loader = local_loader(pipe)
