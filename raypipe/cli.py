@@ -171,15 +171,8 @@ def plan(
         check_picture(plot)
     order = parse_order(seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes, clip_frames=clip_frames)
     batch = BatchSpec(size=batch_size)
-    view = view_plan(
-        root,
-        order,
-        batch,
-        world_size=world_size,
-        epoch=epoch,
-        live_bytes=live_bytes,
-        selection=_parse_selection(selection),
-    )
+    chosen = _parse_selection(selection)
+    view = view_plan(root, order, batch, world_size=world_size, epoch=epoch, live_bytes=live_bytes, selection=chosen)
     _tell(view.report.to_json(), as_json, json_file, lambda: plan_table(view.report))
     if plot:
         plot_plan(view, plot)

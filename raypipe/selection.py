@@ -6,9 +6,11 @@ that the other filters leave. A filter on a column of the rows is a weight of 0 
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +30,9 @@ Weights = NDArray[np.float64]
 
 _MOST_KNOWN: Final = 600
 """Characters of what is known that a message shows: some datasets have thousands of tasks."""
+
+_NUM_THREADS: Final = 8
+"""Files whose column is read at once: of remote ones reading is waiting."""
 
 
 def index_dataset(name: str, meta: DatasetMeta, selection: SelectionSpec) -> EpisodeIndex:
@@ -191,15 +196,26 @@ def _row_values(name: str, meta: DatasetMeta, column: str, kept: NDArray[np.bool
 @lru_cache(maxsize=8)
 def _read_row_values(meta: DatasetMeta, column: str, kept: bytes) -> NDArray[Any]:
     # Kept for the process: a pipeline asks when it is made, and again when it plans.
-    reader, parts = RowReader(meta, [column]), []
-    for row, is_kept in enumerate(np.frombuffer(kept, dtype=np.bool_).tolist()):
-        if is_kept:
-            place = f"episode {meta.episodes.episode_index[row]} of {meta.root!r}"
-            parts.append(column_values(reader.read_episode(row), meta.features[column], place))
-        else:
-            # Nobody looks at it, and the others decide the dtype.
-            parts.append(np.zeros(int(meta.episodes.length[row]), dtype=np.bool_))
-    return np.concatenate(parts)
+    files: dict[str, list[int]] = defaultdict(list)
+    for row in np.flatnonzero(np.frombuffer(kept, dtype=np.bool_)).tolist():
+        files[meta.data_file(row)].append(row)
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="raypipe-column") as pool:
+        found = pool.map(partial(_read_file_values, meta, column), files.values())
+        values = {row: part for parts in found for row, part in parts.items()}
+    # Nobody looks at an episode that is not kept, and the others decide the dtype.
+    lengths = enumerate(meta.episodes.length.tolist())
+    return np.concatenate([values[row] if row in values else np.zeros(length, np.bool_) for row, length in lengths])
+
+
+def _read_file_values(meta: DatasetMeta, column: str, rows: Sequence[int]) -> dict[int, NDArray[Any]]:
+    """Return a column of the rows of episodes that one file holds; opens it once."""
+    reader, feature, found = RowReader(meta, [column]), meta.features[column], {}
+    for row in rows:
+        place = f"episode {meta.episodes.episode_index[row]} of {meta.root!r}"
+        # A view would keep all columns of its row group in memory until the last file is read.
+        found[row] = np.array(column_values(reader.read_episode(row), feature, place))
+    reader.forget(rows[-1])
+    return found
 
 
 def _matching(name: str, column: str, found: NDArray[Any], values: Sequence[Any]) -> Weights:

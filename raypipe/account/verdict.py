@@ -56,14 +56,17 @@ def check_account(
     for part in dropped:
         rolled_back[part.epoch] = add_runs(rolled_back.get(part.epoch, empty_runs()), part.emitted)
     begun = _begun_epochs(parts, state, since)
+    last = max(begun, default=-1)
+    # If no part of the last epoch has this selection, the account may lie about it: no epoch goes unchecked then.
+    is_borne_out = any(part.epoch == last and part.selection == replay.selection for part in parts)
     verdicts = []
     for epoch in sorted({*begun, *rolled_back}):
-        own = [part for part in parts if part.epoch == epoch]
-        if epoch < max(begun, default=-1) and own and {part.selection for part in own}.isdisjoint([replay.selection]):
-            verdicts.append(_unchecked(epoch, own, replay, rolled_back.get(epoch, empty_runs())))
+        own = tuple(part for part in parts if part.epoch == epoch)
+        if is_borne_out and epoch < last and own and all(part.selection != replay.selection for part in own):
+            verdicts.append(_unchecked(own, replay, rolled_back.get(epoch, empty_runs())))
             continue
-        chain = link_parts(tuple(own), replay)
-        end_gap = _check_end(chain, state, replay) if epoch == max(begun, default=-1) else ""
+        chain = link_parts(own, replay)
+        end_gap = _check_end(chain, state, replay) if epoch == last else ""
         is_left = epoch < max(*begun, state.epoch, -1)
         spec = chain.links[0].part.spec if chain.links else state.spec
         gaps = tuple(_find_other_seeds(chain, state)) + ((end_gap,) if end_gap else ())
@@ -72,12 +75,12 @@ def check_account(
     return tuple(verdicts)
 
 
-def _unchecked(epoch: int, parts: Sequence[Part], replay: Replay, rolled_back: Runs) -> EpochVerdict:
+def _unchecked(parts: Sequence[Part], replay: Replay, rolled_back: Runs) -> EpochVerdict:
     """Return the verdict on an earlier epoch of other frames or weights: an account has the selection of its last."""
     num_emitted = sum(part.emitted.num_values for part in parts)
     told = replay.chosen_otherwise(parts[-1])
     return EpochVerdict(
-        epoch=epoch,
+        epoch=parts[0].epoch,
         is_finished=False,
         num_frames=num_emitted,
         num_emitted=num_emitted,

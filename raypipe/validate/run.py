@@ -21,11 +21,11 @@ from raypipe.progress import count_bar
 from raypipe.storage import open_root
 from raypipe.validate.data import DataResult, check_data_file
 from raypipe.validate.findings import Counts, Finding, Place, Report, make_finding, worst_first
-from raypipe.validate.outline import read_outline
+from raypipe.validate.outline import Outline, read_outline
 from raypipe.validate.promises import Promises, read_promises
 from raypipe.validate.stats import check_stats
 from raypipe.validate.structure import DataUnit, Unit, check_structure, plan_units
-from raypipe.validate.summary import join_summaries
+from raypipe.validate.summary import EpisodeSummary, join_summaries
 from raypipe.validate.video import VideoResult, check_video_file
 from raypipe.validate.whole import check_whole
 
@@ -68,8 +68,8 @@ def validate_dataset(
         results = _run_on_ray(promises, units, advance) if on_ray else _run_here(promises, units, advance)
     findings += [finding for result in results for finding in result.findings]
     data = [result for result in results if isinstance(result, DataResult)]
-    summary = join_summaries([result.summary for result in data])
-    findings += [*check_whole(promises, data, summary), *check_stats(promises, outline.files, summary)]
+    found, summary = _check_together(outline, promises, data)
+    findings += found
     return Report(
         root=outline.meta.root,
         version=outline.meta.version,
@@ -80,6 +80,22 @@ def validate_dataset(
         elapsed_s=time.monotonic() - started,
         summary=summary,
     )
+
+
+def check_rows(outline: Outline) -> tuple[Finding, ...]:
+    """Return what the rows of a dataset tell, as `validate_dataset` does; reads every data file, in this process."""
+    promises = read_promises(outline, is_deep=False)
+    data = [check_data_file(promises, unit) for unit in plan_units(outline)[0] if isinstance(unit, DataUnit)]
+    findings = [*promises.findings, *(finding for result in data for finding in result.findings)]
+    return worst_first([*findings, *_check_together(outline, promises, data)[0]], outline.meta.root)
+
+
+def _check_together(
+    outline: Outline, promises: Promises, data: Sequence[DataResult]
+) -> tuple[list[Finding], EpisodeSummary]:
+    """Return what only all data files together tell, and the summary of all episodes."""
+    summary = join_summaries([result.summary for result in data])
+    return [*check_whole(promises, data, summary), *check_stats(promises, outline.files, summary)], summary
 
 
 def check_where(where: str) -> None:

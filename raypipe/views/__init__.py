@@ -12,7 +12,7 @@
     run.py          speed and waiting over time                              record, view_run -> RunView
     view.py         what all of them can do: show themselves, be saved       View
     plain.py        figures that show texts as they stand
-    pixels.py, ranges.py, tasks.py, plan_figure.py                           parts of the above
+    pixels.py, ranges.py, tasks.py, checked.py, plan_figure.py               parts of the above
     rerun_log.py    an episode for the Rerun viewer                          save_recording, open_viewer
     browse/         a page in the browser to look through a dataset          ``raypipe show --serve``
     command.py      what ``raypipe show`` does

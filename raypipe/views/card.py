@@ -15,10 +15,9 @@ from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
 from raypipe.info import camera_text, column_notes, largest_drift, missing_notes
 from raypipe.metadata import Feature
-from raypipe.storage import Storage
-from raypipe.validate.outline import read_outline
-from raypipe.validate.structure import check_structure, plan_units
+from raypipe.validate.findings import Finding
 from raypipe.validate.table import fold_findings, format_runs
+from raypipe.views.checked import Checked, check_cheaply
 from raypipe.views.pixels import FrameReader
 from raypipe.views.ranges import Measured, Range, draw_range, measure_ranges, range_height, vector_features
 from raypipe.views.tasks import TASKS_SHOWN, TaskCounts, count_tasks, draw_tasks, is_drawn_whole
@@ -188,23 +187,24 @@ def _draw_ranges(places: Iterable[Any], ranges: Sequence[Range]) -> None:
 def view_dataset(dataset: Dataset) -> DatasetCard:
     """Return the card of a dataset.
 
-    Lists its files, reads the tasks of all rows on local disk and the rows of up to 8 episodes, and decodes three
-    frames of every camera, up to 8 cameras.
+    Lists its files, checks all rows of a small dataset on local disk, reads the tasks of all rows there and the rows of
+    up to 8 episodes, and decodes three frames of every camera, up to 8 cameras.
     """
     meta = dataset.meta
     thumbnails, failures = _read_thumbnails(dataset)
-    measured, tasks = measure_ranges(dataset), count_tasks(meta)
-    errors = dict.fromkeys((*failures, *measured.errors, *tasks.errors))
-    told = _remarks(dataset)
+    measured, tasks, checked = measure_ranges(dataset), count_tasks(meta), check_cheaply(dataset)
+    errors = list(dict.fromkeys((*failures, *measured.errors, *tasks.errors)))
+    told = [*_row_remarks(checked, measured, tasks), *_remarks(dataset, checked)]
+    errors = [text for text in errors if not checked.blames(text) and all(text != one.text for one in told)]
     remarks = [
         *told,
-        *(Remark(severity="error", text=text) for text in errors if all(text != one.text for one in told)),
+        *(Remark(severity="error", text=text) for text in errors),
         *_task_remarks(tasks),
         *_range_remarks(measured, meta.root),
     ]
     return DatasetCard(
         root=meta.root,
-        lines=tuple(dataset_lines(dataset)),
+        lines=(*dataset_lines(dataset), ("checked", checked.text)),
         thumbnails=tuple(thumbnails),
         lengths=meta.episodes.length,
         fps=meta.fps,
@@ -213,6 +213,22 @@ def view_dataset(dataset: Dataset) -> DatasetCard:
         ranges=measured.ranges,
         remarks=tuple(sorted(remarks, key=lambda one: _SEVERITIES.index(one.severity))),
     )
+
+
+def _row_remarks(checked: Checked, measured: Measured, tasks: TaskCounts) -> list[Remark]:
+    """Return what the rows tell and the card does not tell in words of its own."""
+    features = {text.partition(": ")[0] for text in measured.contradicted}
+    found = [
+        one
+        for one in checked.rows
+        if not (
+            one.kind == "action-constant"
+            or (one.kind == "stats-mismatch" and one.place.feature in features)
+            or (one.kind == "stats-unreadable" and any(one.place.file in text for text in measured.errors))
+            or (one.kind == "task-mismatch" and tasks.contradicted)
+        )
+    ]
+    return _folded(found)
 
 
 def _task_remarks(tasks: TaskCounts) -> list[Remark]:
@@ -318,24 +334,25 @@ def first_thumbnail(dataset: Dataset, camera: str) -> Picture | None:
     return Picture(pixels, f"{short_name(camera)}\nepisode {meta.episodes.episode_index[0]}, frame {frame}")
 
 
-def _remarks(dataset: Dataset) -> list[Remark]:
+def _remarks(dataset: Dataset, checked: Checked) -> list[Remark]:
     """Return what the metadata and the list of files tell, without a look into the files."""
-    remarks = _structure_remarks(dataset.meta.storage)
+    remarks = _folded(checked.structure)
+    if not dataset.meta.storage.is_listable:
+        remarks.append(
+            Remark(severity="note", text="a web server lists nothing: which files are there was not checked")
+        )
     try:
         columns = column_notes(dataset)
     except DatasetError as error:
         columns = []
-        remarks.append(Remark(severity="error", text=str(error)))
+        if not checked.blames(str(error)):
+            remarks.append(Remark(severity="error", text=str(error)))
     told = " ".join(one.text for one in remarks)
     notes = [note for note in (*dataset.meta.notes, *missing_notes(dataset), *columns) if note not in told]
     return [*remarks, *(Remark(severity="note", text=note) for note in notes)]
 
 
-def _structure_remarks(storage: Storage) -> list[Remark]:
-    if not storage.is_listable:
-        return [Remark(severity="note", text="a web server lists nothing: which files are there was not checked")]
-    outline = read_outline(storage)
-    findings = [*check_structure(outline), *plan_units(outline)[1]]
+def _folded(findings: Iterable[Finding]) -> list[Remark]:
     return [
         Remark(severity=fold.severity, text=f"{', '.join(fold.place.splitlines())}: {fold.message}")
         for fold in fold_findings(findings)

@@ -396,6 +396,38 @@ def test_a_forged_account_with_its_old_chain_is_found_by_both(runs, mixed, tmp_p
     assert said_by_checker(folder)
 
 
+@pytest.mark.parametrize(
+    "doctor", [lambda part: part, lambda part: replace(part, emitted=add_runs(part.emitted, part.emitted))]
+)
+def test_an_earlier_epoch_with_a_forged_selection_is_neither_exact_nor_hides_the_others(runs, tmp_path, doctor):
+    def forge(parts):
+        return [replace(doctor(part), selection="of others") if part.epoch == 0 else part for part in parts]
+
+    folder = forged_folder(runs, tmp_path, lambda checkpoint: checkpoint.parts(forge, 0, 1, 2))
+
+    checked = check_run(folder)
+
+    assert [bool(one.unchecked) for one in checked.verdicts] == [True, False, False, False]
+    assert [one.is_exact for one in checked.verdicts] == [False, True, True, True]
+    assert (checked.is_exact, checked.exit_code) == (False, 2)
+
+
+@pytest.mark.parametrize("chosen", ["last", "all"])
+def test_a_forged_selection_of_the_last_epoch_is_an_error(runs, tmp_path, chosen):
+    def forge(parts):
+        last = max(part.epoch for part in parts)
+        is_forged = (lambda part: part.epoch == last) if chosen == "last" else (lambda part: True)
+        return [replace(part, selection="of others") if is_forged(part) else part for part in parts]
+
+    folder = forged_folder(runs, tmp_path, lambda checkpoint: checkpoint.parts(forge, 0, 1, 2))
+
+    checked = check_run(folder)
+
+    assert not any(one.unchecked for one in checked.verdicts)
+    assert not checked.verdicts[-1].is_exact
+    assert checked.exit_code == 1
+
+
 def test_the_checker_is_one_file_that_needs_no_raypipe():
     source = CHECKER.read_text()
 

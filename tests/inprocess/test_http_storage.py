@@ -143,6 +143,7 @@ def test_no_folder_of_a_web_server_is_asked_for_whether_it_shows_them_or_not(ser
 
     assert ("note", "a web server") in [(one.severity, one.text[:12]) for one in card.remarks]
     assert not [one.text for one in card.remarks if one.severity == "error"]
+    assert dict(card.lines)["checked"].startswith("meta/; for the rest copy the dataset")
     assert len(card.thumbnails) == len(view_dataset(open_dataset(str(root))).thumbnails)
     assert read == frames_of_all(local_loader(make_pipe(root)))
     assert told.episodes == describe(str(root)).episodes

@@ -1,13 +1,21 @@
 """Filters of a selection against the tables of a dataset: exactly what they say is left, or an error that helps."""
 
+import threading
+from itertools import count
+
+import numpy as np
 import pytest
 from batches import frames_of_all
 from selection_cases import LENGTHS, TASKS, write_rows
 
 import raypipe as rp
+from raypipe import rows as rows_module
 from raypipe.errors import ConfigError
+from raypipe.metadata.tables import open_parquet
 from raypipe.plan import SelectionSpec
+from raypipe.selection import _read_row_values
 from raypipe.sizes import index_frames
+from raypipe.testing import SynthSpec, write_dataset
 
 SUCCESS = [True, False, True, True, False, False, True, True, False]
 SCENE = ["a", "b", "c", "a", "b", "c", "a", "b", "c"]
@@ -98,3 +106,28 @@ def test_a_selection_without_filters_is_written_as_before_there_were_any():
     assert SelectionSpec(**first).to_dict() == first
     saved = SelectionSpec(**first, where={"is_success": True}, tasks=["x"]).to_dict()
     assert SelectionSpec(**saved).to_dict() == saved
+
+
+class SlowOpening:
+    """Notes the files that are opened; the first two open only together."""
+
+    def __init__(self):
+        self.names, self._numbers, self._together = [], count(), threading.Barrier(2)
+
+    def __call__(self, storage, name):
+        self.names.append(name)
+        if next(self._numbers) < 2:
+            self._together.wait(timeout=20)
+        return open_parquet(storage, name)
+
+
+def test_a_column_of_the_rows_is_read_file_by_file_in_threads(tmp_path, monkeypatch):
+    spec = SynthSpec(lengths=LENGTHS, cameras=(), episodes_per_data_file=2)
+    dataset = rp.open_dataset(write_dataset(tmp_path / "dataset", spec))
+    opening = SlowOpening()
+    monkeypatch.setattr(rows_module, "open_parquet", opening)
+
+    found = _read_row_values(dataset.meta, "index", np.ones(len(LENGTHS), bool).tobytes())
+
+    assert found.tolist() == list(range(sum(LENGTHS)))
+    assert sorted(opening.names) == sorted({dataset.meta.data_file(row) for row in range(len(LENGTHS))})

@@ -22,6 +22,7 @@ from torchcodec.decoders import VideoDecoder
 import raypipe as rp
 from raypipe.info import describe
 from raypipe.testing import CameraSpec, Stamp, SynthSpec, read_stamp, write_dataset
+from raypipe.validate import run as run_module
 from raypipe.views import clip as clip_module
 from raypipe.views import tasks as tasks_module
 from raypipe.views import view_batch, view_dataset, view_episode, view_pipeline, view_world
@@ -299,6 +300,55 @@ def test_card_of_rows_without_tasks_or_on_a_server_counts_the_table_and_says_so(
         assert dict(card.tasks) == {"pick up the cube": 2, "open the drawer": 2}
     titles = [[axes.get_title(loc="left") for axes in card._summary().axes][1] for card in (bare, many)]
     assert titles == ["2 tasks", "2 tasks, as the episode table lists them"]
+
+
+def test_card_tells_what_was_checked_and_the_command_for_the_rest(sized_dataset, tmp_path, monkeypatch):
+    root = sized_dataset.meta.root
+    bare = write_dataset(tmp_path / "bare", SynthSpec(lengths=(5, 5), cameras=()))
+
+    small, plain = view_dataset(sized_dataset), view_dataset(rp.open_dataset(str(bare)))
+    monkeypatch.setitem(run_module._SMALL_FRAMES, False, 72)
+    large = view_dataset(sized_dataset)
+
+    deep = f"not every picture: raypipe validate {root} --deep"
+    assert dict(small.lines)["checked"] == (
+        f"meta/, the list of files and all rows; not videos: raypipe validate {root}; {deep}"
+    )
+    assert dict(large.lines)["checked"] == (
+        f"meta/ and the list of files; not rows and videos: raypipe validate {root}; {deep}"
+    )
+    assert dict(plain.lines)["checked"] == "meta/, the list of files and all rows"
+    assert "not videos: raypipe validate" in small._repr_html_()
+
+
+def test_card_of_a_small_dataset_has_the_findings_of_its_rows(tmp_path, monkeypatch):
+    root = write_dataset(tmp_path / "odd", SynthSpec(lengths=(5,) * 20, cameras=(), episodes_per_data_file=1))
+    # An episode that neither ranges nor tasks look at.
+    path = sorted((root / "data").rglob("*.parquet"))[9]
+    table = pq.read_table(path)
+    actions = [[float("nan")] * 6, *table.column("action").to_pylist()[1:]]
+    kind = table.schema.field("action").type
+    pq.write_table(table.set_column(table.column_names.index("action"), "action", pa.array(actions, kind)), path)
+
+    small = view_dataset(rp.open_dataset(str(root)))
+    monkeypatch.setitem(run_module._SMALL_FRAMES, False, 99)
+    large = view_dataset(rp.open_dataset(str(root)))
+
+    (remark,) = small.remarks
+    assert (remark.severity, remark.text.split(", episode")[0]) == ("error", f"action, {path.relative_to(root)}")
+    assert "episode 9" in remark.text
+    assert large.remarks == ()
+
+
+def test_card_tells_a_damaged_file_once(tmp_path):
+    root = write_dataset(tmp_path / "odd", SynthSpec(lengths=(5, 5), cameras=(), episodes_per_data_file=1))
+    edit_episodes(root, 1, {"length": 6})
+
+    texts = [one.text for one in view_dataset(rp.open_dataset(str(root))).remarks if one.severity == "error"]
+
+    (text,) = texts
+    assert "episode 1" in text
+    assert "promises 6" in text
 
 
 @pytest.mark.parametrize("kind", ["card", "info"])
