@@ -122,13 +122,14 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         size = self._file(path).size_bytes
         is_whole = start == 0 and stop == size
         with self._client.open(url, {} if is_whole else {"Range": f"bytes={start}-{stop - 1}"}) as response:
+            told = response.headers.get("Content-Range", "")
+            if not is_whole and told != f"bytes {start}-{stop - 1}/{size}":
+                asked = f"the bytes {start} to {stop - 1} of {size}"
+                raise PassingError(f"asked for {asked}, and {told or 'no range'!r} came")
             try:
                 content = join_within(self._client.pieces(response), stop - start)
             except ValueError as error:
                 raise PassingError(f"asked for the bytes {start} to {stop - 1}, and what came has {error}") from error
-            told = response.headers.get("Content-Range", "")
-        if not is_whole and told != f"bytes {start}-{stop - 1}/{size}":
-            raise PassingError(f"asked for the bytes {start} to {stop - 1} of {size}, and {told or 'no range'!r} came")
         if len(content) != stop - start:
             raise PassingError(f"{len(content)} of {stop - start} bytes came")
         return content
