@@ -72,7 +72,8 @@ def test_data_node_that_dies_is_not_noticed(nodes, rows, tmp_path):
     assert again, f"blocks of the episodes {lost} lay on the dead node, and none was read again"
     assert all(read.node != doomed.node_id for read in watch.reads()[len(before) :])
     spans = Counter(queues[0] + queues[1])
-    assert all(Counter(read.episode for read in before)[episode] == spans[episode] for episode in again)
+    # More often where a rank has read its first rows itself, too, while Ray started.
+    assert all(Counter(read.episode for read in before)[episode] >= spans[episode] for episode in again)
     assert {step.attempt for step in steps} == {0}
     assert frames_by_rank(steps) == [planned_epoch(world, rank) for rank in range(2)]
     assert sorted(frames_of_steps(steps)) == frames_of_dataset(rows)
