@@ -153,7 +153,7 @@ def test_a_leg_of_more_lanes_than_there_are_frames_is_a_resume_error_at_once(num
     legs = [*state.legs, *state.legs]
     legs[number] = replace(state.legs[0], lanes=INDEX.num_frames + 1)
 
-    with pytest.raises(ResumeError, match="the saved state shares epoch 0 out over 89 lanes, .* has 88 frames"):
+    with pytest.raises(ResumeError, match=r"the saved state shares epoch 0 out over 89 lanes, .* has 88 frames"):
         resume(replace(state, legs=tuple(legs)), INDEX, SPEC, world_size=4)
 
 
