@@ -72,6 +72,11 @@ class DepthDecoder:
         self._next = len(index)
         """The frame that `_coming` gives next."""
 
+    @property
+    def metadata(self) -> Any:
+        """What has the `height` and `width` that the file tells, as torchcodec has them."""
+        return self._stream.codec_context
+
     def __len__(self) -> int:
         return len(self._index)
 

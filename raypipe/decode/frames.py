@@ -18,8 +18,8 @@ from raypipe.decode.images import decode_image, resize_frames
 from raypipe.decode.isolated import IsolatedRequest, decode_isolated
 from raypipe.decode.journal import current_scope, journal_scope, process_journal, unmarked, video_key
 from raypipe.decode.kept import KeepFolder, KeptDataset, KeptVideo
-from raypipe.decode.spec import DecodeSpec, size_of
-from raypipe.decode.videos import VideoPool, blaming, decoder_version
+from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec, size_of
+from raypipe.decode.videos import OpenVideo, VideoPool, blaming, decoder_version
 from raypipe.errors import DecodeError, DownloadError, RaypipeError, note_episode, without_episode
 from raypipe.metadata import DatasetMeta
 from raypipe.storage import is_transient, retry_transient
@@ -147,16 +147,23 @@ class FrameDecoder:
             raise told from error
         if tuple(pixels.shape[1:]) != self._spec.frame_shape(self._meta.features[camera]):
             place = f"in {self._meta.storage.locate(self._meta.video_file(row, camera))!r}"
-            raise self._wrong_size(pixels, row, camera, place)
+            raise self._wrong_size(tuple(pixels.shape[1:]), row, camera, place)
         self._count(len(frames), started)
         return pixels
 
-    def _wrong_size(self, pixels: torch.Tensor, row: int, camera: str, place: str) -> DecodeError:
+    def _check_size(self, video: OpenVideo, row: int, camera: str) -> None:
+        """Raise where a video has frames of another size than ``info.json``, before memory is taken for them."""
+        height, width, channels = self._spec.frame_shape(self._meta.features[camera])
+        is_resized = size_of(self._spec.resize, camera) != ORIGINAL_SIZE
+        if not is_resized and all(video.size) and video.size != (height, width):
+            raise self._wrong_size((*video.size, channels), row, camera, f"in {video.place!r}")
+
+    def _wrong_size(self, found: tuple[int, ...], row: int, camera: str, place: str) -> DecodeError:
         episode = int(self._meta.episodes.episode_index[row])
         where = f"episode {episode} of {self._meta.root!r}, {place},"
         wanted = self._spec.frame_shape(self._meta.features[camera])
         return DecodeError(
-            f"camera {camera!r} of {where} has frames of {tuple(pixels.shape[-3:])}, and info.json declares {wanted} "
+            f"camera {camera!r} of {where} has frames of {found}, and info.json declares {wanted} "
             f"(height, width, channels). Correct info.json, or choose a size by decode={{'resize': (height, width)}}. "
             f"{without_episode(episode, self._meta.root)}"
         )
@@ -247,6 +254,7 @@ class FrameDecoder:
                 self._videos.lend(self._meta.storage, name, self._spec.device, version, codes) as video,
             ):
                 first = video.first_frame(self._meta, row, camera)
+                self._check_size(video, row, camera)
                 video.need(first + span[0], first + span[1])
                 return self._resize(video.read_frames(first + frames), camera)
         except DownloadError:
@@ -281,7 +289,7 @@ class FrameDecoder:
             with blaming(f"cannot read the image {camera!r} of {where}, frame {frame}"):
                 image = self._resize(decode_image(content, feature, f"{where}, frame {frame}")[None], camera)
             if tuple(image.shape[1:]) != self._spec.frame_shape(feature):
-                raise self._wrong_size(image, row, camera, f"frame {frame}")
+                raise self._wrong_size(tuple(image.shape[1:]), row, camera, f"frame {frame}")
             images.append(image)
         self._count(len(frames), started)
         return torch.cat(images)

@@ -17,6 +17,7 @@ from raypipe.decode.depth import DepthDecoder, depth_decoder_version
 from raypipe.decode.journal import unmarked
 from raypipe.decode.spec import check_device
 from raypipe.errors import DecodeError, RaypipeError, is_data_fault
+from raypipe.limits import MOST_PIXELS
 from raypipe.metadata import DatasetMeta, DepthCodes
 from raypipe.rows import one_line
 from raypipe.storage import Storage, check_file
@@ -57,10 +58,17 @@ class OpenVideo:
             self._seek_mode: SeekMode = "approximate" if is_plain else self._sure_mode
             self._decoder = self._open()
             self._check_count()
+            check_pixels(*self.size, self.place)
 
     @property
     def _sure_mode(self) -> SeekMode:
         return "index" if self._ranged is not None and self.index.timescale else "exact"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of a frame by what the file says before one is decoded; 0 where it does not tell."""
+        told = self._decoder.metadata
+        return told.height or 0, told.width or 0
 
     @property
     def place(self) -> str:
@@ -294,14 +302,26 @@ def _read_index(storage: Storage, name: str) -> VideoIndex:
         with unmarked():
             return read_ranged_index(storage, name) if storage.is_ranged(name) else read_video_index(storage, name)
     except NotImplementedError:
-        return _scan_index(_open_decoder(storage, name, {"seek_mode": "exact"}))
+        return _scan_index(_open_decoder(storage, name, {"seek_mode": "exact"}), storage.locate(name))
 
 
-def _scan_index(decoder: VideoDecoder) -> VideoIndex:
+def check_pixels(height: int, width: int, place: str) -> None:
+    """Raise where a video claims frames that are larger than any camera's."""
+    if height * width > MOST_PIXELS:
+        raise DecodeError(
+            f"{place!r} claims frames of {width}x{height}, and a frame may have {MOST_PIXELS:,} pixels. Fetch the file "
+            f"again, or re-encode it."
+        )
+
+
+def _scan_index(decoder: VideoDecoder, place: str) -> VideoIndex:
     """Return the index of a video whose container has no plain one, by decoding all of it in pieces."""
+    height, width = decoder.metadata.height or 0, decoder.metadata.width or 0
+    check_pixels(height, width, place)
+    step = max(1, min(64, MOST_PIXELS // max(1, height * width)))
     pieces = [
-        decoder.get_frames_in_range(start, min(start + 64, len(decoder))).pts_seconds.numpy()
-        for start in range(0, len(decoder), 64)
+        decoder.get_frames_in_range(start, min(start + step, len(decoder))).pts_seconds.numpy()
+        for start in range(0, len(decoder), step)
     ]
     # Where keyframes are is not known: calling every frame one makes no reader start at the wrong place,
     # since torchcodec seeks by its own index.

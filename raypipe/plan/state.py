@@ -39,6 +39,7 @@ from raypipe.plan.spec import (
     is_served,
 )
 from raypipe.plan.world import WorldPlan, check_start
+from raypipe.wording import counted
 
 _MAX_SHOWN: Final = 30
 
@@ -219,6 +220,13 @@ def check_state(state: OrderState, index: EpisodeIndex, spec: OrderSpec) -> None
                 f"{_differs(name, saved, given)} It may change between epochs only, and the state is within "
                 f"epoch {state.epoch}."
             )
+    # The frames are the same, so no run can have saved more lanes than there are frames.
+    lanes = max(leg.lanes for leg in state.legs)
+    if lanes > index.num_frames:
+        raise ResumeError(
+            f"the saved state shares epoch {state.epoch} out over {counted(lanes, 'lane')}, and its selection has "
+            f"{counted(index.num_frames, 'frame')}: it is damaged. Go back to an earlier checkpoint."
+        )
 
 
 def state_of(plan: EpochPlan) -> OrderState:

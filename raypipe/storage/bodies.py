@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from fsspec.asyn import sync
 
+from raypipe.errors import DownloadError
 from raypipe.requests import Pace
 
 PART_BYTES = 50 << 20
@@ -71,45 +72,56 @@ async def _fetch_parts(filesystem: Any, asked: dict[str, Any], size_bytes: int, 
 
 
 async def _fetch_part(filesystem: Any, asked: dict[str, Any], part: tuple[int, int], write: Write) -> None:
-    """Write a part of an object, going on after a break."""
+    """Write a part of an object, going on after a break.
+
+    Raises:
+        DownloadError: more bytes come than the part has.
+    """
     from s3fs.core import S3_RETRYABLE_ERRORS  # type: ignore[import-untyped]
 
     at, stop = part
 
     def note(start: int, piece: bytes) -> None:
         nonlocal at
+        if start + len(piece) > stop:
+            raise DownloadError(f"more than the {stop} bytes that were asked for of {asked['Key']!r} came")
         write(start, piece)
         at = start + len(piece)
 
     for failed in range(1, filesystem.retries):
         try:
-            return await _read_into(filesystem, asked, at, note)
+            return await _read_into(filesystem, asked, (at, stop), note)
         except S3_RETRYABLE_ERRORS:
             if at >= stop:
                 return None
             await asyncio.sleep(_FIRST_WAIT_S * 2**failed)
             asked = _ranged(asked, at, stop)
-    return await _read_into(filesystem, asked, at, note)
+    return await _read_into(filesystem, asked, (at, stop), note)
 
 
 def _ranged(asked: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
     return {**asked, "Range": f"bytes={start}-{stop - 1}"}
 
 
-async def _read_into(filesystem: Any, asked: dict[str, Any], start: int, write: Write) -> None:
+async def _read_into(filesystem: Any, asked: dict[str, Any], part: tuple[int, int], write: Write) -> None:
+    """Write a body as it comes; one that goes on behind its part is left there."""
+    start, stop = part
     body = (await filesystem._call_s3("get_object", **asked))["Body"]
     try:
         async for piece in Pace().follow_async(_pieces(body)):
             write(start, piece)
             start += len(piece)
+            if start > stop:
+                return
     finally:
         body.close()
 
 
-def read_object(filesystem: Any, asked: dict[str, Any]) -> bytes:
-    """Return the body of an object of S3, or of the range that is asked for."""
+def read_object(filesystem: Any, asked: dict[str, Any], start: int, stop: int) -> bytes:
+    """Return the bytes ``[start, stop)`` of an object of S3; of an answer that has more, a little more."""
     pieces: list[bytes] = []
-    sync(filesystem.loop, _read_into, filesystem, asked, 0, lambda _, piece: pieces.append(piece))
+    asked = _ranged(asked, start, stop)
+    sync(filesystem.loop, _read_into, filesystem, asked, (start, stop), lambda _, piece: pieces.append(piece))
     return b"".join(pieces)
 
 

@@ -206,7 +206,7 @@ class Remote:
         if self._is_s3:
             self._count(1)
             with self._one_version(name) as asked:
-                content = bodies.read_object(self.filesystem, {**asked, "Range": f"bytes={start}-{stop - 1}"})
+                content = bodies.read_object(self.filesystem, asked, start, stop)
         else:
             content = self.read_range(name, start, stop)
             if not self._commit:
@@ -239,7 +239,7 @@ class Remote:
         """Return bytes of a file, fewer where it ends before `stop`."""
         self._count(1)
         if self._is_s3 and stop is not None and start < stop:
-            content = bodies.read_object(self.filesystem, {**self._asked(name), "Range": f"bytes={start}-{stop - 1}"})
+            content = bodies.read_object(self.filesystem, self._asked(name), start, stop)
         elif self.is_listable:
             asked = {"start": start, "end": stop} if start or stop is not None else {}
             content = bytes(self.filesystem.cat_file(self._locate(name), **asked))
@@ -352,13 +352,13 @@ class _Told(Callback):  # type: ignore[misc]
 def _check_part(name: str, start: int, stop: int, content: bytes) -> None:
     if len(content) == stop - start:
         return
-    told = f"{len(content)} of the {stop - start} bytes from {start} of {name!r} came"
-    if len(content) > stop - start:
-        told += (
-            ": the storage gives whole files alone. Give the cache a max_bytes that holds all remote datasets "
-            "of the run, and a whole_bytes that is no less than the file."
-        )
-    raise DownloadError(told)
+    asked = f"the {stop - start} bytes from {start} of {name!r} came"
+    if len(content) < stop - start:
+        raise DownloadError(f"{len(content)} of {asked}")
+    raise DownloadError(
+        f"more than {asked}: the storage gives whole files alone. Give the cache a max_bytes that holds all remote "
+        f"datasets of the run, and a whole_bytes that is no less than the file."
+    )
 
 
 class RefusedError(PermissionError):

@@ -1,6 +1,7 @@
 """S3 that fails: a run ends with right data, or an error that names file, root and cause; no half file is kept."""
 
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -213,7 +214,7 @@ def test_an_answer_of_another_range_is_not_taken(s3, root, tmp_path, times, is_r
         file.seek(1_000_000)
         assert file.read(100_000) == content[1_000_000:1_100_000]
     else:
-        with pytest.raises(DownloadError, match=r"2560000 of the 100000 bytes from 1000000 of 'big\.mp4' came"):
+        with pytest.raises(DownloadError, match=r"more than the 100000 bytes from 1000000 of 'big\.mp4' came"):
             retry_transient(lambda: file.need(1_000_000, 1_100_000))
     assert dict(s3.ranges)[key] == "bytes=1000000-1099999"
 
@@ -247,3 +248,20 @@ def test_an_etag_that_is_no_sum_of_the_content_is_known_for_that(s3, root, folde
 
     assert storage.read_bytes(VIDEO) == altered(folder, VIDEO)
     assert s3.keys[f"{root.rpartition('/')[2]}/{VIDEO}"] == 2
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_body_that_goes_on_behind_what_was_asked_for_is_left_there(s3, root, folder, tmp_path, kept):
+    size = (Path(folder) / VIDEO).stat().st_size
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache"), whole_bytes=KEPT[kept]))
+    assert storage.size_bytes(VIDEO) == size
+    s3.fail(VIDEO, times=1000, content=bytes(100 << 20))
+
+    tracemalloc.start()
+    with pytest.raises(DownloadError, match=r"more than the \d+ bytes"):
+        storage.read_bytes(VIDEO) if kept == "whole" else storage.open_ranged(VIDEO).need(0, size)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 16 << 20
+    assert_nothing_wrong_is_kept(tmp_path, folder)

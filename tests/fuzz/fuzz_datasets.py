@@ -151,7 +151,7 @@ def _use_plan(root: Path, _: Path) -> str:
     from raypipe.views import view_plan
 
     order = parse_order(seed=0, live_spans=None, span_frames="", lanes="world_size", clip_frames="")
-    view_plan(str(root), order, BatchSpec(size=2), world_size=1, epoch=0, live_bytes=None, selection={})
+    view_plan(str(root), order, BatchSpec(size=2), world_size=1, epoch=0, live_bytes=1 << 30, selection={})
     return CHANGED
 
 

@@ -6,10 +6,12 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fuzz import CORPUS, FAILURES, Counts, read_corpus, run_corpus, run_site
+from fuzz import CORPUS, FAILURES, SITES, Counts, read_corpus, run_corpus, run_site
 
-SHORT = ("rows", "old-meta", "mp4", "mixture")
-NUM_INPUTS = 100
+NUM_INPUTS = 120
+"""Of all sites together, by their weight; each has a few."""
+
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +25,11 @@ def test_a_past_failure_is_right_data_or_an_error_that_names_the_file(name, outc
 
 
 def test_the_inputs_of_a_short_run_end_as_right_data_or_as_an_error_that_names_the_file():
-    counts = Counts()
+    counts, weights = Counts(), {name: site.weight for name, site in SITES.items()}
+    shares = {name: max(4, NUM_INPUTS * weight // sum(weights.values())) for name, weight in weights.items()}
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda site: run_site(site, 0, NUM_INPUTS, counts), SHORT))
+        list(pool.map(lambda name: run_site(name, 0, shares[name], counts), shares))
 
     assert not counts.failures, counts.describe()
-    assert counts.num_inputs == len(SHORT) * NUM_INPUTS
+    assert counts.num_inputs == sum(shares.values())

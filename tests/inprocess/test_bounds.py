@@ -7,9 +7,17 @@ import zlib
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import av
 import pyarrow as pa
 import pytest
+from batches import TOP
 from bounds_proofs import read_claim, repeated, write_dataset_of, write_mp4, write_table
+from torchcodec.decoders import VideoDecoder
+
+from raypipe.dataset import open_dataset
+from raypipe.errors import DecodeError
+from raypipe.pipeline import Pipeline
+from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 MOST_MB = 700
 """What may be taken beside the libraries: `raypipe.limits.FREE_BYTES`, and a copy of some of it."""
@@ -286,7 +294,39 @@ def test_a_file_of_a_web_server_is_bounded(endless):
     assert_refused(read_claim(code, f"{endless}/plain"), "DownloadError", "info.json", "268,435,456 bytes")
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A dataset of one small camera, whose video has large frames."""
+    camera = CameraSpec(name=TOP, height=64, width=64)
+    root = write_dataset(tmp_path_factory.mktemp("large") / "arm", SynthSpec(lengths=(3,), cameras=(camera,)))
+    with av.open(str(root / f"videos/{TOP}/chunk-000/file-000.mp4"), "w") as file:
+        stream = file.add_stream("libx264", rate=30, options={"preset": "ultrafast"})
+        stream.height, stream.width, stream.pix_fmt = 4096, 3072, "yuv420p"
+        for number in range(3):
+            picture = av.VideoFrame(3072, 4096, "yuv420p")
+            picture.pts = number
+            file.mux(stream.encode(picture))
+        file.mux(stream.encode())
+    return root
+
+
+def test_a_video_of_larger_frames_than_info_declares_is_refused_before_one_is_made(large, monkeypatch):
+    for name in ("get_frames_in_range", "get_frames_at"):
+        monkeypatch.setattr(VideoDecoder, name, lambda *_, **__: pytest.fail("a frame is made"))
+
+    sizes = r"frames of \(4096, 3072, 3\), and info\.json declares \(64, 64, 3\)"
+    with pytest.raises(DecodeError, match=sizes), Pipeline(str(large), batch_size=2, seed=0).loader() as loader:
+        next(iter(loader))
+
+
+def test_a_video_of_larger_frames_than_any_camera_is_refused(large, monkeypatch):
+    monkeypatch.setattr("raypipe.decode.videos.MOST_PIXELS", 4096 * 3072 - 1)
+
+    with pytest.raises(DecodeError, match=r"file-000\.mp4' claims frames of 3072x4096, .* may have 12,582,911 pixels"):
+        open_dataset(str(large)).sample_of(0, 0)
+
+
 def test_a_part_of_a_file_of_a_web_server_is_bounded(endless):
     code = "from raypipe.storage import open_storage; open_storage(place).read_range('a.mp4', 5, 9)"
 
-    assert_refused(read_claim(code, endless), "DownloadError", "of the 4 bytes")
+    assert_refused(read_claim(code, endless), "DownloadError", "more than the 4 bytes")

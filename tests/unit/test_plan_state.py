@@ -147,6 +147,16 @@ def test_a_leg_that_emitted_more_than_there_is_is_a_resume_error():
         plan_epoch(INDEX, SPEC, epoch=0, legs=(Leg(lanes=4, live_spans=4, frames_per_lane=23),))
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_leg_of_more_lanes_than_there_are_frames_is_a_resume_error_at_once(number):
+    state = state_mid_epoch()
+    legs = [*state.legs, *state.legs]
+    legs[number] = replace(state.legs[0], lanes=INDEX.num_frames + 1)
+
+    with pytest.raises(ResumeError, match=r"the saved state shares epoch 0 out over 89 lanes, .* has 88 frames"):
+        resume(replace(state, legs=tuple(legs)), INDEX, SPEC, world_size=4)
+
+
 def test_more_steps_than_are_left_is_an_error():
     world = plan_start(INDEX, SPEC, world_size=4)
 
