@@ -48,7 +48,7 @@ docs: $(READY) ffmpeg $(patsubst examples/%,build/notebooks/%,$(wildcard example
 	@echo "Read it at build/site/index.html"
 
 # The site shows them with what they give here; a notebook runs anew when it or the package changes.
-build/notebooks/%.ipynb: examples/%.ipynb $(wildcard raypipe/*.py raypipe/*/*.py)
+build/notebooks/%.ipynb: examples/%.ipynb $(wildcard raypipe/*.py raypipe/*/*.py raypipe/*/*/*.py)
 	@mkdir -p $(@D)
 	@echo "Running $< ..."
 	@$(BIN)/python tests/notebook_run.py $< $@

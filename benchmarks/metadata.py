@@ -31,7 +31,7 @@ CAMERAS = ("observation.images.top", "observation.images.wrist")
 READ = """
 import json, sys, time
 import pyarrow, numpy
-from raypipe.metadata import read_metadata
+from raypipe.format import read_metadata
 def peak_mb():
     # Not getrusage: its maximum is inherited from the process that started this one.
     return round(int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) / 1024)

@@ -30,7 +30,7 @@ from machine import write_results
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import RaypipeError
-from raypipe.mixture import open_members as opening
+from raypipe.mixture import members as opening
 from raypipe.mixture.spec import MemberSpec
 
 COLUMNS = ("what", "storage", "threads", "datasets", "bad", "episodes", "wall_s", "cpu_s", "peak_mb", "opening_mb")

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from raypipe.feed import feed_order, resident_spans, simulate_split
 from raypipe.plan import (
     BatchSpec,
     EpisodeIndex,
@@ -27,7 +28,6 @@ from raypipe.plan import (
     plan_epoch,
     plan_world,
 )
-from raypipe.source import feed_order, resident_spans, simulate_split
 
 REPEATS = 3
 

@@ -19,9 +19,8 @@ from machine import write_results
 from made import make_dataset, make_small_episodes
 
 from raypipe.bench.processes import TreeSampler
-from raypipe.metadata import read_metadata
+from raypipe.format import RowReader, read_metadata
 from raypipe.reshard import ReshardSpec, reshard_dataset
-from raypipe.rows import RowReader
 from raypipe.testing import SynthSpec, write_dataset
 from raypipe.validate import validate_dataset
 

@@ -108,7 +108,7 @@ def pull(request: dict[str, Any], result: Path) -> None:
     import ray
 
     from raypipe import Pipeline, open_dataset
-    from raypipe.feeder import FeederSource, start_feeder
+    from raypipe.feed import FeederSource, start_feeder
 
     ray.init(
         address="local", num_cpus=os.cpu_count(), include_dashboard=False, logging_level="error", log_to_driver=False

@@ -18,10 +18,10 @@ import numpy as np
 
 from raypipe.decode import open_video
 from raypipe.errors import RaypipeError
+from raypipe.format import read_video_index
 from raypipe.storage import open_storage
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 from raypipe.validate.deep import read_decoder_log
-from raypipe.video import read_video_index
 
 TOP = "observation.images.top"
 DAMAGES = {"1 byte": 1, "16 bytes": 16, "half a frame": 0, "4 kB of zeros": 4096}

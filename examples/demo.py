@@ -20,10 +20,10 @@ from ray.train.torch import TorchTrainer, prepare_model
 from rich.console import Console
 
 import raypipe as rp
-from raypipe.audit.check import check_run
-from raypipe.audit.report import verdict_table
-from raypipe.info import describe, info_table
 from raypipe.testing import SynthSpec, numbered_cameras, read_stamp, varied_lengths, write_dataset
+from raypipe.views import describe, info_table
+from raypipe.views.info.account import check_run
+from raypipe.views.info.account_tables import verdict_table
 
 ROOT, RUN = Path("demo-data"), Path("demo-run")
 CAMERA, STATE = "observation.images.camera_0", "observation.state"

@@ -3,78 +3,89 @@
 ::
 
     dataset on disk, object store or Hub
-      | metadata.read_metadata    DatasetMeta     what exists; no pixels, O(episodes)             pure values
+      | format.read_metadata      DatasetMeta     what exists; no pixels, O(episodes)             pure values
       | plan.plan_epoch           EpochPlan       spans, clips, per-rank queues, frame order      pure
-      | block.read_rows           block           the rows of some spans                          the rank, or Ray Data
-      | block.add_windows         block -> block  windows and pad masks of the rows               the rank, or Ray Data
+      | feed.read_rows            block           the rows of some spans                          the rank, or Ray Data
+      | feed.add_windows          block -> block  windows and pad masks of the rows               the rank, or Ray Data
       | streaming_split(world)    per-rank iters  ordered, steered to the planned rank            Ray Data only
-      | liverows.LiveRows         rows at hand    the rows of the live spans                      rank
-      | decode.clips.ClipStore    pixels at hand  clips, decoded ahead of need, held until used   rank, or Ray tasks
+      | loader.live_rows          rows at hand    the rows of the live spans                      rank
+      | decode.ClipStore          pixels at hand  clips, decoded ahead of need, held until used   rank, or Ray tasks
       | loader.RankLoader         torch batches   resumable iterator, one per rank                rank
       v train.get_loader          Ray Train       a loader per training worker
 
-A rank reads its own rows (`local`), or gets them from Ray Data (`feeder`): the batches are the same. Pixels do not
-travel with rows: a rank knows from the plan which clips it needs next, and has them decoded.
+A rank reads its own rows (`feed.local`), or gets them from Ray Data (`feed.feeder`): the batches are the same. Pixels
+do not travel with rows: a rank knows from the plan which clips it needs next, and has them decoded.
 
-Beside the flow stand `dataset.Dataset`, the reference path: one sample at a time; and `mixture.Mixture`, many unlike
-datasets as one. Importing this package imports neither torch nor Ray: each name is loaded when it is first used.
+The rooms, each entered through its door, from the lowest to the highest::
+
+    errors     one class per person who must act
+    text       what people and files say, and what raypipe says: settings, limits, messages, progress bars
+    storage    names to bytes: local, fsspec, Hub, the node's cache, the budget of requests
+    format     what a LeRobot dataset is: meta/ of v2.0, v2.1 and v3.0, rows, the index of an mp4
+    plan       the order of an epoch, pure
+    decode     frames by number, and frames into an mp4
+    dataset    one dataset, opened: samples one at a time, windows, actions, selections
+    mixture    many unlike datasets as one, their statistics, and the normaliser
+    account    what was handed over, and whether that is every frame once
+    feed       rows to a rank: blocks, the local feed, Ray Data, agreement of ranks, bad data, figures
+    loader     the rank: rows at hand, batches, the state
+    pipeline   the settings of all stages, composed
+    train      Ray Train, torchrun, checkpoints
+    lerobot    LeRobot's policies and its trainer on raypipe's batches
+    views      what people look at: `raypipe show`; `views/info`: `raypipe info`, `stats`, `account` and `where`
+    testing, validate, reshard, bench    tools
+    cli        the command line
+
+Importing this package imports neither torch nor Ray: each name is loaded when it is first used.
 """
 
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import version as _version
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raypipe.actions import ActionSpec
-    from raypipe.dataset import Dataset
-    from raypipe.decode.spec import DecodeSpec
-    from raypipe.errors import (
-        ConfigError,
-        DatasetError,
-        DecodeError,
-        DownloadError,
-        RaypipeError,
-        ResumeError,
-    )
-    from raypipe.loader import RankLoader
-    from raypipe.loader_spec import LoaderSpec
-    from raypipe.metadata import DatasetMeta, read_metadata
-    from raypipe.mixture import MemberSpec, Mixture, MixtureSpec, open_dataset
-    from raypipe.normalise import MixtureStats, Normaliser
+    from raypipe.dataset import ActionSpec, Dataset, WindowSpec
+    from raypipe.decode import DecodeSpec
+    from raypipe.errors import ConfigError, DatasetError, DecodeError, DownloadError, RaypipeError, ResumeError
+    from raypipe.feed import FeedSpec
+    from raypipe.format import DatasetMeta, read_metadata
+    from raypipe.loader import LoaderSpec, RankLoader
+    from raypipe.mixture import MemberSpec, Mixture, MixtureSpec, MixtureStats, Normaliser, open_dataset
     from raypipe.pipeline import Pipeline
     from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec
-    from raypipe.source import FeedSpec
     from raypipe.storage import CacheSpec
     from raypipe.views import show
-    from raypipe.window import WindowSpec
 
 _HOMES = {
-    "ActionSpec": "actions",
+    "ActionSpec": "dataset",
     "BatchSpec": "plan",
     "CacheSpec": "storage",
     "ConfigError": "errors",
     "Dataset": "dataset",
     "DatasetError": "errors",
-    "DatasetMeta": "metadata",
+    "DatasetMeta": "format",
     "DecodeError": "errors",
-    "DecodeSpec": "decode.spec",
+    "DecodeSpec": "decode",
     "DownloadError": "errors",
-    "FeedSpec": "source",
-    "LoaderSpec": "loader_spec",
+    "FeedSpec": "feed",
+    "LoaderSpec": "loader",
     "MemberSpec": "mixture",
     "Mixture": "mixture",
     "MixtureSpec": "mixture",
-    "MixtureStats": "normalise",
-    "Normaliser": "normalise",
+    "MixtureStats": "mixture",
+    "Normaliser": "mixture",
     "OrderSpec": "plan",
     "Pipeline": "pipeline",
     "RankLoader": "loader",
     "RaypipeError": "errors",
     "ResumeError": "errors",
     "SelectionSpec": "plan",
-    "WindowSpec": "window",
+    "WindowSpec": "dataset",
     "open_dataset": "mixture",
-    "read_metadata": "metadata",
+    "read_metadata": "format",
     "show": "views",
 }
 
@@ -111,8 +122,41 @@ __all__ = [
 __version__ = _version("raypipe")
 
 
+def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a room's door: a name is loaded from its module when somebody asks for it.
+
+    So a room is entered through its door, and a process still imports only the modules whose names it uses.
+
+    Args:
+        package: the room.
+        homes: its modules, and the names of each that the door gives, with spaces between them.
+    """
+    modules = {name: f"{package}.{module}" for module, names in homes.items() for name in names.split()}
+
+    def load(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
+
+    return load
+
+
+class _Moved(ModuleType):
+    """A documented module of before the rooms: it gives the names of the room that has them now."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"raypipe.{_MOVED[self.__name__.rpartition('.')[2]]}"), name)
+
+
+_MOVED = {"actions": "dataset", "config": "pipeline", "download": "dataset", "metrics": "feed", "skips": "feed"}
+for _name in _MOVED:
+    sys.modules[f"raypipe.{_name}"] = _Moved(f"raypipe.{_name}")
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("lerobot", "testing", "train", "validate", "views"):
+    if name in ("lerobot", "testing", "train", "validate", "views") or name in _MOVED:
         return import_module(f"raypipe.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'raypipe' has no attribute {name!r}")

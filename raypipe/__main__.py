@@ -1,5 +1,5 @@
 """``python -m raypipe``: the command line, for where the ``raypipe`` program is not on the path."""
 
-from raypipe.cli import main
+from importlib import import_module
 
-main()
+import_module("raypipe.cli").main()

@@ -16,9 +16,8 @@ import typer
 
 from raypipe import __version__
 from raypipe.errors import ConfigError
-from raypipe.terminal import echo, print_table, run_to_an_end
-from raypipe.wording import counted
-from raypipe.writable import check_writable, write_whole
+from raypipe.storage import check_writable, write_whole
+from raypipe.text import counted, echo, print_table, run_to_an_end
 
 app = typer.Typer(
     name="raypipe",
@@ -37,7 +36,7 @@ Root = Annotated[
 ]
 DatasetRoot = Annotated[str, typer.Argument(metavar="ROOT", help="A LeRobot dataset: a local path or an fsspec URI.")]
 # As `Pipeline` chooses them, where they are not given.
-LiveSpans = Annotated[
+LiveSpansOption = Annotated[
     int | None, typer.Option(help="Spans that are live at once in a lane.  [default: by --live-bytes]")
 ]
 SpanFrames = Annotated[str, typer.Option(help="Longest span in frames, or 'episode'.  [default: by --live-bytes]")]
@@ -75,9 +74,8 @@ def _options(
 @app.command()
 def info(root: Root, as_json: AsJson = False, json_file: JsonFile = None) -> None:
     """Tell what a dataset or a mixture holds, and what it lacks; exits with 2 where files are missing."""
-    from raypipe.info import describe, info_table, lacking_error
     from raypipe.mixture import is_mixture_file
-    from raypipe.mixture_info import describe_mixture, mixture_table
+    from raypipe.views import describe, describe_mixture, info_table, lacking_error, mixture_table
 
     is_mixture = is_mixture_file(root)
     described: Any = describe_mixture(root) if is_mixture else describe(root)
@@ -100,7 +98,7 @@ def stats(
     json_file: JsonFile = None,
 ) -> None:
     """Tell the statistics that a normaliser takes, also of relative actions; the JSON is for rp.MixtureStats.load."""
-    from raypipe.stats_report import parse_actions, report_stats, stats_tables
+    from raypipe.views import parse_actions, report_stats, stats_tables
 
     numbers = {"absolute": absolute, "wrap": wrap, "match": match}
     spec, length = parse_actions(actions, to=to, numbers=numbers, frames=frames)
@@ -149,7 +147,7 @@ def plan(
     root: Root,
     world_size: Annotated[int, typer.Option(help="Ranks.")],
     batch_size: Annotated[int, typer.Option(help="Frames of a batch on each rank.")],
-    live_spans: LiveSpans = None,
+    live_spans: LiveSpansOption = None,
     span_frames: SpanFrames = "",
     clip_frames: ClipFrames = "",
     live_bytes: LiveBytes = "1GiB",
@@ -192,7 +190,7 @@ def show(
     ] = None,
 ) -> None:
     """Make a page, a picture or a video of a dataset, a mixture or one episode; or serve a page to browse it."""
-    from raypipe.views.command import WHOLE, ShowRequest, show_root
+    from raypipe.views import WHOLE, ShowRequest, show_root
 
     chosen = WHOLE if episode is None else episode
     if port is not None and not serve:
@@ -213,9 +211,13 @@ def validate(
 ) -> None:
     """Check a dataset or a mixture and tell what is wrong; exits with 1 for warnings and 2 for errors."""
     from raypipe.mixture import is_mixture_file
-    from raypipe.validate import validate_dataset, validate_mixture, write_report
-    from raypipe.validate.mixture_table import mixture_findings_table
-    from raypipe.validate.table import findings_table
+    from raypipe.validate import (
+        findings_table,
+        mixture_findings_table,
+        validate_dataset,
+        validate_mixture,
+        write_report,
+    )
 
     is_mixture = is_mixture_file(root)
     check: Any = validate_mixture if is_mixture else validate_dataset
@@ -271,7 +273,7 @@ def download(
     json_file: JsonFile = None,
 ) -> None:
     """Fetch a dataset of the Hub, or a part of it; goes on where it was broken off."""
-    from raypipe.download import DownloadSpec, download_dataset, parse_episodes, report_lines
+    from raypipe.dataset import DownloadSpec, download_dataset, parse_episodes, report_lines
 
     spec = DownloadSpec(
         revision=revision,
@@ -292,8 +294,7 @@ def kept(
     json_file: JsonFile = None,
 ) -> None:
     """Show the decoded frames that keep_frames keeps on this machine, or remove them."""
-    from raypipe.decode.keep_spec import KeepSpec
-    from raypipe.decode.kept import clear_kept, frames_folder, survey_kept
+    from raypipe.decode import KeepSpec, clear_kept, frames_folder, survey_kept
 
     spec = KeepSpec(folder=folder) if folder else KeepSpec()
     found = survey_kept(spec)
@@ -313,8 +314,7 @@ def account(
     json_file: JsonFile = None,
 ) -> None:
     """Check that a run has handed over every frame exactly once; exit code 1 if not, 2 if that cannot be told."""
-    from raypipe.audit.check import check_run
-    from raypipe.audit.report import verdict_table
+    from raypipe.views import check_run, verdict_table
 
     checked = check_run(folder, root=root, name=name)
     _tell(checked.to_json(), as_json, json_file, lambda: verdict_table(checked), lambda: "\n".join(checked.describe()))
@@ -332,7 +332,7 @@ def where(
     world_size: Annotated[int, typer.Option(help="Ranks.")] = 1,
     seed: Annotated[int, typer.Option(help="Decides the order.")] = 0,
     epoch: Annotated[int | None, typer.Option(help="Count the steps of this epoch alone.")] = None,
-    live_spans: LiveSpans = None,
+    live_spans: LiveSpansOption = None,
     span_frames: SpanFrames = "",
     clip_frames: ClipFrames = "",
     live_bytes: LiveBytes = "1GiB",
@@ -342,9 +342,8 @@ def where(
     json_file: JsonFile = None,
 ) -> None:
     """Tell which frames a step gave to a rank, by the plan: of a run with an account, or of the options."""
-    from raypipe.audit.report import step_table
-    from raypipe.audit.where import PlannedRun, StepQuery, locate_planned, locate_recorded
     from raypipe.plan import parse_order
+    from raypipe.views import PlannedRun, StepQuery, locate_planned, locate_recorded, step_table
 
     query = StepQuery(step=step, rank=rank, epoch=epoch)
     if folder:
@@ -385,16 +384,11 @@ def bench(
     plot: Annotated[Path | None, typer.Option(help="Also draw the figures to this PNG file.")] = None,
 ) -> None:
     """Measure which settings are best on this machine for a dataset; or compare two such measurements."""
-    from raypipe.bench import BenchSpec, compare, read_report
-    from raypipe.bench.plot import check_plot, plot_bench
-    from raypipe.bench.run import run_bench
-    from raypipe.bench.table import bench_table, compare_table
-    from raypipe.specs import parse_bytes
+    from raypipe.bench import BenchSpec, bench_table, check_plot, plot_bench, run_bench
+    from raypipe.text import parse_bytes
 
     if targets[0] == "compare":
-        _check_two_files(targets[1:])
-        compared = compare(read_report(targets[1]), read_report(targets[2]))
-        _tell(asdict(compared), as_json, json_file, lambda: compare_table(compared))
+        _compare_benches(targets[1:], as_json, json_file)
         return
     if plot:
         check_plot(plot)
@@ -420,7 +414,7 @@ def bench(
 )
 def lerobot_train(context: typer.Context) -> None:
     """Run LeRobot's lerobot-train, with its own options unchanged, on raypipe's batches."""
-    from raypipe.lerobot.trainer import run_lerobot_train
+    from raypipe.lerobot import run_lerobot_train
 
     run_lerobot_train(context.args)
 
@@ -449,12 +443,16 @@ def _parse_selection(text: str) -> dict[str, Any]:
     return selection
 
 
-def _check_two_files(files: list[str]) -> None:
+def _compare_benches(files: list[str], as_json: bool, json_file: Path | None) -> None:
+    from raypipe.bench import compare, compare_table, read_report
+
     if len(files) != 2:
         raise ConfigError(
             f"bench compare takes two files that `raypipe bench ROOT --json-file FILE` wrote, got {len(files)}; a "
             f"dataset in a folder named 'compare' is ./compare"
         )
+    compared = compare(read_report(files[0]), read_report(files[1]))
+    _tell(asdict(compared), as_json, json_file, lambda: compare_table(compared))
 
 
 def _one_root(targets: list[str]) -> str:

@@ -36,10 +36,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_session import end_ray
 
 from raypipe.dataset import Dataset
-from raypipe.metadata import DatasetMeta
+from raypipe.format import DatasetMeta
+from raypipe.loader import with_source
 from raypipe.pipeline import Pipeline
 from raypipe.plan import OrderState, WorldPlan, plan_epoch, plan_world, resume, state_after
-from raypipe.rank_job import with_source
 
 # The workers of Ray cannot import modules of the tests: what is defined there travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

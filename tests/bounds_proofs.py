@@ -1,6 +1,6 @@
 """Small files that claim much, and what a process that reads one does about it.
 
-found = read_claim("from raypipe.metadata import read_metadata; read_metadata(place)", root)
+found = read_claim("from raypipe.format import read_metadata; read_metadata(place)", root)
 assert found.error == "DatasetError" and found.peak_mb < 300
 """
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 import numpy as np
 import torch
 
-from raypipe.metadata import DatasetMeta, EpisodeTable, VideoColumns
+from raypipe.format import DatasetMeta, EpisodeTable, VideoColumns
 
 
 def assert_same_meta(one: DatasetMeta, other: DatasetMeta) -> None:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from torchcodec.decoders import VideoDecoder
 from torchcodec.encoders import VideoEncoder
 
-from raypipe.metadata import DatasetMeta, read_metadata
+from raypipe.format import DatasetMeta, read_metadata
 from raypipe.storage import open_storage
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 from raypipe.validate.container import read_container

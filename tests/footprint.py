@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from raypipe.loader import RankLoader
-from raypipe.run import EpochRun
+from raypipe.loader.epoch_run import EpochRun
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import ray
 from batches import frames_of_all
 
 import raypipe as rp
-from raypipe import cluster_gate
-from raypipe.requests import Budget
+from raypipe.storage import cluster_budget as cluster_gate
+from raypipe.storage.request_budget import Budget
 
 
 @ray.remote(num_cpus=0)

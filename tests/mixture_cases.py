@@ -15,7 +15,7 @@ from PIL import Image
 from torchcodec.decoders import VideoDecoder
 
 from raypipe.dataset import open_dataset
-from raypipe.metadata import INDEX_FEATURES
+from raypipe.format import INDEX_FEATURES
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 MAIN, WRIST = "observation.images.main", "observation.images.wrist"

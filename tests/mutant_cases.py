@@ -209,7 +209,7 @@ MUTANTS: Final = (
     Mutant(
         "Two feeds, one order",
         "equal rows go to the highest rank of a split",
-        "source/feed_order.py",
+        "feed/order.py",
         "order = np.lexsort((rank, before))",
         "order = np.lexsort((-rank, before))",
         (f"{FEEDS}::test_feeds_give_the_same_batches_pixel_for_pixel_also_after_a_resume",),
@@ -217,7 +217,7 @@ MUTANTS: Final = (
     Mutant(
         "Two feeds, one order",
         "the local feed reads rows without windows",
-        "source/own_rows.py",
+        "feed/own_rows.py",
         "return add_windows(context, read_rows(context, requests))",
         "return read_rows(context, requests)",
         (f"{FEEDS}::test_feeds_give_the_same_batches_pixel_for_pixel_also_after_a_resume",),
@@ -225,7 +225,7 @@ MUTANTS: Final = (
     Mutant(
         "Two feeds, one order",
         "the feeder plans the next leg from its start",
-        "feeder.py",
+        "feed/feeder.py",
         "ask.order, epoch=ask.epoch, legs=ask.legs)",
         "ask.order, epoch=ask.epoch, legs=ask.legs[:1])",
         (f"{FEEDS}::test_feeds_give_the_same_batches_pixel_for_pixel_also_after_a_resume",),
@@ -506,7 +506,7 @@ MUTANTS: Final = (
     Mutant(
         "Memory",
         "clips of a span are decoded one by one and again",
-        "clipping.py",
+        "loader/clips.py",
         "num_uses=len(anchors),",
         "num_uses=1,",
         (f"{LOADER}::test_stats_count_samples_blocks_and_decoded_frames",),
@@ -634,7 +634,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "an episode begins at the frame after its time",
-        "video.py",
+        "format/mp4_index.py",
         "frame = np.where(is_before, before, after).astype(np.int64)",
         "frame = np.minimum(np.where(is_before, before, after) + 1, len(pts_s) - 1).astype(np.int64)",
         (f"{DATASET}::test_the_right_frame_is_found_in_a_packed_video_with",),
@@ -642,7 +642,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "episodes of a file are counted in the order of the table and not of their times",
-        "video.py",
+        "format/mp4_index.py",
         'order = np.argsort(from_timestamp, kind="stable")',
         "order = np.arange(len(from_timestamp))",
         (f"{DATASET}::test_times_of_episodes_decide_their_order_in_a_video_and_not_their_frames",),
@@ -650,7 +650,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "a file whose lengths add up is read by its float times",
-        "video.py",
+        "format/mp4_index.py",
         "is_counted = int(length.sum()) == len(pts_s)",
         "is_counted = False",
         (f"{DATASET}::test_times_of_episodes_decide_their_order_in_a_video_and_not_their_frames",),
@@ -658,7 +658,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "frames are numbered as they are stored and not as they are shown",
-        "video.py",
+        "format/mp4_index.py",
         'order = np.argsort(pts, kind="stable")',
         "order = np.arange(len(pts))",
         (f"{DATASET}::test_the_right_frame_is_found_in_a_packed_video_with",),
@@ -674,7 +674,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "a window reaches one frame behind its episode",
-        "window.py",
+        "dataset/windows.py",
         "rows = wanted.clip(0, num_frames - 1)",
         "rows = wanted.clip(0, max(0, num_frames - 2))",
         (f"{DATASET}::test_a_window_stays_in_its_episode_and_marks_padding",),
@@ -682,7 +682,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "padding before an episode is not marked",
-        "window.py",
+        "dataset/windows.py",
         "return rows, rows != wanted",
         "return rows, rows < wanted",
         (f"{DATASET}::test_a_window_stays_in_its_episode_and_marks_padding",),
@@ -690,7 +690,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "rows in another order are taken as they lie",
-        "rows.py",
+        "format/rows.py",
         "return table.take(order)",
         "return table",
         (f"{DATASET}::test_rows_in_another_order_come_by_their_frame_number",),
@@ -706,7 +706,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "windows of cameras in a batch are padded at the start alone",
-        "batch.py",
+        "loader/batch.py",
         "padding[mine] = slots[mine] != wanted",
         "padding[mine] = slots[mine] > wanted",
         (f"{LOADER}::test_loader_gives_the_values_of_samples_in_the_planned_order",),
@@ -714,7 +714,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "frames that were left out are not counted",
-        "assembly.py",
+        "loader/assembly.py",
         "holes=self._holes(batch, keys, is_hole & ~batch.is_repeat),",
         "holes=(),",
         (f"{HOLES}::test_frames_of_bad_videos_are_left_out_and_no_other_frame_moves",),
@@ -722,7 +722,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "whether a clip is bad depends on what is left of it",
-        "block/context.py",
+        "feed/block_context.py",
         'if context.bad_data.on_bad_episode == "skip":\n        anchors =',
         'if context.bad_data.on_bad_episode == "raise":\n        anchors =',
         (f"{HOLES}::test_damage_inside_a_video_makes_holes_of_its_clip_alone_after_any_stop_on_any_world",),
@@ -730,7 +730,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "whether a clip is bad depends on where its span was cut",
-        "block/context.py",
+        "feed/block_context.py",
         "start, stop = (0, length) if request.clip_frames else (request.start, request.stop)",
         "start, stop = request.start, request.stop",
         (f"{HOLES}::test_damage_inside_a_video_makes_holes_of_its_clip_alone_after_any_stop_on_any_world",),
@@ -738,7 +738,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "one more episode than may be is bad",
-        "skips.py",
+        "feed/bad_data.py",
         "if number > budget:",
         "if number > budget + 1:",
         (f"{HOLES}::test_more_bad_episodes_than_may_be_end_the_run_with_the_list",),
@@ -746,7 +746,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "episodes that were bad before a restart are forgotten",
-        "skips.py",
+        "feed/bad_data.py",
         "self._before.update(episodes)",
         "self._before.update({})",
         (f"{HOLES}::test_episodes_that_were_bad_before_a_restart_count_in_the_budget",),
@@ -754,7 +754,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "infinite values are taken for numbers",
-        "block/tasks.py",
+        "feed/read_blocks.py",
         "is_finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)",
         "is_finite = ~np.isnan(values.reshape(len(values), -1)).any(axis=1)",
         (f"{HOLES}::test_values_that_are_no_numbers_are_bad_data",),
@@ -762,7 +762,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "a frame that stands in for bad ones is not marked",
-        "assembly.py",
+        "loader/assembly.py",
         '"is_repeat": torch.tensor([True])}',
         '"is_repeat": torch.tensor([False])}',
         (f"{HOLES}::test_a_batch_of_bad_frames_alone_repeats_one_frame_and_marks_it",),
@@ -770,7 +770,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "a task that nobody knows is left in",
-        "block/tasks.py",
+        "feed/read_blocks.py",
         'if own == "task_index":',
         'if own == "no_index":',
         (f"{HOLES}::test_a_row_with_an_unknown_task_is_bad_data",),
@@ -778,7 +778,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "fewer rows than promised are taken",
-        "rows.py",
+        "format/rows.py",
         "if len(table) != length:",
         "if len(table) > length:",
         (f"{DATASET}::test_damaged_data_is_an_error_that_names_the_place",),
@@ -786,7 +786,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "a column that only some files have is left out",
-        "rows.py",
+        "format/rows.py",
         "        if lost:\n            raise DatasetError(",
         "        if not lost and False:\n            raise DatasetError(",
         (f"{DATASET}::test_a_column_that_only_some_files_have_is_never_lost_silently",),
@@ -898,7 +898,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "the file before the last one is not kept",
-        "keeper.py",
+        "account/keeping.py",
         "copied.replace(before / path.name)",
         "copied.unlink()",
         (f"{ACCOUNT}::test_a_torn_checkpoint_does_not_make_the_account_inexact",),
@@ -914,7 +914,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "what other ranks wrote for the last checkpoint is removed",
-        "keeper.py",
+        "account/keeping.py",
         "for gone in _add_last(self._of_checkpoints, old, _SAVED_KEPT) if is_of_checkpoint else [old]:",
         "for gone in [old]:",
         (f"{ACCOUNT}::test_accounts_of_the_last_checkpoint_stay_however_many_reports_without_one_follow",),
@@ -1002,7 +1002,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a state of a mixture passes for a dataset that stands alone",
-        "audit/frames.py",
+        "views/info/run_frames.py",
         "if (state.shares is None) != (index.shares is None):",
         "if state.shares is None and index.shares is not None:",
         (f"{DOCTORED}::test_a_forged_account_is_found_although_its_chain_is_new",),
@@ -1010,7 +1010,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "two torn writes lose what leads to the state",
-        "keeper.py",
+        "account/keeping.py",
         "if path.exists() and not _is_needed(before / path.name, state):",
         "if path.exists():",
         (f"{ACCOUNT}::test_however_often_rank_0_dies_before_the_state_is_written_what_leads_to_it_stays",),
@@ -1018,7 +1018,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "files of another number of ranks that lead to the state are removed",
-        "keeper.py",
+        "account/keeping.py",
         "if not old.name.endswith(ending) and not _is_needed(old, state):",
         "if not old.name.endswith(ending):",
         (f"{ACCOUNT}::test_however_often_rank_0_dies_before_the_state_is_written_what_leads_to_it_stays",),
@@ -1026,7 +1026,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a newer file of another number of ranks is put over what leads to the state",
-        "keeper.py",
+        "account/keeping.py",
         "        if _is_needed(before / old.name, state):\n",
         "        if not state:\n",
         (f"{ACCOUNT}::test_however_often_rank_0_dies_before_the_state_is_written_what_leads_to_it_stays",),

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from raypipe.metadata import Feature
-from raypipe.normalise import MemberStats, mixture_stats
-from raypipe.schema import MemberMap, Schema
+from raypipe.dataset import MemberMap, Schema
+from raypipe.format import Feature
+from raypipe.mixture import MemberStats, mixture_stats
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 

@@ -4,7 +4,7 @@ import threading
 
 import ray
 
-from raypipe.feeder import end_feeders
+from raypipe.feed.feeder import end_feeders
 
 RAY_FOLDERS = {"contracts", "e2e", "faults"}
 

@@ -8,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raypipe.metadata import read_metadata
+from raypipe.format import read_metadata, read_video_index
 from raypipe.reshard.mp4 import read_track
 from raypipe.storage import open_storage
-from raypipe.video import read_video_index
 
 RENUMBERED = ("frame_index", "episode_index", "index", "task_index")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from ray import cloudpickle
 
 from raypipe.dataset import Dataset
-from raypipe.metadata import DatasetMeta
+from raypipe.format import DatasetMeta
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -9,12 +9,12 @@ from program import run_program
 
 import raypipe
 from raypipe.account import count_values
-from raypipe.audit.frames import read_frames
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline
+from raypipe.pipeline.memory import row_bytes
 from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec, plan_epoch, plan_world, start
-from raypipe.sizes import row_bytes
 from raypipe.testing import SynthSpec, write_dataset
+from raypipe.views.info.run_frames import read_frames
 
 SPEC = OrderSpec(seed=3, live_spans=2)
 

@@ -19,7 +19,7 @@ def dataset(tmp_path_factory):
 @pytest.fixture
 def hub(dataset, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("raypipe.hub.client.FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("raypipe.storage.hub.client.FIRST_WAIT_S", 0.01)
     with HubServer() as server, server.as_hub(tmp_path / "cache"):
         server.add_repo("lab/arm", dataset, tags=("v3.0",))
         yield server

@@ -9,11 +9,12 @@ import pytest
 from program import run_program
 
 import raypipe
-import raypipe.info
-from raypipe import download, progress
-from raypipe.mixture import open_members
+import raypipe.views.info.dataset
+from raypipe.dataset import download
+from raypipe.mixture import members as open_members
 from raypipe.reshard import tasks as reshard_tasks
 from raypipe.testing import SynthSpec, write_dataset
+from raypipe.text import progress
 from raypipe.validate.deep import read_decoder_log
 
 PROGRAM = [sys.executable, "-c", "from raypipe.cli import main; main()"]
@@ -42,7 +43,7 @@ def broken(monkeypatch):
     def describe(_root: str) -> None:
         raise RuntimeError("no such\nluck \x1b[31m")
 
-    monkeypatch.setattr(raypipe.info, "describe", describe)
+    monkeypatch.setattr(raypipe.views.info.dataset, "describe", describe)
 
 
 @pytest.mark.usefixtures("broken")

@@ -11,8 +11,8 @@ from program import run_program
 from ray_session import end_ray
 from rich.console import Console
 
-from raypipe.mixture_info import describe_mixture, mixture_table
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
+from raypipe.views import describe_mixture, mixture_table
 
 LENGTHS = (7, 9, 4)
 ONE = "on_missing: fill\nresize: [32, 40]\n"

@@ -5,7 +5,7 @@ import pytest
 from program import run_program
 
 from raypipe.dataset import open_dataset
-from raypipe.normalise import MixtureStats, Normaliser
+from raypipe.mixture import MixtureStats, Normaliser
 from raypipe.testing import SynthSpec, write_dataset
 
 

@@ -26,8 +26,8 @@ from ray.cluster_utils import Cluster
 from ray_session import IGNORED_WARNINGS, end_ray
 
 from raypipe.dataset import open_dataset
+from raypipe.feed.ray_cluster import has_spare_cpu_nodes
 from raypipe.pipeline import Pipeline
-from raypipe.source.cluster import has_spare_cpu_nodes
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

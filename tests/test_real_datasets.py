@@ -14,7 +14,7 @@ import torch
 from torchcodec.decoders import VideoDecoder
 
 from raypipe.dataset import open_dataset
-from raypipe.info import describe
+from raypipe.views import describe
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

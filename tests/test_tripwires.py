@@ -19,13 +19,11 @@ from ray.data.datasource import ReadTask
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_session import IGNORED_WARNINGS, end_ray, ensure_ray, run_ranks
 
-from raypipe.block import BlockContext
 from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.decode.tasks import prefer_node
-from raypipe.packed import SpanRequest
-from raypipe.source import simulate_split
-from raypipe.source.datasource import build_dataset, split_dataset
+from raypipe.feed import BlockContext, SpanRequest, simulate_split
+from raypipe.feed.ray_source import build_dataset, split_dataset
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

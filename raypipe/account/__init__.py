@@ -7,6 +7,7 @@
     parts.py           what was handed over from a start up to a state            Part, Account
     ledger.py          what a rank writes down, batch by batch                    Ledger, Page
     file.py            an account as a parquet file                               write_account, read_account
+    keeping.py         such files in a checkpoint, and beside checkpoints         AccountKeeper
     replay.py          what the plan says of a part: frames, order, counts        Replay
     chain.py           which parts count: each begins where the one before ended  Chain
     seal.py            the digests that chain the parts of an account             seal_account
@@ -16,33 +17,76 @@
     verdict.py         emitted, skipped, left over, to come: each frame once?     check_account
     folder.py          the accounts of a checkpoint or of a run's folder          RunAccount
 
-What is recorded comes from the batches and never from the plan, so a check by the plan can fail.
+What is recorded comes from the batches and never from the plan, so a check by the plan can fail. The commands
+``raypipe account`` and ``raypipe where``, which also open the datasets, are in `raypipe.views.info`.
 """
 
-from raypipe.account.axis import FrameAxis, FrameRange, frame_numbers, lay_out
-from raypipe.account.ledger import Handed, Hole, Ledger, Page
-from raypipe.account.parts import Account, Header, Part, RankRecord, Skip, merge_accounts, merge_parts
-from raypipe.account.runs import Runs, add_runs, count_values, runs_beyond_once, subtract_runs
+from typing import TYPE_CHECKING
+
+from raypipe import lazy_names
+
+if TYPE_CHECKING:
+    from raypipe.account.axis import DATASET_BITS, FrameAxis, frame_numbers, lay_out
+    from raypipe.account.chain import drop_later_epochs, link_parts
+    from raypipe.account.epoch_verdict import EpochVerdict
+    from raypipe.account.folder import RunAccount, read_run_account
+    from raypipe.account.gather import HEAD
+    from raypipe.account.keeping import AccountKeeper, read_rank_accounts, write_rank_account
+    from raypipe.account.ledger import Handed, Hole, Ledger, Page
+    from raypipe.account.parts import Account, Header, Part, Skip, merge_accounts, merge_parts
+    from raypipe.account.replay import Replay
+    from raypipe.account.runs import Runs, add_runs, count_values, empty_runs, subtract_runs
+    from raypipe.account.seal import seal_account
+    from raypipe.account.verdict import check_account
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "axis": "DATASET_BITS FrameAxis frame_numbers lay_out",
+            "chain": "drop_later_epochs link_parts",
+            "epoch_verdict": "EpochVerdict",
+            "folder": "RunAccount read_run_account",
+            "gather": "HEAD",
+            "keeping": "AccountKeeper read_rank_accounts write_rank_account",
+            "ledger": "Handed Hole Ledger Page",
+            "parts": "Account Header Part Skip merge_accounts merge_parts",
+            "replay": "Replay",
+            "runs": "Runs add_runs count_values empty_runs subtract_runs",
+            "seal": "seal_account",
+            "verdict": "check_account",
+        },
+    )
 
 __all__ = [
+    "DATASET_BITS",
+    "HEAD",
     "Account",
+    "AccountKeeper",
+    "EpochVerdict",
     "FrameAxis",
-    "FrameRange",
     "Handed",
     "Header",
     "Hole",
     "Ledger",
     "Page",
     "Part",
-    "RankRecord",
+    "Replay",
+    "RunAccount",
     "Runs",
     "Skip",
     "add_runs",
+    "check_account",
     "count_values",
+    "drop_later_epochs",
+    "empty_runs",
     "frame_numbers",
     "lay_out",
+    "link_parts",
     "merge_accounts",
     "merge_parts",
-    "runs_beyond_once",
+    "read_rank_accounts",
+    "read_run_account",
+    "seal_account",
     "subtract_runs",
+    "write_rank_account",
 ]

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from raypipe.account.runs import Runs, count_ranges, count_values
 from raypipe.errors import DatasetError
-from raypipe.plan import EpisodeIndex, OrderSpec, anchor_runs, first_laps, make_keys, run_frames
-from raypipe.plan.keyhash import Ints
-from raypipe.wording import frames_text
+from raypipe.plan import EpisodeIndex, Ints, OrderSpec, anchor_runs, first_laps, make_keys, run_frames
+from raypipe.text import frames_text
 
 DATASET_BITS: Final = 40
 """Frames of one dataset are numbered below 2**40, which leaves 23 bits for datasets."""

@@ -16,7 +16,7 @@ from raypipe.account.parts import Part
 from raypipe.account.replay import Replay
 from raypipe.errors import RaypipeError
 from raypipe.plan import Leg, OrderSpec, OrderState
-from raypipe.wording import counted
+from raypipe.text import counted
 
 
 @dataclass(frozen=True, kw_only=True)

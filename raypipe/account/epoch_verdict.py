@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from raypipe.account.axis import FrameRange
-from raypipe.wording import counted
+from raypipe.text import counted
 
 _MAX_SHOWN: Final = 20
 """Lines of each kind in `EpochVerdict.describe`; the JSON has all."""

@@ -26,10 +26,9 @@ from raypipe.account.parts import Account, Header, Part, RankRecord, Skip
 from raypipe.account.runs import Runs, empty_runs, make_runs
 from raypipe.account.seal import find_break
 from raypipe.errors import DatasetError, RaypipeError, as_damage, is_data_fault
-from raypipe.limits import parse_json
-from raypipe.metadata.parquet import BoundedParquet
+from raypipe.format import BoundedParquet
 from raypipe.plan import Leg, OrderSpec
-from raypipe.wording import counted
+from raypipe.text import counted, parse_json
 
 ACCOUNT_VERSION: Final = 1
 _KEY: Final = b"raypipe.account"

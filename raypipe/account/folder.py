@@ -23,8 +23,8 @@ from raypipe.account.file import load_account
 from raypipe.account.gather import CheckpointFiles, Gathered, gather_account, place_of, state_of_saved
 from raypipe.account.parts import Account, Part, merge_accounts
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, as_damage, noting, suggest
-from raypipe.limits import parse_json
 from raypipe.storage import Storage, open_storage, retry_transient
+from raypipe.text import parse_json
 
 CHECKPOINT_FOLDER: Final = "raypipe/account"
 """In a checkpoint: below it a folder for every loader, by name."""

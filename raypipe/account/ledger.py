@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from raypipe.account.parts import Part, RankRecord, Skip, merge_skips
 from raypipe.account.runs import Runs, add_runs, count_values, empty_runs
 from raypipe.errors import RaypipeError
-from raypipe.plan import WorldPlan
-from raypipe.plan.keyhash import Ints
+from raypipe.plan import Ints, WorldPlan
 
 _VALUES_TO_COMPACT: Final = 1 << 16
 _VALUES_PER_RUN: Final = 4

@@ -6,7 +6,7 @@ from raypipe.account.axis import FrameAxis
 from raypipe.account.parts import Part, RankRecord
 from raypipe.account.replay import RankReplay, Replay
 from raypipe.account.runs import Runs, add_runs, keep_values, subtract_runs
-from raypipe.wording import counted, either
+from raypipe.text import counted, either
 
 
 def check_part(part: Part, replay: Replay, epoch_skipped: Runs) -> Iterator[str]:

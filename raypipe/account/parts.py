@@ -26,7 +26,7 @@ from typing import Any
 from raypipe.account.runs import Runs, add_runs, runs_once
 from raypipe.errors import RaypipeError
 from raypipe.plan import Leg, OrderSpec, OrderState
-from raypipe.wording import counted
+from raypipe.text import counted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,16 +20,16 @@ from raypipe.plan import (
     BatchSpec,
     EpisodeIndex,
     EpochPlan,
+    Ints,
+    Lane,
     WorldPlan,
     describe_selection,
     first_laps,
+    order_frames,
     plan_epoch,
     plan_world,
+    ragged_arange,
 )
-from raypipe.plan.keyhash import Ints
-from raypipe.plan.livewindow import Lane
-from raypipe.plan.rates import ragged_arange
-from raypipe.plan.spans import order_frames
 
 _PLANS_KEPT: Final = 3
 """Of a million episodes a plan takes some 60 MB; a part and the one before it are looked at in turn."""

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.plan.keyhash import Ints
-from raypipe.plan.rates import ragged_arange
+from raypipe.plan import Ints, ragged_arange
 
 
 @dataclass(frozen=True, slots=True, eq=False)

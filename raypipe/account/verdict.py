@@ -23,7 +23,7 @@ from raypipe.account.replay import Replay
 from raypipe.account.runs import Runs, add_runs, empty_runs, intersect_runs, keep_values, subtract_runs, unite_runs
 from raypipe.errors import ResumeError
 from raypipe.plan import EpisodeIndex, OrderSpec, OrderState
-from raypipe.wording import counted, either
+from raypipe.text import counted, either
 
 
 def check_account(

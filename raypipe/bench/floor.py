@@ -11,13 +11,12 @@ import numpy as np
 
 from raypipe.bench.one_loader import Item
 from raypipe.dataset import open_dataset
-from raypipe.metadata import DatasetMeta, read_metadata
-from raypipe.rows import RowReader
+from raypipe.format import DatasetMeta, RowReader, read_metadata
 
 _PIECE: Final = 64
 """Frames that are decoded at once, and thrown away."""
 
-Job = Callable[[], int]
+FloorJob = Callable[[], int]
 """Reads or decodes something, and returns how many frames that were."""
 
 
@@ -53,10 +52,10 @@ class FloorLoader:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[FloorJob]:
         if not self._cameras:
             return self._file_jobs(_read_rows, [self._meta.data_file(row) for row in self._rows], self._rows)
-        jobs: list[Job] = []
+        jobs: list[FloorJob] = []
         for camera in self._cameras:
             if self._meta.features[camera].kind == "video":
                 files = [self._meta.video_file(row, camera) for row in self._rows]
@@ -64,7 +63,7 @@ class FloorLoader:
         images = tuple(name for name in self._cameras if self._meta.features[name].kind == "image")
         return jobs + (self._image_jobs(images) if images else [])
 
-    def _file_jobs(self, read: Callable[[str, int, int], int], files: list[str], rows: list[int]) -> list[Job]:
+    def _file_jobs(self, read: Callable[[str, int, int], int], files: list[str], rows: list[int]) -> list[FloorJob]:
         """Return what reads the files of these episodes; a file is cut into one run per process."""
         num_frames: dict[str, int] = {}
         for name, row in zip(files, rows, strict=True):
@@ -75,11 +74,11 @@ class FloorLoader:
             for begin, end in self._cut(count)
         ]
 
-    def _image_jobs(self, cameras: tuple[str, ...]) -> list[Job]:
+    def _image_jobs(self, cameras: tuple[str, ...]) -> list[FloorJob]:
         """Return what decodes images stored in rows: all frames of all episodes are cut into one run per process."""
         lengths = self._meta.episodes.length[self._rows].astype(int)
         starts = (np.cumsum(lengths) - lengths).tolist()
-        jobs: list[Job] = []
+        jobs: list[FloorJob] = []
         for begin, end in self._cut(self._num_samples):
             episodes = zip(self._rows, starts, lengths.tolist(), strict=True)
             pieces = [(row, max(0, begin - start), min(length, end - start)) for row, start, length in episodes]
@@ -109,7 +108,7 @@ def _import_decoder() -> None:
     import torchcodec.decoders  # noqa: F401
 
 
-def _run(job: Job) -> int:
+def _run(job: FloorJob) -> int:
     return job()
 
 

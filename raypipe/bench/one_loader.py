@@ -87,7 +87,8 @@ class RaypipeLoader:
     """raypipe as it comes, but for what the request and `decode` say."""
 
     def __init__(self, request: Request) -> None:
-        from raypipe import Pipeline, open_dataset
+        from raypipe.mixture import open_dataset
+        from raypipe.pipeline import Pipeline
 
         if needs_ray(request):
             _start_ray(request)

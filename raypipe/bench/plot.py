@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from raypipe.bench.report import BenchReport
 from raypipe.errors import ConfigError
-from raypipe.wording import counted
-from raypipe.writable import check_writable, save_figure
+from raypipe.storage import check_writable, save_figure
+from raypipe.text import counted
 
 _COLUMNS: Final = {
     "samples_per_s": "samples/s",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from raypipe.bench.settings import setting_of
 from raypipe.errors import ConfigError
-from raypipe.plan.budget import DEFAULT_LIVE_BYTES
+from raypipe.plan import DEFAULT_LIVE_BYTES
 
 FORMAT: Final = 2
 _TIE: Final = 0.05

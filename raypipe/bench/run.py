@@ -21,12 +21,10 @@ from raypipe.bench.spec import BenchSpec
 from raypipe.bench.table import left_out_lines, row_line
 from raypipe.dataset import Dataset, unreadable_cameras
 from raypipe.errors import ConfigError
-from raypipe.hub import parse_pinned
 from raypipe.mixture import is_mixture_file, open_dataset
-from raypipe.pipeline import Pipeline
+from raypipe.pipeline import Pipeline, measure_members
 from raypipe.plan import LiveBudget, expected_distinct
-from raypipe.sizes import measure_members
-from raypipe.storage import open_root
+from raypipe.storage import open_root, parse_pinned
 
 FLOOR: Final = "floor, all cores"
 _FLOOR_FRAMES: Final = 3000

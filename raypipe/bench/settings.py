@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from raypipe.decode.spec import DecodeSpec
+from raypipe.decode import DecodeSpec
 from raypipe.errors import ConfigError, suggest
-from raypipe.plan import WHOLE_EPISODE, WHOLE_SPAN, OrderSpec
-from raypipe.plan.budget import MOST_LIVE_SPANS
-from raypipe.wording import counted
+from raypipe.plan import MOST_LIVE_SPANS, WHOLE_EPISODE, WHOLE_SPAN, OrderSpec
+from raypipe.text import counted
 
 _CLIP_LENGTHS: Final = (1, 2, 4, 8)
 """Tried beside one keyframe interval: longer clips decode no cheaper, and put neighbouring frames in near batches."""

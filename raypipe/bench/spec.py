@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from raypipe.errors import ConfigError
-from raypipe.plan.budget import DEFAULT_LIVE_BYTES
+from raypipe.plan import DEFAULT_LIVE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from raypipe.bench.report import COMPARED, BenchReport, Comparison
-from raypipe.wording import counted
+from raypipe.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -2,14 +2,19 @@
 
 ::
 
-    spec.py     where, when and how a frame is decoded              DecodeSpec
-    videos.py   an open video and its frames by number; the cache   OpenVideo, VideoCache
-    depth.py    distances from a depth video                        DepthDecoder
-    images.py   images stored inside the rows                       decode_image
-    kept.py     decoded frames on the node's disk, between epochs   KeepFolder, KeptDataset
-    span.py     the frames of a span of one camera, in one pass     FrameDecoder
-    journal.py  what was being decoded when a process died          Journal
-    isolated.py decoding in a subprocess                            decode_isolated
+    spec.py          where, when and how a frame is decoded              DecodeSpec
+    keep_spec.py     where decoded frames are kept                       KeepSpec
+    videos.py        an open video and its frames by number; the cache   OpenVideo, VideoPool
+    depth.py         distances from a depth video                        DepthDecoder
+    images.py        images stored inside the rows                       decode_image
+    kept.py          decoded frames on the node's disk, between epochs   KeepFolder, KeptDataset
+    frames.py        the frames of a span of one camera, in one pass     FrameDecoder
+    clips.py         clips, decoded ahead of need, held until used       ClipStore
+    tasks.py         clips decoded by Ray tasks                          TaskExecutor
+    buffers.py       memory for pixels, used again                       FramePool
+    journal.py       what was being decoded when a process died          Journal
+    isolated.py      decoding in a subprocess                            decode_isolated
+    video_writer.py  frames into an mp4                                  open_writer
 
 A frame is asked for by a whole number, never by time, and what a decoder returns is checked against the index of the
 file. In memory a frame is ``(height, width, channels)``: uint8, as FFmpeg writes it, or float32 millimetres of depth.
@@ -19,36 +24,101 @@ Importing this package imports no codec: torch and torchcodec cost a process 2.8
 several that decode nothing (the feeder, a coordinator per epoch, tasks that read rows).
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from raypipe.decode.spec import DecodeSpec, check_decodable
+from raypipe import lazy_names
 
 if TYPE_CHECKING:
+    from raypipe.decode.buffers import BatchBuffers, FramePool
+    from raypipe.decode.clips import (
+        ClipExecutor,
+        ClipKey,
+        ClipRequest,
+        ClipStore,
+        OpenedClip,
+        ThreadExecutor,
+        use_one_core,
+    )
     from raypipe.decode.frames import FrameDecoder
-    from raypipe.decode.images import decode_image
+    from raypipe.decode.images import decode_image, resize_frames
+    from raypipe.decode.journal import journal_scope
+    from raypipe.decode.keep_spec import KeepSpec, make_keep
+    from raypipe.decode.kept import KeepFolder, clear_kept, frames_folder, survey_kept
+    from raypipe.decode.spec import (
+        ASSIGNED_CPUS,
+        ORIGINAL_SIZE,
+        CameraDtype,
+        DecodeSpec,
+        Fit,
+        Resize,
+        check_decodable,
+        check_device,
+        check_fit,
+        check_resize,
+        size_of,
+        why_undecodable,
+    )
+    from raypipe.decode.tasks import TaskExecutor
+    from raypipe.decode.video_writer import FrameSink, VideoCoding, open_writer
     from raypipe.decode.videos import OpenVideo, VideoPool, open_video
-
-_HOMES = {
-    "OpenVideo": "videos",
-    "FrameDecoder": "frames",
-    "VideoPool": "videos",
-    "decode_image": "images",
-    "open_video": "videos",
-}
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "buffers": "BatchBuffers FramePool",
+            "clips": "ClipExecutor ClipKey ClipRequest ClipStore OpenedClip ThreadExecutor use_one_core",
+            "frames": "FrameDecoder",
+            "images": "decode_image resize_frames",
+            "journal": "journal_scope",
+            "keep_spec": "KeepSpec make_keep",
+            "kept": "KeepFolder clear_kept frames_folder survey_kept",
+            "spec": (
+                "ASSIGNED_CPUS CameraDtype DecodeSpec Fit ORIGINAL_SIZE Resize check_decodable check_device "
+                "check_fit check_resize size_of why_undecodable"
+            ),
+            "tasks": "TaskExecutor",
+            "video_writer": "FrameSink VideoCoding open_writer",
+            "videos": "OpenVideo VideoPool open_video",
+        },
+    )
 
 __all__ = [
+    "ASSIGNED_CPUS",
+    "ORIGINAL_SIZE",
+    "BatchBuffers",
+    "CameraDtype",
+    "ClipExecutor",
+    "ClipKey",
+    "ClipRequest",
+    "ClipStore",
     "DecodeSpec",
+    "Fit",
     "FrameDecoder",
+    "FramePool",
+    "FrameSink",
+    "KeepFolder",
+    "KeepSpec",
     "OpenVideo",
+    "OpenedClip",
+    "Resize",
+    "TaskExecutor",
+    "ThreadExecutor",
+    "VideoCoding",
     "VideoPool",
     "check_decodable",
+    "check_device",
+    "check_fit",
+    "check_resize",
+    "clear_kept",
     "decode_image",
+    "frames_folder",
+    "journal_scope",
+    "make_keep",
     "open_video",
+    "open_writer",
+    "resize_frames",
+    "size_of",
+    "survey_kept",
+    "use_one_core",
+    "why_undecodable",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

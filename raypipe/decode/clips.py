@@ -252,7 +252,7 @@ class ThreadExecutor:
 
 
 @dataclass(slots=True)
-class _Clip:
+class _HeldClip:
     opened: OpenedClip
     pending: dict[str, Pending]
     num_left: int
@@ -291,7 +291,7 @@ class ClipStore:
         self._open_clip = open_clip
         self._executor = executor
         self._most_bytes = most_bytes
-        self._clips: dict[ClipKey, _Clip] = {}
+        self._clips: dict[ClipKey, _HeldClip] = {}
         self._opened: dict[ClipKey, OpenedClip] = {}
         self._by_span: dict[int, set[int]] = {}
         self._pool = pool
@@ -325,7 +325,7 @@ class ClipStore:
                 is_done = False
                 break
             pending = {camera: self._executor.submit(request) for camera, request in opened.requests.items()}
-            self._clips[key] = _Clip(self._opened.pop(key), pending, opened.num_uses)
+            self._clips[key] = _HeldClip(self._opened.pop(key), pending, opened.num_uses)
             self.in_flight_bytes += opened.num_bytes
         self.peak_bytes = max(self.peak_bytes, self.num_bytes)
         if len(self._clips) > num_before:
@@ -395,7 +395,7 @@ class ClipStore:
             if clip.is_ready and not clip.is_pooled:
                 self._copy(clip)
 
-    def _copy(self, clip: _Clip) -> None:
+    def _copy(self, clip: _HeldClip) -> None:
         """Copy the frames of a clip that are still to leave, so that the memory that it shares with others is free."""
         clip.is_pooled = True
         for camera, frames in clip.frames.items():
@@ -422,7 +422,7 @@ class ClipStore:
             for clip in list(self._by_span.get(arrival, ())):
                 self._drop((arrival, clip))
 
-    def _receive(self, clip: _Clip) -> None:
+    def _receive(self, clip: _HeldClip) -> None:
         size = clip.opened.num_bytes
         clip.is_ready = True
         try:
@@ -447,7 +447,7 @@ class ClipStore:
         if clip is not None:
             self._free(clip)
 
-    def _free(self, clip: _Clip) -> None:
+    def _free(self, clip: _HeldClip) -> None:
         if not clip.is_ready:
             self.in_flight_bytes -= clip.opened.num_bytes
         # Nobody finds them in the clip again: memory that is given back twice would hold two frames at once.
@@ -458,6 +458,6 @@ class ClipStore:
             else:
                 self.held_bytes -= clip.opened.requests[camera].num_bytes
 
-    def _let_go(self, clip: _Clip, camera: str, frames: list[Pixels]) -> None:
+    def _let_go(self, clip: _HeldClip, camera: str, frames: list[Pixels]) -> None:
         self.held_bytes -= len(frames) * clip.opened.requests[camera].frame_bytes
         self._pool.give_back(frames)

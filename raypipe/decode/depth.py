@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from raypipe.decode.spec import needs_av
 from raypipe.errors import ConfigError, DecodeError
-from raypipe.metadata import DepthCodes
-from raypipe.video import VideoIndex
+from raypipe.format import DepthCodes, VideoIndex
 
 CODE_BITS: Final = 12
 _MAX_CODE: Final = (1 << CODE_BITS) - 1

@@ -21,9 +21,8 @@ from raypipe.decode.kept import KeepFolder, KeptDataset, KeptVideo
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec, size_of
 from raypipe.decode.videos import OpenVideo, VideoPool, blaming, decoder_version
 from raypipe.errors import DecodeError, DownloadError, RaypipeError, note_episode, without_episode
-from raypipe.metadata import DatasetMeta
+from raypipe.format import DatasetMeta, episode_first_frame, forget_indexes, read_ranged_index
 from raypipe.storage import is_transient, retry_transient
-from raypipe.video import episode_first_frame, forget_indexes, read_ranged_index
 
 _LOOK_UP_S: Final = 1.0
 _MOST_LOOKED_UP: Final = 4096

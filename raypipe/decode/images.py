@@ -9,8 +9,8 @@ from PIL import Image, UnidentifiedImageError
 
 from raypipe.decode.spec import ORIGINAL_SIZE, Fit, Size
 from raypipe.errors import LEAVE_OUT, DecodeError, is_data_fault
-from raypipe.limits import MOST_PIXELS
-from raypipe.metadata import Feature
+from raypipe.format import Feature
+from raypipe.text import MOST_PIXELS
 
 _FORMATS: Final = ("PNG", "JPEG", "TIFF")
 

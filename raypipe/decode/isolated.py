@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from raypipe.decode.journal import journal_scope, marked, process_journal, video_key
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DecodeError, RaypipeError, without_episode
-from raypipe.metadata import DatasetMeta
+from raypipe.format import DatasetMeta
 
 TIMEOUT_S: Final = 600.0
 """A span takes seconds. Waiting for the network does not count: that ends by time-outs of its own."""

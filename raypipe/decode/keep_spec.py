@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from raypipe.errors import ConfigError
-from raypipe.specs import make_spec, parse_bytes
+from raypipe.text import make_spec, parse_bytes
 
 ON_DISK: Final = "disk"
 

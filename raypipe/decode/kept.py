@@ -39,8 +39,8 @@ from raypipe.decode.journal import make_private_folder
 from raypipe.decode.keep_spec import ON_DISK, KeepSpec
 from raypipe.decode.spec import DecodeSpec, size_of
 from raypipe.errors import RaypipeError
-from raypipe.metadata import DatasetMeta
-from raypipe.wording import counted
+from raypipe.format import DatasetMeta
+from raypipe.text import counted
 
 LAYOUT: Final = 1
 """Of the files, and of how their keys are made."""
@@ -63,7 +63,7 @@ _MOST_FOUND: Final = 4096
 _NOT_KNOWN: Final = -1.0
 _FILE_NAME: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
 
-Frames = NDArray[np.int64]
+FrameNumbers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 
@@ -195,13 +195,13 @@ class KeptVideo:
     def _pixels_at(self) -> int:
         return _HEADER_BYTES + -(-self.num_slots * _CHECK_BYTES // _PAGE_BYTES) * _PAGE_BYTES
 
-    def has(self, frames: Frames) -> bool:
+    def has(self, frames: FrameNumbers) -> bool:
         """Return whether all these frames of the episode are there, as far as their checks say without the pixels."""
         with suppress(OSError), _open(self.path, os.O_RDONLY) as file:
             return all(check != _ABSENT for check in self._read_checks(file, frames))
         return False
 
-    def read(self, frames: Frames, pool: FramePool) -> dict[int, Pixels]:
+    def read(self, frames: FrameNumbers, pool: FramePool) -> dict[int, Pixels]:
         """Return those of these frames of the episode that are there, ascending, in memory of `pool`."""
         found = {}
         try:
@@ -225,7 +225,7 @@ class KeptVideo:
         self.folder.warn(f"frame {slot} of {self.path!r} is damaged, and is decoded anew")
         return False
 
-    def _read_checks(self, file: io.FileIO, frames: Frames) -> list[bytes]:
+    def _read_checks(self, file: io.FileIO, frames: FrameNumbers) -> list[bytes]:
         first, last = int(frames[0]), int(frames[-1])
         file.seek(_HEADER_BYTES + (self.first_slot + first) * _CHECK_BYTES)
         size = (last - first + 1) * _CHECK_BYTES
@@ -233,7 +233,7 @@ class KeptVideo:
         starts = ((frames - first) * _CHECK_BYTES).tolist()
         return [content[start : start + _CHECK_BYTES] for start in starts]
 
-    def write(self, frames: Frames, pixels: NDArray[Any]) -> None:
+    def write(self, frames: FrameNumbers, pixels: NDArray[Any]) -> None:
         """Keep frames of the episode, as far as they are chosen and there is room."""
         slots = {self.first_slot + frame: i for i, frame in enumerate(frames.tolist())}
         chosen = self.folder.reserve(self.key, list(slots), self._frame_bytes)

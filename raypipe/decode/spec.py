@@ -7,9 +7,9 @@ from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
-from raypipe.metadata import Feature
-from raypipe.plan.spec import check_whole
-from raypipe.wording import how_to_install
+from raypipe.format import Feature
+from raypipe.plan import check_whole
+from raypipe.text import how_to_install
 
 Where = Literal["auto", "rank", "cluster"]
 CameraDtype = Literal["uint8", "float32"]

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe.decode.buffers import Pixels
 from raypipe.decode.clips import ClipRequest, DecodedClip, take_clip, try_clip
 from raypipe.decode.journal import journal_scope
-from raypipe.requests import num_requests
+from raypipe.storage import num_requests
 
 GROUP_BYTES: Final = 32 << 20
 """A task costs Ray some 5 ms of CPU, and an object store likes objects of this size."""
@@ -49,7 +49,7 @@ class GroupAnswer:
     """Seconds since 1970, by the clock of the task's node."""
 
 
-class _Group:
+class _ClipGroup:
     def __init__(self, executor: "TaskExecutor") -> None:
         self.requests: list[ClipRequest] = []
         self.num_bytes = 0
@@ -69,7 +69,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _PendingClip:
-    group: _Group
+    group: _ClipGroup
     number: int
     executor: "TaskExecutor"
 
@@ -93,7 +93,7 @@ class TaskExecutor:
     """Called with what every task gave back."""
     is_shared = True
     finished_at: float = 0.0
-    _open: dict[str, _Group] = field(default_factory=dict)
+    _open: dict[str, _ClipGroup] = field(default_factory=dict)
     _nodes: dict[str, float] | None = None
     _running: list[Any] = field(default_factory=list)
 
@@ -108,7 +108,7 @@ class TaskExecutor:
         node = self._home(request)
         group = self._open.get(node)
         if group is None:
-            group = self._open[node] = _Group(self)
+            group = self._open[node] = _ClipGroup(self)
         group.requests.append(request)
         group.num_bytes += request.num_bytes
         pending = _PendingClip(group, len(group.requests) - 1, self)
@@ -124,7 +124,7 @@ class TaskExecutor:
             if len(self._running) < _LEAST_RUNNING:
                 self._start(node)
 
-    def start(self, group: _Group) -> None:
+    def start(self, group: _ClipGroup) -> None:
         """Start a group that is waited for."""
         self._start(next(node for node, one in self._open.items() if one is group))
 

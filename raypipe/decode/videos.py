@@ -17,12 +17,17 @@ from raypipe.decode.depth import DepthDecoder, depth_decoder_version
 from raypipe.decode.journal import unmarked
 from raypipe.decode.spec import check_device
 from raypipe.errors import DecodeError, RaypipeError, is_data_fault
-from raypipe.limits import MOST_PIXELS
-from raypipe.metadata import DatasetMeta, DepthCodes
-from raypipe.rows import one_line
+from raypipe.format import (
+    DatasetMeta,
+    DepthCodes,
+    VideoIndex,
+    episode_first_frame,
+    one_line,
+    read_ranged_index,
+    read_video_index,
+)
 from raypipe.storage import Storage, check_file
-from raypipe.video import VideoIndex, episode_first_frame, read_ranged_index, read_video_index
-from raypipe.wording import frames_text
+from raypipe.text import MOST_PIXELS, frames_text
 
 SeekMode = Literal["exact", "approximate", "index"]
 """``index``: by the frames that the file's own index lists, for a file that is not to be read from end to end."""

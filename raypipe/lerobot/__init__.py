@@ -10,9 +10,30 @@
     for batch in rp.lerobot.batches(pipe.loader()):                   cameras as float in [0, 1]
         loss, _ = policy.forward(preprocess(batch))
 
-`raypipe lerobot-train` feeds LeRobot's own training script in the same way, see `raypipe.lerobot.trainer`.
+``bridge.py`` does this. ``trainer.py`` is `raypipe lerobot-train`: it feeds LeRobot's own training script in the same
+way.
 """
 
-from raypipe.lerobot.bridge import VERSION_TRIED, batches, delta_timestamps, metadata, pipeline
+from typing import TYPE_CHECKING
 
-__all__ = ["VERSION_TRIED", "batches", "delta_timestamps", "metadata", "pipeline"]
+from raypipe import lazy_names
+
+if TYPE_CHECKING:
+    from raypipe.lerobot.bridge import VERSION_TRIED, batches, delta_timestamps, metadata, pipeline
+    from raypipe.lerobot.trainer import run_lerobot_train as run_lerobot_train
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "bridge": "VERSION_TRIED batches delta_timestamps metadata pipeline",
+            "trainer": "run_lerobot_train",
+        },
+    )
+
+__all__ = [
+    "VERSION_TRIED",
+    "batches",
+    "delta_timestamps",
+    "metadata",
+    "pipeline",
+]

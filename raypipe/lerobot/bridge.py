@@ -15,19 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 
 from raypipe.dataset import Dataset
-from raypipe.decode.spec import DecodeSpec
+from raypipe.decode import DecodeSpec
 from raypipe.errors import ConfigError
-from raypipe.loader import RankLoader
-from raypipe.loader_spec import Transform
-from raypipe.metadata import INDEX_FEATURES, Feature
-from raypipe.metadata.pooling import Stats
-from raypipe.mixture import Mixture
-from raypipe.normalise import MixtureStats
-from raypipe.pipeline import Pipeline
+from raypipe.format import INDEX_FEATURES, Feature, Stats
+from raypipe.loader import RankLoader, Transform
+from raypipe.mixture import Mixture, MixtureStats
+from raypipe.pipeline import Pipeline, schema_for
 from raypipe.plan import SelectionSpec
-from raypipe.sizes import schema_for
-from raypipe.specs import make_spec
-from raypipe.wording import how_to_install
+from raypipe.text import how_to_install, make_spec
 
 if TYPE_CHECKING:
     import torch

@@ -26,9 +26,9 @@ import torch.distributed as dist
 
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
+from raypipe.format import DatasetMeta
 from raypipe.lerobot.bridge import VERSION_TRIED, batches, import_lerobot, metadata, pipeline, windowed
 from raypipe.loader import RankLoader
-from raypipe.metadata import DatasetMeta
 from raypipe.mixture import Mixture, open_dataset
 from raypipe.pipeline import Pipeline
 from raypipe.train import STATE_FOLDER, restore, share_loader, write_states
@@ -54,7 +54,7 @@ def run_lerobot_train(arguments: Sequence[str]) -> None:
     # LeRobot reads its command line from there.
     sys.argv = ["lerobot-train", *arguments]
     try:
-        with _fed(script, Feed()):
+        with _fed(script, TrainerFeed()):
             script.main()
     finally:
         sys.argv = before
@@ -99,7 +99,7 @@ class FedDataset:
 
 
 @dataclass(eq=False)
-class Feed:
+class TrainerFeed:
     """What takes the place of the script's names, and what they share."""
 
     config: "TrainPipelineConfig | None" = None
@@ -300,7 +300,7 @@ class _Changed:
 
 
 @contextmanager
-def _fed(script: ModuleType, feed: Feed) -> Iterator[None]:
+def _fed(script: ModuleType, feed: TrainerFeed) -> Iterator[None]:
     """Put ours in the place of the script's names, for as long as the block runs."""
     before = {name: getattr(script, name) for name in _REPLACED}
     torch_module = before["torch"]

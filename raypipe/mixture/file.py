@@ -20,9 +20,9 @@ from typing import Any, Final
 import yaml
 
 from raypipe.errors import ConfigError, as_damage, suggest
-from raypipe.limits import MOST_JSON_BYTES, MOST_YAML_NODES
 from raypipe.mixture.spec import MemberSpec, MixtureSpec
 from raypipe.plan import SelectionSpec
+from raypipe.text import MOST_JSON_BYTES, MOST_YAML_NODES
 
 _YAML: Final = (".yaml", ".yml")
 _TOML: Final = (".toml",)
@@ -75,7 +75,7 @@ def _parse(path: str) -> Mapping[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(MOST_JSON_BYTES)
-        content = tomllib.loads(text) if path.lower().endswith(_TOML) else yaml.load(text, _Loader)
+        content = tomllib.loads(text) if path.lower().endswith(_TOML) else yaml.load(text, _YamlLoader)
     except OSError as error:
         raise ConfigError(f"cannot read the mixture file {path!r}: {error.strerror}") from error
     except yaml.MarkedYAMLError as error:
@@ -157,7 +157,7 @@ def _shown(value: Any) -> str:
     return "missing" if value is None else repr(value)
 
 
-class _Loader(yaml.SafeLoader):
+class _YamlLoader(yaml.SafeLoader):
     """PyYAML's safe loader, which also refuses a key that stands twice and reads ``1e-4`` as a number.
 
     Aliases count as what they repeat, so that a few of them do not make a file of billions of values.
@@ -191,6 +191,6 @@ class _Loader(yaml.SafeLoader):
 
 
 # YAML 1.1, as PyYAML reads it, wants a dot in a number with an exponent: 1e-4 would be text.
-_Loader.add_implicit_resolver(
+_YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from raypipe.dataset import Dataset
 from raypipe.errors import suggest
-from raypipe.metadata import INDEX_FEATURES, Feature
+from raypipe.format import INDEX_FEATURES, Feature
 from raypipe.mixture.spec import MemberSpec
 
 _SHOWN_NAMES: Final = 6

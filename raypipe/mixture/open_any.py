@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from raypipe.dataset import CameraDtype, Dataset, Timestamps
+from raypipe.dataset import TOLERANCE_S, Dataset, Timestamps
 from raypipe.dataset import open_dataset as open_single
+from raypipe.decode import CameraDtype
 from raypipe.errors import ConfigError
-from raypipe.mixture.dataset import Mixture
 from raypipe.mixture.file import is_mixture_file
+from raypipe.mixture.mixture import Mixture
 from raypipe.storage import open_root
-from raypipe.window import TOLERANCE_S
 
 
 def open_dataset(

@@ -12,16 +12,12 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, Final, Literal, get_args
 
-from raypipe.actions import REPRESENTATION
-from raypipe.dataset import Dataset
-from raypipe.decode.spec import ORIGINAL_SIZE, Fit, Resize, check_fit, check_resize
+from raypipe.dataset import DIM_IS_PAD, IS_MISSING, REPRESENTATION, TOLERANCE_S, Dataset
+from raypipe.decode import ORIGINAL_SIZE, Fit, Resize, check_fit, check_resize
 from raypipe.errors import ConfigError, as_damage, suggest
-from raypipe.metadata import INDEX_FEATURES
-from raypipe.plan import SelectionSpec
-from raypipe.plan.spec import check_whole
-from raypipe.schema import DIM_IS_PAD, IS_MISSING
+from raypipe.format import INDEX_FEATURES
+from raypipe.plan import SelectionSpec, check_whole
 from raypipe.storage import take_login
-from raypipe.window import TOLERANCE_S
 
 WeightRule = Literal["given", "frames", "episodes", "sqrt"]
 OnMissing = Literal["raise", "drop", "fill"]

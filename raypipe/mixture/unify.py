@@ -12,10 +12,10 @@ and the lines that would mend it. Does not decide windows (`windows.py`) and rea
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from raypipe.dataset import Dataset
-from raypipe.decode.spec import ORIGINAL_SIZE, Resize, size_of
+from raypipe.dataset import Dataset, MemberMap, Schema
+from raypipe.decode import ORIGINAL_SIZE, Resize, size_of
 from raypipe.errors import ConfigError, suggest
-from raypipe.metadata import Feature
+from raypipe.format import Feature
 from raypipe.mixture.offer import (
     MemberFeatures,
     Misfit,
@@ -31,7 +31,6 @@ from raypipe.mixture.offer import (
 from raypipe.mixture.spec import MemberSpec, MixtureSpec, is_batch_key
 from raypipe.mixture.unify_table import explain_misfits
 from raypipe.mixture.windows import add_windows
-from raypipe.schema import MemberMap, Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

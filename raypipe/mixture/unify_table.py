@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final
 
-from raypipe.decode.spec import Resize
-from raypipe.metadata import Feature
+from raypipe.decode import Resize
+from raypipe.format import Feature
 from raypipe.mixture.offer import Misfit, Offer, describe, family, list_names
 from raypipe.mixture.spec import MemberSpec
 

@@ -15,14 +15,23 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from typing import Any
 
-from raypipe.actions import ActionMap, ActionSpec, check_window, find_dims, is_pattern, map_actions
-from raypipe.dataset import Dataset
+from raypipe.dataset import (
+    ActionMap,
+    ActionSpec,
+    Dataset,
+    MemberMap,
+    Schema,
+    WindowSpec,
+    check_window,
+    find_dims,
+    is_pattern,
+    map_actions,
+    window_from_offsets,
+)
 from raypipe.errors import ConfigError, suggest
 from raypipe.mixture.offer import list_by_value
 from raypipe.mixture.spec import MixtureSpec
-from raypipe.schema import MemberMap, Schema
-from raypipe.window import WindowSpec, window_from_offsets
-from raypipe.wording import counted
+from raypipe.text import counted
 
 
 def member_windows(

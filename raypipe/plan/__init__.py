@@ -5,6 +5,8 @@ this order:
 
 ::
 
+    spec.py        what a user decides about the order               OrderSpec, BatchSpec
+    keyhash.py     the keyed hashes behind the order                 OrderKeys
     index.py       which frames are anchors                          EpisodeIndex
     rates.py       every n-th frame, and weights: how often each     Rates
     shares.py      of a mixture: what an epoch takes of each dataset Shares
@@ -13,6 +15,7 @@ this order:
     livewindow.py  the frames of a lane in a sequence                Lane
     epoch.py       all of that, through the legs of an epoch         EpochPlan
     steps.py       frames per step, and the three tails              Steps
+    emit.py        positions of lanes to batches                     BatchChunk
     world.py       who emits what on W ranks                         WorldPlan
     rank.py        a rank's blocks in arrival order, and batches     RankPlan
     state.py       where a run stands, and how it goes on            OrderState
@@ -47,101 +50,128 @@ its life, so a batch takes of as many live spans as it has frames, and spans com
 is left of the epoch becomes a new leg: the same spans without the frames already emitted, shared out anew.
 """
 
-from raypipe.plan.budget import DEFAULT_LIVE_BYTES, CameraCost, LiveBudget, MemberCost, clip_bound, resolve_live
-from raypipe.plan.emit import Batch, BatchChunk
-from raypipe.plan.epoch import EpochPlan, plan_epoch
-from raypipe.plan.held import HeldPeak, measure_held
-from raypipe.plan.index import (
-    EQUAL,
-    SINGLE_DATASET,
-    EpisodeIndex,
-    SelectionSpec,
-    Shares,
-    concat_indexes,
-    describe_selection,
-    index_episodes,
-    passing_episodes,
-)
-from raypipe.plan.keyhash import ORDER_VERSION
-from raypipe.plan.members import MemberReport, RateReport, describe_frames, emitted_frames
-from raypipe.plan.mixing import Distinct, Mixing, NearRepeats, expected_distinct, measure_mixing
-from raypipe.plan.rank import RankPlan, SpanQueue
-from raypipe.plan.report import (
-    AHEAD_BATCHES,
-    PlanReport,
-    decoded_together,
-    describe_remedies,
-    report_plan,
-    unclipped_frames,
-)
-from raypipe.plan.shares import (
-    UNVERSIONED,
-    anchor_runs,
-    describe_changes,
-    first_laps,
-    lap_sizes,
-    make_keys,
-    mix_indexes,
-    run_frames,
-    split_frames,
-)
-from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, WORLD_SIZE, BatchSpec, Leg, OrderSpec, first_leg, parse_order
-from raypipe.plan.state import (
-    OrderState,
-    Resumed,
-    check_state,
-    follow_state,
-    resume,
-    start,
-    state_after,
-    state_at,
-    state_of,
-)
-from raypipe.plan.world import Frames, WorldPlan, plan_world
+from typing import TYPE_CHECKING
+
+from raypipe import lazy_names
+
+if TYPE_CHECKING:
+    from raypipe.plan.budget import (
+        DEFAULT_LIVE_BYTES,
+        MOST_LIVE_SPANS,
+        CameraCost,
+        LiveBudget,
+        MemberCost,
+        clip_bound,
+        resolve_live,
+    )
+    from raypipe.plan.emit import Batch
+    from raypipe.plan.epoch import EpochPlan, plan_epoch
+    from raypipe.plan.held import measure_held
+    from raypipe.plan.index import (
+        EQUAL,
+        SINGLE_DATASET,
+        EpisodeIndex,
+        SelectionSpec,
+        Shares,
+        concat_indexes,
+        describe_selection,
+        index_episodes,
+        passing_episodes,
+    )
+    from raypipe.plan.keyhash import ORDER_VERSION, Ints
+    from raypipe.plan.livewindow import Lane
+    from raypipe.plan.members import describe_frames, emitted_frames
+    from raypipe.plan.mixing import NearRepeats, expected_distinct, measure_mixing
+    from raypipe.plan.rank import RankPlan
+    from raypipe.plan.rates import ragged_arange
+    from raypipe.plan.report import AHEAD_BATCHES, PlanReport, report_plan, unclipped_frames
+    from raypipe.plan.shares import (
+        anchor_runs,
+        describe_changes,
+        first_laps,
+        lap_sizes,
+        make_keys,
+        mix_indexes,
+        run_frames,
+        split_frames,
+    )
+    from raypipe.plan.spans import order_frames
+    from raypipe.plan.spec import (
+        WHOLE_EPISODE,
+        WHOLE_SPAN,
+        BatchSpec,
+        Leg,
+        OrderSpec,
+        check_whole,
+        first_leg,
+        parse_order,
+    )
+    from raypipe.plan.state import OrderState, Resumed, follow_state, resume, start, state_after, state_at, state_of
+    from raypipe.plan.steps import Steps
+    from raypipe.plan.world import WorldPlan, plan_world
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "budget": "CameraCost DEFAULT_LIVE_BYTES LiveBudget MOST_LIVE_SPANS MemberCost clip_bound resolve_live",
+            "emit": "Batch",
+            "epoch": "EpochPlan plan_epoch",
+            "held": "measure_held",
+            "index": (
+                "EQUAL EpisodeIndex SINGLE_DATASET SelectionSpec Shares concat_indexes describe_selection "
+                "index_episodes passing_episodes"
+            ),
+            "keyhash": "Ints ORDER_VERSION",
+            "livewindow": "Lane",
+            "members": "describe_frames emitted_frames",
+            "mixing": "NearRepeats expected_distinct measure_mixing",
+            "rank": "RankPlan",
+            "rates": "ragged_arange",
+            "report": "AHEAD_BATCHES PlanReport report_plan unclipped_frames",
+            "shares": "anchor_runs describe_changes first_laps lap_sizes make_keys mix_indexes run_frames split_frames",
+            "spans": "order_frames",
+            "spec": "BatchSpec Leg OrderSpec WHOLE_EPISODE WHOLE_SPAN check_whole first_leg parse_order",
+            "state": "OrderState Resumed follow_state resume start state_after state_at state_of",
+            "steps": "Steps",
+            "world": "WorldPlan plan_world",
+        },
+    )
 
 __all__ = [
     "AHEAD_BATCHES",
     "DEFAULT_LIVE_BYTES",
     "EQUAL",
+    "MOST_LIVE_SPANS",
     "ORDER_VERSION",
     "SINGLE_DATASET",
-    "UNVERSIONED",
     "WHOLE_EPISODE",
     "WHOLE_SPAN",
-    "WORLD_SIZE",
     "Batch",
-    "BatchChunk",
     "BatchSpec",
     "CameraCost",
-    "Distinct",
     "EpisodeIndex",
     "EpochPlan",
-    "Frames",
-    "HeldPeak",
+    "Ints",
+    "Lane",
     "Leg",
     "LiveBudget",
     "MemberCost",
-    "MemberReport",
-    "Mixing",
     "NearRepeats",
     "OrderSpec",
     "OrderState",
     "PlanReport",
     "RankPlan",
-    "RateReport",
     "Resumed",
     "SelectionSpec",
     "Shares",
-    "SpanQueue",
+    "Steps",
     "WorldPlan",
     "anchor_runs",
-    "check_state",
+    "check_whole",
     "clip_bound",
     "concat_indexes",
-    "decoded_together",
     "describe_changes",
     "describe_frames",
-    "describe_remedies",
     "describe_selection",
     "emitted_frames",
     "expected_distinct",
@@ -154,10 +184,12 @@ __all__ = [
     "measure_held",
     "measure_mixing",
     "mix_indexes",
+    "order_frames",
     "parse_order",
     "passing_episodes",
     "plan_epoch",
     "plan_world",
+    "ragged_arange",
     "report_plan",
     "resolve_live",
     "resume",

@@ -140,7 +140,7 @@ def block_frames(part: RankLane, place: int, keys: OrderKeys) -> Ints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Columns:
+class _LaneColumns:
     span: Ints
     row: Ints
     frame: Ints
@@ -159,7 +159,7 @@ class _LaneEmitter:
         spans = part.lane.spans
         self._is_partial = part.end_counts - part.sent_counts < spans.stop - spans.start
 
-    def emit(self, steps: Steps, first: int, stop: int) -> _Columns:
+    def emit(self, steps: Steps, first: int, stop: int) -> _LaneColumns:
         """Return the frames of the steps [first, stop), (S, frames per step); a step with extras comes alone."""
         number = self.part.number
         position = steps.position_after(stop) + steps.extra(number, stop - 1)
@@ -177,10 +177,10 @@ class _LaneEmitter:
         lane, end = self.part.lane, self.part.end_position
         return lane.between(lane.cursor(max(0, end - num_repeats)), self.part.end)
 
-    def _gather(self, run: Run, num_steps: int) -> _Columns:
+    def _gather(self, run: Run, num_steps: int) -> _LaneColumns:
         frame, row = self._frames_and_rows(run)
         span = self.arrivals[run.span].reshape(num_steps, -1)
-        return _Columns(
+        return _LaneColumns(
             span=span,
             row=row[run.order].reshape(span.shape),
             frame=frame[run.order].reshape(span.shape),
@@ -223,10 +223,10 @@ def _chunk_steps(steps: Steps, num_lanes: int) -> Iterator[tuple[int, int]]:
         yield short, short + 1
 
 
-def _join(parts: Sequence[_Columns]) -> _Columns:
+def _join(parts: Sequence[_LaneColumns]) -> _LaneColumns:
     if len(parts) == 1:
         return parts[0]
-    return _Columns(
+    return _LaneColumns(
         span=np.concatenate([part.span for part in parts], axis=1),
         row=np.concatenate([part.row for part in parts], axis=1),
         frame=np.concatenate([part.frame for part in parts], axis=1),
@@ -234,9 +234,9 @@ def _join(parts: Sequence[_Columns]) -> _Columns:
     )
 
 
-def _tile(columns: _Columns, num_repeats: int) -> _Columns:
+def _tile(columns: _LaneColumns, num_repeats: int) -> _LaneColumns:
     again = np.arange(num_repeats) % columns.span.shape[1]
-    return _Columns(
+    return _LaneColumns(
         span=columns.span[:, again],
         row=columns.row[:, again],
         frame=columns.frame[:, again],

@@ -20,7 +20,7 @@ from raypipe.plan.livewindow import Lane, open_lane
 from raypipe.plan.shares import make_keys
 from raypipe.plan.spans import Spans, cut_spans, order_frames
 from raypipe.plan.spec import WORLD_SIZE, Leg, OrderSpec, check_whole, first_leg
-from raypipe.wording import counted
+from raypipe.text import counted
 
 
 @dataclass(frozen=True, kw_only=True)

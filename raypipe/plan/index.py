@@ -18,7 +18,7 @@ from raypipe.errors import ConfigError, hide_logins
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.rates import Rates, concat_rates, make_rates, ragged_arange
 from raypipe.plan.spec import check_whole
-from raypipe.wording import counted, cut_inside, span_text
+from raypipe.text import counted, cut_inside, span_text
 
 ALL_EPISODES: Final = "all"
 

@@ -14,7 +14,7 @@ from raypipe.plan.keyhash import Ints
 from raypipe.plan.rates import mean_times
 from raypipe.plan.shares import lap_sizes
 from raypipe.plan.world import WorldPlan
-from raypipe.wording import counted
+from raypipe.text import counted
 
 _STEPS_LOOKED_AT: Final = 32
 

@@ -28,7 +28,7 @@ from raypipe.plan.livewindow import Lane
 from raypipe.plan.rates import ragged_arange
 from raypipe.plan.shares import anchor_runs, run_frames
 from raypipe.plan.world import WorldPlan
-from raypipe.wording import either
+from raypipe.text import either
 
 LAGS: Final = (1, 10, 100)
 

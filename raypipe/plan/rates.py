@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.plan.keyhash import Ints, OrderKeys
-from raypipe.wording import counted
+from raypipe.text import counted
 
 _UNIT_BITS: Final = 24
 _WHOLE: Final = 1 << _UNIT_BITS

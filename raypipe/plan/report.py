@@ -23,7 +23,7 @@ from raypipe.plan.keyhash import OrderKeys
 from raypipe.plan.members import MemberReport, RateReport, describe_frames, report_members, report_rates
 from raypipe.plan.mixing import Mixing, measure_mixing
 from raypipe.plan.world import WorldPlan
-from raypipe.wording import counted, plural
+from raypipe.text import counted, plural
 
 AHEAD_BATCHES: Final = 4
 """Batches whose clips a loader decodes ahead where nothing is said."""

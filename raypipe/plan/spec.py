@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
-from raypipe.limits import MOST_LANES
-from raypipe.wording import counted, either
+from raypipe.text import MOST_LANES, counted, either
 
 Tail = Literal["short", "drop", "wrap"]
 BatchScope = Literal["rank", "global"]

@@ -28,18 +28,9 @@ from raypipe.plan.epoch import EpochPlan
 from raypipe.plan.index import EpisodeIndex, Shares, describe_selection
 from raypipe.plan.keyhash import ORDER_VERSION
 from raypipe.plan.shares import describe_changes, go_on_with, shares_from_dict, shares_to_dict
-from raypipe.plan.spec import (
-    WORLD_SIZE,
-    BatchSpec,
-    Leg,
-    OrderSpec,
-    check_whole,
-    check_world_size,
-    first_leg,
-    is_served,
-)
+from raypipe.plan.spec import WORLD_SIZE, BatchSpec, Leg, OrderSpec, check_whole, check_world_size, first_leg, is_served
 from raypipe.plan.world import WorldPlan, check_start
-from raypipe.wording import counted
+from raypipe.text import counted
 
 _MAX_SHOWN: Final = 30
 

@@ -28,7 +28,7 @@ from raypipe.plan.shares import first_laps
 from raypipe.plan.spans import order_frames
 from raypipe.plan.spec import WHOLE_EPISODE, BatchSpec, Tail
 from raypipe.plan.steps import Steps, plan_steps
-from raypipe.wording import counted
+from raypipe.text import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

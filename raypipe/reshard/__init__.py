@@ -19,7 +19,26 @@ unless some are left out: then the others are numbered anew from 0, and ``meta/r
 each was.
 """
 
-from raypipe.reshard.run import reshard_dataset
-from raypipe.reshard.spec import ReshardReport, ReshardSpec, parse_spec, report_lines
+from typing import TYPE_CHECKING
 
-__all__ = ["ReshardReport", "ReshardSpec", "parse_spec", "report_lines", "reshard_dataset"]
+from raypipe import lazy_names
+
+if TYPE_CHECKING:
+    from raypipe.reshard.run import reshard_dataset
+    from raypipe.reshard.spec import ReshardReport, ReshardSpec, parse_spec, report_lines
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "run": "reshard_dataset",
+            "spec": "ReshardReport ReshardSpec parse_spec report_lines",
+        },
+    )
+
+__all__ = [
+    "ReshardReport",
+    "ReshardSpec",
+    "parse_spec",
+    "report_lines",
+    "reshard_dataset",
+]

@@ -12,9 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raypipe.metadata import INDEX_FEATURES, DatasetMeta
-from raypipe.metadata.features import why_unfit_name
-from raypipe.metadata.tables import open_parquet
+from raypipe.format import INDEX_FEATURES, DatasetMeta, open_parquet, why_unfit_name
 from raypipe.reshard.plan import Numbering
 
 

@@ -14,14 +14,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError, as_damage
-from raypipe.metadata import DatasetMeta, Tasks
-from raypipe.metadata.tables import open_parquet
+from raypipe.format import DatasetMeta, RowReader, Tasks, one_line, open_parquet
 from raypipe.reshard.columns import Columns
-from raypipe.reshard.plan import DataUnit, Numbering
+from raypipe.reshard.plan import DataCopy, Numbering
 from raypipe.reshard.stats import describe_rows
 from raypipe.reshard.workspace import Workspace
-from raypipe.rows import RowReader, one_line
-from raypipe.wording import counted
+from raypipe.text import counted
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -75,7 +73,7 @@ def number_tasks(tasks: Tasks) -> TaskNumbers:
     return TaskNumbers(texts=tuple(texts), old=tuple(old), new=tuple(new))
 
 
-def write_data_file(job: DataJob, workspace: Workspace, unit: DataUnit) -> None:
+def write_data_file(job: DataJob, workspace: Workspace, unit: DataCopy) -> None:
     """Write one data file and its record: its rows, and the statistics that were computed on the way."""
     stats: list[dict[str, Any]] = []
     size_bytes = workspace.write_file(workspace.dataset / unit.path, lambda stream: _write(stream, job, unit, stats))
@@ -93,7 +91,7 @@ def write_data_file(job: DataJob, workspace: Workspace, unit: DataUnit) -> None:
     workspace.write_record(unit.path, {"size_bytes": size_bytes, "num_rows": footer.num_rows})
 
 
-def _write(stream: IO[bytes], job: DataJob, unit: DataUnit, stats: list[dict[str, Any]]) -> None:
+def _write(stream: IO[bytes], job: DataJob, unit: DataCopy, stats: list[dict[str, Any]]) -> None:
     reader = RowReader(job.meta, job.columns.names)
     writer: pq.ParquetWriter | None = None
     checked = ""

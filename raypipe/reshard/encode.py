@@ -10,17 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from raypipe.decode.images import resize_frames
-from raypipe.decode.videos import OpenVideo, VideoPool
+from raypipe.decode import FrameSink, OpenVideo, VideoCoding, VideoPool, open_writer, resize_frames
 from raypipe.errors import ConfigError
-from raypipe.metadata import DatasetMeta
+from raypipe.format import DatasetMeta, episode_first_frame
 from raypipe.reshard.info import Encoding
 from raypipe.reshard.workspace import Workspace
-from raypipe.testing import encoders
-from raypipe.testing.video import SAME_BYTES
-from raypipe.video import episode_first_frame
-from raypipe.video_writer import FrameSink, VideoCoding, open_writer
-from raypipe.writable import inside
+from raypipe.storage import inside
+from raypipe.testing import SAME_BYTES, encoders
 
 _FRAMES_AT_ONCE: Final = 32
 _LEAST_HEVC_WIDTH: Final = 64

@@ -8,13 +8,13 @@ from typing import IO
 import numpy as np
 
 from raypipe.errors import DatasetError
-from raypipe.metadata import DatasetMeta, read_metadata
+from raypipe.format import DatasetMeta, read_metadata
 from raypipe.reshard.plan import Numbering
-from raypipe.reshard.tasks import Where
+from raypipe.reshard.tasks import CopyWhere
 from raypipe.reshard.workspace import Workspace
 from raypipe.storage import Storage
+from raypipe.text import counted, either
 from raypipe.validate import validate_dataset
-from raypipe.wording import counted, either
 
 _WRITTEN = ("meta/info.json", "meta/stats.json", "meta/tasks", "meta/episodes", "meta/reshard")
 """What stands in meta/ of any version and is written anew."""
@@ -71,7 +71,7 @@ def check_copy(
     cameras: Sequence[str],
     workspace: Workspace,
     *,
-    where: Where,
+    where: CopyWhere,
     allow_findings: bool,
 ) -> list[str]:
     """Raise where the copy is not what it should be; return what validate found, in words.

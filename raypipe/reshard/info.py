@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from raypipe.metadata import DatasetMeta
-from raypipe.metadata.tables import read_json
+from raypipe.format import DatasetMeta, read_json
 from raypipe.reshard.columns import Columns
 from raypipe.reshard.plan import DATA_PATH, VIDEO_PATH, Numbering
 from raypipe.reshard.spec import FILES_PER_CHUNK, RECORDER_GOP, SOURCE, ReshardSpec

@@ -16,16 +16,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError, as_damage
-from raypipe.metadata import DatasetMeta
-from raypipe.metadata.stats import GLOBAL, find_stats_file
-from raypipe.metadata.tables import read_json
+from raypipe.format import GLOBAL, DatasetMeta, find_stats_file, one_line, read_json
 from raypipe.reshard.data import TaskNumbers
-from raypipe.reshard.plan import EPISODES_PATH, DataUnit, Numbering, VideoUnit, format_path
+from raypipe.reshard.plan import EPISODES_PATH, DataCopy, Numbering, VideoCopy, format_path
 from raypipe.reshard.source_meta import SourceEpisodes
 from raypipe.reshard.spec import FILES_PER_CHUNK, ReshardSpec
 from raypipe.reshard.stats import StatsPool, computed_kinds, stats_arrays
 from raypipe.reshard.workspace import ORIGIN, Workspace, check_finished
-from raypipe.rows import one_line
 
 MAPPING: Final = "meta/reshard_episodes.parquet"
 """Each episode's number in the copy and in the source."""
@@ -43,8 +40,8 @@ class MetaJob:
     workspace: Workspace
     numbering: Numbering
     tasks: TaskNumbers
-    data_units: tuple[DataUnit, ...]
-    video_units: tuple[VideoUnit, ...]
+    data_units: tuple[DataCopy, ...]
+    video_units: tuple[VideoCopy, ...]
     source: SourceEpisodes
     described: tuple[str, ...]
     """Features whose statistics the data files' tasks computed."""

@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.boxes import (
+from raypipe.errors import DatasetError, as_damage
+from raypipe.format import (
     box_timescale,
     find_box,
     list_boxes,
@@ -24,7 +25,6 @@ from raypipe.boxes import (
     sample_pts,
     sample_sizes,
 )
-from raypipe.errors import DatasetError, as_damage
 from raypipe.storage import Storage
 
 _ENTRY_HEADER: Final = 86

@@ -25,7 +25,7 @@ _UINT32: Final = 2**32
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Clip:
+class TrackClip:
     """The packets ``[start, stop)`` of a track, and the file that holds them."""
 
     storage: Storage
@@ -49,7 +49,7 @@ class _Samples:
     """What the edit list takes off: the largest time by which a frame would be shown before it is decoded."""
 
 
-def write_mp4(stream: IO[bytes], clips: Sequence[Clip], frame_ticks: int) -> None:
+def write_mp4(stream: IO[bytes], clips: Sequence[TrackClip], frame_ticks: int) -> None:
     """Write the clips one after the other as one mp4, its index in front.
 
     All clips have the same description. The content depends on the clips alone.
@@ -74,7 +74,7 @@ def clip_ticks(track: Track, start: int, stop: int, frame_ticks: int) -> int:
     return max(total, int(pts.max() - pts.min()) + 1)
 
 
-def _join(clips: Sequence[Clip], frame_ticks: int) -> _Samples:
+def _join(clips: Sequence[TrackClip], frame_ticks: int) -> _Samples:
     size, duration, ahead, is_keyframe = [], [], [], []
     for clip in clips:
         track, part = clip.track, slice(clip.start, clip.stop)
@@ -196,7 +196,7 @@ def _chunk_offsets(samples: _Samples, first_byte: int, *, is_wide: bool) -> byte
     return _box(b"co64" if is_wide else b"stco", struct.pack(">II", 0, len(offsets)), table)
 
 
-def _copy_packets(clip: Clip, stream: IO[bytes]) -> None:
+def _copy_packets(clip: TrackClip, stream: IO[bytes]) -> None:
     with clip.storage.open_file(clip.name) as source:
         for start, stop in packet_ranges(clip.track, clip.start, clip.stop):
             position = source.seek(start)

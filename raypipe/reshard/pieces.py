@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
-from raypipe.metadata import DatasetMeta
+from raypipe.format import DatasetMeta, VideoIndex, episode_first_frame, first_frames
 from raypipe.reshard.mp4 import Description, Track, read_track
 from raypipe.storage import Storage
-from raypipe.video import VideoIndex, episode_first_frame, first_frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

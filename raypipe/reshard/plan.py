@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.metadata import DatasetMeta
+from raypipe.format import DatasetMeta
 from raypipe.reshard.pieces import Piece
 from raypipe.reshard.spec import FILES_PER_CHUNK
 
@@ -47,7 +47,7 @@ class Numbering:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataUnit:
+class DataCopy:
     """One data file: the new episodes ``[start, stop)``."""
 
     number: int
@@ -61,7 +61,7 @@ class DataUnit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideoUnit:
+class VideoCopy:
     """One video file of one camera, made of pieces."""
 
     camera: str
@@ -90,17 +90,17 @@ def plan_numbering(meta: DatasetMeta, exclude: Sequence[int]) -> Numbering:
     return Numbering(rows=rows, from_index=np.cumsum(length) - length, new_number=new_number)
 
 
-def plan_data_files(size_bytes: NDArray[np.float64], limit_bytes: int) -> list[DataUnit]:
+def plan_data_files(size_bytes: NDArray[np.float64], limit_bytes: int) -> list[DataCopy]:
     """Return the data files of the copy from the estimated size of each of its episodes."""
     starts = _starts([float(size) for size in size_bytes], [None] * len(size_bytes), limit_bytes)
     stops = [*starts[1:], len(size_bytes)]
     return [
-        DataUnit(number=number, start=start, stop=stop)
+        DataCopy(number=number, start=start, stop=stop)
         for number, (start, stop) in enumerate(zip(starts, stops, strict=False))
     ]
 
 
-def plan_video_files(camera: str, pieces: Sequence[Piece], limit_bytes: int) -> list[VideoUnit]:
+def plan_video_files(camera: str, pieces: Sequence[Piece], limit_bytes: int) -> list[VideoCopy]:
     """Return the video files of one camera; pieces of different descriptions never share one."""
     ordered = sorted(pieces, key=lambda piece: min(piece.rows))
     # A file that is copied as it is shares with nobody: its own number is its description.
@@ -108,7 +108,7 @@ def plan_video_files(camera: str, pieces: Sequence[Piece], limit_bytes: int) -> 
     starts = _starts([float(piece.size_bytes) for piece in ordered], kinds, limit_bytes)
     stops = [*starts[1:], len(ordered)]
     return [
-        VideoUnit(camera=camera, number=number, pieces=tuple(ordered[start:stop]))
+        VideoCopy(camera=camera, number=number, pieces=tuple(ordered[start:stop]))
         for number, (start, stop) in enumerate(zip(starts, stops, strict=False))
     ]
 

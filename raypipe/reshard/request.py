@@ -8,12 +8,12 @@ import numpy as np
 
 from raypipe.dataset import find_missing_cameras, why_missing
 from raypipe.errors import ConfigError, DatasetError, suggest
-from raypipe.metadata import DatasetMeta
+from raypipe.format import DatasetMeta
 from raypipe.reshard.info import Encoding, plan_encodings
 from raypipe.reshard.mp4 import read_track
 from raypipe.reshard.plan import Numbering
 from raypipe.reshard.spec import ReshardSpec, check_size
-from raypipe.wording import counted, either, span_text
+from raypipe.text import counted, either, span_text
 
 
 def local_folder(out: str | os.PathLike[str]) -> Path:

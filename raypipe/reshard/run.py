@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from raypipe.errors import DatasetError
-from raypipe.metadata import DatasetMeta, read_metadata
+from raypipe.format import DatasetMeta, read_metadata
 from raypipe.reshard.columns import Columns, read_columns
 from raypipe.reshard.data import DataJob, TaskNumbers, number_tasks, write_data_file
 from raypipe.reshard.finish import check_copy, copy_other_files
@@ -31,9 +31,9 @@ from raypipe.reshard.meta import MetaJob, write_meta
 from raypipe.reshard.mp4 import Description
 from raypipe.reshard.pieces import Piece, SourceFile, scan_file
 from raypipe.reshard.plan import (
-    DataUnit,
+    DataCopy,
     Numbering,
-    VideoUnit,
+    VideoCopy,
     estimate_data_sizes,
     plan_data_files,
     plan_numbering,
@@ -42,7 +42,7 @@ from raypipe.reshard.plan import (
 from raypipe.reshard.request import check_choices, choose_encodings, local_folder, video_cameras
 from raypipe.reshard.source_meta import SourceEpisodes, open_source_episodes
 from raypipe.reshard.spec import ReshardReport, ReshardSpec
-from raypipe.reshard.tasks import Runner, Where, choose_where, open_runner
+from raypipe.reshard.tasks import CopyWhere, Runner, choose_where, open_runner
 from raypipe.reshard.videos import write_video_file
 from raypipe.reshard.workspace import (
     Workspace,
@@ -55,7 +55,7 @@ from raypipe.reshard.workspace import (
     publish,
 )
 from raypipe.storage import open_storage
-from raypipe.wording import counted, either
+from raypipe.text import counted, either
 
 _FILES_PER_SCAN: Final = 64
 _FRAMES_PER_ENCODING: Final = 2_000
@@ -67,7 +67,7 @@ def reshard_dataset(
     out: str | os.PathLike[str],
     spec: ReshardSpec = ReshardSpec(),  # noqa: B008
     *,
-    where: Where = "auto",
+    where: CopyWhere = "auto",
     progress: bool = False,
     allow_findings: bool = False,
 ) -> ReshardReport:
@@ -151,7 +151,7 @@ class _Job:
     encodings: dict[str, Encoding]
     source: SourceEpisodes
     described: tuple[str, ...]
-    data_units: tuple[DataUnit, ...]
+    data_units: tuple[DataCopy, ...]
     size_of: dict[str, int]
 
 
@@ -192,7 +192,7 @@ def _described(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _VideoPlan:
-    units: tuple[VideoUnit, ...]
+    units: tuple[VideoCopy, ...]
     copied_depth: tuple[str, ...]
 
     def notes(self) -> list[str]:
@@ -222,7 +222,7 @@ class _VideoPlan:
 
 def _plan_videos(job: _Job, runner: Runner) -> _VideoPlan:
     _encode_clips(job, runner)
-    units: list[VideoUnit] = []
+    units: list[VideoCopy] = []
     for camera in job.cameras:
         files = _source_files(job, camera)
         batches = [files[start : start + _FILES_PER_SCAN] for start in range(0, len(files), _FILES_PER_SCAN)]
@@ -285,7 +285,7 @@ def _scan(shared: tuple[DatasetMeta, Any], files: Sequence[SourceFile]) -> list[
 
 def _write_files(job: _Job, plan: _VideoPlan, runner: Runner) -> int:
     """Write every file that is not there yet; return how many were."""
-    units: list[DataUnit | VideoUnit] = [*job.data_units, *plan.units]
+    units: list[DataCopy | VideoCopy] = [*job.data_units, *plan.units]
     left = [unit for unit in units if job.workspace.find_record(unit.path) is None]
     data = DataJob(
         meta=job.meta, numbering=job.numbering, columns=job.columns, tasks=job.tasks, described=job.described
@@ -296,9 +296,9 @@ def _write_files(job: _Job, plan: _VideoPlan, runner: Runner) -> int:
     return len(units) - len(left)
 
 
-def _write_unit(shared: tuple[DataJob, Workspace], unit: DataUnit | VideoUnit) -> None:
+def _write_unit(shared: tuple[DataJob, Workspace], unit: DataCopy | VideoCopy) -> None:
     data, workspace = shared
-    if isinstance(unit, DataUnit):
+    if isinstance(unit, DataCopy):
         write_data_file(data, workspace, unit)
     else:
         write_video_file(data.meta, workspace, unit)
@@ -325,7 +325,7 @@ def _write_meta(job: _Job, plan: _VideoPlan) -> list[str]:
     return notes + copy_other_files(job.meta, job.workspace, job.size_of)
 
 
-def _remove_stray(workspace: Workspace, units: Iterable[DataUnit | VideoUnit]) -> None:
+def _remove_stray(workspace: Workspace, units: Iterable[DataCopy | VideoCopy]) -> None:
     """Remove what an interrupted run left and this one does not write again under the same name."""
     shutil.rmtree(workspace.dataset / "meta", ignore_errors=True)
     wanted = {unit.path for unit in units}

@@ -11,12 +11,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError, as_damage
-from raypipe.limits import parse_json, read_lines
-from raypipe.metadata import DatasetMeta
-from raypipe.metadata.episodes import FOLDER, JSON_LINES, list_tables
-from raypipe.metadata.stats import PER_EPISODE
-from raypipe.metadata.tables import open_parquet, read_json_lines, read_parquet
+from raypipe.format import (
+    FOLDER,
+    JSON_LINES,
+    PER_EPISODE,
+    DatasetMeta,
+    list_tables,
+    open_parquet,
+    read_json_lines,
+    read_parquet,
+)
 from raypipe.reshard.stats import stats_arrays, stats_kind
+from raypipe.text import parse_json, read_lines
 
 _PLACES: Final = (
     "episode_index",

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from raypipe.errors import ConfigError
+from raypipe.text import counted, either
 from raypipe.validate import read_exclude_file
-from raypipe.wording import counted, either
 
 SOURCE: Final = "source"
 """As the source has it."""

@@ -13,8 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
-from raypipe.metadata import INDEX_FEATURES, Feature
-from raypipe.rows import column_values
+from raypipe.format import INDEX_FEATURES, Feature, column_values
 
 QUANTILES: Final = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 _MOMENTS: Final = ("min", "max", "mean", "std", "count")

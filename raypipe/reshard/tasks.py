@@ -9,18 +9,17 @@ from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from raypipe.errors import ConfigError, suggest
-from raypipe.progress import is_shown
 from raypipe.storage import retry_transient
-from raypipe.terminal import open_console
+from raypipe.text import is_shown, open_console
 
-Where = Literal["auto", "process", "ray"]
+CopyWhere = Literal["auto", "process", "ray"]
 
 _SMALL_BYTES = 200 << 20
 """What is copied in this process in less time than Ray needs to start: about 5 s."""
 
 Shared = TypeVar("Shared")
-Unit = TypeVar("Unit")
-Result = TypeVar("Result")
+Work = TypeVar("Work")
+Made = TypeVar("Made")
 
 _IN_FLIGHT_PER_CPU = 2
 """One runs and one waits, so that no CPU waits for the driver."""
@@ -30,23 +29,23 @@ class Runner(Protocol):
     """Runs a function over units."""
 
     def run(
-        self, title: str, work: Callable[[Shared, Unit], Result], shared: Shared, units: Sequence[Unit]
-    ) -> list[Result]:
+        self, title: str, work: Callable[[Shared, Work], Made], shared: Shared, units: Sequence[Work]
+    ) -> list[Made]:
         """Return ``work(shared, unit)`` for every unit, in the order of the units."""
         ...
 
 
-def choose_where(where: Where, size_bytes: int, *, is_reencoded: bool) -> Where:
+def choose_where(where: CopyWhere, size_bytes: int, *, is_reencoded: bool) -> CopyWhere:
     """Return where to run: in this process if the dataset is small and no pixels are coded, else on Ray."""
-    if where not in get_args(Where):
-        raise ConfigError(f"where is {where!r}{suggest(where, get_args(Where))}")
+    if where not in get_args(CopyWhere):
+        raise ConfigError(f"where is {where!r}{suggest(where, get_args(CopyWhere))}")
     if where != "auto":
         return where
     return "process" if size_bytes < _SMALL_BYTES and not is_reencoded else "ray"
 
 
 @contextmanager
-def open_runner(where: Where, *, progress: bool) -> Iterator[Runner]:
+def open_runner(where: CopyWhere, *, progress: bool) -> Iterator[Runner]:
     """Give a runner of a chosen place; Ray is started if it is not there, and ended again then."""
     with _bars(is_on=progress) as bars:
         if where == "process":
@@ -69,8 +68,8 @@ class _InProcess:
         self._bars = bars
 
     def run(
-        self, title: str, work: Callable[[Shared, Unit], Result], shared: Shared, units: Sequence[Unit]
-    ) -> list[Result]:
+        self, title: str, work: Callable[[Shared, Work], Made], shared: Shared, units: Sequence[Work]
+    ) -> list[Made]:
         advance = self._bars.add(title, len(units))
         results = []
         for unit in units:
@@ -84,11 +83,11 @@ class _OnRay:
         self._bars = bars
 
     def run(
-        self, title: str, work: Callable[[Shared, Unit], Result], shared: Shared, units: Sequence[Unit]
-    ) -> list[Result]:
+        self, title: str, work: Callable[[Shared, Work], Made], shared: Shared, units: Sequence[Work]
+    ) -> list[Made]:
         import ray
 
-        from raypipe.cluster_gate import share_gate
+        from raypipe.storage import share_gate
 
         # What this process has asked of the Hub counts too.
         share_gate()
@@ -97,7 +96,7 @@ class _OnRay:
         # Once for all tasks: the episode table of a large dataset is megabytes.
         everywhere = ray.put(shared)
         limit = max(1, int(_IN_FLIGHT_PER_CPU * ray.cluster_resources().get("CPU", 1)))
-        results: dict[int, Result] = {}
+        results: dict[int, Made] = {}
         pending: dict[Any, int] = {}
         left = iter(enumerate(units))
         # After an error, tasks in flight are left to end by themselves: what they write is whole and wanted. Cancelling
@@ -111,12 +110,12 @@ class _OnRay:
         return [results[number] for number in range(len(units))]
 
 
-def _work(work: Callable[[Shared, Unit], Result], shared: Shared, unit: Unit) -> Result:
+def _work(work: Callable[[Shared, Work], Made], shared: Shared, unit: Work) -> Made:
     return retry_transient(lambda: work(shared, unit))
 
 
-def _work_on_ray(work: Callable[[Shared, Unit], Result], shared: Shared, unit: Unit) -> Result:
-    from raypipe.cluster_gate import share_gate
+def _work_on_ray(work: Callable[[Shared, Work], Made], shared: Shared, unit: Work) -> Made:
+    from raypipe.storage import share_gate
 
     share_gate()
     return _work(work, shared, unit)

@@ -10,17 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
-from raypipe.metadata import DatasetMeta
+from raypipe.format import DatasetMeta, read_video_index
 from raypipe.reshard.mp4 import Track, read_track
-from raypipe.reshard.mux import Clip, write_mp4
-from raypipe.reshard.plan import VideoUnit
+from raypipe.reshard.mux import TrackClip, write_mp4
+from raypipe.reshard.plan import VideoCopy
 from raypipe.reshard.workspace import Workspace
 from raypipe.storage import open_storage
-from raypipe.video import read_video_index
-from raypipe.wording import counted
+from raypipe.text import counted
 
 
-def write_video_file(meta: DatasetMeta, workspace: Workspace, unit: VideoUnit) -> None:
+def write_video_file(meta: DatasetMeta, workspace: Workspace, unit: VideoCopy) -> None:
     """Write one video file and its record: when each of its episodes starts and stops in it."""
     tracks: dict[str, Track] = {}
     size_bytes = workspace.write_file(
@@ -32,7 +31,7 @@ def write_video_file(meta: DatasetMeta, workspace: Workspace, unit: VideoUnit) -
     workspace.write_record(unit.path, record)
 
 
-def _write_pieces(stream: IO[bytes], meta: DatasetMeta, unit: VideoUnit, tracks: dict[str, Track]) -> None:
+def _write_pieces(stream: IO[bytes], meta: DatasetMeta, unit: VideoCopy, tracks: dict[str, Track]) -> None:
     first = unit.pieces[0]
     if first.description is None:
         assert len(unit.pieces) == 1, "a file that is copied as it is shares with nobody"
@@ -49,11 +48,11 @@ def _write_pieces(stream: IO[bytes], meta: DatasetMeta, unit: VideoUnit, tracks:
             raise DatasetError(
                 f"{piece.storage.locate(piece.name)!r} has changed while it was copied. Run the same command again."
             )
-        clips.append(Clip(storage=piece.storage, name=piece.name, track=track, start=piece.start, stop=piece.stop))
+        clips.append(TrackClip(storage=piece.storage, name=piece.name, track=track, start=piece.start, stop=piece.stop))
     write_mp4(stream, clips, round(first.description.timescale / meta.fps))
 
 
-def _read_times(meta: DatasetMeta, workspace: Workspace, unit: VideoUnit) -> tuple[NDArray[np.float64], float]:
+def _read_times(meta: DatasetMeta, workspace: Workspace, unit: VideoCopy) -> tuple[NDArray[np.float64], float]:
     """Return when each frame of the written file is shown, and when the last one ends."""
     storage = open_storage(workspace.dataset)
     expected = sum(piece.num_frames for piece in unit.pieces)
@@ -76,7 +75,7 @@ def _read_times(meta: DatasetMeta, workspace: Workspace, unit: VideoUnit) -> tup
 
 
 def _episode_times(
-    meta: DatasetMeta, unit: VideoUnit, pts_s: NDArray[np.float64], end_s: float
+    meta: DatasetMeta, unit: VideoCopy, pts_s: NDArray[np.float64], end_s: float
 ) -> tuple[list[int], list[float], list[float]]:
     bounds = np.append(pts_s, end_s)
     rows, start_s, stop_s = [], [], []

@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from raypipe.errors import ConfigError, DatasetError, ResumeError
-from raypipe.metadata import DatasetMeta
+from raypipe.format import DatasetMeta
 from raypipe.reshard.spec import ReshardSpec
-from raypipe.storage import Storage
-from raypipe.writable import inside
+from raypipe.storage import Storage, inside
 
 LAYOUT: Final = 2
 """Of what a copy looks like: another number makes an unfinished copy of an older raypipe start again."""

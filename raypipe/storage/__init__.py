@@ -2,46 +2,108 @@
 
 ::
 
-    root.py       the root of a dataset: names in, bytes out                       Storage, open_storage, open_root
-    protocols.py  which roots may be opened at all                                 check_root, is_plain_path
-    spec.py       where a node keeps remote files, and how many bytes              CacheSpec
-    remote.py     what a remote root lists, and how its bytes are fetched          Remote
-    copies.py     the node's cache, and copies of which the data make no sense     open_cache, read_twice, check_file
-    streams.py    files of a remote root, open for reading                         HeldStream, SizedFile
-    ranged.py     a file of which only the parts in use are on the node            RangedFile
-    web.py        files of a web server, of any size, at a pace                    WebFiles
-    bodies.py     objects of S3, the same                                          fetch_object, read_object
-    retry.py      what fails for a while is tried again by whoever reads           retry_transient
+    root.py             the root of a dataset: names in, bytes out                       Storage, open_storage
+    protocols.py        which roots may be opened at all                                 check_root, is_plain_path
+    spec.py             where a node keeps remote files, and how many bytes              CacheSpec
+    remote.py           what a remote root lists, and how its bytes are fetched          Remote
+    streams.py          files of a remote root, open for reading                         HeldStream, SizedFile
+    ranged.py           a file of which only the parts in use are on the node            RangedFile
+    copies.py           copies of remote files on this node, and what has none           Copies, open_cache
+    bodies.py           objects of S3, piece by piece; too slow is given up              fetch_object
+    web.py              files of a web server                                            WebFiles
+    retry.py            what fails for a while is tried again by whoever reads           retry_transient
+    hub/                datasets of the Hugging Face Hub, pinned to a commit             HubFiles, fetch_files
+    node_cache/         remote files on a node's disk, bounded in bytes                  FileCache
+    request_budget.py   requests, counted and let through by a budget                    Budget, count_requests
+    cluster_budget.py   one budget for all processes of a Ray cluster                    share_gate
+    writing.py          files that are whole or not there, and whether one can be        write_whole, check_writable
 
 A remote file is fetched whole into the cache of the node where it is small, and by parts where it is large; see
 `CacheSpec.is_fetched_whole`. Knows nothing of what the files mean.
 """
 
-from raypipe.storage.copies import check_file, open_cache
-from raypipe.storage.protocols import check_root, is_plain_path, login_of, open_filesystem_of, take_login
-from raypipe.storage.ranged import RangedFile
-from raypipe.storage.remote import REFUSED, remote_stamp
-from raypipe.storage.retry import RETRY_WAITS_S, is_transient, retry_transient
-from raypipe.storage.root import Storage, open_root, open_storage, walk_files
-from raypipe.storage.spec import CacheSpec
+from typing import TYPE_CHECKING
+
+from raypipe import lazy_names
+
+if TYPE_CHECKING:
+    from raypipe.storage.cluster_budget import share_gate
+    from raypipe.storage.copies import check_file, open_cache
+    from raypipe.storage.hub.cache import HubFile, HubPlace, cache_place, folder_place, locked
+    from raypipe.storage.hub.client import Client
+    from raypipe.storage.hub.fetch import Fetched, fetch_files, list_files
+    from raypipe.storage.hub.files import HubFiles
+    from raypipe.storage.hub.names import HubSource, is_repo_id, parse_pinned
+    from raypipe.storage.hub.resolve import resolve
+    from raypipe.storage.node_cache.cache import FileCache
+    from raypipe.storage.protocols import check_root, is_plain_path, login_of, open_filesystem_of, take_login
+    from raypipe.storage.ranged import RangedFile
+    from raypipe.storage.remote import REFUSED, remote_stamp
+    from raypipe.storage.request_budget import num_requests
+    from raypipe.storage.retry import is_transient, retry_transient
+    from raypipe.storage.root import Storage, open_root, open_storage
+    from raypipe.storage.spec import CacheSpec
+    from raypipe.storage.writing import check_writable, inside, save_figure, write_whole
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "cluster_budget": "share_gate",
+            "copies": "check_file open_cache",
+            "hub.cache": "HubFile HubPlace cache_place folder_place locked",
+            "hub.client": "Client",
+            "hub.fetch": "Fetched fetch_files list_files",
+            "hub.files": "HubFiles",
+            "hub.names": "HubSource is_repo_id parse_pinned",
+            "hub.resolve": "resolve",
+            "node_cache.cache": "FileCache",
+            "protocols": "check_root is_plain_path login_of open_filesystem_of take_login",
+            "ranged": "RangedFile",
+            "remote": "REFUSED remote_stamp",
+            "request_budget": "num_requests",
+            "retry": "is_transient retry_transient",
+            "root": "Storage open_root open_storage",
+            "spec": "CacheSpec",
+            "writing": "check_writable inside save_figure write_whole",
+        },
+    )
 
 __all__ = [
     "REFUSED",
-    "RETRY_WAITS_S",
     "CacheSpec",
+    "Client",
+    "Fetched",
+    "FileCache",
+    "HubFile",
+    "HubFiles",
+    "HubPlace",
+    "HubSource",
     "RangedFile",
     "Storage",
+    "cache_place",
     "check_file",
     "check_root",
+    "check_writable",
+    "fetch_files",
+    "folder_place",
+    "inside",
     "is_plain_path",
+    "is_repo_id",
     "is_transient",
+    "list_files",
+    "locked",
     "login_of",
+    "num_requests",
     "open_cache",
     "open_filesystem_of",
     "open_root",
     "open_storage",
+    "parse_pinned",
     "remote_stamp",
+    "resolve",
     "retry_transient",
+    "save_figure",
+    "share_gate",
     "take_login",
-    "walk_files",
+    "write_whole",
 ]

@@ -1,7 +1,7 @@
 """Objects of S3, piece by piece: given up where they come too slowly, and of one version.
 
 s3fs says nothing of a body that comes a byte at a time, and reads each of its parts whole. Here a body may take any
-time, at the pace of `raypipe.requests`.
+time, at the pace of `raypipe.storage.request_budget`.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any, Final
 from fsspec.asyn import sync
 
 from raypipe.errors import DownloadError
-from raypipe.requests import Pace
+from raypipe.storage.request_budget import Pace
 
 PART_BYTES = 50 << 20
 """What one request brings of an object: as s3fs has it."""

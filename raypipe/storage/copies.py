@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from raypipe.errors import ConfigError, DownloadError, is_data_fault
-from raypipe.filecache import Fetch, FileCache
+from raypipe.storage.node_cache import Fetch, FileCache
 from raypipe.storage.retry import is_transient
 from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
 
@@ -24,7 +24,7 @@ _PIECE_BYTES: Final = 1 << 20
 _MOST_NOTED: Final = 256
 """Files whose parts are known to this process: more than are open at once."""
 
-Result = TypeVar("Result")
+Copied = TypeVar("Copied")
 
 _lock, _renewing = threading.Lock(), threading.Lock()
 _caches: dict[tuple[str, int, bool], FileCache] = {}
@@ -40,7 +40,7 @@ def open_cache(spec: CacheSpec) -> FileCache:
         return _caches[key]
 
 
-def read_twice(read: Callable[[], Result], copies: "Callable[[], Copies | None]", close: Callable[[], None]) -> Result:
+def read_twice(read: Callable[[], Copied], copies: "Callable[[], Copies | None]", close: Callable[[], None]) -> Copied:
     """Return what `read` returns; where it meets bad data, what it then returns of copies that were fetched once more.
 
     A file that is still bad then is bad where it comes from, and not fetched again for that by this process.

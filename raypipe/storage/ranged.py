@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
-from raypipe.filecache import HeldFile
+from raypipe.storage.node_cache import HeldFile
 from raypipe.storage.streams import SizedFile
 
 BLOCK_BYTES: Final = 1 << 20

@@ -24,13 +24,13 @@ from typing import Any, Final, Literal
 from fsspec.callbacks import Callback
 
 from raypipe.errors import DownloadError
-from raypipe.filecache import FileCache, Progress
-from raypipe.hub import HubFiles, leaves_folder
-from raypipe.limits import MOST_JSON_BYTES
-from raypipe.requests import count_requests
 from raypipe.storage import bodies
+from raypipe.storage.hub import HubFiles, leaves_folder
+from raypipe.storage.node_cache import FileCache, Progress
+from raypipe.storage.request_budget import count_requests
 from raypipe.storage.retry import retry_transient
 from raypipe.storage.streams import open_asked
+from raypipe.text import MOST_JSON_BYTES
 
 _VERSION_KEYS: Final = (
     "ETag",
@@ -58,7 +58,7 @@ _UNKNOWN: Final = 401
 REFUSED: Final = 403
 """What it says of a file that is not for everybody. S3 says it also of one that it lacks, where nobody may list."""
 
-Answer = Literal["there", "missing", "refused"]
+Presence = Literal["there", "missing", "refused"]
 """Of a file that is asked for by its name; a refused one may be there, and need not be."""
 
 _MD5: Final = re.compile("[0-9a-f]{32}")
@@ -71,7 +71,7 @@ _PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedFile:
     """One file of a remote root."""
 
     size_bytes: int
@@ -91,7 +91,7 @@ class Remote:
         """Whether ETags of S3 are sums of the content, as far as is known."""
         self._lock = threading.Lock()
         self._listing_lock = threading.Lock()
-        self._entries: dict[str, Entry] | None = None
+        self._entries: dict[str, ListedFile] | None = None
 
     @property
     def is_listable(self) -> bool:
@@ -99,7 +99,7 @@ class Remote:
         return "http" not in _protocols(self.filesystem)
 
     @property
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, ListedFile]:
         """All files by name; of a root that cannot be listed, those that were asked for so far."""
         # Not a cached_property: before Python 3.12 all its owners share one lock, and the roots of a mixture would be
         # listed one after the other.
@@ -108,7 +108,7 @@ class Remote:
                 self._entries = self._list()
             return self._entries
 
-    def _list(self) -> dict[str, Entry]:
+    def _list(self) -> dict[str, ListedFile]:
         if not self.is_listable:
             return {}
         if not isinstance(self.filesystem, HubFiles):
@@ -121,7 +121,7 @@ class Remote:
         self._count(1 + len(files) // _PAGE)
         first = len(self._path) + 1
         return {
-            check_listed(str(path)[first:]): Entry(int(info.get("size") or 0), self._commit or remote_stamp(info))
+            check_listed(str(path)[first:]): ListedFile(int(info.get("size") or 0), self._commit or remote_stamp(info))
             for path, info in files.items()
         }
 
@@ -134,7 +134,7 @@ class Remote:
     def _listed_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.entries.values())
 
-    def find_entry(self, name: str) -> Entry | None:
+    def find_entry(self, name: str) -> ListedFile | None:
         """Return what is known of a file; None where there is none."""
         found = self.entries.get(name)
         if self.is_listable or found is not None:
@@ -155,7 +155,7 @@ class Remote:
             return not name or self.find_entry(name) is not None
         return not name or name in self.entries or any(one.startswith(f"{name}/") for one in self.entries)
 
-    def ask(self, name: str) -> Answer:
+    def ask(self, name: str) -> Presence:
         """Return what the storage tells of a file; ``"refused"`` of a web server alone."""
         try:
             return "there" if self.find_entry(name) is not None else "missing"
@@ -177,7 +177,7 @@ class Remote:
             self._answered(name, lambda: self.filesystem.get_file(path, target, callback=_Told(progress)))
             self._check_version(name, entry)
 
-    def _fetch_object(self, asked: dict[str, Any], entry: Entry, target: str, progress: Progress) -> None:
+    def _fetch_object(self, asked: dict[str, Any], entry: ListedFile, target: str, progress: Progress) -> None:
         """Write an object of S3, with the MD5 that its ETag is where it was put there at once.
 
         Raises:
@@ -306,7 +306,7 @@ class Remote:
         with cache.use(_listing_key(uri, digest), fetch) as path, open(path, "rb") as stream:
             self._entries = unpack_entries(stream.read())
 
-    def _check_version(self, name: str, entry: Entry) -> None:
+    def _check_version(self, name: str, entry: ListedFile) -> None:
         if not entry.stamp:
             return
         now = self._look(name)
@@ -316,12 +316,12 @@ class Remote:
                 f"{name!r} changed while it was read: it was {entry.stamp}, and is {now.stamp}. Open the dataset again."
             )
 
-    def _look(self, name: str) -> Entry:
+    def _look(self, name: str) -> ListedFile:
         path = self._locate(name)
         self.filesystem.invalidate_cache(path)
         self._count(1)
         info = self._answered(name, lambda: self.filesystem.info(path))
-        return Entry(int(info.get("size") or 0), self._commit or remote_stamp(info))
+        return ListedFile(int(info.get("size") or 0), self._commit or remote_stamp(info))
 
     def _answered(self, name: str, ask: Callable[[], Any]) -> Any:
         """Return what `ask` returns, which is tried again where a web server does not answer: fsspec does not."""
@@ -407,14 +407,14 @@ def _as_text(version: Any) -> str:
     return f"{seconds:.3f}" if isinstance(seconds, float) else str(seconds)
 
 
-def pack_entries(entries: Mapping[str, Entry]) -> bytes:
+def pack_entries(entries: Mapping[str, ListedFile]) -> bytes:
     """Return a listing as bytes, the same for the same files."""
     return json.dumps([[name, one.size_bytes, one.stamp] for name, one in sorted(entries.items())]).encode()
 
 
-def unpack_entries(content: bytes) -> dict[str, Entry]:
+def unpack_entries(content: bytes) -> dict[str, ListedFile]:
     """Return the listing of `pack_entries`."""
-    return {check_listed(name): Entry(size_bytes, stamp) for name, size_bytes, stamp in json.loads(content)}
+    return {check_listed(name): ListedFile(size_bytes, stamp) for name, size_bytes, stamp in json.loads(content)}
 
 
 def check_listed(name: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 from raypipe.errors import DownloadError, RaypipeError
-from raypipe.hub.client import PassingError
-from raypipe.requests import parse_wait_s, say_wait
+from raypipe.storage.hub.client import PassingError
+from raypipe.storage.request_budget import parse_wait_s, say_wait
 
 RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
 """Waits before reading again after a passing fault; each is spread by half, so that many do not come back at once."""

@@ -16,11 +16,9 @@ from typing import IO, Any
 from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
-from raypipe.filecache import Fetch, HeldFile, Progress
-from raypipe.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
 from raypipe.storage.copies import (
+    Copied,
     Copies,
-    Result,
     check_file,
     list_parts,
     note_part,
@@ -28,12 +26,14 @@ from raypipe.storage.copies import (
     read_twice,
     unreadable_file,
 )
+from raypipe.storage.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
+from raypipe.storage.node_cache import Fetch, HeldFile, Progress
 from raypipe.storage.protocols import check_root, join_login, login_of, open_filesystem_of, take_login
 from raypipe.storage.ranged import RangedFile
-from raypipe.storage.remote import Entry, Remote, check_listed, digest_of, pack_entries
+from raypipe.storage.remote import ListedFile, Remote, check_listed, digest_of, pack_entries
 from raypipe.storage.spec import CacheSpec
 from raypipe.storage.streams import HeldStream
-from raypipe.writable import inside
+from raypipe.storage.writing import inside
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -239,7 +239,7 @@ class Storage:
             return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
         return ""
 
-    def read_again(self, name: str, read: Callable[[], Result], close: Callable[[], None] = lambda: None) -> Result:
+    def read_again(self, name: str, read: Callable[[], Copied], close: Callable[[], None] = lambda: None) -> Copied:
         """Return what `read` returns of the file `name`, also where this node keeps a copy of it that was garbled.
 
         See `read_twice`.
@@ -285,7 +285,7 @@ class Storage:
         key = f"{self.uri}/{name} {self._entry(name).stamp} bytes {start}-{stop}"
         return key, partial(self._fetch_part, name, start, stop), stop - start
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> ListedFile:
         with self._naming(name):
             entry = self._remote.find_entry(name)
         if entry is None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from raypipe.errors import ConfigError
-from raypipe.specs import parse_bytes
+from raypipe.text import parse_bytes
 
 DEFAULT_FOLDER: Final = "~/.cache/raypipe/files"
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import IO, Any, Final
 
-from raypipe.filecache import HeldFile
+from raypipe.storage.node_cache import HeldFile
 
 AHEAD_BYTES: Final = 5 << 20
 """What a small read of a file of a web server asks for, as files of fsspec do: readers go on where they are."""

@@ -1,9 +1,9 @@
 """Files of a web server, with bodies that may take as long as they need.
 
 fsspec gives a body 300 s in all, which a large file on a slow line does not keep to, and one that comes a byte at a
-time does. Here it is given up where the server is silent, or slower than the pace of `raypipe.requests`. What is no
-file keeps the time of fsspec: what a server tells of a file, and its folders. Needs aiohttp, which `import raypipe`
-does not: so it is imported where a web server is opened.
+time does. Here it is given up where the server is silent, or slower than the pace of `raypipe.storage.request_budget`.
+What is no file keeps the time of fsspec: what a server tells of a file, and its folders. Needs aiohttp, which `import
+raypipe` does not: so it is imported where a web server is opened.
 """
 
 from collections.abc import AsyncIterator
@@ -15,8 +15,8 @@ from fsspec.asyn import sync
 from fsspec.implementations.http import HTTPFileSystem
 
 from raypipe.errors import DownloadError
-from raypipe.limits import BODY_CODES
-from raypipe.requests import SILENCE_S, Pace
+from raypipe.storage.request_budget import SILENCE_S, Pace
+from raypipe.text import BODY_CODES
 
 
 class WebFiles(HTTPFileSystem):  # type: ignore[misc]

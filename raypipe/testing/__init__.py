@@ -4,13 +4,39 @@
 say which (episode, frame, camera) it is, and ``read_stamp`` reads that back after coding and resizing::
 
     root = write_dataset("out/demo", SynthSpec(lengths=(20, 1, 35)))
+
+::
+
+    spec.py     what a made dataset holds                                   SynthSpec, CameraSpec
+    write.py    rows, videos, then meta/                                    write_dataset
+    rows.py, video.py, meta.py, stats.py                                    its parts
+    pixels.py   the frames of a camera: a stamp, and what is around it
+    stamp.py    pixels that say which (episode, frame, camera) they are     Stamp, read_stamp
+    resume.py   the contract of every resumable iterator                    assert_resumes_exactly
 """
 
-from raypipe.testing.resume import Resumable, assert_resumes_exactly
-from raypipe.testing.spec import CameraSpec, SynthSpec, numbered_cameras, varied_lengths
-from raypipe.testing.stamp import GAP_EPISODE, Stamp, draw_stamp, read_stamp
-from raypipe.testing.video import encoders, has_encoder
-from raypipe.testing.write import write_dataset
+from typing import TYPE_CHECKING
+
+from raypipe import lazy_names
+
+if TYPE_CHECKING:
+    from raypipe.testing.resume import Resumable, assert_resumes_exactly
+    from raypipe.testing.spec import CameraSpec, SynthSpec, numbered_cameras, varied_lengths
+    from raypipe.testing.stamp import GAP_EPISODE, Stamp, draw_stamp, read_stamp
+    from raypipe.testing.video import SAME_BYTES as SAME_BYTES
+    from raypipe.testing.video import encoders, has_encoder
+    from raypipe.testing.write import write_dataset
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "resume": "Resumable assert_resumes_exactly",
+            "spec": "CameraSpec SynthSpec numbered_cameras varied_lengths",
+            "stamp": "GAP_EPISODE Stamp draw_stamp read_stamp",
+            "video": "SAME_BYTES encoders has_encoder",
+            "write": "write_dataset",
+        },
+    )
 
 __all__ = [
     "GAP_EPISODE",

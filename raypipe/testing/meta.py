@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from raypipe.testing.pixels import DEPTH_MAX_M, DEPTH_MIN_M, DEPTH_SHIFT_M
 from raypipe.testing.rows import INDEX_FEATURES, episode_ranges, task_numbers
 from raypipe.testing.spec import GRID_SHAPE, CameraSpec, SynthSpec
-from raypipe.testing.stats import FeatureStats, combine_stats, episode_stats, plain_stats
+from raypipe.testing.stats import MadeStats, combine_stats, episode_stats, plain_stats
 
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 DATA_PATHS = {
@@ -148,7 +148,7 @@ def _video_info(camera: CameraSpec, fps: int) -> dict[str, Any]:
     return info
 
 
-def _all_episode_stats(spec: SynthSpec) -> Iterable[dict[str, FeatureStats]]:
+def _all_episode_stats(spec: SynthSpec) -> Iterable[dict[str, MadeStats]]:
     for episodes in episode_ranges(spec, spec.episodes_per_data_file):
         yield from episode_stats(spec, episodes)
 
@@ -162,7 +162,7 @@ def _episode_lines(spec: SynthSpec) -> Iterable[dict[str, Any]]:
         yield {"episode_index": episode, "tasks": _episode_tasks(spec, episode), "length": length}
 
 
-def _stats_lines(stats: list[dict[str, FeatureStats]]) -> Iterable[dict[str, Any]]:
+def _stats_lines(stats: list[dict[str, MadeStats]]) -> Iterable[dict[str, Any]]:
     for episode, found in enumerate(stats):
         plain = plain_stats(found, with_quantiles=False, with_count=True)
         yield {"episode_index": episode, "stats": plain}
@@ -193,7 +193,7 @@ def _write_tasks_parquet(path: Path, tasks: tuple[str, ...]) -> None:
 
 
 def _write_episodes_parquet(
-    root: Path, spec: SynthSpec, places: dict[str, list[VideoPlace]], stats: list[dict[str, FeatureStats]]
+    root: Path, spec: SynthSpec, places: dict[str, list[VideoPlace]], stats: list[dict[str, MadeStats]]
 ) -> None:
     columns = _episode_columns(spec) | _video_columns(spec, places)
     plain = [plain_stats(found, with_quantiles=True, with_count=True) for found in stats]

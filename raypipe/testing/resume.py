@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from raypipe.wording import counted
+from raypipe.text import counted
 
 
 class Resumable(Protocol):

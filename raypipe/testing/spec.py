@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from raypipe.errors import ConfigError
-from raypipe.metadata.features import why_unfit_name
+from raypipe.format import why_unfit_name
 
 Version = Literal["v3.0", "v2.1", "v2.0"]
 CameraKind = Literal["video", "image", "depth", "depth-image"]
 Codec = Literal["h264", "av1", "hevc", "vp9"]
 ShapeOrder = Literal["hwc", "chw"]
 Join = Literal["encode", "concat"]
-Pixels = Literal["flat", "textured"]
+PixelStyle = Literal["flat", "textured"]
 RowGroups = Literal["per-episode", "per-file"]
 DroppedColumn = Literal["index", "frame_index", "task_index"]
 ExtraFeature = Literal["next.done", "observation.grid", "note"]
@@ -154,7 +154,7 @@ class SynthSpec:
 
     with_stats: bool = True
 
-    pixels: Pixels = "flat"
+    pixels: PixelStyle = "flat"
     """``textured`` costs about as much to decode as a real camera; for benchmarks."""
 
     seed: int = 0
@@ -163,7 +163,7 @@ class SynthSpec:
     def __post_init__(self) -> None:
         _check_choice("version", self.version, get_args(Version))
         _check_choice("join", self.join, get_args(Join))
-        _check_choice("pixels", self.pixels, get_args(Pixels))
+        _check_choice("pixels", self.pixels, get_args(PixelStyle))
         for column in self.drop_columns:
             _check_choice("drop_columns", column, get_args(DroppedColumn))
         for feature in self.extra_features:

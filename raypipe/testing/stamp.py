@@ -21,7 +21,7 @@ from raypipe.errors import ConfigError, DecodeError
 GAP_EPISODE = 2**22 - 1
 """The episode number in the stamp of a frame that lies between two episodes of an mp4."""
 
-_Value = TypeVar("_Value", bound=np.generic)
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 _CELLS = 8
 _EPISODE_BITS = 22
@@ -101,7 +101,7 @@ def stamp_boards(episode: int, frames: NDArray[np.int64], camera: int) -> NDArra
     return np.unpackbits(octets, axis=1).reshape(-1, _CELLS, _CELLS).astype(np.bool_)
 
 
-def spread_cells(boards: NDArray[_Value], height: int, width: int) -> NDArray[_Value]:
+def spread_cells(boards: NDArray[_Scalar], height: int, width: int) -> NDArray[_Scalar]:
     """Return `boards` at full size, (N, 8, 8) to (N, H, W)."""
     rows, columns = ((2 * np.arange(size) + 1) * _CELLS // (2 * size) for size in (height, width))
     # Columns first: then 8 rows are gathered pixel by pixel, and whole rows are copied.

@@ -12,13 +12,13 @@ from raypipe.testing.pixels import draw_frames
 from raypipe.testing.rows import EpisodeRange, row_columns
 from raypipe.testing.spec import SynthSpec
 
-FeatureStats = dict[str, NDArray[Any]]
+MadeStats = dict[str, NDArray[Any]]
 
 _QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 _FRAMES_PER_EPISODE = 4
 
 
-def episode_stats(spec: SynthSpec, episodes: EpisodeRange) -> list[dict[str, FeatureStats]]:
+def episode_stats(spec: SynthSpec, episodes: EpisodeRange) -> list[dict[str, MadeStats]]:
     """Return the statistics of each of some episodes by feature; strings have none."""
     columns = row_columns(spec, episodes)
     stats = []
@@ -33,7 +33,7 @@ def episode_stats(spec: SynthSpec, episodes: EpisodeRange) -> list[dict[str, Fea
     return stats
 
 
-def combine_stats(stats: list[dict[str, FeatureStats]]) -> dict[str, FeatureStats]:
+def combine_stats(stats: list[dict[str, MadeStats]]) -> dict[str, MadeStats]:
     """Return the statistics of a dataset from those of its episodes.
 
     Min, max, mean and std are exact; quantiles are the widest of the episodes', as in LeRobot since 2026.
@@ -41,7 +41,7 @@ def combine_stats(stats: list[dict[str, FeatureStats]]) -> dict[str, FeatureStat
     return {name: _combine([episode[name] for episode in stats]) for name in stats[0]}
 
 
-def plain_stats(stats: dict[str, FeatureStats], *, with_quantiles: bool, with_count: bool) -> dict[str, Any]:
+def plain_stats(stats: dict[str, MadeStats], *, with_quantiles: bool, with_count: bool) -> dict[str, Any]:
     """Return statistics as nested lists for JSON and parquet."""
     left_out = set() if with_quantiles else set(_QUANTILES)
     left_out |= set() if with_count else {"count"}
@@ -51,7 +51,7 @@ def plain_stats(stats: dict[str, FeatureStats], *, with_quantiles: bool, with_co
     }
 
 
-def _describe(values: NDArray[Any]) -> FeatureStats:
+def _describe(values: NDArray[Any]) -> MadeStats:
     if values.ndim == 1:
         values = values[:, None]
     numbers = values.astype(np.float64)
@@ -65,7 +65,7 @@ def _describe(values: NDArray[Any]) -> FeatureStats:
     return found | dict(zip(_QUANTILES, np.quantile(numbers, list(_QUANTILES.values()), axis=0), strict=True))
 
 
-def _describe_camera(spec: SynthSpec, camera_number: int, episode: int) -> FeatureStats:
+def _describe_camera(spec: SynthSpec, camera_number: int, episode: int) -> MadeStats:
     length = spec.lengths[episode]
     chosen = np.unique(np.linspace(0, length - 1, min(length, _FRAMES_PER_EPISODE)).astype(np.int64))
     camera = spec.cameras[camera_number]
@@ -80,7 +80,7 @@ def _describe_camera(spec: SynthSpec, camera_number: int, episode: int) -> Featu
     return shaped | {"count": np.array([len(chosen)])}
 
 
-def _combine(stats: list[FeatureStats]) -> FeatureStats:
+def _combine(stats: list[MadeStats]) -> MadeStats:
     columns = {name: np.stack([found[name] for found in stats]) for name in stats[0]}
     counts = columns["count"].reshape(-1, *[1] * (columns["mean"].ndim - 1))
     mean = (columns["mean"] * counts).sum(axis=0) / counts.sum()

@@ -18,10 +18,10 @@ from typing import Final
 import torch
 from torchcodec.decoders import VideoDecoder
 
+from raypipe.decode import VideoCoding, open_writer
 from raypipe.errors import ConfigError
 from raypipe.testing.pixels import depth_codes, iter_frames
 from raypipe.testing.spec import CameraSpec, SynthSpec
-from raypipe.video_writer import VideoCoding, open_writer
 
 _ENCODERS = {"h264": "libx264", "av1": "libsvtav1", "hevc": "libx265", "vp9": "libvpx-vp9"}
 SAME_BYTES: Final = "cpu-independent=1"
@@ -34,7 +34,7 @@ _INSTALL = "apt-get install ffmpeg (or: conda install -c conda-forge ffmpeg; bre
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class FrameRun:
     """Frames ``0..num_frames`` of one episode, in a row in one mp4; a gap is a run of `GAP_EPISODE`."""
 
     episode: int
@@ -47,7 +47,7 @@ class VideoFile:
 
     path: Path
     camera_number: int
-    runs: tuple[Run, ...]
+    runs: tuple[FrameRun, ...]
 
 
 def encoders() -> dict[str, str]:

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from raypipe.errors import ConfigError
-from raypipe.progress import count_bar
+from raypipe.storage import inside
 from raypipe.testing.meta import DATA_PATHS, VIDEO_PATHS, VideoPlace, format_path, write_meta
 from raypipe.testing.rows import EpisodeRange, episode_ranges, write_rows
 from raypipe.testing.spec import SynthSpec
 from raypipe.testing.stamp import GAP_EPISODE
-from raypipe.testing.video import Run, VideoFile, check_tools, write_video
-from raypipe.writable import inside
+from raypipe.testing.video import FrameRun, VideoFile, check_tools, write_video
+from raypipe.text import count_bar
 
 # Drawing and encoding keep one core busy per file; more would only take them from others.
 _NUM_THREADS = 2
@@ -77,10 +77,10 @@ def _video_path(spec: SynthSpec, camera_number: int, file_number: int) -> str:
     return format_path(VIDEO_PATHS[spec.version], file_number, spec.chunks_size, name)
 
 
-def _runs(spec: SynthSpec, episodes: EpisodeRange) -> tuple[Run, ...]:
-    runs: list[Run] = []
+def _runs(spec: SynthSpec, episodes: EpisodeRange) -> tuple[FrameRun, ...]:
+    runs: list[FrameRun] = []
     for episode in range(episodes.start, episodes.stop):
         if runs and spec.gap_frames:
-            runs.append(Run(episode=GAP_EPISODE, num_frames=spec.gap_frames))
-        runs.append(Run(episode=episode, num_frames=spec.lengths[episode]))
+            runs.append(FrameRun(episode=GAP_EPISODE, num_frames=spec.gap_frames))
+        runs.append(FrameRun(episode=episode, num_frames=spec.lengths[episode]))
     return tuple(runs)

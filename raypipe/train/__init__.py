@@ -20,19 +20,22 @@ has started, `share_loader` gives each its loader.
     states.py    write_states, restore        the data's place and account in a folder, or a checkpoint of any trainer
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from raypipe.train.group import share_loader
-from raypipe.train.states import STATE_FOLDER, loader_metrics, read_state, restore, write_states
+from raypipe import lazy_names
 
 if TYPE_CHECKING:
-    from raypipe.train.workers import (
-        PipelineDataConfig,
-        get_loader,
-        ingest,
-        read_checkpoint,
-        report,
+    from raypipe.train.group import share_loader
+    from raypipe.train.states import STATE_FOLDER, loader_metrics, read_state, restore, write_states
+    from raypipe.train.workers import PipelineDataConfig, get_loader, ingest, read_checkpoint, report
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "group": "share_loader",
+            "states": "STATE_FOLDER loader_metrics read_state restore write_states",
+            "workers": "PipelineDataConfig get_loader ingest read_checkpoint report",
+        },
     )
 
 __all__ = [
@@ -48,9 +51,3 @@ __all__ = [
     "share_loader",
     "write_states",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'raypipe.train' has no attribute {name!r}")
-    return getattr(import_module("raypipe.train.workers"), name)

@@ -7,12 +7,11 @@ from typing import Any, Unpack
 
 import torch.distributed as dist
 
-from raypipe.decode.spec import ASSIGNED_CPUS
+from raypipe.decode import ASSIGNED_CPUS
 from raypipe.errors import ConfigError
-from raypipe.loader import RankLoader
-from raypipe.loader_spec import LoaderSettings
+from raypipe.feed import LOOPBACK
+from raypipe.loader import LoaderSettings, RankLoader
 from raypipe.pipeline import Pipeline, Transport
-from raypipe.remote_meeting import LOOPBACK
 
 
 def share_loader(
@@ -86,7 +85,7 @@ def _cluster_address() -> str:
 
 
 def _join_cluster(address: str, rank: int) -> None:
-    from raypipe.source.cluster import start_ray
+    from raypipe.feed import start_ray
 
     start_ray()
     own = _cluster_address()

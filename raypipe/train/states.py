@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import pyarrow.fs
 
-from raypipe.account.gather import HEAD
+from raypipe.account import HEAD, read_rank_accounts, write_rank_account
 from raypipe.errors import ConfigError, ResumeError, as_damage
-from raypipe.keeper import read_rank_accounts, write_rank_account
-from raypipe.limits import parse_json
 from raypipe.loader import RankLoader
+from raypipe.text import parse_json
 
 STATE_FOLDER: Final = "raypipe"
 """The folder in a checkpoint that holds one JSON file per loader."""

@@ -12,8 +12,7 @@ import ray.train.torch
 import torch
 
 from raypipe.errors import ConfigError
-from raypipe.loader import RankLoader
-from raypipe.loader_spec import LoaderSettings
+from raypipe.loader import LoaderSettings, RankLoader
 from raypipe.pipeline import Pipeline
 from raypipe.train.states import STATE_FOLDER, go_on, parse_state, write_states
 

@@ -1,6 +1,7 @@
 """What an mp4 says of itself: frames, codec, size, and where its last byte should be. Reads its index only.
 
-`raypipe.video` reads when frames are shown, which is all that the pipeline needs; this reads the rest of the same box.
+`raypipe.format.mp4_index` reads when frames are shown, which is all that the pipeline needs; this reads the rest of the
+same box.
 """
 
 from dataclasses import dataclass
@@ -8,12 +9,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# One reading of the box serves both: a video of 10,000 frames has 200 kB of it, and a remote one costs a request.
-from raypipe.boxes import need_box, read_box, sample_offsets, sample_pts, sample_sizes
 from raypipe.errors import DatasetError, as_damage
+
+# One reading of the box serves both: a video of 10,000 frames has 200 kB of it, and a remote one costs a request.
+from raypipe.format import (
+    VideoFormat,
+    VideoIndex,
+    find_video_track,
+    need_box,
+    parse_moov,
+    parse_video_format,
+    read_box,
+    sample_offsets,
+    sample_pts,
+    sample_sizes,
+)
 from raypipe.storage import Storage
-from raypipe.video import VideoIndex, find_video_track, parse_moov
-from raypipe.video_format import VideoFormat, parse_video_format
 
 
 @dataclass(frozen=True, slots=True, eq=False)

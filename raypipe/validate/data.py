@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
-from raypipe.metadata import INDEX_FEATURES, Feature
-from raypipe.metadata.tables import open_parquet
-from raypipe.rows import one_line, row_group_bounds
+from raypipe.format import INDEX_FEATURES, Feature, one_line, open_parquet, row_group_bounds
 from raypipe.storage import is_transient, retry_transient
+from raypipe.text import counted
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.frames import (
     check_frames,
@@ -28,15 +27,7 @@ from raypipe.validate.frames import (
 from raypipe.validate.promises import Promises
 from raypipe.validate.structure import DataUnit
 from raypipe.validate.summary import EpisodeSummary, join_summaries
-from raypipe.validate.values import (
-    Segments,
-    blame,
-    check_stored_kind,
-    digest_episodes,
-    measure_feature,
-    read_column,
-)
-from raypipe.wording import counted
+from raypipe.validate.values import Segments, blame, check_stored_kind, digest_episodes, measure_feature, read_column
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -20,20 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError, as_damage
-from raypipe.metadata import DepthCodes, Feature
-from raypipe.metadata.tables import open_parquet
-from raypipe.rows import one_line
+from raypipe.format import DepthCodes, Feature, one_line, open_parquet
 from raypipe.storage import Storage
-from raypipe.terminal import echo
+from raypipe.text import counted, echo, frames_text
 from raypipe.validate.container import Container
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.promises import Promises
 from raypipe.validate.structure import DataUnit, VideoUnit
-from raypipe.wording import counted, frames_text
 
 if TYPE_CHECKING:
     from raypipe.decode import OpenVideo
-    from raypipe.validate.video import Spans
+    from raypipe.validate.video import VideoSpans
 
 _PIECE_BYTES: Final = 16 << 20
 """As in `raypipe.decode.frames`: larger pieces cost page faults."""
@@ -55,10 +52,10 @@ _COMPLAINT: Final = re.compile(
 
 
 def decode_video(
-    promises: Promises, unit: VideoUnit, container: Container, spans: "Spans"
+    promises: Promises, unit: VideoUnit, container: Container, spans: "VideoSpans"
 ) -> tuple[list[Finding], int]:
     """Return the episodes of a video that cannot be decoded without errors, and how many frames were decoded."""
-    from raypipe.decode.spec import why_undecodable
+    from raypipe.decode import why_undecodable
 
     meta = promises.meta
     feature = meta.features[unit.camera]
@@ -77,7 +74,9 @@ def decode_video(
     return _decode_spans(promises, unit, reader, spans)
 
 
-def _decode_spans(promises: Promises, unit: VideoUnit, reader: "_Reader", spans: "Spans") -> tuple[list[Finding], int]:
+def _decode_spans(
+    promises: Promises, unit: VideoUnit, reader: "_Reader", spans: "VideoSpans"
+) -> tuple[list[Finding], int]:
     findings: list[Finding] = []
     count = 0
     for position in np.flatnonzero(spans.is_there):
@@ -108,8 +107,8 @@ def _black(num_frames: int, place: Place) -> Finding:
 
 def _check_unindexed(promises: Promises, unit: VideoUnit, reader: "_Reader") -> tuple[list[Finding], int]:
     """Check a video whose frames were counted by decoding it when it was opened."""
-    from raypipe.validate.video import Spans
-    from raypipe.video import episode_first_frame
+    from raypipe.format import episode_first_frame
+    from raypipe.validate.video import VideoSpans
 
     findings, first = [], {}
     for row in unit.rows:
@@ -119,7 +118,7 @@ def _check_unindexed(promises: Promises, unit: VideoUnit, reader: "_Reader") -> 
             place = Place(file=unit.name, episodes=promises.numbers((row,)), feature=unit.camera)
             findings.append(make_finding("video-short", one_line(error), place))
     rows = np.array(list(first), np.int64)
-    spans = Spans(
+    spans = VideoSpans(
         rows=rows,
         first=np.array(list(first.values()), np.int64),
         length=promises.meta.episodes.length[rows],

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.text import counted, either, span_text
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.promises import Promises
 from raypipe.validate.structure import DataUnit
 from raypipe.validate.values import MAX_FRAMES, Segments
-from raypipe.wording import counted, either, span_text
 
 
 def find_segments(episode: NDArray[np.int64], frame: NDArray[np.int64] | None) -> Segments:

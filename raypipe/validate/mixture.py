@@ -14,18 +14,30 @@ from typing import Any, Final
 
 from raypipe.dataset import Dataset
 from raypipe.errors import RaypipeError
-from raypipe.metadata import DatasetMeta
-from raypipe.mixture import MemberNote, MemberSpec, Mixture, MixtureSpec, read_mixture_file
-from raypipe.mixture.dataset import only_members, with_weight
-from raypipe.mixture.open_members import NUM_THREADS, Opened, open_members
-from raypipe.validate.findings import Finding, Place, Report, Severity, make_finding, worst_first
+from raypipe.format import DatasetMeta
+from raypipe.mixture import (
+    NUM_THREADS,
+    MemberNote,
+    MemberSpec,
+    Mixture,
+    MixtureSpec,
+    Opened,
+    only_members,
+    open_members,
+    read_mixture_file,
+    with_weight,
+)
+from raypipe.validate.findings import Finding, Place, Report, make_finding, worst_first
+from raypipe.validate.kinds import Severity
 from raypipe.validate.mixture_report import MixtureReport
-from raypipe.validate.run import Where, check_where, is_small, running_ray, validate_dataset
+from raypipe.validate.run import CheckWhere, check_where, is_small, running_ray, validate_dataset
 
 _UNUSABLE: Final = "member-unusable"
 
 
-def validate_mixture(path: str, *, deep: bool = False, where: Where = "auto", progress: bool = False) -> MixtureReport:
+def validate_mixture(
+    path: str, *, deep: bool = False, where: CheckWhere = "auto", progress: bool = False
+) -> MixtureReport:
     """Return all that is wrong with the mixture file at `path` and with its datasets, one after the other.
 
     Args:

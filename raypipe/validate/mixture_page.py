@@ -4,13 +4,13 @@ import html
 from collections.abc import Sequence
 from typing import Final
 
+from raypipe.text import either
 from raypipe.validate.findings import Finding, count_severities
 from raypipe.validate.kinds import KINDS
 from raypipe.validate.mixture_report import MixtureReport
 from raypipe.validate.mixture_table import mixture_summary_lines, own_text, worst_members
 from raypipe.validate.page import MAX_THUMBNAILS, format_document, format_lines, report_parts
 from raypipe.validate.table import fold_findings
-from raypipe.wording import either
 
 _MAX_DRAWN: Final = 60
 """Datasets with plots, the worst: drawing them takes some tenths of a second each."""

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from raypipe.mixture import MemberSpec
-from raypipe.validate.findings import Counts, Finding, Report, Severity, exit_code_of, worst_severity
+from raypipe.validate.findings import Counts, Finding, Report, exit_code_of, worst_severity
+from raypipe.validate.kinds import Severity
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

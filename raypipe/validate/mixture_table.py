@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from raypipe.text import counted
 from raypipe.validate.findings import Report, count_severities, worst_severity
 from raypipe.validate.mixture_report import MixtureReport
 from raypipe.validate.table import STYLES, Fold, count_lines, fold_findings, folds_table, lines_table, severity_text
-from raypipe.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Group

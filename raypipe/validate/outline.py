@@ -12,15 +12,26 @@ import numpy as np
 import pyarrow as pa
 
 from raypipe.errors import DatasetError
-from raypipe.metadata import DatasetMeta, EpisodeTable, Feature, Tasks, read_metadata
-from raypipe.metadata.dataset_meta import VERSIONS
-from raypipe.metadata.episodes import FOLDER, JSON_LINES, read_episodes
-from raypipe.metadata.features import read_features
-from raypipe.metadata.tables import read_json
-from raypipe.metadata.tasks import JSON_LINES as TASK_LINES
-from raypipe.metadata.tasks import PARQUET, read_tasks
-from raypipe.metadata.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, why_unfit
-from raypipe.rows import one_line
+from raypipe.format import (
+    DATA_TEMPLATES,
+    FOLDER,
+    JSON_LINES,
+    PARQUET,
+    TASK_LINES,
+    VERSIONS,
+    VIDEO_TEMPLATES,
+    DatasetMeta,
+    EpisodeTable,
+    Feature,
+    Tasks,
+    one_line,
+    read_episodes,
+    read_features,
+    read_json,
+    read_metadata,
+    read_tasks,
+    why_unfit,
+)
 from raypipe.storage import Storage
 from raypipe.validate.findings import Finding, Place, make_finding
 

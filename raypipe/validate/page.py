@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
 from raypipe.storage import Storage, open_storage
+from raypipe.text import counted, plural, span_text
 from raypipe.validate.findings import Finding, Report
 from raypipe.validate.kinds import KINDS
 from raypipe.validate.table import Fold, fold_findings, summary_lines
-from raypipe.wording import counted, plural, span_text
 
 MAX_THUMBNAILS: Final = 24
 _MAX_DETAILS: Final = 200
@@ -50,7 +50,7 @@ pre { font: 13px/1.4 ui-monospace, monospace; overflow-x: auto; white-space: pre
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class PagePicture:
     """A picture of the page."""
 
     png: bytes
@@ -95,7 +95,7 @@ def format_lines(lines: Sequence[tuple[str, str]]) -> str:
     return f"<table class='summary'>{rows}</table>"
 
 
-def _figure(picture: Picture, kind: str) -> str:
+def _figure(picture: PagePicture, kind: str) -> str:
     data = base64.b64encode(picture.png).decode()
     caption = html.escape(picture.caption)
     return (
@@ -138,7 +138,7 @@ def _details(fold: Fold) -> str:
     return f"<details><summary>all {len(fold.findings)}</summary><ul>{''.join(lines)}</ul></details>"
 
 
-def draw_plots(report: Report) -> list[Picture]:
+def draw_plots(report: Report) -> list[PagePicture]:
     """Return the plots: lengths of episodes, findings by kind, and drift of timestamps where some was found."""
     plots = []
     summary = report.summary
@@ -168,13 +168,13 @@ def _new_axes(height: float = _HEIGHT_INCHES) -> tuple[Any, Any]:
     return figure, figure.subplots()
 
 
-def _saved(figure: Any, caption: str) -> Picture:
+def _saved(figure: Any, caption: str) -> PagePicture:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
-    return Picture(buffer.getvalue(), caption)
+    return PagePicture(buffer.getvalue(), caption)
 
 
-def _draw_lengths(lengths: NDArray[np.int64], fps: float) -> Picture:
+def _draw_lengths(lengths: NDArray[np.int64], fps: float) -> PagePicture:
     figure, axes = _new_axes()
     axes.hist(lengths, bins=min(40, max(5, len(np.unique(lengths)))), color="#3367d6")
     axes.set(xlabel="frames of an episode", ylabel="episodes")
@@ -185,7 +185,7 @@ def _draw_lengths(lengths: NDArray[np.int64], fps: float) -> Picture:
     return _saved(figure, f"lengths of {counted(len(lengths), 'episode')}: {each}{lasting}")
 
 
-def _draw_kinds(report: Report) -> Picture:
+def _draw_kinds(report: Report) -> PagePicture:
     tally = report.tally
     severities = {finding.kind: finding.severity for finding in reversed(report.findings)}
     kinds = list(tally)[::-1]
@@ -201,7 +201,9 @@ def _draw_kinds(report: Report) -> Picture:
     return _saved(figure, "findings by kind: red errors, amber warnings, grey notes")
 
 
-def _draw_drift(episodes: NDArray[np.int64], offset_s: NDArray[np.float64], drift_s: NDArray[np.float64]) -> Picture:
+def _draw_drift(
+    episodes: NDArray[np.int64], offset_s: NDArray[np.float64], drift_s: NDArray[np.float64]
+) -> PagePicture:
     figure, axes = _new_axes()
     axes.plot(episodes, drift_s, ".", markersize=4, color="#b26a00", label="largest drift in the episode")
     axes.plot(episodes, offset_s, ".", markersize=4, color="#3367d6", label="first timestamp")
@@ -212,9 +214,9 @@ def _draw_drift(episodes: NDArray[np.int64], offset_s: NDArray[np.float64], drif
     return _saved(figure, "how far timestamps are from frame / fps")
 
 
-def read_thumbnails(storage: Storage, findings: Sequence[Finding], *, most: int = MAX_THUMBNAILS) -> list[Picture]:
+def read_thumbnails(storage: Storage, findings: Sequence[Finding], *, most: int = MAX_THUMBNAILS) -> list[PagePicture]:
     """Return the frames that video findings point at, as far as they can be decoded, up to `most`."""
-    pictures: list[Picture] = []
+    pictures: list[PagePicture] = []
     for finding in findings:
         if finding.kind in ("video-crash", "video-unreadable") or not finding.place.file.endswith(".mp4"):
             continue
@@ -226,7 +228,7 @@ def read_thumbnails(storage: Storage, findings: Sequence[Finding], *, most: int 
                 numbers = finding.place.episodes
                 place = f"{plural(len(numbers), 'episode')} {', '.join(map(str, numbers))}, {finding.place.feature}"
                 caption = f"{finding.kind}: frame {frame} of {finding.place.file} ({place})"
-                pictures.append(Picture(_png(pixels), caption))
+                pictures.append(PagePicture(_png(pixels), caption))
     return pictures
 
 

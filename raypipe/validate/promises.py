@@ -6,10 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.metadata import DatasetMeta
-from raypipe.metadata.episodes import split_tables
-from raypipe.metadata.tables import read_parquet
-from raypipe.rows import one_line
+from raypipe.format import DatasetMeta, one_line, read_parquet, split_tables
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.outline import DAMAGE, Outline
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from raypipe.storage import write_whole
 from raypipe.validate.exclude import format_exclude_file, format_mixture_exclude_file
 from raypipe.validate.findings import Report
 from raypipe.validate.mixture_report import MixtureReport
-from raypipe.writable import write_whole
 
 
 def write_report(

@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any, Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
-from raypipe.progress import count_bar
 from raypipe.storage import open_root
+from raypipe.text import count_bar
 from raypipe.validate.data import DataResult, check_data_file
 from raypipe.validate.findings import Counts, Finding, Place, Report, make_finding, worst_first
 from raypipe.validate.outline import Outline, read_outline
@@ -29,8 +29,8 @@ from raypipe.validate.summary import EpisodeSummary, join_summaries
 from raypipe.validate.video import VideoResult, check_video_file
 from raypipe.validate.whole import check_whole
 
-Where = Literal["auto", "process", "ray"]
-Result = DataResult | VideoResult
+CheckWhere = Literal["auto", "process", "ray"]
+FileResult = DataResult | VideoResult
 Advance = Callable[[int], None]
 
 _TASK_FRAMES: Final = 50_000
@@ -43,7 +43,7 @@ _SMALL_FILES: Final = 500
 
 
 def validate_dataset(
-    root: str, *, deep: bool = False, where: Where = "auto", progress: bool = False, title: str = "checking files"
+    root: str, *, deep: bool = False, where: CheckWhere = "auto", progress: bool = False, title: str = "checking files"
 ) -> Report:
     """Return all that is wrong with the dataset at `root`; reads every data file, and the index of every video.
 
@@ -100,8 +100,8 @@ def _check_together(
 
 def check_where(where: str) -> None:
     """Raise if `where` is none of the places where files can be checked."""
-    if where not in get_args(Where):
-        raise ConfigError(f"where is {where!r}{suggest(where, get_args(Where))}")
+    if where not in get_args(CheckWhere):
+        raise ConfigError(f"where is {where!r}{suggest(where, get_args(CheckWhere))}")
 
 
 def is_small(num_frames: int, num_files: int, deep: bool) -> bool:
@@ -109,7 +109,7 @@ def is_small(num_frames: int, num_files: int, deep: bool) -> bool:
     return num_files <= _SMALL_FILES and num_frames <= _SMALL_FRAMES[deep]
 
 
-def _count(promises: Promises, results: Sequence[Result]) -> Counts:
+def _count(promises: Promises, results: Sequence[FileResult]) -> Counts:
     num_data = sum(isinstance(result, DataResult) for result in results)
     return Counts(
         episodes=len(promises.meta.episodes),
@@ -120,7 +120,7 @@ def _count(promises: Promises, results: Sequence[Result]) -> Counts:
     )
 
 
-def check_unit(promises: Promises, unit: Unit) -> Result:
+def check_unit(promises: Promises, unit: Unit) -> FileResult:
     """Return what one file tells."""
     if not isinstance(unit, DataUnit):
         return check_video_file(promises, unit)
@@ -150,7 +150,7 @@ def pack_units(promises: Promises, units: Sequence[Unit]) -> list[list[Unit]]:
     return tasks
 
 
-def _run_here(promises: Promises, units: Sequence[Unit], advance: Advance) -> list[Result]:
+def _run_here(promises: Promises, units: Sequence[Unit], advance: Advance) -> list[FileResult]:
     results = []
     for unit in units:
         results.append(check_unit(promises, unit))
@@ -158,18 +158,18 @@ def _run_here(promises: Promises, units: Sequence[Unit], advance: Advance) -> li
     return results
 
 
-def _check_units(promises: Promises, units: Sequence[Unit]) -> list[Result]:
-    from raypipe.cluster_gate import share_gate
+def _check_units(promises: Promises, units: Sequence[Unit]) -> list[FileResult]:
+    from raypipe.storage import share_gate
 
     share_gate()
     return [check_unit(promises, unit) for unit in units]
 
 
-def _run_on_ray(promises: Promises, units: Sequence[Unit], advance: Advance) -> list[Result]:
+def _run_on_ray(promises: Promises, units: Sequence[Unit], advance: Advance) -> list[FileResult]:
     """Run the units as Ray tasks, a bounded number in flight; results are in the order in which they come."""
     import ray
 
-    from raypipe.cluster_gate import share_gate
+    from raypipe.storage import share_gate
 
     with running_ray():
         # What this process has asked of the Hub counts too.
@@ -180,7 +180,7 @@ def _run_on_ray(promises: Promises, units: Sequence[Unit], advance: Advance) -> 
         waiting = pack_units(promises, units)[::-1]
         bound = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
         flying: dict[Any, list[Unit]] = {}
-        results: list[Result] = []
+        results: list[FileResult] = []
         while waiting or flying:
             while waiting and len(flying) < bound:
                 chosen = waiting.pop()
@@ -188,7 +188,7 @@ def _run_on_ray(promises: Promises, units: Sequence[Unit], advance: Advance) -> 
             done, _ = ray.wait(list(flying), num_returns=1)
             chosen = flying.pop(done[0])
             try:
-                found: list[Result] = ray.get(done[0])
+                found: list[FileResult] = ray.get(done[0])
             except ray.exceptions.WorkerCrashedError as error:
                 if len(chosen) > 1:
                     # One of them is to blame: each on its own.
@@ -200,7 +200,7 @@ def _run_on_ray(promises: Promises, units: Sequence[Unit], advance: Advance) -> 
         return results
 
 
-def _crashed(promises: Promises, unit: Unit, error: Exception) -> Result:
+def _crashed(promises: Promises, unit: Unit, error: Exception) -> FileResult:
     if isinstance(unit, DataUnit):
         raise error
     place = Place(file=unit.name, episodes=promises.numbers(unit.rows), feature=unit.camera)

@@ -11,17 +11,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
-from raypipe.limits import parse_json, read_lines
-from raypipe.metadata.episodes import split_tables
-from raypipe.metadata.stats import GLOBAL, PER_EPISODE
-from raypipe.metadata.tables import open_parquet, read_json
-from raypipe.rows import one_line
+from raypipe.format import GLOBAL, PER_EPISODE, one_line, open_parquet, read_json, split_tables
 from raypipe.storage import Storage
+from raypipe.text import counted, parse_json, read_lines
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.outline import DAMAGE
 from raypipe.validate.promises import Promises
 from raypipe.validate.summary import EpisodeSummary
-from raypipe.wording import counted
 
 _BOUND_TOLERANCE = 1e-4
 """Of a feature's largest value: room for float32 and for decimals in JSON."""

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from raypipe.metadata import DatasetMeta
-from raypipe.metadata.episodes import split_tables
+from raypipe.format import DatasetMeta, split_tables
+from raypipe.text import counted, either
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.outline import INFO, Outline
-from raypipe.wording import counted, either
 
 _KEYS = ("total_episodes", "total_frames", "total_tasks", "chunks_size", "data_path", "robot_type")
 """Keys that every writer gives and that raypipe can do without."""

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raypipe.validate.findings import Counts, Finding, Report, Severity, count_severities
-from raypipe.wording import counted, plural
+from raypipe.text import counted, plural
+from raypipe.validate.findings import Counts, Finding, Report, count_severities
+from raypipe.validate.kinds import Severity
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -10,11 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
-from raypipe.metadata import INDEX_FEATURES, Feature
-from raypipe.rows import column_values
+from raypipe.format import INDEX_FEATURES, Feature, column_values
+from raypipe.text import counted, either
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.summary import Moments
-from raypipe.wording import counted, either
 
 MAX_FRAMES = 8
 """Frames that a finding names."""

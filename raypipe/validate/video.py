@@ -6,16 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
-from raypipe.metadata import Feature
-from raypipe.rows import one_line
+from raypipe.format import Feature, first_frames, one_line, same_codec
 from raypipe.storage import is_transient, retry_transient
+from raypipe.text import counted, either, frames_text
 from raypipe.validate.container import Container, read_container
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.promises import Promises
 from raypipe.validate.structure import VideoUnit
-from raypipe.video import first_frames
-from raypipe.video_format import same_codec
-from raypipe.wording import counted, either, frames_text
 
 LONG_GOP = 60
 """Frames between keyframes above which it is worth a note: LeRobot's recorder has 2, an encoder's own choice is 250."""
@@ -34,7 +31,7 @@ class VideoResult:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class VideoSpans:
     """The episodes of one video file, in the order in which they are in it."""
 
     rows: NDArray[np.int64]
@@ -73,13 +70,13 @@ def check_video_file(promises: Promises, unit: VideoUnit) -> VideoResult:
     return VideoResult(unit=unit, findings=tuple(findings), decoded_frames=num_decoded)
 
 
-def find_spans(promises: Promises, unit: VideoUnit, container: Container) -> Spans:
+def find_spans(promises: Promises, unit: VideoUnit, container: Container) -> VideoSpans:
     """Return where the episodes of a file are in it, as the pipeline finds them."""
     rows = np.array(unit.rows, np.int64)
     index, episodes = container.index, promises.meta.episodes
     if index is None or not len(rows) or not len(index):
         none = np.zeros(0, np.int64)
-        return Spans(none, none, none, np.zeros(0), False, np.zeros(0, np.bool_))
+        return VideoSpans(none, none, none, np.zeros(0), False, np.zeros(0, np.bool_))
     length = episodes.length[rows]
     firsts = first_frames(episodes.videos[unit.camera].from_timestamp[rows], length, index.pts_s)
     is_near = firsts.is_counted | (firsts.drift_s <= 0.5 / promises.meta.fps) | np.isnan(promises.meta.fps)
@@ -89,7 +86,7 @@ def find_spans(promises: Promises, unit: VideoUnit, container: Container) -> Spa
     stop = np.minimum(firsts.frame + length, len(index))
     is_whole = (firsts.frame + length <= len(index)) & (cut[stop] == cut[firsts.frame])
     order = np.argsort(firsts.frame, kind="stable")
-    return Spans(
+    return VideoSpans(
         rows=rows[order],
         first=firsts.frame[order],
         length=length[order],
@@ -132,7 +129,7 @@ def _check_declared(promises: Promises, unit: VideoUnit, container: Container, f
     return findings
 
 
-def _check_frames(promises: Promises, unit: VideoUnit, container: Container, spans: Spans) -> list[Finding]:
+def _check_frames(promises: Promises, unit: VideoUnit, container: Container, spans: VideoSpans) -> list[Finding]:
     """Return what is wrong with the frames that the episodes should have in the file."""
     assert container.index is not None
     count, pts_s = len(container.index), container.index.pts_s
@@ -164,7 +161,7 @@ def _late(
     return make_finding(kind, message, _place(promises, unit, (row,), (first,)))
 
 
-def _check_bytes(promises: Promises, unit: VideoUnit, container: Container, spans: Spans) -> list[Finding]:
+def _check_bytes(promises: Promises, unit: VideoUnit, container: Container, spans: VideoSpans) -> list[Finding]:
     """Return the episodes whose frames lie behind the end of the file: its index may stand before them."""
     is_cut = ~_stored(container)
     if not is_cut.any():
@@ -185,7 +182,7 @@ def _check_bytes(promises: Promises, unit: VideoUnit, container: Container, span
     return [make_finding("video-truncated", message, _place(promises, unit, rows, seen))]
 
 
-def _check_neighbours(promises: Promises, unit: VideoUnit, spans: Spans, count: int) -> list[Finding]:
+def _check_neighbours(promises: Promises, unit: VideoUnit, spans: VideoSpans, count: int) -> list[Finding]:
     """Return episodes that share frames, and videos with frames to spare where an episode has its own file."""
     findings = []
     stops = spans.first + spans.length
@@ -202,7 +199,7 @@ def _check_neighbours(promises: Promises, unit: VideoUnit, spans: Spans, count: 
     return findings
 
 
-def _check_ends(promises: Promises, unit: VideoUnit, spans: Spans, is_late: NDArray[np.bool_]) -> list[Finding]:
+def _check_ends(promises: Promises, unit: VideoUnit, spans: VideoSpans, is_late: NDArray[np.bool_]) -> list[Finding]:
     """Return episodes whose ``to_timestamp`` is not a length after ``from_timestamp``."""
     fps = promises.meta.fps
     rows = spans.rows

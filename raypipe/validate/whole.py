@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.metadata import INDEX_FEATURES, DatasetMeta
+from raypipe.format import INDEX_FEATURES, DatasetMeta
+from raypipe.text import constant_text, counted
 from raypipe.validate.data import DataResult
 from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.outline import INFO
 from raypipe.validate.promises import Promises
 from raypipe.validate.summary import EpisodeSummary
-from raypipe.wording import constant_text, counted
 
 LEROBOT_TOLERANCE_S = 1e-4
 """How far LeRobot lets a row's timestamp be from its video frame's."""

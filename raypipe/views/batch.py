@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.dataset import DIM_IS_PAD, IS_MISSING
 from raypipe.errors import ConfigError
-from raypipe.schema import DIM_IS_PAD, IS_MISSING
+from raypipe.text import counted, either
 from raypipe.views.pixels import finite_ends, visible
 from raypipe.views.ranges import SHOWN_NUMBERS
 from raypipe.views.view import (
@@ -31,7 +32,6 @@ from raypipe.views.view import (
     short_name,
     shortened,
 )
-from raypipe.wording import counted, either
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

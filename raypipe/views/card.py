@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
-from raypipe.info import camera_text, column_notes, largest_drift, missing_notes
-from raypipe.metadata import Feature
-from raypipe.validate.findings import Finding
-from raypipe.validate.table import fold_findings, format_runs
+from raypipe.format import Feature
+from raypipe.text import constant_text, counted, either, plural, span_text
+from raypipe.validate import Finding, fold_findings, format_runs
 from raypipe.views.checked import Checked, check_cheaply
+from raypipe.views.info.dataset import camera_text, column_notes, largest_drift, missing_notes
 from raypipe.views.pixels import FrameReader
 from raypipe.views.ranges import Measured, Range, draw_range, measure_ranges, range_height, vector_features
 from raypipe.views.tasks import TASKS_SHOWN, TaskCounts, count_tasks, draw_tasks, is_drawn_whole
@@ -41,7 +41,6 @@ from raypipe.views.view import (
     stacked,
     wrapped,
 )
-from raypipe.wording import constant_text, counted, either, plural, span_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raypipe.dataset import Dataset
-from raypipe.validate.findings import Finding
-from raypipe.validate.outline import read_outline
-from raypipe.validate.run import check_rows, is_small
-from raypipe.validate.structure import DataUnit, check_structure, plan_units
+from raypipe.validate import DataUnit, Finding, check_rows, check_structure, is_small, plan_units, read_outline
 
 _READABLE: Final = ("nan-values", "inf-values", "task-unresolved")
 """Errors of rows that can be read all the same."""

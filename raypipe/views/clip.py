@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
+from raypipe.decode import VideoCoding, open_writer
 from raypipe.errors import ConfigError
-from raypipe.video_writer import VideoCoding, open_writer
 from raypipe.views.pixels import FrameReader, Scale, fitted_size, scale_told
 from raypipe.views.view import short_name
 

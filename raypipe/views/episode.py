@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.rows import RowReader, column_values
+from raypipe.format import RowReader, column_values
+from raypipe.storage import write_whole
+from raypipe.text import counted, frames_text
 from raypipe.views.clip import Clip, encode_clip
 from raypipe.views.pixels import FrameReader, Scale, depth_colours, scale_bar, scale_told
 from raypipe.views.ranges import SHOWN_NUMBERS, number_names, vector_features
@@ -40,8 +42,6 @@ from raypipe.views.view import (
     stacked,
     wrapped,
 )
-from raypipe.wording import counted, frames_text
-from raypipe.writable import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

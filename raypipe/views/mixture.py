@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from raypipe.mixture import Mixture
-from raypipe.mixture_info import MemberInfo, MixtureInfo, describe_opened
+from raypipe.text import counted, cut_inside, plural
 from raypipe.views.card import first_thumbnail
+from raypipe.views.info.mixture import MemberInfo, MixtureInfo, describe_opened
 from raypipe.views.view import (
     Picture,
     View,
@@ -24,7 +25,6 @@ from raypipe.views.view import (
     short_name,
     stacked,
 )
-from raypipe.wording import counted, cut_inside, plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
-from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec
-from raypipe.metadata import Feature
-from raypipe.rows import RowReader
+from raypipe.decode import ORIGINAL_SIZE, DecodeSpec
+from raypipe.format import Feature, RowReader
 
 _WIDEST: Final = 3
 """A camera wider than so many times the height that is asked for is made as wide as that."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
 from raypipe.mixture import Mixture
+from raypipe.pipeline import index_frames, measure_members, open_with_order
 from raypipe.plan import (
     DEFAULT_LIVE_BYTES,
     WHOLE_SPAN,
@@ -25,12 +26,10 @@ from raypipe.plan import (
     report_plan,
     start,
 )
-from raypipe.sizes import index_frames, measure_members, open_with_order
-from raypipe.specs import make_spec, parse_bytes
+from raypipe.storage import check_writable, save_figure
+from raypipe.text import counted, make_spec, parse_bytes, plural
 from raypipe.views.plan_figure import draw_plan
 from raypipe.views.view import View, html_lines, html_plot, html_table
-from raypipe.wording import counted, plural
-from raypipe.writable import check_writable, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

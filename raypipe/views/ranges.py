@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
-from raypipe.metadata import INDEX_FEATURES, Feature, read_stats
-from raypipe.metadata.stats import Stats
-from raypipe.rows import RowReader, column_values
-from raypipe.validate.stats import bound_room
+from raypipe.format import INDEX_FEATURES, Feature, RowReader, Stats, column_values, read_stats
+from raypipe.text import counted
+from raypipe.validate import bound_room
 from raypipe.views.view import numbers_told, shortened
-from raypipe.wording import counted
 
 SHOWN_NUMBERS: Final = 48
 """Of a feature with more numbers the first ones are drawn."""

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
+from raypipe.storage import check_writable
+from raypipe.text import counted
 from raypipe.views.episode import EpisodeView, view_episode
 from raypipe.views.pixels import FrameReader, scale_told
-from raypipe.wording import counted
-from raypipe.writable import check_writable
 
 MAX_FRAMES: Final = 2000
 """Pictures of a camera; of a longer episode every second frame, or every third, ... Numbers are all there."""

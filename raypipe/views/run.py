@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
-from raypipe.metrics import STAGES, LoaderStats, sum_up
+from raypipe.feed import STAGES, LoaderStats, sum_up
+from raypipe.text import counted
 from raypipe.views.view import View, duration, html_lines, html_plot, new_figure
-from raypipe.wording import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,11 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from raypipe.errors import DatasetError
-from raypipe.metadata import INDEX_FEATURES, DatasetMeta, Feature
-from raypipe.metadata.tables import open_parquet, read_parquet
-from raypipe.rows import column_values
+from raypipe.format import INDEX_FEATURES, DatasetMeta, Feature, column_values, open_parquet, read_parquet
+from raypipe.text import counted
 from raypipe.views.view import shortened
-from raypipe.wording import counted
 
 _MOST_FILES: Final = 1000
 """Data files whose rows are counted: about two seconds. Of more, and of remote ones, the episode table is believed."""

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
-from raypipe.wording import counted, cut_inside
-from raypipe.writable import check_writable, write_whole
+from raypipe.storage import check_writable, write_whole
+from raypipe.text import counted, cut_inside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

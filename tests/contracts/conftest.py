@@ -23,7 +23,7 @@ def pytest_runtest_teardown(item, nextitem):
 @pytest.fixture(autouse=True)
 def rows_by_ray(monkeypatch):
     """All rows come by Ray: here it is asked what Ray delivers, and ranks would have read tiny datasets themselves."""
-    monkeypatch.setattr("raypipe.feeder.can_read_here", lambda _: False)
+    monkeypatch.setattr("raypipe.feed.feeder.can_read_here", lambda _: False)
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ from attempts import wait_until
 from ray import cloudpickle
 from ray_session import end_ray, ensure_ray
 
-from raypipe import cluster_gate, requests
-from raypipe.cluster_gate import ClusterGate, SharedBudget
-from raypipe.requests import Budget
+from raypipe.storage import cluster_budget as cluster_gate
+from raypipe.storage import request_budget as requests
+from raypipe.storage.cluster_budget import ClusterGate, SharedBudget
+from raypipe.storage.request_budget import Budget
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -117,7 +117,7 @@ LEFT_UNDER_WAY = """
 import sys, threading
 import ray
 import raypipe as rp
-from raypipe.feeder import end_feeders
+from raypipe.feed.feeder import end_feeders
 
 ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
 feed = {"spans_per_block": 1, "prefetch_blocks": 1}

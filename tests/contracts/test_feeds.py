@@ -10,9 +10,9 @@ from batches import WINDOWS, varied_spec
 from mixture_cases import write_unlike
 from ray_session import run_ranks
 
+from raypipe.feed.own_rows import can_read_here, room_for
 from raypipe.mixture import open_dataset
 from raypipe.pipeline import Pipeline
-from raypipe.source.own_rows import can_read_here, room_for
 from raypipe.testing import write_dataset
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -111,7 +111,7 @@ def test_feeds_leave_out_the_same_frames(damaged, feed):
 
 @pytest.mark.filterwarnings("ignore:rank . left out")
 def test_rows_that_ranks_read_while_ray_starts_are_those_of_ray(damaged, monkeypatch):
-    monkeypatch.setattr("raypipe.feeder.can_read_here", can_read_here)
+    monkeypatch.setattr("raypipe.feed.feeder.can_read_here", can_read_here)
 
     def make_pipe(decode):
         policy = {"on_bad_episode": "skip", "max_bad_episodes": 2}
@@ -121,7 +121,7 @@ def test_rows_that_ranks_read_while_ray_starts_are_those_of_ray(damaged, monkeyp
 
 
 def test_rank_reads_its_first_blocks_itself_until_ray_sends_one(varied, monkeypatch):
-    monkeypatch.setattr("raypipe.feeder.can_read_here", can_read_here)
+    monkeypatch.setattr("raypipe.feed.feeder.can_read_here", can_read_here)
     pipe = Pipeline(varied["v3.0"], batch_size=4, seed=2, order={"live_spans": 4}, feed={"spans_per_block": 1})
     loader = pipe.loader(transport="ray", progress=False)
 
@@ -136,7 +136,7 @@ def test_rank_reads_its_first_blocks_itself_until_ray_sends_one(varied, monkeypa
 
 @pytest.mark.filterwarnings("ignore:rank . left out")
 def test_lone_rank_with_room_for_the_whole_epoch_reads_it_alone_unless_data_is_bad(varied, damaged, monkeypatch):
-    monkeypatch.setattr("raypipe.feeder.can_read_here", can_read_here)
+    monkeypatch.setattr("raypipe.feed.feeder.can_read_here", can_read_here)
     policy = {"on_bad_episode": "skip", "max_bad_episodes": 2, "feed": {"spans_per_block": 1}}
     sound, broken = (Pipeline(dataset, batch_size=4, seed=2, **policy) for dataset in (varied["v3.0"], damaged))
     loaders = [pipe.loader(transport="ray", progress=False, num_epochs=2) for pipe in (sound, broken)]

@@ -9,11 +9,12 @@ from batches import TOP, frames_of_all, frames_of_dataset
 from hub_server import HubServer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raypipe import cluster_gate, requests
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline
-from raypipe.requests import Budget
 from raypipe.reshard import reshard_dataset
+from raypipe.storage import cluster_budget as cluster_gate
+from raypipe.storage import request_budget as requests
+from raypipe.storage.request_budget import Budget
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 from raypipe.validate import validate_dataset
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from filecache_cases import Watcher, data_bytes
 
-from raypipe.filecache import FileCache
-from raypipe.filecache.locks import lock_file
-from raypipe.filecache.survey import name_of, survey_folder
+from raypipe.storage import FileCache
+from raypipe.storage.node_cache.locks import lock_file
+from raypipe.storage.node_cache.survey import name_of, survey_folder
 
 SOON_S = 60.0
 
@@ -20,7 +20,7 @@ COMMON = """
 import os, random, signal, sys, time
 import fcntl
 from raypipe.errors import DownloadError
-from raypipe.filecache import FileCache
+from raypipe.storage import FileCache
 
 def size_of(key):
     return random.Random(f"size {key}").randrange(1_000, 40_000)
@@ -251,7 +251,7 @@ def sized(key):
     return fetch
 
 def wanted(key):
-    from raypipe.filecache.fetching import Wanted
+    from raypipe.storage.node_cache.fetching import Wanted
     return Wanted(key=key, fetch=sized(key), size_bytes=30_000)
 
 moment = 0

@@ -13,7 +13,7 @@ import pytest
 from hub_server import HubServer
 from huggingface_hub import constants
 
-from raypipe.download import DownloadSpec, download_dataset
+from raypipe.dataset import DownloadSpec, download_dataset
 from raypipe.errors import DownloadError
 
 REPO = "lab/arm"
@@ -21,7 +21,7 @@ BIG = "videos/top/big.mp4"
 SMALL = "meta/info.json"
 BIG_BYTES = 5 << 20
 SCRIPT = (
-    "import sys, json; from raypipe.download import DownloadSpec, download_dataset;"
+    "import sys, json; from raypipe.dataset import DownloadSpec, download_dataset;"
     "print(json.dumps(download_dataset(sys.argv[1], DownloadSpec(out=sys.argv[2])).to_json()))"
 )
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def hub(folder, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("raypipe.hub.client.FIRST_WAIT_S", 0.02)
+    monkeypatch.setattr("raypipe.storage.hub.client.FIRST_WAIT_S", 0.02)
     with HubServer() as server, server.as_hub(tmp_path / "cache"):
         server.add_repo(REPO, folder, tags=("v3.0",))
         yield server
@@ -208,7 +208,7 @@ def test_a_full_disk_is_said(hub, folder, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("raypipe.hub.fetch.os.fsync", full)
+        patched.setattr("raypipe.storage.hub.fetch.os.fsync", full)
         with pytest.raises(DownloadError, match=r"cannot keep '.*' of dataset 'lab/arm'.*: the disk is full"):
             download_dataset(REPO)
 

@@ -8,10 +8,10 @@ import time
 import pytest
 from hub_server import HubServer
 
-from raypipe.download import download_dataset
+from raypipe.dataset import download_dataset
 from raypipe.errors import DownloadError
-from raypipe.hub.files import open_files
-from raypipe.hub.resolve import resolve
+from raypipe.storage.hub.files import open_files
+from raypipe.storage.hub.resolve import resolve
 
 REPO = "lab/arm"
 
@@ -19,8 +19,8 @@ REPO = "lab/arm"
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("raypipe.hub.cache._SAY_S", 0.5, raising=False)
-    monkeypatch.setattr("raypipe.hub.cache._WAIT_S", 2.0, raising=False)
+    monkeypatch.setattr("raypipe.storage.hub.cache._SAY_S", 0.5, raising=False)
+    monkeypatch.setattr("raypipe.storage.hub.cache._WAIT_S", 2.0, raising=False)
     (tmp_path / "arm/meta").mkdir(parents=True)
     (tmp_path / "arm/meta/info.json").write_text("{}")
     with HubServer() as server, server.as_hub(tmp_path / "cache"):

@@ -8,11 +8,11 @@ import pytest
 from batches import TOP, assert_equals_samples, frames_of_all, frames_of_dataset, local_loader
 from hub_server import HubServer
 
-from raypipe import requests
 from raypipe.dataset import open_dataset
 from raypipe.errors import DownloadError
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, open_root
+from raypipe.storage import request_budget as requests
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 ROWS = "data/chunk-000/file-000.parquet"
@@ -36,7 +36,7 @@ def dataset(folder):
 @pytest.fixture
 def hub(folder, tmp_path, monkeypatch, request):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("raypipe.hub.client.FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("raypipe.storage.hub.client.FIRST_WAIT_S", 0.01)
     monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.0, 0.01, 0.02))
     # A pause of a test is not to hold up the next one.
     own = requests.Budget()
@@ -114,7 +114,7 @@ LASTING = {
 @pytest.mark.parametrize("name", LASTING)
 def test_a_fault_that_lasts_names_file_commit_and_cause(hub, folder, tmp_path, monkeypatch, name, kept):
     fault, cause = LASTING[name]
-    monkeypatch.setattr("raypipe.hub.client.TRIES", 2)
+    monkeypatch.setattr("raypipe.storage.hub.client.TRIES", 2)
     loader = make_loader(tmp_path, kept)
     commit = hub.repos["lab/arm"].tags["v3.0"]
     hub.fail(VIDEO, times=10_000, **fault)

@@ -17,12 +17,12 @@ STORM = """
 import os, random, signal, sys, time, warnings
 import numpy as np
 from raypipe.dataset import open_dataset
-from raypipe.decode.buffers import FramePool
+from raypipe.decode import FramePool
 from raypipe.decode import frames as decoding
-from raypipe.decode.frames import FrameDecoder
-from raypipe.decode.keep_spec import KeepSpec
-from raypipe.decode.kept import KeepFolder, clear_kept
-from raypipe.decode.spec import DecodeSpec
+from raypipe.decode import FrameDecoder
+from raypipe.decode import KeepSpec
+from raypipe.decode import KeepFolder, clear_kept
+from raypipe.decode import DecodeSpec
 
 root, folder, known, num_kills, seed = *sys.argv[1:4], *map(int, sys.argv[4:])
 # A frame that is there and does not pass its check is an error too: nothing but kills damages any here.

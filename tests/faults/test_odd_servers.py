@@ -11,12 +11,11 @@ import pytest
 from batches import varied_spec
 from hub_server import HubServer
 
-from raypipe.dataset import open_dataset
-from raypipe.download import DownloadSpec, download_dataset
+from raypipe.dataset import DownloadSpec, download_dataset, open_dataset
 from raypipe.errors import DatasetError, DownloadError
-from raypipe.hub.client import PassingError
-from raypipe.requests import Budget, parse_wait_s, use_gate
 from raypipe.storage import retry_transient
+from raypipe.storage.hub.client import PassingError
+from raypipe.storage.request_budget import Budget, parse_wait_s, use_gate
 from raypipe.testing import write_dataset
 
 REPO = "lab/arm"
@@ -34,7 +33,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def hub(folder, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("raypipe.hub.client.FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("raypipe.storage.hub.client.FIRST_WAIT_S", 0.001)
     with HubServer() as server, server.as_hub(tmp_path / "cache"):
         server.add_repo(REPO, folder, tags=("v3.0",))
         yield server
@@ -116,7 +115,7 @@ def test_pages_that_go_round_in_a_circle_end(hub, folder):
 
 
 def test_pages_without_end_end(hub, monkeypatch):
-    monkeypatch.setattr("raypipe.hub.client._MOST_PAGES", 20)
+    monkeypatch.setattr("raypipe.storage.hub.client._MOST_PAGES", 20)
     hub.link = "count"
 
     with pytest.raises(DownloadError, match="more than 20 pages"):
@@ -155,8 +154,8 @@ def test_s3_that_asks_for_an_odd_wait_is_read_again():
 def test_a_long_wait_that_the_hub_asks_for_is_said_once(hub, monkeypatch):
     hub.fail(FILE, status=503, headers={"Retry-After": "25"})
     slept = []
-    monkeypatch.setattr("raypipe.hub.client.Client._sleep", lambda self, wait_s: slept.append(wait_s))
-    monkeypatch.setattr("raypipe.hub.client.Client._wait_turn", lambda self: None)
+    monkeypatch.setattr("raypipe.storage.hub.client.Client._sleep", lambda self, wait_s: slept.append(wait_s))
+    monkeypatch.setattr("raypipe.storage.hub.client.Client._wait_turn", lambda self: None)
 
     with pytest.warns(UserWarning, match=r"waits for 25 s: the Hub answers 503") as told:
         download_dataset(REPO)
@@ -168,7 +167,7 @@ def test_a_long_wait_that_the_hub_asks_for_is_said_once(hub, monkeypatch):
 
 def test_a_long_wait_for_the_budget_is_said(hub, monkeypatch):
     use_gate(Budget(limit=30, period_s=600, is_empty=True))
-    monkeypatch.setattr("raypipe.hub.client.Client._sleep", lambda self, wait_s: use_gate(Budget()))
+    monkeypatch.setattr("raypipe.storage.hub.client.Client._sleep", lambda self, wait_s: use_gate(Budget()))
     try:
         with pytest.warns(UserWarning, match=r"waits for \d+ s: the budget of requests"):
             download_dataset(REPO)

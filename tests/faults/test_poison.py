@@ -23,7 +23,7 @@ from raypipe.decode import journal as journal_module
 from raypipe.decode.isolated import IsolatedRequest, decode_isolated
 from raypipe.decode.journal import process_journal, video_key
 from raypipe.errors import DatasetError, DecodeError
-from raypipe.metadata import read_metadata
+from raypipe.format import read_metadata
 from raypipe.pipeline import Pipeline
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
@@ -80,7 +80,7 @@ import json, sys, warnings
 import numpy as np
 from raypipe.decode import DecodeSpec, FrameDecoder
 from raypipe.errors import RaypipeError
-from raypipe.metadata import read_metadata
+from raypipe.format import read_metadata
 
 warnings.simplefilter("always")
 warnings.showwarning = lambda message, *_: told.append(str(message))

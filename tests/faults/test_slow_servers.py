@@ -18,11 +18,11 @@ from batches import varied_spec
 from hub_server import HubServer
 from s3_server import S3Server
 
-from raypipe.download import download_dataset
+from raypipe.dataset import download_dataset
 from raypipe.errors import DownloadError
-from raypipe.hub.files import open_files
-from raypipe.hub.resolve import resolve
 from raypipe.storage import CacheSpec, open_root
+from raypipe.storage.hub.files import open_files
+from raypipe.storage.hub.resolve import resolve
 from raypipe.testing import write_dataset
 
 REPO = "lab/arm"
@@ -43,11 +43,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("raypipe.hub.client.FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr("raypipe.hub.client.TRIES", 2)
+    monkeypatch.setattr("raypipe.storage.hub.client.FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("raypipe.storage.hub.client.TRIES", 2)
     monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.01,))
-    monkeypatch.setattr("raypipe.requests.PACE_S", 0.3, raising=False)
-    monkeypatch.setattr("raypipe.requests.PACE_BYTES", 1000, raising=False)
+    monkeypatch.setattr("raypipe.storage.request_budget.PACE_S", 0.3, raising=False)
+    monkeypatch.setattr("raypipe.storage.request_budget.PACE_BYTES", 1000, raising=False)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_large_file_of_a_web_server_may_take_longer_than_any_time_out(folder, 
     # The total of aiohttp's default, which is 300 s, in short.
     short = aiohttp.ClientTimeout(total=1)
     monkeypatch.setattr("aiohttp.client.DEFAULT_TIMEOUT", short)
-    monkeypatch.setattr("raypipe.requests.PACE_S", 1.0)
+    monkeypatch.setattr("raypipe.storage.request_budget.PACE_S", 1.0)
     with SlowWeb(folder) as server:
         server.pieces, server.pause_s = 20, 0.1
         storage = open_root(f"{server.address}/").cached(cache_of(tmp_path, whole_bytes))

@@ -126,7 +126,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _use_info(root: Path, _: Path) -> str:
-    from raypipe.info import describe
+    from raypipe.views import describe
 
     describe(str(root)).to_json()
     return CHANGED
@@ -140,7 +140,7 @@ def _use_validate(root: Path, _: Path, *, deep: bool = False) -> str:
 
 
 def _use_stats(root: Path, _: Path) -> str:
-    from raypipe.stats_report import report_stats
+    from raypipe.views import report_stats
 
     report_stats(str(root), None, 0).stats.to_json()
     return CHANGED

@@ -12,10 +12,9 @@ from PIL import Image
 
 from raypipe.decode import decode_image, open_video
 from raypipe.errors import DecodeError
-from raypipe.metadata import Feature, read_metadata
+from raypipe.format import Feature, read_metadata, read_video_index
 from raypipe.storage import open_storage
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
-from raypipe.video import read_video_index
 
 
 class Mp4Site(Site):

@@ -17,19 +17,18 @@ from fuzz_site import CHANGED, LENGTHS, RIGHT, Damage, Site
 
 from raypipe.account.file import dump_account, load_account
 from raypipe.account.seal import seal_account
-from raypipe.audit.check import check_run
-from raypipe.audit.frames import read_frames
-from raypipe.audit.where import StepQuery, locate_recorded
 from raypipe.dataset import open_dataset
 from raypipe.errors import RaypipeError
-from raypipe.mixture import Mixture
+from raypipe.mixture import Mixture, MixtureStats, Normaliser
 from raypipe.mixture.file import read_mixture_file
-from raypipe.mixture_info import describe_mixture
-from raypipe.normalise import MixtureStats, Normaliser
-from raypipe.normalise.mixture_stats import single_stats
+from raypipe.mixture.stats import single_stats
 from raypipe.pipeline import Pipeline
 from raypipe.plan import OrderSpec, SelectionSpec
 from raypipe.testing import SynthSpec, write_dataset
+from raypipe.views import describe_mixture
+from raypipe.views.info.account import check_run
+from raypipe.views.info.run_frames import read_frames
+from raypipe.views.info.where import StepQuery, locate_recorded
 
 
 class AccountSite(Site):

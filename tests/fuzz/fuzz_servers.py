@@ -13,10 +13,10 @@ from fuzz_mutations import mutate_bytes, mutate_json, mutate_value
 from fuzz_site import LENGTHS, RIGHT, Damage, Site, WrongData
 from hub_server import HubServer
 
-from raypipe.download import download_dataset
+from raypipe.dataset import download_dataset
 from raypipe.errors import RaypipeError
-from raypipe.hub import resolve as hub_resolve
-from raypipe.hub.files import _open_files
+from raypipe.storage import resolve as hub_resolve
+from raypipe.storage.hub.files import _open_files
 from raypipe.testing import SynthSpec, write_dataset
 
 
@@ -71,7 +71,7 @@ class HubSite(Site):
             kind = damage.file if damage.file in self.sound else ""
             self.hub.fail(**asked, kind=kind, status=told["status"], content=damage.content)
         waits = {"FIRST_WAIT_S": 0.0, "TRIES": 2, "MOST_WAIT_S": 0.05}
-        with self.hub.as_hub(self.cache, timeout_s=5), patch.multiple("raypipe.hub.client", **waits):
+        with self.hub.as_hub(self.cache, timeout_s=5), patch.multiple("raypipe.storage.hub.client", **waits):
             _open_files.cache_clear()
             yield
 

@@ -23,12 +23,12 @@ from raypipe.account.folder import read_run_account
 from raypipe.account.runs import empty_runs
 from raypipe.account.seal import seal_account
 from raypipe.account.verdict import check_account
-from raypipe.audit.check import check_run
-from raypipe.audit.frames import read_frames
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.mixture import Mixture
 from raypipe.plan import Leg, OrderSpec, SelectionSpec
 from raypipe.testing import SynthSpec, write_dataset
+from raypipe.views.info.account import check_run
+from raypipe.views.info.run_frames import read_frames
 
 SPEC = OrderSpec(seed=3, live_spans=2)
 checker = load_checker()

@@ -10,14 +10,11 @@ import pytest
 import torch
 from batches import assert_equals_samples, local_loader, rows_spec
 
-from raypipe import action_stats
-from raypipe.dataset import open_dataset
+from raypipe.dataset import action_stats, open_dataset
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.mixture import Mixture
-from raypipe.normalise import MixtureStats, Normaliser
-from raypipe.pipeline import Pipeline
+from raypipe.mixture import Mixture, MixtureStats, Normaliser
+from raypipe.pipeline import Pipeline, index_frames
 from raypipe.plan import SelectionSpec
-from raypipe.sizes import index_frames
 from raypipe.testing import SynthSpec, write_dataset
 
 STATE = "observation.state"

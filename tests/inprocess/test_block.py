@@ -11,22 +11,13 @@ import pytest
 from batches import TOP, WINDOWS, WRIST, varied_spec
 
 from raypipe import errors
-from raypipe.batch import span_columns
-from raypipe.block import (
-    BlockContext,
-    add_windows,
-    filler_block,
-    open_block,
-    read_rows,
-)
-from raypipe.dataset import open_dataset
+from raypipe.dataset import WindowSpec, open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError, DownloadError
-from raypipe.packed import SpanRequest
-from raypipe.skips import BadDataSpec
+from raypipe.feed import BadDataSpec, BlockContext, SpanRequest, add_windows, filler_block, open_block, read_rows
+from raypipe.loader import span_columns
 from raypipe.storage import Storage, is_transient
 from raypipe.testing import write_dataset
-from raypipe.window import WindowSpec
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raypipe.metadata import parquet
-from raypipe.metadata.parquet import BoundedParquet
+from raypipe.format import parquet
+from raypipe.format.parquet import BoundedParquet
 
 TABLE = pa.table(
     {

@@ -20,9 +20,9 @@ from raypipe.pipeline import Pipeline
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 MOST_MB = 700
-"""What may be taken beside the libraries: `raypipe.limits.FREE_BYTES`, and a copy of some of it."""
+"""What may be taken beside the libraries: `raypipe.text.limits.FREE_BYTES`, and a copy of some of it."""
 
-READ_META = "from raypipe.metadata import read_metadata; read_metadata(place)"
+READ_META = "from raypipe.format import read_metadata; read_metadata(place)"
 
 
 def assert_refused(found, error, *texts):
@@ -37,9 +37,11 @@ def assert_read(found):
 
 
 READERS = {
-    "index": "from raypipe.video import read_video_index, Storage; read_video_index(Storage(place), 'a.mp4')",
+    "index": "from raypipe.format import read_video_index; from raypipe.storage import Storage; "
+    "read_video_index(Storage(place), 'a.mp4')",
     "container": "from raypipe.validate.container import *; read_container(Storage(place), 'a.mp4')",
-    "track": "from raypipe.reshard.mp4 import read_track, Storage; read_track(Storage(place), 'a.mp4')",
+    "track": "from raypipe.reshard.mp4 import read_track; from raypipe.storage import Storage; "
+    "read_track(Storage(place), 'a.mp4')",
 }
 
 
@@ -100,7 +102,7 @@ def test_texts_within_lists_of_an_episode_table_are_bounded(tmp_path):
 
 
 READ_ROWS = (
-    "from raypipe.rows import RowReader, DatasetMeta; from raypipe.metadata import read_metadata; "
+    "from raypipe.format import DatasetMeta, RowReader; from raypipe.format import read_metadata; "
     "RowReader(read_metadata(place), ['the.action', 'note']).read_episode(0)"
 )
 
@@ -148,7 +150,9 @@ def test_a_line_of_statistics_is_bounded(tmp_path):
     with open(root / "meta/episodes_stats.jsonl", "wb") as file:
         file.truncate(3 << 30)
 
-    read_stats = "from raypipe.metadata.stats import read_stats, Storage; read_stats(Storage(place))"
+    read_stats = (
+        "from raypipe.format import read_stats; from raypipe.storage import Storage; read_stats(Storage(place))"
+    )
     assert_refused(read_claim(read_stats, root), "DatasetError", "episodes_stats.jsonl")
 
 
@@ -198,7 +202,7 @@ def _aliases(depth):
 def test_a_mixture_file_is_bounded(name, text, tmp_path):
     (tmp_path / name).write_text(text)
 
-    code = "from raypipe.mixture.file import read_mixture_file; read_mixture_file(place)"
+    code = "from raypipe.mixture import read_mixture_file; read_mixture_file(place)"
     assert_refused(read_claim(code, tmp_path / name), "ConfigError", name)
 
 
@@ -207,7 +211,7 @@ def test_an_alias_in_a_mixture_file_is_what_it_names(tmp_path):
     path.write_text("datasets:\n  a: {root: /a, selection: &all {min_frames: 3}}\n  b: {root: /b, selection: *all}\n")
 
     found = read_claim(
-        "from raypipe.mixture.file import read_mixture_file; "
+        "from raypipe.mixture import read_mixture_file; "
         "assert len({member.selection for member in read_mixture_file(place).members}) == 1",
         path,
     )
@@ -226,7 +230,7 @@ def test_lanes_of_a_state_are_bounded(claim, tmp_path):
     (tmp_path / "state.json").write_text(json.dumps(state))
 
     code = (
-        "import json; from raypipe.plan.state import OrderState, ORDER_VERSION\n"
+        "import json; from raypipe.plan import ORDER_VERSION, OrderState\n"
         "import numpy as np\n"
         "state = OrderState.from_dict({**json.load(open(place)), 'order_version': ORDER_VERSION})\n"
         "[np.full(one, 1) for one in (state.spec.lanes, *(leg.lanes for leg in state.legs))]"
@@ -282,7 +286,10 @@ def endless():
 def test_an_answer_of_the_hub_is_bounded(kind, endless, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", endless)
 
-    code = "from raypipe.hub.client import Client, Ask; Client().read_json(place, Ask(repo_id='a/b'))"
+    code = (
+        "from raypipe.storage.hub import Client; from raypipe.storage.hub.client import HubRequest; "
+        "Client().read_json(place, HubRequest(repo_id='a/b'))"
+    )
     found = read_claim(code, kind)
 
     assert_refused(found, "DownloadError", endless, "'br'" if kind == "odd" else "268,435,456 bytes")

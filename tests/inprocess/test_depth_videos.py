@@ -18,7 +18,7 @@ from raypipe.decode.keep_spec import KeepSpec
 from raypipe.decode.kept import KeepFolder
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError, DecodeError
-from raypipe.metadata import DepthCodes, read_metadata
+from raypipe.format import DepthCodes, read_metadata
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, Storage
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset

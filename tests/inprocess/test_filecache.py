@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.errors import ConfigError, DownloadError
-from raypipe.filecache import FileCache
-from raypipe.filecache.fetching import is_disk_full
-from raypipe.filecache.ledger import Shortage
-from raypipe.filecache.survey import (
+from raypipe.storage import FileCache
+from raypipe.storage.node_cache.fetching import is_disk_full
+from raypipe.storage.node_cache.ledger import Shortage
+from raypipe.storage.node_cache.survey import (
     KEEP_AHEAD_NS,
-    Entry,
     Fetching,
+    FolderEntry,
     Survey,
     name_of,
     pack_record,
@@ -25,7 +25,7 @@ NOW_NS = 1_800_000_000 * 10**9
 
 entries = st.lists(
     st.builds(
-        Entry,
+        FolderEntry,
         name=st.integers(0, 10**6).map(lambda number: name_of(str(number))),
         size_bytes=st.integers(0, 10**12),
         stamp_ns=st.integers(NOW_NS - 3 * KEEP_AHEAD_NS, NOW_NS + KEEP_AHEAD_NS // 2),
@@ -59,7 +59,9 @@ def test_removal_order_keeps_what_was_just_fetched_ahead_to_the_last_and_nothing
 
 
 def test_removal_order_takes_the_last_fetched_ahead_first_since_it_is_needed_last():
-    first, second = (Entry(name_of(text), 1, stamp, True) for text, stamp in (("a", NOW_NS - 2), ("b", NOW_NS - 1)))
+    first, second = (
+        FolderEntry(name_of(text), 1, stamp, True) for text, stamp in (("a", NOW_NS - 2), ("b", NOW_NS - 1))
+    )
 
     _, awaited = removal_order([first, second], NOW_NS)
 
@@ -67,7 +69,7 @@ def test_removal_order_takes_the_last_fetched_ahead_first_since_it_is_needed_las
 
 
 def test_removal_order_gives_up_on_what_was_fetched_ahead_and_forgotten():
-    forgotten = Entry(name_of("a"), 1, NOW_NS - KEEP_AHEAD_NS, True)
+    forgotten = FolderEntry(name_of("a"), 1, NOW_NS - KEEP_AHEAD_NS, True)
 
     assert removal_order([forgotten], NOW_NS) == ([forgotten], [])
 
@@ -92,7 +94,7 @@ def test_names_tell_keys_apart(one, other):
 
 def test_a_survey_counts_whole_files_and_reservations():
     survey = Survey(
-        finished=[Entry("a", 10, 0, False), Entry("b", 20, 0, True)],
+        finished=[FolderEntry("a", 10, 0, False), FolderEntry("b", 20, 0, True)],
         fetching=[Fetching("c", 300, True), Fetching("d", 4000, False)],
     )
 

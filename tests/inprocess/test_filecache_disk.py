@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from raypipe.errors import ConfigError, DownloadError
-from raypipe.filecache import FileCache, ledger
-from raypipe.filecache.locks import lock_file
-from raypipe.filecache.survey import name_of
+from raypipe.storage import FileCache
+from raypipe.storage.node_cache import ledger
+from raypipe.storage.node_cache.locks import lock_file
+from raypipe.storage.node_cache.survey import name_of
 
 
 def run(*command):
@@ -412,7 +413,7 @@ def test_an_interrupt_just_after_a_file_is_in_place_does_not_give_its_bytes_back
 
 
 def test_a_claim_that_was_lost_does_not_harm_the_next(folder):
-    book = ledger.Ledger(str(folder), 100)
+    book = ledger.CacheLedger(str(folder), 100)
     lost = book.claim("a", is_ahead=False, wait=False)
     os.unlink(lost.lock.path)
     other = book.claim("a", is_ahead=False, wait=False)
@@ -463,7 +464,7 @@ def test_a_full_disk_takes_what_nobody_uses_and_tries_again(folder):
 SMALL_DISK = """
 import os, sys
 from raypipe.errors import DownloadError
-from raypipe.filecache import FileCache
+from raypipe.storage import FileCache
 def fetch(path, progress):
     with open(path, "wb") as stream:
         stream.write(bytes(400_000))
@@ -490,7 +491,7 @@ def test_a_disk_that_is_really_full(tmp_path):
 
 FORKS = """
 import os, signal, sys, threading
-from raypipe.filecache import FileCache
+from raypipe.storage import FileCache
 def fetch(path, progress):
     open(path, "wb").write(bytes(100))
 def stuck(path, progress):

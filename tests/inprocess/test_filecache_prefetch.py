@@ -8,8 +8,8 @@ import pytest
 from filecache_cases import SOON_S, Fetch, Gated, data_bytes, extras, is_there, never, put, until
 
 from raypipe.errors import ConfigError, DownloadError
-from raypipe.filecache import FileCache
-from raypipe.filecache.survey import KEEP_AHEAD_NS, name_of
+from raypipe.storage import FileCache
+from raypipe.storage.node_cache.survey import KEEP_AHEAD_NS, name_of
 
 
 @pytest.fixture

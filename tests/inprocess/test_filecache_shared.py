@@ -9,8 +9,9 @@ import pytest
 from filecache_cases import Fetch, put
 
 from raypipe.errors import ConfigError, DownloadError
-from raypipe.filecache import FileCache, locks
-from raypipe.filecache.survey import name_of
+from raypipe.storage import FileCache
+from raypipe.storage.node_cache import locks
+from raypipe.storage.node_cache.survey import name_of
 
 
 @pytest.fixture

@@ -16,15 +16,14 @@ import pytest
 from batches import local_loader
 from program import run_program
 
-from raypipe.account import merge_accounts
+from raypipe.account import merge_accounts, read_rank_accounts, write_rank_account
 from raypipe.account.file import read_account
 from raypipe.account.verdict import check_account
-from raypipe.audit.frames import read_frames
-from raypipe.keeper import read_rank_accounts, write_rank_account
 from raypipe.mixture import open_dataset
 from raypipe.pipeline import Pipeline
 from raypipe.plan import OrderState, SelectionSpec, follow_state, plan_epoch, resume
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
+from raypipe.views.info.run_frames import read_frames
 
 FROZEN = Path(__file__).parent.parent / "golden" / "frozen_1"
 

@@ -9,10 +9,10 @@ from batches import frames_of_all, local_loader, varied_spec
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import DatasetError, DownloadError
+from raypipe.format import forget_indexes
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, Storage, copies
 from raypipe.testing import write_dataset
-from raypipe.video import forget_indexes
 
 FOUND = "fetched again"
 KEPT = {"whole": 1 << 30, "ranged": 0}

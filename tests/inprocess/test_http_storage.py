@@ -12,12 +12,12 @@ from torch.testing import assert_close
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import DatasetError, DownloadError
-from raypipe.info import describe
-from raypipe.metadata.episodes import list_tables
-from raypipe.metadata.stats import read_stats
+from raypipe.format.episodes import list_tables
+from raypipe.format.stats import read_stats
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, Storage, is_transient, open_root, open_storage, spec
 from raypipe.testing import write_dataset
+from raypipe.views import describe
 from raypipe.views.card import view_dataset
 
 

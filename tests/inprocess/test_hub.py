@@ -14,13 +14,12 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.utils import disable_progress_bars
 
 import raypipe
+from raypipe.dataset import DownloadSpec, download_dataset, parse_episodes
 from raypipe.decode.clips import ClipRequest
-from raypipe.download import DownloadSpec, download_dataset, parse_episodes
 from raypipe.errors import ConfigError, DatasetError, DownloadError
-from raypipe.hub import HubFiles, cache_place, is_repo_id, resolve
-from raypipe.hub.cache import listing_locked
-from raypipe.hub.names import parse_name
-from raypipe.storage import CacheSpec, Storage, open_root
+from raypipe.storage import CacheSpec, HubFiles, Storage, cache_place, is_repo_id, open_root, resolve
+from raypipe.storage.hub.cache import listing_locked
+from raypipe.storage.hub.names import parse_name
 from raypipe.testing import SynthSpec, write_dataset
 
 ARM = "lab/arm"
@@ -37,7 +36,7 @@ def dataset(tmp_path_factory):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("raypipe.hub.client.FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("raypipe.storage.hub.client.FIRST_WAIT_S", 0.01)
     disable_progress_bars()
     with HubServer() as server, server.as_hub(tmp_path / "cache"):
         yield server
@@ -551,9 +550,7 @@ def test_a_missing_remote_file_is_named(arm):
 
 def test_the_variables_of_the_hub_are_followed(hub, dataset, tmp_path):
     sha = hub.add_repo(ARM, dataset, token="hf_secret").branches["main"]
-    code = (
-        "import raypipe; from raypipe.download import download_dataset as d; import sys; print(d(sys.argv[1]).folder)"
-    )
+    code = "import raypipe; from raypipe.dataset import download_dataset as d; import sys; print(d(sys.argv[1]).folder)"
     variables = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_secret"}
 
     def run(**more):

@@ -5,13 +5,12 @@ import json
 import pytest
 from hub_server import HubServer
 
-from raypipe.download import DownloadSpec, download_dataset
+from raypipe.dataset import DownloadSpec, download_dataset
 from raypipe.errors import ConfigError, DownloadError
-from raypipe.hub import cache_place, is_repo_id, resolve
-from raypipe.hub.cache import read_listing, write_ref
-from raypipe.hub.names import leaves_folder, parse_name, parse_pinned
 from raypipe.mixture import Mixture
-from raypipe.storage import CacheSpec, Storage, open_root
+from raypipe.storage import CacheSpec, Storage, cache_place, is_repo_id, open_root, resolve
+from raypipe.storage.hub.cache import read_listing, write_ref
+from raypipe.storage.hub.names import leaves_folder, parse_name, parse_pinned
 from raypipe.storage.remote import unpack_entries
 from raypipe.testing import SynthSpec, write_dataset
 
@@ -28,7 +27,7 @@ def dataset(tmp_path_factory):
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("raypipe.hub.client.FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("raypipe.storage.hub.client.FIRST_WAIT_S", 0.01)
     with HubServer() as server, server.as_hub(tmp_path / "cache"):
         yield server
 

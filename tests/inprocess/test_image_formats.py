@@ -10,7 +10,7 @@ from PIL import EpsImagePlugin, Image
 
 from raypipe.decode import decode_image
 from raypipe.errors import DecodeError
-from raypipe.metadata import Feature
+from raypipe.format import Feature
 
 CAMERA = Feature(name="observation.images.top", kind="image", dtype="uint8", shape=(3, 48, 64))
 PLACE = "episode 2, frame 5 of 'root'"

@@ -11,10 +11,13 @@ from functools import cache
 import pytest
 from batches import frames_of, local_loader, planned_epoch, rows_spec
 
-from raypipe import ahead, loader, run, stand
 from raypipe.account import lay_out, ledger
 from raypipe.account.verdict import check_account
 from raypipe.dataset import open_dataset
+from raypipe.loader import epoch_run as run
+from raypipe.loader import next_epoch as ahead
+from raypipe.loader import position as stand
+from raypipe.loader import rank_loader as loader
 from raypipe.pipeline import Pipeline
 from raypipe.plan import SINGLE_DATASET
 from raypipe.testing import write_dataset

@@ -12,7 +12,7 @@ from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 pytest.importorskip("lerobot", reason="lerobot is not installed")
 from raypipe.lerobot import VERSION_TRIED
-from raypipe.lerobot.trainer import Feed, check_script, run_lerobot_train
+from raypipe.lerobot.trainer import TrainerFeed, check_script, run_lerobot_train
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -79,7 +79,7 @@ def test_episodes_are_held_out_as_lerobot_does(tmp_path):
     wanted = DatasetConfig(repo_id="somebody/made", root=str(root), eval_split=0.3, episodes=[0, 1, 3, 4])
     config = TrainPipelineConfig(dataset=wanted, policy=ACTConfig(device="cpu", chunk_size=4, n_action_steps=4))
 
-    fed = Feed().make_datasets(config)
+    fed = TrainerFeed().make_datasets(config)
 
     for ours, theirs in zip(fed, make_train_eval_datasets(config), strict=True):
         assert set(ours.pipe.config.index().episode.tolist()) == set(theirs.episodes)
@@ -106,7 +106,7 @@ def test_depth_comes_in_the_unit_that_is_asked_for(tmp_path, unit, far):
     root = write_dataset(tmp_path / "data", SynthSpec(lengths=(9, 5), cameras=cameras))
     wanted = DatasetConfig(repo_id="somebody/made", root=str(root), depth_output_unit=unit)
     config = TrainPipelineConfig(dataset=wanted, policy=ACTConfig(device="cpu"), batch_size=4, steps=2)
-    feed = Feed()
+    feed = TrainerFeed()
 
     fed, _ = feed.make_datasets(config)
     batch = next(iter(feed.make_loader(fed)))

@@ -13,16 +13,15 @@ from batches import frames_of_all, local_loader, rows_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.account import lay_out, merge_accounts
+from raypipe.account import lay_out, merge_accounts, read_rank_accounts, write_rank_account
 from raypipe.account.file import read_account
 from raypipe.account.verdict import check_account
-from raypipe.audit.check import check_run
 from raypipe.dataset import open_dataset
-from raypipe.keeper import read_rank_accounts, write_rank_account
 from raypipe.pipeline import Pipeline
 from raypipe.plan import SINGLE_DATASET
 from raypipe.testing import write_dataset
 from raypipe.train import read_state, report, restore, write_states
+from raypipe.views.info.account import check_run
 
 NUM_FRAMES = 57
 
@@ -214,7 +213,7 @@ def test_a_rank_that_dies_in_the_middle_of_its_write_leaves_its_newest_file(rows
     save_all(tmp_path, loaders)
     run(loaders, 2)
     write_states(tmp_path, loaders[0])
-    monkeypatch.setattr("raypipe.keeper.write_account", refuse)
+    monkeypatch.setattr("raypipe.account.keeping.write_account", refuse)
     with pytest.raises(OSError, match="dies here"):
         write_states(tmp_path, loaders[1])
 
@@ -245,7 +244,7 @@ def test_a_checkpoint_in_which_rank_0_of_another_world_died_is_exact(
         write_states(tmp_path, others[0])
         (tmp_path / "raypipe/train.json").write_bytes(saved)
     else:
-        monkeypatch.setattr("raypipe.keeper.write_account", refuse)
+        monkeypatch.setattr("raypipe.account.keeping.write_account", refuse)
         with pytest.raises(OSError, match="dies here"):
             write_states(tmp_path, others[0])
 

@@ -14,10 +14,8 @@ from ray_session import run_ranks
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, ResumeError
-from raypipe.meeting import Meeting
+from raypipe.feed import LOOPBACK, BadDataSpec, BadSpan, Meeting, serve_meeting
 from raypipe.pipeline import Pipeline
-from raypipe.remote_meeting import LOOPBACK, serve_meeting
-from raypipe.skips import BadDataSpec, BadSpan
 from raypipe.testing import write_dataset
 
 pytestmark = pytest.mark.timeout(120)

@@ -10,15 +10,20 @@ import pytest
 from batches import frames_of, frames_of_dataset, local_loader, rows_spec
 from ray_session import run_ranks
 
-from raypipe.block import add_windows, read_rows
 from raypipe.dataset import open_dataset
-from raypipe.loader import RankLoader
-from raypipe.loader_spec import LoaderSpec
-from raypipe.local import LocalSource
-from raypipe.meeting import Meeting, PassPlace
-from raypipe.packed import span_request
+from raypipe.feed import (
+    FeedSpec,
+    LocalSource,
+    Meeting,
+    PassPlace,
+    add_windows,
+    feed_order,
+    read_rows,
+    resident_spans,
+    span_request,
+)
+from raypipe.loader import LoaderSpec, RankLoader
 from raypipe.pipeline import Pipeline
-from raypipe.source import FeedSpec, feed_order, resident_spans
 from raypipe.testing import write_dataset
 
 pytestmark = pytest.mark.timeout(60)

@@ -10,10 +10,10 @@ from batches import local_loader
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError
-from raypipe.filecache.cache import PREFETCH_THREADS
-from raypipe.local import LocalFeed
+from raypipe.feed.local import LocalFeed
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, open_cache
+from raypipe.storage.node_cache.cache import PREFETCH_THREADS
 from raypipe.storage.remote import Remote
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 

@@ -15,8 +15,8 @@ from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 CUT_UNDER_A_READER = """
 import os, sys
 from raypipe.errors import DatasetError
-from raypipe.metadata import read_metadata
-from raypipe.rows import RowReader
+from raypipe.format import read_metadata
+from raypipe.format import RowReader
 meta = read_metadata(sys.argv[1])
 reader = RowReader(meta, ["action"])
 assert len(reader.read_episode(0)) == 300
@@ -136,7 +136,7 @@ def test_a_disk_that_fails_under_a_cached_copy_is_no_bad_episode(videos, tmp_pat
 def test_too_many_open_files_are_no_damaged_file(tmp_path):
     root = write_dataset(tmp_path / "rows", SynthSpec(lengths=(3, 3), cameras=()))
     code = (
-        "import resource, sys; from raypipe.metadata import read_metadata; from raypipe.metadata.tables import "
+        "import resource, sys; from raypipe.format import read_metadata; from raypipe.format.tables import "
         "open_parquet; from raypipe.errors import RaypipeError; meta = read_metadata(sys.argv[1])\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
         "try:\n    open_parquet(meta.storage, meta.data_file(0))\n"

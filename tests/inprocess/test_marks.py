@@ -17,8 +17,7 @@ from raypipe.decode import journal as journal_module
 from raypipe.decode import videos as videos_module
 from raypipe.decode.isolated import IsolatedRequest, decode_isolated
 from raypipe.decode.journal import process_journal, video_key
-from raypipe.requests import num_requests
-from raypipe.storage import CacheSpec
+from raypipe.storage import CacheSpec, num_requests
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 CAM = "cam"

@@ -13,17 +13,23 @@ import pytest
 import torch
 from batches import local_loader
 
-from raypipe.batch import span_columns
-from raypipe.block import BlockContext, add_windows, open_block, read_rows
-from raypipe.dataset import Dataset, open_dataset
+from raypipe.dataset import Dataset, MemberMap, Schema, open_dataset, schema_of
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError
-from raypipe.loader import RankLoader
-from raypipe.loader_spec import LoaderSpec
-from raypipe.local import LocalSource
-from raypipe.meeting import Meeting
-from raypipe.metadata import INDEX_FEATURES, Feature
-from raypipe.packed import SpanRequest
+from raypipe.feed import (
+    BadDataSpec,
+    BlockContext,
+    FeedSpec,
+    LocalSource,
+    Meeting,
+    SpanRequest,
+    add_windows,
+    open_block,
+    read_rows,
+)
+from raypipe.feed.bad_data import RAISE
+from raypipe.format import INDEX_FEATURES, Feature
+from raypipe.loader import LoaderSpec, RankJob, RankLoader, span_columns
 from raypipe.pipeline import Pipeline
 from raypipe.plan import (
     BatchSpec,
@@ -35,10 +41,6 @@ from raypipe.plan import (
     plan_epoch,
     plan_world,
 )
-from raypipe.rank_job import RankJob
-from raypipe.schema import MemberMap, Schema, schema_of
-from raypipe.skips import RAISE, BadDataSpec
-from raypipe.source import FeedSpec
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"

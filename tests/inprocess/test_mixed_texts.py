@@ -9,12 +9,11 @@ import pytest
 import torch
 from batches import local_loader
 
-from raypipe.block import BlockContext, add_windows, open_block, read_rows
 from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError
+from raypipe.feed import BlockContext, SpanRequest, add_windows, open_block, read_rows
 from raypipe.mixture import Mixture
-from raypipe.packed import SpanRequest
 from raypipe.pipeline import Pipeline
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, DatasetError, DownloadError
-from raypipe.mixture.open_members import Opened, open_members, read_contents
+from raypipe.mixture.members import Opened, open_members, read_contents
 from raypipe.mixture.spec import MemberSpec
 from raypipe.storage.remote import Remote
 from raypipe.testing import SynthSpec, write_dataset
@@ -358,7 +358,7 @@ def test_nothing_is_printed_where_nobody_looks(rows, capfd):
 
 
 def test_a_bar_counts_the_datasets_where_a_person_looks(rows, capfd, monkeypatch):
-    monkeypatch.setattr("raypipe.mixture.open_members.is_shown", lambda: True)
+    monkeypatch.setattr("raypipe.mixture.members.is_shown", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
 

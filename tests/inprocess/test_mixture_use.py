@@ -8,13 +8,13 @@ from batches import local_loader, rows_spec
 from damages import edit_info
 
 from raypipe import DecodeSpec
-from raypipe.audit.check import check_run
-from raypipe.audit.where import StepQuery, locate_recorded
+from raypipe.account import write_rank_account
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.keeper import write_rank_account
 from raypipe.mixture import Mixture, open_dataset
 from raypipe.pipeline import Pipeline
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
+from raypipe.views.info.account import check_run
+from raypipe.views.info.where import StepQuery, locate_recorded
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,8 @@ from torch.testing import assert_close
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, DatasetError, DownloadError
-from raypipe.filecache import FileCache
 from raypipe.pipeline import Pipeline
-from raypipe.storage import CacheSpec, Storage, open_cache
+from raypipe.storage import CacheSpec, FileCache, Storage, open_cache
 from raypipe.testing import write_dataset
 
 

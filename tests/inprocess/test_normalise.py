@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from normalise_cases import ACTIONS, PIXELS, REWARDS, SCHEMA, STATS, alone, describe, make_members, raw
 
 from raypipe.errors import ConfigError
-from raypipe.normalise import MemberStats, Normaliser, mixture_stats
+from raypipe.mixture import MemberStats, Normaliser, mixture_stats
 
 SCALED = ("mean_std", "min_max", "quantiles")
 
@@ -445,7 +445,7 @@ def test_a_damaged_normaliser_is_an_error(change, message):
 
 
 def test_importing_normalise_does_not_load_torch():
-    check = "import raypipe.normalise, sys; print('torch' in sys.modules)"
+    check = "import raypipe.mixture, sys; print('torch' in sys.modules)"
 
     printed = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout
 

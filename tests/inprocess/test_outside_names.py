@@ -9,15 +9,14 @@ from reshard_checks import digests
 
 from raypipe import open_dataset
 from raypipe.errors import ConfigError, DatasetError, ResumeError
-from raypipe.metadata import features
-from raypipe.metadata.templates import why_unfit
+from raypipe.format import features
+from raypipe.format.templates import why_unfit
 from raypipe.reshard import ReshardSpec, reshard_dataset
 from raypipe.reshard import run as run_module
 from raypipe.reshard.workspace import find_workspace, list_sizes
-from raypipe.storage import open_storage
+from raypipe.storage import inside, open_storage
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 from raypipe.validate import validate_dataset
-from raypipe.writable import inside
 
 TOP = "observation.images.top"
 SPEC = SynthSpec(lengths=(3, 2), cameras=(CameraSpec(name=TOP),))

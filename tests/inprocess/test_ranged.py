@@ -19,12 +19,10 @@ from hypothesis import strategies as st
 from raypipe.dataset import open_dataset
 from raypipe.decode.frames import FrameDecoder
 from raypipe.decode.spec import DecodeSpec
-from raypipe.filecache import FileCache
-from raypipe.requests import num_requests
-from raypipe.storage import CacheSpec, RangedFile, Storage, open_cache, ranged
+from raypipe.format import episode_first_frame, read_ranged_index, read_video_index
+from raypipe.storage import CacheSpec, FileCache, RangedFile, Storage, num_requests, open_cache, ranged
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 from raypipe.testing.video import encoders
-from raypipe.video import episode_first_frame, read_ranged_index, read_video_index
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 CAM = "cam"

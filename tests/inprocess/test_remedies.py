@@ -39,11 +39,10 @@ from damages import (
 )
 from program import run_program
 
-from raypipe.block import add_windows, open_block, read_rows
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, RaypipeError
+from raypipe.feed import SpanRequest, add_windows, open_block, read_rows
 from raypipe.mixture import Mixture
-from raypipe.packed import SpanRequest
 from raypipe.pipeline import Pipeline
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 from raypipe.validate import KINDS, read_exclude_file, validate_dataset

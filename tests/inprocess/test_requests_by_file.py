@@ -103,8 +103,8 @@ def test_a_second_start_sends_nothing(hub, datasets):
 
 PROGRAM = """
 import sys
-from raypipe.metadata import read_metadata
-from raypipe.requests import num_requests
+from raypipe.format import read_metadata
+from raypipe.storage import num_requests
 from raypipe.storage import CacheSpec, open_root
 storage = open_root(sys.argv[1]).cached(CacheSpec(folder=sys.argv[2], max_bytes=1 << 30))
 meta = read_metadata(storage)

@@ -9,7 +9,7 @@ import torch
 from reshard_checks import assert_rows_kept, assert_times_exact, camera_packets, digests, info_of, packets
 
 from raypipe.dataset import open_dataset
-from raypipe.metadata import read_stats
+from raypipe.format import read_stats
 from raypipe.reshard import ReshardSpec, reshard_dataset
 from raypipe.storage import open_storage
 from raypipe.testing import CameraSpec, SynthSpec, has_encoder, read_stamp, write_dataset

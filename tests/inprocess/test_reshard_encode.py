@@ -7,12 +7,11 @@ import pytest
 from reshard_checks import assert_rows_kept, assert_times_exact, camera_packets, digests, info_of
 
 from raypipe.dataset import open_dataset
-from raypipe.metadata import read_metadata
+from raypipe.format import read_metadata, read_video_index
 from raypipe.reshard import ReshardSpec, reshard_dataset
 from raypipe.reshard.mp4 import read_track
 from raypipe.storage import open_storage
 from raypipe.testing import CameraSpec, SynthSpec, has_encoder, read_stamp, write_dataset
-from raypipe.video import read_video_index
 
 TOP, STILL = "observation.images.top", "observation.images.still"
 SPEC = SynthSpec(

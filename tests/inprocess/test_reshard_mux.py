@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.errors import DatasetError
+from raypipe.format import read_video_index
 from raypipe.reshard.mp4 import Description, Track, read_track
-from raypipe.reshard.mux import Clip, packet_ranges, write_mp4
+from raypipe.reshard.mux import TrackClip, packet_ranges, write_mp4
 from raypipe.reshard.pieces import clean_cuts
 from raypipe.storage import open_storage
-from raypipe.video import read_video_index
 
 TICKS = 512
 ENTRY = b"\0\0\0\x5eavc1" + bytes(78) + b"\0\0\0\x08avcC"
@@ -56,7 +56,7 @@ def test_joined_clips_keep_packets_and_follow_one_another(tmp_path_factory, trac
     for number, track in enumerate(tracks):
         content = bytes((number * 37 + i) % 251 for i in range(int(track.size.sum())))
         (folder / f"{number}.bin").write_bytes(content)
-        clips.append(Clip(storage=storage, name=f"{number}.bin", track=track, start=0, stop=len(track)))
+        clips.append(TrackClip(storage=storage, name=f"{number}.bin", track=track, start=0, stop=len(track)))
         expected += [content[o : o + s] for o, s in zip(track.offset.tolist(), track.size.tolist(), strict=True)]
     stream = io.BytesIO()
 
@@ -131,7 +131,7 @@ def test_a_last_frame_without_a_duration_is_shown_for_one_frame(tmp_path):
         has_other_tracks=False,
     )
     (tmp_path / "a.bin").write_bytes(b"abc")
-    clip = Clip(storage=open_storage(tmp_path), name="a.bin", track=silent, start=0, stop=1)
+    clip = TrackClip(storage=open_storage(tmp_path), name="a.bin", track=silent, start=0, stop=1)
     stream = io.BytesIO()
 
     write_mp4(stream, [clip, clip], TICKS)

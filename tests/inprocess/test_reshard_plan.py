@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.metadata import Feature, Tasks
+from raypipe.format import Feature, Tasks
 from raypipe.reshard import ReshardSpec, parse_spec
 from raypipe.reshard.data import number_tasks
 from raypipe.reshard.mp4 import Description

@@ -9,8 +9,8 @@ import torch
 from reshard_checks import assert_rows_kept, assert_times_exact, camera_packets
 
 from raypipe.dataset import open_dataset
+from raypipe.format import read_row_group_layout
 from raypipe.reshard import ReshardSpec, reshard_dataset
-from raypipe.rows import read_row_group_layout
 
 REAL_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -9,12 +9,12 @@ from batches import frames_of_all
 from selection_cases import LENGTHS, TASKS, write_rows
 
 import raypipe as rp
-from raypipe import rows as rows_module
+from raypipe.dataset.selection import _read_row_values
 from raypipe.errors import ConfigError
-from raypipe.metadata.tables import open_parquet
+from raypipe.format import rows as rows_module
+from raypipe.format.tables import open_parquet
+from raypipe.pipeline import index_frames
 from raypipe.plan import SelectionSpec
-from raypipe.selection import _read_row_values
-from raypipe.sizes import index_frames
 from raypipe.testing import SynthSpec, write_dataset
 
 SUCCESS = [True, False, True, True, False, False, True, True, False]

@@ -6,8 +6,7 @@ from batches import local_loader
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError
-from raypipe.mixture import Mixture
-from raypipe.normalise import Normaliser
+from raypipe.mixture import Mixture, Normaliser
 from raypipe.pipeline import Pipeline
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"

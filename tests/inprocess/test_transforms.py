@@ -9,9 +9,9 @@ from batches import frames_of, local_loader, rows_spec
 
 from raypipe.decode import clips
 from raypipe.errors import ConfigError
+from raypipe.loader.transforms import SeededRandom
 from raypipe.pipeline import Pipeline
 from raypipe.testing import write_dataset
-from raypipe.transforms import SeededRandom
 
 
 @pytest.fixture(scope="module")

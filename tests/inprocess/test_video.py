@@ -6,12 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchcodec.decoders import VideoDecoder
 
-from raypipe.boxes import sample_pts
 from raypipe.errors import DatasetError, DecodeError
-from raypipe.metadata import read_metadata
+from raypipe.format import episode_first_frame, first_frames, read_metadata, read_video_index, sample_pts
 from raypipe.storage import open_storage
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
-from raypipe.video import episode_first_frame, first_frames, read_video_index
 
 lengths_lists = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 

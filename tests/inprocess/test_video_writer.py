@@ -3,10 +3,9 @@ import torch
 import torchcodec.encoders
 from torchcodec.decoders import VideoDecoder
 
-from raypipe import video_writer
+from raypipe.decode import VideoCoding, open_writer, video_writer
 from raypipe.errors import ConfigError
 from raypipe.testing import Stamp, SynthSpec, read_stamp, write_dataset
-from raypipe.video_writer import VideoCoding, open_writer
 
 CODING = VideoCoding(height=32, width=32, fps=10, encoder="libx264", crf=20, preset="veryfast", options={"g": 2})
 FRAMES = torch.zeros((2, 3, 32, 32), dtype=torch.uint8)

@@ -20,12 +20,11 @@ from PIL import Image
 from torchcodec.decoders import VideoDecoder
 
 import raypipe as rp
-from raypipe.info import describe
 from raypipe.testing import CameraSpec, Stamp, SynthSpec, read_stamp, write_dataset
 from raypipe.validate import run as run_module
 from raypipe.views import clip as clip_module
+from raypipe.views import describe, view_batch, view_dataset, view_episode, view_pipeline, view_world
 from raypipe.views import tasks as tasks_module
-from raypipe.views import view_batch, view_dataset, view_episode, view_pipeline, view_world
 
 
 @pytest.fixture(scope="module")

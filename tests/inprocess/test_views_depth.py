@@ -8,7 +8,7 @@ from depth_cases import DEPTH, MIDDLE_MM, NEAR_MM, documented_mm, wall_of, write
 from torchcodec.decoders import VideoDecoder
 
 import raypipe as rp
-from raypipe.metadata import DepthCodes
+from raypipe.format import DepthCodes
 from raypipe.views import view_batch, view_episode
 from raypipe.views.pixels import FrameReader, depth_colours, visible
 

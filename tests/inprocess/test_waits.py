@@ -8,7 +8,7 @@ from batches import TOP, local_loader
 
 from raypipe.dataset import open_dataset
 from raypipe.decode import FrameDecoder
-from raypipe.local import LocalFeed
+from raypipe.feed.local import LocalFeed
 from raypipe.pipeline import Pipeline
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
@@ -48,7 +48,7 @@ def with_finish(table, at):
     """Return a block whose task was done at a given time."""
     from dataclasses import replace
 
-    from raypipe.packed import pack_spans, unpack_spans
+    from raypipe.feed.packing import pack_spans, unpack_spans
 
     spans = [replace(span, header=replace(span.header, finished_at=at)) for span in unpack_spans(table)]
     return pack_spans(spans)

@@ -19,12 +19,12 @@ from selection_cases import LENGTHS, write_rows
 import raypipe as rp
 from raypipe.account import add_runs, count_values, subtract_runs
 from raypipe.account.verdict import check_account
-from raypipe.audit.check import check_run
-from raypipe.audit.frames import read_frames
 from raypipe.errors import ConfigError, ResumeError
 from raypipe.testing import write_dataset
 from raypipe.train import read_state, restore, write_states
 from raypipe.views import view_plan
+from raypipe.views.info.account import check_run
+from raypipe.views.info.run_frames import read_frames
 from raypipe.views.plan import plan_lines
 
 NUM_FRAMES = sum(LENGTHS)

@@ -13,12 +13,12 @@ from damages import DAMAGES, TOP, WRIST, base_spec, edit_info, write_groups
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, DatasetError, RaypipeError
-from raypipe.info import describe
 from raypipe.mixture import Mixture
 from raypipe.pipeline import Pipeline
 from raypipe.reshard import reshard_dataset
 from raypipe.testing import SynthSpec, write_dataset
 from raypipe.validate import KINDS, validate_dataset
+from raypipe.views import describe
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from raypipe.actions import ActionSpec, check_window, map_actions
+from raypipe.dataset import ActionSpec, WindowSpec, check_window, map_actions, window_rows
 from raypipe.errors import ConfigError
-from raypipe.metadata import Feature
-from raypipe.window import WindowSpec, window_rows
+from raypipe.format import Feature
 
 STATE = "observation.state"
 

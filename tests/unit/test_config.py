@@ -4,16 +4,16 @@ from dataclasses import fields
 
 import pytest
 
-from raypipe import config as config_module
-from raypipe.config import PipelineParts, spans_per_block
 from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError
-from raypipe.loader_spec import LoaderSettings, LoaderSpec
-from raypipe.pipeline import Pipeline
+from raypipe.feed import BadDataSpec
+from raypipe.loader import LoaderSettings, LoaderSpec
+from raypipe.pipeline import Pipeline, PipelineParts
+from raypipe.pipeline import config as config_module
+from raypipe.pipeline.config import spans_per_block
+from raypipe.pipeline.memory import row_bytes
 from raypipe.plan import BatchSpec, OrderSpec
-from raypipe.sizes import row_bytes
-from raypipe.skips import BadDataSpec
 
 WINDOW = {"action": [0.0, 0.1, 0.2]}
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from plan_cases import WORLDS, lengths, make_index, plan_resumed, plan_start, specs
 
 from raypipe.errors import ConfigError
+from raypipe.feed import feed_order, resident_spans, simulate_split
 from raypipe.plan import state_after
-from raypipe.source import feed_order, resident_spans, simulate_split
 
 
 def split_by_hand(rows, world_size):

@@ -10,11 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe import liverows
-from raypipe.block import SpanBlock
 from raypipe.decode.buffers import BatchBuffers
-from raypipe.liverows import LiveRows, RowPool
-from raypipe.packed import SpanRequest
+from raypipe.feed import SpanBlock, SpanRequest
+from raypipe.loader import live_rows as liverows
+from raypipe.loader.live_rows import LiveRows, RowPool
 from raypipe.plan import Batch
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from raypipe.errors import ResumeError
-from raypipe.meeting import Ask, PassPlace, RollCall, describe_difference
+from raypipe.feed import PassPlace
+from raypipe.feed.agreement import Ask, RollCall, describe_difference
 from raypipe.plan import BatchSpec, Leg, OrderSpec
 
 ASK = Ask(

@@ -7,18 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.metrics import (
-    RECENT_STEPS,
-    STAGES,
-    Interval,
-    Live,
-    LoaderStats,
-    Meter,
-    RecentStats,
-    share_wait,
-    split_wait,
-    sum_up,
-)
+from raypipe.feed import STAGES, Interval, Live, LoaderStats, Meter, RecentStats, split_wait, sum_up
+from raypipe.feed.metrics import RECENT_STEPS, share_wait
 
 NOTHING = LoaderStats(**{field.name: 0 for field in fields(LoaderStats) if field.name != "recent"})
 
@@ -112,7 +102,7 @@ def test_the_figures_of_a_world_may_be_of_the_last_steps():
 
 def test_a_slow_start_leaves_the_recent_figures(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("raypipe.metrics.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("raypipe.feed.metrics.time.perf_counter", lambda: clock[0])
     meter = Meter()
     meter.start_iteration()
 

@@ -8,7 +8,7 @@ import pytest
 from normalise_cases import ACTIONS, SCHEMA, STATS, describe, make_members
 
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.normalise import MemberStats, MixtureStats, Normaliser, mixture_stats
+from raypipe.mixture import MemberStats, MixtureStats, Normaliser, mixture_stats
 
 
 def test_statistics_are_in_the_names_and_widths_of_the_mixture():

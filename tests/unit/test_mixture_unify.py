@@ -6,16 +6,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.dataset import open_dataset
+from raypipe.dataset import WindowSpec, open_dataset, schema_of
+from raypipe.dataset.windows import window_from_timestamps
 from raypipe.errors import ConfigError
-from raypipe.metadata import INDEX_FEATURES, Feature
+from raypipe.format import INDEX_FEATURES, Feature
 from raypipe.mixture.file import read_mixture_file
 from raypipe.mixture.offer import MemberFeatures
 from raypipe.mixture.spec import MixtureSpec
 from raypipe.mixture.unify import unify, unify_features, with_windows
 from raypipe.mixture.windows import add_windows, member_windows
-from raypipe.schema import schema_of
-from raypipe.window import WindowSpec, window_from_timestamps
 
 ACTION = {"action": ("float32", (6,))}
 TOP = "observation.images.top"

@@ -9,17 +9,7 @@ from hypothesis import strategies as st
 from plan_cases import carry_out, frames_of_index, left_over, lengths, make_index, specs
 
 from raypipe.errors import ConfigError
-from raypipe.plan import (
-    BatchSpec,
-    Leg,
-    OrderSpec,
-    OrderState,
-    plan_epoch,
-    plan_world,
-    resume,
-    start,
-    state_after,
-)
+from raypipe.plan import BatchSpec, Leg, OrderSpec, OrderState, plan_epoch, plan_world, resume, start, state_after
 
 SPEC = OrderSpec(seed=3, live_spans=4)
 BATCH = BatchSpec(size=4)

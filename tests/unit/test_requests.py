@@ -3,7 +3,8 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raypipe.requests import Budget, count_requests, num_requests
+from raypipe.storage import num_requests
+from raypipe.storage.request_budget import Budget, count_requests
 
 budgets = st.tuples(st.integers(1, 60), st.floats(0.5, 600))
 waits = st.floats(0, 700)

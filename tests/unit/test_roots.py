@@ -5,14 +5,14 @@ import pytest
 from account_cases import HandRun
 from fsspec.implementations.memory import MemoryFileSystem
 
-from raypipe.audit.check import check_run
-from raypipe.audit.frames import read_frames
-from raypipe.audit.where import StepQuery, locate_recorded
+from raypipe.account.keeping import open_filesystem
 from raypipe.errors import ConfigError
-from raypipe.keeper import open_filesystem
 from raypipe.mixture import Mixture
 from raypipe.plan import OrderSpec, SelectionSpec
 from raypipe.storage import open_root, open_storage
+from raypipe.views.info.account import check_run
+from raypipe.views.info.run_frames import read_frames
+from raypipe.views.info.where import StepQuery, locate_recorded
 
 CHAINS = ("reference::http://host/refs.json", "reference://::http://host/refs.json", "simplecache::s3://bucket/arm")
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.skips import BadDataSpec, BadSpan, SkipList
+from raypipe.feed import BadDataSpec, BadSpan
+from raypipe.feed.bad_data import SkipList
 
 
 def bad_span(episode, dataset=0, start=0):

@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raypipe.dataset import WindowSpec, window_rows
+from raypipe.dataset.windows import window_from_timestamps
 from raypipe.errors import ConfigError
-from raypipe.window import WindowSpec, window_from_timestamps, window_rows
 
 offsets_lists = st.lists(st.integers(-30, 30), min_size=1, max_size=8)
 

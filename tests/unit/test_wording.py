@@ -4,8 +4,17 @@ import json
 
 import pytest
 
-from raypipe import wording
-from raypipe.wording import constant_text, counted, cut_inside, either, frames_text, how_to_install, plural, span_text
+from raypipe.text import (
+    constant_text,
+    counted,
+    cut_inside,
+    either,
+    frames_text,
+    how_to_install,
+    plural,
+    span_text,
+    wording,
+)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +86,7 @@ def test_an_extra_comes_from_where_raypipe_came(tmp_path, monkeypatch, origin, t
     if origin:
         (about / "direct_url.json").write_text(json.dumps(origin))
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    monkeypatch.setattr(wording, "__file__", str(tmp_path / "raypipe/wording.py"))
+    monkeypatch.setattr(wording, "__file__", str(tmp_path / "raypipe/text/wording.py"))
 
     assert how_to_install("depth") == told
 

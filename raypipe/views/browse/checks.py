@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from raypipe.dataset import Dataset
-from raypipe.validate import Finding, Place
-from raypipe.validate.run import is_small
-from raypipe.validate.table import fold_findings
-from raypipe.wording import cut_inside
+from raypipe.text import cut_inside
+from raypipe.validate import Finding, Place, fold_findings, is_small
 
 Stage = Literal["waiting", "running", "done", "failed"]
 

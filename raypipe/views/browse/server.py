@@ -55,7 +55,7 @@ _IDLE_S: Final = 60.0
 _MOST_DIGITS: Final = 12
 
 
-class _RefusedError(Exception):
+class _BadRequestError(Exception):
     """A request that is answered with an error."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._check_host()
             self._check_token()
             self._route()
-        except _RefusedError as refused:
+        except _BadRequestError as refused:
             self._send_json({"error": str(refused)}, refused.status)
         except ConfigError as error:
             self._send_json({"error": str(error)}, HTTPStatus.NOT_FOUND)
@@ -172,17 +172,17 @@ class _Handler(BaseHTTPRequestHandler):
     def _check_host(self) -> None:
         host = self.headers.get("Host", "")
         if re.sub(r":\d+$", "", host).lower() not in _HOSTS:
-            raise _RefusedError(HTTPStatus.FORBIDDEN, f"this page is for {', '.join(sorted(_HOSTS))} alone")
+            raise _BadRequestError(HTTPStatus.FORBIDDEN, f"this page is for {', '.join(sorted(_HOSTS))} alone")
         # A page of another site cannot read answers, and must not set off work either.
         is_page = urlsplit(self.path).path in ("/", "/index.html")
         if not is_page and self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
-            raise _RefusedError(HTTPStatus.FORBIDDEN, "another site asks for this page")
+            raise _BadRequestError(HTTPStatus.FORBIDDEN, "another site asks for this page")
 
     def _check_token(self) -> None:
         name = self._cookie_name()
         cookies = (part.strip().partition("=") for part in self.headers.get("Cookie", "").split(";"))
         if not self._has_link() and not any(self._is_token(text) for key, _, text in cookies if key == name):
-            raise _RefusedError(
+            raise _BadRequestError(
                 HTTPStatus.FORBIDDEN, "this page opens by the link that raypipe show --serve printed: open that one"
             )
 
@@ -221,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif address.path == "/video":
             self._send_video(*site.open_video(_number(query, "episode"), _number(query, "camera")))
         else:
-            raise _RefusedError(HTTPStatus.NOT_FOUND, "there is no such page")
+            raise _BadRequestError(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _send_file(self, name: str) -> None:
         content = files("raypipe.views.browse").joinpath("page", name).read_bytes()
@@ -291,19 +291,19 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
     if first and last and int(last) < start:
         return None
     if start >= size:
-        raise _RefusedError(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, f"the file has {size} bytes")
+        raise _BadRequestError(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, f"the file has {size} bytes")
     return start, stop
 
 
 def _number(query: Mapping[str, list[str]], name: str) -> int:
     text = query.get(name, [""])[-1]
     if not text.isdecimal() or not text.isascii() or len(text) > _MOST_DIGITS:
-        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name} must be a whole number, got {text[:40]!r}")
+        raise _BadRequestError(HTTPStatus.BAD_REQUEST, f"{name} must be a whole number, got {text[:40]!r}")
     return int(text)
 
 
 def _size(query: Mapping[str, list[str]]) -> str:
     size = query.get("size", ["large"])[-1]
     if size not in HEIGHTS:
-        raise _RefusedError(HTTPStatus.BAD_REQUEST, f"size is {size[:40]!r}{suggest(size, tuple(HEIGHTS))}")
+        raise _BadRequestError(HTTPStatus.BAD_REQUEST, f"size is {size[:40]!r}{suggest(size, tuple(HEIGHTS))}")
     return size

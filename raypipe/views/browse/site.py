@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.video import VideoIndex, episode_first_frame, read_ranged_index, read_video_index
+from raypipe.format import VideoIndex, episode_first_frame, read_ranged_index, read_video_index
+from raypipe.text import counted, frames_text
 from raypipe.views.browse.checks import Checks
 from raypipe.views.browse.stills import Stills
 from raypipe.views.card import dataset_lines
 from raypipe.views.episode import Curves, read_numbers
 from raypipe.views.ranges import SHOWN_NUMBERS
 from raypipe.views.view import short_name
-from raypipe.wording import counted, frames_text
 
 if TYPE_CHECKING:
     from raypipe.pipeline import Pipeline

@@ -1,0 +1,339 @@
+"""Statistics of actions as a window represents them: computed from all rows once, exactly, and kept.
+
+What is counted: for every anchor frame of the dataset, every slot of its window that is not padding, once; each is one
+vector. So a window of 50 slots counts an action up to 50 times, each time less another state. Minimum, maximum, mean
+and standard deviation (of the population) are of all these vectors, in float64, and quantiles are those of
+``numpy.quantile`` on all of them: not an envelope, and not read from bins.
+
+::
+
+    data files -> actions and states in memory     4 bytes a number
+      | first pass     moments, and how many values share their upper 16 bits
+      | second pass    the lower 16 bits, around the ranks that quantiles ask for
+      v RepresentedStats -> FOLDER/<fingerprint>.json
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.dataset.actions import ActionMap
+from raypipe.dataset.windows import WindowSpec, window_rows
+from raypipe.errors import ConfigError, DatasetError
+from raypipe.format import DatasetMeta, Feature, RowReader, column_values
+from raypipe.plan import EpisodeIndex, describe_selection
+from raypipe.storage import open_storage, remote_stamp, retry_transient
+from raypipe.text import is_shown, open_console, parse_json
+
+STATS_FOLDER: Final = "~/.cache/raypipe/stats"
+
+QUANTILES: Final = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+
+_VERSION: Final = 2
+"""Higher whenever the same actions would give other numbers."""
+
+_ANCHORS_AT_ONCE: Final = 2048
+_BINS: Final = 1 << 16
+_LOW: Final = np.uint32(_BINS - 1)
+_SIGN: Final = np.uint32(1 << 31)
+
+
+class RepresentedStats(dict[str, NDArray[np.float64]]):
+    """The statistics of a feature whose values are not those that the dataset stores."""
+
+    representation: str
+    """How the values are represented, as `ActionSpec` tells it."""
+
+    num_slots: int
+    """Frames of the windows that the values are of: later ones differ more from the state."""
+
+    def __init__(self, values: Mapping[str, NDArray[np.float64]], representation: str, num_slots: int) -> None:
+        super().__init__(values)
+        self.representation = representation
+        self.num_slots = num_slots
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RepresentedStats, (dict(self), self.representation, self.num_slots)
+
+
+class Represented(Protocol):
+    """A dataset whose actions are represented in another way."""
+
+    @property
+    def meta(self) -> DatasetMeta:
+        """Where its rows are."""
+        ...
+
+    @property
+    def row_features(self) -> Mapping[str, Feature]:
+        """What is read from rows, by name."""
+        ...
+
+    @property
+    def window(self) -> WindowSpec:
+        """That of the action among them."""
+        ...
+
+    @property
+    def actions(self) -> ActionMap | None:
+        """How its actions are represented."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ActionSource:
+    """The actions of some frames of one dataset, and how they are represented."""
+
+    meta: DatasetMeta
+    features: Mapping[str, Feature]
+    actions: ActionMap
+    offsets: Sequence[int]
+    index: EpisodeIndex
+
+
+def action_stats(dataset: Represented, index: EpisodeIndex, *, folder: str | None = STATS_FOLDER) -> RepresentedStats:
+    """Return the statistics of actions in their representation: kept ones, where they are of the same files.
+
+    Reads the action and the state of every row where nothing is kept, and holds them in memory.
+
+    Args:
+        index: the anchor frames, of this dataset alone.
+        folder: keeps them for the next time, by fingerprint; None keeps nothing.
+    """
+    assert dataset.actions is not None, "stored statistics are those of actions as they are stored"
+    source = _ActionSource(
+        meta=dataset.meta,
+        features=dataset.row_features,
+        actions=dataset.actions,
+        offsets=dataset.window.offsets.get(dataset.actions.action, (0,)),
+        index=index,
+    )
+    name = _file_name(source) if folder is not None else ""
+    kept = _find(folder, name, source) if folder is not None and name else None
+    if kept is not None:
+        return kept
+    found = RepresentedStats(_measure(source), str(source.actions.spec), len(source.offsets))
+    if folder is not None and name:
+        _keep(folder, name, found)
+    return found
+
+
+def _measure(source: _ActionSource) -> dict[str, NDArray[np.float64]]:
+    read = list(_with_bar(_read(source), len(source.index)))
+    first = _FirstPass(_width(source))
+    for values in _vectors(source, read):
+        first.add(values)
+    ranks = _Ranks(first)
+    for values in _vectors(source, read):
+        ranks.add(values)
+    return {**first.result(), **ranks.result(), "count": np.array([first.count], dtype=np.float64)}
+
+
+def _with_bar(runs: "Iterator[_RowRun]", total: int) -> "Iterable[_RowRun]":
+    if not is_shown():
+        return runs
+    from rich.progress import track
+
+    return track(runs, "statistics of actions", total, console=open_console(stderr=True), transient=True)
+
+
+def _width(source: _ActionSource) -> int:
+    return source.features[source.actions.action].shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _RowRun:
+    """The actions ``(frames, D)`` and states ``(frames, S)`` of an episode, and which of its frames are anchors."""
+
+    actions: NDArray[np.float32]
+    states: NDArray[Any]
+    anchors: NDArray[np.int64]
+
+
+def _read(source: _ActionSource) -> Iterator[_RowRun]:
+    meta, index = source.meta, source.index
+    names = (source.actions.action, source.actions.state)
+    reader = RowReader(meta, names)
+    for i in range(len(index)):
+        row = meta.episodes.find_row(int(index.episode[i]))
+        table = reader.read_episode(row)
+        place = f"episode {index.episode[i]} of {meta.root!r}"
+        actions, states = (np.asarray(column_values(table, source.features[name], place)) for name in names)
+        for name, values in zip(names, (actions, states), strict=True):
+            if not np.isfinite(values).all():
+                raise DatasetError(
+                    f"feature {name!r} of {place} has NaN or infinite values, and statistics of actions need numbers. "
+                    f"Leave the episode out by selection={{'exclude': ({index.episode[i]},)}}, and take pipe.stats."
+                )
+        yield _RowRun(actions, states, _anchors(index, i))
+
+
+def _anchors(index: EpisodeIndex, row: int) -> NDArray[np.int64]:
+    """Return the frames of a run of the index that come at all: those of weight 0 never do."""
+    frames = np.arange(index.start[row], index.stop[row])
+    if index.rates is None:
+        return frames
+    rows = np.full(len(frames), row)
+    return frames[index.rates.position(rows, frames + 1) > index.rates.position(rows, frames)]
+
+
+def _vectors(source: _ActionSource, read: list[_RowRun]) -> Iterator[NDArray[np.float32]]:
+    """Yield the actions that count, ``(M, D)`` float32, some anchors at a time."""
+    for run in read:
+        for begin in range(0, len(run.anchors), _ANCHORS_AT_ONCE):
+            anchors = run.anchors[begin : begin + _ANCHORS_AT_ONCE]
+            slots, is_pad = window_rows(anchors, len(run.actions), source.offsets)
+            encoded = source.actions.encode(run.actions[slots], run.states[anchors], has_window=True)
+            yield encoded.reshape(*slots.shape, -1)[~is_pad]
+
+
+class _FirstPass:
+    """Moments, and by number how many values have which upper half."""
+
+    def __init__(self, width: int) -> None:
+        self.count = 0
+        self.upper = np.zeros((width, _BINS), dtype=np.int64)
+        self._mean = np.zeros(width)
+        self._spread = np.zeros(width)
+        self._least = np.full(width, np.inf)
+        self._greatest = np.full(width, -np.inf)
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        if not len(values):
+            return
+        numbers = values.astype(np.float64)
+        mean = numbers.mean(axis=0)
+        total, distance = self.count + len(values), mean - self._mean
+        # Chan's: as good as two passes, whatever the mean is.
+        self._spread += ((numbers - mean) ** 2).sum(axis=0) + distance**2 * (self.count * len(values) / total)
+        self._mean += distance * (len(values) / total)
+        self.count = total
+        self._least = np.minimum(self._least, numbers.min(axis=0))
+        self._greatest = np.maximum(self._greatest, numbers.max(axis=0))
+        keys = _keys(values) >> np.uint32(16)
+        for dim in range(values.shape[1]):
+            self.upper[dim] += np.bincount(keys[:, dim], minlength=_BINS)
+
+    def result(self) -> dict[str, NDArray[np.float64]]:
+        if not self.count:
+            raise ConfigError(
+                "every slot of every window of the actions is padding: there is nothing to make statistics of. Give a "
+                "window that begins within the episodes."
+            )
+        std = np.sqrt(self._spread / self.count)
+        return {"min": self._least, "max": self._greatest, "mean": self._mean, "std": std}
+
+
+class _Ranks:
+    """The values at the ranks that quantiles are made of."""
+
+    def __init__(self, first: _FirstPass) -> None:
+        position = np.array(list(QUANTILES.values())) * (first.count - 1)
+        below = np.floor(position).astype(np.int64)
+        self._part = position - below
+        self._ranks = np.stack([below, np.minimum(below + 1, first.count - 1)])
+        ends = np.cumsum(first.upper, axis=1)
+        self._upper = np.stack([np.searchsorted(end, self._ranks, side="right") for end in ends])
+        """For every number and rank, the upper half of the value."""
+        self._before = np.stack([(end - one)[at] for end, one, at in zip(ends, first.upper, self._upper, strict=True)])
+        self._lower = {
+            (dim, int(upper)): np.zeros(_BINS, dtype=np.int64)
+            for dim, uppers in enumerate(self._upper)
+            for upper in np.unique(uppers)
+        }
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        keys = _keys(values)
+        upper, lower = keys >> np.uint32(16), keys & _LOW
+        for dim, wanted in self._lower:
+            self._lower[dim, wanted] += np.bincount(lower[upper[:, dim] == wanted, dim], minlength=_BINS)
+
+    def result(self) -> dict[str, NDArray[np.float64]]:
+        ordered = np.empty(self._upper.shape)
+        for place in np.ndindex(*self._upper.shape):
+            dim, rank = place[0], self._ranks[place[1:]]
+            upper = int(self._upper[place])
+            ends = np.cumsum(self._lower[dim, upper])
+            lower = int(np.searchsorted(ends, rank - self._before[place], side="right"))
+            ordered[place] = _value_of((upper << 16) | lower)
+        low, high = ordered[:, 0], ordered[:, 1]
+        quantiles = low + (high - low) * self._part
+        return {name: quantiles[:, i] for i, name in enumerate(QUANTILES)}
+
+
+def _keys(values: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """Return whole numbers that sort as the values do."""
+    # Minus zero becomes zero.
+    bits = np.ascontiguousarray(values + np.float32(0)).view(np.uint32)
+    return np.asarray(np.where(bits & _SIGN, ~bits, bits | _SIGN), dtype=np.uint32)
+
+
+def _value_of(key: int) -> float:
+    bits = np.uint32(key)
+    return float(np.array([bits & ~_SIGN if bits & _SIGN else ~bits], dtype=np.uint32).view(np.float32)[0])
+
+
+def _file_name(source: _ActionSource) -> str:
+    """Return the file that keeps the statistics, named by all that decides them; empty where files have no state."""
+    state = _data_state(source)
+    if state is None:
+        return ""
+    actions = source.actions
+    about = {
+        "version": _VERSION,
+        "root": source.meta.storage.uri,
+        "files": state,
+        "order": source.meta.order_fingerprint,
+        "frames": describe_selection(source.index),
+        "offsets": list(source.offsets),
+        "actions": [str(actions.spec), actions.action, actions.state],
+        "numbers": [actions.dims, actions.state_dims, actions.periods],
+    }
+    return f"{hashlib.sha256(json.dumps(about).encode(errors='surrogatepass')).hexdigest()[:32]}.json"
+
+
+def _data_state(source: _ActionSource) -> list[str] | None:
+    """Return what tells that rows have changed: a commit, or sizes and times of data files; None where nothing does."""
+    storage = source.meta.storage
+    if storage.commit:
+        return [storage.commit]
+    names = dict.fromkeys(source.meta.data_file(row) for row in range(len(source.meta.episodes)))
+    if storage.is_local:
+        try:
+            found = [os.stat(storage.locate(name)) for name in names]
+        except OSError:
+            # A file is missing: reading tells which.
+            return None
+        return [f"{one.st_size} {one.st_mtime_ns}" for one in found]
+    if not storage.is_listable:
+        return None
+    files = retry_transient(lambda: storage.filesystem.find(storage.path, detail=True))
+    stamps = [remote_stamp(info) for _, info in sorted(files.items())]
+    return stamps if all(stamps) else None
+
+
+def _find(folder: str, name: str, source: _ActionSource) -> RepresentedStats | None:
+    try:
+        kept = parse_json(open_storage(os.path.expanduser(folder)).read_bytes(name))
+        values = {key: np.asarray(value, dtype=np.float64) for key, value in kept["stats"].items()}
+    except (DatasetError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        # What is not there, or damaged, is computed anew.
+        return None
+    is_whole = kept.get("representation") == str(source.actions.spec) and "count" in values
+    return RepresentedStats(values, kept["representation"], len(source.offsets)) if is_whole else None
+
+
+def _keep(folder: str, name: str, stats: RepresentedStats) -> None:
+    plain = {key: value.tolist() for key, value in stats.items()}
+    content = json.dumps({"representation": stats.representation, "stats": plain}).encode()
+    try:
+        open_storage(os.path.expanduser(folder)).write_atomic(name, content)
+    except (DatasetError, OSError):
+        # A home that cannot be written to: computed again the next time.
+        return

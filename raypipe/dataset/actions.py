@@ -1,0 +1,313 @@
+"""Actions relative to the state, or to the action before: which numbers change, and what they become.
+
+Pure arithmetic on arrays. It starts from the window as it is without it, padding included, so that `decode` gives that
+window back.
+
+::
+
+    state of frame t           s                          what a sample holds without `actions`
+    window of the action       a0      a1      a2      a2      the last slot is padding: it repeats
+      relative                 a0-s    a1-s    a2-s    a2-s
+      delta                    a0-s    a1-a0   a2-a1   0
+
+The state is that of the sample's own frame, whatever the offsets of the window. Differences are taken in float64 of the
+values that a sample has, which are float32, and rounded to float32 once.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.dataset.windows import WindowSpec
+from raypipe.errors import ConfigError, suggest
+from raypipe.format import Feature
+
+ActionMode = Literal["relative", "delta"]
+Dimension = str | int
+"""One number of a vector: its name, a pattern of names as ``*gripper*``, or its position."""
+
+REPRESENTATION: Final = "_representation"
+"""Behind the name of the action: the key of a batch that says of every sample how its actions are represented."""
+
+ABSOLUTE: Final = "absolute"
+"""The representation of actions as the dataset stores them."""
+
+_WILD: Final = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionSpec:
+    """How the actions of a window are represented."""
+
+    mode: ActionMode
+    """``relative``: every action of the window less the state of the sample's frame. ``delta``: less the action of the
+    slot before, and the first less that state."""
+
+    to: str = "observation.state"
+    """The feature that actions are relative to."""
+
+    feature: str = "action"
+
+    absolute: tuple[Dimension, ...] = ()
+    """Numbers of the action that stay as they are, as a gripper's: names, patterns of names, or positions."""
+
+    wrap: Mapping[Dimension, float] = field(default_factory=dict)
+    """Angles, with the period of each: 360, or 6.283185307179586. Their differences go the short way round: from minus
+    half a period up to half a period."""
+
+    match: Mapping[Dimension, Dimension] = field(default_factory=dict)
+    """For numbers of the action, which of `to` each is relative to; where nothing is said the one of the same name, or
+    of the same position if both are as wide."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(ActionMode):
+            raise ConfigError(f"the mode of actions is {self.mode!r}{suggest(str(self.mode), get_args(ActionMode))}")
+        for name in ("to", "feature"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"actions has {name}={getattr(self, name)!r}; give the name of a feature")
+        if isinstance(self.absolute, str) or not isinstance(self.absolute, Iterable):
+            raise ConfigError(f"actions has absolute={self.absolute!r}; give a list of names, as [{self.absolute!r}]")
+        for name, meaning in (("wrap", "period"), ("match", f"number of {self.to!r}")):
+            if not isinstance(getattr(self, name), Mapping):
+                given = getattr(self, name)
+                raise ConfigError(f"actions has {name}={given!r}; give a mapping of names -> {meaning}")
+            object.__setattr__(self, name, dict(getattr(self, name)))
+        object.__setattr__(self, "absolute", tuple(self.absolute))
+        for one in (*self.absolute, *self.wrap, *self.match, *self.match.values()):
+            if isinstance(one, bool) or not isinstance(one, str | int):
+                raise ConfigError(f"actions names {one!r}; give the name or the position of a number")
+        for one, period in self.wrap.items():
+            if isinstance(period, bool) or not isinstance(period, int | float) or not 0 < period < math.inf:
+                raise ConfigError(f"actions has wrap={{{one!r}: {period!r}}}; give the period, 360 or 2 * math.pi")
+
+    def __str__(self) -> str:
+        """Tell the representation in a line that is equal for equal ones: batches, states and statistics carry it."""
+        told = {
+            "absolute": [str(one) for one in self.absolute],
+            "wrap": [f"{one} at {period:.12g}" for one, period in self.wrap.items()],
+            "match": [f"{one} to {other}" for one, other in self.match.items()],
+        }
+        listed = [f"{name} {', '.join(sorted(values))}" for name, values in told.items() if values]
+        return "; ".join([f"{self.mode} to {self.to}", *listed])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionMap:
+    """An `ActionSpec` on the features of one dataset: which of its numbers change, and against which of the state."""
+
+    spec: ActionSpec
+    """As it was given: of a mixture, in names of the mixture."""
+
+    action: str
+    """The dataset's own name of the action."""
+    state: str
+    dims: tuple[int, ...]
+    """The numbers of the action that change."""
+    state_dims: tuple[int, ...]
+    """For each of `dims`, the number of the state that it is relative to."""
+    periods: tuple[float, ...]
+    """For each of `dims`, its period; 0 where it does not wrap."""
+    is_number: bool = False
+    """Whether the action is one number, which batches have without an axis for it."""
+    is_state_number: bool = False
+
+    def among(self, names: Collection[str], owner: str) -> "ActionMap | None":
+        """Return it where these features, named as in the spec, are chosen: nothing without the action.
+
+        Raises:
+            ConfigError: the action is among them, and what it is relative to is not.
+        """
+        if self.spec.feature in names and self.spec.to not in names:
+            raise ConfigError(
+                f"the features to select of {owner} have {self.spec.feature!r}, which is {self.spec.mode} to "
+                f"{self.spec.to!r}, and not that; name it too"
+            )
+        return self if self.spec.feature in names else None
+
+    def encode(self, actions: NDArray[Any], state: NDArray[Any], *, has_window: bool) -> NDArray[Any]:
+        """Return actions in this representation.
+
+        Args:
+            actions: ``(N, [T,] [D])``; the axis of time where there is a window, the last one unless it is a scalar.
+            state: ``(N, [S])``, of the samples' own frames.
+        """
+        num_slots = actions.shape[1] if has_window else 1
+        window = actions.reshape(len(actions), num_slots, -1)
+        moved = window[..., self.dims].astype(np.float64)
+        base = state.reshape(len(state), 1, -1)[..., self.state_dims].astype(np.float64)
+        before = np.concatenate([base, moved[:, :-1]], axis=1) if self.spec.mode == "delta" else base
+        encoded = window.copy()
+        encoded[..., self.dims] = self._short_way(moved - before)
+        return encoded.reshape(actions.shape)
+
+    def decode(self, actions: Any, state: Any) -> Any:
+        """Return actions as the dataset has them: what a policy gives, unnormalised, back for the robot.
+
+        Computed in the dtype of `actions`. An angle that wraps comes back without a jump, and so may lie outside of its
+        period.
+
+        Args:
+            actions: ``(..., [T,] D)``, numpy or torch; one number may be without an axis, as in batches.
+            state: ``(..., S)``, likewise, of the frame that the actions are for: one axis fewer than a window.
+        """
+        # Of one number: batches have no axis for it, policies may.
+        is_bare = self.is_number and actions.shape[-1:] != (1,)
+        actions = actions[..., None] if is_bare else actions
+        if self.is_state_number and (is_bare or state.shape[-1:] != (1,) or actions.ndim == state.ndim + 2):
+            state = state[..., None]
+        has_window = actions.ndim == state.ndim + 1
+        if not has_window and actions.ndim != state.ndim:
+            raise ConfigError(
+                f"actions of the shape {tuple(actions.shape)} need a state ([B,] S) of one frame each, got "
+                f"{tuple(state.shape)}"
+            )
+        dims, decoded = list(self.dims), actions + 0
+        base = state[..., list(self.state_dims)]
+        moved = actions[..., dims]
+        if has_window:
+            base = base[..., None, :]
+            moved = moved.cumsum(-2) if self.spec.mode == "delta" else moved
+        decoded[..., dims] = moved + base
+        return decoded[..., 0] if is_bare else decoded
+
+    def _short_way(self, difference: NDArray[np.float64]) -> NDArray[np.float64]:
+        if not any(self.periods):
+            return difference
+        period = np.array(self.periods)
+        whole = np.where(period > 0, period, 1.0)
+        turns = np.where(period > 0, np.floor(difference / whole + 0.5), 0.0)
+        return np.asarray(difference - turns * whole)
+
+
+def map_actions(
+    spec: ActionSpec,
+    features: Mapping[str, Feature],
+    *,
+    action: str,
+    state: str,
+    place: str,
+    known: Sequence[Dimension] = (),
+) -> ActionMap:
+    """Return what a representation does to the actions of one dataset.
+
+    Args:
+        features: of the dataset's rows, by its own names.
+        action: the dataset's own name of `spec.feature`.
+        state: that of `spec.to`.
+        place: the dataset, for messages.
+        known: entries of `spec.absolute` and keys of `spec.wrap` that need not be in this dataset: others have them.
+
+    Raises:
+        ConfigError: a feature or a number is not there, or the two do not fit; names both.
+    """
+    own, base = _vector(features, action, place), _vector(features, state, place)
+    if np.dtype(own.dtype).kind != "f":
+        raise ConfigError(f"{action!r} of {place} is {own.dtype}; only actions of floats can be {spec.mode}")
+    absolute = [dim for one in spec.absolute for dim in find_dims(one, own, place, is_needed=one not in known)]
+    periods = {
+        dim: float(period)
+        for one, period in spec.wrap.items()
+        for dim in find_dims(one, own, place, is_needed=one not in known)
+    }
+    for dim in sorted(periods.keys() & set(absolute)):
+        raise ConfigError(f"actions has {_name(own, dim)!r} of {place} in absolute and in wrap; say one of them")
+    dims = tuple(dim for dim in range(_width(own)) if dim not in absolute)
+    return ActionMap(
+        spec=spec,
+        action=action,
+        state=state,
+        dims=dims,
+        state_dims=_matched(spec, own, base, dims, place),
+        periods=tuple(periods.get(dim, 0.0) for dim in dims),
+        is_number=_width(own) == 1,
+        is_state_number=_width(base) == 1,
+    )
+
+
+def check_window(spec: ActionSpec, action: str, window: WindowSpec) -> None:
+    """Raise where differences of consecutive slots would not go forward in time."""
+    offsets = window.offsets.get(action, (0,))
+    if spec.mode == "delta" and any(later <= earlier for earlier, later in pairwise(offsets)):
+        raise ConfigError(
+            f"actions are {spec.mode}, each less the one before, and the window of {action!r} is {list(offsets)}; give "
+            f"offsets that ascend"
+        )
+
+
+def find_dims(one: Dimension, feature: Feature, place: str, *, is_needed: bool = True) -> tuple[int, ...]:
+    """Return the numbers of a feature that a name, a pattern or a position means."""
+    width = _width(feature)
+    if isinstance(one, int):
+        if not 0 <= one < width:
+            raise ConfigError(f"{feature.name!r} of {place} has no number {one}; it has {width}, counted from 0")
+        return (one,)
+    names = feature.names[:width]
+    exact = [dim for dim, name in enumerate(names) if name == one]
+    found = exact or [dim for dim, name in enumerate(names) if _WILD & set(one) and fnmatchcase(name, one)]
+    if not found and is_needed:
+        known = suggest(one, names) if names else "; it names none: give positions, counted from 0"
+        raise ConfigError(f"{feature.name!r} of {place} has no number {one!r}{known}")
+    return tuple(found)
+
+
+def is_pattern(one: Dimension) -> bool:
+    """Return whether it stands for every name that fits, so that a dataset of a mixture may have none."""
+    return isinstance(one, str) and bool(_WILD & set(one))
+
+
+def _vector(features: Mapping[str, Feature], name: str, place: str) -> Feature:
+    if name not in features:
+        vectors = [key for key, feature in features.items() if feature.kind == "vector"]
+        raise ConfigError(f"actions names {name!r}, which {place} does not have{suggest(name, vectors)}")
+    feature = features[name]
+    if feature.kind != "vector" or len(feature.shape) != 1:
+        raise ConfigError(
+            f"actions names {name!r}, which is {feature.kind} {list(feature.shape)} in {place}; give a vector"
+        )
+    return feature
+
+
+def _width(feature: Feature) -> int:
+    return feature.shape[0]
+
+
+def _name(feature: Feature, dim: int) -> Dimension:
+    return feature.names[dim] if len(feature.names) == _width(feature) else dim
+
+
+def _matched(spec: ActionSpec, own: Feature, base: Feature, dims: Sequence[int], place: str) -> tuple[int, ...]:
+    """Return the number of the state for each of `dims`."""
+    given = _given(spec, own, base, place)
+    rest = [dim for dim in dims if dim not in given]
+    names, state_names = [_name(own, dim) for dim in range(_width(own))], base.names[: _width(base)]
+    if all(state_names.count(str(names[dim])) == 1 for dim in rest):
+        return tuple(given.get(dim, -1) if dim in given else state_names.index(str(names[dim])) for dim in dims)
+    moved = [dim for dim in rest if names[dim] in state_names and state_names[dim : dim + 1] != (names[dim],)]
+    if _width(own) != _width(base) or moved:
+        raise ConfigError(
+            f"actions cannot be {spec.mode} to {spec.to!r}: in {place} {_tell(own)}, and {_tell(base)}. Say which "
+            f"number belongs to which, as match={{{names[rest[0]]!r}: {(state_names or (0,))[0]!r}}}, or name those "
+            f"that stay as they are in absolute=[...]."
+        )
+    return tuple(given.get(dim, dim) for dim in dims)
+
+
+def _given(spec: ActionSpec, own: Feature, base: Feature, place: str) -> dict[int, int]:
+    given = {}
+    for one, other in spec.match.items():
+        to = find_dims(other, base, place)
+        if len(to) != 1:
+            raise ConfigError(f"actions matches {one!r} to {other!r}, which is {len(to)} numbers of {base.name!r}")
+        given.update(dict.fromkeys(find_dims(one, own, place), to[0]))
+    return given
+
+
+def _tell(feature: Feature) -> str:
+    names = f" ({', '.join(feature.names)})" if feature.names else ""
+    return f"{feature.name!r} has {_width(feature)} numbers{names}"

@@ -1,0 +1,496 @@
+"""`open_dataset` and `Dataset`: the reference path, one sample at a time.
+
+A sample has the keys, dtypes, shapes and padding of LeRobot's map-style sample, with cameras as uint8. This
+is the plain implementation that notebooks use and that every faster path is tested against. It reads and
+decodes what one sample needs, and nothing ahead.
+"""
+
+import operator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raypipe.dataset.action_stats import action_stats
+from raypipe.dataset.actions import REPRESENTATION, ActionMap, ActionSpec, check_window, map_actions
+from raypipe.dataset.windows import TOLERANCE_S, WindowSpec, window_from_offsets, window_from_timestamps, window_rows
+from raypipe.decode import CameraDtype
+from raypipe.errors import ConfigError, DatasetError, DecodeError, note_episode, suggest
+from raypipe.format import (
+    INDEX_FEATURES,
+    DatasetMeta,
+    Feature,
+    FeatureStats,
+    RowReader,
+    Stats,
+    check_not_refused,
+    column_values,
+    episode_first_frame,
+    find_absent_columns,
+    looked_at_rows,
+    read_metadata,
+    read_stats,
+    row_features_of,
+)
+from raypipe.plan import SINGLE_DATASET, EpisodeIndex, SelectionSpec, index_episodes
+from raypipe.storage import REFUSED
+from raypipe.text import counted, make_spec
+
+if TYPE_CHECKING:
+    import torch
+
+    from raypipe.decode import VideoPool
+
+Timestamps = Literal["position", "strict"]
+
+_OPEN_VIDEOS = 8
+"""Videos kept open: a few cameras of the episode at hand and of the one before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSpec:
+    """What a sample holds, and how strictly its parts are checked."""
+
+    cameras: tuple[str, ...]
+    camera_dtype: CameraDtype = "uint8"
+    """``float32`` gives [0, 1], as LeRobot does by default."""
+    timestamps: Timestamps = "position"
+    """``position``: a row's frame is its place in the episode, and stored timestamps decide nothing. ``strict``:
+    besides, a stored timestamp further than `tolerance_s` from its video frame's is an error, as in LeRobot."""
+    tolerance_s: float = TOLERANCE_S
+
+    def __post_init__(self) -> None:
+        _check_choice("camera_dtype", self.camera_dtype, get_args(CameraDtype))
+        _check_choice("timestamps", self.timestamps, get_args(Timestamps))
+        if not self.tolerance_s >= 0:
+            raise ConfigError(f"tolerance_s must be at least 0, got {self.tolerance_s}")
+
+
+def open_dataset(
+    root: str,
+    *,
+    cameras: Sequence[str] | Literal["all"] = "all",
+    camera_dtype: CameraDtype = "uint8",
+    timestamps: Timestamps = "position",
+    tolerance_s: float = TOLERANCE_S,
+) -> "Dataset":
+    """Open the LeRobot dataset at `root`, a path or an fsspec URI; reads ``meta/`` only.
+
+    Args:
+        cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, those of which no file is there
+            or a web server gives none, and those that cannot be decoded; a camera that is named must be there.
+        timestamps: see `SampleSpec.timestamps`.
+    """
+    if isinstance(cameras, str) and cameras != "all":
+        raise ConfigError(f"cameras is {cameras!r}; give a list of names, as cameras=[{cameras!r}], or 'all'")
+    meta = read_metadata(root)
+    missing = find_missing_cameras(meta)
+    for name, why in meta.opaque.items():
+        warnings.warn(f"{meta.root}: leaving out {name}: {why}.", stacklevel=2)
+    if cameras == "all":
+        chosen = _all_cameras(meta, missing)
+    else:
+        check_cameras(meta, cameras, missing)
+        chosen = tuple(cameras)
+    spec = SampleSpec(cameras=chosen, camera_dtype=camera_dtype, timestamps=timestamps, tolerance_s=tolerance_s)
+    return Dataset(meta=meta, spec=spec, window=WindowSpec(), missing_cameras=missing)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Dataset:
+    """A LeRobot dataset of any format version: what it holds, and its samples one at a time."""
+
+    meta: DatasetMeta
+    spec: SampleSpec
+    window: WindowSpec
+    missing_cameras: tuple[str, ...]
+    """Declared cameras of which no file was found; see `why_missing`."""
+    actions: ActionMap | None = None
+    """How samples represent actions; None: as the dataset stores them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Open files and decoders stay behind: each process opens its own. Which columns there are is read once.
+        known = {name: self.__dict__[name] for name in ("row_features",) if name in self.__dict__}
+        return {**{field.name: getattr(self, field.name) for field in fields(self)}, **known}
+
+    def __len__(self) -> int:
+        return self.meta.num_frames
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self.sample(position) for position in range(*index.indices(len(self)))]
+        return self.sample(operator.index(index))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self.sample(index) for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        cameras = ", ".join(
+            f"{name} {self.features[name].width}x{self.features[name].height}" for name in self.spec.cameras
+        )
+        return (
+            f"Dataset({self.meta.root!r}, {self.meta.version}, {counted(len(self.meta.episodes), 'episode')}, "
+            f"{counted(len(self), 'frame')}, {self.meta.fps:g} fps, robot {self.meta.robot_type}, cameras: "
+            f"{cameras or 'none'}{f', actions {self.actions.spec}' if self.actions else ''})"
+        )
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """The declared features by name."""
+        return self.meta.features
+
+    @cached_property
+    def row_features(self) -> dict[str, Feature]:
+        """The features that are read from rows: those with a column, and the index columns."""
+        absent = find_absent_columns(self.meta)
+        rows = row_features_of(self.meta, self.spec.cameras, absent=())
+        self._warn_of_absent([name for name in absent if name in rows and name not in INDEX_FEATURES])
+        return row_features_of(self.meta, self.spec.cameras, absent)
+
+    def _warn_of_absent(self, names: Sequence[str]) -> None:
+        if names:
+            warnings.warn(
+                f"{self.meta.root}: leaving out {', '.join(names)}: declared in info.json, and the rows have no such "
+                f"column. Take it out of info.json, if it was never recorded, to silence this.",
+                stacklevel=4,
+            )
+
+    @cached_property
+    def episodes(self) -> pa.Table:
+        """One row per episode: its number, length, first ``index`` and tasks."""
+        table = self.meta.episodes
+        return pa.table(
+            {
+                "episode_index": table.episode_index,
+                "length": table.length,
+                "from_index": table.from_index,
+                "tasks": table.tasks,
+            }
+        )
+
+    @cached_property
+    def stats(self) -> Stats:
+        """The statistics stored with the dataset, pooled over episodes where it stores them so; may be empty.
+
+        Those of depth are in millimetres, as its pixels are. Those of actions in another representation are of that:
+        computed from all rows, once, and kept.
+        """
+        table, fingerprint = self.meta.episodes, self.meta.order_fingerprint
+        whole = SelectionSpec()
+        return self.stats_of(
+            index_episodes(SINGLE_DATASET, table.episode_index, table.length, fingerprint=fingerprint, selection=whole)
+        )
+
+    def stats_of(self, index: EpisodeIndex) -> Stats:
+        """Return `stats`, of which those of actions in another representation are of the anchors of `index` alone."""
+        stored = {
+            name: _in_millimetres(stats) if name in self.features and self.features[name].has_metre_stats else stats
+            for name, stats in read_stats(self.meta.storage).items()
+        }
+        return stored if self.actions is None else {**stored, self.actions.action: action_stats(self, index)}
+
+    def windowed(
+        self,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        *,
+        offsets: Mapping[str, Sequence[int]] | None = None,
+    ) -> "Dataset":
+        """Return this dataset with windows, given in seconds or as relative frame numbers, one or the other."""
+        if (delta_timestamps is None) == (offsets is None):
+            raise ConfigError("give either delta_timestamps (seconds) or offsets (frames)")
+        if offsets is not None:
+            window = window_from_offsets(offsets)
+        else:
+            window = window_from_timestamps(
+                delta_timestamps or {}, fps=self.meta.fps, tolerance_s=self.spec.tolerance_s
+            )
+        window.check_features([*self.row_features, *self.spec.cameras])
+        if self.actions is not None:
+            check_window(self.actions.spec, self.actions.action, window)
+        return knowing_rows(replace(self, window=window), self.row_features)
+
+    def with_actions(self, actions: ActionSpec | Mapping[str, Any]) -> "Dataset":
+        """Return this dataset with its actions relative to a state, or to the action before; see `ActionSpec`."""
+        spec = make_spec(ActionSpec, actions, "actions")
+        names = {"action": spec.feature, "state": spec.to}
+        mapped = map_actions(spec, self.row_features, **names, place=repr(self.meta.root))
+        check_window(spec, spec.feature, self.window)
+        return knowing_rows(replace(self, actions=mapped), self.row_features)
+
+    def select_features(self, names: Sequence[str]) -> "Dataset":
+        """Return this dataset with these features alone, cameras among them; the index columns are always there.
+
+        `drop_features` names those that go, in place of those that stay.
+        """
+        kept = kept_features(names, [*self.row_features, *self.spec.cameras], repr(self.meta.root))
+        offsets = {name: frames for name, frames in self.window.offsets.items() if name in kept}
+        spec = replace(self.spec, cameras=tuple(name for name in self.spec.cameras if name in kept))
+        rows = {name: feature for name, feature in self.row_features.items() if name in kept}
+        actions = self.actions and self.actions.among(kept, repr(self.meta.root))
+        window = replace(self.window, offsets=offsets)
+        return knowing_rows(replace(self, spec=spec, window=window, actions=actions), rows)
+
+    def drop_features(self, names: Sequence[str]) -> "Dataset":
+        """Return this dataset without these features; what it does not give anyway may be named too."""
+        given = dict.fromkeys((*self.row_features, *self.spec.cameras))
+        for name in names:
+            if name in INDEX_FEATURES or name not in (*given, *self.features):
+                choices = [one for one in given if one not in INDEX_FEATURES]
+                raise ConfigError(f"{self.meta.root!r} has no feature {name!r} to drop{suggest(name, choices)}")
+        return self.select_features([name for name in given if name not in names])
+
+    def sample(self, index: int) -> dict[str, Any]:
+        """Return the sample at position `index` over all episodes in order; negative counts from the end."""
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"there is no sample {index}; the dataset has {counted(len(self), 'frame')}")
+        row = int(np.searchsorted(self._starts, position, side="right")) - 1
+        return self._sample(row, position - int(self._starts[row]))
+
+    def sample_of(self, episode_index: int, frame: int) -> dict[str, Any]:
+        """Return the sample of one frame of one episode, by LeRobot's numbers."""
+        row = self.meta.episodes.find_row(episode_index)
+        length = int(self.meta.episodes.length[row])
+        if not 0 <= frame < length:
+            raise ConfigError(
+                f"there is no frame {frame} in episode {episode_index}; it has {counted(length, 'frame')}"
+            )
+        return self._sample(row, frame)
+
+    def timestamp_drift(self, episode_index: int) -> NDArray[np.float64]:
+        """Return how far each stored timestamp of an episode is from ``frame / fps``, in seconds, signed."""
+        table = self._reader.read_episode(self.meta.episodes.find_row(episode_index))
+        stored = table.column("timestamp").to_numpy().astype(np.float64)
+        return np.asarray(stored - np.arange(len(stored)) / self.meta.fps)
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        return np.cumsum(self.meta.episodes.length) - self.meta.episodes.length
+
+    @cached_property
+    def _reader(self) -> RowReader:
+        return RowReader(self.meta, list(self.row_features))
+
+    @cached_property
+    def _videos(self) -> "VideoPool":
+        from raypipe.decode import VideoPool
+
+        return VideoPool(_OPEN_VIDEOS)
+
+    def _sample(self, row: int, frame: int) -> dict[str, Any]:
+        table = self._reader.read_episode(row)
+        place = f"episode {self.meta.episodes.episode_index[row]} of {self.meta.root!r}"
+        sample: dict[str, Any] = {}
+        for name in self.spec.cameras:
+            frames, padding = self._slots(name, frame, len(table))
+            sample[name] = self._camera(name, row, table, frames)
+            if name in self.window.offsets:
+                sample[f"{name}_is_pad"] = padding
+        for name, feature in self.row_features.items():
+            if not feature.is_camera:
+                frames, padding = self._slots(name, frame, len(table))
+                sample[name] = self._values(feature, table, frames, place)
+                if name in self.window.offsets:
+                    sample[f"{name}_is_pad"] = padding
+        if self.actions is not None:
+            sample[self.actions.action] = self._represented(self.actions, sample[self.actions.action], table, frame)
+            sample[f"{self.actions.action}{REPRESENTATION}"] = str(self.actions.spec)
+        sample["task"] = self._task(table, frame, place)
+        return sample
+
+    def _slots(self, name: str, frame: int, length: int) -> tuple[NDArray[np.int64], "torch.Tensor"]:
+        """Return the frames that fill the window of a feature, and which of them are padding."""
+        import torch
+
+        frames, padding = window_rows(np.array([frame]), length, self.window.offsets.get(name, (0,)))
+        return frames[0], torch.from_numpy(padding[0])
+
+    def _values(self, feature: Feature, table: pa.Table, frames: NDArray[np.int64], place: str) -> Any:
+        import torch
+
+        has_window = feature.name in self.window.offsets
+        values = column_values(table.take(frames), feature, place)
+        if isinstance(values, list):
+            return values if has_window else values[0]
+        tensor = torch.from_numpy(values.copy())
+        return tensor if has_window else tensor[0]
+
+    def _represented(self, actions: ActionMap, values: "torch.Tensor", table: pa.Table, frame: int) -> "torch.Tensor":
+        import torch
+
+        state = column_values(table.slice(frame, 1), self.row_features[actions.state], repr(self.meta.root))
+        has_window = actions.action in self.window.offsets
+        return torch.from_numpy(actions.encode(values.numpy()[None], np.asarray(state), has_window=has_window)[0])
+
+    def _camera(self, name: str, row: int, table: pa.Table, frames: NDArray[np.int64]) -> "torch.Tensor":
+        """Return the pixels of `frames`, ``(C, H, W)`` or ``(T, C, H, W)``."""
+        import torch
+
+        feature = self.features[name]
+        if feature.kind == "image":
+            pixels = torch.stack([self._image(feature, table, int(frame)) for frame in frames])
+        else:
+            try:
+                pixels = self._video_frames(name, row, table, frames)
+            except DatasetError as error:
+                episode = int(self.meta.episodes.episode_index[row])
+                note_episode(error, f"decoding camera {name!r} of", episode, self.meta.root)
+                raise
+        if self.spec.camera_dtype == "float32" and not feature.is_depth:
+            pixels = pixels.to(torch.float32) / 255
+        pixels = pixels.permute(0, 3, 1, 2).contiguous()
+        return pixels if keeps_time_axis(self, name) else pixels[0]
+
+    def _video_frames(self, name: str, row: int, table: pa.Table, frames: NDArray[np.int64]) -> "torch.Tensor":
+        codes = self.features[name].depth_codes
+        with self._videos.lend(self.meta.storage, self.meta.video_file(row, name), codes=codes) as video:
+            first = episode_first_frame(self.meta, row, name, video.index)
+            if self.spec.timestamps == "strict":
+                self._check_timestamps(name, row, table, frames, video.index.pts_s[first + frames])
+            # A window may name a frame twice (padding) or in any order; the decoder goes forward.
+            unique, slots = np.unique(first + frames, return_inverse=True)
+            return video.read_frames(unique)[slots]
+
+    def _image(self, feature: Feature, table: pa.Table, frame: int) -> "torch.Tensor":
+        from raypipe.decode import decode_image
+
+        stored = table.column(feature.name)[frame].as_py()
+        episode_index = table.column("episode_index")[frame].as_py()
+        return decode_image(stored, feature, f"episode {episode_index}, frame {frame} of {self.meta.root!r}")
+
+    def _check_timestamps(
+        self, name: str, row: int, table: pa.Table, frames: NDArray[np.int64], pts_s: NDArray[np.float64]
+    ) -> None:
+        stored = table.column("timestamp").to_numpy().astype(np.float64)[frames]
+        promised = stored + self.meta.episodes.videos[name].from_timestamp[row]
+        worst = int(np.argmax(np.abs(promised - pts_s)))
+        off = abs(float(promised[worst] - pts_s[worst]))
+        if off > self.spec.tolerance_s:
+            raise DecodeError(
+                f"episode {self.meta.episodes.episode_index[row]} of {self.meta.root!r}, camera {name!r}: the row of "
+                f"frame {frames[worst]} is at {promised[worst]:.4f} s and its video frame at {pts_s[worst]:.4f} s, "
+                f"{off:.4f} s apart, and tolerance_s is {self.spec.tolerance_s:g}. Raise tolerance_s, or open the "
+                f"dataset with timestamps='position'."
+            )
+
+    def _task(self, table: pa.Table, frame: int, place: str) -> str:
+        task_index = int(table.column("task_index")[frame].as_py())
+        if not len(self.meta.tasks):
+            return ""
+        try:
+            return self.meta.tasks.text(task_index)
+        except DatasetError as error:
+            error.add_note(f"in {place}, frame {frame}")
+            raise
+
+
+def _in_millimetres(metres: FeatureStats) -> FeatureStats:
+    return {key: values if key == "count" else values * 1000 for key, values in metres.items()}
+
+
+def keeps_time_axis(dataset: Dataset, camera: str) -> bool:
+    """Return whether a sample of a camera has a time axis.
+
+    As in LeRobot: a window of one frame of a *video* has none, one of images stored in rows has, like any row feature.
+    """
+    offsets = dataset.window.offsets.get(camera)
+    if offsets is None:
+        return False
+    return len(offsets) > 1 or dataset.features[camera].kind == "image"
+
+
+def kept_features(names: Sequence[str], known: Sequence[str], owner: str) -> frozenset[str]:
+    """Return the features that stay where `names` are chosen: these, and the index columns.
+
+    Raises:
+        ConfigError: `owner` has no feature of such a name.
+    """
+    if isinstance(names, str):
+        raise ConfigError(f"the features to select are {names!r}; give a list of names, as [{names!r}]")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{owner} has no feature {name!r}{suggest(name, known)}")
+    return frozenset((*names, *INDEX_FEATURES))
+
+
+def knowing_rows(dataset: Dataset, row_features: dict[str, Feature]) -> Dataset:
+    """Return the dataset with its `row_features` known: it opens no data file to find them, and warns of nothing."""
+    known = replace(dataset)
+    known.__dict__["row_features"] = row_features
+    return known
+
+
+def find_missing_cameras(meta: DatasetMeta) -> tuple[str, ...]:
+    """Return the video cameras of which no file can be read; looks at the first, a middle and the last episode."""
+    videos = [name for name in meta.cameras if meta.features[name].kind == "video"]
+    return tuple(name for name in videos if not any(map(meta.storage.offers, _looked_at_videos(meta, name))))
+
+
+def _looked_at_videos(meta: DatasetMeta, camera: str) -> tuple[str, ...]:
+    rows = sorted(set(looked_at_rows(meta))) if camera in meta.episodes.videos else ()
+    return tuple(dict.fromkeys(meta.video_file(row, camera) for row in rows))
+
+
+def why_missing(meta: DatasetMeta, camera: str) -> str:
+    """Return why a camera of `find_missing_cameras` is one: it has no file, or a web server refuses to tell."""
+    if any(map(meta.storage.is_refused, _looked_at_videos(meta, camera))):
+        return f"video files are answered with status {REFUSED}: refused, or lacking where nobody may list"
+    fitting = meta.find_fitting_templates(meta.storage.list_files()) if meta.storage.is_listable else {}
+    if "video_path" in fitting:
+        return f"video_path in info.json gives no file, and {fitting['video_path']!r} gives all"
+    return "no video file is there"
+
+
+def unreadable_cameras(meta: DatasetMeta, missing: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the cameras that cannot be read, by the reason."""
+    from raypipe.decode import why_undecodable
+
+    reasons = {name: why_undecodable(meta.features[name]) for name in meta.cameras}
+    reasons |= {name: why_missing(meta, name) for name in missing}
+    return {why: tuple(name for name in reasons if reasons[name] == why) for why in reasons.values() if why}
+
+
+def _all_cameras(meta: DatasetMeta, missing: Sequence[str]) -> tuple[str, ...]:
+    """Return the cameras that can be read; warn of those that cannot."""
+    unreadable = unreadable_cameras(meta, missing)
+    for why, names in unreadable.items():
+        if names:
+            warnings.warn(
+                f"{meta.root}: leaving out {', '.join(names)}: {why}. Name the cameras to use, as cameras=[...], to "
+                f"silence this.",
+                stacklevel=3,
+            )
+    return tuple(name for name in meta.cameras if not any(name in names for names in unreadable.values()))
+
+
+def check_cameras(meta: DatasetMeta, cameras: Sequence[str], missing: Sequence[str]) -> None:
+    """Raise where a camera that is named is not declared, has no file, or cannot be decoded."""
+    from raypipe.decode import check_decodable
+
+    for name in cameras:
+        if name not in meta.cameras:
+            raise ConfigError(f"{meta.root!r} has no camera {name!r}{suggest(name, meta.cameras)}")
+        if name in missing:
+            place = meta.video_file(0, name) if name in meta.episodes.videos else meta.video_template
+            check_not_refused(meta.storage, _looked_at_videos(meta, name))
+            raise DatasetError(
+                f"camera {name!r} of {meta.root!r} is declared, and its files are missing: "
+                f"{meta.storage.locate(place)!r}. Fetch them, or leave the camera out of cameras=[...]."
+            )
+        check_decodable(meta.features[name], meta.root)
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}{suggest(value, choices)}")

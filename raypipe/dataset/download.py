@@ -1,0 +1,241 @@
+"""Fetch a dataset of the Hub to disk: all of it, or the files that some episodes and cameras need.
+
+Which files those are is decided here; how one is fetched, verified and put in place is the business of
+`raypipe.storage.hub`.
+"""
+
+import posixpath
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from raypipe.errors import ConfigError, DownloadError, suggest
+from raypipe.format import DatasetMeta, read_metadata
+from raypipe.storage import (
+    Client,
+    Fetched,
+    HubFile,
+    HubPlace,
+    HubSource,
+    Storage,
+    cache_place,
+    fetch_files,
+    folder_place,
+    list_files,
+    locked,
+    resolve,
+)
+from raypipe.text import counted, either, is_shown, open_console, span_text
+
+_LARGE: Final = ("data/", "videos/")
+"""The folders that a part of a dataset leaves out. All else is small, and needed to open it."""
+
+_SHOWN_FILES: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadSpec:
+    """What to fetch of a dataset, and where to."""
+
+    revision: str = ""
+    """A tag, branch or commit; empty for the newest tag of a format that raypipe reads, else ``main``."""
+    episodes: tuple[int, ...] | Literal["all"] = "all"
+    cameras: tuple[str, ...] | Literal["all"] = "all"
+    out: str = ""
+    """A folder of its own; empty for the cache of huggingface_hub, where `open_dataset` finds it."""
+    is_fresh: bool = False
+    """Ask the Hub where a format tag points to, also where the cache knows it."""
+    progress: bool = True
+    """Whether to show a bar where a person looks."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True where nothing is left out."""
+        return self.episodes == "all" and self.cameras == "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadReport:
+    """What was fetched, and where it is."""
+
+    repo_id: str
+    revision: str
+    commit: str
+    folder: str
+    is_whole: bool
+    """Whether all files of the commit were asked for."""
+    num_files: int
+    size_bytes: int
+    num_fetched: int
+    fetched_bytes: int
+    num_skipped: int
+    """Files that were complete on disk before."""
+    num_requests: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return asdict(self)
+
+
+def download_dataset(root: str, spec: DownloadSpec | None = None) -> DownloadReport:
+    """Fetch the dataset `root` of the Hub, or a part of it, and return what was done.
+
+    Files that are complete on disk cost no request, so that calling it again goes on where it was broken off. One
+    process at a time downloads to a place; the others wait, and find the files there.
+
+    Args:
+        root: ``owner/name`` or ``hf://datasets/owner/name``, also with ``@revision``.
+
+    Raises:
+        ConfigError: there is no such dataset, revision, episode or camera, or no leave to read it.
+        DownloadError: a file could not be fetched, or is not what the Hub lists.
+    """
+    spec = spec or DownloadSpec()
+    client = Client()
+    source = resolve(root, spec.revision, is_fresh=spec.is_fresh, client=client)
+    if source.folder:
+        raise ConfigError(f"{root!r} names the folder {source.folder!r} of a repo; give the repo alone")
+    place = folder_place(source, spec.out) if spec.out else cache_place(source)
+    with locked(place):
+        listing = list_files(client, source, place)
+        job = _Download(client, source, place, spec)
+        files, done = job.fetch_all(listing) if spec.is_whole else job.fetch_part(listing)
+    return DownloadReport(
+        repo_id=source.repo_id,
+        revision=source.revision,
+        commit=source.commit,
+        folder=str(place.folder),
+        is_whole=spec.is_whole,
+        num_files=len(files),
+        size_bytes=sum(one.size_bytes for one in files.values()),
+        num_fetched=sum(one.num_fetched for one in done),
+        fetched_bytes=sum(one.fetched_bytes for one in done),
+        num_skipped=sum(one.num_skipped for one in done),
+        num_requests=client.num_requests,
+    )
+
+
+def parse_episodes(text: str) -> tuple[int, ...] | Literal["all"]:
+    """Return the episodes that a text lists, such as ``0-9,12``; ``all`` for none."""
+    if not text.strip():
+        return "all"
+    found: dict[int, None] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        first = int(match[1]) if match else 0
+        last = int(match[2] or match[1]) if match else -1
+        if last < first:
+            raise ConfigError(f"episodes are {text!r}, and {part.strip()!r} is no number and no run; write 0-9,12")
+        found |= dict.fromkeys(range(first, last + 1))
+    return tuple(found)
+
+
+def report_lines(report: DownloadReport) -> list[str]:
+    """Return what a person wants to read of a report."""
+    what = "the whole dataset" if report.is_whole else "a part of the dataset"
+    opened = report.repo_id if report.is_whole else report.folder
+    return [
+        f"{report.repo_id}, revision {report.revision}, commit {report.commit}: {what}",
+        f"{counted(report.num_files, 'file')}, {_as_size(report.size_bytes)}: fetched {report.num_fetched} "
+        f"({_as_size(report.fetched_bytes)}) with {counted(report.num_requests, 'request')}, "
+        f"{report.num_skipped} {either(report.num_skipped, 'was', 'were')} complete",
+        f"in {report.folder}; see: raypipe info {opened}",
+    ]
+
+
+class _Download:
+    def __init__(self, client: Client, source: HubSource, place: HubPlace, spec: DownloadSpec) -> None:
+        self._client = client
+        self._source = source
+        self._place = place
+        self._spec = spec
+
+    def fetch_all(self, listing: dict[str, HubFile]) -> tuple[dict[str, HubFile], list[Fetched]]:
+        """Return all files of the commit, and what was done to have them."""
+        return listing, [self._fetch(listing)]
+
+    def fetch_part(self, listing: dict[str, HubFile]) -> tuple[dict[str, HubFile], list[Fetched]]:
+        """Return the files that the episodes and cameras need: first those that say which the others are."""
+        small = {name: one for name, one in listing.items() if not name.startswith(_LARGE)}
+        done = [self._fetch(small)]
+        meta = read_metadata(Storage(str(self._place.folder)))
+        large = self._choose(meta, listing)
+        return {**small, **large}, [*done, self._fetch(large)]
+
+    def _choose(self, meta: DatasetMeta, listing: dict[str, HubFile]) -> dict[str, HubFile]:
+        rows = _find_rows(meta, self._spec.episodes, self._source)
+        names = [meta.data_file(row) for row in rows]
+        for camera in _find_cameras(meta, self._spec.cameras, self._source):
+            names += [meta.video_file(row, camera) for row in rows]
+        wanted = dict.fromkeys(posixpath.normpath(name) for name in names)
+        missing = [name for name in wanted if name not in listing]
+        if missing:
+            more = f" and {len(missing) - _SHOWN_FILES} more" if len(missing) > _SHOWN_FILES else ""
+            raise DownloadError(
+                f"{self._source} does not have the files that its meta/ names: {', '.join(missing[:_SHOWN_FILES])}"
+                f"{more}. Choose other episodes or cameras, or another revision."
+            )
+        return {name: listing[name] for name in wanted}
+
+    def _fetch(self, files: dict[str, HubFile]) -> Fetched:
+        total = sum(one.size_bytes for one in files.values())
+        with _bytes_bar(self._source.repo_id, total, is_on=self._spec.progress) as advance:
+            return fetch_files(self._client, self._source, self._place, files, advance)
+
+
+def _find_rows(meta: DatasetMeta, episodes: tuple[int, ...] | Literal["all"], source: HubSource) -> list[int]:
+    if episodes == "all":
+        return list(range(len(meta.episodes)))
+    known = {int(number): row for row, number in enumerate(meta.episodes.episode_index)}
+    unknown = [number for number in episodes if number not in known]
+    if unknown:
+        raise ConfigError(
+            f"{source} has no episode {unknown[0]}; it has {counted(len(known), 'episode')}, "
+            f"{span_text(min(known), max(known))}"
+        )
+    return [known[number] for number in episodes]
+
+
+def _find_cameras(meta: DatasetMeta, cameras: Sequence[str] | Literal["all"], source: HubSource) -> list[str]:
+    """Return the cameras that have files; images lie in the rows."""
+    if cameras != "all":
+        for name in cameras:
+            if name not in meta.cameras:
+                raise ConfigError(f"{source} has no camera {name!r}{suggest(name, meta.cameras)}")
+    return [name for name in (meta.cameras if cameras == "all" else cameras) if name in meta.episodes.videos]
+
+
+def _as_size(size_bytes: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.1f} {unit}"
+    return counted(size_bytes, "byte")
+
+
+@contextmanager
+def _bytes_bar(title: str, total_bytes: int, *, is_on: bool) -> Iterator[Callable[[int], None]]:
+    """Show how many bytes are there while the body runs, if `is_on` and a person looks."""
+    if not is_on or not is_shown() or not total_bytes:
+        yield lambda _count: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    lock = threading.Lock()
+    with Progress(*columns, console=open_console(stderr=True), transient=True) as shown:
+        task = shown.add_task(title, total=total_bytes)
+
+        def advance(count: int) -> None:
+            with lock:
+                shown.advance(task, count)
+
+        yield advance

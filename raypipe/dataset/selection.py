@@ -1,0 +1,266 @@
+"""The frames of an epoch of one dataset: a `SelectionSpec` against the tables of the dataset.
+
+The plan decides by episode numbers, lengths and numbers alone. What a selection says of tasks, columns and weights is
+looked up here, and only where it is said: in ``meta/``, and a column of the rows in the data files, of the episodes
+that the other filters leave. A filter on a column of the rows is a weight of 0 or 1 for each frame.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raypipe.errors import ConfigError, suggest
+from raypipe.format import DatasetMeta, RowReader, column_values, read_episode_columns, read_parquet
+from raypipe.plan import EQUAL, EpisodeIndex, SelectionSpec, index_episodes, passing_episodes
+from raypipe.storage import open_storage
+from raypipe.text import counted, cut_inside, make_spec
+
+Weights = NDArray[np.float64]
+
+_MOST_KNOWN: Final = 600
+"""Characters of what is known that a message shows: some datasets have thousands of tasks."""
+
+_NUM_THREADS: Final = 8
+"""Files whose column is read at once: of remote ones reading is waiting."""
+
+
+def index_dataset(name: str, meta: DatasetMeta, selection: SelectionSpec) -> EpisodeIndex:
+    """Return the anchor frames of a dataset, and how often each comes.
+
+    Args:
+        name: of the dataset in the order.
+
+    Raises:
+        ConfigError: the selection asks for what the dataset does not have, or leaves no frame.
+    """
+    kept = _with_tasks(name, meta, selection.tasks)
+    kept &= passing_episodes(name, meta.episodes.episode_index, meta.episodes.length, selection)
+    columns = _read_columns(meta, [column for column, _ in selection.where]) if selection.where else pa.table({})
+    for column, values in selection.where:
+        if column in columns.column_names:
+            found = columns.column(column).to_pylist()
+            for value in values:
+                if value not in found:
+                    known = sorted(map(str, {one for one in found if one is not None}))
+                    raise ConfigError(
+                        f"where has {value!r} for {column!r}, which no episode of dataset {name!r} has"
+                        f"{_suggest(str(value), known)}"
+                    )
+            kept &= [value in values for value in found]
+    weights = _weights(name, meta, selection, kept)
+    for column, values in selection.where:
+        if column not in columns.column_names:
+            flags = _matching(name, column, _row_values(name, meta, column, kept, "where"), values)
+            weights = _times(weights, flags, meta)
+    return index_episodes(
+        name,
+        meta.episodes.episode_index,
+        meta.episodes.length,
+        fingerprint=meta.order_fingerprint,
+        selection=selection,
+        kept=kept,
+        weights=weights,
+    )
+
+
+def settle_selection(meta: DatasetMeta, given: Any, weights: Any = EQUAL) -> SelectionSpec:
+    """Return the selection of a pipeline as plain values, which an account can repeat.
+
+    Args:
+        given: a `SelectionSpec`, or a dict of its fields.
+        weights: in place of those of `given`; also a function of the episode table, an Arrow table, that returns a
+            number for each of its rows.
+    """
+    fields = dict(given) if isinstance(given, Mapping) else given
+    inside = fields.pop("weights", EQUAL) if isinstance(fields, dict) else getattr(given, "weights", EQUAL)
+    selection = make_spec(SelectionSpec, fields, "selection")
+    if not any(isinstance(one, str) and one == EQUAL for one in (inside, weights)):
+        told = [cut_inside(repr(one), _MOST_KNOWN // 2) for one in (weights, inside)]
+        raise ConfigError(f"weights is {told[0]}, and selection has other weights, {told[1]}: say one of them")
+    weights = inside if isinstance(weights, str) and weights == EQUAL else weights
+    if callable(weights):
+        weights = _call(meta, weights)
+    return selection if isinstance(weights, str) and weights == EQUAL else replace(selection, weights=weights)
+
+
+def _call(meta: DatasetMeta, function: Callable[[pa.Table], Any]) -> dict[int, float]:
+    table = _read_columns(meta)
+    numbers = np.asarray(function(table))
+    if numbers.shape != (len(table),):
+        raise ConfigError(
+            f"the function of weights returned numbers of the shape {numbers.shape} for "
+            f"{counted(len(table), 'episode')}; one for each row of its table is wanted"
+        )
+    return dict(zip(table.column("episode_index").to_pylist(), numbers.tolist(), strict=True))
+
+
+def _with_tasks(name: str, meta: DatasetMeta, tasks: Sequence[str]) -> NDArray[np.bool_]:
+    if not tasks:
+        return np.ones(len(meta.episodes), dtype=np.bool_)
+    listed = [meta.tasks.named(texts) for texts in meta.episodes.tasks.to_pylist()]
+    known = {*meta.tasks.texts.values(), *(text for texts in listed for text in texts)}
+    for task in tasks:
+        if task not in known:
+            raise ConfigError(f"dataset {name!r} has no task {task!r}{_suggest(task, sorted(known))}")
+    return np.array([not texts.isdisjoint(tasks) for texts in listed], dtype=np.bool_)
+
+
+def _weights(name: str, meta: DatasetMeta, selection: SelectionSpec, kept: NDArray[np.bool_]) -> Weights | None:
+    """Return the weight of every episode, or of every frame of all episodes; None where all are equal."""
+    given = selection.weights
+    if given == EQUAL:
+        return None
+    if isinstance(given, str) and _is_file(given):
+        weights, place = _file_weights(name, meta, given), f"file {given!r}"
+    elif isinstance(given, str):
+        columns = _read_columns(meta, [given])
+        is_of_episodes = given in columns.column_names
+        values = (
+            columns.column(given).to_pylist() if is_of_episodes else _row_values(name, meta, given, kept, "weights")
+        )
+        weights, place = _as_numbers(values, f"column {given!r}"), f"column {given!r}"
+    else:
+        weights, place = _episode_weights(name, meta, dict(given)), "weights"
+    _check_weights(name, meta, weights, kept, place)
+    return weights
+
+
+def _is_file(given: str) -> bool:
+    return given.endswith(".parquet")
+
+
+def _episode_weights(name: str, meta: DatasetMeta, given: Mapping[int, float]) -> Weights:
+    unknown = sorted(set(given) - set(meta.episodes.episode_index.tolist()))
+    if unknown:
+        raise ConfigError(
+            f"weights name the episode {unknown[0]}, which dataset {name!r} does not have ({len(unknown)} unknown)"
+        )
+    return np.array([given.get(episode, 1.0) for episode in meta.episodes.episode_index.tolist()])
+
+
+def _file_weights(name: str, meta: DatasetMeta, path: str) -> Weights:
+    """Return the weights in a parquet file: of episodes, or of frames by LeRobot's ``index``."""
+    folder, file = os.path.split(path)
+    table = read_parquet(open_storage(folder or "."), file, ("weight",), optional=("index", "episode_index"))
+    key = next((one for one in ("index", "episode_index") if one in table.column_names), "")
+    if not key:
+        raise ConfigError(f"{path!r} has no column 'index' (of frames) or 'episode_index', beside 'weight'")
+    episodes = meta.episodes
+    wanted = episodes.episode_index
+    if key == "index":
+        wanted = np.concatenate(
+            [begin + np.arange(n) for begin, n in zip(episodes.from_index, episodes.length, strict=True)]
+        )
+    numbers = table.column(key).to_numpy()
+    order = np.argsort(numbers, kind="stable")
+    place = np.searchsorted(numbers[order], wanted)
+    is_there = place < len(numbers)
+    is_there[is_there] &= numbers[order][place[is_there]] == wanted[is_there]
+    if len(np.unique(numbers)) < len(numbers) or not is_there.all() or len(numbers) != len(wanted):
+        lacking = f", and not {key} {wanted[~is_there][0]}" if not is_there.all() else ""
+        raise ConfigError(
+            f"{path!r} has {counted(len(numbers), 'weight')} by {key!r}, {len(np.unique(numbers))} of them different"
+            f"{lacking}; dataset {name!r} has {len(wanted)}: give each once, with 0 for what is to be left out"
+        )
+    return _as_numbers(table.column("weight").to_pylist(), f"column 'weight' of {path!r}")[order][place]
+
+
+def _row_values(name: str, meta: DatasetMeta, column: str, kept: NDArray[np.bool_], asked_by: str) -> NDArray[Any]:
+    """Return a column of the rows for every frame of all episodes; nothing of those that are not kept is read."""
+    feature = meta.features.get(column)
+    if feature is None:
+        known = [*_read_columns(meta).column_names, *(one for one in meta.features if one not in meta.cameras)]
+        raise ConfigError(
+            f"{asked_by} names the column {column!r}, which neither the episode table nor the rows of dataset {name!r} "
+            f"have{_suggest(column, known)}"
+        )
+    if feature.kind != "vector" or feature.shape != (1,):
+        raise ConfigError(
+            f"{asked_by} names the column {column!r} of dataset {name!r}, whose rows hold {feature.dtype} of the shape "
+            f"{list(feature.shape)}; one number or flag for each frame is wanted"
+        )
+    return _read_row_values(meta, column, kept.tobytes())
+
+
+@lru_cache(maxsize=8)
+def _read_row_values(meta: DatasetMeta, column: str, kept: bytes) -> NDArray[Any]:
+    # Kept for the process: a pipeline asks when it is made, and again when it plans.
+    files: dict[str, list[int]] = defaultdict(list)
+    for row in np.flatnonzero(np.frombuffer(kept, dtype=np.bool_)).tolist():
+        files[meta.data_file(row)].append(row)
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="raypipe-column") as pool:
+        found = pool.map(partial(_read_file_values, meta, column), files.values())
+        values = {row: part for parts in found for row, part in parts.items()}
+    # Nobody looks at an episode that is not kept, and the others decide the dtype.
+    lengths = enumerate(meta.episodes.length.tolist())
+    return np.concatenate([values[row] if row in values else np.zeros(length, np.bool_) for row, length in lengths])
+
+
+def _read_file_values(meta: DatasetMeta, column: str, rows: Sequence[int]) -> dict[int, NDArray[Any]]:
+    """Return a column of the rows of episodes that one file holds; opens it once."""
+    reader, feature, found = RowReader(meta, [column]), meta.features[column], {}
+    for row in rows:
+        place = f"episode {meta.episodes.episode_index[row]} of {meta.root!r}"
+        # A view would keep all columns of its row group in memory until the last file is read.
+        found[row] = np.array(column_values(reader.read_episode(row), feature, place))
+    reader.forget(rows[-1])
+    return found
+
+
+def _matching(name: str, column: str, found: NDArray[Any], values: Sequence[Any]) -> Weights:
+    """Return 1 for every frame whose number is one of `values`, else 0; numbers of rows are rounded as rows are."""
+    for value in values:
+        if isinstance(value, bool | int | float) and (found.dtype.kind == "f" or value == int(value)):
+            continue
+        raise ConfigError(
+            f"where has {value!r} for {column!r} of dataset {name!r}, whose rows hold {found.dtype}; give such numbers"
+        )
+    flags = np.isin(found, np.asarray(values).astype(found.dtype))
+    if not flags.any():
+        raise ConfigError(
+            f"where has {cut_inside(repr(list(values)), _MOST_KNOWN)} for {column!r}, and no frame that is selected of "
+            f"dataset {name!r} has such a number"
+        )
+    return flags.astype(np.float64)
+
+
+def _as_numbers(values: Any, place: str) -> Weights:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the {place} holds no numbers, and weights are some: {error}") from error
+
+
+def _check_weights(name: str, meta: DatasetMeta, weights: Weights, kept: NDArray[np.bool_], place: str) -> None:
+    length = meta.episodes.length
+    owner = np.arange(len(length)) if len(weights) == len(length) else np.repeat(np.arange(len(length)), length)
+    wrong = np.flatnonzero(~(weights >= 0) | np.isinf(weights))
+    wrong = wrong[kept[owner[wrong]]]
+    if len(wrong):
+        episode = int(meta.episodes.episode_index[owner[wrong[0]]])
+        raise ConfigError(
+            f"a weight of episode {episode} of dataset {name!r} is {weights[wrong[0]]} in the {place} "
+            f"({len(wrong)} such in all); give finite numbers of at least 0"
+        )
+
+
+def _times(weights: Weights | None, flags: Weights, meta: DatasetMeta) -> Weights:
+    if weights is None:
+        return flags
+    return flags * (np.repeat(weights, meta.episodes.length) if len(weights) == len(meta.episodes) else weights)
+
+
+def _read_columns(meta: DatasetMeta, names: Sequence[str] | None = None) -> pa.Table:
+    return read_episode_columns(meta.storage, names, is_packed=meta.is_packed)
+
+
+def _suggest(wanted: str, known: Sequence[str]) -> str:
+    return cut_inside(suggest(wanted, known), _MOST_KNOWN)

@@ -1,0 +1,125 @@
+"""Rows to a rank: blocks of rows, read by the rank itself or by Ray Data, and what the ranks agree on.
+
+::
+
+    block_context.py     what a task or a rank knows of the datasets and of their schema        BlockContext
+    read_blocks.py       read_rows      the rows of a span and of its windows' reach         one row per frame read
+                         add_windows    row features with their windows                      one row per frame to emit
+    packing.py           spans as rows of an Arrow table, in and out                            PackedSpan
+    opened_block.py      on the rank: arrays again                                              SpanBlock
+    spec.py              how blocks travel                                                      FeedSpec
+    local.py             the rank reads its own rows; no Ray                                    LocalFeed
+    order.py             the order in which blocks are fed, so that Ray's split keeps to ranks  feed_order     pure
+    own_rows.py          the first blocks of a rank, read by itself while Ray starts
+    ray_source.py        one read task, one block; the settings of Ray Data                     Ray
+    ray_cluster.py       starts a local Ray, and tells whether one has what is needed           Ray
+    feeder.py            the actor that opens Ray Datasets from plans                           Ray
+    groups.py            ranks that share a split of Ray, and their blocks of a pass           FeedGroup
+    agreement.py         ranks compare their places, and share a list of bad data               Meeting
+    remote_agreement.py  the same between processes that torchrun has started                   RemoteMeeting
+    bad_data.py          the policy on data that cannot be read, and what was left out          BadDataSpec, SkipList
+    metrics.py           the figures of a run on one rank                                       LoaderStats, Meter
+    prometheus.py        the same on the metrics port of a Ray node
+
+Blocks are plain functions on tables, without Ray. The first row of a span carries its identity in the column `HEADER`;
+a block may pack several spans, also of unlike datasets: its columns have the names, dtypes and widths of the schema.
+**Nothing here raises for bad data**: the block keeps its planned rows and carries the error to the rank, since a task
+that fails, or a row too few, would upset Ray's split for all ranks.
+"""
+
+from typing import TYPE_CHECKING
+
+from raypipe import lazy_names
+
+if TYPE_CHECKING:
+    from raypipe.feed.agreement import Meeting, PassPlace, name_attempt
+    from raypipe.feed.bad_data import BadDataSpec, BadSpan, OnBadEpisode, describe_spans, merge_spans
+    from raypipe.feed.block_context import BlockContext, shown_frames
+    from raypipe.feed.feeder import FeederSource, start_feeder
+    from raypipe.feed.local import LocalSource
+    from raypipe.feed.metrics import (
+        STAGES,
+        Interval,
+        Live,
+        LoaderStats,
+        Meter,
+        RecentStats,
+        WorldStats,
+        split_wait,
+        sum_up,
+    )
+    from raypipe.feed.opened_block import SpanBlock, open_block
+    from raypipe.feed.order import feed_order, resident_spans, simulate_split
+    from raypipe.feed.packing import RowFrames, SpanRequest, as_objects, span_request
+    from raypipe.feed.ray_cluster import check_object_store, has_spare_cpu_nodes, start_ray
+    from raypipe.feed.ray_source import as_samples, build_dataset
+    from raypipe.feed.read_blocks import add_windows, filler_block, read_rows
+    from raypipe.feed.remote_agreement import LOOPBACK, RemoteMeeting, serve_meeting
+    from raypipe.feed.spec import BY_SIZE, FeedSpec
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "agreement": "Meeting PassPlace name_attempt",
+            "bad_data": "BadDataSpec BadSpan OnBadEpisode describe_spans merge_spans",
+            "block_context": "BlockContext shown_frames",
+            "feeder": "FeederSource start_feeder",
+            "local": "LocalSource",
+            "metrics": "Interval Live LoaderStats Meter RecentStats STAGES WorldStats split_wait sum_up",
+            "opened_block": "SpanBlock open_block",
+            "order": "feed_order resident_spans simulate_split",
+            "packing": "RowFrames SpanRequest as_objects span_request",
+            "ray_cluster": "check_object_store has_spare_cpu_nodes start_ray",
+            "ray_source": "as_samples build_dataset",
+            "read_blocks": "add_windows filler_block read_rows",
+            "remote_agreement": "LOOPBACK RemoteMeeting serve_meeting",
+            "spec": "BY_SIZE FeedSpec",
+        },
+    )
+
+__all__ = [
+    "BY_SIZE",
+    "LOOPBACK",
+    "STAGES",
+    "BadDataSpec",
+    "BadSpan",
+    "BlockContext",
+    "FeedSpec",
+    "FeederSource",
+    "Interval",
+    "Live",
+    "LoaderStats",
+    "LocalSource",
+    "Meeting",
+    "Meter",
+    "OnBadEpisode",
+    "PassPlace",
+    "RecentStats",
+    "RemoteMeeting",
+    "RowFrames",
+    "SpanBlock",
+    "SpanRequest",
+    "WorldStats",
+    "add_windows",
+    "as_objects",
+    "as_samples",
+    "build_dataset",
+    "check_object_store",
+    "describe_spans",
+    "feed_order",
+    "filler_block",
+    "has_spare_cpu_nodes",
+    "merge_spans",
+    "name_attempt",
+    "open_block",
+    "read_rows",
+    "resident_spans",
+    "serve_meeting",
+    "shown_frames",
+    "simulate_split",
+    "span_request",
+    "split_wait",
+    "start_feeder",
+    "start_ray",
+    "sum_up",
+]

@@ -1,0 +1,461 @@
+"""The feeder: one small actor per pipeline and attempt that opens Ray Datasets from explicit plans.
+
+Ranks ask it for the blocks of an epoch; it plans, interleaves the ranks' queues so that Ray's split delivers each block
+to its rank, and hands out an iterator per rank. A request names everything that decides the order, so the answer does
+not depend on how often or when it is asked.
+
+::
+
+    series  -> groups of ranks (`ranks_per_split`)    one Dataset and split each: an executor does 50 to 100 blocks/s
+     epoch  -> chapters (`blocks_per_chapter`)        one after the other: Ray's cost of a start grows with the blocks
+
+A split serves a series, epoch after epoch: a new one takes Ray a second or two, and leaves every rank with an open
+socket to a process that has ended. Whenever all its ranks have begun a chapter, it asks the feeder for the blocks. A
+series that some rank has left may leave calls behind in its split, so the next one has another.
+"""
+
+import atexit
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import ray
+
+from raypipe.decode import ClipExecutor, TaskExecutor, ThreadExecutor
+from raypipe.errors import RaypipeError, ResumeError
+from raypipe.feed.agreement import Ask, Meeting, PassPlace, ask_for, describe_waiting
+from raypipe.feed.bad_data import BadSpan
+from raypipe.feed.block_context import BlockContext
+from raypipe.feed.groups import BlockRequest, FeedGroup
+from raypipe.feed.metrics import LoaderStats, Meter
+from raypipe.feed.own_rows import OwnRows, can_read_here
+from raypipe.feed.prometheus import RankGauges
+from raypipe.feed.ray_cluster import check_free_cpu
+from raypipe.feed.spec import FeedSpec
+from raypipe.plan import EpisodeIndex, WorldPlan, plan_epoch, plan_world
+from raypipe.storage import share_gate
+
+_WAIT_FOR_RANKS_S: Final = 60.0
+
+_FIGURES: Final = "figures"
+
+_FIRST_BLOCK: Final = "raypipe-first-block"
+_RAY_THREADS: Final = frozenset(
+    {"raypipe-receive", "raypipe-assemble", "raypipe-next-epoch", _FIRST_BLOCK, "iter_threaded"}
+)
+"""Of ours and of Ray Data, those that wait for blocks, or for clips that tasks decode."""
+
+_LOSSES: Final = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
+_LOST: Final = (
+    "raypipe's feeder or its node is gone, and with it the rest of this epoch's blocks. Start the ranks again from the "
+    "last checkpoint, as Ray Train does with FailureConfig(max_failures=...): the order goes on exactly there."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a rank gets."""
+
+    iterator: Any
+    """A Ray `DataIterator` over the rank's blocks of one chapter."""
+    num_chapters: int
+    resident_spans: int
+
+
+class Feeder(Meeting):
+    """Opens epochs. Runs as an actor, whose calls come in a thread each; see `start_feeder`."""
+
+    def __init__(self, context: BlockContext, index: EpisodeIndex, spec: FeedSpec, world_size: int) -> None:
+        super().__init__(context.bad_data, index, world_size)
+        self._context = ray.put(context)
+        self._index = index
+        self._spec = spec
+        self._passes: dict[PassPlace, list[FeedGroup]] = {}
+        self._splits: dict[_SplitKey, _Split] = {}
+
+    def open_chapter(self, rank: int, ask: Ask, place: PassPlace, chapter: int) -> Ticket:
+        """Return the rank's part of one chapter of a pass, which all ranks ask for at the same place; once each."""
+        with self._lock:
+            if place not in self._passes:
+                self._passes[place] = _plan_groups(self._index, ask, self._spec)
+                # Every rank is done with older ones: it has asked for two later ones, or begun anew.
+                self._passes = {old: one for old, one in self._passes.items() if not old.is_over_at(place)}
+                # A split's actor lives as long as someone holds an iterator; ranks hold theirs while they read.
+                self._splits = {
+                    key: one for key, one in self._splits.items() if key.series >= place.series or not one.is_begun
+                }
+            number, taken = divmod(rank, self._spec.ranks_per_split)
+            group, key = self._passes[place][number], _SplitKey(place.series, number)
+            split = self._splits.get(key)
+            iterators = self._split(key, len(group.plans)) if split is None else split.iterators
+            self._splits[key] = _Split(iterators, (group, chapter))
+            return Ticket(iterators[taken], group.num_chapters, int(group.resident[taken]))
+
+    def take_blocks(self, key: "_SplitKey") -> list[BlockRequest]:
+        """Return the blocks of the chapter that the ranks of a split have asked for last: all of them have by then."""
+        with self._lock:
+            split = self._splits[key]
+            split.is_begun = True
+            group, chapter = split.asked
+            return group.chapter_blocks(chapter)
+
+    # A thread of their own for these two: what a rank tells last is what counts, and what is asked for afterwards.
+    @ray.method(concurrency_group=_FIGURES)  # type: ignore[untyped-decorator]
+    def tell(self, rank: int, stats: LoaderStats) -> None:
+        """Note the figures of a rank."""
+        super().tell(rank, stats)
+
+    @ray.method(concurrency_group=_FIGURES)  # type: ignore[untyped-decorator]
+    def figures(self) -> dict[int, LoaderStats]:
+        """Return the figures that each rank has told last."""
+        return super().figures()
+
+    def shared_context(self) -> "list[ray.ObjectRef[BlockContext]]":
+        """Return the reference by which tasks know the datasets of this pipeline; in a list, where Ray leaves it be."""
+        return [self._context]
+
+    def _split(self, key: "_SplitKey", num_ranks: int) -> list[Any]:
+        # Here, and not with this module: ranks shall meet before Ray Data is imported.
+        from raypipe.feed.ray_source import build_dataset, split_dataset
+
+        # Ray does not count an actor's handle of itself: the split's actor, which gets it, does not keep the feeder.
+        feeder = ray.get_runtime_context().current_actor
+        return split_dataset(build_dataset(self._context, lambda: ray.get(feeder.take_blocks.remote(key))), num_ranks)
+
+
+class _SplitKey(NamedTuple):
+    series: int
+    group: int
+
+
+@dataclass
+class _Split:
+    """What a group of ranks reads from in a series of passes."""
+
+    iterators: list[Any]
+    asked: tuple[FeedGroup, int]
+    """The group, in the pass that ranks have asked for last, and the chapter."""
+
+    is_begun: bool = False
+    """Whether Ray has the blocks of that chapter."""
+
+
+def _plan_groups(index: EpisodeIndex, ask: Ask, spec: FeedSpec) -> list[FeedGroup]:
+    """Return the groups of ranks that share a split, for one pass over the rest of an epoch."""
+    plan = plan_epoch(replace(index, shares=ask.shares), ask.order, epoch=ask.epoch, legs=ask.legs)
+    if plan.fingerprint != ask.fingerprint:
+        raise ResumeError(
+            f"the plan of the ranks has the fingerprint {ask.fingerprint}, and the same computed here "
+            f"{plan.fingerprint}; the ranks and the driver have different data or versions of raypipe"
+        )
+    world, size = plan_world(plan, world_size=ask.world_size, batch=ask.batch), spec.ranks_per_split
+    return [
+        FeedGroup(world, range(first, min(first + size, ask.world_size)), spec)
+        for first in range(0, ask.world_size, size)
+    ]
+
+
+class FeederSource:
+    """The blocks of a rank, from a feeder; a `BlockSource`."""
+
+    def __init__(
+        self,
+        context: BlockContext,
+        spec: FeedSpec,
+        attempt: str,
+        *,
+        feeder: Any = None,
+        lone: Meeting | None = None,
+    ) -> None:
+        """Prepare to ask a feeder.
+
+        Args:
+            feeder: of all ranks.
+            lone: where a rank without others meets itself. It starts a feeder of its own, when it asks for blocks.
+        """
+        assert (feeder is None) != (lone is None), "either ranks share a feeder, or there is one rank"
+        self._context = context
+        self._started = feeder
+        self._is_owner = feeder is not None
+        """Whether this process has started the feeder."""
+        self._spec = spec
+        self._lone = lone
+        self._gauges: dict[tuple[str, int], RankGauges] = {}
+        self.attempt = attempt
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Counters count what one process has seen. A copy of a lone rank counts passes anew, and needs a feeder anew.
+        started = None if self._lone is not None else self._started
+        return {**self.__dict__, "_gauges": {}, "_is_owner": False, "_started": started}
+
+    def feeder(self) -> Any:
+        """Return the feeder, which a lone rank starts when it needs one."""
+        with _starting:
+            if self._started is None:
+                assert self._lone is not None
+                self._started = start_feeder(self._context, self._lone.index, self._spec, world_size=1)
+                self._is_owner = True
+            return self._started
+
+    def assigned_cpus(self) -> int:
+        """Return the CPUs that Ray gave to this process; in a driver, those that the system lets it use."""
+        runtime = ray.get_runtime_context()
+        if runtime.worker.mode != ray.WORKER_MODE:
+            return len(os.sched_getaffinity(0))
+        return max(1, int(runtime.get_assigned_resources().get("CPU", 0)))
+
+    def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "RayFeed":
+        """Return the blocks that the rest of a plan sends to one rank, when all ranks ask for the same."""
+        share_gate()
+        ask = ask_for(world)
+        place = self._begin(rank, ask, place)
+        own = OwnRows(self._context, world, rank, self._spec) if can_read_here(self._context) else None
+        chapters = _Chapters(self.feeder, rank, ask, place, self._spec.prefetch_blocks)
+        feed = RayFeed(chapters, own, self.report_bad, is_lone=self._lone is not None)
+        if self._is_owner or self._lone is not None:
+            _own_feeds.add(feed)
+        return feed
+
+    def _begin(self, rank: int, ask: Ask, place: PassPlace | None) -> PassPlace:
+        if self._lone is not None:
+            return self._lone.begin(rank, ask, place)
+        asked = self.feeder().begin.remote(rank, ask, place)
+        self._warn_of_waiting(asked, rank, ask.world_size)
+        opened: PassPlace = _get(asked)
+        return opened
+
+    def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:
+        """Return what decodes the clips of a rank: its own threads, or tasks on the cluster."""
+        if context.decode.where != "cluster":
+            return ThreadExecutor(lambda: context.decoders, num_threads, context.frame_pool)
+        (shared,) = _get(self.feeder().shared_context.remote())
+        return TaskExecutor(
+            shared=shared,
+            decoders=_task_decoders,
+            home_file=context.home_video,
+            note=lambda answer: meter.add(
+                task_decode_s=answer.seconds,
+                task_decoded_frames=answer.num_decoded,
+                task_kept_frames=answer.num_kept,
+                task_requests=answer.num_requests,
+            ),
+        )
+
+    def go_on(self, rank: int, place: PassPlace) -> None:
+        """Note that a rank begins the pass that follows its last one; raises where others have left the order."""
+        self._meet("go_on", rank, place)
+
+    def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
+        """Show the figures of a rank on Ray's metrics port, and tell them to the other ranks."""
+        gauges = self._gauges.setdefault((name, rank), RankGauges(name, rank))
+        gauges.show(stats)
+        if self._lone is None:
+            # Nobody waits for it.
+            self.feeder().tell.remote(rank, stats)
+
+    def collect(self) -> dict[int, LoaderStats]:
+        """Return the figures of all ranks, as they told them last."""
+        figures: dict[int, LoaderStats] = self._meet("figures")
+        return figures
+
+    def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
+        """Count episodes as bad that were left out before this start."""
+        self._meet("note_bad", dict(episodes))
+
+    def report_bad(self, span: BadSpan) -> None:
+        """Note for all ranks that a span is left out; raises where more episodes are bad than may be."""
+        self._meet("report_bad", span)
+
+    def _meet(self, call: str, *arguments: Any) -> Any:
+        """Call a method of the ranks' `Meeting`, wherever it is."""
+        if self._lone is not None:
+            return getattr(self._lone, call)(*arguments)
+        return _get(getattr(self.feeder(), call).remote(*arguments))
+
+    def _warn_of_waiting(self, asked: Any, rank: int, world_size: int) -> None:
+        if ray.wait([asked], timeout=_WAIT_FOR_RANKS_S)[0]:
+            return
+        missing = ray.get(self.feeder().missing_ranks.remote())
+        if missing:
+            warnings.warn(describe_waiting(rank, world_size, missing, _WAIT_FOR_RANKS_S), stacklevel=2)
+
+
+class _Chapters:
+    """The blocks that Ray sends to a rank in one pass, chapter after chapter."""
+
+    def __init__(self, feeder: Callable[[], Any], rank: int, ask: Ask, place: PassPlace, prefetch_blocks: int) -> None:
+        self.feeder = feeder
+        self.place = place
+        self._rank = rank
+        self._ask = ask
+        self._prefetch_blocks = prefetch_blocks
+        self._lock = threading.Lock()
+        self._ticket: Ticket | None = None
+
+    @property
+    def ticket(self) -> Ticket:
+        """The rank's part of the first chapter, asked for once; waits for the feeder to plan."""
+        with self._lock:
+            if self._ticket is None:
+                self._ticket = _get(self._open(0))
+            return self._ticket
+
+    def blocks(self) -> Iterator[pa.Table]:
+        """Yield the blocks in arrival order."""
+        first = self.ticket
+        for chapter in range(first.num_chapters):
+            iterator = (_get(self._open(chapter)) if chapter else first).iterator
+            tables = iterator.iter_batches(
+                batch_size=None, batch_format="pyarrow", prefetch_batches=self._prefetch_blocks
+            )
+            try:
+                # A later chapter begins with a filler.
+                yield from islice(tables, min(chapter, 1), None)
+            except _LOSSES as error:
+                error.add_note(_LOST)
+                raise
+
+    def _open(self, chapter: int) -> Any:
+        return self.feeder().open_chapter.remote(self._rank, self._ask, self.place, chapter)
+
+
+class RayFeed:
+    """The blocks of one rank for the rest of an epoch; a `BlockFeed`.
+
+    Ray takes seconds to send the first block: it starts a process for the split and one for the task. Until then the
+    rank reads its own rows, where it can. The plan says which rows they are, so it does not matter who reads them. A
+    rank without others that has room for the whole pass, such as one over a validation set, does not ask Ray at all.
+    With others it must: Ray's split begins when all ranks have asked.
+    """
+
+    is_remote = True
+
+    def __init__(
+        self, chapters: _Chapters, own: OwnRows | None, report_bad: Callable[[BadSpan], None], *, is_lone: bool
+    ) -> None:
+        self.place = chapters.place
+        self.report_bad = report_bad
+        self._chapters = chapters
+        self._own = own
+        self._is_own_enough = is_lone and own is not None and own.fits
+        self._is_reading = False
+        self._is_asked = False
+        self._first: Future[tuple[list[pa.Table], Iterator[pa.Table]]] = Future()
+        if not self._is_own_enough:
+            self._ask()
+
+    def _ask(self) -> None:
+        check_free_cpu()
+        self._is_asked = True
+        threading.Thread(target=self._fetch_first, name=_FIRST_BLOCK, daemon=True).start()
+
+    @property
+    def resident_spans(self) -> int:
+        """How many spans the rank must be ready to hold; while it reads for itself, what its own batches need."""
+        if self._own is not None and self._is_reading:
+            return self._own.room
+        return self._chapters.ticket.resident_spans
+
+    def end(self) -> None:
+        """End the feeder, and with it the splits of all ranks: nobody reads any more."""
+        if self._is_asked:
+            ray.kill(self._chapters.feeder())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all blocks were read here, and Ray has none for this rank."""
+        return not self._is_asked and self._own is not None and self._own.is_all_read
+
+    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
+        """Yield blocks that are read here, until Ray sends its first; all of them where Ray is not asked."""
+        if self._own is None or not (is_waited_for or self._is_own_enough):
+            return
+        self._is_reading = True
+        for table in self._own.blocks():
+            yield table
+            if self._first.done():
+                break
+        self._is_reading = False
+
+    def blocks(self) -> Iterator[pa.Table]:
+        """Yield all blocks of Ray in arrival order."""
+        if not self._is_asked:
+            self._ask()
+        first, rest = self._first.result()
+        # They hold a block and open files, which nobody needs any more.
+        self._first, self._own = Future(), None
+        return chain(first, rest)
+
+    def _fetch_first(self) -> None:
+        try:
+            blocks = self._chapters.blocks()
+            self._first.set_result((list(islice(blocks, 1)), blocks))
+        except BaseException as error:
+            self._first.set_exception(error)
+
+
+_starting = threading.Lock()
+
+_own_feeds: "weakref.WeakSet[RayFeed]" = weakref.WeakSet()
+"""Feeds of feeders that this process has started, for as long as somebody reads them."""
+
+
+@atexit.register
+def end_feeders(wait_s: float = 5.0) -> None:
+    """End the feeders that this process has started, and wait for the threads that read from them.
+
+    Called when the interpreter ends; call it before ``ray.shutdown()`` while loaders are under way. In Ray 2.60 a
+    thread that stands in a call when Ray ends uses freed memory: the process ends with SIGSEGV, or Ray ends it. With
+    the feeder its splits end, and every call that waits for one.
+    """
+    feeds = list(_own_feeds)
+    threads = [thread for thread in threading.enumerate() if thread.name in _RAY_THREADS]
+    if not feeds or not threads or not ray.is_initialized():
+        return
+    for feed in feeds:
+        feed.end()
+    deadline = time.monotonic() + wait_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _task_decoders(context: "ray.ObjectRef[BlockContext]") -> Sequence[Any]:
+    from raypipe.feed.ray_source import fetch_context
+
+    return fetch_context(context).decoders
+
+
+def _get(answer: Any) -> Any:
+    """Return an answer of the feeder; an error of raypipe is raised as it is, without Ray's words around it."""
+    try:
+        return ray.get(answer)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, RaypipeError):
+            raise error.cause from None
+        raise
+    except _LOSSES as error:
+        error.add_note(_LOST)
+        raise
+
+
+def start_feeder(context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, world_size: int) -> Any:
+    """Start a feeder as an actor without a CPU of its own, on this node; it lives as long as its handle."""
+    # What this process has asked of the Hub, to open the dataset, counts for the cluster.
+    share_gate()
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
+    )
+    # All ranks may wait in a call at once, each for this epoch and the one that it fetches ahead.
+    num_threads = 2 * world_size + 2
+    actor = ray.remote(
+        num_cpus=0, max_concurrency=num_threads, concurrency_groups={_FIGURES: 1}, scheduling_strategy=strategy
+    )(Feeder)
+    return actor.remote(context, index, spec, world_size)

@@ -1,0 +1,338 @@
+"""The figures of a run on one rank: how fast, and what it waited for."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from raypipe.storage import num_requests
+
+STAGES: Final = ("read", "decode", "transport", "assembly")
+"""Where a batch may be late."""
+
+_HARDLY: Final = 0.02
+"""Below this share of its time a training loop does not wait for data."""
+
+
+RECENT_STEPS: Final = 100
+"""Steps that the recent figures are of: some seconds to minutes of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentStats:
+    """The figures of the last steps, `RECENT_STEPS` at most: a slow start does not stay in them."""
+
+    steps: int = 0
+    samples_per_s: float = 0.0
+    wait_share: float = 0.0
+    waits_for: str = "nothing"
+    """One of `STAGES`, or "nothing"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStats:
+    """What one rank's loader did since it was made, and in `recent` what it does now."""
+
+    samples: int
+    batches: int
+    samples_per_s: float
+    """Over the time from the first request to the last batch."""
+    first_batch_s: float
+    """From the start of the last iteration to its first batch."""
+    wait_s: float
+    """Time in which the training loop waited for a batch."""
+    step_s: float
+    """Time in which the training loop did something else."""
+    wait_share: float
+    """``wait_s / (wait_s + step_s)``: 0 where data is never waited for."""
+    fetch_s: float
+    """Time in which a batch waited for blocks, also while others were ready for the training loop."""
+    assemble_s: float
+    """Time spent putting batches together, also while others were ready."""
+    read_wait_s: float
+    """The part of `wait_s` in which the rows of the batch were being read, or waited for a CPU to be read."""
+    decode_wait_s: float
+    """The part in which its pixels were being decoded, here or in tasks."""
+    transport_wait_s: float
+    """The part in which its rows or pixels were done and on their way to this rank."""
+    assembly_wait_s: float
+    """The part in which it was being put together."""
+    decode_s: float
+    """Time spent decoding, summed over threads or tasks."""
+    decoded_frames: int
+    kept_frames: int
+    """Frames that were not decoded but read from those that ``keep_frames`` keeps on the node."""
+    skipped_frames: int
+    """Samples that were left out as bad data, where the policy says so."""
+    emitted_frames: int
+    """Samples times cameras: frames that windows show besides are not counted, since they are decoded once too."""
+    decoded_per_emitted: float
+    """1 where each frame is decoded once; more where windows reach out of a clip, or after a resume within one; less
+    where frames are kept."""
+    received_blocks: int
+    received_bytes: int
+    waiting_spans: int
+    """Spans whose rows have arrived ahead of their need."""
+    live_spans: int
+    live_bytes: int
+    """Memory of the rows and the decoded frames at hand."""
+    held_bytes: int
+    """Decoded frames that have not left yet."""
+    in_flight_bytes: int
+    """Frames that are asked for and not taken yet."""
+    peak_clip_bytes: int
+    """The most that was held and in flight at once, of the current epoch."""
+    decoder_opens: int
+    """Videos that were opened for decoding in this process."""
+    decoder_reuses: int
+    """Clips that were decoded by a decoder that was open already."""
+    requests: int
+    """Sent to the Hub and other remote storage: by this process since the loader was made, whatever it was for, and by
+    the tasks that read for this rank."""
+    recent: RecentStats = RecentStats()
+    """Of the last steps."""
+
+    @property
+    def waits_for(self) -> str:
+        """The stage that the training loop waits for most, one of `STAGES`; "nothing" where it hardly waits."""
+        seconds = (self.read_wait_s, self.decode_wait_s, self.transport_wait_s, self.assembly_wait_s)
+        return _name_wait(self.wait_share, seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as a JSON object."""
+        return asdict(self)
+
+
+def _name_wait(wait_share: float, seconds: Iterable[float]) -> str:
+    return "nothing" if wait_share < _HARDLY else max(zip(seconds, STAGES, strict=True))[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What the thread that puts batches together did from when to when, by `time.perf_counter`."""
+
+    stage: str
+    """One of `STAGES`."""
+    begin: float
+    end: float
+
+
+def split_wait(stage: str, begin: float, end: float, done: float) -> list[Interval]:
+    """Return what was waited for: the stage until it was done, and then the way to this rank.
+
+    Args:
+        done: when another process was done; infinity where the stage ran here.
+    """
+    arrived = min(max(done, begin), end)
+    return [Interval(stage, begin, arrived), Interval("transport", arrived, end)]
+
+
+def share_wait(begin: float, end: float, intervals: Sequence[Interval], rest: str) -> dict[str, float]:
+    """Return by stage how much of a training loop's wait was spent on it; `rest` gets what no interval covers."""
+    parts = dict.fromkeys(STAGES, 0.0)
+    for interval in intervals:
+        parts[interval.stage] += max(0.0, min(end, interval.end) - max(begin, interval.begin))
+    parts[rest] += max(0.0, end - begin - sum(parts.values()))
+    return parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldStats:
+    """The figures of all ranks of a run, as far as they have told them."""
+
+    num_ranks: int
+    samples_per_s: float
+    """Of all ranks together."""
+    wait_share: float
+    """The mean over the ranks."""
+    worst_rank: int
+    """The one that waits most; with collectives all others wait for it."""
+    worst_wait_share: float
+    waits_for: str
+    """What the worst rank waits for: one of `STAGES`, or "nothing"."""
+    skipped_frames: int
+    """Samples that all ranks together have left out as bad data."""
+    requests: int
+    """Sent to remote storage by all ranks and the tasks that read for them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as a JSON object."""
+        return asdict(self)
+
+
+def sum_up(ranks: Mapping[int, LoaderStats], *, recent: bool = False) -> WorldStats:
+    """Return the figures of a world from those of its ranks, of which there is at least one.
+
+    Args:
+        recent: speed and waiting of the last steps, in place of those since the start.
+    """
+    told = {rank: stats.recent if recent else stats for rank, stats in ranks.items()}
+    worst = max(told, key=lambda rank: (told[rank].wait_share, -rank))
+    return WorldStats(
+        num_ranks=len(ranks),
+        samples_per_s=sum(stats.samples_per_s for stats in told.values()),
+        wait_share=sum(stats.wait_share for stats in told.values()) / len(ranks),
+        worst_rank=worst,
+        worst_wait_share=told[worst].wait_share,
+        waits_for=told[worst].waits_for,
+        skipped_frames=sum(stats.skipped_frames for stats in ranks.values()),
+        requests=sum(stats.requests for stats in ranks.values()),
+    )
+
+
+@dataclass(slots=True)
+class _Totals:
+    samples: int = 0
+    batches: int = 0
+    wait_s: float = 0.0
+    step_s: float = 0.0
+    fetch_s: float = 0.0
+    assemble_s: float = 0.0
+    read_wait_s: float = 0.0
+    decode_wait_s: float = 0.0
+    transport_wait_s: float = 0.0
+    assembly_wait_s: float = 0.0
+    task_decode_s: float = 0.0
+    task_decoded_frames: int = 0
+    task_kept_frames: int = 0
+    task_requests: int = 0
+    skipped_frames: int = 0
+    emitted_frames: int = 0
+    received_blocks: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step of a training loop: what it did, what it waited for, and what it got."""
+
+    step_s: float
+    wait_s: float
+    samples: int
+    parts: Mapping[str, float]
+
+
+def _sum_recent(steps: Sequence[_Step]) -> RecentStats:
+    wait_s = sum(step.wait_s for step in steps)
+    seconds = wait_s + sum(step.step_s for step in steps)
+    if not seconds:
+        return RecentStats(steps=len(steps))
+    return RecentStats(
+        steps=len(steps),
+        samples_per_s=sum(step.samples for step in steps) / seconds,
+        wait_share=wait_s / seconds,
+        waits_for=_name_wait(wait_s / seconds, [sum(step.parts[stage] for step in steps) for stage in STAGES]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """What a rank holds and has decoded at one moment."""
+
+    spans: int = 0
+    waiting_spans: int = 0
+    row_bytes: int = 0
+    held_bytes: int = 0
+    in_flight_bytes: int = 0
+    peak_clip_bytes: int = 0
+    decode_s: float = 0.0
+    decoded_frames: int = 0
+    kept_frames: int = 0
+    decoder_opens: int = 0
+    decoder_reuses: int = 0
+
+
+class Meter:
+    """Adds up what happens on a rank; its threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums = _Totals()
+        self._first_batch_s = 0.0
+        self._started_at = 0.0
+        self._asked_at = 0.0
+        self._left_at = 0.0
+        self._step_s = 0.0
+        self._recent: deque[_Step] = deque(maxlen=RECENT_STEPS)
+        self._intervals: list[Interval] = []
+        self._requests_before = num_requests()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, _: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def add(self, **amounts: float) -> None:
+        """Add to sums by name."""
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self._sums, name, getattr(self._sums, name) + amount)
+
+    def note(self, intervals: Sequence[Interval]) -> None:
+        """Take in what the assembling thread did; called before the batch that it was for is handed over."""
+        with self._lock:
+            self._intervals.extend(intervals)
+            for interval in intervals:
+                field = "assemble_s" if interval.stage == "assembly" else "fetch_s"
+                seconds = getattr(self._sums, field) + interval.end - interval.begin
+                setattr(self._sums, field, seconds)
+
+    def start_iteration(self) -> None:
+        """Note that the training loop begins to iterate: it waits from now on."""
+        self._left_at = 0.0
+        self._started_at = time.perf_counter()
+
+    def ask(self) -> None:
+        """Note that the training loop asks for a batch."""
+        self._asked_at = time.perf_counter() if self._left_at else self._started_at
+        self._step_s = self._asked_at - self._left_at if self._left_at else 0.0
+        self.add(step_s=self._step_s)
+
+    def hand_over(self, num_samples: int) -> None:
+        """Note that the training loop gets its batch."""
+        now = time.perf_counter()
+        waited = now - self._asked_at
+        if not self._left_at:
+            self._first_batch_s = waited
+        # Before the first batch the rest is the start of whatever reads.
+        rest = "assembly" if self._left_at else "read"
+        with self._lock:
+            intervals, self._intervals = self._intervals, []
+        parts = share_wait(self._asked_at, now, intervals, rest)
+        self._left_at = now
+        self.add(wait_s=waited, samples=num_samples, batches=1, **{f"{stage}_wait_s": s for stage, s in parts.items()})
+        with self._lock:
+            self._recent.append(_Step(self._step_s, waited, num_samples, parts))
+
+    def read(self, live: Live) -> LoaderStats:
+        """Return the figures so far."""
+        with self._lock:
+            sums, recent = asdict(self._sums), _sum_recent(self._recent)
+        decode_s = sums.pop("task_decode_s") + live.decode_s
+        decoded = sums.pop("task_decoded_frames") + live.decoded_frames
+        kept = sums.pop("task_kept_frames") + live.kept_frames
+        requests = sums.pop("task_requests") + num_requests() - self._requests_before
+        seconds = sums["wait_s"] + sums["step_s"]
+        return LoaderStats(
+            **sums,
+            requests=requests,
+            samples_per_s=sums["samples"] / seconds if seconds else 0.0,
+            first_batch_s=self._first_batch_s,
+            wait_share=sums["wait_s"] / seconds if seconds else 0.0,
+            decode_s=decode_s,
+            decoded_frames=decoded,
+            kept_frames=kept,
+            decoded_per_emitted=decoded / sums["emitted_frames"] if sums["emitted_frames"] else 0.0,
+            waiting_spans=live.waiting_spans,
+            live_spans=live.spans,
+            live_bytes=live.row_bytes + live.held_bytes,
+            held_bytes=live.held_bytes,
+            in_flight_bytes=live.in_flight_bytes,
+            peak_clip_bytes=live.peak_clip_bytes,
+            decoder_opens=live.decoder_opens,
+            decoder_reuses=live.decoder_reuses,
+            recent=recent,
+        )

@@ -1,0 +1,177 @@
+"""Blocks as Ray Data sees them: one read task, one block, in the order in which they are fed.
+
+The Ray Data settings that raypipe needs are all here, on the dataset's own context, each with its reason.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+import ray.data
+from ray.data import DataContext, Datasource
+from ray.data.block import BlockMetadata
+from ray.data.datasource import ReadTask
+
+from raypipe.decode import journal_scope
+from raypipe.feed.block_context import BlockContext
+from raypipe.feed.groups import BlockRequest
+from raypipe.feed.opened_block import open_block
+from raypipe.feed.packing import as_objects
+from raypipe.feed.read_blocks import add_windows, filler_block, read_rows
+from raypipe.storage import share_gate
+
+Blocks = Sequence[BlockRequest] | Callable[[], Sequence[BlockRequest]]
+
+
+class SpanDatasource(Datasource):  # type: ignore[misc]
+    """Blocks to read, in order: a list, or a function that gives those of each execution when it begins."""
+
+    def __init__(self, context: "ray.ObjectRef[BlockContext]", blocks: Blocks) -> None:
+        self._context = context
+        self._blocks = blocks
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # First in the actor that runs the split, before it executes anything.
+        _quieten()
+
+    def get_name(self) -> str:
+        """Return the name that Ray's logs show."""
+        return "Spans"
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """Return None: sizes are not known before reading."""
+        return None
+
+    def get_read_tasks(
+        self,
+        parallelism: int,  # noqa: ARG002
+        per_task_row_limit: int | None = None,  # noqa: ARG002
+        data_context: DataContext | None = None,
+    ) -> list[ReadTask]:
+        """Return one task per block. Ray calls this several times; with a context to execute, without one to count."""
+        blocks = self._blocks
+        if callable(blocks):
+            blocks = [] if data_context is None else blocks()
+        return [ReadTask(_ReadBlock(self._context, block), _metadata(block)) for block in blocks]
+
+
+def build_dataset(context: "ray.ObjectRef[BlockContext]", blocks: Blocks) -> "ray.data.Dataset":
+    """Return the Ray Dataset whose blocks are `blocks`: rows with their windows."""
+    with DataContext.current(data_context(DataContext.get_current())):
+        # Ray cuts the blocks of fewer tasks than it is told to make, and lets more of them be.
+        dataset = ray.data.read_datasource(SpanDatasource(context, blocks), override_num_blocks=1)
+        # batch_size=None keeps a block whole, and Ray fuses such a map with the read.
+        return dataset.map_batches(_add_windows(context), batch_size=None, batch_format="pyarrow", zero_copy_batch=True)
+
+
+def as_samples(
+    dataset: "ray.data.Dataset", context: "ray.ObjectRef[BlockContext]", columns: Callable[..., dict[str, Any]]
+) -> "ray.data.Dataset":
+    """Return the dataset with plain columns, one row per sample, for people who go on with Ray Data.
+
+    Args:
+        dataset: what `build_dataset` returns.
+        context: the same as there.
+        columns: makes the columns of one span.
+    """
+
+    def samples(table: pa.Table) -> dict[str, Any]:
+        fetched = fetch_context(context)
+        # A task keeps its id when Ray tries it again: deaths of others are not its own.
+        with journal_scope(ray.get_runtime_context().get_task_id()):
+            spans = [columns(fetched, block) for block in open_block(fetched, table)]
+        return {
+            name: np.concatenate(
+                [as_objects(span[name]) if isinstance(span[name], list) else span[name] for span in spans]
+            )
+            for name in spans[0]
+        }
+
+    return dataset.map_batches(samples, batch_size=None, batch_format="pyarrow", zero_copy_batch=True)
+
+
+def data_context(current: DataContext) -> DataContext:
+    """Return a context in which Ray keeps blocks as they are planned."""
+    context = current.copy()
+    # One block per task, however large: a block that is cut or merged is no span any more.
+    context.target_max_block_size = None
+    # Blocks reach the split in the order of the tasks: the feed order stands on it.
+    context.execution_options.preserve_order = True
+    # It would drop data without a word. Bad data travels inside its block.
+    context.max_errored_blocks = 0
+    # -1 is off: an evaluation may pause a loader for longer than any time-out.
+    context.execution_no_progress_timeout_s = -1
+    # The loader shows progress of its own.
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    return context
+
+
+def _add_windows(context: "ray.ObjectRef[BlockContext]") -> Callable[[pa.Table], pa.Table]:
+    def run(table: pa.Table) -> pa.Table:
+        return add_windows(fetch_context(context), table)
+
+    run.__name__ = run.__qualname__ = "AddWindows"
+    return run
+
+
+class _ReadBlock:
+    def __init__(self, context: "ray.ObjectRef[BlockContext]", block: BlockRequest) -> None:
+        self._context = context
+        self._block = block
+
+    def __call__(self) -> Iterable[pa.Table]:
+        if isinstance(self._block, int):
+            return [filler_block(self._block)]
+        return [read_rows(fetch_context(self._context), self._block)]
+
+
+def _quieten() -> None:
+    """Let Ray Data write what it notes of every execution to its file alone, in the actor that runs our splits.
+
+    A validation pass would else print lines into the user's log each time. Warnings are shown.
+    """
+    if ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
+        return
+    for handler in logging.getLogger("ray.data").handlers:
+        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+            handler.setLevel(max(handler.level, logging.WARNING))
+    # It warns that its bars are off, as the loader wants them.
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
+    # Ray ends the actor by a signal, which may come while Python cleans up: a traceback in the user's log, of nothing.
+    sys.unraisablehook = _tell_unless_ended
+
+
+def _tell_unless_ended(raised: "sys.UnraisableHookArgs") -> None:
+    if not issubclass(raised.exc_type, SystemExit):
+        sys.__unraisablehook__(raised)
+
+
+def _metadata(block: BlockRequest) -> BlockMetadata:
+    num_rows = block if isinstance(block, int) else sum(len(span.anchors) for span in block)
+    return BlockMetadata(num_rows=num_rows, size_bytes=None, exec_stats=None, input_files=None)
+
+
+_fetched: dict[str, BlockContext] = {}
+"""Contexts of this worker process, with their open files: tasks of the same pipeline follow each other here."""
+
+
+def fetch_context(context: "ray.ObjectRef[BlockContext]") -> BlockContext:
+    """Return the context that a reference stands for, the same in all tasks of this process."""
+    key = context.hex()
+    if key not in _fetched:
+        while len(_fetched) >= 2:
+            _fetched.pop(next(iter(_fetched)))
+        _fetched[key] = ray.get(context)
+        share_gate()
+    return _fetched[key]
+
+
+def split_dataset(dataset: "ray.data.Dataset", num_ranks: int) -> list[Any]:
+    """Return an iterator per rank; blocks go to the rank with the fewest rows so far, ties to the lowest."""
+    return list(dataset.streaming_split(num_ranks, equal=False))

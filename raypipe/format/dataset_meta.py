@@ -1,0 +1,306 @@
+"""`DatasetMeta`: everything that ``meta/`` says of a dataset, and its two fingerprints."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from raypipe.errors import DatasetError
+from raypipe.format.episodes import EpisodeTable, list_strays, read_episodes
+from raypipe.format.features import INDEX_FEATURES, Feature, read_features
+from raypipe.format.tables import CORRECT_INFO, read_count, read_json
+from raypipe.format.tasks import Tasks, read_tasks
+from raypipe.format.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, find_template, why_unfit
+from raypipe.format.texts import TextColumn, find_texts
+from raypipe.storage import Storage, open_root
+from raypipe.text import counted
+
+VERSIONS = ("v2.0", "v2.1", "v3.0")
+"""The format versions that raypipe reads."""
+
+_INFO = "meta/info.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a dataset was read from: recorded with a run, not part of its identity."""
+
+    root: str
+    revision: str
+    """A commit of the Hub, or ``"unversioned"``."""
+    layout: str
+    """The format version, and whether a file holds one episode or several."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DatasetMeta:
+    """What a dataset holds, whatever its format version."""
+
+    storage: Storage
+    version: str
+    fps: float
+    robot_type: str
+    features: Mapping[str, Feature]
+    episodes: EpisodeTable
+    tasks: Tasks
+    splits: Mapping[str, tuple[int, int]]
+    """Half-open runs of episode numbers by name, as ``info.json`` has them."""
+    data_template: str
+    video_template: str
+    """Paths as ``info.json`` writes them; the video one is empty where there are no videos."""
+    is_packed: bool
+    """True where a file may hold several episodes."""
+    notes: tuple[str, ...]
+    """What ``meta/`` says that does not agree with itself, where the meaning is clear all the same."""
+
+    @property
+    def root(self) -> str:
+        """Where the dataset is."""
+        return self.storage.uri
+
+    @cached_property
+    def num_frames(self) -> int:
+        """Frames in all episodes."""
+        return int(self.episodes.length.sum())
+
+    @cached_property
+    def cameras(self) -> tuple[str, ...]:
+        """The names of the features that give pixels."""
+        return tuple(name for name, feature in self.features.items() if feature.is_camera)
+
+    @cached_property
+    def texts(self) -> dict[str, TextColumn]:
+        """The features of text that follow from other columns, as subtasks do; reads their files."""
+        return find_texts(self.storage, self.features, self.tasks)
+
+    @cached_property
+    def opaque(self) -> dict[str, str]:
+        """Why features of a dtype that raypipe has no words for are in no sample, by name."""
+        return {
+            name: f"raypipe has no words for the dtype {feature.dtype!r}"
+            for name, feature in self.features.items()
+            if feature.kind == "opaque"
+        }
+
+    @cached_property
+    def order_fingerprint(self) -> str:
+        """A hash of what decides an order: episode numbers, lengths, frame rate and the row features.
+
+        It is the same for a copy elsewhere, another revision with the same episodes, and a resharded copy. So
+        cameras and the derived index columns do not enter: a copy may re-encode, resize or drop a camera, and
+        add an index column, without moving a frame.
+        """
+        schema = sorted(
+            (feature.name, feature.dtype, list(feature.shape))
+            for feature in self.features.values()
+            if not feature.is_camera and feature.name not in INDEX_FEATURES
+        )
+        digest = hashlib.sha256(json.dumps([float(self.fps), schema]).encode())
+        digest.update(np.ascontiguousarray(self.episodes.episode_index, dtype="<i8").tobytes())
+        digest.update(np.ascontiguousarray(self.episodes.length, dtype="<i8").tobytes())
+        return digest.hexdigest()[:32]
+
+    @cached_property
+    def source(self) -> Source:
+        """Where this copy is and how it is laid out."""
+        packing = "packed" if self.is_packed else "file-per-episode"
+        revision = self.storage.commit or "unversioned"
+        return Source(root=self.root, revision=revision, layout=f"{self.version} {packing}")
+
+    def data_file(self, row: int) -> str:
+        """Return the name of the file with the rows of the episode in row `row` of the table."""
+        return self._format(
+            self.data_template,
+            row,
+            int(self.episodes.chunk_index[row]),
+            int(self.episodes.file_index[row]),
+            "",
+        )
+
+    def video_file(self, row: int, camera: str) -> str:
+        """Return the name of the mp4 with the episode in row `row` of the table; it may not exist."""
+        columns = self.episodes.videos[camera]
+        return self._format(
+            self.video_template, row, int(columns.chunk_index[row]), int(columns.file_index[row]), camera
+        )
+
+    def find_fitting_templates(self, files: Iterable[str]) -> dict[str, str]:
+        """Return the templates by which the files are there, of those keys of ``info.json`` by which none is.
+
+        Empty for a dataset whose files are where ``info.json`` says, and where no template would help.
+        """
+        there, fitting = set(files), {}
+        cameras = tuple(self.episodes.videos)
+        for key, names in {"data_path": ("",), "video_path": cameras}.items():
+            if len(self.episodes) and names and not any(name in there for name in self._files(key, names)):
+                fill = partial(self._files_by, key, names)
+                found = find_template(there, fill, names[0], is_packed=self.is_packed)
+                fitting.update({key: found} if found else {})
+        return fitting
+
+    def with_templates(self, templates: Mapping[str, str]) -> "DatasetMeta":
+        """Return this with other templates, by their keys in ``info.json``."""
+        return replace(
+            self,
+            data_template=templates.get("data_path", self.data_template),
+            video_template=templates.get("video_path", self.video_template),
+        )
+
+    def _files_by(self, key: str, cameras: Sequence[str], template: str) -> Iterator[str]:
+        return self.with_templates({key: template})._files(key, cameras)
+
+    def _files(self, key: str, cameras: Sequence[str]) -> Iterator[str]:
+        for row in range(len(self.episodes)):
+            for camera in cameras:
+                yield self.video_file(row, camera) if key == "video_path" else self.data_file(row)
+
+    def _format(self, template: str, row: int, chunk: int, file: int, camera: str) -> str:
+        return template.format(
+            chunk_index=chunk,
+            file_index=file,
+            episode_chunk=chunk,
+            episode_index=int(self.episodes.episode_index[row]),
+            video_key=camera,
+        )
+
+
+def read_metadata(root: str | Storage) -> DatasetMeta:
+    """Return what the dataset at `root` holds; reads ``meta/`` only, and not its statistics.
+
+    Raises:
+        DatasetError: there is no LeRobot dataset, its version is unknown, or ``meta/`` is damaged.
+    """
+    storage = root if isinstance(root, Storage) else open_root(root)
+    info = _read_info(storage)
+    place = storage.locate(_INFO)
+    version = _check_version(info, place)
+    features = read_features(info, place)
+    data_template, is_packed = _data_template(info, version, place)
+    videos = [name for name, feature in features.items() if feature.kind == "video"]
+    video_template = _video_template(info, place, is_packed=is_packed) if videos else ""
+    episodes = read_episodes(storage, info, videos, is_packed=is_packed)
+    _check_num_episodes(info, len(episodes), place)
+    total_tasks = read_count(info, "total_tasks", place, default=1)
+    tasks = read_tasks(storage, total_tasks)
+    splits, notes = _read_splits(info, len(episodes))
+    if is_packed and storage.is_listable:
+        notes += [
+            f"{name} is not read: neither LeRobot nor raypipe reads tables there" for name in list_strays(storage)
+        ]
+    if len(tasks) < total_tasks:
+        notes.append(f"total_tasks in info.json is {total_tasks}; meta/tasks lists {len(tasks)}")
+    return DatasetMeta(
+        storage=storage,
+        version=version,
+        fps=_read_fps(info, place),
+        robot_type=str(info.get("robot_type") or "unknown"),
+        features=features,
+        episodes=episodes,
+        tasks=tasks,
+        splits=splits,
+        data_template=data_template,
+        video_template=video_template,
+        is_packed=is_packed,
+        notes=(*notes, *_count_notes(info, episodes)),
+    )
+
+
+def _read_info(storage: Storage) -> dict[str, Any]:
+    if storage.exists(_INFO):
+        return read_json(storage, _INFO)
+    if not storage.exists():
+        raise DatasetError(
+            f"no such folder: {storage.uri!r}. Give the root of a LeRobot dataset, as a path or a URI; one on the "
+            f"Hugging Face Hub is OWNER/NAME."
+        )
+    raise DatasetError(
+        f"no LeRobot dataset at {storage.uri!r}: it has no {_INFO}. Give the folder that holds meta/, data/ and "
+        f"videos/."
+    )
+
+
+def _check_version(info: Mapping[str, Any], place: str) -> str:
+    version = str(info.get("codebase_version", "missing"))
+    if version not in VERSIONS:
+        raise DatasetError(
+            f"unknown format version {version!r} in {place!r}; raypipe reads {', '.join(VERSIONS)}. Convert the "
+            f"dataset with LeRobot's own scripts, or set codebase_version there, if its files are of one of these."
+        )
+    return version
+
+
+def _read_fps(info: Mapping[str, Any], place: str) -> float:
+    fps = info.get("fps")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 1e-6 <= fps <= 1e6:
+        raise DatasetError(
+            f"fps is {fps!r} in {place!r}; expected a positive number of frames per second, at least 1e-6 and at "
+            f"most 1e6. {CORRECT_INFO}"
+        )
+    return float(fps)
+
+
+def _data_template(info: Mapping[str, Any], version: str, place: str) -> tuple[str, bool]:
+    """Return the path template of the rows, and whether it packs episodes.
+
+    The template decides, not the version: there are datasets labelled v3.0 in the older layout.
+    """
+    template = str(info.get("data_path") or DATA_TEMPLATES[version == "v3.0"])
+    _check_template(template, "data_path", place)
+    return template, "{episode_index" not in template
+
+
+def _video_template(info: Mapping[str, Any], place: str, *, is_packed: bool) -> str:
+    template = str(info.get("video_path") or VIDEO_TEMPLATES[is_packed])
+    _check_template(template, "video_path", place)
+    return template
+
+
+def _check_template(template: str, key: str, place: str) -> None:
+    why = why_unfit(template)
+    if why:
+        raise DatasetError(f"{key} in {place!r} is {template!r}, which {why}. {CORRECT_INFO}")
+
+
+def _read_splits(info: Mapping[str, Any], num_episodes: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
+    splits, notes = {}, []
+    declared = info.get("splits") or {}
+    if not isinstance(declared, dict):
+        return {}, [f"splits in info.json is {declared!r}, not an object of runs of episodes"]
+    for name, text in declared.items():
+        match = re.fullmatch(r"\s*(\d{1,16})\s*:\s*(\d{1,16})\s*", str(text))
+        if not match:
+            notes.append(f"split {name!r} in info.json is {text!r}, not a run of episodes such as '0:10'")
+            continue
+        start, stop = int(match[1]), int(match[2])
+        splits[str(name)] = (start, stop)
+        if stop > num_episodes:
+            notes.append(
+                f"split {name!r} in info.json ends at episode {stop}; the dataset has "
+                f"{counted(num_episodes, 'episode')}"
+            )
+    return splits, notes
+
+
+def _check_num_episodes(info: Mapping[str, Any], num_episodes: int, place: str) -> None:
+    """Raise where the episode table is shorter than promised: a file cut at the end of a line looks whole."""
+    promised = info.get("total_episodes")
+    if isinstance(promised, int) and num_episodes < promised:
+        raise DatasetError(
+            f"{place!r} counts {counted(promised, 'episode')} and the episode table lists {num_episodes}; a file of "
+            f"meta/ is cut off or missing. Fetch meta/ again, or set total_episodes to {num_episodes} if that is "
+            f"meant."
+        )
+
+
+def _count_notes(info: Mapping[str, Any], episodes: EpisodeTable) -> list[str]:
+    counts = {"total_episodes": len(episodes), "total_frames": int(episodes.length.sum())}
+    return [
+        f"{key} in info.json is {info[key]}; the episode table holds {count}"
+        for key, count in counts.items()
+        if key in info and info[key] != count
+    ]

@@ -1,0 +1,391 @@
+"""The episode table: one normalised set of columns for all three format versions.
+
+v3.0 packs several episodes into a file and says in ``meta/episodes/*.parquet`` where each one is; v2.x has one
+file per episode and a list of lengths. Here both are columns of numbers, and a path is formatted when needed.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raypipe.errors import ConfigError, DatasetError, as_damage
+from raypipe.format.tables import (
+    CORRECT_INFO,
+    check_not_refused,
+    open_parquet,
+    read_count,
+    read_json_lines,
+    read_parquet,
+)
+from raypipe.storage import Storage
+from raypipe.text import counted, span_text
+
+FOLDER = "meta/episodes"
+JSON_LINES = "meta/episodes.jsonl"
+
+_MOST_TABLES = 10_000
+"""Of a web server. LeRobot closes a file at 100 MB."""
+
+_REQUIRED = ("episode_index", "length", "data/chunk_index", "data/file_index")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VideoColumns:
+    """Where each episode is in the files of one camera."""
+
+    chunk_index: NDArray[np.int64]
+    file_index: NDArray[np.int64]
+    from_timestamp: NDArray[np.float64]
+    """Seconds into the file at which the episode starts: 0 where an episode has a file of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeTable:
+    """All episodes of a dataset, ascending by ``episode_index``, as columns of equal length."""
+
+    episode_index: NDArray[np.int64]
+    length: NDArray[np.int64]
+    from_index: NDArray[np.int64]
+    """The dataset-wide ``index`` of the episode's first frame."""
+    chunk_index: NDArray[np.int64]
+    file_index: NDArray[np.int64]
+    """Chunk and number of the data file; where an episode has a file of its own, the episode's number."""
+    tasks: pa.ChunkedArray
+    """The texts of the tasks in each episode: ``list<string>``."""
+    videos: Mapping[str, VideoColumns]
+    """By camera; without the cameras for which the dataset gives no place."""
+
+    def __len__(self) -> int:
+        return len(self.episode_index)
+
+    @cached_property
+    def first_frames(self) -> NDArray[np.int64]:
+        """The number of the episode's first frame where all are counted on: `from_index`, if the dataset counts so."""
+        return _starts(self.length)
+
+    def take(self, rows: Sequence[int]) -> "EpisodeTable":
+        """Return the table with these rows alone."""
+        kept = np.asarray(rows, dtype=np.int64)
+        numbers = ("episode_index", "length", "from_index", "chunk_index", "file_index")
+        return EpisodeTable(
+            **{name: getattr(self, name)[kept] for name in numbers},
+            tasks=self.tasks.take(kept),
+            videos={
+                camera: VideoColumns(one.chunk_index[kept], one.file_index[kept], one.from_timestamp[kept])
+                for camera, one in self.videos.items()
+            },
+        )
+
+    def find_row(self, episode_index: int) -> int:
+        """Return the row of an episode in this table."""
+        row = int(np.searchsorted(self.episode_index, episode_index))
+        if row == len(self) or self.episode_index[row] != episode_index:
+            numbers = self.episode_index.tolist()
+            span = f", numbered {span_text(numbers[0], numbers[-1])}" if numbers else ""
+            those = (
+                f"the only one is {numbers[0]}"
+                if len(numbers) == 1
+                else f"the dataset has {counted(len(numbers), 'episode')}{span}"
+            )
+            raise ConfigError(f"there is no episode {episode_index}; {those}")
+        return row
+
+
+def read_episodes(
+    storage: Storage, info: Mapping[str, Any], cameras: Sequence[str], *, is_packed: bool
+) -> EpisodeTable:
+    """Return the episode table of a dataset.
+
+    Args:
+        is_packed: whether data files hold several episodes each (v3.0) or one (v2.x).
+    """
+    with as_damage(partial(_damaged_table, storage)):
+        return _read_episodes(storage, info, cameras, is_packed=is_packed)
+
+
+def _damaged_table(storage: Storage, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"the episode table of {storage.uri!r} ({FOLDER} or {JSON_LINES}) cannot be read: {error}. Fetch meta/ again."
+    )
+
+
+def _read_episodes(
+    storage: Storage, info: Mapping[str, Any], cameras: Sequence[str], *, is_packed: bool
+) -> EpisodeTable:
+    if not is_packed and storage.offers(JSON_LINES):
+        return _read_per_episode(storage, info, cameras)
+    # Also of a dataset whose template has a file per episode: there are some, and the table says where each is.
+    tables = _read_tables(storage, info, cameras)
+    promised = info.get("total_episodes")
+    if isinstance(promised, int) and sum(map(len, tables.values())) < promised:
+        check_not_refused(storage, _names_after(tables) if is_packed else (JSON_LINES,))
+    if tables:
+        return _pack_tables(storage, tables, cameras)
+    if read_count(info, "total_episodes", storage.locate("meta/info.json"), default=0) == 0:
+        return _per_episode_table(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.chunked_array([], _TASKS), 1000, ())
+    expected = f"{FOLDER}/*/*.parquet" if is_packed else JSON_LINES
+    raise DatasetError(
+        f"no episode table at {storage.uri!r}: info.json counts {counted(info['total_episodes'], 'episode')} and "
+        f"there is no {expected}. Fetch the whole meta/ folder."
+    )
+
+
+def _read_tables(storage: Storage, info: Mapping[str, Any], cameras: Sequence[str]) -> dict[str, pa.Table]:
+    """Return the files of a packed episode table by name.
+
+    Raises:
+        DatasetError: a web server has ever more of them: what ``info.json`` promises was there before.
+    """
+    tables: dict[str, pa.Table] = {}
+    promised, num_rows = info.get("total_episodes"), 0
+    for name in list_tables(storage):
+        # LeRobot writes no empty ones.
+        num_found = max(num_rows, len(tables))
+        if not storage.is_listable and isinstance(promised, int) and tables and num_found >= promised:
+            raise DatasetError(
+                f"the web server has {storage.locate(name)!r}, and info.json promises {counted(promised, 'episode')}, "
+                f"as many as the files before it hold. Let the server answer with 404 for what it lacks, or "
+                f"{CORRECT_INFO[0].lower()}{CORRECT_INFO[1:]}"
+            )
+        tables[name] = _read_packed_file(storage, name, cameras)
+        num_rows += len(tables[name])
+    return tables
+
+
+def read_episode_columns(storage: Storage, names: Sequence[str] | None = None, *, is_packed: bool) -> pa.Table:
+    """Return columns of the episode table by their own names, ascending by ``episode_index``, which is one of them.
+
+    Names that no file has are not in it; where one of several files lacks a column, its values are null. The columns
+    that raypipe reads anyway, and statistics, are left aside where no names are given.
+    """
+    with as_damage(partial(_damaged_table, storage)):
+        return _read_columns(storage, names, is_packed=is_packed)
+
+
+def _read_columns(storage: Storage, names: Sequence[str] | None, *, is_packed: bool) -> pa.Table:
+    if not is_packed and storage.offers(JSON_LINES):
+        table = read_json_lines(storage, JSON_LINES)
+        wanted = names if names is not None else _told_names(table.column_names)
+        table = table.select([name for name in table.column_names if name in {"episode_index", *wanted}])
+    else:
+        files = list(list_tables(storage))
+        with open_parquet(storage, files[0]) as parquet:
+            wanted = names if names is not None else _told_names(parquet.schema_arrow.names)
+        tables = [read_parquet(storage, file, ("episode_index",), optional=wanted) for file in files]
+        table = pa.concat_tables(tables, promote_options="permissive")
+    return table.take(np.argsort(table.column("episode_index").to_numpy(), kind="stable"))
+
+
+def _told_names(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith(("stats/", "videos/", "data/", "meta/"))]
+
+
+def list_tables(storage: Storage) -> Iterator[str]:
+    """Yield the files of a packed episode table; of a web server, which lists nothing, as LeRobot numbers them.
+
+    Read each before the next is asked for: there are servers that have a page for every name.
+    """
+    if storage.is_listable:
+        yield from split_tables(storage.list_files(FOLDER))[0]
+        return
+    chunk = file = num_found = 0
+    while num_found < _MOST_TABLES:
+        name = _table_name(f"chunk-{chunk:03d}", file)
+        # Where a refused one is none, the count of episodes tells.
+        if storage.offers(name):
+            yield name
+            file, num_found = file + 1, num_found + 1
+        elif file:
+            chunk, file = chunk + 1, 0
+        else:
+            return
+    raise DatasetError(
+        f"the web server has {num_found} episode tables below {storage.locate(FOLDER)!r} and more: let it answer with "
+        f"404 for what it lacks, or copy the dataset."
+    )
+
+
+def list_strays(storage: Storage) -> tuple[str, ...]:
+    """Return the files beside a packed episode table that nobody reads."""
+    return split_tables(storage.list_files(FOLDER))[1]
+
+
+def split_tables(files: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files of a packed episode table, and strays beside them that nobody reads.
+
+    As LeRobot, which reads the folders below: a copy above them is none of its tables.
+    """
+    names = [name for name in files if name.startswith(f"{FOLDER}/") and name.endswith(".parquet")]
+    read = tuple(name for name in names if name.count("/") == FOLDER.count("/") + 2) or tuple(names)
+    return read, tuple(name for name in names if name not in read)
+
+
+def _table_name(chunk: str, file: int) -> str:
+    return f"{FOLDER}/{chunk}/file-{file:03d}.parquet"
+
+
+def _names_after(tables: Iterable[str]) -> tuple[str, ...]:
+    """Return the names at which the listing of these tables by their numbers came to an end."""
+    chunks = Counter(name.split("/")[-2] for name in tables)
+    return (*(_table_name(*end) for end in chunks.items()), _table_name(f"chunk-{len(chunks):03d}", 0))
+
+
+_TASKS = pa.list_(pa.string())
+
+
+def _pack_tables(storage: Storage, tables: Mapping[str, pa.Table], cameras: Sequence[str]) -> EpisodeTable:
+    # Files may differ in columns (a camera added later): a place that is not given is null.
+    table = pa.concat_tables(tables.values(), promote_options="default")
+    episode_index = _integers(table, "episode_index", storage)
+    order = np.argsort(episode_index, kind="stable")
+    if np.any(order != np.arange(len(order))):
+        table = table.take(order)
+        episode_index = episode_index[order]
+    _check_unique(
+        episode_index, storage, {name: one.column("episode_index").to_numpy() for name, one in tables.items()}
+    )
+    length = _integers(table, "length", storage)
+    _check_lengths(episode_index, length, storage)
+    has_from = "dataset_from_index" in table.column_names
+    return EpisodeTable(
+        episode_index=episode_index,
+        length=length,
+        from_index=_integers(table, "dataset_from_index", storage) if has_from else _starts(length),
+        chunk_index=_integers(table, "data/chunk_index", storage),
+        file_index=_integers(table, "data/file_index", storage),
+        tasks=table.column("tasks")
+        if "tasks" in table.column_names
+        else pa.chunked_array([pa.nulls(len(table), _TASKS)]),
+        videos=_video_columns(table, cameras),
+    )
+
+
+def _read_packed_file(storage: Storage, name: str, cameras: Sequence[str]) -> pa.Table:
+    """Read the columns that say where things are: the ``stats/`` columns are most of the file."""
+    places = [column for camera in cameras for column in _video_column_names(camera)]
+    table = read_parquet(storage, name, _REQUIRED, optional=("tasks", "dataset_from_index", *places))
+    columns = {}
+    # Types differ between files: pandas writes a column of whole numbers as floats once one of them was empty.
+    for column in table.column_names:
+        with as_damage(partial(_wrong_type, table.schema.field(column), storage.locate(name))):
+            columns[column] = _as_common_type(column, table.column(column))
+    return pa.table(columns)
+
+
+def _wrong_type(field: pa.Field, place: str, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"column {field.name!r} of {place!r} is of type {field.type}, which cannot be read as its meaning asks: "
+        f"{error}. Rewrite the file."
+    )
+
+
+def _as_common_type(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if name == "tasks":
+        return _as_task_lists(column)
+    return column.cast(pa.float64() if name.endswith("/from_timestamp") else pa.int64())
+
+
+def _video_column_names(camera: str) -> tuple[str, str, str]:
+    return tuple(f"videos/{camera}/{part}" for part in ("chunk_index", "file_index", "from_timestamp"))  # type: ignore[return-value]
+
+
+def _video_columns(table: pa.Table, cameras: Sequence[str]) -> dict[str, VideoColumns]:
+    found = {}
+    for camera in cameras:
+        names = _video_column_names(camera)
+        if all(name in table.column_names and table.column(name).null_count == 0 for name in names):
+            chunk, file, start = (table.column(name).to_numpy() for name in names)
+            found[camera] = VideoColumns(chunk.astype(np.int64), file.astype(np.int64), start.astype(np.float64))
+    return found
+
+
+def _read_per_episode(storage: Storage, info: Mapping[str, Any], cameras: Sequence[str]) -> EpisodeTable:
+    table = read_json_lines(storage, JSON_LINES, ("episode_index", "length", "tasks"))
+    episode_index = _integers(table, "episode_index", storage)
+    order = np.argsort(episode_index, kind="stable")
+    episode_index = episode_index[order]
+    _check_unique(episode_index, storage, {JSON_LINES: episode_index})
+    length = _integers(table, "length", storage)[order]
+    _check_lengths(episode_index, length, storage)
+    tasks = _as_task_lists(table.column("tasks")).take(order)
+    chunks_size = read_count(info, "chunks_size", storage.locate("meta/info.json"), default=1000, least=1)
+    return _per_episode_table(episode_index, length, tasks, chunks_size, cameras)
+
+
+def _per_episode_table(
+    episode_index: NDArray[np.int64],
+    length: NDArray[np.int64],
+    tasks: pa.ChunkedArray,
+    chunks_size: int,
+    cameras: Sequence[str],
+) -> EpisodeTable:
+    chunk_index = episode_index // chunks_size
+    start = np.zeros(len(length), dtype=np.float64)
+    return EpisodeTable(
+        episode_index=episode_index,
+        length=length,
+        from_index=_starts(length),
+        chunk_index=chunk_index,
+        file_index=episode_index,
+        tasks=tasks,
+        videos={camera: VideoColumns(chunk_index, episode_index, start) for camera in cameras},
+    )
+
+
+def _starts(length: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])[: len(length)]
+
+
+def _as_task_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return tasks as lists of text: real datasets also hold single texts, and numbers."""
+    if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
+        if pa.types.is_nested(column.type):
+            raise pa.ArrowInvalid(f"tasks are {column.type}, expected lists of text")
+        lists = [pa.ListArray.from_arrays(np.arange(len(chunk) + 1, dtype=np.int32), chunk) for chunk in column.chunks]
+        column = pa.chunked_array(lists, pa.list_(column.type))
+    return column.cast(_TASKS)
+
+
+def _integers(table: pa.Table, name: str, storage: Storage) -> NDArray[np.int64]:
+    column = table.column(name)
+    if column.null_count:
+        raise DatasetError(
+            f"the episode table of {storage.uri!r} has {counted(column.null_count, 'empty value')} in {name!r}; the "
+            f"recording was not finalised. Finalise it, or fetch meta/ again."
+        )
+
+    def describe(error: Exception) -> DatasetError:
+        return DatasetError(
+            f"the column {name!r} of the episode table of {storage.uri!r}: {error}. Correct it, or fetch meta/ again."
+        )
+
+    with as_damage(describe):
+        return np.asarray(pc.cast(column, pa.int64()).to_numpy())
+
+
+def _check_unique(episode_index: NDArray[np.int64], storage: Storage, listed: Mapping[str, NDArray[Any]]) -> None:
+    """Raise where an episode is in the table twice; `listed` are the episodes by file."""
+    doubled = episode_index[1:][np.diff(episode_index) == 0]
+    if len(doubled):
+        names = [name for name, numbers in listed.items() if doubled[0] in numbers]
+        raise DatasetError(
+            f"the episode table of {storage.uri!r} lists episode {doubled[0]} more than once ({len(doubled)} rows "
+            f"too many), in {' and '.join(names)}; rewrite meta/ so that each episode has one row"
+        )
+
+
+def _check_lengths(episode_index: NDArray[np.int64], length: NDArray[np.int64], storage: Storage) -> None:
+    wrong = np.flatnonzero(length < 1)
+    if len(wrong):
+        raise DatasetError(
+            f"episode {episode_index[wrong[0]]} of {storage.uri!r} has length {length[wrong[0]]} "
+            f"({counted(len(wrong), 'episode')} in all with less than one frame); take their rows out of {FOLDER} or "
+            f"{JSON_LINES}, and lower total_episodes in info.json"
+        )

@@ -1,0 +1,369 @@
+"""The rows of an episode, read with pyarrow, and their values as numpy arrays.
+
+A file whose row groups are episodes is read by row group; any other by the row groups that may hold the
+episode, filtered by ``episode_index``. Rows come back in the order of ``frame_index``, with the index columns
+that the files lack derived. Nothing is dropped: an episode that has not the promised rows is a `DatasetError`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raypipe.errors import LEAVE_OUT, DatasetError, as_damage, note_episode, without_episode
+from raypipe.format.dataset_meta import DatasetMeta
+from raypipe.format.features import INDEX_FEATURES, Feature
+from raypipe.format.tables import open_parquet
+from raypipe.storage import Storage, is_transient
+from raypipe.text import counted, span_text
+
+_OPEN_FILES = 32
+"""Footers kept by a reader: a footer of a file with 1,000 row groups is about a megabyte."""
+
+
+@dataclass(frozen=True)
+class _DataFile:
+    """An open data file: its footer, and which episodes each row group may hold."""
+
+    parquet: pq.ParquetFile
+    first_row: NDArray[np.int64]
+    """The file's row at which each row group starts, and behind the last one the number of rows."""
+    episode_min: NDArray[np.int64]
+    episode_max: NDArray[np.int64]
+    """Bounds of ``episode_index`` in each row group: everything where the footer has no statistics."""
+
+
+class OpenFiles:
+    """Data files that are open, the least recently used closed beyond `size`, and the last row groups that were read.
+
+    Readers of several datasets may share it. Not for use by several threads at once.
+    """
+
+    def __init__(self, size: int = _OPEN_FILES) -> None:
+        self._size = size
+        self._files: OrderedDict[tuple[str, str], _DataFile] = OrderedDict()
+        self.kept: tuple[tuple[str, str, tuple[int, ...]], pa.Table] = (("", "", ()), pa.table({}))
+        """The rows that were read last, and of which row groups they are."""
+
+    def open(self, storage: Storage, name: str) -> _DataFile:
+        """Return the file `name` of a dataset, opened now or earlier."""
+        key = (storage.uri, name)
+        if key not in self._files:
+            self._files[key] = _open_data_file(storage, name)
+            if len(self._files) > self._size:
+                self._files.popitem(last=False)[1].parquet.close()
+        self._files.move_to_end(key)
+        return self._files[key]
+
+    def forget(self, storage: Storage, name: str) -> None:
+        """Close a file, if it is open, and forget what was read of it."""
+        file = self._files.pop((storage.uri, name), None)
+        if file is not None:
+            file.parquet.close()
+        self.kept = (("", "", ()), pa.table({}))
+
+
+def _open_data_file(storage: Storage, name: str) -> _DataFile:
+    parquet = open_parquet(storage, name)
+    names = parquet.schema_arrow.names
+    doubled = sorted({column for column in names if names.count(column) > 1})
+    if doubled:
+        raise DatasetError(
+            f"{storage.locate(name)!r} has the columns {doubled} twice; rewrite the file with each once."
+        )
+    return _DataFile(parquet, *row_group_bounds(parquet.metadata))
+
+
+class RowReader:
+    """Reads the rows of episodes of one dataset; keeps a few footers and the last row groups that it read.
+
+    Not for use by several threads at once.
+    """
+
+    def __init__(self, meta: DatasetMeta, columns: Sequence[str], files: OpenFiles | None = None) -> None:
+        """Prepare to read `columns` (names of features) and the index columns; opens nothing yet.
+
+        Args:
+            files: kept open by several readers together.
+        """
+        self._meta = meta
+        # Asked for only where no column has the name: it reads files.
+        self._texts = {name: meta.texts[name] for name in columns if name not in meta.features and name in meta.texts}
+        sources = [text.source for text in self._texts.values()]
+        stored = [name for name in columns if name not in self._texts]
+        self._columns = tuple(dict.fromkeys((*stored, *sources, *INDEX_FEATURES)))
+        self._files = files or OpenFiles()
+
+    def read_episode(self, row: int) -> pa.Table:
+        """Return all rows of the episode in row `row` of the episode table."""
+        return self.read_frames(row, 0, int(self._meta.episodes.length[row]))
+
+    def read_frames(self, row: int, start: int, stop: int) -> pa.Table:
+        """Return the frames ``[start, stop)`` of the episode in row `row` of the episode table, in order.
+
+        Raises:
+            DatasetError: the file is missing or damaged, or has not the rows that ``meta/`` promises.
+        """
+        name = self._meta.data_file(row)
+        try:
+            with as_damage(lambda error: self._damaged(name, row, f"cannot be read: {one_line(error)}")):
+                return self._read_checked(name, row).slice(start, stop - start)
+        except OSError as error:
+            if is_transient(error):
+                raise self._meta.storage.unreadable(name, error) from error
+            raise self._damaged(name, row, f"cannot be read: {one_line(error)}") from error
+
+    def _read_checked(self, name: str, row: int) -> pa.Table:
+        """Return the rows of an episode as they are promised: all of them, in order, with every column asked for."""
+        try:
+            table = self._episode_table(name, row)
+        except DatasetError as error:
+            note_episode(error, "reading", int(self._meta.episodes.episode_index[row]), self._meta.root)
+            raise
+        length = int(self._meta.episodes.length[row])
+        if len(table) != length and "episode_index" not in table.column_names:
+            raise self._damaged(
+                name,
+                row,
+                f"holds {len(table)} rows, and no column episode_index tells which {length} are its: write it",
+            )
+        if len(table) != length:
+            raise self._damaged(
+                name, row, f"holds {counted(len(table), 'row')} of it, and the episode table promises {length}"
+            )
+        table = self._in_frame_order(table, name, row)
+        return self._with_texts(self._with_index_columns(table, row), row)
+
+    def forget(self, row: int) -> None:
+        """Forget what was read of the file of the episode in row `row`: it was replaced."""
+        self._files.forget(self._meta.storage, self._meta.data_file(row))
+
+    def missing_columns(self, row: int) -> tuple[str, ...]:
+        """Return which of the columns asked for are not in the file of the episode in row `row`."""
+        present = set(self._open(self._meta.data_file(row)).parquet.schema_arrow.names)
+        return tuple(column for column in self._columns if column not in present)
+
+    def undeclared_columns(self, row: int) -> tuple[str, ...]:
+        """Return which columns of the file of the episode in row `row` are not features of the dataset."""
+        names = self._open(self._meta.data_file(row)).parquet.schema_arrow.names
+        return tuple(name for name in names if name not in self._meta.features and name not in INDEX_FEATURES)
+
+    def _episode_table(self, name: str, row: int) -> pa.Table:
+        file = self._open(name)
+        episode_index = int(self._meta.episodes.episode_index[row])
+        groups = np.flatnonzero((file.episode_min <= episode_index) & (file.episode_max >= episode_index))
+        table = self._read_groups(name, file, tuple(int(group) for group in groups))
+        is_whole = bool(np.all(file.episode_min[groups] == file.episode_max[groups]))
+        if is_whole or "episode_index" not in table.column_names:
+            return table
+        return table.filter(pc.equal(table.column("episode_index"), episode_index))
+
+    def _read_groups(self, name: str, file: _DataFile, groups: tuple[int, ...]) -> pa.Table:
+        # The next episode is often in the same row groups: where files are not cut by episode, reading one
+        # episode costs its whole row group.
+        key = (self._meta.storage.uri, name, groups)
+        if self._files.kept[0] != key:
+            present = [column for column in self._columns if column in file.parquet.schema_arrow.names]
+            self._check_present(name, present)
+            table = file.parquet.read_row_groups(list(groups), columns=present, use_threads=False)
+            self._files.kept = (key, _plain_index_columns(table))
+        return self._files.kept[1]
+
+    def _check_present(self, name: str, present: Sequence[str]) -> None:
+        lost = [column for column in self._columns if column not in present and column not in INDEX_FEATURES]
+        if lost:
+            raise DatasetError(
+                f"{self._meta.storage.locate(name)!r} has no column for {lost}, which info.json declares. Rewrite the "
+                f"file, leave a camera that no file has out of cameras=[...], or {LEAVE_OUT}"
+            )
+
+    def _open(self, name: str) -> _DataFile:
+        return self._files.open(self._meta.storage, name)
+
+    def _in_frame_order(self, table: pa.Table, name: str, row: int) -> pa.Table:
+        if "frame_index" not in table.column_names:
+            return table
+        frame_index = table.column("frame_index").to_numpy()
+        expected = np.arange(len(table))
+        if np.array_equal(frame_index, expected):
+            return table
+        order = np.argsort(frame_index, kind="stable")
+        if not np.array_equal(frame_index[order], expected):
+            raise self._damaged(
+                name,
+                row,
+                f"has frame_index {span_text(frame_index.min(), frame_index.max())} with gaps or repeats, expected "
+                f"{span_text(0, len(table) - 1)}",
+            )
+        return table.take(order)
+
+    def _with_index_columns(self, table: pa.Table, row: int) -> pa.Table:
+        """Add the index columns that the file lacks, each by itself: a task is asked for only where rows say none."""
+        episodes, frames = self._meta.episodes, np.arange(len(table))
+        derive: dict[str, Callable[[], NDArray[Any]]] = {
+            "timestamp": lambda: frames / self._meta.fps,
+            "frame_index": lambda: frames,
+            "episode_index": lambda: np.full(len(frames), episodes.episode_index[row]),
+            "index": lambda: episodes.from_index[row] + frames,
+            "task_index": lambda: np.full(len(frames), self._task_index(row)),
+        }
+        for column, dtype in INDEX_FEATURES.items():
+            if column not in table.column_names:
+                table = table.append_column(column, pa.array(derive[column]().astype(dtype)))
+        return table
+
+    def _with_texts(self, table: pa.Table, row: int) -> pa.Table:
+        """Add the texts that follow from other columns."""
+        for name, text in self._texts.items():
+            place = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"
+            table = table.append_column(name, text.read(table, place))
+        return table
+
+    def _task_index(self, row: int) -> int:
+        """Return the number of the episode's first task, for rows that do not say theirs."""
+        tasks = self._meta.tasks
+        texts = self._meta.episodes.tasks[row].as_py() or []
+        if len(tasks) <= 1:
+            return min(tasks.texts, default=0)
+        text = str(texts[0]) if texts else ""
+        if text in tasks.indices:
+            return tasks.indices[text]
+        # Some datasets list the numbers of their tasks instead of the texts.
+        if text.isdecimal() and int(text) in tasks.texts:
+            return int(text)
+        episode_index = int(self._meta.episodes.episode_index[row])
+        raise DatasetError(
+            f"episode {episode_index} of {self._meta.root!r} has rows without task_index, and its task {text!r} in the "
+            f"episode table is none of the {len(tasks)} tasks in meta/tasks. Correct the episode table, or "
+            f"{LEAVE_OUT}"
+        )
+
+    def _damaged(self, name: str, row: int, what: str) -> DatasetError:
+        episode_index = int(self._meta.episodes.episode_index[row])
+        return DatasetError(
+            f"episode {episode_index} of {self._meta.root!r}: {self._meta.storage.locate(name)!r} {what}. Fetch the "
+            f"file again. {without_episode(episode_index, self._meta.root)}"
+        )
+
+
+def row_group_bounds(
+    metadata: pq.FileMetaData,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return where row groups start, and the bounds of ``episode_index`` in each."""
+    counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    bounds = np.full((2, len(counts)), np.iinfo(np.int64).max, dtype=np.int64)
+    bounds[0] = np.iinfo(np.int64).min
+    if "episode_index" in names:
+        column = names.index("episode_index")
+        for group in range(len(counts)):
+            statistics = metadata.row_group(group).column(column).statistics
+            if statistics is not None and statistics.has_min_max and isinstance(statistics.min, int):
+                bounds[:, group] = statistics.min, statistics.max
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64), bounds[0], bounds[1]
+
+
+def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per-episode", "other"]:
+    """Return whether row groups are episodes, from the footers of up to `num_files` files of the dataset.
+
+    Where they are, an episode is read alone; where not, reading it costs the row groups that it touches.
+    """
+    if not len(meta.episodes):
+        return "per-episode"
+    rows = np.unique(np.linspace(0, len(meta.episodes) - 1, num_files).round().astype(int))
+    for name in dict.fromkeys(meta.data_file(int(row)) for row in rows):
+        with open_parquet(meta.storage.for_a_look(), name) as parquet:
+            _, low, high = row_group_bounds(parquet.metadata)
+        if meta.is_packed and (np.any(low != high) or len(np.unique(low)) < len(low)):
+            return "other"
+        if not meta.is_packed and len(low) > 1:
+            return "other"
+    return "per-episode"
+
+
+def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any] | list[Any]:
+    """Return a column as LeRobot's sample has it: ``(rows, *shape)``, or a list for text, images and language.
+
+    Declared floats become float32 and integers int64, whatever the file has; a scalar (shape ``(1,)``) has no inner
+    axis.
+
+    Args:
+        place: the dataset and episode, for messages.
+    """
+    column = table.column(feature.name)
+
+    def describe(error: Exception) -> DatasetError:
+        return DatasetError(
+            f"column {feature.name!r} of {place} is stored as {column.type}, and info.json declares {feature.dtype}: "
+            f"{one_line(error)}. {_ways_on(feature)}"
+        )
+
+    with as_damage(describe):
+        return list(column.to_pylist()) if feature.kind != "vector" else _numbers(column, feature, place)
+
+
+def _numbers(column: pa.ChunkedArray | pa.Array, feature: Feature, place: str) -> NDArray[Any]:
+    flat = _flatten(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
+    shape = () if feature.shape == (1,) else feature.shape
+    if flat is None or flat.null_count or len(flat) != len(column) * int(np.prod(shape)):
+        raise DatasetError(
+            f"column {feature.name!r} of {place} has empty values or lists of other lengths in "
+            f"{counted(len(column), 'row')} of type {column.type}; info.json declares the shape {list(feature.shape)}. "
+            f"{_ways_on(feature)}"
+        )
+    wanted = _sample_dtype(np.dtype(feature.dtype))
+    values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
+    cast = values.astype(wanted, copy=False)
+    if values.dtype.kind != np.dtype(wanted).kind and not np.array_equal(cast, values):
+        raise DatasetError(
+            f"column {feature.name!r} of {place} is stored as {column.type} and holds values that are no "
+            f"{feature.dtype}, which info.json declares. {_ways_on(feature)}"
+        )
+    return cast.reshape(len(column), *shape)
+
+
+def _ways_on(feature: Feature) -> str:
+    # The index columns cannot be left out.
+    drop = "" if feature.name in INDEX_FEATURES else f", leave the feature out with drop_features([{feature.name!r}])"
+    return f"Correct info.json{drop}, or {LEAVE_OUT}"
+
+
+def one_line(error: BaseException) -> str:
+    """Return the text of an error without its line breaks."""
+    return " ".join(str(error).split())
+
+
+def _plain_index_columns(table: pa.Table) -> pa.Table:
+    """Return the table with its index columns as plain numbers: some writers make lists of one number."""
+    for name in INDEX_FEATURES:
+        if name in table.column_names and pa.types.is_nested(table.schema.field(name).type):
+            flat = _flatten(table.column(name).combine_chunks())
+            if flat is None or len(flat) != len(table):
+                raise pa.ArrowInvalid(
+                    f"column {name!r} is of type {table.schema.field(name).type}, expected one number"
+                )
+            table = table.set_column(table.column_names.index(name), name, flat)
+    return table
+
+
+def _flatten(array: pa.Array) -> pa.Array | None:
+    """Return the numbers inside lists of any depth and kind; None where lists of one depth differ in length."""
+    while isinstance(array, pa.ExtensionArray | pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+        if isinstance(array, pa.ListArray | pa.LargeListArray) and len(array):
+            lengths = pc.min_max(pc.list_value_length(array)).as_py()
+            if array.null_count or lengths["min"] != lengths["max"]:
+                return None
+        array = array.storage if isinstance(array, pa.ExtensionArray) else array.flatten()
+    return array
+
+
+def _sample_dtype(dtype: np.dtype[Any]) -> type[np.generic]:
+    if dtype.kind == "b":
+        return np.bool_
+    return np.float32 if dtype.kind == "f" else np.int64

@@ -1,0 +1,258 @@
+"""Batches from the spans at hand on a rank, also where some of them are bad and left out.
+
+::
+
+    planned     a3  b0  c7  b2  a1        b is bad: its rows, or the clip of these frames
+    handed      a3      c7      a1        a shorter batch; the frames of b are holes
+    planned     b4  b1
+    handed      x0                        some good frame, marked as a repeat: no batch is empty
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from raypipe.account import Handed, Hole
+from raypipe.decode import ClipExecutor, ClipKey
+from raypipe.errors import DatasetError
+from raypipe.feed import (
+    BadSpan,
+    BlockContext,
+    SpanRequest,
+    add_windows,
+    describe_spans,
+    merge_spans,
+    open_block,
+    read_rows,
+)
+from raypipe.loader.batch import BatchBuilder, span_columns
+from raypipe.loader.clips import BatchClips
+from raypipe.loader.live_rows import LiveRows, trim_memory
+from raypipe.loader.spec import LoaderSpec
+from raypipe.loader.transforms import SamplePool, SideStream, seeded_batch
+from raypipe.plan import Batch, WorldPlan
+from raypipe.text import counted
+
+_TRIM_BYTES: Final = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A batch, and what it holds."""
+
+    batch: dict[str, Any]
+    """As the user's transform left it: nothing is known of its keys."""
+    handed: Handed
+    num_emitted: int
+    """Frames of cameras that the samples' datasets have, windows not counted."""
+    ready: Any
+    """When it is, for `wait_for`."""
+
+
+class Assembler:
+    """Builds the batches of one rank from the rows and clips at hand; used by one thread."""
+
+    def __init__(
+        self,
+        context: BlockContext,
+        world: WorldPlan,
+        rank: int,
+        spec: LoaderSpec,
+        executor: ClipExecutor,
+        most_bytes: int,
+    ) -> None:
+        self.rows = LiveRows()
+        self.bad_spans: list[BadSpan] = []
+        """What was left out so far."""
+        self.report_bad: Callable[[BadSpan], None] = _report_to_nobody
+        """Called with every span or clip that is left out; may raise."""
+        self._context = context
+        self._plan = world.rank(rank)
+        self.clips = BatchClips(context, self._plan, self.rows, executor, most_bytes)
+        self._lane = self._plan.queue.lane.astype(np.int64)
+        self._first_laps = world.first_laps
+        self._lap = self._plan.queue.lap - self._first_laps[self._plan.queue.dataset]
+        members = context.batch_schema.members
+        self._num_cameras = np.array([len(member.cameras) for member in members])[self._plan.queue.dataset]
+        self._index = world.plan.index
+        self._spec = spec
+        self._stream = SideStream(spec.device)
+        self._pool = SamplePool(spec.sample_transform, int(spec.num_threads)) if spec.sample_transform else None
+        self._bad: dict[int, str] = {}
+        self._bad_clips: dict[ClipKey, str] = {}
+        self._left_bytes = 0
+        self._builder = BatchBuilder(context, self._plan, self.rows, self.clips.store)
+        # A thread's number of cores is settled when it first asks: the caller's, which may train, now, before a thread
+        # of ours sets its own to 1 (`use_one_core`) and the caller finds that number.
+        torch.get_num_threads()
+
+    def is_bad(self, arrival: int) -> bool:
+        """Return whether a span is left out."""
+        return arrival in self._bad
+
+    def leave_out(self, arrival: int, error: DatasetError) -> None:
+        """Make holes of what is left of a span, where the policy says so; else raise the error."""
+        request = self.clips.request(arrival)
+        self._bad[arrival] = self._note_bad(request, request.start, request.stop, error)
+        self.clips.store.drop_spans([arrival])
+
+    def leave_out_clip(self, key: ClipKey, error: DatasetError) -> None:
+        """Make holes of the frames of a clip, where the policy says so; else raise the error."""
+        self._bad_clips[key] = self._note_bad(self.clips.request(key[0]), *self.clips.frames_of(key), error)
+
+    def _note_bad(self, request: SpanRequest, start: int, stop: int, error: DatasetError) -> str:
+        if self._context.bad_data.on_bad_episode != "skip":
+            raise error
+        why = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        span = BadSpan(
+            epoch=request.epoch,
+            dataset=request.dataset,
+            root=str(self._context.datasets[request.dataset].meta.root),
+            episode=request.episode,
+            start=start,
+            stop=stop,
+            why=why,
+        )
+        if not any((span.dataset, span.episode) == (one.dataset, one.episode) for one in self.bad_spans):
+            self.report_bad(span)
+        self.bad_spans = merge_spans([*self.bad_spans, span])
+        return why
+
+    def build(self, batch: Batch) -> Built:
+        """Return the batch, without what is left out, when all its clips are there."""
+        keys = self.clips.keys(batch)
+        is_hole = np.array([key[0] in self._bad or key in self._bad_clips for key in keys], dtype=np.bool_)
+        kept = select_samples(batch, ~is_hole) if is_hole.any() else batch
+        kept_keys = [key for key, is_bad in zip(keys, is_hole.tolist(), strict=True) if not is_bad]
+        samples = self._builder.build(kept, kept_keys) if kept_keys else _copy(self._stand_in)
+        handed = Handed(
+            numbers=self._context.frame_numbers(
+                samples["dataset_index"].numpy(),
+                samples["episode_index"].numpy(),
+                samples["frame_index"].numpy(),
+                self._lap[kept.span] if len(kept.row) else np.array([0]),
+            ),
+            is_repeat=kept.is_repeat if len(kept.row) else np.array([True]),
+            lanes=self._lane[batch.span[~batch.is_repeat]],
+            holes=self._holes(batch, keys, is_hole & ~batch.is_repeat),
+        )
+        self.clips.leave(batch, keys)
+        self._left_bytes += len(keys) * self._context.pixel_bytes
+        if self._left_bytes > max(_TRIM_BYTES, self.clips.store.peak_bytes):
+            # Rare enough that what is let go is mostly used again, often enough that memory stays flat.
+            self._left_bytes = 0
+            trim_memory()
+        changed = samples if self._pool is None else self._pool.change(samples)
+        finished, ready = self._stream.run(lambda: self._finish(changed, samples["augment_seed"]))
+        return Built(finished, handed, int(self._num_cameras[kept.span].sum()), ready)
+
+    def close(self) -> None:
+        """Let go of all rows and frames; the list of what was left out stays."""
+        self.rows.clear()
+        self.clips.store.clear()
+        if self._pool is not None:
+            self._pool.close()
+        # It holds the feed, and with it the actors that serve it.
+        self.report_bad = _report_to_nobody
+
+    def retire(self, arrivals: list[int]) -> None:
+        """Let spans go that no later batch asks for."""
+        self.rows.retire(arrivals)
+        self.clips.retire(arrivals)
+        if self._bad_clips:
+            gone = set(arrivals)
+            self._bad_clips = {key: why for key, why in self._bad_clips.items() if key[0] not in gone}
+
+    def _finish(self, samples: dict[str, Any], seeds: torch.Tensor) -> dict[str, Any]:
+        built = _move(samples, self._spec.device) if self._spec.device != "cpu" else samples
+        built = self._builder.finish(built)
+        if self._spec.transform is None:
+            return built
+        with seeded_batch(seeds):
+            return self._spec.transform(built, built.get("augment_seed", seeds))
+
+    def _holes(self, batch: Batch, keys: list[ClipKey], is_hole: NDArray[np.bool_]) -> tuple[Hole, ...]:
+        holes = []
+        for arrival in np.unique(batch.span[is_hole]).tolist():
+            mine, request = np.flatnonzero(is_hole & (batch.span == arrival)), self.clips.request(arrival)
+            frames = batch.frame[mine]
+            dataset, episode = np.full(len(frames), request.dataset), np.full(len(frames), request.episode)
+            lap = np.full(len(frames), self._lap[arrival])
+            numbers = self._context.frame_numbers(dataset, episode, frames, lap)
+            why = self._bad.get(arrival) or self._bad_clips[keys[mine[0]]]
+            holes.append(Hole(request.dataset, request.episode, numbers, why))
+        return tuple(holes)
+
+    @cached_property
+    def _stand_in(self) -> dict[str, Any]:
+        """A batch of one sample, marked as a repeat: the first frame of the first episode that can be read.
+
+        The same on every rank, on any number of ranks and after any restart.
+        """
+        context = self._context
+        for i in range(len(self._index)):
+            request = SpanRequest(
+                epoch=self._plan.keys.epoch,
+                dataset=int(self._index.dataset[i]),
+                lap=int(self._first_laps[self._index.dataset[i]]),
+                episode=int(self._index.episode[i]),
+                start=int(self._index.start[i]),
+                stop=int(self._index.start[i]) + 1,
+                lane=0,
+                place=0,
+            )
+            (block,) = open_block(context, add_windows(context, read_rows(context, [request])))
+            with suppress(DatasetError):
+                return self._as_batch(span_columns(context, block), request.lap)
+        raise DatasetError(
+            f"a batch without a frame cannot be trained on, and not one of {counted(len(self._index), 'episode')} can "
+            f"be read; those met so far:\n{describe_spans(self.bad_spans)}\nMend the dataset: "
+            f"`raypipe validate {self.bad_spans[0].root}` tells what is wrong with it, and what to do."
+        )
+
+    def _as_batch(self, columns: dict[str, Any], lap: int) -> dict[str, Any]:
+        batch = {
+            name: torch.from_numpy(np.array(values)) if isinstance(values, np.ndarray) else values
+            for name, values in columns.items()
+        }
+        seeds = self._plan.keys.augment_seeds(
+            columns["dataset_index"], np.array([lap]), columns["episode_index"], columns["frame_index"]
+        )
+        return {**batch, "augment_seed": torch.from_numpy(seeds), "is_repeat": torch.tensor([True])}
+
+
+def select_samples(batch: Batch, is_kept: NDArray[np.bool_]) -> Batch:
+    """Return a batch with some of its samples."""
+    return replace(
+        batch,
+        span=batch.span[is_kept],
+        row=batch.row[is_kept],
+        frame=batch.frame[is_kept],
+        is_repeat=batch.is_repeat[is_kept],
+    )
+
+
+def _copy(batch: dict[str, Any]) -> dict[str, Any]:
+    # A transform or a training loop may write to its batch.
+    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+
+
+def _report_to_nobody(_: BadSpan) -> None:
+    pass
+
+
+def _move(batch: dict[str, Any], device: str) -> dict[str, Any]:
+    """Copy tensors to a device; torch keeps and reuses the pinned memory that they pass through."""
+    is_pinned = device.startswith("cuda")
+    moved = {}
+    for key, value in batch.items():
+        moved[key] = value
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+            moved[key] = (value.pin_memory() if is_pinned else value).to(device, non_blocking=is_pinned)
+    return moved

@@ -1,0 +1,202 @@
+"""The clips of a rank's batches: which a batch needs, and what each is made of.
+
+Joins the plan, which says when a frame leaves, with the store, which has it decoded by then. Looks ahead of the batch
+that is assembled, as far as memory allows.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from raypipe.decode import ClipExecutor, ClipKey, ClipRequest, ClipStore, OpenedClip
+from raypipe.errors import RaypipeError
+from raypipe.feed import BlockContext, SpanRequest, shown_frames, span_request
+from raypipe.loader.live_rows import LiveRows
+from raypipe.plan import Batch, Ints, RankPlan, clip_bound, unclipped_frames
+
+_FETCH_THREADS: Final = 8
+"""They ask for what comes next; the bytes themselves come in threads of the cache. Of a video that is kept by parts
+they read the index first, one request after the other, and mostly wait: so there are more than cores."""
+
+_MOST_FETCHES: Final = 4096
+"""Older ones are done by then."""
+
+
+class BatchClips:
+    """What the batches of one rank need of the clip store. Used by the thread that assembles."""
+
+    def __init__(
+        self, context: BlockContext, plan: RankPlan, rows: LiveRows, executor: ClipExecutor, most_bytes: int
+    ) -> None:
+        self.is_decoding = bool(context.batch_schema.cameras)
+        batch_bytes = plan.steps.per_lane * len(plan.lanes) * sum(blank.nbytes for blank in context.blanks.values())
+        self.store = ClipStore(self._open, executor, clip_bound(most_bytes, batch_bytes), context.frame_pool)
+        self._context = context
+        self._plan = plan
+        self._rows = rows
+        self._executor = executor
+        self._requests: dict[int, SpanRequest] = {}
+        self._sizes = self._clip_sizes(most_bytes)[plan.queue.dataset]
+        self._frame_bytes = {camera: blank[0].nbytes for camera, blank in context.blanks.items()}
+        members = context.batch_schema.members
+        offsets = [dataset.window.offsets for dataset in context.datasets]
+        self._has_windows = [
+            any(own_offsets.get(own, (0,)) != (0,) for own in member.cameras.values())
+            for member, own_offsets in zip(members, offsets, strict=True)
+        ]
+
+    def _clip_sizes(self, most_bytes: int) -> Ints:
+        """Return how many frames are decoded together, by dataset."""
+        plan, num_datasets = self._plan, len(self._context.datasets)
+        if plan.keys.clip_frames:
+            return np.array(plan.keys.clip_frames, dtype=np.int64)
+        live_frames = sum(part.lane.peak_live_frames() for part in plan.lanes)
+        return np.full(num_datasets, unclipped_frames(plan.keys, live_frames * self._context.pixel_bytes, most_bytes))
+
+    def keys(self, batch: Batch) -> list[ClipKey]:
+        """Return the clip of every sample of a batch."""
+        return list(zip(batch.span.tolist(), (batch.frame // self._sizes[batch.span]).tolist(), strict=True))
+
+    def frames_of(self, key: ClipKey) -> tuple[int, int]:
+        """Return the frames of its episode that a clip spans: first, and one behind the last."""
+        size, request = int(self._sizes[key[0]]), self.request(key[0])
+        _, _, length = self._context.find_episode(request)
+        return key[1] * size, min((key[1] + 1) * size, length)
+
+    def leave(self, batch: Batch, keys: list[ClipKey]) -> None:
+        """Let go of what the samples of a batch show; a repeat shows what was counted before."""
+        samples = zip(keys, batch.frame.tolist(), batch.is_repeat.tolist(), strict=True)
+        self.store.leave((key, frame) for key, frame, is_repeat in samples if not is_repeat)
+
+    def retire(self, arrivals: list[int]) -> None:
+        """Let go of what is left of spans."""
+        self.store.drop_spans(arrivals)
+        for arrival in arrivals:
+            self._requests.pop(arrival, None)
+
+    def ahead(self, batches: Iterator[Batch], num_ahead: int, is_bad: Callable[[int], bool]) -> Iterator[Batch]:
+        """Yield batches one by one; before, have the clips decoded that it and up to `num_ahead` later ones need.
+
+        Args:
+            is_bad: whether a span is left out, by its arrival number: nothing of it is decoded.
+        """
+        coming: deque[Batch] = deque()
+        num_asked = 0
+        while True:
+            while len(coming) <= num_ahead and (batch := next(batches, None)) is not None:
+                coming.append(batch)
+            if not coming:
+                return
+            while num_asked < len(coming) and self._ask(coming[num_asked], is_bad, is_next=False):
+                num_asked += 1
+            yield coming.popleft()
+            num_asked = max(0, num_asked - 1)
+
+    def ask_next(self, batch: Batch, is_bad: Callable[[int], bool]) -> None:
+        """Have the clips of a batch decoded, whatever memory they take: its rows are at hand, and it is next."""
+        self._ask(batch, is_bad, is_next=True)
+
+    def _ask(self, batch: Batch, is_bad: Callable[[int], bool], *, is_next: bool) -> bool:
+        if not self.is_decoding:
+            return True
+        keys = [key for key in self.keys(batch) if not is_bad(key[0])]
+        if self._context.has_images and any(key[0] not in self._rows for key in keys):
+            # Images come with the rows.
+            return False
+        return self.store.ask(keys, is_next=is_next)
+
+    def request(self, arrival: int) -> SpanRequest:
+        """Return the span of an arrival number."""
+        if arrival not in self._requests:
+            self._requests[arrival] = span_request(self._plan, arrival)
+        return self._requests[arrival]
+
+    def _open(self, key: ClipKey) -> OpenedClip:
+        arrival, clip = key
+        request, size = self.request(arrival), int(self._sizes[arrival])
+        begin, end = clip * size, (clip + 1) * size
+        if request.frames:
+            anchors = request.anchors
+            anchors = anchors[np.searchsorted(anchors, begin) : np.searchsorted(anchors, end)]
+        else:
+            anchors = np.arange(max(begin, request.start), min(end, request.stop))
+        cameras = self._context.member_of(request).cameras
+        _, row, _ = self._context.find_episode(request)
+        return OpenedClip(
+            requests={camera: self._request(key, row, camera, own, anchors) for camera, own in cameras.items()},
+            num_uses=len(anchors),
+            # What the tail repeats may have left before: its frames stay as long as their clip does.
+            has_windows=self._has_windows[request.dataset] or self._plan.steps.num_repeats > 0,
+        )
+
+    def _request(self, key: ClipKey, row: int, camera: str, own: str, anchors: Ints) -> ClipRequest:
+        request = self.request(key[0])
+        frames = shown_frames(self._context, request, own, anchors, int(self._sizes[key[0]]))
+        stored: tuple[Any, ...] | None = None
+        if self._context.stores_images(request.dataset, own):
+            images = self._rows.stored_images(key[0], camera)
+            stored = tuple(images[frame] for frame in frames.tolist())
+        return ClipRequest(
+            dataset=request.dataset,
+            row=row,
+            camera=own,
+            frames=frames,
+            span=(request.start, request.stop),
+            frame_bytes=self._frame_bytes[camera],
+            stored=stored,
+        )
+
+
+class FileFetcher:
+    """Starts to fetch the files of spans that come next, where they are remote and read in this process.
+
+    The plan says which they are long before they come.
+    """
+
+    def __init__(self, context: BlockContext, plan: RankPlan) -> None:
+        self.fetches_rows = False
+        """Whether this process reads the rows too."""
+        self._fetches_videos = context.decode.where != "cluster"
+        self._context = context
+        self._plan = plan
+        self._pool = ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="raypipe-ahead")
+        self._fetches: deque[Future[bool]] = deque(maxlen=_MOST_FETCHES)
+        """Ahead, and perhaps not begun."""
+
+    def look_ahead(self, arrivals: range) -> None:
+        """Start to fetch what spans with these arrival numbers read."""
+        for arrival in arrivals if self.fetches_rows or self._fetches_videos else ():
+            storage = self._context.datasets[int(self._plan.queue.dataset[arrival])].meta.storage
+            if storage.cache is not None and storage.cache.prefetch and not storage.is_local:
+                # On a thread of its own: which bytes a span needs may be known only after a look at its video.
+                self._pool.submit(self._fetch, span_request(self._plan, arrival))
+
+    def close(self) -> None:
+        """Fetch nothing more ahead; what has begun ends."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        while self._fetches:
+            self._fetches.popleft().cancel()
+
+    def _fetch(self, request: SpanRequest) -> None:
+        dataset, row, _ = self._context.find_episode(request)
+        if self.fetches_rows:
+            self._begin(lambda: dataset.meta.storage.prefetch(dataset.meta.data_file(row)))
+        for own in self._context.member_of(request).cameras.values() if self._fetches_videos else ():
+            if not self._context.stores_images(request.dataset, own):
+                self._begin(partial(self._fetch_video, request, row, own))
+
+    def _fetch_video(self, request: SpanRequest, row: int, own: str) -> Future[bool] | None:
+        frames = shown_frames(self._context, request, own)
+        return self._context.decoders[request.dataset].prefetch(row, own, frames)
+
+    def _begin(self, fetch: Callable[[], Future[bool] | None]) -> None:
+        # What fails here is met again, and told, by whoever reads or decodes the span.
+        with suppress(RaypipeError, OSError, NotImplementedError):
+            begun = fetch()
+            if begun is not None and not begun.done():
+                self._fetches.append(begun)

@@ -1,0 +1,474 @@
+"""One pass over the rest of an epoch on a rank: the threads between its blocks and its batches.
+
+::
+
+    feed -> receiver -> rows at hand -+
+                                      +-> assembler -> queue -> next(run)
+    plan -> clips, decoded ahead -----+
+
+The *receiver* pulls blocks of rows and checks that each is the one that the plan expects next. The *assembler* has the
+clips of the next batches decoded, waits for the rows and clips of the very next one, and builds it. An error in either
+reaches ``next(run)``.
+"""
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from raypipe.account import Handed
+from raypipe.decode import ClipExecutor, use_one_core
+from raypipe.errors import DatasetError, RaypipeError
+from raypipe.feed import (
+    BadSpan,
+    BlockContext,
+    Interval,
+    Live,
+    Meter,
+    PassPlace,
+    SpanBlock,
+    SpanRequest,
+    open_block,
+    span_request,
+    split_wait,
+)
+from raypipe.loader.assembly import Assembler, Built
+from raypipe.loader.clips import FileFetcher
+from raypipe.loader.spec import LoaderSpec
+from raypipe.loader.transforms import wait_for
+from raypipe.plan import Batch, RankPlan, WorldPlan
+from raypipe.text import counted
+
+
+class BlockFeed(Protocol):
+    """The blocks of one rank for the rest of an epoch."""
+
+    place: PassPlace
+    """Of this pass."""
+
+    is_remote: bool
+    """Whether other processes make the blocks: what they ask of remote storage is counted there."""
+
+    @property
+    def resident_spans(self) -> int:
+        """How many spans the rank must be ready to hold, or ranks could wait for each other for ever."""
+        ...
+
+    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
+        """Yield first blocks that are at hand before `blocks` gives them; perhaps none, perhaps all.
+
+        Args:
+            is_waited_for: whether the training loop is in this epoch, and not in the one before.
+        """
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `first_blocks` has given all blocks, and `blocks` has none for this rank."""
+        ...
+
+    def blocks(self) -> Iterator[pa.Table]:
+        """Yield all blocks in arrival order."""
+        ...
+
+    def report_bad(self, span: BadSpan) -> None:
+        """Note for all ranks that a span is left out; raises where more episodes are bad than may be."""
+        ...
+
+
+class _Closed(Exception):  # noqa: N818
+    """The run was closed: its threads end."""
+
+
+_END: Any = object()
+
+_QUEUED: Final = 1
+"""Batches that are being put together or wait to be taken: what comes later waits as clips, which others may share."""
+
+_LOOK_EVERY_S: Final = 0.2
+"""How often a thread that waits looks whether the run is given up."""
+
+_LEAST_AHEAD: Final = 8
+"""Spans whose remote files are fetched before there is room for them."""
+
+
+class EpochRun:
+    """The batches of one rank for the rest of an epoch; an iterator that is used once."""
+
+    def __init__(
+        self,
+        context: BlockContext,
+        world: WorldPlan,
+        rank: int,
+        spec: LoaderSpec,
+        meter: Meter,
+        executor: ClipExecutor,
+        most_bytes: int,
+    ) -> None:
+        self.num_steps = world.num_steps
+        self.epoch = world.plan.epoch
+        self.place = PassPlace(0, 0)
+        self._follow: Callable[[EpochRun], None] = _do_nothing
+        self._record: Callable[[Handed], None] = _do_nothing
+        self._context = context
+        self._plan: RankPlan = world.rank(rank)
+        self._spec = spec
+        self._meter = meter
+        self._executor = executor
+        self._fetcher = FileFetcher(context, self._plan)
+        self._assembler = Assembler(context, world, rank, spec, executor, most_bytes)
+        if self._assembler.clips.is_decoding:
+            executor.warm_up()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._arrived: dict[int, SpanBlock] = {}
+        self._is_asked_out = threading.Event()
+        """Set when the clips of all batches have been asked for: from then on the next epoch may ask for its own."""
+        self._num_received = 0
+        self._num_looked_at = 0
+        """Spans whose remote files were asked for."""
+        self._is_received = False
+        self._num_retired = 0
+        self._num_handed = 0
+        self._is_closed = False
+        self._is_given_up = False
+        self._is_over = False
+        # Not `queue.Queue`: Ctrl-C within its Python code may leave it locked for ever.
+        self._batches: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """One for every batch that may be put into `_batches`: none before the epoch before has ended, whose last two
+        batches are still in memory."""
+        self._threads: list[threading.Thread] = []
+        self._before: EpochRun | None = None
+
+    def start(self, feed: BlockFeed, before: "EpochRun | None" = None) -> None:
+        """Start the threads that turn the rank's blocks into batches.
+
+        Args:
+            feed: the rank's blocks.
+            before: the run of the epoch before, which has received all its blocks; the two share their room.
+        """
+        self.place = feed.place
+        self._assembler.report_bad = feed.report_bad
+        self._fetcher.fetches_rows = not feed.is_remote
+        self._before = before
+        jobs = (("receive", lambda: self._receive(feed)), ("assemble", self._assemble))
+        for name, job in jobs:
+            thread = threading.Thread(target=self._run_thread, args=(job,), name=f"raypipe-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def begin(self, record: Callable[[Handed], None], follow: "Callable[[EpochRun], None]") -> None:
+        """Note that the run is iterated from now on, and that the run before it has ended.
+
+        Args:
+            record: called with what every batch holds, before it is returned.
+            follow: called once, when the last block has arrived.
+        """
+        self._record = record
+        for _ in range(_QUEUED):
+            self._places.put(None)
+        with self._lock:
+            self._before = None
+            self._changed.notify_all()
+            self._follow = follow
+            is_received = self._is_received
+        if is_received:
+            follow(self)
+
+    def __iter__(self) -> "EpochRun":
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        self._meter.ask()
+        self._context.batch_buffers.is_asked = True
+        item = self._batches.get()
+        self._context.batch_buffers.is_asked = False
+        self._places.put(None)
+        if item is _END:
+            self._batches.put(_END)
+            raise StopIteration
+        if isinstance(item, BaseException):
+            self.close()
+            raise item
+        self._num_handed += 1
+        self._meter.hand_over(len(item.handed.numbers))
+        self._meter.add(emitted_frames=item.num_emitted, skipped_frames=item.handed.num_skipped)
+        self._record(item.handed)
+        wait_for(item.batch, item.ready)
+        batch: dict[str, Any] = item.batch
+        return batch
+
+    def close(self) -> None:
+        """End the threads; safe to call twice, after the last batch, and in the middle of an epoch."""
+        is_done = self._num_handed == self.num_steps
+        if not is_done:
+            # By the lock itself: Ctrl-C within the Python code of a condition may leave it locked for ever.
+            with self._lock:
+                self._is_closed = True
+                self._changed.notify_all()
+            self._places.put(None)
+        try:
+            # Before the threads end, which may take as long as a fetch: nothing more is begun.
+            self._fetcher.close()
+            self._executor.close()
+            self._join(is_done=is_done)
+        finally:
+            if not is_done:
+                # Whoever still iterates is told that it is over.
+                self._drain()
+                self._batches.put(_END)
+            self._is_over = True
+            self._is_asked_out.set()
+            self._let_go()
+
+    def _join(self, *, is_done: bool) -> None:
+        for thread in self._threads:
+            while thread.is_alive() and thread is not threading.current_thread():
+                thread.join(timeout=0.05)
+                if not is_done and thread is self._threads[0]:
+                    # The receiver may stand in a call of Ray that ends with the next block: it is left to it.
+                    break
+
+    def _let_go(self) -> None:
+        # What the assembler began in between.
+        self._executor.close()
+        self._fetcher.close()
+        assembling = self._threads[-1] if self._threads else threading.current_thread()
+        if assembling is threading.current_thread() or not assembling.is_alive():
+            self._assembler.close()
+        # Whoever holds this run holds little.
+        self._before = None
+        self._follow = self._record = _do_nothing
+
+    def give_up(self) -> None:
+        """Let the threads end by themselves, without waiting for them.
+
+        Takes no lock: Python may call it between any two lines of any thread, when the loader is gone.
+        """
+        self._is_given_up = self._is_closed = True
+        self._places.put(None)
+
+    @property
+    def bad_spans(self) -> list[BadSpan]:
+        """What was left out so far, under a policy that does so."""
+        return list(self._assembler.bad_spans)
+
+    def describe_start(self) -> str:
+        """Return how far the first batch is."""
+        decoded = sum(decoder.counts().frames for decoder in self._context.decoders) if self._num_received else 0
+        return f"{counted(self._num_received, 'span')}, {counted(decoded, 'frame')} so far"
+
+    def live(self) -> Live:
+        """Return what the rank holds now, and what it has decoded."""
+        counts, videos = [decoder.counts() for decoder in self._context.decoders], self._context.videos
+        rows, clips = self._assembler.rows, self._assembler.clips.store
+        return Live(
+            spans=len(rows),
+            waiting_spans=len(self._arrived),
+            row_bytes=rows.num_bytes,
+            held_bytes=clips.held_bytes,
+            in_flight_bytes=clips.in_flight_bytes,
+            peak_clip_bytes=clips.peak_bytes,
+            decode_s=sum(count.seconds for count in counts),
+            decoded_frames=sum(count.frames for count in counts),
+            kept_frames=sum(count.kept_frames for count in counts),
+            decoder_opens=videos.misses,
+            decoder_reuses=videos.hits,
+        )
+
+    def _drain(self) -> None:
+        try:
+            while True:
+                self._batches.get_nowait()
+        except queue.Empty:
+            return
+
+    def _run_thread(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except _Closed:
+            pass
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            # Where nobody waited for this thread, it lets go of what it worked with.
+            if (self._is_given_up or self._is_over) and threading.current_thread() is self._threads[-1]:
+                self._let_go()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._changed.notify_all()
+        self._drain()
+        self._batches.put(error)
+
+    def _receive(self, feed: BlockFeed) -> None:
+        num_spans = self._take_blocks(feed, feed.first_blocks(is_waited_for=self._before is None))
+        if not feed.is_complete:
+            self._look_ahead(feed.resident_spans)
+            num_spans = self._take_blocks(feed, feed.blocks())
+        if num_spans != len(self._plan.queue):
+            raise RaypipeError(
+                f"rank {self._plan.rank} received {num_spans} of {counted(len(self._plan.queue), 'span')} and the feed "
+                f"ended; this is a fault of raypipe or of Ray's split, not of the data"
+            )
+        with self._lock:
+            if self._is_closed:
+                raise _Closed
+            self._is_received, follow = True, self._follow
+        follow(self)
+
+    def _take_blocks(self, feed: BlockFeed, tables: Iterator[pa.Table]) -> int:
+        """Take in blocks from the first on, without spans that are here already; return how many spans came."""
+        arrival = 0
+        for table in tables:
+            if self._is_closed:
+                raise _Closed
+            self._meter.add(received_blocks=1, received_bytes=table.nbytes)
+            for block in open_block(self._context, table):
+                self._check_identity(block.request, arrival)
+                self._meter.add(task_requests=block.num_requests if feed.is_remote else 0)
+                if arrival == self._num_received:
+                    self._wait_for_room(feed.resident_spans)
+                    with self._changed:
+                        self._arrived[arrival] = block
+                        self._num_received += 1
+                        self._changed.notify_all()
+                arrival += 1
+            self._look_ahead(feed.resident_spans)
+        return arrival
+
+    def _look_ahead(self, resident_spans: int) -> None:
+        """Let remote files of the spans that come next be fetched."""
+        # All that there is room for, not what has come: at the start that is what the first batch waits for, and Ray
+        # takes a while to send the first block.
+        room = max(self._num_received, self._num_retired + resident_spans)
+        stop = min(len(self._plan.queue), room + max(_LEAST_AHEAD, resident_spans // 4))
+        self._fetcher.look_ahead(range(self._num_looked_at, stop))
+        self._num_looked_at = max(self._num_looked_at, stop)
+
+    def _check_identity(self, request: SpanRequest, i: int) -> None:
+        """Raise if Ray sent another block than the plan expects: everything after it would be wrong."""
+        planned = _identity(span_request(self._plan, i)) if i < len(self._plan.queue) else ()
+        came = _identity(request)
+        if came != planned:
+            raise RaypipeError(
+                f"rank {self._plan.rank} expected as block {i} the span (epoch, dataset, lap, episode, start, stop, "
+                f"lane, place, rows) = {planned}, and {came} came. Ray's split has routed blocks differently from its "
+                f"rule; this version of Ray may have changed it."
+            )
+
+    def _wait_for_room(self, resident_spans: int) -> None:
+        with self._changed:
+            while self._num_resident() >= resident_spans and not self._is_closed:
+                # The run before does not tell this one when it lets a span go.
+                self._changed.wait(timeout=0.05 if self._before else _LOOK_EVERY_S)
+            if self._is_closed:
+                raise _Closed
+
+    def _num_resident(self) -> int:
+        """Return how many spans the rank holds, with those of an epoch that is ending, which needs nothing of this."""
+        before = self._before
+        if before is not None and before._is_over:
+            before = self._before = None
+        return self._num_received - self._num_retired + (before._num_resident() if before else 0)
+
+    def _assemble(self) -> None:
+        use_one_core()
+        assembler, num_admitted = self._assembler, 0
+        before = self._before
+        # Its clips take the room of this epoch's until they are asked for.
+        while before is not None and not before._is_asked_out.wait(timeout=_LOOK_EVERY_S) and not self._is_closed:
+            pass
+        del before
+        num_left = self.num_steps
+        for batch in assembler.clips.ahead(self._plan.batches(), self._spec.prefetch_batches, assembler.is_bad):
+            num_left -= 1
+            if num_left <= self._spec.prefetch_batches:
+                self._is_asked_out.set()
+            while num_admitted < batch.num_needed:
+                self._admit(num_admitted)
+                num_admitted += 1
+            assembler.clips.ask_next(batch, assembler.is_bad)
+            self._wait_for_clips(batch)
+            self._wait_for_place()
+            self._batches.put(self._build(batch))
+            with self._changed:
+                self._num_retired += len(batch.done)
+                self._changed.notify_all()
+        self._is_asked_out.set()
+        self._batches.put(_END)
+
+    def _admit(self, arrival: int) -> None:
+        started = time.perf_counter()
+        with self._changed:
+            while arrival not in self._arrived and not self._is_closed:
+                self._changed.wait(timeout=_LOOK_EVERY_S)
+            if self._is_closed:
+                raise _Closed
+            block = self._arrived.pop(arrival)
+        self._meter.note(split_wait("read", started, time.perf_counter(), _as_counter(block.finished_at)))
+        try:
+            block.check()
+        except DatasetError as error:
+            self._assembler.leave_out(arrival, error)
+            return
+        self._assembler.rows.admit(arrival, block)
+
+    def _wait_for_clips(self, batch: Batch) -> None:
+        clips = self._assembler.clips
+        keys = [key for key in clips.keys(batch) if not self._assembler.is_bad(key[0])] if clips.is_decoding else []
+        started = time.perf_counter()
+        errors = clips.store.wait(keys)
+        done = _as_counter(self._executor.finished_at)
+        self._meter.note(split_wait("decode", started, time.perf_counter(), done))
+        for key, error in errors.items():
+            self._assembler.leave_out_clip(key, error)
+
+    def _build(self, batch: Batch) -> Built:
+        started = time.perf_counter()
+        built = self._assembler.build(batch)
+        self._assembler.retire(batch.done.tolist())
+        self._meter.note([Interval("assembly", started, time.perf_counter())])
+        return built
+
+    def _wait_for_place(self) -> None:
+        """Wait until the batch before is taken."""
+        has_place = False
+        while not has_place and not self._is_closed:
+            with suppress(queue.Empty):
+                self._places.get(timeout=_LOOK_EVERY_S)
+                has_place = True
+        if self._is_closed:
+            raise _Closed
+
+
+def _as_counter(at: float) -> float:
+    """Return a time in seconds since 1970, by whichever clock, as this process's counter; infinity where it is 0."""
+    return time.perf_counter() - (time.time() - at) if at else math.inf
+
+
+def _do_nothing(_: Any) -> None:
+    pass
+
+
+def _identity(request: SpanRequest) -> tuple[int, ...]:
+    return (
+        request.epoch,
+        request.dataset,
+        request.lap,
+        request.episode,
+        request.start,
+        request.stop,
+        request.lane,
+        request.place,
+        len(request.anchors),
+    )

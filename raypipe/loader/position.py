@@ -1,0 +1,118 @@
+"""`Stand`: where a loader stands, as one object: a pass over the rest of an epoch, and how far it is.
+
+A loader moves by putting another stand in the place of its own. Whoever reads one, in any thread, sees one plan, one
+step and one ledger, which belong together.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from raypipe.account import Ledger, Page
+from raypipe.loader.job import RankJob
+from raypipe.plan import (
+    EpisodeIndex,
+    OrderState,
+    Resumed,
+    WorldPlan,
+    plan_epoch,
+    plan_world,
+    start,
+    state_after,
+    state_of,
+)
+
+
+@dataclass(eq=False, kw_only=True)
+class Stand:
+    """A place in the order from which a pass begins, and what was handed over since."""
+
+    job: RankJob
+    index: EpisodeIndex
+    at: Resumed
+    """Where the pass begins."""
+    ledger: Ledger
+    is_loaded: bool = False
+    """Whether a loaded state says that the pass begins here."""
+    page: Page | None = None
+    """Of the pass, when it has begun; `Page.num_handed` is the step."""
+
+    @cached_property
+    def world(self) -> WorldPlan:
+        """The plan of the rest of the epoch, from where the pass begins."""
+        plan = plan_epoch(self.index, self.at.spec, epoch=self.at.epoch, legs=self.at.legs)
+        return plan_world(plan, world_size=self.job.world_size, batch=self.job.batch)
+
+    @property
+    def num_handed(self) -> int:
+        """Batches of the pass that the training loop has."""
+        return self.page.num_handed if self.page is not None else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the pass has reached the end of its epoch."""
+        return self.page is not None and self.page.num_handed == self.world.num_steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which the next batch is."""
+        return self.at.epoch + self.is_over
+
+    @property
+    def num_left(self) -> int:
+        """Batches left in that epoch."""
+        return self.following.world.num_steps if self.is_over else self.world.num_steps - self.num_handed
+
+    @property
+    def num_steps(self) -> int:
+        """Batches of the whole of that epoch, as these ranks would do it from its start."""
+        here = self.following if self.is_over else self
+        is_rest = any(leg.frames_per_lane for leg in here.at.legs)
+        return (here.beginning if is_rest else here).world.num_steps
+
+    def state(self) -> OrderState:
+        """Return the state after the last batch that was handed over."""
+        num_handed = self.num_handed
+        if self.page is not None and num_handed == self.world.num_steps:
+            return state_of(self.world.plan).next_epoch()
+        return state_after(self.world, num_handed)
+
+    @cached_property
+    def following(self) -> "Stand":
+        """The stand at the start of the next epoch; the same object each time."""
+        return self.start_of(self.at.epoch + 1)
+
+    @cached_property
+    def beginning(self) -> "Stand":
+        """The stand at the start of this epoch; the same object each time."""
+        return self.start_of(self.at.epoch)
+
+    def start_of(self, epoch: int, *, is_first: bool = False) -> "Stand":
+        """Return the stand at the start of an epoch.
+
+        Args:
+            is_first: whether the run has not begun: then lanes that the user gave are not replaced; see `first_leg`.
+        """
+        batch = None if is_first else self.job.batch
+        at = start(self.at.spec, world_size=self.job.world_size, batch=batch, epoch=epoch)
+        return replace(self, at=at, is_loaded=False, page=None)
+
+    def onward(self) -> "Stand":
+        """Return a stand at the same place from which another pass can begin; itself where none has."""
+        if self.page is None:
+            return self
+        if self.is_over:
+            return self.following
+        if not self.num_handed:
+            return replace(self, page=None)
+        world = self.world.at(self.num_handed)
+        moved = replace(self, at=replace(self.at, legs=world.plan.legs), is_loaded=False, page=None)
+        # Planned already.
+        moved.world = world
+        return moved
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A page is of one process, and a plan is soon made again.
+        here = self.onward()
+        kept = {name: getattr(here, name) for name in ("job", "index", "at", "ledger", "is_loaded")}
+        return {**kept, "page": None}

@@ -1,0 +1,492 @@
+"""`RankLoader`: the torch batches of one rank, and where it stands, as a small state.
+
+What the user holds is counted, not what is prefetched: the state after a batch is the same whatever was read ahead.
+A batch counts in the very moment in which the training loop gets it: Ctrl-C comes before both or after both.
+"""
+
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+import torch.utils.data
+
+from raypipe.account import Account, AccountKeeper, Header, Ledger, Page, Part, seal_account
+from raypipe.dataset import Dataset
+from raypipe.errors import ConfigError
+from raypipe.feed import BadSpan, Live, LoaderStats, Meter, PassPlace, WorldStats, describe_spans, sum_up
+from raypipe.loader.epoch_run import EpochRun
+from raypipe.loader.job import BlockSource, RankJob, warn_of_other_actions, warn_of_other_source, with_source
+from raypipe.loader.next_epoch import Ahead, RunStarter
+from raypipe.loader.position import Stand
+from raypipe.loader.spec import LoaderSettings, LoaderSpec, change_spec
+from raypipe.mixture import Mixture
+from raypipe.plan import OrderState, check_whole, follow_state, resume, start
+from raypipe.text import Bar, counted, progress_bar
+
+if TYPE_CHECKING:
+    import pyarrow.fs
+
+_PUBLISH_EVERY_S: Final = 2.0
+_MOST: Final = (1 << 63) - 1
+
+
+@dataclass(eq=False)
+class _Iteration:
+    """One ``for`` over a loader."""
+
+    run: EpochRun | None = None
+    is_open: bool = True
+    ended_by: str = ""
+    """The call from outside that ended it."""
+
+
+class RankLoader:
+    """The batches of one rank, and where it stands.
+
+    ``iter(loader)`` gives the rest of the current epoch; then the loader stands at the next one. Without ``shuffle``,
+    which is for evaluation, it gives the whole epoch again after a break; the first one after `load_state_dict` goes on
+    from that state. It is picklable as long as no iteration is under way. All ranks must do the same things in the same
+    order: iterate, break, load.
+    """
+
+    name: str
+    """What the run calls it: the file of its state in a checkpoint, and the tag of its metrics."""
+
+    def __init__(self, job: RankJob, source: BlockSource, spec: LoaderSpec, name: str = "train") -> None:
+        self.name = name
+        self._job = job
+        self._source = source
+        self._spec = spec
+        self._meter = Meter()
+        self._last_live = Live()
+        self._published_at = 0.0
+        self._lock = threading.Lock()
+        self._num_loads = 0
+        self._has_begun = False
+        """Whether it was loaded or iterated before."""
+        self._skipped: list[BadSpan] = []
+        self._keeper: AccountKeeper | None = None
+        self._place: PassPlace | None = None
+        """Of the last pass, where the next one follows it: it has reached the end of its epoch."""
+        self._last_epoch = spec.num_epochs - 1
+        self._ahead: Ahead | None = None
+        self._iteration: _Iteration | None = None
+        self._process_id = os.getpid()
+        at, ledger = start(job.order, world_size=job.world_size), Ledger(attempt=self._attempt)
+        self._stand = Stand(job=job, index=job.index, at=at, ledger=ledger)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the batches that are left of the current epoch; without ``shuffle`` all of it, see the class."""
+        return self._iterate(goes_on=False)
+
+    def _iterate(self, *, goes_on: bool) -> Generator[dict[str, Any], None, None]:
+        self._check_process()
+        self._meter.start_iteration()
+        iteration, is_on = _Iteration(), self._spec.progress and self._job.rank == 0
+        num_left = self._stand.num_left if goes_on else self.steps_left
+        with progress_bar(f"epoch {self.epoch}", num_left, self._first_waits_for, is_on=is_on) as bar:
+            try:
+                run, page = self._open_run(iteration, goes_on=goes_on)
+                yield from self._hand_over(iteration, run, page, bar)
+            finally:
+                # Twice: Ctrl-C may have come within the first.
+                try:
+                    self._finish(iteration)
+                finally:
+                    self._finish(iteration)
+
+    def _hand_over(self, iteration: _Iteration, run: EpochRun, page: Page, bar: Bar) -> Iterator[dict[str, Any]]:
+        num_handed = 0
+        for batch in run:
+            bar.advance(self._meter.read(Live()))
+            if time.monotonic() > self._published_at + _PUBLISH_EVERY_S:
+                self._publish()
+                self._keep_account(is_due_only=True)
+            if self._iteration is not iteration:
+                break
+            num_handed += 1
+            # Python looks for Ctrl-C at calls and jumps: not between these two lines.
+            page.num_handed = num_handed
+            yield batch
+        if num_handed < run.num_steps:
+            raise ConfigError(
+                f"{iteration.ended_by} during the iteration has ended it after {num_handed} of {run.num_steps} "
+                f"batches; leave the loop first, and begin another one after it"
+            )
+
+    def _check_process(self) -> None:
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None:
+            raise ConfigError(
+                f"this loader is iterated in worker {worker.id} of the {worker.num_workers} of a torch DataLoader, and "
+                f"each of them would get every batch. Iterate the loader itself: it reads and decodes ahead in threads "
+                f"of its own. Where something wants a DataLoader, give it num_workers=0 and batch_size=None."
+            )
+        if self._process_id != os.getpid():
+            raise ConfigError(
+                f"this loader was made in process {self._process_id} and is iterated in {os.getpid()}, a fork of it, "
+                f"where its threads and connections are not. Make the loader in the process that iterates it, or start "
+                f"that process by 'spawn' or 'forkserver' and send the loader to it."
+            )
+
+    def _first_waits_for(self) -> str:
+        """Return what the first batch of an iteration waits for; may be asked by another thread."""
+        run = self._run
+        return run.describe_start() if run is not None else "opening the feed"
+
+    @property
+    def _run(self) -> EpochRun | None:
+        iteration = self._iteration
+        return iteration.run if iteration is not None else None
+
+    def __len__(self) -> int:
+        """Batches of the whole epoch in which the next batch is, wherever the loader stands; the same on every rank."""
+        return self._stand.num_steps
+
+    def __repr__(self) -> str:
+        """Tell who it is, where it stands, and of what its batches are."""
+        job, stand = self._job, self._stand
+        who = f"{self.name!r}, rank {job.rank} of {job.world_size}"
+        where = f"epoch {stand.epoch}, {stand.num_left} of {counted(len(self), 'batch')} left"
+        size = f"{job.batch.size} a rank" if job.batch.scope == "rank" else f"{job.batch.size} on all ranks"
+        return f"RankLoader({who}: {where}, {size}, on {self._spec.device!r}, of {job.dataset!r})"
+
+    @property
+    def steps_left(self) -> int:
+        """Batches that are left of an iteration under way, or that the next one gives; the same on every rank."""
+        stand = self._stand
+        return stand.beginning.num_left if self._iteration is None and _starts_over(stand) else stand.num_left
+
+    @property
+    def dataset(self) -> Dataset | Mixture:
+        """What the batches are made of; its `features` and `stats` are what a policy is built from."""
+        return self._job.dataset
+
+    @property
+    def settings(self) -> LoaderSpec:
+        """What it does with its blocks; `with_settings` changes it."""
+        return self._spec
+
+    @property
+    def rank(self) -> int:
+        """Who it is among the ranks."""
+        return self._job.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self._job.world_size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which the next batch is."""
+        return self._stand.epoch
+
+    def steps(self, num_steps: int) -> Iterator[dict[str, Any]]:
+        """Yield the next `num_steps` batches, across the ends of epochs; after a break too, also without shuffle."""
+        return self._steps(check_whole("num_steps", num_steps, 0, _MOST))
+
+    def _steps(self, left: int) -> Iterator[dict[str, Any]]:
+        while left:
+            stand = self._stand
+            self._last_epoch = max(self._last_epoch, stand.epoch + (left > stand.num_left))
+            # Closed by name: where Python drops an iterator it swallows Ctrl-C.
+            with closing(self._iterate(goes_on=True)) as batches:
+                for batch in batches:
+                    left -= 1
+                    yield batch
+                    if not left:
+                        return
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of another epoch; does nothing if the loader is in that epoch already."""
+        epoch = check_whole("epoch", epoch, 0, _MOST)
+        if epoch == self.epoch:
+            return
+        self._leave_order(f"set_epoch({epoch})")
+        self._stand = self._stand.start_of(epoch, is_first=not self._has_begun)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands, as a small JSON object: the same on every rank."""
+        return with_source(self._stand.state().to_dict(), self._job.dataset)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, also of another number of ranks or another batch size.
+
+        Raises:
+            ResumeError: the state belongs to another order; shows both sides.
+        """
+        saved, index = follow_state(
+            OrderState.from_dict(state), self._job.index, allow_mixture_change=self._job.allow_mixture_change
+        )
+        at = resume(saved, index, self._job.order_of(saved), world_size=self._job.world_size, batch=self._job.batch)
+        if self._job.rank == 0:
+            warn_of_other_source(state, self._job.dataset)
+            warn_of_other_actions(state, self._job.dataset)
+        self._leave_order("load_state_dict()")
+        self._go_back(Stand(job=self._job, index=index, at=at, ledger=self._stand.ledger, is_loaded=True))
+
+    def _go_back(self, stand: Stand) -> None:
+        if self._has_begun:
+            # What was handed over since then is rolled back: the account goes on under another name, the same on all
+            # ranks, whichever of them carries parts.
+            self._num_loads += 1
+        self._has_begun = True
+        stand.ledger = Ledger(_of_this_mixture(stand, stand.ledger.parts()), attempt=self._attempt)
+        self._stand = stand
+
+    def account(self) -> Account:
+        """Return what this rank has handed over, by epoch and leg, with the parts that it carries of earlier ones."""
+        job = self._job
+        state, parts = self._read_place()
+        header = Header(
+            root="" if job.mixture else str(job.context.datasets[0].meta.root),
+            selection={} if job.mixture else job.selection.to_dict(),
+            state=with_source(state.to_dict(), job.dataset),
+            name=self.name,
+            members=job.mixture.sources() if job.mixture else (),
+        )
+        return seal_account(header, parts)
+
+    def _read_place(self) -> tuple[OrderState, tuple[Part, ...]]:
+        """Return where the loader stands, and the parts that lead there, also while another thread iterates."""
+        while True:
+            stand = self._stand
+            num_handed, parts, state = stand.num_handed, stand.ledger.parts(), stand.state()
+            if stand is self._stand and num_handed == stand.num_handed:
+                return state, parts
+
+    def load_account(self, parts: Iterable[Part]) -> None:
+        """Carry the parts of an account on that led to the loaded state; on one rank, rank 0. Call it after loading.
+
+        Episodes that were bad before count in `BadDataSpec.max_bad_episodes`. Where the mixture has changed, the
+        account begins anew: the epochs before are in that of the checkpoint before.
+        """
+        stand = self._stand.onward()
+        carried = _of_this_mixture(stand, parts)
+        stand.ledger = Ledger(carried, attempt=self._attempt)
+        self._stand = stand
+        known = {(skip.dataset, skip.episode): skip.why for part in carried for skip in part.skipped}
+        if known:
+            self._source.note_bad(known)
+
+    def keep_account(self, folder: str | Path, filesystem: "pyarrow.fs.FileSystem | None" = None) -> None:
+        """Write the account to a folder from now on, every 2 s or so and after every epoch: for `raypipe account`.
+
+        So it is known afterwards what was handed over after the last checkpoint, and again after a restart.
+
+        Args:
+            folder: of the run, for all ranks and attempts; a path or URI.
+            filesystem: of the folder, where it is no plain path or URI.
+        """
+        self._keeper = AccountKeeper(str(folder), filesystem, self.name)
+
+    @property
+    def skipped(self) -> tuple[BadSpan, ...]:
+        """What this rank has left out as bad data since it was made, where the policy says so."""
+        run = self._run
+        return tuple(dict.fromkeys([*self._skipped, *(run.bad_spans if run else ())]))
+
+    def stats(self) -> LoaderStats:
+        """Return the figures of this loader so far."""
+        run = self._run
+        return self._meter.read(run.live() if run else self._last_live)
+
+    def world_stats(self, *, recent: bool = False) -> WorldStats:
+        """Return the figures of all ranks together: which one waits most, and for what.
+
+        Args:
+            recent: speed and waiting of the last steps, in place of those since the start; see `LoaderStats.recent`.
+        """
+        return sum_up(self.rank_stats(), recent=recent)
+
+    def rank_stats(self) -> dict[int, LoaderStats]:
+        """Return the figures of every rank that has told them, by rank; asks where the ranks meet."""
+        self._publish()
+        return {**self._source.collect(), self._job.rank: self.stats()}
+
+    def with_settings(self, **settings: Unpack[LoaderSettings]) -> "RankLoader":
+        """Return this rank's loader with other fields of `LoaderSpec`, standing where this one stands."""
+        changed = RankLoader(self._job, self._source, change_spec(self._spec, settings), self.name)
+        changed.load_state_dict(self.state_dict())
+        changed._num_loads, changed._has_begun = self._num_loads, self._has_begun
+        changed.load_account(self._stand.ledger.parts())
+        changed._keeper = self._keeper
+        return changed
+
+    def close(self) -> None:
+        """End an iteration that is under way, and what was fetched ahead."""
+        self._leave_order("close()")
+
+    def __enter__(self) -> "RankLoader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._iteration is not None or self._ahead is not None:
+            raise ConfigError("this loader is being iterated and cannot be sent elsewhere; call close() first")
+        # A place is of one process: the copy begins anew. Clocks are of one machine.
+        return {**self.__dict__, "_lock": None, "_place": None, "_published_at": 0.0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock(), _process_id=os.getpid())
+
+    def _publish(self) -> None:
+        self._published_at = time.monotonic()
+        self._source.publish(self.name, self._job.rank, self.stats())
+
+    def _keep_account(self, *, is_due_only: bool = False) -> None:
+        if self._keeper is not None and (self._keeper.is_due or not is_due_only):
+            self._keeper.write(self._attempt, self.account, self._job.rank, self._job.world_size)
+
+    def save_account(self) -> None:
+        """Write the account beside the run's checkpoints, under the state that it leads to.
+
+        For a rank that puts nothing into a checkpoint: whoever goes on from it finds the account there.
+        """
+        if self._keeper is not None:
+            self._keeper.save(self.account(), self._job.rank, self._job.world_size)
+
+    def mark_checkpoint(self) -> None:
+        """Note beside the run's checkpoints that one has this state: what other ranks save for it stays.
+
+        For rank 0, which alone knows.
+        """
+        if self._keeper is not None:
+            self._keeper.mark(self.state_dict())
+
+    @property
+    def _attempt(self) -> str:
+        return f"{self._source.attempt}-{self._num_loads:06d}" if self._num_loads else self._source.attempt
+
+    def _open_run(self, iteration: _Iteration, *, goes_on: bool) -> tuple[EpochRun, Page]:
+        with self._lock:
+            if self._iteration is not None:
+                raise ConfigError("this loader is being iterated already; end that iteration first, or call close()")
+            self._iteration = iteration
+        if not goes_on and _starts_over(self._stand):
+            self._leave_order("")
+            self._go_back(self._stand.beginning)
+        self._has_begun = True
+        stand = self._stand = self._stand.onward()
+        self._check_others_go_on()
+        with self._lock:
+            place, self._place = self._place.following if self._place else None, None
+            ahead, self._ahead = self._ahead, None
+        if ahead is not None and (ahead.stand is not stand or place is None):
+            # Ctrl-C came before it was given up.
+            ahead.discard()
+            ahead = place = None
+        if ahead is not None:
+            run = iteration.run = ahead.wait()
+            ahead.release()
+        else:
+            run = iteration.run = RunStarter(self._job, self._source, self._spec, self._meter).start(stand, place)
+        page = stand.page = stand.ledger.begin(stand.world, self._job.rank)
+        run.begin(page.write, partial(_call_alive, weakref.WeakMethod(self._look_ahead)))
+        return run, page
+
+    def _check_others_go_on(self) -> None:
+        if self._place is None:
+            return
+        try:
+            self._source.go_on(self._job.rank, self._place.following)
+        except BaseException:
+            self._leave_order()
+            raise
+
+    def _look_ahead(self, run: EpochRun) -> None:
+        """Start the next epoch, if it is known to follow; called when the last block of `run` has arrived.
+
+        Only for the run that is being iterated: one that was fetched ahead may have all its blocks long before, and
+        one that was left may get its last block after it.
+        """
+        with self._lock:
+            iteration = self._iteration
+            if iteration is None or not iteration.is_open or iteration.run is not run:
+                return
+            if self._ahead is not None or run.epoch >= self._last_epoch:
+                return
+            starter, following = RunStarter(self._job, self._source, self._spec, self._meter), self._stand.following
+            self._ahead = Ahead(following, partial(starter.start, following, run.place.following, run))
+
+    def _finish(self, iteration: _Iteration) -> None:
+        if self._end(iteration):
+            self._publish()
+            self._keep_account()
+
+    def _end(self, iteration: _Iteration) -> bool:
+        """End an iteration; return whether it was under way: another one may have begun, after a break from outside."""
+        with self._lock:
+            iteration.is_open = False
+        run = iteration.run
+        if run is not None:
+            # Also where it was ended from outside while it opened the run.
+            run.close()
+        if self._iteration is not iteration:
+            return False
+        if run is not None:
+            self._note_skips(run)
+            self._last_live = replace(
+                run.live(), spans=0, waiting_spans=0, row_bytes=0, held_bytes=0, in_flight_bytes=0
+            )
+        if run is not None and self._stand.is_over:
+            self._place = run.place
+        else:
+            self._leave_order()
+        # Last: what was interrupted before is done again.
+        self._iteration = None
+        return True
+
+    def _note_skips(self, run: EpochRun) -> None:
+        # In a mixture a span may come once in every lap of an epoch.
+        bad = [span for span in dict.fromkeys(run.bad_spans) if span not in self._skipped]
+        if bad:
+            self._skipped.extend(bad)
+            warnings.warn(
+                f"rank {self._job.rank} left out {counted(len(bad), 'bad span')} in epoch "
+                f"{run.epoch}:\n{describe_spans(bad)}",
+                stacklevel=2,
+            )
+
+    def _leave_order(self, ended_by: str = "") -> None:
+        """Give up what is under way: the next blocks are asked for anew, together with the other ranks."""
+        iteration = self._iteration
+        if iteration is not None and ended_by:
+            iteration.ended_by = ended_by
+            self._end(iteration)
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+            self._place = None
+        if ahead is not None:
+            ahead.discard()
+
+
+def _starts_over(stand: Stand) -> bool:
+    """Return whether an iteration begins at the start of the epoch, and not where the last one has left it."""
+    is_rest = any(leg.frames_per_lane for leg in stand.at.legs) or stand.num_handed > 0
+    return (
+        not stand.at.spec.shuffle and is_rest and not stand.is_over and not (stand.is_loaded and not stand.num_handed)
+    )
+
+
+def _of_this_mixture(stand: Stand, parts: Iterable[Part]) -> tuple[Part, ...]:
+    since = stand.index.shares.since if stand.index.shares else 0
+    return tuple(part for part in parts if part.epoch >= since)
+
+
+def _call_alive(method: "weakref.WeakMethod[Any]", run: EpochRun) -> None:
+    # A run that nobody iterates any more does not keep its loader alive.
+    found = method()
+    if found is not None:
+        found(run)

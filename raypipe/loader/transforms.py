@@ -1,0 +1,175 @@
+"""What users change about samples and batches: single samples in a pool of threads, whole batches on their device.
+
+::
+
+    samples  --sample_transform-->  stack  --copy-->  device  --transform-->  batch
+               threads of the rank                     a CUDA stream of its own
+
+Within both, torch's random numbers come from the seeds of the samples: the same whatever thread, rank or attempt has
+the sample, and nothing is taken from the generator that training uses. Python's and numpy's are the user's to seed, and
+dropout and scripted modules are not covered: they draw where no generator can be given.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
+from functools import cache, cached_property
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from raypipe.decode import use_one_core
+from raypipe.errors import ConfigError, suggest
+from raypipe.loader.spec import SampleTransform
+
+_SEED_MASK: Final = (1 << 63) - 1
+
+_TAKE_GENERATOR: Final = frozenset(
+    (
+        *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli, torch.multinomial),
+        *(torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.random_, torch.Tensor.bernoulli_),
+        *(torch.Tensor.bernoulli, torch.Tensor.multinomial, torch.Tensor.exponential_, torch.Tensor.log_normal_),
+        *(torch.Tensor.cauchy_, torch.Tensor.geometric_, torch.poisson, torch.binomial),
+        # What torch.distributions draws Beta, Dirichlet and Gamma from.
+        *(torch._standard_gamma, torch._sample_dirichlet),
+    )
+)
+_OF_SHAPE: Final = {torch.rand_like: torch.rand, torch.randn_like: torch.randn, torch.randint_like: torch.randint}
+"""Those that take no generator, and what gives the same."""
+
+
+class SeededRandom(TorchFunctionMode):
+    """Gives torch's random numbers of this thread a generator of their own, on each device."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed & _SEED_MASK
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch, with the generator where it takes one and none was given."""
+        kwargs = kwargs or {}
+        if func in _OF_SHAPE:
+            kwargs = {name: value for name, value in kwargs.items() if name != "memory_format"}
+            like = args[0] if args else kwargs.pop("input")
+            func, args = _OF_SHAPE[func], args[1:]
+            kwargs = {"size": like.shape, "dtype": like.dtype, "device": like.device, **kwargs}
+        if func in _TAKE_GENERATOR and kwargs.get("generator") is None:
+            tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+            device = kwargs.get("device") or (tensors[0].device if tensors else torch.get_default_device())
+            kwargs = {**kwargs, "generator": self._generator(torch.device(device))}
+        return func(*args, **kwargs)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+
+class SamplePool:
+    """Changes the samples of a batch, each alone, in as many threads as decode; used by one thread."""
+
+    def __init__(self, change: SampleTransform, num_threads: int) -> None:
+        self._change = change
+        self._num_threads = num_threads
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._num_threads, "raypipe-transform", initializer=use_one_core)
+
+    def close(self) -> None:
+        """End the threads."""
+        if "_pool" in self.__dict__:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def change(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the batch of the changed samples, in their order; what no sample has changed stays as it is."""
+        seeds = batch["augment_seed"].tolist()
+        samples = [{name: value[i] for name, value in batch.items()} for i in range(len(seeds))]
+        changed = list(self._pool.map(self._change_one, [dict(one) for one in samples], seeds))
+        for one in changed:
+            if not isinstance(one, Mapping) or one.keys() != changed[0].keys():
+                raise ConfigError(_unlike_text(changed[0], one))
+        return {name: _join(name, batch, samples, changed) for name in changed[0]}
+
+    def _change_one(self, sample: dict[str, Any], seed: int) -> dict[str, Any]:
+        with SeededRandom(seed):
+            return self._change(sample, seed)
+
+
+def _unlike_text(first: Any, other: Any) -> str:
+    if not isinstance(other, Mapping):
+        return f"sample_transform must return a sample, a dict by name; it has returned a {type(other).__name__}"
+    odd = sorted(map(str, first.keys() ^ other.keys()))
+    return (
+        f"sample_transform must return the same names for every sample, and {odd[0]!r} is in some only"
+        f"{suggest(odd[0], map(str, first))}"
+    )
+
+
+def _join(name: str, batch: dict[str, Any], samples: list[dict[str, Any]], changed: list[Any]) -> Any:
+    values = [one[name] for one in changed]
+    if name in batch and all(value is one[name] for value, one in zip(values, samples, strict=True)):
+        return batch[name]
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        is_number = all(isinstance(value, int | float) for value in values)
+        return torch.tensor(values) if is_number else values
+    shapes = sorted({tuple(value.shape) for value in values})
+    if len(shapes) > 1:
+        raise ConfigError(
+            f"sample_transform gives {name!r} unlike shapes, {shapes[0]} and {shapes[1]}: a batch needs one; let it "
+            f"crop or resize to a fixed size"
+        )
+    return torch.stack(values)
+
+
+@contextmanager
+def seeded_batch(seeds: torch.Tensor) -> Iterator[None]:
+    """Seed torch's random numbers of this thread by the samples of a batch, while the body runs."""
+    with SeededRandom(int(seeds.sum())):
+        yield
+
+
+class SideStream:
+    """A CUDA stream for copies of batches and their transforms, so that they run beside training; else nothing."""
+
+    def __init__(self, device: str) -> None:
+        self._stream = _open_stream(device) if device.startswith("cuda") else None
+
+    def run(self, work: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], Any]:
+        """Return what `work` gives, and when it is done, for `wait_for`; None where there is nothing to wait for."""
+        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            batch = work()
+            return batch, self._stream.record_event() if self._stream is not None else None
+
+
+@cache
+def _open_stream(device: str) -> Any:
+    """Return the stream of a device: one for all epochs, since torch keeps free memory of each by itself."""
+    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # What a user has made for a transform comes before it.
+    stream.wait_stream(torch.cuda.default_stream(device))
+    return stream
+
+
+def wait_for(batch: Any, ready: Any) -> None:
+    """Let the stream of the calling thread wait for a batch of a `SideStream`, and keep its memory until it is used."""
+    if ready is not None:
+        stream = torch.cuda.current_stream(ready.device)
+        stream.wait_event(ready)
+        _note_use(batch, stream)
+
+
+def _note_use(value: Any, stream: Any) -> None:
+    if isinstance(value, torch.Tensor) and value.is_cuda:
+        value.record_stream(stream)
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            _note_use(one, stream)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            _note_use(getattr(value, field.name), stream)

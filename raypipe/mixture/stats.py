@@ -1,0 +1,332 @@
+"""`MixtureStats`: the statistics of every dataset of a mixture in the mixture's names and widths, and pooled.
+
+A vector that is padded to the mixture's width has statistics as wide. Those of the padding are made up so that a
+padded 0 is normalised to 0 in every mode, and their ``count`` is 0, so that they take no part in pooled statistics::
+
+             own numbers (6)      padding (8)
+    mean     0.31 ... -0.02       0 ... 0
+    std      0.12 ...  0.40       1 ... 1
+    min q01  -1.1 ... -2.00       -1 ... -1        q50 is 0
+    max q99   1.4 ...  2.10       1 ... 1
+    count     900 ...   900       0 ... 0
+
+A feature that a dataset lacks, and that batches fill with zeros, is padding throughout. A feature that it has, but of
+which it stores no statistics, is not in its entry.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raypipe.dataset import ABSOLUTE, RepresentedStats, Schema
+from raypipe.errors import ConfigError, DatasetError
+from raypipe.format import INDEX_FEATURES, MOMENTS, Feature, FeatureStats, Stats, is_low, is_quantile, pool_stats
+from raypipe.mixture.stats_json import from_text, plain_stats, read_text, stats_of_plain, to_text, write_text
+
+KIND: Final = "MixtureStats"
+
+_FILL: Final = {"mean": 0.0, "std": 1.0, "min": -1.0, "max": 1.0, "count": 0.0, "q50": 0.0}
+_ALONE: Final = "dataset"
+"""The name of a dataset that is no member of a mixture."""
+_ALL_STATISTICS: Final = (*MOMENTS, "q01", "q10", "q50", "q90", "q99", "count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberStats:
+    """The statistics that one dataset of a mixture stores."""
+
+    name: str
+    robot_type: str
+    stats: Stats
+    """In the dataset's own names."""
+    num_frames: int = 0
+    """The count of features whose statistics have none, as those of v2.0; 0 for unknown."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class MixtureStats:
+    """The statistics of a mixture: by dataset, by robot, and over all."""
+
+    datasets: Mapping[str, Stats]
+    """By the name of the member, in the order of ``dataset_index``. Quantiles are as the dataset stores them; LeRobot
+    stores envelopes over episodes."""
+
+    robots: Mapping[str, Stats]
+    """By robot type: pooled over its datasets."""
+
+    pooled: Stats
+    """Over all datasets: every frame counts as much, whatever the weights of the mixture."""
+
+    robot_types: Mapping[str, str]
+    """The robot type of each member."""
+
+    cameras: tuple[str, ...]
+    """The features whose statistics are of pixels, divided by 255."""
+
+    envelopes: tuple[str, ...]
+    """Where quantiles are envelopes of several datasets' and not quantiles: ``pooled/<feature>`` and
+    ``robots/<robot type>/<feature>``."""
+
+    representations: Mapping[str, str] = field(default_factory=dict)
+    """By feature, how the values are represented that the statistics are of, as `ActionSpec` tells it; those of a
+    feature that is not named are of the values that the datasets store."""
+
+    windows: Mapping[str, int] = field(default_factory=dict)
+    """By feature, of how many frames the windows are that the values of another representation are from: those of
+    longer windows are on another scale. Not known of statistics that were saved without it."""
+
+    def __post_init__(self) -> None:
+        known = {
+            feature: values
+            for entry in self.datasets.values()
+            for feature, values in entry.items()
+            if isinstance(values, RepresentedStats)
+        }
+        told = {feature: values.representation for feature, values in known.items()}
+        object.__setattr__(self, "representations", {**told, **self.representations})
+        slots = {feature: values.num_slots for feature, values in known.items()}
+        object.__setattr__(self, "windows", {**slots, **self.windows})
+        if self.robot_types.keys() != self.datasets.keys():
+            raise ConfigError(
+                f"robot_types names {sorted(self.robot_types)} and datasets {sorted(self.datasets)}; give a robot type "
+                f"for each dataset"
+            )
+        if self.robots.keys() != set(self.robot_types.values()):
+            raise ConfigError(
+                f"robots has {sorted(self.robots)} and robot_types {sorted(set(self.robot_types.values()))}; give "
+                f"statistics for each robot type"
+            )
+
+    def __repr__(self) -> str:
+        features = dict.fromkeys(feature for entry in self.datasets.values() for feature in entry)
+        return (
+            f"MixtureStats(datasets: {', '.join(self.datasets)}; robots: {', '.join(self.robots)}; features: "
+            f"{', '.join(features)})"
+        )
+
+    def to_json(self) -> str:
+        """Return all of it as JSON, from which `from_json` makes the same numbers."""
+        content = {
+            "datasets": {name: plain_stats(entry) for name, entry in self.datasets.items()},
+            "robots": {name: plain_stats(entry) for name, entry in self.robots.items()},
+            "pooled": plain_stats(self.pooled),
+            "robot_types": dict(self.robot_types),
+            "cameras": list(self.cameras),
+            "envelopes": list(self.envelopes),
+            **({"representations": dict(self.representations)} if self.representations else {}),
+            **({"windows": dict(self.windows)} if self.windows else {}),
+        }
+        return to_text(KIND, content)
+
+    @classmethod
+    def from_json(cls, text: str, place: str = "the JSON of statistics") -> "MixtureStats":
+        """Return what `to_json` wrote.
+
+        Args:
+            place: what a message calls the text.
+        """
+        return from_text(text, KIND, place, _from_plain)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON to `path`, a local path or an fsspec URI."""
+        write_text(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "MixtureStats":
+        """Return what `save` wrote to `path`."""
+        return cls.from_json(read_text(path), os.fspath(path))
+
+
+def single_stats(stats: Stats) -> MixtureStats:
+    """Return the statistics of a dataset that stands alone, `Dataset.stats`, as those of a mixture of it.
+
+    Cameras are known by the shape of their statistics, ``(channels, 1, 1)``.
+    """
+    cameras = [name for name, entry in stats.items() if all(np.shape(one)[1:] == (1, 1) for one in _moments(entry))]
+    return MixtureStats(
+        datasets={_ALONE: stats},
+        robots={"": stats},
+        pooled=stats,
+        robot_types={_ALONE: ""},
+        cameras=tuple(cameras),
+        envelopes=(),
+    )
+
+
+def _moments(entry: FeatureStats) -> list[NDArray[np.float64]]:
+    return [entry[name] for name in MOMENTS if name in entry] or [np.zeros(0)]
+
+
+def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStats:
+    """Return the statistics of a mixture from those that its datasets store.
+
+    Vectors and cameras have statistics; texts have none, and index features are left out: they say where a frame is.
+    Pooled statistics are of the datasets that store some. A feature whose datasets can not be weighed against each
+    other, as a count is missing, is not pooled.
+
+    Args:
+        members: in the order of `schema.members`.
+    """
+    names = [member.name for member in members]
+    if len(members) != len(schema.members) or len(set(names)) != len(names):
+        raise ConfigError(
+            f"the schema is of {len(schema.members)} datasets, and statistics are given of {names}; give those of each "
+            f"dataset once, in the order of the mixture"
+        )
+    datasets = {member.name: _entry(schema, number, member) for number, member in enumerate(members)}
+    groups: dict[str, dict[str, Stats]] = {}
+    for member in members:
+        groups.setdefault(member.robot_type, {})[member.name] = datasets[member.name]
+    pooled = _pool_datasets(datasets)
+    robots = {robot: _pool_datasets(group) for robot, group in groups.items()}
+    envelopes = [f"pooled/{feature}" for feature in _enveloped(pooled, datasets)]
+    for robot, group in groups.items():
+        envelopes += [f"robots/{robot}/{feature}" for feature in _enveloped(robots[robot], group)]
+    return MixtureStats(
+        datasets=datasets,
+        robots=robots,
+        pooled=pooled,
+        robot_types={member.name: member.robot_type for member in members},
+        cameras=schema.cameras,
+        envelopes=tuple(envelopes),
+        representations=_representations(schema, members),
+        windows=_windows(schema, members),
+    )
+
+
+def _representations(schema: Schema, members: Sequence[MemberStats]) -> dict[str, str]:
+    """Return the features whose statistics are of another representation than the datasets store."""
+    found: dict[str, dict[str, str]] = {}
+    for member, own_names in zip(members, schema.members, strict=True):
+        for name, own in own_names.rows.items():
+            if own in member.stats:
+                represented = getattr(member.stats[own], "representation", ABSOLUTE)
+                found.setdefault(name, {})[member.name] = represented
+    for name, by_member in found.items():
+        if len(set(by_member.values())) > 1:
+            listed = ", ".join(f"{text!r} in {member!r}" for member, text in by_member.items())
+            raise ConfigError(f"the statistics of {name!r} are of unlike representations: {listed}; give one to all")
+    first = {name: next(iter(by_member.values())) for name, by_member in found.items()}
+    return {name: text for name, text in first.items() if text != ABSOLUTE}
+
+
+def _windows(schema: Schema, members: Sequence[MemberStats]) -> dict[str, int]:
+    # Windows of all members have as many frames.
+    found = {}
+    for member, own_names in zip(members, schema.members, strict=True):
+        for name, own in own_names.rows.items():
+            stats = member.stats.get(own)
+            if isinstance(stats, RepresentedStats):
+                found[name] = stats.num_slots
+    return found
+
+
+def _from_plain(plain: Mapping[str, Any]) -> MixtureStats:
+    return MixtureStats(
+        datasets={str(name): stats_of_plain(entry) for name, entry in plain["datasets"].items()},
+        robots={str(name): stats_of_plain(entry) for name, entry in plain["robots"].items()},
+        pooled=stats_of_plain(plain["pooled"]),
+        robot_types={str(name): str(robot) for name, robot in plain["robot_types"].items()},
+        cameras=tuple(map(str, plain["cameras"])),
+        envelopes=tuple(map(str, plain["envelopes"])),
+        representations={str(name): str(text) for name, text in plain.get("representations", {}).items()},
+        windows={str(name): int(slots) for name, slots in plain.get("windows", {}).items()},
+    )
+
+
+def _entry(schema: Schema, number: int, member: MemberStats) -> Stats:
+    """Return the statistics of one dataset in the names and widths of the mixture."""
+    own_names = {**schema.members[number].rows, **schema.members[number].cameras}
+    entry: dict[str, FeatureStats] = {}
+    for name, feature in schema.features.items():
+        if name in INDEX_FEATURES or feature.kind in ("string", "language"):
+            continue
+        shape = _stats_shape(feature)
+        if name not in own_names:
+            entry[name] = {statistic: np.full(shape, _fill(statistic)) for statistic in _ALL_STATISTICS}
+            continue
+        own = own_names[name]
+        stored = {key: value for key, value in member.stats.get(own, {}).items() if key in MOMENTS or is_quantile(key)}
+        if stored:
+            place = f"{own!r} in dataset {member.name!r}"
+            own_shape = (schema.widths[name][number], *shape[1:]) if name in schema.widths else shape
+            fitted = {key: _pad(_fit(value, own_shape, key, place), shape, key) for key, value in stored.items()}
+            for count in _find_count(member, own, place):
+                is_padded = name in schema.widths
+                fitted["count"] = _pad(np.full(own_shape, count), shape, "count") if is_padded else np.array([count])
+            entry[name] = fitted
+    return entry
+
+
+def _stats_shape(feature: Feature) -> tuple[int, ...]:
+    return (1 if feature.is_depth else 3, 1, 1) if feature.is_camera else feature.shape
+
+
+def _fill(statistic: str) -> float:
+    if statistic in _FILL:
+        return _FILL[statistic]
+    return -1.0 if is_low(statistic) else 1.0
+
+
+def _fit(value: NDArray[np.float64], shape: tuple[int, ...], statistic: str, place: str) -> NDArray[np.float64]:
+    """Return a statistic in the shape of its feature: files differ in the axes of scalars and of cameras."""
+    if value.size == np.prod(shape):
+        return value.reshape(shape)
+    # A grey camera is decoded to three channels; LeRobot has one row of statistics for a matrix.
+    if len(shape) > 1 and value.size in (1, shape[-1]):
+        return np.broadcast_to(value.reshape(-1), shape).copy()
+    raise DatasetError(
+        f"the {statistic!r} of {place} has the shape {value.shape}, and the feature has {shape}. Make the statistics "
+        f"again."
+    )
+
+
+def _find_count(member: MemberStats, own: str, place: str) -> tuple[float, ...]:
+    """Return how many values the statistics are of, or nothing where that is not known."""
+    if "count" not in member.stats[own]:
+        return (float(member.num_frames),) if member.num_frames else ()
+    stored = member.stats[own]["count"]
+    if stored.size != 1 or not 0 < stored.item() < np.inf:
+        raise DatasetError(
+            f"the 'count' of {place} is {stored.tolist()}; expected one number above 0. Make the statistics again."
+        )
+    return (stored.item(),)
+
+
+def _pad(value: NDArray[np.float64], shape: tuple[int, ...], statistic: str) -> NDArray[np.float64]:
+    return np.concatenate([value, np.full((shape[0] - value.shape[0], *shape[1:]), _fill(statistic))])
+
+
+def _pool_datasets(entries: Mapping[str, Stats]) -> Stats:
+    parts = _parts(entries)
+    pooled = dict(pool_stats(list(parts.values()), names=[f"dataset {name!r}" for name in parts]))
+    first, *others = entries.values()
+    for feature, values in first.items():
+        # Nobody has it: padding throughout. Where someone has it and stores no statistics, there is none to give.
+        if _is_padding(values) and all(feature in entry and _is_padding(entry[feature]) for entry in others):
+            pooled[feature] = values
+    return pooled
+
+
+def _enveloped(pooled: Stats, entries: Mapping[str, Stats]) -> list[str]:
+    """Return the features whose pooled quantiles are of several datasets."""
+    parts = _parts(entries)
+    with_quantiles = [feature for feature, values in pooled.items() if any(map(is_quantile, values))]
+    return [feature for feature in with_quantiles if sum(feature in part for part in parts.values()) > 1]
+
+
+def _parts(entries: Mapping[str, Stats]) -> dict[str, Stats]:
+    """Return what is pooled: features that a dataset has, where all that store statistics of them have a count."""
+    uncounted = {key for entry in entries.values() for key, values in entry.items() if "count" not in values}
+    return {
+        name: {key: values for key, values in entry.items() if key not in uncounted and not _is_padding(values)}
+        for name, entry in entries.items()
+    }
+
+
+def _is_padding(values: FeatureStats) -> bool:
+    return "count" in values and not values["count"].any()

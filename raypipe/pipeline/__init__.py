@@ -1,0 +1,36 @@
+"""The flow, composed: the settings of all stages, and where each stage runs.
+
+::
+
+    config.py     the specs of all stages, from specs or plain dicts                      PipelineConfig
+    memory.py     how large a frame is, and what a memory budget makes of the order       measure_members
+    pipeline.py   composes the stages, and alone decides where each runs                  Pipeline
+"""
+
+from typing import TYPE_CHECKING
+
+from raypipe import lazy_names
+
+if TYPE_CHECKING:
+    from raypipe.pipeline.config import PipelineParts
+    from raypipe.pipeline.memory import index_frames, measure_members, open_with_order, schema_for
+    from raypipe.pipeline.pipeline import Pipeline, Transport
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "config": "PipelineParts",
+            "memory": "index_frames measure_members open_with_order schema_for",
+            "pipeline": "Pipeline Transport",
+        },
+    )
+
+__all__ = [
+    "Pipeline",
+    "PipelineParts",
+    "Transport",
+    "index_frames",
+    "measure_members",
+    "open_with_order",
+    "schema_for",
+]

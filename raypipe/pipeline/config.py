@@ -1,0 +1,293 @@
+"""`PipelineConfig`: the specs of all stages, composed; from specs or plain dicts, as `PipelineParts` names them."""
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Final, Literal, TypedDict
+
+from raypipe.dataset import Dataset, Schema, knowing_rows, settle_selection
+from raypipe.decode import ORIGINAL_SIZE, DecodeSpec, KeepSpec, make_keep
+from raypipe.errors import ConfigError
+from raypipe.feed import BadDataSpec, BlockContext, FeedSpec, OnBadEpisode
+from raypipe.loader import check_names
+from raypipe.mixture import Mixture, open_dataset
+from raypipe.pipeline.memory import choose_live, chosen_order, index_frames, measure_members, row_bytes, schema_for
+from raypipe.plan import (
+    DEFAULT_LIVE_BYTES,
+    EQUAL,
+    WHOLE_EPISODE,
+    BatchSpec,
+    EpisodeIndex,
+    LiveBudget,
+    MemberCost,
+    OrderSpec,
+    SelectionSpec,
+)
+from raypipe.storage import CacheSpec, Storage, retry_transient
+from raypipe.text import counted, make_mapping, make_spec, parse_bytes
+
+_ROW_BLOCK_BYTES = 8 << 20
+"""Ray's cost of a block is the same for 10 and for 3,000 rows."""
+
+_LISTING_THREADS: Final = 32
+"""As many as open the remote members of a mixture."""
+
+NO_CACHE: Final = "off"
+
+_BAD_DATA: Final = frozenset(one.name for one in fields(BadDataSpec))
+
+
+class PipelineParts(TypedDict, total=False):
+    """What a `Pipeline` may be given by name, beside its dataset, batch size, seed, windows and features.
+
+    A part that has a spec is one, or a dict of its fields.
+    """
+
+    selection: SelectionSpec | Mapping[str, Any]
+    """Which episodes and frames."""
+
+    weights: Any
+    """How often frames come: those of the selection, or a function of the episode table; see `settle_selection`."""
+
+    order: OrderSpec | Mapping[str, Any]
+    """Shuffling, live spans and clips, the end of an epoch."""
+
+    decode: DecodeSpec | Mapping[str, Any]
+    """Where frames are decoded, in how many threads, to what size."""
+
+    feed: FeedSpec | Mapping[str, Any]
+    """How rows travel through Ray."""
+
+    live_bytes: int | float | str
+    """Memory of a rank for decoded frames, as a number or ``"2GB"``; decides clip length, live spans and span length
+    where ``order`` does not."""
+
+    cache: CacheSpec | Mapping[str, Any] | Literal["off"]
+    """Where files of remote storage are kept."""
+
+    keep_frames: bool | KeepSpec | Mapping[str, Any]
+    """True or a spec decodes each frame once, and keeps it on the node's disk for later epochs."""
+
+    on_bad_episode: OnBadEpisode
+    """See `BadDataSpec`, also for the next two."""
+
+    max_bad_episodes: int | float
+    check_finite: bool
+
+    allow_mixture_change: bool
+    """Whether a run may go on, between epochs, from a state of another mixture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """Everything that decides what a pipeline yields and how; nothing in it depends on the cluster."""
+
+    dataset: Dataset | Mixture
+    batch: BatchSpec
+    order: OrderSpec
+    selection: SelectionSpec
+    decode: DecodeSpec
+    bad_data: BadDataSpec
+    feed: FeedSpec
+    budget: LiveBudget
+    """What decided the order where it was not given: memory of a rank for decoded frames, and what it buys."""
+
+    derived: frozenset[str] = frozenset()
+    """Fields of `order` that the budget decided."""
+
+    allow_mixture_change: bool = False
+    """Whether a run may go on, between epochs, from a state of another mixture."""
+
+    cache: CacheSpec | None = field(default_factory=CacheSpec)
+    """Keeps files of remote datasets on the nodes that read them; None reads them from afar whenever they are used."""
+
+    keep: KeepSpec | None = None
+    """Keeps decoded frames on the nodes that decode them; None decodes them in every epoch."""
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """The mixture, where it is no dataset that stands alone."""
+        return self.dataset if isinstance(self.dataset, Mixture) else None
+
+    def index(self) -> EpisodeIndex:
+        """Return the frames of an epoch."""
+        return index_frames(self.dataset, self.selection)
+
+    def block_context(self) -> BlockContext:
+        """Return what tasks and ranks need to make and open blocks."""
+        mixed: tuple[Any, ...] = ()
+        if isinstance(self.dataset, Mixture):
+            mixed = self.dataset.schema, self.dataset.robot_types, self.dataset.names
+        datasets = self.dataset.datasets if isinstance(self.dataset, Mixture) else (self.dataset,)
+        keep: dict[str, Any] = {"keep": self.keep, "decoded_bytes": self.budget.decoded_bytes}
+        return BlockContext(share_cache(datasets, self.cache), self.decode, self.bad_data, *mixed, **keep)
+
+
+def as_dataset(given: Any) -> Dataset | Mixture:
+    """Return a dataset or mixture as it is, and opens what is at a root."""
+    if isinstance(given, Dataset | Mixture):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return open_dataset(os.fspath(given))
+    raise ConfigError(
+        f"a pipeline is of what rp.open_dataset or rp.Mixture gives, or of a path, URI or Hub id; got a "
+        f"{type(given).__name__}"
+    )
+
+
+def compose_config(dataset: Dataset | Mixture, parts: PipelineParts, *, batch_size: Any, seed: int) -> PipelineConfig:
+    """Return the config of a pipeline; clips, live spans and span length that are not given come from `live_bytes`.
+
+    Args:
+        batch_size: frames per rank, or a `BatchSpec` or a dict of its fields.
+    """
+    check_names(parts, PipelineParts.__annotations__, "Pipeline has no part")
+    batch = (
+        BatchSpec(size=batch_size) if isinstance(batch_size, int) else make_spec(BatchSpec, batch_size, "batch_size")
+    )
+    selection = _selection(dataset, parts)
+    decode = _decode_spec(dataset, parts.get("decode", {}))
+    if isinstance(dataset, Mixture) and decode.resize != dataset.spec.resize:
+        dataset = dataset.resized(decode.resize)
+    decode.check_cameras(schema_for(dataset).cameras, "the mixture" if isinstance(dataset, Mixture) else "the dataset")
+    _check_windows(schema_for(dataset))
+    index = index_frames(dataset, selection)
+    _warn_of_large_batch(batch, index)
+    order = parts.get("order", {})
+    given = asdict(order) if isinstance(order, OrderSpec) else dict(make_mapping(order, "order"))
+    live_bytes = parse_bytes(parts.get("live_bytes", DEFAULT_LIVE_BYTES), "live_bytes")
+    budget = choose_live(dataset, index, batch, decode, given, live_bytes=live_bytes)
+    chosen = chosen_order(budget)
+    if not isinstance(order, OrderSpec):
+        order = make_spec(OrderSpec, {"seed": seed, **chosen, **given}, "order")
+    if budget.is_long_gop and "clip_frames" not in given and order.shuffle:
+        warn_of_long_gop(budget, measure_members(dataset, decode))
+    return PipelineConfig(
+        dataset=dataset,
+        batch=batch,
+        order=order,
+        selection=selection,
+        decode=decode,
+        bad_data=BadDataSpec(**{name: value for name, value in parts.items() if name in _BAD_DATA}),  # type: ignore[arg-type]
+        feed=make_spec(FeedSpec, parts.get("feed", {}), "feed"),
+        budget=budget,
+        derived=frozenset(chosen) - frozenset(given),
+        allow_mixture_change=bool(parts.get("allow_mixture_change", False)),
+        cache=make_cache(parts.get("cache", {})),
+        keep=make_keep(parts.get("keep_frames", False)),
+    )
+
+
+def _selection(dataset: Dataset | Mixture, parts: Mapping[str, Any]) -> SelectionSpec:
+    if not isinstance(dataset, Mixture):
+        return settle_selection(dataset.meta, parts.get("selection", {}), parts.get("weights", EQUAL))
+    if "weights" in parts:
+        raise ConfigError(
+            "weights are of one dataset, and this is a mixture: give a member its own by its selection, as "
+            "{'root': ..., 'selection': {'weights': 'quality'}}; how often members come is Mixture(..., weights=...)"
+        )
+    return make_spec(SelectionSpec, parts.get("selection", {}), "selection")
+
+
+def _warn_of_large_batch(batch: BatchSpec, index: EpisodeIndex) -> None:
+    if batch.size > index.num_frames:
+        warnings.warn(
+            f"batch_size={batch.size} is more than the {counted(index.num_frames, 'frame')} of an epoch: an epoch is "
+            f"one shorter batch, and none with order={{'tail': 'drop'}}. Take a smaller batch_size, or more frames.",
+            stacklevel=4,
+        )
+
+
+def warn_of_long_gop(budget: LiveBudget, members: Sequence[MemberCost]) -> None:
+    """Say what far keyframes cost, and both remedies with figures."""
+    interval = max(camera.keyframe_interval for member in members for camera in member.cameras)
+    warnings.warn(
+        f"the videos have a keyframe every {interval} frames only: in live_bytes={budget.live_bytes:_} decoding "
+        f"costs about {budget.cost:.1f} times as much as in file order, in clips of {budget.clip_frames} with "
+        f"{counted(budget.live_spans, 'live span')}, which mixes fewer episodes. `raypipe reshard ROOT TARGET --gop "
+        f"2` makes both as good as they get, once; live_bytes={budget.ample_bytes:_} does so in memory. "
+        f"order={{'clip_frames': ...}} silences this.",
+        stacklevel=4,
+    )
+
+
+def _check_windows(schema: Schema) -> None:
+    """Raise for a window on a column that says which sample it is: a batch needs one number of it."""
+    wrong = [name for name in ("frame_index", "episode_index", "task_index") if name in schema.windows]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)} cannot have a window in a pipeline: it says which sample a row is of")
+
+
+def share_cache(datasets: Sequence[Dataset], cache: CacheSpec | None) -> tuple[Dataset, ...]:
+    """Return datasets whose rows and videos are read through this cache of the node; local ones as they are.
+
+    Each knows how many bytes the others have, which take room of it too. Lists those that were opened without that.
+    """
+    remote = {one.meta.storage.uri: one.meta.storage for one in datasets if one.meta.storage.is_remote}
+    sizes = dict.fromkeys(remote, 0)
+    if cache is not None and len(remote) > 1:
+        with ThreadPoolExecutor(_LISTING_THREADS, thread_name_prefix="raypipe-list") as pool:
+            listed = pool.map(lambda storage: retry_transient(storage.list_bytes), remote.values())
+            sizes = dict(zip(remote, listed, strict=True))
+    total = sum(sizes.values())
+    return tuple(
+        _with_storage(dataset, storage.cached(cache).beside(total - sizes[storage.uri]))
+        if (storage := dataset.meta.storage).is_remote
+        else dataset
+        for dataset in datasets
+    )
+
+
+def _with_storage(dataset: Dataset, storage: Storage) -> Dataset:
+    known = dataset.meta.storage
+    if (known.cache, known.beside_bytes) == (storage.cache, storage.beside_bytes):
+        return dataset
+    meta = replace(dataset.meta, storage=storage)
+    return knowing_rows(replace(dataset, meta=meta), dataset.row_features)
+
+
+def make_cache(value: Any) -> CacheSpec | None:
+    """Return the cache that `value` says: a spec, a dict of its fields, or ``"off"`` for none."""
+    return None if value == NO_CACHE else make_spec(CacheSpec, value, "cache")
+
+
+def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:
+    """Return the decode spec; where it does not say the cameras' dtype or size, the dataset's holds."""
+    if isinstance(dataset, Mixture):
+        spec, size = make_spec(DecodeSpec, decode, "decode"), dataset.spec.resize
+        if ORIGINAL_SIZE not in (spec.resize, size) and (spec.resize, spec.fit) != (size, dataset.spec.fit):
+            raise ConfigError(
+                f"the mixture has resize={size} with fit={dataset.spec.fit!r}, and decode has resize={spec.resize} "
+                f"with fit={spec.fit!r}: say one of them"
+            )
+        return replace(spec, resize=size, fit=dataset.spec.fit) if spec.resize == ORIGINAL_SIZE else spec
+    if dataset.spec.timestamps == "strict":
+        raise ConfigError(
+            "timestamps='strict' checks one sample at a time, and a pipeline decodes spans; check the dataset with "
+            "ds.timestamp_drift(episode), and open it with timestamps='position'"
+        )
+    if isinstance(decode, Mapping):
+        decode = {"camera_dtype": dataset.spec.camera_dtype, **decode}
+    return make_spec(DecodeSpec, decode, "decode")
+
+
+def spans_per_block(config: PipelineConfig) -> int:
+    """Return how many spans share a block, where that is left to their size.
+
+    Ray takes 20 to 40 ms of CPU for a block, however small it is. So blocks are packed up to 8 MB. They hold at most
+    an eighth of the live spans, since a rank holds up to a block more than it needs. Blocks with stored images are one
+    span each.
+    """
+    dataset, order = config.dataset, config.order
+    datasets, schema = dataset.datasets if isinstance(dataset, Mixture) else (dataset,), schema_for(dataset)
+    pairs = zip(datasets, schema.members, strict=True)
+    if any(one.features[own].kind == "image" for one, member in pairs for own in member.cameras.values()):
+        return 1
+    num_episodes = sum(len(one.meta.episodes) for one in datasets)
+    mean = max(1, sum(one.meta.num_frames for one in datasets) // max(1, num_episodes))
+    if order.span_frames != WHOLE_EPISODE:
+        mean = min(mean, order.span_frames)
+    most = max(1, order.live_spans // 8) if schema.cameras else 64
+    return int(min(most, max(1, _ROW_BLOCK_BYTES // (row_bytes(dataset) * mean))))

@@ -1,0 +1,331 @@
+"""`Pipeline`: composes the stages, and alone decides where each runs.
+
+::
+
+    config.compose_config   specs                                   driver
+    plan                    order, on every rank and in the feeder  pure
+    local.LocalSource       read and window rows                    the rank itself: transport="local"
+    feeder.start_feeder     plans -> Ray Datasets -> splits         actor on this node: transport="ray"
+      datasource            read and window rows                    Ray Data tasks on any node
+    decode.clips            clips, decoded ahead of need            threads of the rank, or Ray tasks on any node
+    loader.RankLoader       receive rows, assemble batches          rank
+
+Ray is imported where it is used: a pipeline on the local feed needs none.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
+
+from raypipe.dataset import ActionSpec, Dataset
+from raypipe.decode import check_device
+from raypipe.errors import ConfigError, suggest
+from raypipe.feed import BY_SIZE, LocalSource, Meeting, RemoteMeeting, name_attempt, serve_meeting, span_request
+from raypipe.loader import LoaderSettings, LoaderSpec, RankJob, RankLoader, change_spec, span_columns, with_source
+from raypipe.mixture import Mixture
+from raypipe.pipeline.config import PipelineConfig, PipelineParts, as_dataset, compose_config, spans_per_block
+from raypipe.pipeline.memory import measure_members, schema_for
+from raypipe.plan import (
+    AHEAD_BATCHES,
+    WHOLE_EPISODE,
+    WHOLE_SPAN,
+    BatchSpec,
+    WorldPlan,
+    describe_frames,
+    plan_epoch,
+    plan_world,
+    report_plan,
+    start,
+    state_after,
+    state_at,
+)
+from raypipe.text import counted
+
+if TYPE_CHECKING:
+    import ray.data
+
+    from raypipe.format import Stats
+    from raypipe.mixture import MixtureStats
+
+Transport = Literal["auto", "local", "ray"]
+"""Who reads the rows: the rank's own process, or Ray Data. "auto" is Ray where this process is connected to one, or
+where clips are decoded on a cluster; else local. Batches are the same."""
+
+
+class Pipeline:
+    """A dataset, an order and a batch size: what training is fed with.
+
+    Parts may be given as specs or as plain dicts of their fields::
+
+        pipe = rp.Pipeline(ds, batch_size=64, seed=0, delta_timestamps={"action": [0.0, 0.1]}, decode={"where": "rank"})
+        for batch in pipe.loader(): ...
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | Mixture | str | PathLike[str],
+        *,
+        batch_size: int | BatchSpec | Mapping[str, Any],
+        seed: int,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        features: Sequence[str] | None = None,
+        actions: ActionSpec | Mapping[str, Any] | None = None,
+        **parts: Unpack[PipelineParts],
+    ) -> None:
+        """Compose and check a pipeline; touches neither rows nor Ray.
+
+        Args:
+            dataset: what `open_dataset` returns, or a `Mixture`; perhaps `windowed`. A path, URI or Hub id is opened.
+            batch_size: frames per rank; ``{"size": 512, "scope": "global"}`` is over all ranks.
+            seed: of the order.
+            delta_timestamps: windows in seconds, as in LeRobot.
+            features: what batches hold, cameras among it, as `Dataset.select_features` and `Mixture.select_features`
+                choose it; all where nothing is said. Nothing else is read or decoded.
+            actions: ``{"mode": "relative"}`` or ``{"mode": "delta"}``: actions less the state; see `ActionSpec`.
+            parts: see `PipelineParts`: ``selection``, ``order``, ``decode``, ``feed``, ``cache`` and ``keep_frames``,
+                each a spec or a dict of its fields; ``weights``, how often frames come; ``live_bytes="2GB"``;
+                ``on_bad_episode="skip"`` and the other fields of `BadDataSpec`; ``allow_mixture_change=True``.
+        """
+        dataset = as_dataset(dataset)
+        if features is not None:
+            dataset = dataset.select_features(features)
+        if delta_timestamps is not None:
+            dataset = dataset.windowed(delta_timestamps)
+        if actions is not None:
+            dataset = dataset.with_actions(actions)
+        self.config = compose_config(dataset, parts, batch_size=batch_size, seed=seed)
+
+    @cached_property
+    def _index(self) -> Any:
+        return self.config.index()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"config": self.config}
+
+    def __repr__(self) -> str:
+        """Tell what was picked and what it costs."""
+        order, budget = self.config.order, self.config.budget
+        span = "whole episodes" if order.span_frames == WHOLE_EPISODE else counted(int(order.span_frames), "frame")
+        clips = "no clips" if order.clip_frames == WHOLE_SPAN else f"clips of {order.clip_frames}"
+        decoding = (
+            f", decode {self.config.decode.where} at {budget.cost:.2f} times the cost of file order, in up to "
+            f"{max(budget.clip_bytes, budget.live_bytes) / 1e6:,.0f} MB on one rank"
+            if schema_for(self.config.dataset).cameras
+            else ""
+        )
+        frames = "".join(f", {text}" for text in describe_frames(self._index))
+        return (
+            f"Pipeline({self.config.dataset!r}{frames}, batch of {self.config.batch.size} a {self.config.batch.scope}, "
+            f"seed {order.seed}, spans of {span}, {order.live_spans} live, {clips}{decoding})"
+        )
+
+    @cached_property
+    def stats(self) -> "Stats | MixtureStats":
+        """What a `Normaliser` scales the batches by: the stored statistics, and of relative actions their own.
+
+        Those are of the frames that the pipeline selects, computed once and kept; the others are as the dataset stores
+        them.
+        """
+        dataset = self.config.dataset
+        return dataset.stats if isinstance(dataset, Mixture) else dataset.stats_of(self._index)
+
+    def plan(self, *, epoch: int = 0, world_size: int = 1) -> WorldPlan:
+        """Return the plan of a whole epoch on `world_size` ranks; reads nothing.
+
+        As of a run that began with this dataset or mixture: a loader that goes on from a changed mixture plans by its
+        state.
+        """
+        begin = start(self.config.order, world_size=world_size, epoch=epoch)
+        plan = plan_epoch(self._index, begin.spec, epoch=epoch, legs=begin.legs)
+        return plan_world(plan, world_size=world_size, batch=self.config.batch)
+
+    def state_at(self, step: int, *, world_size: int = 1) -> dict[str, Any]:
+        """Return the state after `step` batches of a run that never changed its ranks: a lost checkpoint, rebuilt."""
+        return with_source(state_at(self.plan(world_size=world_size), step).to_dict(), self.config.dataset)
+
+    def loader(
+        self, *, rank: int = 0, world_size: int = 1, transport: Transport = "auto", **settings: Unpack[LoaderSettings]
+    ) -> RankLoader:
+        """Return the loader of a single rank, in this process. Where Ray is not running already, none is started.
+
+        Args:
+            rank: with `world_size`, whose batches to give, of so many ranks. Such a loader waits for no other rank: it
+                is for looking at what a rank gets, not for training. It needs the local transport.
+            world_size: see `rank`.
+            transport: see `Transport`.
+            settings: the fields of `LoaderSpec`: ``prefetch_batches``, ``device``, ``transform``, ``num_threads``.
+        """
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
+        if world_size == 1:
+            return self.loaders(1, transport=transport, **settings)[0]
+        if self.transport(transport) == "ray" and transport != "auto":
+            raise ConfigError(
+                f"a loader of rank {rank} of {world_size} alone needs transport='local': Ray's split waits for all"
+            )
+        return self._lone_loader(rank, world_size, self._loader_spec(settings))
+
+    def _lone_loader(self, rank: int, world_size: int, spec: LoaderSpec) -> RankLoader:
+        """Return the local loader of one rank that waits for no other."""
+        config = self._resolved("local")
+        job, meeting = self._job(config, rank, world_size), Meeting(config.bad_data, self._index, num_ranks=1)
+        return RankLoader(job, LocalSource(job.context, meeting, config.feed, name_attempt()), spec)
+
+    def loaders(
+        self,
+        world_size: int,
+        *,
+        name: str = "train",
+        transport: Transport = "auto",
+        **settings: Unpack[LoaderSettings],
+    ) -> list[RankLoader]:
+        """Return the loaders of all ranks; all must be iterated at once.
+
+        Those of Ray may be sent to other processes; local ones are for threads of this process.
+        """
+        config, spec = self._resolved(self.transport(transport)), self._loader_spec(settings)
+        if self.transport(transport) == "ray":
+            return self._ray_loaders(config, world_size, spec, name)
+        meeting = Meeting(config.bad_data, self._index, world_size)
+        return self._local_loaders(config, meeting, world_size, spec, name)
+
+    def served_loaders(self, world_size: int, *, host: str, name: str) -> list[RankLoader]:
+        """Return local loaders for ranks in processes of their own, which meet in this one.
+
+        They meet for as long as the first of them lives here; the others go to their processes by pickle.
+
+        Args:
+            host: the name of this machine, as the others reach it.
+        """
+        config, spec = self._resolved("local"), self._loader_spec({})
+        meeting = serve_meeting(Meeting(config.bad_data, self._index, world_size), host)
+        return self._local_loaders(config, meeting, world_size, spec, name)
+
+    def transport(self, wanted: Transport = "auto") -> Literal["local", "ray"]:
+        """Return which transport a loader of this pipeline would use in this process now."""
+        is_on_cluster = self.config.decode.where == "cluster"
+        if wanted not in get_args(Transport):
+            raise ConfigError(f"transport={wanted!r} is not known{suggest(wanted, get_args(Transport))}")
+        if wanted == "local" and is_on_cluster:
+            raise ConfigError(
+                "decode={'where': 'cluster'} decodes in Ray tasks, and transport='local' uses no Ray: leave one out"
+            )
+        if wanted == "auto":
+            return "ray" if is_on_cluster or is_ray_running() else "local"
+        return wanted
+
+    def _local_loaders(
+        self, config: PipelineConfig, meeting: Meeting | RemoteMeeting, world_size: int, spec: LoaderSpec, name: str
+    ) -> list[RankLoader]:
+        attempt, jobs = name_attempt(), [self._job(config, rank, world_size) for rank in range(world_size)]
+        return [RankLoader(job, LocalSource(job.context, meeting, config.feed, attempt), spec, name) for job in jobs]
+
+    def _ray_loaders(self, config: PipelineConfig, world_size: int, spec: LoaderSpec, name: str) -> list[RankLoader]:
+        from raypipe.feed import FeederSource, check_object_store, start_feeder
+
+        if config.decode.where == "cluster":
+            check_object_store(self._ahead_bytes() * world_size)
+        attempt, jobs = name_attempt(), [self._job(config, rank, world_size) for rank in range(world_size)]
+        if world_size == 1:
+            shared: dict[str, Any] = {"lone": Meeting(config.bad_data, self._index, 1)}
+        else:
+            shared = {"feeder": start_feeder(config.block_context(), self._index, config.feed, world_size=world_size)}
+        sources = [FeederSource(job.context, config.feed, attempt, **shared) for job in jobs]
+        return [RankLoader(job, source, spec, name) for job, source in zip(jobs, sources, strict=True)]
+
+    def _job(self, config: PipelineConfig, rank: int, world_size: int) -> RankJob:
+        return RankJob(
+            # One for each: decoders count what they do.
+            context=config.block_context(),
+            index=self._index,
+            order=config.order,
+            derived=config.derived,
+            live_bytes=config.budget.live_bytes,
+            batch=config.batch,
+            rank=rank,
+            world_size=world_size,
+            selection=config.selection,
+            mixture=config.mixture,
+            allow_mixture_change=config.allow_mixture_change,
+        )
+
+    def batch_at(self, step: int, *, rank: int = 0, world_size: int = 1, epoch: int = 0) -> dict[str, Any]:
+        """Return one batch of a run that never changed its ranks, without running to it; reads only what it needs.
+
+        `raypipe where` names the frames of such a batch; this gives its tensors, to look at a spike of the loss.
+
+        Args:
+            step: which batch of the epoch, from 0.
+        """
+        plan = self.plan(epoch=epoch, world_size=world_size)
+        if not 0 <= step < plan.num_steps:
+            raise ConfigError(
+                f"step {step} is not one of the {plan.num_steps} of epoch {epoch} on {counted(world_size, 'rank')}, "
+                f"from 0"
+            )
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
+        state = with_source(state_after(plan, step).to_dict(), self.config.dataset)
+        with self._lone_loader(rank, world_size, self._loader_spec({"progress": False})) as loader:
+            loader.load_state_dict(state)
+            return next(iter(loader))
+
+    def live_bytes(self, *, world_size: int = 1) -> int:
+        """Return the most bytes of rows and decoded frames that a rank has at hand in an epoch."""
+        members = measure_members(self.config.dataset, self.config.decode)
+        return report_plan(
+            self.plan(world_size=world_size), members, live_bytes=self.config.budget.live_bytes
+        ).live_bytes
+
+    def to_ray(self, *, epoch: int = 0) -> "ray.data.Dataset":
+        """Return one epoch as a Ray Dataset, for people who go on with Ray Data.
+
+        A row is a sample with its windows and decoded cameras; a block is a span, in the order of the plan's spans. The
+        order of frames over spans is the loader's doing, and is not in it.
+        """
+        import ray
+
+        from raypipe.feed import as_samples, build_dataset, start_ray
+
+        start_ray()
+        plan = self.plan(epoch=epoch).rank(0)
+        context = ray.put(self.config.block_context())
+        blocks = [(span_request(plan, arrival),) for arrival in range(len(plan.queue))]
+        return as_samples(build_dataset(context, blocks), context, span_columns)
+
+    def _resolved(self, transport: Literal["local", "ray"]) -> PipelineConfig:
+        """Return the config with what depends on where it runs decided; starts a local Ray where one is needed."""
+        config, decode, feed = self.config, self.config.decode, self.config.feed
+        if transport == "local":
+            return replace(config, decode=replace(decode, where="rank"))
+        from raypipe.feed import has_spare_cpu_nodes, start_ray
+
+        start_ray()
+        if decode.where == "auto":
+            decode = replace(decode, where="cluster" if has_spare_cpu_nodes() else "rank")
+        if feed.spans_per_block == BY_SIZE:
+            feed = replace(feed, spans_per_block=spans_per_block(config))
+        return replace(config, decode=decode, feed=feed)
+
+    def _ahead_bytes(self) -> int:
+        """Return the most decoded frames that a rank asks for ahead of need: every sample may open a clip."""
+        members = measure_members(self.config.dataset, self.config.decode)
+        sizes = self.config.order.clip_sizes(len(members)) or (1,) * len(members)
+        largest = max(member.clip_bytes(size) for member, size in zip(members, sizes, strict=True))
+        return min(self.config.budget.live_bytes, (AHEAD_BATCHES + 1) * self.config.batch.size * largest)
+
+    def _loader_spec(self, settings: Mapping[str, Any]) -> LoaderSpec:
+        decode = self.config.decode
+        if decode.device != "cpu":
+            check_device(decode.device)
+        return change_spec(LoaderSpec(num_threads=decode.num_threads), settings)
+
+
+def is_ray_running() -> bool:
+    """Return whether this process is connected to a Ray."""
+    ray = sys.modules.get("ray")
+    # A module that is being imported by another thread has no such name yet.
+    return bool(ray is not None and getattr(ray, "is_initialized", bool)())

@@ -1,0 +1,372 @@
+"""Requests to the Hub: one place that sends them by a budget, waits as the Hub asks, and tries again what may pass.
+
+It stands on huggingface_hub's session, so proxies, certificates and tokens are as users have set them. It does not use
+`HfApi` and `hf_hub_download`: those wait for ever for a silent server, ask again at once after a 429, compare no
+hashes and start a file anew after a break.
+"""
+
+import random
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlsplit
+
+from raypipe.errors import ConfigError, DownloadError, RaypipeError, suggest
+from raypipe.storage.hub.names import quote_name
+from raypipe.storage.request_budget import Pace, TooSlowError, count_requests, current_gate, parse_wait_s, say_wait
+from raypipe.text import BODY_CODES, MOST_JSON_BYTES, join_within, parse_json
+
+TRIES_OF_NO_HOST: Final = 2
+"""Where no such host is known, as without a network: a path that was mistyped shall not take long to fail."""
+
+TRIES: Final = 6
+"""Attempts in a row that bring nothing; then it is an error."""
+
+FIRST_WAIT_S: Final = 0.5
+"""Doubled after every attempt that brings nothing, and spread by half to all sides: 15 s in all, or so."""
+
+MOST_WAIT_S: Final = 600.0
+"""The Hub counts requests over 300 s. One that wants us to wait for longer than twice that is not waited for."""
+
+LEFT_ALONE_S: Final = 60.0
+"""For as long a file is not asked for again after such an answer: another thread would only hear the same."""
+
+PROGRESS_BYTES: Final = 1 << 20
+"""An attempt that has brought so much does not count as failed."""
+
+RANGE_REFUSED: Final = 416
+
+_MOST_PAGES: Final = 1000
+"""Of a listing: a million files, ten times as many as the Hub recommends for a repo."""
+
+_PASSING_STATUS: Final = frozenset({408, RANGE_REFUSED, 429, 500, 502, 503, 504})
+_RATE_LIMIT: Final = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})\b")
+"""In the header ``RateLimit: "api";r=0;t=55``: none left, and 55 s until there are."""
+
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubRequest:
+    """What a request is about, for messages."""
+
+    repo_id: str
+    revision: str = ""
+    file: str = ""
+
+    def __str__(self) -> str:
+        about = f"dataset {self.repo_id!r}"
+        about += f" at revision {self.revision!r}" if self.revision else ""
+        return f"{self.file!r} of {about}" if self.file else about
+
+
+class PassingError(Exception):
+    """An attempt failed in a way that may pass."""
+
+    def __init__(self, reason: str, *, wait_s: float = 0.0, status: int = 0) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+        """For as long the Hub asks us to wait."""
+        self.status = status
+        """Of the answer; 0 where there was none."""
+        self.has_progress = False
+
+
+class _HubRefusedError(Exception):
+    """The Hub answered, and asking again changes nothing."""
+
+
+class Client:
+    """Asks the Hub. May be used by several threads: when one is told to wait, all wait."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        """Sent so far, redirects included."""
+        self._lock = threading.Lock()
+        self._not_before = 0.0
+        self._said_until = 0.0
+        """The end of the last wait that was said: all threads wait for it, and one says so."""
+        self._left_alone: dict[HubRequest, tuple[float, PassingError]] = {}
+        """Until when something is not asked for, and what the Hub had answered."""
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End all attempts of other threads, also those that wait."""
+        self._stopped.set()
+
+    def check_running(self) -> None:
+        """Raise in a thread whose work is no longer wanted."""
+        if self._stopped.is_set():
+            raise DownloadError("stopped, since another file failed")
+
+    def read_json(self, path: str, ask: HubRequest) -> Any:
+        """Return what the Hub answers at ``/api/datasets/{path}``."""
+        return self._read_page(f"{_endpoint()}/api/datasets/{path}", ask)[0]
+
+    def read_pages(self, path: str, ask: HubRequest) -> Iterator[Any]:
+        """Yield the items of all pages of a listing.
+
+        Raises:
+            DownloadError: a page is no list, or they do not come to an end.
+        """
+        url, seen = f"{_endpoint()}/api/datasets/{path}", set[str]()
+        while url:
+            if url in seen or len(seen) >= _MOST_PAGES:
+                told = "comes back to a page that it had" if url in seen else f"has more than {_MOST_PAGES} pages"
+                raise DownloadError(f"the listing of {ask} at {_endpoint()} {told}. Check HF_ENDPOINT, or the repo.")
+            seen.add(url)
+            page, url = self._read_page(url, ask)
+            if not isinstance(page, list):
+                raise odd_answer(ask, f"a page of the listing is {type(page).__name__} and no list")
+            yield from page
+
+    def attempt(self, ask: HubRequest, run: Callable[[], Reply]) -> Reply:
+        """Return what `run` returns, tried again while it raises a `PassingError`.
+
+        Raises:
+            ConfigError: there is no such repo or revision, or no leave to read it.
+            DownloadError: it failed too often, or the Hub has no such file.
+        """
+        failed = 0
+        while True:
+            self._wait_turn()
+            until_s, answer = self._left_alone.get(ask, (0.0, None))
+            if answer is not None and time.monotonic() < until_s:
+                raise _give_up(ask, answer, failed) from answer
+            try:
+                return run()
+            except _HubRefusedError as refusal:
+                raise self._explain(str(refusal), ask) from refusal.__cause__
+            except PassingError as fault:
+                failed = 0 if fault.has_progress else failed + 1
+                if fault.wait_s > MOST_WAIT_S:
+                    self._left_alone[ask] = time.monotonic() + LEFT_ALONE_S, fault
+                if failed >= (TRIES_OF_NO_HOST if _has_no_host(fault) else TRIES) or fault.wait_s > MOST_WAIT_S:
+                    raise _give_up(ask, fault, failed) from fault
+                self._back_off(fault, failed)
+
+    @contextmanager
+    def open(self, url: str, headers: dict[str, str]) -> Iterator[Any]:
+        """Send one GET and give its response, with the body unread.
+
+        Raises:
+            PassingError: the network or the Hub failed.
+        """
+        from huggingface_hub import constants
+        from huggingface_hub.utils import build_hf_headers, get_session
+
+        # Compressed bodies cannot be continued in the middle, and their length says nothing.
+        sent = {**build_hf_headers(library_name="raypipe"), "Accept-Encoding": "identity", **headers}
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        self._count(1)
+        try:
+            with get_session().stream("GET", url, headers=sent, timeout=timeout, follow_redirects=True) as response:
+                self._count(len(response.history))
+                _check_status(response)
+                if (packed := response.headers.get("Content-Encoding", "")).lower() not in BODY_CODES:
+                    raise _HubRefusedError(f"it sends a body as {packed!r}, for which nobody asked")
+                yield response
+        except Exception as error:
+            fault = _network_fault(error)
+            if fault is None:
+                raise
+            raise fault from error
+
+    def pieces(self, response: Any) -> Iterator[bytes]:
+        """Yield the body of a response as it comes.
+
+        Raises:
+            TooSlowError: it comes too slowly; `open` makes a `PassingError` of it.
+            DownloadError: nobody wants it any more.
+        """
+        for piece in Pace().follow(response.iter_bytes()):
+            self.check_running()
+            yield piece
+
+    def _read_body(self, response: Any, ask: HubRequest) -> bytes:
+        try:
+            return join_within(self.pieces(response), MOST_JSON_BYTES)
+        except ValueError as error:
+            raise DownloadError(f"the answer of {_endpoint()} for {ask} has {error}. Check HF_ENDPOINT.") from error
+
+    def _read_page(self, url: str, ask: HubRequest) -> tuple[Any, str]:
+        def read() -> tuple[Any, str]:
+            with self.open(url, {}) as response:
+                content = self._read_body(response, ask)
+                following = response.links.get("next", {}).get("url", "")
+                try:
+                    return parse_json(content), _at_endpoint(following)
+                except ValueError as error:
+                    raise PassingError(f"the answer is no JSON, so {_endpoint()} may be no Hub") from error
+
+        return self.attempt(ask, read)
+
+    def _count(self, num_requests: int) -> None:
+        with self._lock:
+            self.num_requests += num_requests
+        count_requests(num_requests)
+
+    def _wait_turn(self) -> None:
+        turn = None
+        while True:
+            with self._lock:
+                wait_s = self._not_before - time.monotonic()
+            if wait_s <= 0:
+                # Not before that: what the gate lets through is sent at once.
+                turn = current_gate().take(turn)
+                wait_s = turn.wait_s
+                self._say(wait_s, "the budget of requests to the Hub is spent, or the Hub has asked for a pause")
+            self._sleep(max(wait_s, 0.0))
+            if wait_s <= 0:
+                return
+
+    def _back_off(self, fault: PassingError, failed: int) -> None:
+        own_s = FIRST_WAIT_S * 2 ** max(failed - 1, 0)
+        if fault.wait_s:
+            with self._lock:
+                self._not_before = max(self._not_before, time.monotonic() + fault.wait_s)
+            current_gate().pause(fault.wait_s)
+            self._say(fault.wait_s, f"{fault}, and it asks for that; Ctrl-C ends it, and what is complete is kept")
+        # Spread, so that many processes that failed at once do not come back at once.
+        self._sleep(fault.wait_s + own_s * (0.5 + random.random()))
+
+    def _say(self, wait_s: float, why: str) -> None:
+        with self._lock:
+            until_s = time.monotonic() + wait_s
+            is_new = until_s > self._said_until + 1
+            self._said_until = max(self._said_until, until_s)
+        if is_new:
+            say_wait(wait_s, why)
+
+    def _sleep(self, wait_s: float) -> None:
+        self._stopped.wait(wait_s)
+        self.check_running()
+
+    def _explain(self, kind: str, ask: HubRequest) -> RaypipeError:
+        """Return the error for a refusal; looks up the known revisions where that one is missing."""
+        if kind == "RevisionNotFound":
+            known = self._find_revisions(ask.repo_id)
+            return ConfigError(
+                f"there is no revision {ask.revision!r} of dataset {ask.repo_id!r}{suggest(ask.revision, known)}"
+            )
+        if kind == "EntryNotFound":
+            return DownloadError(f"{_endpoint()} has no file {ask}. Look at the repo, or choose another revision.")
+        if kind == "RepoNotFound":
+            return ConfigError(
+                f"no dataset {ask.repo_id!r} is found at {_endpoint()}, and no such folder here. If it is private, log "
+                f"in (`hf auth login`) or set HF_TOKEN."
+            )
+        if kind == "GatedRepo":
+            return ConfigError(
+                f"dataset {ask.repo_id!r} is gated: ask for access at {_endpoint()}/datasets/{ask.repo_id}, then log "
+                f"in (`hf auth login`) or set HF_TOKEN"
+            )
+        if kind == "BadToken":
+            return ConfigError(
+                f"{_endpoint()} does not accept your token, asked for {ask}. Log in again (`hf auth login`), or set "
+                f"HF_TOKEN."
+            )
+        return DownloadError(f"cannot fetch {ask}: {_endpoint()} refuses it ({kind}). Check HF_ENDPOINT and HF_TOKEN.")
+
+    def _find_revisions(self, repo_id: str) -> list[str]:
+        try:
+            refs = self.read_json(f"{repo_id}/refs", HubRequest(repo_id=repo_id))
+        except RaypipeError:
+            return []
+        return ref_names(refs, "tags") + ref_names(refs, "branches")
+
+
+def _give_up(ask: HubRequest, fault: PassingError, failed: int) -> DownloadError:
+    told = f"; it asks to wait for {fault.wait_s:.0f} s" if fault.wait_s > MOST_WAIT_S else ""
+    return DownloadError(
+        f"cannot fetch {ask} from {_endpoint()}, after {failed} attempts: {fault}{told}. Try again later: what is "
+        f"complete is kept."
+    )
+
+
+def odd_answer(ask: HubRequest, what: str) -> DownloadError:
+    """Return the error for an answer that makes no sense."""
+    return DownloadError(f"the answer of {_endpoint()} for {ask} makes no sense: {what}. Check HF_ENDPOINT.")
+
+
+def ref_names(refs: Any, kind: str) -> list[str]:
+    """Return the names of the tags or branches of an answer; none of what makes no sense."""
+    found = refs.get(kind) if isinstance(refs, dict) else None
+    known = found if isinstance(found, list) else []
+    return [str(one["name"]) for one in known if isinstance(one, dict) and "name" in one]
+
+
+def file_url(repo_id: str, commit: str, name: str) -> str:
+    """Return the address of a file of a commit."""
+    return f"{_endpoint()}/datasets/{repo_id}/resolve/{quote_name(commit)}/{quote(name)}"
+
+
+def is_offline() -> bool:
+    """Return whether the user has forbidden requests."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
+
+
+def _at_endpoint(url: str) -> str:
+    """Return an address that the Hub gave, at our endpoint: the token goes nowhere else."""
+    if not url or url.startswith(f"{_endpoint()}/"):
+        return url
+    parts = urlsplit(url)
+    return f"{_endpoint()}{parts.path}?{parts.query}"
+
+
+def _check_status(response: Any) -> None:
+    """Raise for a status that is no success."""
+    status = int(response.status_code)
+    if status < 400:
+        return
+    if status in _PASSING_STATUS:
+        raise PassingError(f"the Hub answers {status}", wait_s=_asked_wait_s(response.headers), status=status)
+    message = response.headers.get("X-Error-Message", "")
+    if message == "Invalid credentials in Authorization header":
+        raise _HubRefusedError("BadToken")
+    code = response.headers.get("X-Error-Code", "")
+    # Without a token the Hub does not tell a private repo from a missing one.
+    raise _HubRefusedError(code or ("RepoNotFound" if status == 401 else f"status {status} {message}".strip()))
+
+
+def _asked_wait_s(headers: Any) -> float:
+    """Return for how many seconds the Hub asks us to wait; 0 where it does not say."""
+    given = headers.get("Retry-After", "")
+    if given.strip():
+        return parse_wait_s(given)
+    limit = _RATE_LIMIT.search(headers.get("RateLimit", ""))
+    return float(limit[1]) if limit else 0.0
+
+
+def _network_fault(error: Exception) -> Exception | None:
+    """Return what an error of a request means: that it may pass, or that it does not; None where it is none."""
+    # By name: the library below huggingface_hub is httpx in 1.x and httpx2 in 2.x.
+    names = {one.__name__ for one in type(error).__mro__}
+    told = f"{type(error).__name__}: {str(error) or 'no answer'}"
+    if isinstance(error, TooSlowError) or "TransportError" in names:
+        return PassingError(told)
+    # A redirect in a circle or to no address, a body that cannot be unpacked.
+    return _HubRefusedError(told) if names & {"RequestError", "InvalidURL"} else None
+
+
+def _has_no_host(fault: BaseException) -> bool:
+    """Return whether the name of the Hub's host is unknown here."""
+    cause: BaseException | None = fault
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return cause.errno == socket.EAI_NONAME
+        cause = cause.__cause__ or cause.__context__
+    return False

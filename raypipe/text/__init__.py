@@ -1,0 +1,100 @@
+"""What people and files say, and what raypipe says: settings, limits, messages, progress bars, the terminal.
+
+::
+
+    limits.py     how much a file, an answer or a state may ask for        parse_json, read_lines
+    specs.py      specs from dicts; an unknown key names the nearest       make_spec, parse_bytes
+    wording.py    plurals, ranges and texts that are too long              counted, frames_text
+    progress.py   bars of an epoch and of files                            progress_bar, count_bar
+    terminal.py   what the program prints, and how it ends                 echo, run_to_an_end
+"""
+
+from typing import TYPE_CHECKING
+
+from raypipe import lazy_names
+
+if TYPE_CHECKING:
+    from raypipe.text.limits import (
+        BODY_CODES,
+        FREE_BYTES,
+        MOST_ALIKE_FRAMES,
+        MOST_COUNT,
+        MOST_INDEX_BYTES,
+        MOST_JSON_BYTES,
+        MOST_LANES,
+        MOST_NUMBERS,
+        MOST_PIXELS,
+        MOST_RATIO,
+        MOST_TEXT_BYTES,
+        MOST_VIDEO_FRAMES,
+        MOST_YAML_NODES,
+        join_within,
+        parse_json,
+        read_lines,
+    )
+    from raypipe.text.progress import Bar, count_bar, is_shown, progress_bar
+    from raypipe.text.specs import make_mapping, make_spec, parse_bytes
+    from raypipe.text.terminal import echo, open_console, print_table, run_to_an_end
+    from raypipe.text.wording import (
+        constant_text,
+        counted,
+        cut_inside,
+        either,
+        frames_text,
+        how_to_install,
+        plural,
+        span_text,
+    )
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "limits": (
+                "BODY_CODES FREE_BYTES MOST_ALIKE_FRAMES MOST_COUNT MOST_INDEX_BYTES MOST_JSON_BYTES MOST_LANES "
+                "MOST_NUMBERS MOST_PIXELS MOST_RATIO MOST_TEXT_BYTES MOST_VIDEO_FRAMES MOST_YAML_NODES "
+                "join_within parse_json read_lines"
+            ),
+            "progress": "Bar count_bar is_shown progress_bar",
+            "specs": "make_mapping make_spec parse_bytes",
+            "terminal": "echo open_console print_table run_to_an_end",
+            "wording": "constant_text counted cut_inside either frames_text how_to_install plural span_text",
+        },
+    )
+
+__all__ = [
+    "BODY_CODES",
+    "FREE_BYTES",
+    "MOST_ALIKE_FRAMES",
+    "MOST_COUNT",
+    "MOST_INDEX_BYTES",
+    "MOST_JSON_BYTES",
+    "MOST_LANES",
+    "MOST_NUMBERS",
+    "MOST_PIXELS",
+    "MOST_RATIO",
+    "MOST_TEXT_BYTES",
+    "MOST_VIDEO_FRAMES",
+    "MOST_YAML_NODES",
+    "Bar",
+    "constant_text",
+    "count_bar",
+    "counted",
+    "cut_inside",
+    "echo",
+    "either",
+    "frames_text",
+    "how_to_install",
+    "is_shown",
+    "join_within",
+    "make_mapping",
+    "make_spec",
+    "open_console",
+    "parse_bytes",
+    "parse_json",
+    "plural",
+    "print_table",
+    "progress_bar",
+    "read_lines",
+    "run_to_an_end",
+    "span_text",
+]

@@ -1,0 +1,68 @@
+"""What the command ``raypipe account`` does: find the account and its datasets, and ask.
+
+Reads ``meta/`` of the datasets and the files of an account; no rows, no pixels.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from raypipe.account import EpochVerdict, RunAccount, check_account, read_run_account
+from raypipe.views.info.run_frames import open_frames
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedRun:
+    """The account of a run with its verdicts."""
+
+    run: RunAccount
+    root: str
+    verdicts: tuple[EpochVerdict, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every epoch is exact."""
+        return all(verdict.is_exact for verdict in self.verdicts) and not self.run.problem
+
+    @property
+    def exit_code(self) -> int:
+        """0 where every epoch is exact, 2 where of some that cannot be told, and 1 where one is not."""
+        if self.is_exact:
+            return 0
+        is_wrong = self.run.problem or any(not one.is_exact and not one.unchecked for one in self.verdicts)
+        return 1 if is_wrong else 2
+
+    def describe(self) -> tuple[str, ...]:
+        """Return all verdicts as lines."""
+        lines = [line for verdict in self.verdicts for line in verdict.describe()]
+        problem = [f"incomplete: {self.run.problem}"] if self.run.problem else []
+        return (*problem, *(lines or ["nothing was handed over yet"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdicts as a JSON object."""
+        return {
+            "is_exact": self.is_exact,
+            "place": self.run.place,
+            "root": self.root,
+            "name": self.run.account.header.name,
+            "state": self.run.account.header.state,
+            "problem": self.run.problem,
+            "epochs": [verdict.to_json() for verdict in self.verdicts],
+        }
+
+
+def check_run(folder: str | os.PathLike[str], *, root: str = "", name: str = "") -> CheckedRun:
+    """Return the verdicts on the newest account in a checkpoint or a run's folder.
+
+    Args:
+        folder: see `read_run_account`.
+        root: of the dataset, or the mixture file; empty: where the run had it.
+        name: of the loader; see `read_run_account`.
+
+    Raises:
+        RaypipeError: there is nothing that can be checked.
+    """
+    run = read_run_account(folder, name)
+    place, index, axis = open_frames(run, root)
+    verdicts = check_account(index, axis, run.account, run.attempts)
+    return CheckedRun(run=run, root=place, verdicts=verdicts)

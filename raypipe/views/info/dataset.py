@@ -1,0 +1,299 @@
+"""What ``raypipe info`` tells of a dataset: a value, and the same as a table."""
+
+import warnings
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raypipe.dataset import Dataset, open_dataset, why_missing
+from raypipe.errors import DatasetError, RaypipeError
+from raypipe.format import (
+    DatasetMeta,
+    Feature,
+    RowReader,
+    VideoFormat,
+    episode_first_frame,
+    looked_at_rows,
+    read_row_group_layout,
+    read_video_format,
+    read_video_index,
+    same_codec,
+)
+from raypipe.text import plural, span_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_EPISODES_LOOKED_AT = 8
+_MOST_MISSING = 20
+"""Missing files that the table names; JSON has all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetInfo:
+    """What a dataset holds, in plain values."""
+
+    root: str
+    version: str
+    layout: str
+    robot_type: str
+    fps: float
+    episodes: int
+    frames: int
+    hours: float
+    min_length: int
+    max_length: int
+    cameras: dict[str, str]
+    """The cameras whose files exist, with the ``WIDTHxHEIGHT codec`` of the files."""
+    missing_cameras: tuple[str, ...]
+    features: dict[str, str]
+    """Features that are read from rows, with dtype and shape."""
+    tasks: tuple[str, ...]
+    splits: dict[str, tuple[int, int]]
+    stats: tuple[str, ...]
+    """The statistics stored, by name; empty where there are none."""
+    row_groups: str
+    """``per-episode``: an episode is read alone. ``other``: reading it costs the row groups that it touches."""
+    timestamp_drift_s: float
+    """The largest distance of a stored timestamp from frame / fps, in the episodes looked at."""
+    fingerprint: str
+    missing_files: tuple[str, ...]
+    """Files that ``meta/`` names and that are not there; of a web server, among those of a few episodes."""
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object; ``cameras`` is the list of names there."""
+        return {**asdict(self), "cameras": list(self.cameras), "camera_sizes": self.cameras}
+
+
+def describe(root: str) -> DatasetInfo:
+    """Return what the dataset at `root` holds; lists its files, and reads ``meta/`` and a few episodes of them.
+
+    Raises:
+        DatasetError: one of the files looked at is damaged.
+    """
+    with warnings.catch_warnings():
+        # What is left out is in the value itself: missing_cameras and notes.
+        warnings.simplefilter("ignore", UserWarning)
+        dataset = open_dataset(root)
+        try:
+            return _describe(dataset, _find_missing(dataset))
+        except DatasetError as error:
+            error.add_note(f"`raypipe validate {root}` looks at all files, and lists what is wrong with them.")
+            raise
+
+
+def _describe(dataset: Dataset, missing: tuple[str, ...]) -> DatasetInfo:
+    meta = dataset.meta
+    lengths = meta.episodes.length
+    looked_at = _with_data(dataset, missing)
+    _check_videos(looked_at, missing)
+    present = [name for name in meta.cameras if name not in dataset.missing_cameras]
+    return DatasetInfo(
+        root=meta.root,
+        version=meta.version,
+        layout=meta.source.layout,
+        robot_type=meta.robot_type,
+        fps=meta.fps,
+        episodes=len(meta.episodes),
+        frames=meta.num_frames,
+        hours=round(meta.num_frames / meta.fps / 3600, 3),
+        min_length=int(lengths.min()) if len(lengths) else 0,
+        max_length=int(lengths.max()) if len(lengths) else 0,
+        cameras={name: camera_text(dataset, name) for name in present},
+        missing_cameras=dataset.missing_cameras,
+        features={
+            name: f"{feature.dtype} {list(feature.shape)}"
+            for name, feature in looked_at.row_features.items()
+            if not feature.is_camera
+        },
+        tasks=tuple(text for _, text in sorted(meta.tasks.texts.items())),
+        splits=dict(meta.splits),
+        stats=tuple(sorted({name for values in dataset.stats.values() for name in values})),
+        row_groups=read_row_group_layout(looked_at.meta),
+        timestamp_drift_s=round(largest_drift(looked_at), 4),
+        fingerprint=meta.order_fingerprint,
+        missing_files=missing,
+        notes=(*meta.notes, *_template_notes(dataset), *missing_notes(dataset), *column_notes(looked_at)),
+    )
+
+
+def lacking_error(info: DatasetInfo) -> DatasetError:
+    """Return the error of a dataset of which files are missing."""
+    names = info.missing_files
+    files = "a file that meta/ names is" if len(names) == 1 else f"{len(names):,} files that meta/ names are"
+    error = DatasetError(f"{files} missing at {info.root!r}, the first is {names[0]!r}. Fetch what is missing.")
+    error.add_note(f"`raypipe validate {info.root}` looks at all files, and lists what is wrong with them.")
+    return error
+
+
+def info_table(info: DatasetInfo) -> "Table":
+    """Return the description as a table for a terminal."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _lines(info):
+        table.add_row(name, text)
+    return table
+
+
+def _lines(info: DatasetInfo) -> list[tuple[str, str]]:
+    lengths = f"{span_text(info.min_length, info.max_length)} {plural(info.max_length, 'frame')}"
+    lengths += " each" * (info.episodes > 1)
+    return [
+        ("root", info.root),
+        ("format", info.layout),
+        ("robot", info.robot_type),
+        ("episodes", f"{info.episodes:,} ({lengths})"),
+        ("frames", f"{info.frames:,} at {info.fps:g} fps ({info.hours:g} hours)"),
+        *(("camera", f"{name}  {text}") for name, text in info.cameras.items()),
+        *(("camera", f"{name}  declared, and no file is found") for name in info.missing_cameras),
+        *(("feature", f"{name}  {text}") for name, text in info.features.items()),
+        ("tasks", _shortened(info.tasks)),
+        (
+            "splits",
+            ", ".join(f"{name} {start}:{stop}" for name, (start, stop) in info.splits.items()) or "none",
+        ),
+        ("statistics", ", ".join(info.stats) or "none found"),
+        ("row groups", info.row_groups),
+        ("timestamps", f"up to {info.timestamp_drift_s:g} s from frame / fps"),
+        ("fingerprint", info.fingerprint),
+        *(("missing", name) for name in info.missing_files[:_MOST_MISSING]),
+        *([("missing", f"and {more} more")] if (more := len(info.missing_files) - _MOST_MISSING) > 0 else []),
+        *(("note", note) for note in info.notes),
+    ]
+
+
+def _shortened(texts: tuple[str, ...], most: int = 5) -> str:
+    shown = "; ".join(texts[:most])
+    return f"{len(texts)}: {shown}" + (f"; and {len(texts) - most} more" if len(texts) > most else "")
+
+
+def camera_text(dataset: Dataset, camera: str) -> str:
+    """Return a camera's size and codec in words: those of its files, and what ``info.json`` says where it differs.
+
+    Reads the index of the first, a middle and the last video; of those that cannot be read ``info.json`` is believed.
+    """
+    feature = dataset.meta.features[camera]
+    depth = " depth" * feature.is_depth
+    size = f"{feature.width}x{feature.height}"
+    if feature.kind == "image":
+        return f"{size} images in the rows{depth}"
+    declared = VideoFormat(feature.codec, feature.height, feature.width)
+    found = _read_formats(dataset.meta, camera) or [declared]
+    told = " and ".join(f"{one.width}x{one.height} {one.codec or 'video'}" for one in found) + depth
+    return (
+        told
+        if all(_is_declared(feature, one) for one in found)
+        else f"{told} (info.json says {size} {feature.codec or 'video'})"
+    )
+
+
+def _read_formats(meta: DatasetMeta, camera: str) -> list[VideoFormat]:
+    """Return the formats of a few videos of a camera, each once; none where no index can be read."""
+    formats: dict[VideoFormat, None] = {}
+    rows = looked_at_rows(meta) if camera in meta.episodes.videos else ()
+    for name in dict.fromkeys(meta.video_file(row, camera) for row in rows):
+        # A file that is missing or damaged is told as such by whoever looks for that.
+        with suppress(RaypipeError, OSError):
+            formats[read_video_format(meta.storage.for_a_look(), name)] = None
+    return list(formats)
+
+
+def _is_declared(feature: Feature, found: VideoFormat) -> bool:
+    is_codec = not feature.codec or same_codec(feature.codec, found.codec)
+    has_size = bool(feature.height and feature.width)
+    return is_codec and (not has_size or (feature.height, feature.width) == (found.height, found.width))
+
+
+def _find_missing(dataset: Dataset) -> tuple[str, ...]:
+    """Return the files that ``meta/`` names and that are not there, without those of cameras that have none.
+
+    A web server is asked for the files of a few episodes: there one request tells of one file.
+    """
+    meta = dataset.meta
+    videos = [name for name in dataset.spec.cameras if name in meta.episodes.videos]
+    rows = range(len(meta.episodes)) if meta.storage.is_listable else _some_rows(meta)
+    named = {meta.data_file(row) for row in rows} | {meta.video_file(row, name) for name in videos for row in rows}
+    if meta.storage.is_listable:
+        return tuple(sorted(named - set(meta.storage.list_files())))
+    return tuple(sorted(name for name in named if not meta.storage.exists(name)))
+
+
+def _with_data(dataset: Dataset, missing: tuple[str, ...]) -> Dataset:
+    """Return the dataset with the episodes alone whose data files are there."""
+    meta, lost = dataset.meta, set(missing)
+    rows = [row for row in range(len(meta.episodes)) if meta.data_file(row) not in lost]
+    if len(rows) == len(meta.episodes):
+        return dataset
+    return replace(dataset, meta=replace(meta, episodes=meta.episodes.take(rows)))
+
+
+def _check_videos(dataset: Dataset, missing: tuple[str, ...]) -> None:
+    """Raise where the index of one of a few videos that are there cannot be read."""
+    meta = dataset.meta
+    videos = [name for name in dataset.spec.cameras if name in meta.episodes.videos]
+    for row in _some_rows(meta):
+        for name in (camera for camera in videos if meta.video_file(row, camera) not in missing):
+            try:
+                index = read_video_index(meta.storage.for_a_look(), meta.video_file(row, name))
+                episode_first_frame(meta, row, name, index)
+            except NotImplementedError:
+                continue
+
+
+def _some_rows(meta: DatasetMeta) -> list[int]:
+    if not len(meta.episodes):
+        return []
+    rows = np.linspace(0, len(meta.episodes) - 1, _EPISODES_LOOKED_AT).round().astype(int)
+    return sorted({int(row) for row in rows})
+
+
+def largest_drift(dataset: Dataset) -> float:
+    """Return how far timestamps are from ``frame / fps`` at most, in seconds, in some episodes."""
+    episodes = dataset.meta.episodes.episode_index
+    drifts = [dataset.timestamp_drift(int(episodes[row])) for row in _some_rows(dataset.meta)]
+    return max((float(np.abs(drift).max()) for drift in drifts), default=0.0)
+
+
+def _template_notes(dataset: Dataset) -> list[str]:
+    """Return which templates fit files that are not where ``info.json`` says."""
+    meta = dataset.meta
+    fitting = meta.find_fitting_templates(meta.storage.list_files()) if meta.storage.is_listable else {}
+    return [f"{key} in info.json gives no file; {template!r} gives all" for key, template in fitting.items()]
+
+
+def missing_notes(dataset: Dataset) -> list[str]:
+    """Return why cameras of a web server are left out: there, that no file is found need not say that none is there."""
+    if dataset.meta.storage.is_listable:
+        return []
+    return [f"camera {name!r}: {why_missing(dataset.meta, name)}" for name in dataset.missing_cameras]
+
+
+def column_notes(dataset: Dataset) -> list[str]:
+    """Return what the rows have or lack beside what ``info.json`` declares."""
+    meta = dataset.meta
+    if not len(meta.episodes):
+        return []
+    declared = [name for name, feature in meta.features.items() if feature.kind != "video"]
+    reader = RowReader(meta, declared)
+    absent, undeclared = reader.missing_columns(0), reader.undeclared_columns(0)
+    derived = [name for name in absent if name not in declared or name in ("index", "frame_index", "task_index")]
+    blind = [name for name in absent if name in meta.cameras]
+    lost = [name for name in absent if name not in derived and name not in blind]
+    notes = [f"feature {name!r} is left out of samples: {why}" for name, why in meta.opaque.items()]
+    if derived:
+        notes.append(f"columns that the rows lack are derived: {', '.join(derived)}")
+    if lost:
+        notes.append(f"declared features without a column are left out of samples: {', '.join(lost)}")
+    if blind:
+        notes.append(
+            f"cameras whose images have no column, and which cameras=[...] is to leave out: {', '.join(blind)}"
+        )
+    if undeclared:
+        notes.append(f"columns that info.json does not declare are left out of samples: {', '.join(undeclared)}")
+    return notes
