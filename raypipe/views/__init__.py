@@ -4,6 +4,7 @@
 
     choose.py       whatever it is, its view                                 show
     card.py         a dataset: frames, lengths, tasks, ranges, findings      view_dataset -> DatasetCard
+    checked.py      what the card checks, and what it leaves to `validate`   Checked
     mixture.py      many of them: who is in it, and the shares               view_mixture -> MixtureCard
     episode.py      one episode: strips, curves, tasks, with a video         view_episode -> EpisodeView
     clip.py         the video of an episode, small enough for a page         Clip
