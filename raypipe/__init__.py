@@ -41,6 +41,7 @@ Importing this package imports neither torch nor Ray: each name is loaded when i
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version as _version
 from types import ModuleType
@@ -141,18 +142,20 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     return load
 
 
-class _Moved(ModuleType):
-    """A documented module of before the rooms: it gives the names of the room that has them now."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"raypipe.{_MOVED[self.__name__.rpartition('.')[2]]}"), name)
-
-
 _MOVED = {"actions": "dataset", "config": "pipeline", "download": "dataset", "metrics": "feed", "skips": "feed"}
-for _name in _MOVED:
-    sys.modules[f"raypipe.{_name}"] = _Moved(f"raypipe.{_name}")
+"""Documented modules of before the rooms: each gives the names of the room that has them now."""
+
+
+def _load_moved(room: str, name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module 'raypipe' has no attribute {name!r}")
+    return getattr(import_module(f"raypipe.{room}"), name)
+
+
+for _name, _room in _MOVED.items():
+    # Plain modules: Ray sends those that a function's names may mean to its workers.
+    sys.modules[f"raypipe.{_name}"] = ModuleType(f"raypipe.{_name}")
+    vars(sys.modules[f"raypipe.{_name}"])["__getattr__"] = partial(_load_moved, _room)
 
 
 def __getattr__(name: str) -> Any:

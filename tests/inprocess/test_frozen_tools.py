@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from ray import cloudpickle
 from test_frozen import FROZEN, assert_kept, freeze, load, print_json, write_sources
 
 from raypipe import cli
@@ -104,3 +105,10 @@ def write_frozen(sources):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         write_frozen(write_damaged(write_sources(Path(folder) / "sources")))
+
+
+@pytest.mark.parametrize("name", ["actions", "config", "download", "metrics", "skips"])
+def test_documented_modules_of_before_travel_to_the_workers_of_ray(name):
+    module = import_module(f"raypipe.{name}")
+
+    assert cloudpickle.loads(cloudpickle.dumps(module)) is module
