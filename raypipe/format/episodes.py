@@ -67,7 +67,7 @@ class EpisodeTable:
 
     @cached_property
     def first_frames(self) -> NDArray[np.int64]:
-        """The first frame of each episode, counted over the whole table; equals `from_index` in most datasets."""
+        """The first frame of each episode, counted over the table; a dataset may count otherwise in `from_index`."""
         return _starts(self.length)
 
     def take(self, rows: Sequence[int]) -> "EpisodeTable":
@@ -220,7 +220,8 @@ def list_strays(storage: Storage) -> tuple[str, ...]:
 def split_tables(files: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the files of a packed episode table, and the strays next to them.
 
-    Like LeRobot, read only the files in the chunk folders: a copy above those folders is not part of the table.
+    Like LeRobot, read only the files in the chunk folders: a copy above those folders is not part of the table. If the
+    chunk folders have none, all files are the table.
     """
     names = [name for name in files if name.startswith(f"{FOLDER}/") and name.endswith(".parquet")]
     read = tuple(name for name in names if name.count("/") == FOLDER.count("/") + 2) or tuple(names)

@@ -108,7 +108,7 @@ def _pool(episodes: Iterator[Stats]) -> Stats:
 
 
 def _countable(stats: Stats) -> Stats:
-    """Return the statistics of one episode that can be pooled; features without a counted value are left out."""
+    """Return the statistics of one episode that can be pooled: features with all moments and a count above 0."""
     wanted = (*MOMENTS, "count")
     whole = {feature: values for feature, values in stats.items() if set(wanted) <= values.keys()}
     return {

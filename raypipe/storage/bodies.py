@@ -1,7 +1,8 @@
 """Objects of S3, read piece by piece; a body that arrives too slowly is given up.
 
 s3fs reads each part of an object whole and does not notice a body that arrives a byte at a time. Here a body may take
-any time, as long as it keeps the pace of `raypipe.storage.request_budget`.
+any time, as long as it keeps the pace of `raypipe.storage.request_budget`. All parts are of one version: each request
+has the same ``IfMatch``, if the caller gives an ETag.
 """
 
 import asyncio

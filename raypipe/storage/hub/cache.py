@@ -39,7 +39,7 @@ _SAY_S = 30.0
 """Warn of a wait for a lock after this time, as the node cache does."""
 
 _WAIT_S = 600.0
-"""How long to wait for a lock while no file grows."""
+"""How long to wait for a lock while nothing changes in the folder that its holder writes to."""
 
 _LOOK_S: Final = 1.0
 _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")

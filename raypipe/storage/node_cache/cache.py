@@ -30,7 +30,7 @@ class CacheStats:
     """What one `FileCache` has done since it was created; each process counts for itself."""
 
     hits: int = 0
-    """Requested files that were there, or that another process had fetched meanwhile."""
+    """Requested files that were there, or that another thread or process had fetched meanwhile."""
     misses: int = 0
     """Requested files that had to be fetched."""
     bytes_fetched: int = 0
