@@ -92,7 +92,7 @@ def as_damage(describe: Callable[[Exception], RaypipeError]) -> Iterator[None]:
 
 @contextmanager
 def noting(note: str) -> Iterator[None]:
-    """Add a note that says where it happened to any raypipe error from the body."""
+    """Add a note, such as where it happened, to any raypipe error from the body."""
     try:
         yield
     except RaypipeError as error:

@@ -108,7 +108,7 @@ class RowReader:
         """Return the frames ``[start, stop)`` of the episode in row `row` of the episode table, in order.
 
         Raises:
-            DatasetError: the file is missing or damaged, or lacks rows that ``meta/`` promises.
+            DatasetError: the file is missing or damaged, or does not have the rows that ``meta/`` promises.
         """
         name = self._meta.data_file(row)
         try:

@@ -2,7 +2,7 @@
 
 The Hub allows a user 3,000 requests in 5 minutes, from all machines together. A single process keeps this budget by
 itself; on a Ray cluster `raypipe.storage.cluster_budget` replaces it with one gate for all processes. This module
-decides when a request may be sent, how long a server may stay silent, and how slowly a body may arrive; not what is
+decides when a request may be sent, how long to wait for a server, and how slowly a body may arrive; not what is
 requested.
 """
 
