@@ -19,22 +19,22 @@ from contextlib import contextmanager
 from typing import Final
 
 _LOGIN: Final = re.compile(r"(?i)(https?://)[^/?#\s]+@|\b([a-z][a-z0-9+.-]*://)[^/?#\s:@]*:[^/?#\s]*@")
-"""User and password in a URI. What stands before the @ of ``abfs://container@account`` is neither."""
+"""User and password in a URI. The part before the @ of ``abfs://container@account`` is neither."""
 
 
 def hide_logins(text: str) -> str:
-    """Return a text without the users and passwords of the URIs in it, for people and files."""
+    """Return a text with users and passwords removed from its URIs, safe to show or write to a file."""
     return _LOGIN.sub(lambda found: f"{found[1] or found[2]}***@", text) if "@" in text else text
 
 
 class RaypipeError(Exception):
-    """Any error that raypipe raises on purpose; its message and notes have no password."""
+    """Any error that raypipe raises on purpose; its message and notes contain no password."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(hide_logins(one) if isinstance(one, str) else one for one in args))
 
     def add_note(self, note: str) -> None:
-        """Add a line to what is told, as of any exception."""
+        """Add a line to the message, without passwords."""
         super().add_note(hide_logins(note))
 
 
@@ -62,22 +62,22 @@ _NOT_OF_DATA: Final = (MemoryError, AssertionError, ImportError)
 
 
 def is_data_fault(error: BaseException) -> bool:
-    """Return whether what any library raised while it read the data of a span may be the fault of that data.
+    """Return whether an error that a library raised while reading a span may be the fault of the span's data.
 
-    Not where the machine has no memory, a library is not there, or raypipe itself is wrong.
+    It is not when memory runs out, a library is missing, or raypipe itself is wrong.
     """
-    # torch's own class for a device without memory, which is a RuntimeError.
+    # torch's class for a device that is out of memory; a RuntimeError.
     is_out_of_memory = type(error).__name__ == "OutOfMemoryError"
     return isinstance(error, Exception) and not isinstance(error, _NOT_OF_DATA) and not is_out_of_memory
 
 
 @contextmanager
 def as_damage(describe: Callable[[Exception], RaypipeError]) -> Iterator[None]:
-    """Raise what `describe` returns, in place of whatever the content of a file makes a library raise in the body.
+    """Replace any error that a file's content causes in the body with the error that `describe` returns.
 
-    For any code that parses what others wrote: no library tells which errors damaged bytes lead to. What passes:
-    errors of raypipe; what the system raises, with its number, since that is not the content's fault; and a plain
-    NotImplementedError, by which a reader says that a file is sound and of a kind that it does not know.
+    Use it around code that parses foreign files: no library documents which errors damaged bytes cause. Three kinds
+    pass through: errors of raypipe; errors of the system, which have an errno and are not the content's fault; and a
+    plain NotImplementedError, with which a reader says that the file is sound but of an unknown kind.
     """
     try:
         yield
@@ -92,7 +92,7 @@ def as_damage(describe: Callable[[Exception], RaypipeError]) -> Iterator[None]:
 
 @contextmanager
 def noting(note: str) -> Iterator[None]:
-    """Add a note to any error of raypipe that the body raises: where it happened."""
+    """Add a note, such as where it happened, to any raypipe error from the body."""
     try:
         yield
     except RaypipeError as error:
@@ -104,7 +104,7 @@ LEAVE_OUT: Final = (
     "leave such episodes out: those that you know with selection={'exclude': (...)}, in a mixture that of the dataset, "
     "those that come up with on_bad_episode='skip'."
 )
-"""What to do about an episode that is not as promised, for the end of a message that does not know its number."""
+"""What to do about a bad episode, for the end of a message that does not know its number."""
 
 
 def without_episode(episode: int, root: str) -> str:
@@ -116,9 +116,9 @@ def without_episode(episode: int, root: str) -> str:
 
 
 def note_episode(error: BaseException, doing: str, episode: int, root: str) -> None:
-    """Add to an error which episode met it, and how to go on without that one where the message does not say so."""
+    """Add the episode to an error, and how to go on without it unless the message already says so."""
     error.add_note(f"while {doing} episode {episode} of {root!r}")
-    # Storage that does not answer is no bad data: it may not be left out.
+    # Storage that does not answer is not bad data: the episode must not be left out.
     if not isinstance(error, DownloadError) and "on_bad_episode" not in str(error):
         error.add_note(without_episode(episode, root))
 

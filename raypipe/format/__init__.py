@@ -1,4 +1,4 @@
-"""What a LeRobot dataset is: its ``meta/`` folder, its rows and the index of its videos. No pixels.
+"""The files of a LeRobot dataset: its ``meta/`` folder, its rows and the index of its videos. No pixels.
 
 ::
 
@@ -9,17 +9,16 @@
     meta/tasks*               tasks.py          Tasks         task_index -> text
     meta/stats*, on demand    stats.py          read_stats    arrays per feature and statistic; pooling.py pools them
     a file of meta/           tables.py         read_json     with errors that name the file
-    a parquet file            parquet.py                      opened within limits
-    all of meta/              dataset_meta.py   DatasetMeta   what the others are for
+    a parquet file            parquet.py                      read within limits
+    all of meta/              dataset_meta.py   DatasetMeta   the sum of the above
     data/*.parquet            rows.py           RowReader     the rows of an episode
-                              row_features.py                 which features are read from rows
+                              row_features.py                 which features come from rows
     videos/*.mp4              mp4_boxes.py                    where things are in an mp4
                               mp4_index.py      VideoIndex    where every frame is
                               mp4_codec.py      VideoFormat   codec and size
 
-Format versions v2.0, v2.1 and v3.0 come out as the same `DatasetMeta`. Memory is O(episodes) in numpy and Arrow
-columns. `read_metadata` does not look at data files: that they keep what ``meta/`` promises is checked by whoever reads
-them.
+Format versions v2.0, v2.1 and v3.0 give the same `DatasetMeta`. Memory is O(episodes) in numpy and Arrow columns.
+`read_metadata` does not look at data files; their readers check that they keep what ``meta/`` promises.
 """
 
 from typing import TYPE_CHECKING

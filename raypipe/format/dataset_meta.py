@@ -1,4 +1,4 @@
-"""`DatasetMeta`: everything that ``meta/`` says of a dataset, and its two fingerprints."""
+"""`DatasetMeta`: everything that ``meta/`` says about a dataset, its order fingerprint and its source."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ _INFO = "meta/info.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a dataset was read from: recorded with a run, not part of its identity."""
+    """Where a dataset was read from; recorded with a run, but not part of its identity."""
 
     root: str
     revision: str
@@ -39,7 +39,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DatasetMeta:
-    """What a dataset holds, whatever its format version."""
+    """The content of a dataset, the same for every format version."""
 
     storage: Storage
     version: str
@@ -49,14 +49,14 @@ class DatasetMeta:
     episodes: EpisodeTable
     tasks: Tasks
     splits: Mapping[str, tuple[int, int]]
-    """Half-open runs of episode numbers by name, as ``info.json`` has them."""
+    """Half-open ranges of episode numbers by name, as in ``info.json``."""
     data_template: str
     video_template: str
-    """Paths as ``info.json`` writes them; the video one is empty where there are no videos."""
+    """Path templates of ``info.json``, or LeRobot's own; `video_template` is empty if there are no videos."""
     is_packed: bool
-    """True where a file may hold several episodes."""
+    """True if a file may hold several episodes."""
     notes: tuple[str, ...]
-    """What ``meta/`` says that does not agree with itself, where the meaning is clear all the same."""
+    """Contradictions in ``meta/`` whose meaning is clear all the same."""
 
     @property
     def root(self) -> str:
@@ -75,12 +75,12 @@ class DatasetMeta:
 
     @cached_property
     def texts(self) -> dict[str, TextColumn]:
-        """The features of text that follow from other columns, as subtasks do; reads their files."""
+        """The text features that derive from other columns, such as subtasks; reads their files."""
         return find_texts(self.storage, self.features, self.tasks)
 
     @cached_property
     def opaque(self) -> dict[str, str]:
-        """Why features of a dtype that raypipe has no words for are in no sample, by name."""
+        """Why features of an unknown dtype are in no sample, by name."""
         return {
             name: f"raypipe has no words for the dtype {feature.dtype!r}"
             for name, feature in self.features.items()
@@ -89,11 +89,11 @@ class DatasetMeta:
 
     @cached_property
     def order_fingerprint(self) -> str:
-        """A hash of what decides an order: episode numbers, lengths, frame rate and the row features.
+        """A hash of everything that decides an order: episode numbers, lengths, frame rate and the row features.
 
-        It is the same for a copy elsewhere, another revision with the same episodes, and a resharded copy. So
-        cameras and the derived index columns do not enter: a copy may re-encode, resize or drop a camera, and
-        add an index column, without moving a frame.
+        It is the same for a copy elsewhere, another revision with the same episodes, and a resharded copy. Cameras and
+        the derived index columns do not count: a copy may re-encode, resize or drop a camera, and add an index column,
+        without moving a frame.
         """
         schema = sorted(
             (feature.name, feature.dtype, list(feature.shape))
@@ -130,9 +130,9 @@ class DatasetMeta:
         )
 
     def find_fitting_templates(self, files: Iterable[str]) -> dict[str, str]:
-        """Return the templates by which the files are there, of those keys of ``info.json`` by which none is.
+        """Return templates that fit the files, for those keys of ``info.json`` whose template finds no file.
 
-        Empty for a dataset whose files are where ``info.json`` says, and where no template would help.
+        Empty if the files are where ``info.json`` says, or no template fits.
         """
         there, fitting = set(files), {}
         cameras = tuple(self.episodes.videos)
@@ -170,7 +170,7 @@ class DatasetMeta:
 
 
 def read_metadata(root: str | Storage) -> DatasetMeta:
-    """Return what the dataset at `root` holds; reads ``meta/`` only, and not its statistics.
+    """Return the metadata of the dataset at `root`; reads only ``meta/``, without the statistics.
 
     Raises:
         DatasetError: there is no LeRobot dataset, its version is unknown, or ``meta/`` is damaged.
@@ -247,7 +247,7 @@ def _read_fps(info: Mapping[str, Any], place: str) -> float:
 def _data_template(info: Mapping[str, Any], version: str, place: str) -> tuple[str, bool]:
     """Return the path template of the rows, and whether it packs episodes.
 
-    The template decides, not the version: there are datasets labelled v3.0 in the older layout.
+    The template decides, not the version: some datasets labelled v3.0 have the older layout.
     """
     template = str(info.get("data_path") or DATA_TEMPLATES[version == "v3.0"])
     _check_template(template, "data_path", place)
@@ -287,7 +287,7 @@ def _read_splits(info: Mapping[str, Any], num_episodes: int) -> tuple[dict[str, 
 
 
 def _check_num_episodes(info: Mapping[str, Any], num_episodes: int, place: str) -> None:
-    """Raise where the episode table is shorter than promised: a file cut at the end of a line looks whole."""
+    """Raise if the episode table is shorter than promised: a file cut at the end of a line looks whole."""
     promised = info.get("total_episodes")
     if isinstance(promised, int) and num_episodes < promised:
         raise DatasetError(

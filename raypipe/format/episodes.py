@@ -1,7 +1,7 @@
 """The episode table: one normalised set of columns for all three format versions.
 
-v3.0 packs several episodes into a file and says in ``meta/episodes/*.parquet`` where each one is; v2.x has one
-file per episode and a list of lengths. Here both are columns of numbers, and a path is formatted when needed.
+v3.0 packs several episodes into a file, and ``meta/episodes/*.parquet`` says where each one is; v2.x has one file per
+episode and a list of lengths. Here both are columns of numbers, and a path is formatted when needed.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ FOLDER = "meta/episodes"
 JSON_LINES = "meta/episodes.jsonl"
 
 _MOST_TABLES = 10_000
-"""Of a web server. LeRobot closes a file at 100 MB."""
+"""Episode tables to read from a web server at most. LeRobot closes a file at 100 MB."""
 
 _REQUIRED = ("episode_index", "length", "data/chunk_index", "data/file_index")
 
@@ -43,7 +43,7 @@ class VideoColumns:
     chunk_index: NDArray[np.int64]
     file_index: NDArray[np.int64]
     from_timestamp: NDArray[np.float64]
-    """Seconds into the file at which the episode starts: 0 where an episode has a file of its own."""
+    """Seconds into the file at which the episode starts; 0 if an episode has its own file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,22 +56,22 @@ class EpisodeTable:
     """The dataset-wide ``index`` of the episode's first frame."""
     chunk_index: NDArray[np.int64]
     file_index: NDArray[np.int64]
-    """Chunk and number of the data file; where an episode has a file of its own, the episode's number."""
+    """Chunk and number of the data file; if an episode has its own file, the number is the episode's."""
     tasks: pa.ChunkedArray
     """The texts of the tasks in each episode: ``list<string>``."""
     videos: Mapping[str, VideoColumns]
-    """By camera; without the cameras for which the dataset gives no place."""
+    """By camera, without cameras whose places the dataset does not give."""
 
     def __len__(self) -> int:
         return len(self.episode_index)
 
     @cached_property
     def first_frames(self) -> NDArray[np.int64]:
-        """The number of the episode's first frame where all are counted on: `from_index`, if the dataset counts so."""
+        """The first frame of each episode, counted over the table; a dataset may count otherwise in `from_index`."""
         return _starts(self.length)
 
     def take(self, rows: Sequence[int]) -> "EpisodeTable":
-        """Return the table with these rows alone."""
+        """Return the table with only these rows."""
         kept = np.asarray(rows, dtype=np.int64)
         numbers = ("episode_index", "length", "from_index", "chunk_index", "file_index")
         return EpisodeTable(
@@ -121,7 +121,7 @@ def _read_episodes(
 ) -> EpisodeTable:
     if not is_packed and storage.offers(JSON_LINES):
         return _read_per_episode(storage, info, cameras)
-    # Also of a dataset whose template has a file per episode: there are some, and the table says where each is.
+    # Also for templates with a file per episode: some datasets have them, and the table says where each episode is.
     tables = _read_tables(storage, info, cameras)
     promised = info.get("total_episodes")
     if isinstance(promised, int) and sum(map(len, tables.values())) < promised:
@@ -141,12 +141,12 @@ def _read_tables(storage: Storage, info: Mapping[str, Any], cameras: Sequence[st
     """Return the files of a packed episode table by name.
 
     Raises:
-        DatasetError: a web server has ever more of them: what ``info.json`` promises was there before.
+        DatasetError: a web server has further files after all the episodes that ``info.json`` promises.
     """
     tables: dict[str, pa.Table] = {}
     promised, num_rows = info.get("total_episodes"), 0
     for name in list_tables(storage):
-        # LeRobot writes no empty ones.
+        # LeRobot writes no empty tables, so each counts as at least one episode.
         num_found = max(num_rows, len(tables))
         if not storage.is_listable and isinstance(promised, int) and tables and num_found >= promised:
             raise DatasetError(
@@ -160,10 +160,10 @@ def _read_tables(storage: Storage, info: Mapping[str, Any], cameras: Sequence[st
 
 
 def read_episode_columns(storage: Storage, names: Sequence[str] | None = None, *, is_packed: bool) -> pa.Table:
-    """Return columns of the episode table by their own names, ascending by ``episode_index``, which is one of them.
+    """Return columns of the episode table under their own names, with ``episode_index`` and ascending by it.
 
-    Names that no file has are not in it; where one of several files lacks a column, its values are null. The columns
-    that raypipe reads anyway, and statistics, are left aside where no names are given.
+    Names that no file has are left out; if only some files lack a column, its values there are null. Without `names`,
+    return all columns except statistics and the places of data and videos.
     """
     with as_damage(partial(_damaged_table, storage)):
         return _read_columns(storage, names, is_packed=is_packed)
@@ -188,9 +188,9 @@ def _told_names(names: Iterable[str]) -> list[str]:
 
 
 def list_tables(storage: Storage) -> Iterator[str]:
-    """Yield the files of a packed episode table; of a web server, which lists nothing, as LeRobot numbers them.
+    """Yield the files of a packed episode table; on a web server, which lists nothing, try LeRobot's numbering.
 
-    Read each before the next is asked for: there are servers that have a page for every name.
+    Read each file before asking for the next: some servers have a page for every name.
     """
     if storage.is_listable:
         yield from split_tables(storage.list_files(FOLDER))[0]
@@ -198,7 +198,7 @@ def list_tables(storage: Storage) -> Iterator[str]:
     chunk = file = num_found = 0
     while num_found < _MOST_TABLES:
         name = _table_name(f"chunk-{chunk:03d}", file)
-        # Where a refused one is none, the count of episodes tells.
+        # A refused file may or may not exist; the count of episodes shows whether one is missing.
         if storage.offers(name):
             yield name
             file, num_found = file + 1, num_found + 1
@@ -213,14 +213,15 @@ def list_tables(storage: Storage) -> Iterator[str]:
 
 
 def list_strays(storage: Storage) -> tuple[str, ...]:
-    """Return the files beside a packed episode table that nobody reads."""
+    """Return the files next to a packed episode table that neither LeRobot nor raypipe reads."""
     return split_tables(storage.list_files(FOLDER))[1]
 
 
 def split_tables(files: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files of a packed episode table, and strays beside them that nobody reads.
+    """Return the files of a packed episode table, and the strays next to them.
 
-    As LeRobot, which reads the folders below: a copy above them is none of its tables.
+    Like LeRobot, read only the files in the chunk folders: a copy above those folders is not part of the table. If the
+    chunk folders have none, all files are the table.
     """
     names = [name for name in files if name.startswith(f"{FOLDER}/") and name.endswith(".parquet")]
     read = tuple(name for name in names if name.count("/") == FOLDER.count("/") + 2) or tuple(names)
@@ -232,7 +233,7 @@ def _table_name(chunk: str, file: int) -> str:
 
 
 def _names_after(tables: Iterable[str]) -> tuple[str, ...]:
-    """Return the names at which the listing of these tables by their numbers came to an end."""
+    """Return the names at which `list_tables` stopped after these tables."""
     chunks = Counter(name.split("/")[-2] for name in tables)
     return (*(_table_name(*end) for end in chunks.items()), _table_name(f"chunk-{len(chunks):03d}", 0))
 
@@ -241,7 +242,7 @@ _TASKS = pa.list_(pa.string())
 
 
 def _pack_tables(storage: Storage, tables: Mapping[str, pa.Table], cameras: Sequence[str]) -> EpisodeTable:
-    # Files may differ in columns (a camera added later): a place that is not given is null.
+    # Files may differ in columns (a camera added later): missing values are null.
     table = pa.concat_tables(tables.values(), promote_options="default")
     episode_index = _integers(table, "episode_index", storage)
     order = np.argsort(episode_index, kind="stable")
@@ -268,11 +269,11 @@ def _pack_tables(storage: Storage, tables: Mapping[str, pa.Table], cameras: Sequ
 
 
 def _read_packed_file(storage: Storage, name: str, cameras: Sequence[str]) -> pa.Table:
-    """Read the columns that say where things are: the ``stats/`` columns are most of the file."""
+    """Return only the columns that say where things are: the ``stats/`` columns are most of the file."""
     places = [column for camera in cameras for column in _video_column_names(camera)]
     table = read_parquet(storage, name, _REQUIRED, optional=("tasks", "dataset_from_index", *places))
     columns = {}
-    # Types differ between files: pandas writes a column of whole numbers as floats once one of them was empty.
+    # Types differ between files: pandas writes a column of whole numbers as floats if a value was empty.
     for column in table.column_names:
         with as_damage(partial(_wrong_type, table.schema.field(column), storage.locate(name))):
             columns[column] = _as_common_type(column, table.column(column))
@@ -371,7 +372,7 @@ def _integers(table: pa.Table, name: str, storage: Storage) -> NDArray[np.int64]
 
 
 def _check_unique(episode_index: NDArray[np.int64], storage: Storage, listed: Mapping[str, NDArray[Any]]) -> None:
-    """Raise where an episode is in the table twice; `listed` are the episodes by file."""
+    """Raise if an episode is in the table twice; `listed` has the episodes of each file."""
     doubled = episode_index[1:][np.diff(episode_index) == 0]
     if len(doubled):
         names = [name for name, numbers in listed.items() if doubled[0] in numbers]

@@ -21,10 +21,10 @@ INDEX_FEATURES: Mapping[str, str] = {
     "index": "int64",
     "task_index": "int64",
 }
-"""The columns that every sample has, with their dtypes. A dataset may lack them: they are derived then."""
+"""The columns that every sample has, with their dtypes. raypipe derives those that a dataset lacks."""
 
 FeatureKind = Literal["video", "image", "vector", "string", "language", "opaque"]
-"""``opaque``: of a dtype that raypipe has no words for; declared, kept in copies, and in no sample."""
+"""``opaque``: of a dtype that raypipe does not know; kept in copies, and in no sample."""
 
 _CHANNEL_COUNTS = (1, 3, 4)
 
@@ -36,20 +36,20 @@ _MOST_GOP = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthCodes:
-    """What distance each number of a depth video stands for. The defaults are LeRobot's."""
+    """The distance that each number of a depth video means. The defaults are LeRobot's."""
 
     min_m: float = 0.01
-    """Of the number 0: so near, nearer, or not measured."""
+    """Metres for the number 0: at this distance, nearer, or not measured."""
     max_m: float = 10.0
-    """Of the number 4095, and of larger ones."""
+    """Metres for the number 4095 and larger ones."""
     shift_m: float = 3.5
     """Added before the logarithm."""
     is_log: bool = True
-    """Whether the numbers are logarithms, or proportional to the distance."""
+    """Whether the numbers are logarithms; otherwise they are proportional to the distance."""
     is_declared: bool = False
-    """Whether ``info.json`` says any of this. Where it does not, numbers of more than 12 bits are millimetres."""
+    """Whether ``info.json`` gives any of this. If not, numbers of more than 12 bits are millimetres."""
     num_bits: int = _NOT_DECLARED
-    """Of a number, by the pixel format in ``info.json``; 0 where it names none."""
+    """Bits of a number, by the pixel format in ``info.json``; 0 if it names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +62,22 @@ class Feature:
     """numpy's name for a vector; ``uint8`` for a camera; the word of ``info.json`` for the others."""
     shape: tuple[int, ...]
     """Without the time axis. ``(1,)`` is a scalar. A camera has ``(channels, height, width)``, whatever the
-    order in ``info.json``; 0 where ``info.json`` does not tell."""
+    order in ``info.json``; a size is 0 if ``info.json`` does not give it."""
     is_depth: bool = False
     depth_codes: DepthCodes | None = None
-    """Of a depth video."""
+    """For a depth video only."""
     has_metre_stats: bool = False
-    """Whether stored statistics of depth are in metres; pixels are in millimetres always."""
+    """Whether stored statistics of depth are in metres; pixels are always in millimetres."""
     names: tuple[str, ...] = ()
-    """What each number of a vector is, where the dataset says so."""
+    """The name of each number of a vector, if the dataset gives them."""
     codec: str = ""
-    """A camera's codec as declared, empty where unknown."""
+    """A camera's declared codec; empty if unknown."""
     gop: int = 0
-    """Frames from one keyframe of a camera to the next as declared, 0 where unknown."""
+    """Declared number of frames from one keyframe of a camera to the next; 0 if unknown."""
 
     @property
     def is_camera(self) -> bool:
-        """True for what gives pixels, from a video or from images inside the rows."""
+        """True for a feature with pixels, from a video or from images inside the rows."""
         return self.kind in ("video", "image")
 
     @property
@@ -122,7 +122,7 @@ def _no_feature(name: str, place: str, error: Exception) -> DatasetError:
 
 
 def why_unfit_name(name: str) -> str:
-    """Return why a feature cannot be called so; empty where it can. Files and folders are called after cameras."""
+    """Return why a feature cannot have this name; empty if it can. Cameras give their names to files and folders."""
     if not name or name == "." or ".." in name or "/" in name or "\\" in name:
         return "is empty or may be a path: it must not be '.', nor have '/', '\\' or '..' in it"
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
@@ -207,7 +207,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _gop(value: Any) -> int:
-    # Of an encoder's record; a strange one says nothing.
+    # From an encoder's record; an implausible value counts as unknown.
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST_GOP else 0
 
 
@@ -219,7 +219,7 @@ def _object(spec: Mapping[str, Any], key: str, name: str, place: str) -> dict[st
 
 
 def _sizes(video: Mapping[str, Any], name: str, place: str) -> dict[str, int]:
-    """Return the sizes that the record of a video gives."""
+    """Return the sizes in the record of a video."""
     sizes = {}
     for key in ("video.channels", "video.height", "video.width"):
         value = video.get(key)
@@ -253,7 +253,7 @@ def _flat_names(names: Any) -> tuple[str, ...]:
 
 
 def _camera_shape(shape: Sequence[int], names: Sequence[str], video: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return ``(channels, height, width)``: by the video's own record, else by the axis names, else by size."""
+    """Return ``(channels, height, width)`` from the video's own record, else the axis names, else the sizes."""
     axes = {name.rstrip("s")[:1]: size for name, size in zip(names, shape, strict=False)}
     if len(shape) == 3 and set(axes) == {"c", "h", "w"}:
         channels, height, width = axes["c"], axes["h"], axes["w"]

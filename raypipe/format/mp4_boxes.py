@@ -1,6 +1,6 @@
-"""The boxes of an mp4: how to find them, and the tables of samples that they hold.
+"""The boxes of an mp4: how to find them, and the tables of samples in them.
 
-Pure functions on bytes, but for `read_box`, which reads one box of a file and seeks over the others.
+Pure functions on bytes, except `read_box`, which reads one box of a file and seeks over the others.
 """
 
 import struct
@@ -14,7 +14,7 @@ from raypipe.text import MOST_ALIKE_FRAMES, MOST_INDEX_BYTES, MOST_VIDEO_FRAMES
 
 
 def read_box(stream: IO[bytes], wanted: bytes) -> bytes | None:
-    """Return the content of the first top-level box `wanted`, skipping over the others without reading them."""
+    """Return the content of the first top-level box `wanted`; seek over the others. None if there is none."""
     end = stream.seek(0, 2)
     position = 0
     while position + 8 <= end:
@@ -74,7 +74,7 @@ def need_box(content: bytes, *path: bytes) -> bytes:
 
 
 def box_timescale(header: bytes) -> int:
-    """Return the ticks per second that a header box gives."""
+    """Return the ticks per second in a header box."""
     (timescale,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
     if timescale == 0:
         raise ValueError("a time scale of 0")
@@ -91,7 +91,7 @@ def box_numbers(body: bytes | None, width: int, *, signed: bool = False) -> NDAr
 
 
 def sample_pts(samples: bytes) -> NDArray[np.int64]:
-    """Return the showing time of every sample, in decoding order, in ticks and before any edit."""
+    """Return the presentation time of every sample, in decoding order, in ticks, before any edit."""
     steps = sample_durations(samples)
     pts = np.cumsum(steps) - steps
     offsets = box_numbers(find_box(samples, b"ctts"), 2, signed=True)
@@ -106,7 +106,7 @@ def sample_durations(samples: bytes) -> NDArray[np.int64]:
 
 
 def _spread(table: NDArray[np.int64], samples: bytes) -> NDArray[np.int64]:
-    """Return the second number of every entry as often as the first one says."""
+    """Return the second number of every entry, repeated as often as the first one says."""
     count, most = int(table[:, 0].sum()), _count_samples(samples)
     if count > most or table[:, 0].min(initial=0) < 0:
         raise ValueError(f"times of {count} frames, and sizes of {most}")
@@ -114,7 +114,7 @@ def _spread(table: NDArray[np.int64], samples: bytes) -> NDArray[np.int64]:
 
 
 def _count_samples(samples: bytes) -> int:
-    """Return how many samples there are by the table of sizes, which lists each; the other tables have runs of them."""
+    """Return the number of samples from the table of sizes, which lists each; the other tables have runs."""
     body = find_box(samples, b"stsz")
     packed = need_box(samples, b"stz2") if body is None else b""
     common, count = struct.unpack_from(">II", body or packed, 4)
@@ -127,7 +127,7 @@ def _count_samples(samples: bytes) -> int:
 
 
 def sample_keyframes(samples: bytes, count: int) -> NDArray[np.bool_]:
-    """Return which samples are keyframes, in decoding order; all of them where the file lists none."""
+    """Return which samples are keyframes, in decoding order; all of them if the file lists none."""
     body = find_box(samples, b"stss")
     if body is None:
         return np.ones(count, dtype=np.bool_)
@@ -148,7 +148,7 @@ def sample_sizes(table: bytes) -> NDArray[np.int64]:
 
 
 def sample_offsets(table: bytes, size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each packet starts: packets lie back to back inside a chunk, and the file lists chunks."""
+    """Return where each packet starts: packets are contiguous inside a chunk, and the file lists chunks."""
     wide = find_box(table, b"co64")
     dtype, body = (">u8", wide) if wide is not None else (">u4", need_box(table, b"stco"))
     (num_chunks,) = struct.unpack_from(">I", body, 4)
@@ -167,7 +167,7 @@ def sample_offsets(table: bytes, size: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def read_edit(body: bytes | None, timescale: int, movie_timescale: int) -> tuple[int, float]:
-    """Return what the edit list adds to every showing time, and the time at which it ends, in ticks."""
+    """Return the ticks that the edit list adds to every presentation time, and the tick at which it ends."""
     if body is None:
         return 0, float("inf")
     version, count = body[0], struct.unpack_from(">I", body, 4)[0]

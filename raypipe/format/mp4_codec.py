@@ -1,4 +1,4 @@
-"""What an mp4 says of its pixels: codec and size, whatever ``info.json`` declares. Reads its index only."""
+"""Codec and size of an mp4 by its own index, whatever ``info.json`` declares."""
 
 import struct
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ _SAME_CODEC: Final = {
     "libvpx-vp9": "vp9",
     "mp4v": "mpeg4",
 }
-"""Names under which datasets declare a codec, beside FFmpeg's own."""
+"""Names that datasets use for a codec, in addition to FFmpeg's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class VideoFormat:
     """Codec and size of a video."""
 
     codec: str
-    """FFmpeg's name, or the four letters of the file where it has none here."""
+    """FFmpeg's name, or the four letters in the file if `_CODECS` lacks them."""
     height: int
     width: int
-    """Of a frame as it is shown: turned where the file says so."""
+    """Size of a frame as shown, rotated if the file says so."""
 
 
 def same_codec(declared: str, found: str) -> bool:
@@ -62,20 +62,20 @@ def same_codec(declared: str, found: str) -> bool:
 
 
 def read_video_format(storage: Storage, name: str) -> VideoFormat:
-    """Return the format of the mp4 `name`; also of one whose frames only decoding tells.
+    """Return the format of the mp4 `name`; also works for files without a plain index, such as fragmented ones.
 
     Raises:
-        DatasetError: the file is missing, is no mp4, or is cut off.
+        DatasetError: the file is missing, is not an mp4, or is cut off.
     """
     with read_moov(storage, name) as moov:
         return parse_video_format(moov)
 
 
 def parse_video_format(moov: bytes) -> VideoFormat:
-    """Return the format that a ``moov`` box tells.
+    """Return the format that a ``moov`` box gives.
 
     Raises:
-        ValueError, struct.error: it tells none.
+        ValueError, struct.error: it gives none.
     """
     track = find_video_track(moov)
     body = find_box(track, b"mdia", b"minf", b"stbl", b"stsd")
@@ -90,9 +90,9 @@ def parse_video_format(moov: bytes) -> VideoFormat:
 
 
 def _is_turned(header: bytes | None) -> bool:
-    """Return whether a track's matrix turns its frames by a quarter."""
+    """Return whether a track's matrix rotates its frames by a quarter turn."""
     if header is None:
         return False
-    # The matrix stands before the two 32-bit sizes at the end of the box.
+    # The matrix comes before the two 32-bit sizes at the end of the box.
     a, b, _, c, d = struct.unpack_from(">5i", header, len(header) - 8 - 36)
     return bool(a == 0 and d == 0 and b != 0 and c != 0)

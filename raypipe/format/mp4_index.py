@@ -1,7 +1,7 @@
 """Where the frames of an episode are in its mp4: the container's index and the first frame. No decoding.
 
-A row's frame is a whole number: its position in the episode plus the episode's first frame in the file. Float
-timestamps decide nothing but the first frame of an episode in a packed file, once per file.
+The frame of a row is a whole number: its position in the episode plus the episode's first frame in the file. Float
+timestamps decide only the first frame of each episode in a packed file.
 
 ::
 
@@ -36,45 +36,45 @@ from raypipe.storage import Storage
 from raypipe.text import counted, frames_text
 
 _LEROBOT_GOP: Final = 2
-"""What LeRobot's recorder writes."""
+"""The interval of LeRobot's recorder."""
 
 _READ_AHEAD_BYTES: Final = 1 << 16
-"""FFmpeg reads so much at once, behind the last frame too."""
+"""FFmpeg reads this much at a time, even past the last frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoIndex:
-    """The frames of a video in the order in which they are shown."""
+    """The frames of a video in presentation order."""
 
     pts_s: NDArray[np.float64]
-    """When each frame is shown, in seconds, as FFmpeg counts it."""
+    """When each frame is shown, in seconds, as FFmpeg counts."""
     is_keyframe: NDArray[np.bool_]
     timescale: int = 0
-    """Ticks per second in which the file counts; 0 where its index does not tell."""
+    """Ticks per second of the file; 0 if its index does not say."""
     packets: "Packets | None" = None
-    """Where the frames lie in the file; None where its index does not tell."""
+    """Where the frames are in the file; None if its index does not say."""
 
     def __len__(self) -> int:
         return len(self.pts_s)
 
     def byte_range(self, frames: NDArray[np.int64]) -> tuple[int, int]:
-        """Return the bytes that decoding these frames reads, from the keyframe before them; nothing where not known."""
+        """Return the byte range that decoding these frames reads, from the keyframe before them; empty if unknown."""
         return self.packets.byte_range(frames) if self.packets is not None and len(frames) else (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Packets:
-    """Where the frames of a video lie in its file, in decoding order."""
+    """Where the frames of a video are in its file, in decoding order."""
 
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
     keyframes: NDArray[np.int64]
     """Positions of keyframes, ascending."""
     place: NDArray[np.int64]
-    """By frame as shown, its position in decoding order."""
+    """The position of each frame in decoding order, by presentation order."""
 
     def byte_range(self, frames: NDArray[np.int64]) -> tuple[int, int]:
-        """Return the first byte and the one behind the last that decoding these frames reads."""
+        """Return start and stop of the bytes that decoding these frames reads."""
         places = self.place[frames]
         before = int(np.searchsorted(self.keyframes, places.min(), side="right")) - 1
         first = int(self.keyframes[before]) if before >= 0 else 0
@@ -84,13 +84,13 @@ class Packets:
 
 @dataclass(frozen=True, slots=True)
 class FirstFrames:
-    """Where the episodes of one file start in it."""
+    """The first frame of each episode in one file."""
 
     frame: NDArray[np.int64]
     drift_s: NDArray[np.float64]
-    """How far the frame's time is from the ``from_timestamp`` of the episode table."""
+    """Distance of the frame's time from the ``from_timestamp`` of the episode table."""
     is_counted: bool
-    """True where the lengths add up to all frames of the file, so that they tell the frames exactly."""
+    """True if the lengths add up to all frames of the file, and so give the first frames exactly."""
 
 
 def first_frames(
@@ -98,8 +98,8 @@ def first_frames(
 ) -> FirstFrames:
     """Return the first frame of each episode of one file that has at least one frame.
 
-    It is the frame nearest to ``from_timestamp``. Where the lengths add up to all frames of the file, they
-    win: ``from_timestamp`` is a running sum of rounded durations and drifts.
+    It is the frame nearest to ``from_timestamp``. If the lengths add up to all frames of the file, the lengths decide
+    instead: ``from_timestamp`` is a running sum of rounded durations and drifts.
     """
     is_counted = int(length.sum()) == len(pts_s)
     if is_counted:
@@ -152,13 +152,13 @@ def _broken(meta: DatasetMeta, row: int, camera: str, what: str) -> DecodeError:
 
 
 def read_video_index(storage: Storage, name: str) -> VideoIndex:
-    """Return the index of the mp4 `name`; reads its ``moov`` box and nothing else.
+    """Return the index of the mp4 `name`; reads only its ``moov`` box.
 
-    Written here because no library in use tells it: torchcodec shows a frame's time only with its pixels, and
-    FFmpeg's own index has decoding times, which differ from showing times where there are B-frames.
+    raypipe parses it itself because no library in use gives it: torchcodec gives a frame's time only with its pixels,
+    and FFmpeg's own index has decoding times, which differ from presentation times if there are B-frames.
 
     Raises:
-        DatasetError: the file is missing, is no mp4, or is cut off.
+        DatasetError: the file is missing, is not an mp4, or is cut off.
         NotImplementedError: the file is sound, but of a kind without a plain index (fragmented, or edited in
             several pieces); decode it to know its frames.
     """
@@ -168,10 +168,10 @@ def read_video_index(storage: Storage, name: str) -> VideoIndex:
 
 @contextmanager
 def read_moov(storage: Storage, name: str) -> Iterator[bytes]:
-    """Give the ``moov`` box of the mp4 `name`, its index, to a body that parses it.
+    """Yield the ``moov`` box of the mp4 `name`, its index, to a body that parses it.
 
     Raises:
-        DatasetError: the file is missing, is no mp4, is cut off, or the body cannot parse it.
+        DatasetError: the file is missing, is not an mp4, is cut off, or the body cannot parse it.
     """
     place = storage.locate(name)
     with storage.open_file(name) as stream, as_damage(lambda error: _damaged_video(storage, name, error)):
@@ -195,10 +195,11 @@ def _damaged_video(storage: Storage, name: str, error: Exception) -> DatasetErro
 
 
 def keyframe_interval(meta: DatasetMeta, camera: str) -> int:
-    """Return how many frames lie from one keyframe of a camera to the next, by one of its videos; 1 for images.
+    """Return the frames from one keyframe of a camera to the next, judged by its first video; 1 for images.
 
-    Only the cost of decoding depends on it. So of a remote video ``info.json`` is believed where it says so; else its
-    index is read. What cannot be read is an error of whoever decodes it: here LeRobot's own default counts.
+    Only the cost of decoding depends on it. So for a remote video the value in ``info.json`` is good enough; without
+    one, and for a local video, read the index. If that cannot be read, return the value in ``info.json`` or LeRobot's
+    default: the decoder raises the error.
     """
     feature = meta.features[camera]
     if feature.kind == "image" or not len(meta.episodes):
@@ -209,30 +210,30 @@ def keyframe_interval(meta: DatasetMeta, camera: str) -> int:
     with suppress(RaypipeError, OSError, NotImplementedError):
         index = read_ranged_index(storage, name) if storage.is_ranged(name) else read_video_index(storage, name)
         keyframes = np.flatnonzero(index.is_keyframe)
-        # A file with one keyframe tells no interval but its own length.
+        # A file with one keyframe gives no interval but its own length.
         gaps = np.diff(keyframes) if len(keyframes) > 1 else np.array([int(meta.episodes.length[0])])
         return max(1, int(np.median(gaps)))
     return feature.gop or _LEROBOT_GOP
 
 
 def read_ranged_index(storage: Storage, name: str) -> VideoIndex:
-    """Return the index of a remote mp4 of which only parts are on the node; kept, since reading it takes requests."""
+    """Return the index of a remote mp4 that the node keeps by parts; cached, since reading it takes requests."""
     return _kept_index(storage, name, storage.version(name))
 
 
 def forget_indexes() -> None:
-    """Forget the indexes that are kept: the copy of a file was damaged."""
+    """Drop the cached indexes: the copy of a file was damaged."""
     _kept_index.cache_clear()
 
 
 @functools.lru_cache(maxsize=256)
 def _kept_index(storage: Storage, name: str, _: str) -> VideoIndex:
-    # By its version: who opens a dataset again may find another file.
+    # Cached by version: the file may have changed when a dataset is opened again.
     return read_video_index(storage, name)
 
 
 def parse_moov(moov: bytes) -> VideoIndex:
-    """Return the index that a ``moov`` box holds; see `read_video_index` for what may be wrong with it."""
+    """Return the index in a ``moov`` box; see `read_video_index` for the kinds that it does not know."""
     if find_box(moov, b"mvex") is not None:
         raise NotImplementedError("a fragmented mp4")
     track = find_video_track(moov)
@@ -244,7 +245,7 @@ def parse_moov(moov: bytes) -> VideoIndex:
     timescale = box_timescale(header)
     pts = sample_pts(samples)
     shift, stop = read_edit(find_box(track, b"edts", b"elst"), timescale, box_timescale(movie))
-    # FFmpeg leaves out what an edit list cuts off; which frames exactly is its own affair.
+    # FFmpeg leaves out frames that an edit list cuts off, by rules that are not copied here.
     if len(pts) and (pts.min() + shift < 0 or pts.max() + shift >= stop):
         raise NotImplementedError("an mp4 whose edit list cuts frames off")
     order = np.argsort(pts, kind="stable")
@@ -254,7 +255,7 @@ def parse_moov(moov: bytes) -> VideoIndex:
 
 
 def find_video_track(moov: bytes) -> bytes:
-    """Return the first track of pictures in a ``moov`` box."""
+    """Return the first video track in a ``moov`` box."""
     tracks = [body for kind, body in list_boxes(moov) if kind == b"trak"]
     track = next((body for body in tracks if (find_box(body, b"mdia", b"hdlr") or b"")[8:12] == b"vide"), None)
     if track is None:
@@ -267,6 +268,6 @@ def _packets(samples: bytes, is_keyframe: NDArray[np.bool_], order: NDArray[np.i
         size = sample_sizes(samples)
         offset = sample_offsets(samples, size)
     except (NotImplementedError, ValueError, IndexError, OverflowError, struct.error):
-        # A file whose packets cannot be told apart is decoded all the same; of a remote one more is read then.
+        # The file can be decoded without knowing its packets; for a remote file more bytes are read then.
         return None
     return Packets(offset, size, np.flatnonzero(is_keyframe), order) if len(size) == len(order) else None

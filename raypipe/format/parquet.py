@@ -1,8 +1,8 @@
-"""A parquet file whose values take no more memory than a file of its size may hold.
+"""Parquet files, read with a bound on memory that depends on the size of the file.
 
-A page may say "the same value, a billion times", and name a text that stands in the file once. So before rows are read
-the footer tells how many numbers they have; and where texts might repeat, they are read in pieces, or by reference,
-and measured before they are written out.
+A page may say "the same value, a billion times" and refer to a text that is stored once. So the reader first takes the
+number of values from the footer. Texts that may repeat are read in pieces, or by reference, and measured before they
+are expanded.
 """
 
 import functools
@@ -19,24 +19,24 @@ from raypipe.text import FREE_BYTES, MOST_RATIO
 
 _WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12, "BYTE_ARRAY": 8}
 _SHORT_RATIO: Final = {"UNCOMPRESSED": 1, "SNAPPY": 22}
-"""The most that one byte may become, where the codec has such a bound."""
+"""The most bytes that one byte may expand to, for codecs with such a bound."""
 
 _DICTIONARIES: Final = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _PLAIN_ROWS: Final = 1024
-"""Rows whose texts in lists are read at once where they cannot be read by reference."""
+"""Rows to read at once if their texts in lists cannot be read by reference."""
 
 _SHARED: Final = "DELTA_BYTE_ARRAY"
-"""Texts that begin as the one before stand without their beginning."""
+"""An encoding that stores a text without the beginning that it shares with the text before it."""
 
 
 class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
-    """A parquet file that refuses to be read, with `ArrowInvalid`, where its values would take too much."""
+    """A parquet file that raises `ArrowInvalid` if its values would take too much memory."""
 
     def __init__(self, source: Any, stored_bytes: int, **options: Any) -> None:
         super().__init__(source, **options)
         self._again = (source, options)
         self.most_bytes = max(FREE_BYTES, MOST_RATIO * stored_bytes)
-        """What the values of one reading may take."""
+        """Memory that the values of one read may take."""
 
     def read(self, columns: Sequence[str] | None = None, use_threads: bool = False) -> pa.Table:
         """Return columns of all rows."""
@@ -59,17 +59,17 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
         return self._read_in_pieces(groups, names, listed, max(1, FREE_BYTES // largest))
 
     def iter_batches(self, batch_size: int = 1024, **options: Any) -> Iterator[pa.RecordBatch]:
-        """Yield some rows at a time; see `pyarrow.parquet.ParquetFile.iter_batches`."""
+        """Yield batches of rows; see `pyarrow.parquet.ParquetFile.iter_batches`."""
         names = options.get("columns") or self.schema_arrow.names
         for group in options.pop("row_groups", None) or range(self.metadata.num_row_groups):
             largest = max([1, *(leaf.value_bytes for leaf in self._claims([group], names))])
             yield from super().iter_batches(min(batch_size, max(1, FREE_BYTES // largest)), [group], **options)
 
     def _read_in_pieces(self, groups: list[int], names: list[str], listed: list[str], num_rows: int) -> pa.Table:
-        """Return rows whose texts may be much longer than the file, as far as they are not.
+        """Return rows whose texts may be much larger than the file; raise if they are.
 
         Args:
-            listed: texts in lists, any number of which a row may have: they are read by reference.
+            listed: columns of texts in lists. A row may have any number of them, so they are read by reference.
         """
         wanted = pa.schema([self.schema_arrow.field(name) for name in names], self.schema_arrow.metadata)
         parts, taken = [wanted.empty_table()], 0
@@ -85,7 +85,7 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
         source, options = self._again
         again = pq.ParquetFile(source, read_dictionary=listed, **options) if listed else None
         for group in groups:
-            # One by one: texts in lists cannot refer to several dictionaries.
+            # One row group at a time: texts in lists cannot refer to several dictionaries.
             asked, done = {"row_groups": [group], "columns": names, "use_threads": False}, 0
             with suppress(pa.ArrowNotImplementedError):
                 for batch in again.iter_batches(num_rows, **asked) if again is not None else ():
@@ -93,20 +93,20 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
                     yield batch
             if done == self.metadata.row_group(group).num_rows:
                 continue
-            # A group may have texts beside its dictionary too; then they are measured some rows at a time.
+            # A group may also have texts outside its dictionary; then measure them some rows at a time.
             for batch in super().iter_batches(min(num_rows, _PLAIN_ROWS), **asked):
                 yield batch.slice(done)
                 done = max(0, done - len(batch))
 
     def _claims(self, groups: list[int], names: Sequence[str]) -> list["_Claim"]:
-        """Return what the footer claims of the columns, in some row groups together; raises where that is too much."""
+        """Return what the footer claims about columns in some row groups together; raise if that is too much."""
         num_rows = [max(self.metadata.row_group(group).num_rows, 0) for group in groups]
         claims, numbers_bytes = [], 0
         for number, leaf in self._leaves(names):
             is_text, is_listed = leaf.physical_type == "BYTE_ARRAY", leaf.max_repetition_level > 0
             width = _WIDTHS.get(leaf.physical_type, max(leaf.length, 1))
             if not is_text and not is_listed:
-                # The quick way: a table may have thousands of row groups.
+                # Without looking at each row group: a table may have thousands.
                 numbers_bytes += sum(num_rows) * width
                 continue
             chunks = [self.metadata.row_group(group).column(number) for group in groups]
@@ -119,7 +119,7 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
 
     @functools.cached_property
     def _all_leaves(self) -> list[tuple[set[str], int, pq.ColumnSchema]]:
-        """The columns that hold values, with the names by which each may be asked for: ``a.b`` of ``a.b.list.c``."""
+        """The columns that hold values, with the names that select each: ``a.b`` selects ``a.b.list.c``."""
         leaves = [(number, self.schema.column(number)) for number in range(self.metadata.num_columns)]
         parts = [leaf.path.split(".") for _, leaf in leaves]
         names = [{".".join(one[:end]) for end in range(1, len(one) + 1)} for one in parts]
@@ -139,12 +139,12 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What a footer says of a column of texts, or in lists."""
+    """What a footer claims about a column of texts or lists."""
 
     path: str
     num_values: int
     value_bytes: int
-    """The most that a text may have that stands in the file once and is named often."""
+    """The largest text that the file may store once and refer to often."""
     is_listed: bool
 
 
@@ -159,7 +159,7 @@ def _value_bytes(chunk: pq.ColumnChunkMetaData) -> int:
 
 
 def _text_bytes(column: pa.Array) -> int:
-    """Return the bytes of the texts that a column names by reference, written out."""
+    """Return the expanded size of the texts that a column has by reference."""
     while isinstance(column, pa.ExtensionArray | pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
         column = column.storage if isinstance(column, pa.ExtensionArray) else column.flatten()
     if isinstance(column, pa.StructArray):

@@ -1,8 +1,8 @@
 """The statistics of a whole from those of its parts: episodes of a dataset, datasets of a robot, robots of a mixture.
 
-Minimum, maximum, mean, standard deviation (of the population) and count are those of all values together. Quantiles
-of a whole do not follow from quantiles of its parts: the pooled ones are an *envelope*, the least of the lower ones
-and the greatest of the upper ones, as LeRobot has them since 2026. Pure: values in, values out.
+Minimum, maximum, mean, standard deviation (of the population) and count are those of all values together. Quantiles of
+a whole cannot be computed from quantiles of its parts. The pooled ones are an *envelope*: the least of the lower
+quantiles and the greatest of the upper ones, as in LeRobot since 2026. Pure: values in, values out.
 """
 
 import re
@@ -28,15 +28,15 @@ _QUANTILE: Final = re.compile(r"q(\d{1,2})")
 def pool_stats(parts: Sequence[Stats], *, weights: Sequence[float] = (), names: Sequence[str] = ()) -> Stats:
     """Return the statistics of all parts together, in float64.
 
-    A feature is pooled over the parts that have it, a statistic where all of those have it; statistics other than
-    `MOMENTS`, ``count`` and quantiles are left out. The order of the parts and their grouping change the last digits
-    only. A ``count`` may hold one number for each of the feature's: where that is 0, the part does not have the number
-    and takes no part in it; where it is 0 in all parts, the number stays as the first part has it.
+    A feature is pooled over the parts that have it, and a statistic only if all of those have it. Statistics other than
+    `MOMENTS`, ``count`` and quantiles are left out. The order of the parts and their grouping change only the last
+    digits. A ``count`` may hold one number for each number of the feature. A part whose count is 0 for a number does
+    not contribute to it; if the count is 0 in all parts, the number is that of the first part.
 
     Args:
-        weights: one per part, in place of the counts; parts need no count then, and the pooled feature has one only
-            where all parts have it.
-        names: what messages call the parts.
+        weights: one per part, instead of the counts. Parts then need no count, and the pooled feature has one only if
+            all parts do.
+        names: names of the parts for messages.
     """
     labels = tuple(names) or tuple(f"part {number}" for number in range(len(parts)))
     if len(labels) != len(parts) or len(set(labels)) != len(labels):
@@ -51,7 +51,7 @@ def pool_stats(parts: Sequence[Stats], *, weights: Sequence[float] = (), names: 
 
 
 def is_quantile(statistic: str) -> bool:
-    """Return whether a statistic is a quantile, as ``q01`` is."""
+    """Return whether a statistic is a quantile, such as ``q01``."""
     return _QUANTILE.fullmatch(statistic) is not None
 
 
@@ -94,7 +94,7 @@ def _is_known(name: str) -> bool:
 
 def _stack(feature: str, name: str, parts: Mapping[str, FeatureStats]) -> NDArray[np.float64]:
     first, *_ = parts
-    # Against any statistic of the first part, so that those of one part are alike too.
+    # Compare with one statistic of the first part, so that the statistics of one part must have the same shape too.
     expected = next(np.shape(values) for key, values in parts[first].items() if _is_known(key))
     for label, part in parts.items():
         if np.shape(part[name]) != expected:
@@ -108,10 +108,10 @@ def _stack(feature: str, name: str, parts: Mapping[str, FeatureStats]) -> NDArra
 def _weigh(
     feature: str, parts: Mapping[str, FeatureStats], width: tuple[int, ...], weights: Sequence[float]
 ) -> NDArray[np.float64]:
-    """Return how much each part counts, ``(parts, *width)``; 0 for a number that a part does not have."""
+    """Return the weight of each part, ``(parts, *width)``; 0 for a number that a part does not have."""
     if not weights:
         return _counts(feature, parts, width)
-    # Where a part does not count its numbers, it has them all.
+    # A part without a count has all its numbers.
     counted = {label: {"count": np.ones(1), **part} for label, part in parts.items()}
     given = np.reshape(np.asarray(weights, dtype=np.float64), (-1, *[1] * len(width)))
     return np.where(_counts(feature, counted, width) > 0, given, 0.0)
@@ -154,7 +154,7 @@ def _total_count(feature: str, parts: Mapping[str, FeatureStats], width: tuple[i
 
 
 def _shares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    # A number that no part has stays as the first part has it.
+    # A number that no part has is taken from the first part.
     weight = np.where(weight.any(axis=0), weight, np.arange(len(weight)).reshape(-1, *[1] * (weight.ndim - 1)) == 0)
     return np.asarray(weight / weight.sum(axis=0))
 

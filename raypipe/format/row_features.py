@@ -1,6 +1,6 @@
-"""Which features are read from rows: those that are declared and have a column, texts of them, and the index columns.
+"""Which features come from rows: declared ones that have a column, texts derived from them, and the index columns.
 
-A few footers tell. That every file has the columns is not checked here: whoever reads a file does.
+A few footers decide. The reader of each file checks that the file has the columns.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from raypipe.format.texts import text_feature
 
 
 def row_features_of(meta: DatasetMeta, cameras: Sequence[str], absent: Sequence[str]) -> dict[str, Feature]:
-    """Return what is read from rows: declared features without the `absent` ones, and the index columns.
+    """Return the features to read from rows: declared ones without the `absent` ones, their texts, the index columns.
 
-    Of images stored in rows only those of `cameras`.
+    Images stored in rows are included only for `cameras`.
     """
     rows = {
         name: feature
@@ -32,12 +32,12 @@ def row_features_of(meta: DatasetMeta, cameras: Sequence[str], absent: Sequence[
 
 
 def find_absent_columns(meta: DatasetMeta) -> tuple[str, ...]:
-    """Return the declared features that the rows do not have, by the first, middle and last data file.
+    """Return the declared features that the first, middle and last data files all lack.
 
-    One that only some files lack is damage of those, and so are files that cannot be opened: reading them tells.
-    Where none of the three opens, the others are tried in turn.
+    A column missing from only some files is damage to those files, as is a file that cannot be opened; their readers
+    raise the error. If none of the three opens, try the others in turn.
     """
-    # A camera that was chosen is not taken away: its images are missed where they are read.
+    # Cameras do not count: reading a selected camera without images is an error.
     names = [name for name, feature in meta.features.items() if not feature.is_camera]
     reader, looked_at = RowReader(replace(meta, storage=meta.storage.for_a_look()), names), looked_at_rows(meta)
     absent: set[str] | None = None
@@ -58,6 +58,6 @@ def find_absent_columns(meta: DatasetMeta) -> tuple[str, ...]:
 
 
 def looked_at_rows(meta: DatasetMeta) -> tuple[int, ...]:
-    """Return the rows of the first, a middle and the last episode, whose files tell what a dataset lacks."""
+    """Return the rows of the first, a middle and the last episode, whose files show what a dataset lacks."""
     count = len(meta.episodes)
     return (0, count // 2, count - 1) if count else ()

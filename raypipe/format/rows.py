@@ -1,8 +1,8 @@
 """The rows of an episode, read with pyarrow, and their values as numpy arrays.
 
-A file whose row groups are episodes is read by row group; any other by the row groups that may hold the
-episode, filtered by ``episode_index``. Rows come back in the order of ``frame_index``, with the index columns
-that the files lack derived. Nothing is dropped: an episode that has not the promised rows is a `DatasetError`.
+If row groups are episodes, an episode is read as its row groups. Otherwise the reader reads all row groups that may
+hold the episode and filters by ``episode_index``. Rows are in the order of ``frame_index``; index columns that the
+files lack are derived. Nothing is dropped: an episode without the promised rows is a `DatasetError`.
 """
 
 from collections import OrderedDict
@@ -24,7 +24,7 @@ from raypipe.storage import Storage, is_transient
 from raypipe.text import counted, span_text
 
 _OPEN_FILES = 32
-"""Footers kept by a reader: a footer of a file with 1,000 row groups is about a megabyte."""
+"""Footers that a reader keeps; a footer of a file with 1,000 row groups is about a megabyte."""
 
 
 @dataclass(frozen=True)
@@ -33,26 +33,26 @@ class _DataFile:
 
     parquet: pq.ParquetFile
     first_row: NDArray[np.int64]
-    """The file's row at which each row group starts, and behind the last one the number of rows."""
+    """The file's row at which each row group starts, followed by the number of rows."""
     episode_min: NDArray[np.int64]
     episode_max: NDArray[np.int64]
-    """Bounds of ``episode_index`` in each row group: everything where the footer has no statistics."""
+    """Bounds of ``episode_index`` in each row group; the whole range of int64 if the footer has no statistics."""
 
 
 class OpenFiles:
-    """Data files that are open, the least recently used closed beyond `size`, and the last row groups that were read.
+    """Up to `size` open data files, and the last row groups read; closes the least recently used file beyond that.
 
-    Readers of several datasets may share it. Not for use by several threads at once.
+    Readers of several datasets may share it. Not thread-safe.
     """
 
     def __init__(self, size: int = _OPEN_FILES) -> None:
         self._size = size
         self._files: OrderedDict[tuple[str, str], _DataFile] = OrderedDict()
         self.kept: tuple[tuple[str, str, tuple[int, ...]], pa.Table] = (("", "", ()), pa.table({}))
-        """The rows that were read last, and of which row groups they are."""
+        """The row groups that were read last, and their rows."""
 
     def open(self, storage: Storage, name: str) -> _DataFile:
-        """Return the file `name` of a dataset, opened now or earlier."""
+        """Return the open file `name` of a dataset; open it if necessary."""
         key = (storage.uri, name)
         if key not in self._files:
             self._files[key] = _open_data_file(storage, name)
@@ -62,7 +62,7 @@ class OpenFiles:
         return self._files[key]
 
     def forget(self, storage: Storage, name: str) -> None:
-        """Close a file, if it is open, and forget what was read of it."""
+        """Close a file, if it is open, and drop the kept rows."""
         file = self._files.pop((storage.uri, name), None)
         if file is not None:
             file.parquet.close()
@@ -83,17 +83,17 @@ def _open_data_file(storage: Storage, name: str) -> _DataFile:
 class RowReader:
     """Reads the rows of episodes of one dataset; keeps a few footers and the last row groups that it read.
 
-    Not for use by several threads at once.
+    Not thread-safe.
     """
 
     def __init__(self, meta: DatasetMeta, columns: Sequence[str], files: OpenFiles | None = None) -> None:
         """Prepare to read `columns` (names of features) and the index columns; opens nothing yet.
 
         Args:
-            files: kept open by several readers together.
+            files: open files to share with other readers.
         """
         self._meta = meta
-        # Asked for only where no column has the name: it reads files.
+        # Look at `meta.texts` only if no feature has the name: it reads files.
         self._texts = {name: meta.texts[name] for name in columns if name not in meta.features and name in meta.texts}
         sources = [text.source for text in self._texts.values()]
         stored = [name for name in columns if name not in self._texts]
@@ -108,7 +108,7 @@ class RowReader:
         """Return the frames ``[start, stop)`` of the episode in row `row` of the episode table, in order.
 
         Raises:
-            DatasetError: the file is missing or damaged, or has not the rows that ``meta/`` promises.
+            DatasetError: the file is missing or damaged, or does not have the rows that ``meta/`` promises.
         """
         name = self._meta.data_file(row)
         try:
@@ -120,7 +120,7 @@ class RowReader:
             raise self._damaged(name, row, f"cannot be read: {one_line(error)}") from error
 
     def _read_checked(self, name: str, row: int) -> pa.Table:
-        """Return the rows of an episode as they are promised: all of them, in order, with every column asked for."""
+        """Return all rows of an episode, in order, with every requested column."""
         try:
             table = self._episode_table(name, row)
         except DatasetError as error:
@@ -141,11 +141,11 @@ class RowReader:
         return self._with_texts(self._with_index_columns(table, row), row)
 
     def forget(self, row: int) -> None:
-        """Forget what was read of the file of the episode in row `row`: it was replaced."""
+        """Close the file of the episode in row `row`, which was replaced, and drop the kept rows."""
         self._files.forget(self._meta.storage, self._meta.data_file(row))
 
     def missing_columns(self, row: int) -> tuple[str, ...]:
-        """Return which of the columns asked for are not in the file of the episode in row `row`."""
+        """Return which requested columns the file of the episode in row `row` lacks."""
         present = set(self._open(self._meta.data_file(row)).parquet.schema_arrow.names)
         return tuple(column for column in self._columns if column not in present)
 
@@ -165,8 +165,8 @@ class RowReader:
         return table.filter(pc.equal(table.column("episode_index"), episode_index))
 
     def _read_groups(self, name: str, file: _DataFile, groups: tuple[int, ...]) -> pa.Table:
-        # The next episode is often in the same row groups: where files are not cut by episode, reading one
-        # episode costs its whole row group.
+        # The next episode is often in the same row groups: if row groups are not episodes, reading one episode costs
+        # its whole row group.
         key = (self._meta.storage.uri, name, groups)
         if self._files.kept[0] != key:
             present = [column for column in self._columns if column in file.parquet.schema_arrow.names]
@@ -204,7 +204,7 @@ class RowReader:
         return table.take(order)
 
     def _with_index_columns(self, table: pa.Table, row: int) -> pa.Table:
-        """Add the index columns that the file lacks, each by itself: a task is asked for only where rows say none."""
+        """Add the index columns that the file lacks, each by itself: only rows without a task need the episode's."""
         episodes, frames = self._meta.episodes, np.arange(len(table))
         derive: dict[str, Callable[[], NDArray[Any]]] = {
             "timestamp": lambda: frames / self._meta.fps,
@@ -219,14 +219,14 @@ class RowReader:
         return table
 
     def _with_texts(self, table: pa.Table, row: int) -> pa.Table:
-        """Add the texts that follow from other columns."""
+        """Add the texts that derive from other columns."""
         for name, text in self._texts.items():
             place = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"
             table = table.append_column(name, text.read(table, place))
         return table
 
     def _task_index(self, row: int) -> int:
-        """Return the number of the episode's first task, for rows that do not say theirs."""
+        """Return the ``task_index`` of the episode's first task, for rows without one."""
         tasks = self._meta.tasks
         texts = self._meta.episodes.tasks[row].as_py() or []
         if len(tasks) <= 1:
@@ -272,7 +272,7 @@ def row_group_bounds(
 def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per-episode", "other"]:
     """Return whether row groups are episodes, from the footers of up to `num_files` files of the dataset.
 
-    Where they are, an episode is read alone; where not, reading it costs the row groups that it touches.
+    If they are, an episode is read by itself; if not, reading it costs all row groups that it touches.
     """
     if not len(meta.episodes):
         return "per-episode"
@@ -288,9 +288,9 @@ def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per
 
 
 def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any] | list[Any]:
-    """Return a column as LeRobot's sample has it: ``(rows, *shape)``, or a list for text, images and language.
+    """Return a column as in LeRobot's samples: ``(rows, *shape)``, or a list for text, images and language.
 
-    Declared floats become float32 and integers int64, whatever the file has; a scalar (shape ``(1,)``) has no inner
+    Declared floats become float32 and integers int64, whatever the file stores; a scalar (shape ``(1,)``) has no inner
     axis.
 
     Args:
@@ -340,7 +340,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _plain_index_columns(table: pa.Table) -> pa.Table:
-    """Return the table with its index columns as plain numbers: some writers make lists of one number."""
+    """Return the table with its index columns as plain numbers; some writers store lists of one number."""
     for name in INDEX_FEATURES:
         if name in table.column_names and pa.types.is_nested(table.schema.field(name).type):
             flat = _flatten(table.column(name).combine_chunks())
@@ -353,7 +353,7 @@ def _plain_index_columns(table: pa.Table) -> pa.Table:
 
 
 def _flatten(array: pa.Array) -> pa.Array | None:
-    """Return the numbers inside lists of any depth and kind; None where lists of one depth differ in length."""
+    """Return the numbers inside lists of any depth and kind; None if lists of one depth differ in length."""
     while isinstance(array, pa.ExtensionArray | pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
         if isinstance(array, pa.ListArray | pa.LargeListArray) and len(array):
             lengths = pc.min_max(pc.list_value_length(array)).as_py()

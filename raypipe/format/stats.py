@@ -1,7 +1,7 @@
 """The statistics of a dataset, read on demand: ``{feature: {statistic: array}}``.
 
-v3.0 and v2.0 store them for the whole dataset. v2.1 stores them per episode, and they are pooled here. Quantiles
-are there only where the dataset stores them.
+v3.0 and v2.0 store them for the whole dataset. v2.1 stores them per episode, and this module pools them. Quantiles are
+there only if the dataset stores them.
 """
 
 import warnings
@@ -27,11 +27,11 @@ __all__ = ["GLOBAL", "PER_EPISODE", "Stats", "find_stats_file", "read_stats"]
 _ANEW: Final = "Fetch the file again, or have LeRobot compute the statistics; samples do not need them."
 
 _EPISODES_AT_ONCE: Final = 256
-"""Episodes whose statistics are in memory together: some megabytes, and a fifth of the time of one at a time."""
+"""Episodes pooled together: some megabytes, and a fifth of the time of pooling one at a time."""
 
 
 def read_stats(storage: Storage) -> Stats:
-    """Return the statistics of the dataset at `storage`; empty where it stores none, see `find_stats_file`."""
+    """Return the statistics of the dataset at `storage`; empty if it stores none, see `find_stats_file`."""
     found = find_stats_file(storage)
     if found == GLOBAL:
         return _as_arrays(read_json(storage, GLOBAL), storage.locate(GLOBAL))
@@ -44,9 +44,9 @@ def read_stats(storage: Storage) -> Stats:
 
 
 def find_stats_file(storage: Storage) -> str | None:
-    """Return the name of the file with the statistics; None where there is none.
+    """Return the name of the file with the statistics; None if there is none.
 
-    Warns where none can be read and a web server refuses one: it may be there.
+    Warn if none can be read but a web server refuses one: that file may exist.
     """
     names = (GLOBAL, PER_EPISODE)
     found = next((name for name in names if storage.offers(name)), None)
@@ -108,7 +108,7 @@ def _pool(episodes: Iterator[Stats]) -> Stats:
 
 
 def _countable(stats: Stats) -> Stats:
-    """Return what can be pooled of one episode: an episode without a frame has no part in the whole."""
+    """Return the statistics of one episode that can be pooled: features with all moments and a count above 0."""
     wanted = (*MOMENTS, "count")
     whole = {feature: values for feature, values in stats.items() if set(wanted) <= values.keys()}
     return {

@@ -13,15 +13,15 @@ from raypipe.storage import REFUSED, Storage, is_transient
 from raypipe.text import MOST_COUNT, MOST_JSON_BYTES, MOST_TEXT_BYTES, parse_json, read_lines
 
 _MOST_CELLS = 1 << 25
-"""Lines times fields of JSON lines, each of which takes memory also where a line lacks the field: a million episodes
-with 30."""
+"""Lines times fields of JSON lines: a million episodes with 30 fields. A cell takes memory even if its line lacks the
+field."""
 
 CORRECT_INFO = "Correct meta/info.json, or fetch it again."
-"""The end of a message on a value of ``info.json``."""
+"""The end of a message about a value of ``info.json``."""
 
 
 def check_not_refused(storage: Storage, names: Sequence[str]) -> None:
-    """Raise where a web server refuses one of these files, none of which could be read: it may be there."""
+    """Raise if a web server refuses one of these files, none of which could be read: the file may exist."""
     refused = [name for name in names if storage.is_refused(name)]
     if refused:
         raise DownloadError(
@@ -33,10 +33,10 @@ def check_not_refused(storage: Storage, names: Sequence[str]) -> None:
 
 @contextmanager
 def parsing(storage: Storage, name: str, kind: str = "") -> Iterator[None]:
-    """Make a `DatasetError` that names the file of whatever its content makes a library raise in the body.
+    """Turn any error that the file's content causes in the body into a `DatasetError` that names the file.
 
     Args:
-        kind: what the file should hold, as ``JSON``.
+        kind: what the file should hold, such as ``JSON``.
     """
 
     def describe(error: Exception) -> RaypipeError:
@@ -61,14 +61,14 @@ def _parse_json(storage: Storage, name: str) -> dict[str, Any]:
 
 
 def read_json_lines(storage: Storage, name: str, columns: Sequence[str] = ()) -> pa.Table:
-    """Return `columns` of a file of JSON lines, all of which must be there; without any, all fields."""
+    """Return `columns` of a file of JSON lines, which must all exist; without `columns`, all fields."""
     return storage.read_again(name, lambda: _read_lines(storage, name, columns))
 
 
 def _read_lines(storage: Storage, name: str, columns: Sequence[str]) -> pa.Table:
     content = _read_whole(storage, name, MOST_TEXT_BYTES)
     with parsing(storage, name, f"JSON lines ({len(content)} bytes)"):
-        # Not by pyarrow: its parser (25) ends the process where the first line is `null`.
+        # Not pyarrow's parser: in pyarrow 25 it ends the process if the first line is `null`.
         table = _as_columns(content, columns)
     missing = [column for column in columns if column not in table.column_names]
     if missing:
@@ -102,7 +102,7 @@ def _as_columns(content: bytes, columns: Sequence[str]) -> pa.Table:
 
 
 def read_count(info: Mapping[str, Any], key: str, place: str, *, default: int, least: int = 0) -> int:
-    """Return a whole number of ``info.json``; `default` where it is missing or null."""
+    """Return a whole number of ``info.json``; `default` if it is missing or null."""
     value = info.get(key)
     if value is None:
         return default
@@ -121,9 +121,9 @@ def _read_whole(storage: Storage, name: str, most: int) -> bytes:
 
 
 def read_parquet(storage: Storage, name: str, columns: Sequence[str] = (), optional: Sequence[str] = ()) -> pa.Table:
-    """Return `columns` of the file `name`, all of which must be there, and those of `optional` that are.
+    """Return `columns` of the file `name`, which must all exist, and those of `optional` that do.
 
-    Without either, all columns.
+    With neither, return all columns.
     """
     return storage.read_again(name, lambda: _read_columns(storage, name, columns, optional))
 
@@ -143,7 +143,7 @@ def _read_columns(storage: Storage, name: str, columns: Sequence[str], optional:
 
 
 def open_parquet(storage: Storage, name: str) -> BoundedParquet:
-    """Open the parquet file `name`; only its footer is read."""
+    """Open the parquet file `name`; reads only its footer."""
     return storage.read_again(name, lambda: _open_parquet(storage, name))
 
 
@@ -151,18 +151,18 @@ def _open_parquet(storage: Storage, name: str) -> BoundedParquet:
     with _reading(storage, name, "no readable parquet footer"):
         size_bytes = storage.size_bytes(name)
         if storage.is_local:
-            # Never mapped into memory: a file cut under its reader, or a disk that fails, would end the process.
+            # Not memory-mapped: a file truncated while it is read, or a failing disk, would kill the process.
             parquet = BoundedParquet(storage.locate(name), size_bytes)
         else:
             parquet = BoundedParquet(storage.open_file(name), size_bytes, pre_buffer=True)
-        # pyarrow reads names and types when they are first asked for: here they are an error of this file.
+        # pyarrow parses names and types on first use. Do it here, so that an error names this file.
         _ = parquet.schema_arrow.names
         return parquet
 
 
 @contextmanager
 def _reading(storage: Storage, name: str, what: str) -> Iterator[None]:
-    """Name the file in what reading it raises: as damaged, or of the machine, where the system failed."""
+    """Name the file in errors of the body: as damaged, or as unreadable on this machine if the system failed."""
     try:
         with as_damage(lambda error: _damaged(storage, name, f"{what}: {error}")):
             yield

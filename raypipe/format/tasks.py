@@ -41,19 +41,19 @@ class Tasks:
         return [self.text(int(index)) for index in task_indices]
 
     def named(self, listed: Iterable[object] | None) -> frozenset[str]:
-        """Return the texts of the tasks that an episode lists: some datasets list the numbers in their place."""
+        """Return the texts of the tasks that an episode lists; some datasets list numbers instead of texts."""
         texts = [str(one) for one in listed or ()]
         numbers = {text: int(text) for text in texts if text.isdecimal() and text not in self.indices}
         return frozenset(self.texts.get(numbers[text], text) if text in numbers else text for text in texts)
 
     @cached_property
     def indices(self) -> dict[str, int]:
-        """The ``task_index`` of every text; the lowest where a text stands twice."""
+        """The ``task_index`` of every text; the lowest if a text occurs twice."""
         return {text: index for index, text in sorted(self.texts.items(), reverse=True)}
 
 
 def read_tasks(storage: Storage, total_tasks: int) -> Tasks:
-    """Return the tasks of a dataset; none where it says that it has none, whatever files are there."""
+    """Return the tasks of a dataset; none if `total_tasks` is 0, whatever files are there."""
     if total_tasks == 0:
         return Tasks({})
     if storage.offers(PARQUET):

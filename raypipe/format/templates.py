@@ -1,4 +1,4 @@
-"""The path templates of ``info.json``: the usual ones, whether one can be filled in, and which one the files go by."""
+"""The path templates of ``info.json``: the usual ones, whether one can be filled in, and which one fits the files."""
 
 import re
 from collections import Counter
@@ -14,7 +14,7 @@ VIDEO_TEMPLATES: Final = {
     True: "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
     False: "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
 }
-"""LeRobot's own, by whether a file may hold several episodes."""
+"""LeRobot's own templates, by whether a file may hold several episodes."""
 
 _MOST_CANDIDATES: Final = 8
 
@@ -24,15 +24,15 @@ _FIELDS: Final = {
     **dict.fromkeys(("chunk_index", "file_index", "episode_chunk", "episode_index"), _NUMBER),
     "video_key": re.compile(""),
 }
-"""How each may be written out: a width of two digits at most, else a few letters ask for gigabytes."""
+"""The format that each field allows: a width of at most two digits, or a few letters could ask for gigabytes."""
 
 _OUTSIDE: Final = re.compile(r"^/|^[A-Za-z]:|://|\\|[\x00-\x1f]|(^|/)\.\.(/|$)")
 
 
 def why_unfit(template: str) -> str:
-    """Return why no file can be named by a template: it cannot be filled in, or leads out of the dataset.
+    """Return why a template cannot name files: it cannot be filled in, or leads out of the dataset; empty if it can.
 
-    Empty where files can. Only plain fields are filled in, so that nothing but the text between them can be a path.
+    Only plain fields are filled in, so that only the text between them can be a path.
     """
     try:
         fields = [(name, spec, form) for _, name, spec, form in Formatter().parse(template) if name is not None]
@@ -53,11 +53,11 @@ def why_unfit(template: str) -> str:
 def find_template(
     files: Iterable[str], fill: Callable[[str], Iterable[str]], camera: str, *, is_packed: bool
 ) -> str | None:
-    """Return the template by which all of a dataset's data files, or those of a camera, are there; None if none is.
+    """Return a template that finds all data files of a dataset, or all files of a camera; None if there is none.
 
     Args:
-        files: the files that there are.
-        fill: gives the files that the dataset has by a template.
+        files: the files that exist.
+        fill: returns the files of the dataset under a template.
         camera: empty for data files.
     """
     there = set(files)
@@ -72,7 +72,7 @@ def find_template(
 
 
 def _generalise(name: str, camera: str, *, is_packed: bool) -> str:
-    """Return the template of which a file may be one: its camera and numbers are what changes."""
+    """Return a template for the name of a file, with fields in place of its camera and numbers."""
     template = name.replace("{", "{{").replace("}", "}}")
     if camera:
         template = "/".join("{video_key}" if part == camera else part for part in template.split("/"))

@@ -1,4 +1,4 @@
-"""Texts of every frame that a dataset stores as numbers or as records: read as if they were columns of text.
+"""Texts of frames that a dataset stores as numbers or records, read as columns of text.
 
 ::
 
@@ -6,7 +6,7 @@
     subtask                  language_persistent, its record of style "subtask" at the time   LeRobot 0.6
     annotation.NAME_text     annotation.NAME, a ``task_index``, by ``meta/modality.json``     GR00T
 
-A sample has them as features of their own, so that they may have windows, be chosen and be left out.
+They are features of a sample like any other: they may have windows, be selected or be left out.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ SUBTASK: Final = "subtask"
 SUBTASKS: Final = "meta/subtasks.parquet"
 MODALITY: Final = "meta/modality.json"
 TEXT: Final = "_text"
-"""Behind the name of an annotation: its text."""
+"""The suffix of the feature with an annotation's text."""
 
 _SUBTASK_INDEX: Final = "subtask_index"
 _LANGUAGE: Final = "language_persistent"
@@ -38,9 +38,9 @@ class TextColumn:
     """Where the texts of a feature come from."""
 
     source: str
-    """The column of the rows that says which text it is."""
+    """The column of the rows that identifies the text."""
     texts: Tasks | None
-    """By number; None where the column holds LeRobot's records of language."""
+    """Texts by number; None if the column holds LeRobot's language records."""
     where: str = ""
     """The file of `texts`, for messages."""
 
@@ -62,9 +62,9 @@ class TextColumn:
 
 
 def find_texts(storage: Storage, features: Mapping[str, Feature], tasks: Tasks) -> dict[str, TextColumn]:
-    """Return the features of text that follow from others, by name; none that the dataset declares itself.
+    """Return the text features that derive from other columns, by name, without those that the dataset declares itself.
 
-    Looks for a file only where a column asks for it.
+    Looks for a file only if a column needs it.
     """
     found: dict[str, TextColumn] = {}
     if _is_number(features, _SUBTASK_INDEX) and storage.offers(SUBTASKS):
@@ -81,7 +81,7 @@ def find_texts(storage: Storage, features: Mapping[str, Feature], tasks: Tasks) 
 
 
 def text_feature(name: str) -> Feature:
-    """Return a text as a feature of rows."""
+    """Return the feature of rows for a text."""
     return Feature(name=name, kind="string", dtype="string", shape=(1,))
 
 
@@ -91,7 +91,7 @@ def _is_number(features: Mapping[str, Feature], name: str) -> bool:
 
 
 def _annotations(modality: Any) -> dict[str, str]:
-    """Return the annotations that GR00T's file names, with the column of each."""
+    """Return the annotations in GR00T's file, with the column of each."""
     listed = modality.get("annotation") if isinstance(modality, dict) else None
     if not isinstance(listed, dict):
         return {}
@@ -103,7 +103,7 @@ def _annotations(modality: Any) -> dict[str, str]:
 
 
 def _subtask_at(records: Any, time_s: float) -> str:
-    """Return the text of the latest record of a subtask that begins by `time_s`; empty where there is none."""
+    """Return the text of the latest subtask record that begins by `time_s`; empty if there is none."""
     begun = [one for one in records or () if one.get("style") == SUBTASK and (one.get("timestamp") or 0.0) <= time_s]
     latest = max(begun, key=lambda one: one.get("timestamp") or 0.0, default=None)
     return str((latest or {}).get("content") or "")

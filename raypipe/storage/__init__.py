@@ -1,25 +1,25 @@
-"""Where files are: a local path, a commit of the Hub, or any fsspec URI, behind one small value.
+"""Names to bytes: a local path, a commit of the Hub, or any fsspec URI, behind one small value.
 
 ::
 
     root.py             the root of a dataset: names in, bytes out                       Storage, open_storage
     protocols.py        which roots may be opened at all                                 check_root, is_plain_path
     spec.py             where a node keeps remote files, and how many bytes              CacheSpec
-    remote.py           what a remote root lists, and how its bytes are fetched          Remote
+    remote.py           the listing of a remote root, and how its bytes are fetched      Remote
     streams.py          files of a remote root, open for reading                         HeldStream, SizedFile
-    ranged.py           a file of which only the parts in use are on the node            RangedFile
-    copies.py           copies of remote files on this node, and what has none           Copies, open_cache
-    bodies.py           objects of S3, piece by piece; too slow is given up              fetch_object
+    ranged.py           a remote file, only its parts in use kept on the node            RangedFile
+    copies.py           copies of remote files on this node, and damaged ones            Copies, open_cache
+    bodies.py           objects of S3, piece by piece; gives up one that is too slow     fetch_object
     web.py              files of a web server                                            WebFiles
-    retry.py            what fails for a while is tried again by whoever reads           retry_transient
+    retry.py            readers retry faults that may pass                               retry_transient
     hub/                datasets of the Hugging Face Hub, pinned to a commit             HubFiles, fetch_files
     node_cache/         remote files on a node's disk, bounded in bytes                  FileCache
-    request_budget.py   requests, counted and let through by a budget                    Budget, count_requests
+    request_budget.py   counts requests, and delays them to keep a budget                Budget, count_requests
     cluster_budget.py   one budget for all processes of a Ray cluster                    share_gate
-    writing.py          files that are whole or not there, and whether one can be        write_whole, check_writable
+    writing.py          writes a file whole or not at all; checks that it can            write_whole, check_writable
 
-A remote file is fetched whole into the cache of the node where it is small, and by parts where it is large; see
-`CacheSpec.is_fetched_whole`. Knows nothing of what the files mean.
+The node's cache fetches a small remote file whole, and only the parts in use of a large one; see
+`CacheSpec.is_fetched_whole`. Nothing here knows what the files mean.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,8 @@
-"""Objects of S3, piece by piece: given up where they come too slowly, and of one version.
+"""Objects of S3, read piece by piece; a body that arrives too slowly is given up.
 
-s3fs says nothing of a body that comes a byte at a time, and reads each of its parts whole. Here a body may take any
-time, at the pace of `raypipe.storage.request_budget`.
+s3fs reads each part of an object whole and does not notice a body that arrives a byte at a time. Here a body may take
+any time, as long as it keeps the pace of `raypipe.storage.request_budget`. All parts are of one version: each request
+has the same ``IfMatch``, if the caller gives an ETag.
 """
 
 import asyncio
@@ -15,28 +16,28 @@ from raypipe.errors import DownloadError
 from raypipe.storage.request_budget import Pace
 
 PART_BYTES = 50 << 20
-"""What one request brings of an object: as s3fs has it."""
+"""Part of an object per request, as in s3fs."""
 
 _PARTS_AT_ONCE: Final = 10
-"""Of one object: as s3fs has it."""
+"""Parts of one object, as in s3fs."""
 
 _FIRST_WAIT_S: Final = 0.05
-"""Doubled after every break of a part; how many there may be, s3fs says."""
+"""Doubled after every break of a part; s3fs sets how many breaks there may be."""
 
 _PIECE_BYTES: Final = 1 << 18
 
 Write = Callable[[int, bytes], None]
-"""Takes bytes and the place in the file at which they begin."""
+"""Takes the offset in the file, and the bytes."""
 
 
 def fetch_object(
     filesystem: Any, asked: dict[str, Any], size_bytes: int, target: str, tell: Callable[[int], None]
 ) -> None:
-    """Write an object of S3 to a file, in parts several of which come at once.
+    """Write an object of S3 to a file, several parts at a time.
 
     Args:
         asked: the arguments of ``GetObject``.
-        tell: is called with the bytes that have come in all; may raise to stop it.
+        tell: called with the number of bytes received so far; may raise to stop the fetch.
     """
     fd, received = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), [0]
 
@@ -57,7 +58,7 @@ async def _fetch_parts(filesystem: Any, asked: dict[str, Any], size_bytes: int, 
     async def fetch(start: int) -> None:
         async with turns:
             stop = min(start + PART_BYTES, size_bytes)
-            # Without a range: an empty object has none, and S3 gives the sum of a whole one, which botocore compares.
+            # No range for a whole object: an empty one has none, and S3 sends a checksum, which botocore compares.
             is_whole = start == 0 and stop == size_bytes
             await _fetch_part(filesystem, asked if is_whole else _ranged(asked, start, stop), (start, stop), write)
 
@@ -72,10 +73,10 @@ async def _fetch_parts(filesystem: Any, asked: dict[str, Any], size_bytes: int, 
 
 
 async def _fetch_part(filesystem: Any, asked: dict[str, Any], part: tuple[int, int], write: Write) -> None:
-    """Write a part of an object, going on after a break.
+    """Write a part of an object; continue after a break.
 
     Raises:
-        DownloadError: more bytes come than the part has.
+        DownloadError: more bytes arrive than the part has.
     """
     from s3fs.core import S3_RETRYABLE_ERRORS  # type: ignore[import-untyped]
 
@@ -104,7 +105,7 @@ def _ranged(asked: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
 
 
 async def _read_into(filesystem: Any, asked: dict[str, Any], part: tuple[int, int], write: Write) -> None:
-    """Write a body as it comes; one that goes on behind its part is left there."""
+    """Write a body as it arrives; stop once it goes past its part."""
     start, stop = part
     body = (await filesystem._call_s3("get_object", **asked))["Body"]
     try:
@@ -118,7 +119,7 @@ async def _read_into(filesystem: Any, asked: dict[str, Any], part: tuple[int, in
 
 
 def read_object(filesystem: Any, asked: dict[str, Any], start: int, stop: int) -> bytes:
-    """Return the bytes ``[start, stop)`` of an object of S3; of an answer that has more, a little more."""
+    """Return the bytes ``[start, stop)`` of an object of S3; a little more if the server sends more."""
     pieces: list[bytes] = []
     asked = _ranged(asked, start, stop)
     sync(filesystem.loop, _read_into, filesystem, asked, (start, stop), lambda _, piece: pieces.append(piece))

@@ -1,9 +1,9 @@
-"""One budget of requests for all processes of a Ray cluster: an actor that every one of them asks.
+"""One budget of requests for all processes of a Ray cluster, kept by an actor.
 
-The actor has a name, so that all pipelines and jobs share it. Whoever needs it first makes it. It is detached: it does
-not end with the process that made it, which may be a read task, but when nobody has asked it for a while. One that is
-made in place of one that was lost begins empty. A request to the Hub takes tens of milliseconds, and there are seven of
-them in a second: one call of an actor for each, or two where it has to wait, costs nothing beside it.
+The actor has a name, so that all pipelines and jobs share it. The first process that needs it creates it. It is
+detached: it outlives that process, which may be a read task, and ends after some time without requests. An actor that
+replaces a lost one starts empty. The cost is negligible: a request to the Hub takes tens of milliseconds, the budget
+allows seven a second, and each needs one call of the actor, or two if it has to wait.
 """
 
 import threading
@@ -15,22 +15,22 @@ import ray
 from raypipe.storage.request_budget import HUB_PERIOD_S, Budget, Turn, current_gate, own_budget, use_gate
 
 _NAME: Final = "raypipe-requests-2"
-"""To be changed with what is asked and answered: jobs of two versions may meet on a cluster."""
+"""Change the number with the actor's interface: jobs of two versions may share a cluster."""
 _NAMESPACE: Final = "raypipe"
 
 _LOST_WAIT_S: Final = 1.0
-"""Before the actor is asked for again, where it was lost."""
+"""Wait before asking for a new actor after one was lost."""
 
 IDLE_S: Final = 2 * HUB_PERIOD_S
-"""After so long without a request the actor ends, with its process of some 100 MB. By then nothing that it knows
-matters."""
+"""After this time without a request the actor ends, and with it its process of about 100 MB. By then its state no
+longer matters."""
 
 _PAUSE_TRIES: Final = 3
-"""Actors that are told of a pause, where one after the other is lost; whoever was told to wait waits in any case."""
+"""Attempts to pass a pause on when one actor after the other is lost. The process that the Hub asked waits anyway."""
 
 
 class SharedBudget(Budget):
-    """The budget of the cluster, as an actor; ends by itself when it is idle."""
+    """The budget of the cluster, as an actor; ends by itself when idle."""
 
     def __init__(self, *, is_empty: bool = False, idle_s: float = IDLE_S) -> None:
         super().__init__(is_empty=is_empty)
@@ -40,7 +40,7 @@ class SharedBudget(Budget):
 
     def take(self, turn: Turn | None = None) -> Turn:
         """Count a request and return its turn; see `Budget`."""
-        # Not back from the end of a pause.
+        # max: the end of a pause may lie in the future.
         self._asked_at = max(self._asked_at, time.monotonic())
         return super().take(turn)
 
@@ -62,20 +62,20 @@ class ClusterGate:
         self._lock = threading.Lock()
         self._actor: Any = None
         self._is_lost = False
-        """Whether there was an actor that is gone. If it ended for idleness, the next is emptier than it need be."""
+        """Whether an earlier actor is gone. If it ended for idleness, the next one starts emptier than necessary."""
         self._joined = ""
-        """Who this process is in the cluster of the actor: another one where it has left and joined again."""
+        """Node and job of this process in the actor's cluster; they change when the process leaves and joins again."""
 
     def take(self, turn: Turn | None = None) -> Turn:
-        """Return the next turn of the cluster, or how long it still takes to the one that was given before."""
+        """Return the next turn of the cluster, or the remaining wait for a turn given before."""
         if not ray.is_initialized():
-            # The process has left its cluster, as a notebook may.
+            # The process has left its cluster, as a notebook may do.
             return own_budget().take(turn)
         try:
             given: Turn = ray.get(self._find().take.remote(turn))
             return given
         except ray.exceptions.RayActorError:
-            # Ended, perhaps with its node.
+            # The actor has ended, perhaps with its node.
             self._lose()
             return Turn(_LOST_WAIT_S)
 
@@ -89,11 +89,11 @@ class ClusterGate:
                 ray.get(self._find().pause.remote(wait_s))
                 return
             except ray.exceptions.RayActorError:
-                # The one that is made in its place must know too.
+                # Its replacement must know of the pause too.
                 self._lose()
 
     def tell_sent(self) -> None:
-        """Let the cluster know of what this process has sent by its own budget, if anything."""
+        """Tell the cluster what this process has sent by its own budget, if anything."""
         if ray.is_initialized() and own_budget().num_recent():
             self._find()
 
@@ -103,7 +103,7 @@ class ClusterGate:
 
     def _find(self) -> Any:
         here = ray.get_runtime_context()
-        # Jobs are numbered from 1 in every cluster, and nodes are named at random.
+        # Jobs are numbered from 1 in every cluster, but node ids are random.
         joined = f"{here.get_node_id()} {here.get_job_id()}"
         with self._lock:
             if self._joined != joined:
@@ -117,7 +117,7 @@ class ClusterGate:
 
 
 def share_gate() -> None:
-    """Let this process, which is of a Ray cluster, send requests to the Hub by the cluster's budget."""
+    """Make this process, part of a Ray cluster, send requests to the Hub by the cluster's budget."""
     if not isinstance(current_gate(), ClusterGate):
         gate = ClusterGate()
         gate.tell_sent()

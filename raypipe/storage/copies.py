@@ -1,7 +1,7 @@
-"""Copies of remote files on this node: the cache that keeps them, and what is done where one makes no sense.
+"""Copies of remote files on this node: the cache that keeps them, and what to do about a damaged one.
 
-A disk may garble a copy after it came whole. So bad data in a copy are no proof: what the node keeps of the file is
-fetched once more, and only if that is the same, the file is bad.
+A disk may damage a copy that arrived whole, so bad data in a copy does not prove that the file is bad. raypipe fetches
+the node's copies once more; only if the new ones are the same is the file bad.
 """
 
 import os
@@ -22,7 +22,7 @@ LOOK_AT_DISK: Final = "look at the disk (dmesg), the mount, and how many files m
 _PIECE_BYTES: Final = 1 << 20
 
 _MOST_NOTED: Final = 256
-"""Files whose parts are known to this process: more than are open at once."""
+"""Files whose parts this process remembers: more than are open at once."""
 
 Copied = TypeVar("Copied")
 
@@ -41,13 +41,13 @@ def open_cache(spec: CacheSpec) -> FileCache:
 
 
 def read_twice(read: Callable[[], Copied], copies: "Callable[[], Copies | None]", close: Callable[[], None]) -> Copied:
-    """Return what `read` returns; where it meets bad data, what it then returns of copies that were fetched once more.
+    """Return what `read` returns; after bad data, fetch the node's copies again and return the second result.
 
-    A file that is still bad then is bad where it comes from, and not fetched again for that by this process.
+    A file that is still bad is bad at its source; this process does not fetch it again for that reason.
 
     Args:
-        copies: tells what the node keeps of the file; None where that is nothing.
-        close: lets go what is open of the file.
+        copies: returns what the node keeps of the file; None if it keeps nothing.
+        close: closes what is open of the file.
     """
     begun = _count_of[""]
     try:
@@ -71,17 +71,17 @@ def _is_bad_data(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """What a node keeps of a file: the whole, or parts."""
+    """What a node keeps of a file: the whole file, or parts of it."""
 
     cache: FileCache
     file: str
-    """Its place and version."""
+    """Path and version of the file."""
     wanted: Sequence[tuple[str, Fetch, int]]
-    """What `FileCache.hold` takes for each."""
+    """The arguments of `FileCache.hold` for each copy."""
 
 
 def _renew(kept: Copies, begun: int) -> bool:
-    """Fetch copies once more, unless another thread has since `begun`; return whether there are any."""
+    """Fetch copies again, unless another thread has done so since `begun`; return whether there are any."""
     with _renewing:
         if _count_of[kept.file] > begun:
             return True
@@ -98,13 +98,13 @@ def _renew(kept: Copies, begun: int) -> bool:
 
 
 _count_of: "Counter[str]" = Counter()
-"""When copies of a file were fetched once more, counted by such events, of which there were as many as "" has."""
+"""The number of the last renewal of each file's copies, counted over all files; the key "" has the total."""
 
 _sure: set[str] = set()
-"""Files that are bad where they come from, by place and version."""
+"""Files that are bad at their source, by path and version."""
 
 _parts: "OrderedDict[tuple[str, str], set[tuple[int, int]]]" = OrderedDict()
-"""The parts that this process has used of the files that it used last, by root and name."""
+"""The parts that this process has used of its last `_MOST_NOTED` files, by root and name."""
 
 
 def note_part(uri: str, name: str, part: tuple[int, int]) -> None:
@@ -123,7 +123,7 @@ def list_parts(uri: str, name: str) -> list[tuple[int, int]]:
 
 
 def check_file(path: str, start: int = 0, stop: int | None = None) -> None:
-    """Raise where this machine does not read bytes of a file on its disk, whatever they are; see `check_readable`.
+    """Raise if this machine cannot read the bytes of a local file, whatever their content; see `check_readable`.
 
     Raises:
         DownloadError: the disk fails, or too many files are open.
@@ -140,7 +140,7 @@ def check_file(path: str, start: int = 0, stop: int | None = None) -> None:
 
 
 def unreadable_file(path: str, error: OSError, remedy: str = LOOK_AT_DISK) -> DownloadError:
-    """Return the error for a file that this machine could not read, whatever it holds."""
+    """Return the error for a file that this machine could not read, whatever its content."""
     return DownloadError(
         f"this machine cannot read {path!r}: {error.strerror or error}. That says nothing of what the file holds: "
         f"{remedy}."

@@ -1,9 +1,9 @@
-"""Which roots raypipe opens: a local path, or a URI of a protocol that it knows to read data and nothing else.
+"""Which roots raypipe opens: a local path, or a URI of a protocol that only reads data.
 
-A root may come from a stranger: in a mixture file, an account, a state. fsspec knows some thirty protocols, and some do
-more than read what they name: ``reference`` runs templates out of the file that it reads, a chain (``a::b://``) builds
-one filesystem from the text of another, ``ssh`` opens a shell. So a protocol is one of a list, which the user can make
-longer by `VARIABLE`, and a chain is none at all.
+A root may come from a stranger: in a mixture file, an account, a state. fsspec knows about thirty protocols, and some
+do more than read: ``reference`` runs templates from the file that it reads, a chain (``a::b://``) builds one filesystem
+from the text of another, ``ssh`` opens a shell. So raypipe opens only the protocols of a list, never a chain. The user
+can extend the list with `VARIABLE`.
 """
 
 import os
@@ -19,20 +19,20 @@ from raypipe.errors import ConfigError, hide_logins
 LOCAL: Final = ("file", "local")
 
 PROTOCOLS: Final = (*LOCAL, "http", "https", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hf")
-"""What is opened without a word of the user's."""
+"""Opened without the user allowing them."""
 
 VARIABLE: Final = "RAYPIPE_PROTOCOLS"
-"""Names further protocols, with commas. Of the environment, not of a spec: what a file says shall not widen it."""
+"""Names further protocols, separated by commas. An environment variable, not a spec: no file may extend the list."""
 
 
 _logins: dict[str, str] = {}
-"""Users and passwords by the root that was given with them, so that this process can open the root again without."""
+"""``user:password`` by root, so that this process can open the root again from its name alone."""
 
 
 def take_login(root: str) -> str:
-    """Return a root without user and password, which `login_of` tells from now on in this process.
+    """Return a root without user and password; from now on `login_of` returns those in this process.
 
-    So a root can be shown, compared and written to files wherever it is; only opening it needs the rest.
+    The result is safe to show, compare and write to files; only opening the root needs the login.
     """
     if hide_logins(root) == root:
         return root
@@ -45,23 +45,23 @@ def take_login(root: str) -> str:
 
 
 def login_of(root: str) -> str:
-    """Return ``user:password`` with which a root was given in this process; empty where it was given without."""
+    """Return the ``user:password`` that a root was given with in this process; empty if it had none."""
     return _logins.get(root.rstrip("/"), "")
 
 
 def join_login(root: str, login: str) -> str:
-    """Return a root as it was given: with user and password."""
+    """Return a root as the user gave it, with user and password."""
     return root.replace("://", f"://{login}@", 1) if login else root
 
 
 def check_root(root: str, also: tuple[str, ...] = ()) -> None:
-    """Raise where a root is neither a local path nor a URI of a protocol that may be opened; opens nothing.
+    """Raise unless a root is a local path or a URI of an allowed protocol; opens nothing.
 
     Args:
-        also: protocols that the caller opens by itself, beside `PROTOCOLS`.
+        also: protocols that the caller opens by itself, in addition to `PROTOCOLS`.
 
     Raises:
-        ConfigError: it names another protocol, or a chain of them.
+        ConfigError: the root names another protocol, or a chain.
     """
     protocol, found, _ = root.partition("://")
     if not found:
@@ -80,15 +80,15 @@ def check_root(root: str, also: tuple[str, ...] = ()) -> None:
 
 
 def open_filesystem_of(root: str, login: str = "") -> tuple[Any, str]:
-    """Return the fsspec filesystem of a root that `check_root` lets pass, and the path on it, which has no `login`."""
+    """Return the fsspec filesystem of a root that passed `check_root`, and the path on it, without `login`."""
     protocol, found, _ = root.partition("://")
     if not found or protocol in LOCAL:
-        # Not by `url_to_fs`: it would take a path with :: for a chain.
+        # Not `url_to_fs`: it takes a path with :: for a chain.
         return LocalFileSystem(), str(LocalFileSystem._strip_protocol(root))
     try:
         if protocol in ("http", "https"):
-            # With each request, not in the address: that stands in every error, and is the path of every file. aiohttp
-            # sends the header to no other host that it is sent on to.
+            # A header, not part of the address: errors and file paths contain the address. aiohttp does not send the
+            # header to another host after a redirect.
             headers = {"headers": {"Authorization": _basic_auth(login)}} if login else {}
             return _open_web(root, headers)
         filesystem, path = fsspec.url_to_fs(join_login(root, login))
@@ -112,7 +112,7 @@ def _basic_auth(login: str) -> str:
 
 
 def is_plain_path(root: str) -> bool:
-    """Return whether a root is an absolute path of this machine: what may be looked at on a stranger's word."""
+    """Return whether a root is an absolute local path, which is safe to look at even if a stranger named it."""
     return "://" not in root and os.path.isabs(root)
 
 

@@ -1,9 +1,9 @@
-"""A remote file of which only the parts in use are on the node, each a file of the node's cache.
+"""A remote file with only its parts in use on the node, each part a file of the node's cache.
 
 ::
 
     file    |----|----|----|----|----|----|      blocks of 1 MiB, fetched as they are read
-                   [=======]                     a part that was asked for by its bytes, with one request
+                   [=======]                     a part that `need` asked for, fetched with one request
 """
 
 import os
@@ -15,18 +15,18 @@ from raypipe.storage.node_cache import HeldFile
 from raypipe.storage.streams import SizedFile
 
 BLOCK_BYTES: Final = 1 << 20
-"""Fetched where a reader has not said what it will read: an index of a video, a footer, columns of a few episodes."""
+"""Fetched when a reader has not said what it will read: an index of a video, a footer, columns of a few episodes."""
 
 _KEPT: Final = 4
-"""Parts that an open file holds: that of a span, and of the reader's way there. What is held cannot make room in the
-cache, and many files are open at once; a part that is let go is still on the node."""
+"""Parts that an open file holds: that of a span, and those that the reader passes on its way there. The cache cannot
+remove held parts, and many files are open at once; a released part is still on the node."""
 
 HoldPart = Callable[[int, int], HeldFile]
-"""Gives the bytes ``[start, stop)`` as a file of the cache."""
+"""Returns the bytes ``[start, stop)`` as a file of the cache."""
 
 
 class RangedFile(SizedFile):
-    """A file for reading and seeking. Not for use by several threads at once."""
+    """A file for reading and seeking; not thread-safe."""
 
     def __init__(self, size_bytes: int, hold: HoldPart) -> None:
         super().__init__(size_bytes)
@@ -34,7 +34,7 @@ class RangedFile(SizedFile):
         self._parts: OrderedDict[tuple[int, int], tuple[HeldFile, int]] = OrderedDict()
 
     def need(self, start: int, stop: int) -> None:
-        """Have the bytes ``[start, stop)`` at hand, with one request if they are not on the node."""
+        """Hold the bytes ``[start, stop)``; fetch them with one request if they are not on the node."""
         stop = min(stop, self._size)
         if start < stop and self._find(start, stop) is None:
             self._add(start, stop)
@@ -52,7 +52,7 @@ class RangedFile(SizedFile):
         return len(content)
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return `size` bytes, fewer at the end alone, from however many parts."""
+        """Return `size` bytes from any number of parts; fewer only at the end."""
         left = self._size - self._position if size is None or size < 0 else min(size, self._size - self._position)
         pieces = bytearray()
         while left > 0:
@@ -64,11 +64,11 @@ class RangedFile(SizedFile):
         return bytes(pieces)
 
     def paths(self) -> list[str]:
-        """Return where the parts are that are at hand."""
+        """Return the paths of the parts that are held."""
         return [held.path for held, _ in self._parts.values()]
 
     def close(self) -> None:
-        """Let all parts go."""
+        """Release all parts."""
         while self._parts:
             self._drop()
         super().close()
@@ -86,7 +86,7 @@ class RangedFile(SizedFile):
 
     def _add(self, start: int, stop: int) -> tuple[int, int]:
         while len(self._parts) >= _KEPT:
-            # Before, so that its room may be taken.
+            # Drop first, so that the cache can use its room.
             self._drop()
         held = self._hold(start, stop)
         self._parts[start, stop] = (held, os.open(held.path, os.O_RDONLY))

@@ -1,11 +1,11 @@
-"""A remote root: what it lists, and how its bytes come.
+"""A remote root: its listing, and how its bytes are fetched.
 
-One listing tells names, sizes and versions of all files, so that nothing is asked per file. The Hub's listing of a
-commit is kept by its cache. That of other storage is made on the driver, and made anew on every node whose cache lacks
-it; the processes of a node share it there by the digest of the driver's, which they are sent. A listing of another
-digest would let a node read other files than the driver has planned with, and is an error.
+One listing gives names, sizes and versions of all files, so that no request per file is needed. The Hub's cache keeps
+the listing of a commit. For other storage the driver makes the listing and sends its digest to the workers. A node
+whose cache lacks that listing makes it again, and its processes share it. A different digest is an error: the node
+would read other files than the driver planned with.
 
-A web server lists nothing: there each process asks for each file that it reads, by its name.
+A web server lists nothing: each process asks for each file that it reads, by name.
 """
 
 import errno
@@ -46,28 +46,28 @@ _VERSION_KEYS: Final = (
     "updated",
     "created",
 )
-"""What filesystems of fsspec say of a file that changes with its content: s3fs, adlfs, gcsfs, http, sftp, memory. The
-first that is there counts: a listing tells times more exactly than a single file does."""
+"""Keys of a file's version in fsspec filesystems: s3fs, adlfs, gcsfs, http, sftp, memory. The first one present counts:
+a listing gives times more exactly than a single file does."""
 
 _MISSING: Final = (404, 410)
-"""What a web server says of a file that it does not have."""
+"""Status of a web server for a file that it does not have."""
 
 _UNKNOWN: Final = 401
-"""What it says to somebody whose rights it does not know: nothing of the file."""
+"""Status for a caller whose rights are unknown; it says nothing about the file."""
 
 REFUSED: Final = 403
-"""What it says of a file that is not for everybody. S3 says it also of one that it lacks, where nobody may list."""
+"""Status for a file that the caller may not read. S3 also gives it for a missing file if the caller may not list."""
 
 Presence = Literal["there", "missing", "refused"]
-"""Of a file that is asked for by its name; a refused one may be there, and need not be."""
+"""The answer for a file that is asked for by name; a refused one may or may not exist."""
 
 _MD5: Final = re.compile("[0-9a-f]{32}")
-"""An ETag of S3 that may be one: that of an object in several parts has a dash."""
+"""An ETag of S3 that may be an MD5; the ETag of an object uploaded in parts has a dash."""
 
 _TRIES_OF_MD5: Final = 3
 
 _PAGE: Final = 1000
-"""Files that one request of a listing brings, on S3 and GCS."""
+"""Files that one listing request returns, on S3 and GCS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ListedFile:
 
     size_bytes: int
     stamp: str
-    """Another one for another content; empty where the storage does not tell."""
+    """Changes with the content; empty if the storage gives no version."""
 
 
 class Remote:
@@ -88,20 +88,20 @@ class Remote:
         self._commit = commit
         self._met_bytes = 0
         self._has_md5 = True
-        """Whether ETags of S3 are sums of the content, as far as is known."""
+        """Whether ETags of S3 are MD5 sums of the content, as far as is known."""
         self._lock = threading.Lock()
         self._listing_lock = threading.Lock()
         self._entries: dict[str, ListedFile] | None = None
 
     @property
     def is_listable(self) -> bool:
-        """False of plain HTTP: its folders, where it shows any, tell neither sizes nor versions."""
+        """False for plain HTTP: its folders, if it shows any, give neither sizes nor versions."""
         return "http" not in _protocols(self.filesystem)
 
     @property
     def entries(self) -> dict[str, ListedFile]:
-        """All files by name; of a root that cannot be listed, those that were asked for so far."""
-        # Not a cached_property: before Python 3.12 all its owners share one lock, and the roots of a mixture would be
+        """All files by name; for a root that cannot be listed, those asked for so far."""
+        # Not a cached_property: before Python 3.12 all instances share its lock, and the roots of a mixture would be
         # listed one after the other.
         with self._listing_lock:
             if self._entries is None:
@@ -112,7 +112,7 @@ class Remote:
         if not self.is_listable:
             return {}
         if not isinstance(self.filesystem, HubFiles):
-            # A filesystem may remember listings for as long as the process lives.
+            # A filesystem may cache listings as long as the process lives.
             self.filesystem.invalidate_cache(self._path)
         try:
             files: dict[str, dict[str, Any]] = self.filesystem.find(self._path, detail=True)
@@ -127,7 +127,7 @@ class Remote:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of all files together; of a root that cannot be listed, of those that were asked for so far."""
+        """The bytes of all files together; for a root that cannot be listed, of those asked for so far."""
         return self._listed_bytes if self.is_listable else self._met_bytes
 
     @cached_property
@@ -135,7 +135,7 @@ class Remote:
         return sum(entry.size_bytes for entry in self.entries.values())
 
     def find_entry(self, name: str) -> ListedFile | None:
-        """Return what is known of a file; None where there is none."""
+        """Return size and version of a file; None if it does not exist."""
         found = self.entries.get(name)
         if self.is_listable or found is not None:
             return found
@@ -150,20 +150,20 @@ class Remote:
         return self.entries[name]
 
     def exists(self, name: str) -> bool:
-        """Return whether there is a file or folder; of a web server, a file, since it need not show folders."""
+        """Return whether a file or folder exists; on a web server only a file, since it need not show folders."""
         if not self.is_listable:
             return not name or self.find_entry(name) is not None
         return not name or name in self.entries or any(one.startswith(f"{name}/") for one in self.entries)
 
     def ask(self, name: str) -> Presence:
-        """Return what the storage tells of a file; ``"refused"`` of a web server alone."""
+        """Return whether a file is there, missing, or refused; only a web server refuses."""
         try:
             return "there" if self.find_entry(name) is not None else "missing"
         except RefusedError:
             return "refused"
 
     def fetch(self, name: str, target: str, progress: Progress) -> None:
-        """Write a whole file to `target`; raises where it is not the version that was listed."""
+        """Write a whole file to `target`; raise if it is not the listed version."""
         path, entry = self._locate(name), self.entries[name]
         if isinstance(self.filesystem, HubFiles):
             self.filesystem.fetch(path, target, progress)
@@ -178,10 +178,10 @@ class Remote:
             self._check_version(name, entry)
 
     def _fetch_object(self, asked: dict[str, Any], entry: ListedFile, target: str, progress: Progress) -> None:
-        """Write an object of S3, with the MD5 that its ETag is where it was put there at once.
+        """Write an object of S3 and compare its MD5 with the ETag, if the object was uploaded in one part.
 
         Raises:
-            DownloadError: other bytes came than were stored.
+            DownloadError: the bytes are not those that were stored.
         """
         sums: list[str] = []
         told = entry.stamp.partition(", ETag ")[2].strip('"') if self._has_md5 else ""
@@ -192,7 +192,7 @@ class Remote:
             with open(target, "rb") as stream:
                 sums.append(hashlib.file_digest(stream, partial(hashlib.md5, usedforsecurity=False)).hexdigest())
             if told not in sums and sums[-1] in sums[:-1]:
-                # Twice the same: of an encrypted object, and on some stores, the ETag is another number.
+                # The same sum twice: the ETag of an encrypted object, or of some stores, is not the MD5.
                 self._has_md5 = False
                 return
             if len(sums) == _TRIES_OF_MD5:
@@ -201,7 +201,7 @@ class Remote:
                 )
 
     def fetch_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return the bytes ``[start, stop)`` of a file; raises where it is not the version that was listed."""
+        """Return the bytes ``[start, stop)`` of a file; raise if it is not the listed version."""
         entry = self.entries[name]
         if self._is_s3:
             self._count(1)
@@ -220,7 +220,7 @@ class Remote:
 
     @contextmanager
     def _one_version(self, name: str) -> Iterator[dict[str, Any]]:
-        """Give what to ask S3 for an object, which it refuses where the object is another by now."""
+        """Yield the arguments to ask S3 for the listed version; S3 refuses them if the object has changed."""
         etag = self.entries[name].stamp.partition(", ETag ")[2]
         try:
             yield self._asked(name) | ({"IfMatch": etag} if etag else {})
@@ -236,7 +236,7 @@ class Remote:
         return {"Bucket": bucket, "Key": key, **self.filesystem.req_kw}
 
     def read_range(self, name: str, start: int, stop: int | None) -> bytes:
-        """Return bytes of a file, fewer where it ends before `stop`."""
+        """Return bytes of a file; fewer if it ends before `stop`."""
         self._count(1)
         if self._is_s3 and stop is not None and start < stop:
             content = bodies.read_object(self.filesystem, self._asked(name), start, stop)
@@ -260,17 +260,17 @@ class Remote:
         return content
 
     def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> Any:
-        """Return a file that is read by range as it is used; of a web server with retries, which fsspec does not make.
+        """Return a file that reads by range; from a web server with retries, which fsspec lacks.
 
         Args:
-            naming: gives the errors of later reads the name of the file.
+            naming: adds the name of the file to errors of later reads.
         """
         if self.is_listable:
             self._count(1)
             return self.filesystem.open(self._locate(name), "rb")
         entry = self._look(name)
         if not entry.size_bytes:
-            # A server that makes a page as it sends it does not tell how large it is.
+            # A server that generates a page while sending it does not give a size.
             return io.BytesIO(self.read_range(name, 0, None))
 
         def ask(start: int, stop: int) -> bytes:
@@ -282,16 +282,16 @@ class Remote:
         return open_asked(entry.size_bytes, ask)
 
     def keep_listing(self, cache: FileCache, uri: str) -> None:
-        """Keep the listing on this node for processes that are given its digest."""
+        """Keep the listing on this node for processes that receive its digest."""
         content = pack_entries(self.entries)
         with cache.use(_listing_key(uri, digest_of(content)), _writer(content), len(content)):
             return
 
     def share_listing(self, cache: FileCache, uri: str, digest: str) -> None:
-        """Take the listing that this node keeps; where there is none, make it: it must be the same as the driver's.
+        """Use the listing that this node keeps, or make it; it must be the same as the driver's.
 
         Raises:
-            DownloadError: files have changed since the driver looked.
+            DownloadError: files have changed since the driver listed them.
         """
 
         def fetch(target: str, progress: Progress) -> None:
@@ -310,7 +310,7 @@ class Remote:
         if not entry.stamp:
             return
         now = self._look(name)
-        # adlfs before 2026.5 gives the ETag of a single file in quotes, and in a listing without: its issue 461.
+        # adlfs before 2026.5 quotes the ETag of a single file, but not in a listing: its issue 461.
         if now.stamp.replace('"', "") != entry.stamp.replace('"', ""):
             raise DownloadError(
                 f"{name!r} changed while it was read: it was {entry.stamp}, and is {now.stamp}. Open the dataset again."
@@ -324,7 +324,7 @@ class Remote:
         return ListedFile(int(info.get("size") or 0), self._commit or remote_stamp(info))
 
     def _answered(self, name: str, ask: Callable[[], Any]) -> Any:
-        """Return what `ask` returns, which is tried again where a web server does not answer: fsspec does not."""
+        """Return what `ask` returns; retry if a web server does not answer, which fsspec does not do."""
         if self.is_listable:
             return ask()
         return retry_transient(lambda: _ask_server(self._locate(name), ask))
@@ -339,7 +339,7 @@ class Remote:
 
 
 class _Told(Callback):  # type: ignore[misc]
-    """Tells the cache how far a fetch is, which may stop it."""
+    """Reports the progress of a fetch to the cache, which may stop it."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()
@@ -362,24 +362,24 @@ def _check_part(name: str, start: int, stop: int, content: bytes) -> None:
 
 
 class RefusedError(PermissionError):
-    """A web server answers for a file with `REFUSED`."""
+    """A web server answered for a file with `REFUSED`."""
 
 
 def _ask_server(url: str, ask: Callable[[], Any]) -> Any:
-    """Return what `ask` returns; a file is missing where the server says so, and not where it does not answer.
+    """Return what `ask` returns; a file counts as missing only if the server says so.
 
     Raises:
         FileNotFoundError: the server has no such file.
-        RefusedError: it refuses it, and does not tell whether there is one.
-        PermissionError: it does not know who asks.
-        DownloadError: it answers with another error, or not at all.
+        RefusedError: the server refuses the file, and does not say whether it exists.
+        PermissionError: the server does not know the caller.
+        DownloadError: the server answers with another error, or not at all.
     """
     from aiohttp import ClientError
 
     try:
         return ask()
     except (FileNotFoundError, ClientError) as error:
-        # fsspec raises FileNotFoundError for whatever goes wrong, and its cause tells what; without one it is a 404.
+        # fsspec raises FileNotFoundError for every failure. Its cause says what happened; without a cause it is a 404.
         cause = error.__cause__ if isinstance(error, FileNotFoundError) else error
         status = _MISSING[0] if cause is None else getattr(cause, "status", 0)
         if status in _MISSING:
@@ -396,32 +396,32 @@ def _ask_server(url: str, ask: Callable[[], Any]) -> Any:
 
 
 def remote_stamp(info: Mapping[str, Any]) -> str:
-    """Return what tells one content of a remote file from another, by what a listing says; empty where it does not."""
+    """Return the version of a remote file from its entry in a listing; empty if the entry has none."""
     key = next((key for key in _VERSION_KEYS if info.get(key)), "")
     return f"size {info.get('size')}, {key} {_as_text(info[key])}" if key else ""
 
 
 def _as_text(version: Any) -> str:
-    # Some filesystems tell a time as a number in a listing, and as a date of the file alone.
+    # Some filesystems give a time as a number in a listing and as a date for a single file.
     seconds = version.timestamp() if isinstance(version, datetime) else version
     return f"{seconds:.3f}" if isinstance(seconds, float) else str(seconds)
 
 
 def pack_entries(entries: Mapping[str, ListedFile]) -> bytes:
-    """Return a listing as bytes, the same for the same files."""
+    """Return a listing as bytes; the same files give the same bytes."""
     return json.dumps([[name, one.size_bytes, one.stamp] for name, one in sorted(entries.items())]).encode()
 
 
 def unpack_entries(content: bytes) -> dict[str, ListedFile]:
-    """Return the listing of `pack_entries`."""
+    """Return the listing that `pack_entries` packed."""
     return {check_listed(name): ListedFile(size_bytes, stamp) for name, size_bytes, stamp in json.loads(content)}
 
 
 def check_listed(name: str) -> str:
-    """Return a name of a listing: below its root, wherever files of that name are written.
+    """Return a name from a listing if it stays below the root, wherever a file of that name is written.
 
     Raises:
-        DownloadError: it leads elsewhere.
+        DownloadError: it leads out of the root.
     """
     if leaves_folder(name):
         raise DownloadError(f"the storage lists a file {name!r}, which would lie outside its folder. Remove it there.")
@@ -429,7 +429,7 @@ def check_listed(name: str) -> str:
 
 
 def digest_of(content: bytes) -> str:
-    """Return what names a listing."""
+    """Return the digest that identifies a listing."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 

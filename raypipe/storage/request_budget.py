@@ -1,8 +1,9 @@
-"""Requests to remote storage: counted in every process, let through by a gate that keeps a budget, and given up.
+"""Requests to remote storage: counted in every process, and delayed by a gate that keeps a budget.
 
-The Hub allows 3,000 requests in 5 minutes to a user, wherever they come from. A process keeps to that by itself; on a
-Ray cluster `raypipe.storage.cluster_budget` puts one gate for all processes in its place. Decides when a request may be
-sent, for how long a server may make us wait, and how slowly a body may come; not what is asked.
+The Hub allows a user 3,000 requests in 5 minutes, from all machines together. A single process keeps this budget by
+itself; on a Ray cluster `raypipe.storage.cluster_budget` replaces it with one gate for all processes. This module
+decides when a request may be sent, how long to wait for a server, and how slowly a body may arrive; not what is
+requested.
 """
 
 import email.utils
@@ -17,30 +18,30 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 HUB_REQUESTS: Final = 3000
-"""What the Hub allows to a user in `HUB_PERIOD_S`."""
+"""Requests that the Hub allows a user in `HUB_PERIOD_S`."""
 
 HUB_PERIOD_S: Final = 300.0
 
 _BURST_SHARE: Final = 3
-"""A third of the requests may come at once; the rest come as time goes by: no period holds more than allowed."""
+"""A third of the requests may be sent at once; the rest accrue evenly, so that no period exceeds the limit."""
 
 SILENCE_S: Final = 30.0
-"""How long a server may send nothing. The Hub's is ``HF_HUB_DOWNLOAD_TIMEOUT``, and S3's that of s3fs."""
+"""How long a server may send nothing. The Hub uses ``HF_HUB_DOWNLOAD_TIMEOUT`` instead, and S3 the limit of s3fs."""
 
 PACE_S = 60.0
-"""A body that has been waited for so long in all must have brought `PACE_BYTES` since it was last looked at."""
+"""After each such time of waiting in total, a body must have brought `PACE_BYTES` since the last check."""
 
 PACE_BYTES = 64 << 10
-"""About 1 kB/s, for each body. A file may be of any size and take any time, but a server that sends a byte now and then
+"""About 1 kB/s, for each body. A file may have any size and take any time, but a server that sends a byte now and then
 is as good as silent: at this rate, a dataset of 1 GB would take eleven days."""
 
 LONG_WAIT_S: Final = 10.0
-"""A wait that is longer is said."""
+"""raypipe warns of waits of at least this length."""
 
 _SECONDS: Final = re.compile("[0-9]{1,9}")
 
 _ROUNDING: Final = 1e-9
-"""Of a request: who waits for as long as told shall not be told to wait for a rest that rounding has left."""
+"""In requests. A smaller rest counts as none, so that a caller who waits the full time never has to wait again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +49,25 @@ class Turn:
     """When a request may be sent."""
 
     wait_s: float
-    """From the moment at which the gate was asked; 0: now."""
+    """Counted from the call of the gate; 0 means now."""
     due_s: float = 0.0
-    """On the clock of the budget that gave it."""
+    """On the clock of the budget that gave the turn."""
     budget: str = ""
-    """Which one that was; another one gives another turn."""
+    """The name of that budget; another budget gives a new turn."""
 
 
 class Gate(Protocol):
-    """Whoever lets requests through, for one process or for many."""
+    """Decides when requests may be sent, for one process or for many."""
 
     def take(self, turn: Turn | None = None) -> Turn:
-        """Return the next turn that is free, or how long it still takes to the one that was given before.
+        """Return the next free turn, or the remaining wait for a turn given before.
 
-        Whoever has waited as told asks again with the turn: there may have been a pause in between.
+        After its wait, a caller asks again with its turn: there may have been a pause in between.
         """
         ...
 
     def pause(self, wait_s: float) -> None:
-        """Let nothing through for a while: the other side has asked for it."""
+        """Let nothing through for a while, as the server has asked."""
         ...
 
 
@@ -74,23 +75,23 @@ class Gate(Protocol):
 class Budget:
     """At most `limit` requests in any period of `period_s` seconds; a `Gate` for the threads of one process.
 
-    Turns are given in the order in which they are asked for, each once: one that is not used is lost. They are counted
-    on a clock that stands still in a pause, so that those who wait do not all come at its end.
+    Callers get turns in the order of their calls; an unused turn is lost. The budget's clock stops during a pause, so
+    that waiting callers do not all send at its end.
     """
 
     limit: int = HUB_REQUESTS
     period_s: float = HUB_PERIOD_S
     clock: Callable[[], float] = time.monotonic
     is_empty: bool = False
-    """Whether it begins with nothing left: it takes the place of one that was lost, and of that nothing is known."""
+    """Whether it starts with no requests left: it replaces a lost budget whose state is unknown."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._name = uuid.uuid4().hex
         self._burst = max(1, self.limit // _BURST_SHARE)
-        # What is left of the limit comes back evenly: burst and refill of a whole period together are the limit.
+        # The rest of the limit accrues evenly: burst and refill of a whole period add up to the limit.
         self._per_s = max(self.limit - self._burst, 1) / self.period_s
-        # Below 0 where turns are given that are still to come.
+        # Negative while given turns are still due.
         self._left = 0.0 if self.is_empty else float(self._burst)
         self._own_s = 0.0
         self._told_at = self.clock()
@@ -98,13 +99,13 @@ class Budget:
         self.num_granted = 0
 
     def take(self, turn: Turn | None = None) -> Turn:
-        """Count a request and return its turn, or how long it still takes to the one that was given before."""
+        """Count a request and return its turn, or the remaining wait for a turn given before."""
         with self._lock:
             now = self._advance()
             if turn is None or turn.budget != self._name:
                 self._left -= 1
                 self.num_granted += 1
-                # It is there when what is left has come back to 0.
+                # The turn is due when `_left` is back at 0.
                 due_s = self._own_s + max(0.0, -self._left) / self._per_s
             else:
                 due_s = turn.due_s
@@ -125,13 +126,13 @@ class Budget:
             self.num_granted += num_requests
 
     def num_recent(self) -> int:
-        """Return how many requests have been let through that time has not made up for."""
+        """Return how many granted requests the refill has not made up for yet."""
         with self._lock:
             self._advance()
             return math.ceil(self._burst - self._left - _ROUNDING)
 
     def _advance(self) -> float:
-        """Let the own clock go on to the present, which is returned."""
+        """Advance the budget's own clock, and return the present time."""
         now = self.clock()
         open_s = max(0.0, now - max(self._told_at, self._closed_until))
         self._own_s += open_s
@@ -141,7 +142,7 @@ class Budget:
 
 
 class _Process:
-    """What this process has sent, and the gate that it asks."""
+    """The number of requests that this process has sent, and the gate that it asks."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -154,7 +155,7 @@ _process = _Process()
 
 
 def count_requests(num_requests: int = 1) -> None:
-    """Note requests of this process."""
+    """Count requests of this process."""
     with _process.lock:
         _process.num_requests += num_requests
 
@@ -171,7 +172,7 @@ def current_gate() -> Gate:
 
 
 def use_gate(gate: Gate) -> None:
-    """Let all requests of this process pass another gate from now on."""
+    """Send all requests of this process through another gate from now on."""
     _process.gate = gate
 
 
@@ -181,11 +182,11 @@ def own_budget() -> Budget:
 
 
 class TooSlowError(ConnectionError):
-    """A body comes more slowly than `PACE_BYTES` in `PACE_S`. No `TimeoutError`: fsspec would drop what it says."""
+    """A body arrives more slowly than `PACE_BYTES` in `PACE_S`. Not a `TimeoutError`: fsspec drops its message."""
 
 
 class Pace:
-    """Looks how fast a body comes: by the time that it is waited for, not by that in which it is written or used."""
+    """Checks how fast a body arrives; counts the time spent waiting for it, not the time spent writing or using it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -193,10 +194,10 @@ class Pace:
         self._received = 0
 
     def follow(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the pieces of a body as they come.
+        """Yield the pieces of a body as they arrive.
 
         Raises:
-            TooSlowError: they come too slowly.
+            TooSlowError: they arrive too slowly.
         """
         while True:
             asked_at = self._clock()
@@ -207,7 +208,7 @@ class Pace:
             yield piece
 
     async def follow_async(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield what `follow` does."""
+        """Do the same as `follow`."""
         while True:
             asked_at = self._clock()
             piece = await anext(pieces, None)
@@ -231,7 +232,7 @@ class Pace:
 
 
 def parse_wait_s(given: str) -> float:
-    """Return for how many seconds a header ``Retry-After`` asks to wait: a number or a date; 0 where it is neither."""
+    """Return the seconds that a header ``Retry-After`` asks to wait, a number or a date; 0 if it is neither."""
     given = given.strip()
     if _SECONDS.fullmatch(given):
         return float(given)
@@ -242,6 +243,6 @@ def parse_wait_s(given: str) -> float:
 
 
 def say_wait(wait_s: float, why: str) -> None:
-    """Warn of a wait that is long, before it begins."""
+    """Warn of a long wait before it begins."""
     if wait_s >= LONG_WAIT_S:
         warnings.warn(f"waits for {wait_s:.0f} s: {why}", stacklevel=2)

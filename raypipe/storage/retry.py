@@ -1,4 +1,4 @@
-"""Reading again what fails for a while: a time-out, a reset connection, storage that is busy."""
+"""Retries of reads that fail for a while: a time-out, a reset connection, busy storage."""
 
 import random
 import time
@@ -10,21 +10,21 @@ from raypipe.storage.hub.client import PassingError
 from raypipe.storage.request_budget import parse_wait_s, say_wait
 
 RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
-"""Waits before reading again after a passing fault; each is spread by half, so that many do not come back at once."""
+"""Waits before each retry; each is varied by half, so that many readers do not come back at once."""
 
 _MOST_ASKED_S: Final = 120.0
-"""Storage that asks to wait for longer than this is not read again: a run that stands still is better ended."""
+"""Do not retry storage that asks for a longer wait: better to end a run than to let it stall."""
 
 _MOST_TRIED_S: Final = 120.0
-"""Storage that has failed for so long is not read again: libraries below try for minutes by themselves."""
+"""Do not retry storage that has failed for this long: the libraries below retry for minutes by themselves."""
 
 Result = TypeVar("Result")
 
 
 def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] = time.sleep) -> Result:
-    """Return what `read` returns, tried again after a wait while it fails in a way that may pass.
+    """Return what `read` returns; retry after a wait while it fails in a way that may pass.
 
-    Storage that says for how long to wait (``Retry-After``) is waited for so long at least.
+    Wait at least as long as the storage asks (``Retry-After``).
     """
     last = time.monotonic() + _MOST_TRIED_S
     for wait_s in RETRY_WAITS_S:
@@ -41,12 +41,12 @@ def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] =
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether an error, or what caused it, is a fault of storage that may pass."""
+    """Return whether an error or its cause is a fault of storage that may pass."""
     for cause in _causes(error):
         if isinstance(cause, TimeoutError | ConnectionError | DownloadError):
             return True
         if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError | PermissionError):
-            # pyarrow raises a plain OSError for a damaged file: only those with a number come from the system.
+            # pyarrow raises a plain OSError for a damaged file; only an error with an errno comes from the system.
             return cause.errno is not None
     return False
 
@@ -57,7 +57,7 @@ def _asked_wait_s(error: BaseException) -> float:
             return cause.wait_s
         headers: Any = getattr(cause, "headers", None)
         if headers is None:
-            # botocore keeps the answer in the error.
+            # botocore keeps the response in the error.
             told = getattr(cause, "response", None)
             headers = told.get("ResponseMetadata", {}).get("HTTPHeaders") if isinstance(told, dict) else None
         if headers:

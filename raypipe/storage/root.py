@@ -1,7 +1,7 @@
-"""`Storage`: the root of a dataset. All names below it are relative, with ``/``.
+"""`Storage`: the root of a dataset. All file names are relative to it, with ``/``.
 
-A plain value: it pickles, and opens its filesystem where it is used. With a `CacheSpec` remote files are kept on the
-node that reads them; a commit of the Hub that is complete in the Hub's own cache is read there, on each node by itself.
+A plain value: it pickles, and opens its filesystem in the process that uses it. With a `CacheSpec` each node keeps the
+remote files that it reads. Where the Hub's own cache on a node has all of a commit, raypipe reads the commit there.
 """
 
 import os
@@ -43,19 +43,19 @@ class Storage:
     """The root folder of a dataset, on any filesystem that fsspec knows."""
 
     uri: str
-    """The root as an absolute path, or as a URI with its protocol; without user and password, which are `login`."""
+    """An absolute path, or a URI with its protocol; user and password are in `login`."""
 
     cache: CacheSpec | None = None
-    """Keeps files of a remote root on the node that reads them; None reads them from afar, by range."""
+    """Where a node keeps the files of a remote root that it reads; None reads them remotely, by range."""
 
     listing: str = field(default="", compare=False)
-    """The digest of what a remote root listed where the run began; empty there, on the Hub, and without a cache."""
+    """The digest of the driver's listing of a remote root; empty on the driver, for the Hub, and without a cache."""
 
     beside_bytes: int = field(default=0, compare=False)
-    """Of other remote roots that a run reads through the same cache."""
+    """Bytes of the other remote roots that a run reads through the same cache."""
 
     login: str = field(default="", compare=False, repr=False)
-    """``user:password`` of the root, where it was given with them."""
+    """``user:password`` of the root, if it was given with them."""
 
     @property
     def address(self) -> str:
@@ -74,22 +74,22 @@ class Storage:
 
     @cached_property
     def is_local(self) -> bool:
-        """True where files are plain paths that any library can open by name; on this node, where others may differ."""
+        """True if any library can open the files by path; this may differ between nodes."""
         return isinstance(self.filesystem, LocalFileSystem)
 
     @cached_property
     def is_remote(self) -> bool:
-        """True where a node may have to fetch the files, also if this one has all of a commit of the Hub."""
+        """True if a node may have to fetch the files, even if this one has all of a commit of the Hub."""
         return bool(self.commit) or not self.is_local
 
     @property
     def is_listable(self) -> bool:
-        """False of a web server, which tells of the files that it is asked for by name."""
+        """False for a web server: it answers only for files that it is asked for by name."""
         return self.is_local or self._remote.is_listable
 
     @cached_property
     def commit(self) -> str:
-        """The commit of the Hub that this root is pinned to; empty elsewhere."""
+        """The commit of the Hub that this root is pinned to; empty for other storage."""
         pinned = parse_pinned(self.uri)
         return pinned.commit if pinned else ""
 
@@ -118,7 +118,7 @@ class Storage:
         return kept | {"login": self.login}
 
     def _keep_listing(self) -> str:
-        """Keep the listing on this node and return its digest, where processes of a run are to share it."""
+        """Keep the listing on this node and return its digest; empty if the processes of a run do not share one."""
         remote = self.__dict__.get("_remote")
         if self.cache is None or self.commit or remote is None or not remote.is_listable:
             return ""
@@ -126,11 +126,11 @@ class Storage:
         return digest_of(pack_entries(remote.entries))
 
     def cached(self, cache: CacheSpec | None) -> "Storage":
-        """Return this root with another cache; what it has listed stays known."""
+        """Return this root with another cache; it keeps its listing."""
         return self._changed(cache=cache)
 
     def beside(self, num_bytes: int) -> "Storage":
-        """Return this root as one of several that a run reads, the others of which have so many bytes together."""
+        """Return this root as one of several that a run reads; the others have `num_bytes` together."""
         return self._changed(beside_bytes=num_bytes)
 
     def _changed(self, **fields: Any) -> "Storage":
@@ -141,7 +141,7 @@ class Storage:
         return changed
 
     def for_a_look(self) -> "Storage":
-        """Return this root for readers of footers and indexes alone; see `CacheSpec.for_a_look`."""
+        """Return this root for readers of footers and indexes only; see `CacheSpec.for_a_look`."""
         return self if self.cache is None or self.is_local else self.cached(self.cache.for_a_look())
 
     def locate(self, name: str) -> str:
@@ -152,32 +152,32 @@ class Storage:
         """Return whether there is a file or folder `name`.
 
         Raises:
-            DownloadError: the storage does not tell, as a web server that refuses a file.
+            DownloadError: the storage does not tell, like a web server that refuses a file.
         """
         if self.is_local:
             return os.path.exists(self.locate(name))
         with self._naming(name):
-            # Of a dataset all files are listed anyway, and the listing tells.
+            # The listing answers: all files of a dataset are listed anyway.
             is_known = self._is_listed or not self.is_listable
             return self._remote.exists(name) if is_known else bool(self.filesystem.exists(self.locate(name)))
 
     def is_refused(self, name: str) -> bool:
-        """Return whether a web server answers for the file `name` with `REFUSED`: it may be there, and need not be."""
+        """Return whether a web server answers for the file `name` with `REFUSED`; the file may or may not exist."""
         with self._naming(name):
             return not self.is_listable and self._remote.ask(name) == "refused"
 
     def offers(self, name: str) -> bool:
-        """Return whether the file `name` is there to be read; False also where a web server refuses it."""
+        """Return whether the file `name` can be read; False also if a web server refuses it."""
         if self.is_listable:
             return self.exists(name)
         with self._naming(name):
             return self._remote.ask(name) == "there"
 
     def list_files(self, folder: str = "") -> list[str]:
-        """Return the names of all files below `folder`, sorted; none where the folder is missing.
+        """Return the names of all files below `folder`, sorted; none if the folder is missing.
 
         Raises:
-            DownloadError: a web server shows no files there, which says nothing.
+            DownloadError: a web server shows no files there, which does not mean that there are none.
         """
         with self._naming(folder):
             if self._is_listed:
@@ -206,21 +206,20 @@ class Storage:
             return int(self.filesystem.size(self.locate(name)))
 
     def list_bytes(self) -> int:
-        """Return the bytes of all files that are to be fetched, by the listing: none where they are on this node."""
+        """Return the bytes of all remote files, by the listing; 0 if the files are on this node."""
         with self._naming(""):
             return 0 if self.is_local else self._remote.total_bytes
 
     def hold(self, name: str) -> HeldFile | None:
-        """Return a remote file in the cache of this node, fetched if it is not there; it stays until it is closed.
+        """Return a remote file in the cache of this node, fetched if missing; it stays there until closed.
 
-        None where there is no cache, the file is too large to be fetched whole, or the storage does not tell one
-        content of it from another.
+        None if there is no cache, the file is too large to fetch whole, or the storage gives no version of it.
         """
         wanted = self._whole(name)
         return open_cache(self.cache).hold(*wanted) if self.cache is not None and wanted else None
 
     def is_ranged(self, name: str) -> bool:
-        """Return whether of a remote file only the parts in use are kept on this node."""
+        """Return whether this node keeps only the parts in use of a remote file."""
         if self.cache is None or self.is_local:
             return False
         entry = self._entry(name)
@@ -228,9 +227,9 @@ class Storage:
         return bool(entry.stamp) and not self.cache.is_fetched_whole(entry.size_bytes, run_bytes)
 
     def version(self, name: str) -> str:
-        """Return what tells the content of a file from another that had its name; empty where nothing does.
+        """Return a version of the file that changes with its content; empty if the storage has none.
 
-        Of a local file that is its size, the time of its last change, and its number on the disk.
+        For a local file it consists of size, modification time and inode.
         """
         if not self.is_local:
             return self._entry(name).stamp
@@ -240,12 +239,10 @@ class Storage:
         return ""
 
     def read_again(self, name: str, read: Callable[[], Copied], close: Callable[[], None] = lambda: None) -> Copied:
-        """Return what `read` returns of the file `name`, also where this node keeps a copy of it that was garbled.
-
-        See `read_twice`.
+        """Return what `read` returns for the file `name`; fetch a damaged copy on this node again. See `read_twice`.
 
         Args:
-            close: lets go what is open of the file, before it is read again.
+            close: closes what is open of the file before the second read.
         """
         return read_twice(read, lambda: self._copies(name), close)
 
@@ -259,21 +256,20 @@ class Storage:
         return Copies(cache=open_cache(self.cache), file=f"{self.locate(name)} {entry.stamp}", wanted=wanted)
 
     def prefetch(self, name: str) -> "Future[bool] | None":
-        """Start to fetch a remote file into the cache of this node, if there is one and room in it.
+        """Start to fetch a remote file into the cache of this node, if there is a cache with room.
 
-        What is returned may be cancelled. It need not be looked at: whoever uses the file fetches it again, and has the
-        error.
+        The caller may cancel the future or ignore it: a later use of the file fetches it again and raises the error.
         """
         wanted = self._whole(name)
         return open_cache(self.cache).prefetch(*wanted) if self.cache is not None and wanted else None
 
     def prefetch_part(self, name: str, start: int, stop: int) -> "Future[bool]":
-        """Start to fetch bytes of a remote file of which only parts are kept; see `prefetch`."""
+        """Start to fetch bytes of a remote file that is kept by parts; see `prefetch`."""
         assert self.cache is not None, "only a cache keeps parts"
         return open_cache(self.cache).prefetch(*self._part(name, start, min(stop, self._entry(name).size_bytes)))
 
     def _whole(self, name: str) -> tuple[str, Fetch, int] | None:
-        """Return what a cache needs: the name of the content, how to fetch it, and its bytes."""
+        """Return what a cache needs: the key of the content, how to fetch it, and its size."""
         if self.cache is None or self.is_local or self.is_ranged(name):
             return None
         entry = self._entry(name)
@@ -304,7 +300,7 @@ class Storage:
             out.write(content)
 
     def open_file(self, name: str) -> IO[bytes]:
-        """Open the file `name` for reading; of a remote one, from the cache, or by range as it is used."""
+        """Open the file `name` for reading; a remote file from the cache, or by range as it is used."""
         self._check_file(name)
         held = self.hold(name)
         if held is not None:
@@ -320,7 +316,7 @@ class Storage:
         return opened
 
     def open_ranged(self, name: str) -> RangedFile:
-        """Open a remote file of which only parts are kept on this node."""
+        """Open a remote file that this node keeps by parts."""
         assert self.cache is not None, "only a cache keeps parts"
         cache = open_cache(self.cache)
 
@@ -335,7 +331,7 @@ class Storage:
         return self._read(name, 0, None)
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return the bytes ``[start, stop)`` of the file `name`; fewer where the file ends before `stop`."""
+        """Return the bytes ``[start, stop)`` of the file `name`; fewer if the file ends before `stop`."""
         return self._read(name, start, stop)
 
     def _read(self, name: str, start: int, stop: int | None) -> bytes:
@@ -348,10 +344,10 @@ class Storage:
             return self._remote.read_range(name, start, stop)
 
     def write_atomic(self, name: str, content: bytes) -> None:
-        """Write the file `name` so that a reader sees the old content or the new, never a part."""
+        """Write the file `name`; a reader sees the old content or the new, never a part."""
         target = self.locate(name)
         if not self.is_local:
-            # Object stores publish an object when its upload is complete.
+            # An object store publishes an object only when its upload is complete.
             self.filesystem.pipe_file(target, content)
             return
         target = str(inside(self.path, name))
@@ -369,12 +365,12 @@ class Storage:
 
     @property
     def _is_listed(self) -> bool:
-        """Whether one listing tells of all files: of a root that nobody writes to while it is read."""
+        """Whether one listing covers all files: a remote root that does not change while it is read."""
         return not self.is_local and (bool(self.commit) or self.cache is not None) and self._remote.is_listable
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:
-        """Give errors of a remote filesystem, which are of many classes, the name of the file."""
+        """Turn the errors of a remote filesystem, of many classes, into raypipe's, with the name of the file."""
         try:
             yield
         except RaypipeError as error:
@@ -392,14 +388,14 @@ class Storage:
             ) from error
 
     def _check_file(self, name: str) -> None:
-        # Only locally: for an object store this would be a request per read.
+        # Only for local files: an object store would need a request per read.
         if self.is_local and not os.path.isfile(self.locate(name)):
             raise self._missing(name)
 
     def check_readable(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """Raise where it is the machine that does not read bytes of a local file, and not their content that is bad.
+        """Raise if this machine cannot read the bytes of a local file, whatever their content.
 
-        For a file that a library could not read, and did not say why.
+        For a file that a library failed to read without saying why.
 
         Raises:
             DownloadError: the disk fails, or too many files are open.
@@ -408,16 +404,16 @@ class Storage:
             check_file(self.locate(name), start, stop)
 
     def unreadable(self, name: str, error: OSError) -> DownloadError:
-        """Return the error for a file that this machine could not read, whatever it holds."""
+        """Return the error for a file that this machine could not read, whatever its content."""
         if self.is_local:
             return unreadable_file(self.locate(name), error)
         return unreadable_file(self.locate(name), error, "look at the network and the server, and try again")
 
     def check_no_pointer(self, name: str) -> None:
-        """Raise where a file that makes no sense is a pointer of Git LFS, as a clone without LFS has in place of files.
+        """Raise if an unreadable file is a Git LFS pointer, which a clone without LFS has in place of the file.
 
         Raises:
-            DatasetError: it is one.
+            DatasetError: it is a pointer.
         """
         if self.exists(name) and self.read_range(name, 0, len(_LFS)) == _LFS:
             raise DatasetError(
@@ -432,17 +428,17 @@ class Storage:
 def walk_files(top: str, below: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield the names of all files in a local folder and its folders, with ``/``.
 
-    Links are followed, as reading does, but for those that lead back to a folder in which they are.
+    Follows links, as reading does, except those that lead back to a folder above them.
 
     Args:
-        below: the folder to look at, in `top`.
-        above: the true paths of the folders in which it is.
+        below: the folder to list, relative to `top`.
+        above: the real paths of the folders above it.
     """
     place = os.path.realpath(os.path.join(top, below))
     try:
         entries = list(os.scandir(place)) if place not in above else []
     except OSError:
-        # Reading what is in it tells what is wrong with it.
+        # The reader of a file in it raises a better error.
         return
     for entry in entries:
         name = f"{below}/{entry.name}".lstrip("/")
@@ -456,7 +452,7 @@ def open_storage(root: str | os.PathLike[str]) -> Storage:
     """Return the storage of `root`: a local path (made absolute) or an fsspec URI, without a cache.
 
     Raises:
-        ConfigError: the root is empty, or of a protocol that is not opened; see `check_root`.
+        ConfigError: the root is empty, not UTF-8, or of a protocol that raypipe does not open; see `check_root`.
     """
     uri = os.fspath(root)
     if not uri:
@@ -471,18 +467,18 @@ def open_storage(root: str | os.PathLike[str]) -> Storage:
 
 
 def open_root(root: str | os.PathLike[str], revision: str = "") -> Storage:
-    """Return the storage of a dataset: as `open_storage` does, and ``owner/name`` of the Hub pinned to a commit.
+    """Return the storage of a dataset as `open_storage` does; ``owner/name`` is a Hub dataset, pinned to a commit.
 
-    Remote files are kept in the default cache of the node. Only for roots that are read and that nobody writes to: a
-    folder that is yet to be written may be called like a dataset of the Hub.
+    The node's default cache keeps remote files. Only for roots to read: a folder that does not exist yet may have a
+    name like a dataset of the Hub.
 
     Raises:
         ConfigError: a revision is given for a root that is not on the Hub, or the Hub has no such dataset or revision.
-        DownloadError: the Hub does not answer, or may not be asked.
+        DownloadError: the Hub does not answer, or ``HF_HUB_OFFLINE`` forbids asking it.
     """
     if root and is_repo_id(root):
         source = resolve(os.fspath(root), revision)
-        # Now, not at the first read: that is tried again where it fails, and being offline does not pass.
+        # Here, not at the first read: reads are retried, and being offline does not pass.
         find_snapshot(source.uri)
         return Storage(source.uri, CacheSpec())
     if revision:

@@ -8,36 +8,36 @@ from typing import IO, Any, Final
 from raypipe.storage.node_cache import HeldFile
 
 AHEAD_BYTES: Final = 5 << 20
-"""What a small read of a file of a web server asks for, as files of fsspec do: readers go on where they are."""
+"""Bytes that a small read from a web server asks for, as in fsspec: readers usually read on."""
 
 AskPart = Callable[[int, int], bytes]
-"""Gives the bytes ``[start, stop)``, all of them."""
+"""Returns all of the bytes ``[start, stop)``."""
 
 
 class HeldStream(io.BufferedReader):
-    """A file of the cache, opened: it stays there as long as it is open."""
+    """An open file of the cache; the cache keeps it until it is closed."""
 
     def __init__(self, held: HeldFile) -> None:
         super().__init__(io.FileIO(held.path))
         self._held = held
 
     def close(self) -> None:
-        """Close the file, and let the cache remove it when it needs room."""
+        """Close the file; the cache may then remove it."""
         super().close()
         self._held.close()
 
     def __del__(self) -> None:
-        # Readers of parquet keep files open for as long as they live, and do not close them.
+        # Parquet readers keep files open as long as they live, and do not close them.
         self.close()
 
 
 def open_asked(size_bytes: int, ask: AskPart) -> IO[bytes]:
-    """Return a file of which each part is asked for as it is read, with some bytes ahead."""
+    """Return a file that asks for each part as it is read, with some bytes ahead."""
     return io.BufferedReader(_AskedFile(size_bytes, ask), min(AHEAD_BYTES, size_bytes))
 
 
 class SizedFile(io.RawIOBase):
-    """A file of known size whose position is kept here; what reads it comes with a class of it."""
+    """A file of known size that keeps its position; subclasses read the bytes."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__()
@@ -64,14 +64,14 @@ class SizedFile(io.RawIOBase):
 
 
 class _AskedFile(SizedFile):
-    """Asks with every read."""
+    """Sends a request for every read."""
 
     def __init__(self, size_bytes: int, ask: AskPart) -> None:
         super().__init__(size_bytes)
         self._ask = ask
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer with one question; less of it at the end alone."""
+        """Fill the buffer with one request; less only at the end."""
         view = memoryview(buffer).cast("B")
         stop = min(self._position + len(view), self._size)
         if self._position >= stop:
@@ -82,6 +82,6 @@ class _AskedFile(SizedFile):
         return len(content)
 
     def readall(self) -> bytes:
-        """Return the rest with one question, where the default asks for pieces."""
+        """Return the rest with one request; the default implementation asks for pieces."""
         start, self._position = self._position, max(self._position, self._size)
         return self._ask(start, self._size) if start < self._size else b""

@@ -1,9 +1,9 @@
 """Files of a web server, with bodies that may take as long as they need.
 
-fsspec gives a body 300 s in all, which a large file on a slow line does not keep to, and one that comes a byte at a
-time does. Here it is given up where the server is silent, or slower than the pace of `raypipe.storage.request_budget`.
-What is no file keeps the time of fsspec: what a server tells of a file, and its folders. Needs aiohttp, which `import
-raypipe` does not: so it is imported where a web server is opened.
+fsspec gives a body 300 s in all: too little for a large file on a slow line, and too much for one that arrives a byte
+at a time. Here a body is given up when the server is silent, or slower than the pace of
+`raypipe.storage.request_budget`. Requests for file information and folders keep the time-out of fsspec. This module
+needs aiohttp, which `import raypipe` does not load, so it is imported only where a web server is opened.
 """
 
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ class WebFiles(HTTPFileSystem):  # type: ignore[misc]
     """Files of a web server, with bodies that may take as long as they need."""
 
     def read_within(self, url: str, headers: dict[str, str], most: int) -> bytes:
-        """Return the body of an answer, which may be of any size: of more than `most` bytes, one too many."""
+        """Return the body of an answer, cut off at ``most + 1`` bytes."""
         return bytes(sync(self.loop, self._read_within, url, headers, most))
 
     async def _read_within(self, url: str, headers: dict[str, str], most: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Whether a file can be written, and where, known before minutes are spent on it; files that are whole or not there."""
+"""Checks that a file can be written, before minutes are spent on its content; writes files whole or not at all."""
 
 import io
 import os
@@ -10,7 +10,7 @@ from raypipe.errors import ConfigError, DatasetError
 
 
 def inside(folder: str | os.PathLike[str], name: str | os.PathLike[str]) -> Path:
-    """Return the path of the file `name` in `folder`; every writer of files that data names asks for it.
+    """Return the path of the file `name` in `folder`; use it for every file whose name comes from data.
 
     Raises:
         DatasetError: the path leads out of the folder, by ``..``, as an absolute path or through a link.
@@ -27,7 +27,7 @@ def inside(folder: str | os.PathLike[str], name: str | os.PathLike[str]) -> Path
 
 
 def check_writable(path: Path) -> None:
-    """Raise a `ConfigError` where the file `path` cannot be written."""
+    """Raise a `ConfigError` if the file `path` cannot be written."""
     if path.is_dir():
         raise ConfigError(f"cannot write {str(path)!r}: it is a folder; give the name of a file")
     if not path.parent.is_dir():
@@ -37,13 +37,13 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file beside its place and rename it: a full disk leaves what was there before.
+    """Write a file next to its place and rename it, so that a full disk leaves the old file.
 
     Raises:
-        OSError: it cannot be written; names the file.
+        OSError: the file cannot be written; the error names it.
     """
     data = content.encode() if isinstance(content, str) else content
-    # What a link points to is written, and never the link itself.
+    # Write the target of a link, never the link itself.
     target = Path(os.path.realpath(path))
     is_renamed = (target.is_file() or not target.exists()) and os.access(target.parent, os.W_OK)
     half = target.with_name(f".{uuid.uuid4().hex}.part") if is_renamed else target
@@ -59,7 +59,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def save_figure(figure: Any, path: Path, dpi: int) -> None:
-    """Write a figure of matplotlib to a file of the kind that its name says; see `write_whole`."""
+    """Write a matplotlib figure in the format of the file's suffix; see `write_whole`."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.removeprefix("."), dpi=dpi)
     write_whole(path, buffer.getvalue())

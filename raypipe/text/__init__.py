@@ -1,12 +1,12 @@
-"""What people and files say, and what raypipe says: settings, limits, messages, progress bars, the terminal.
+"""Text in and out: settings, limits, messages, progress bars, the terminal.
 
 ::
 
-    limits.py     how much a file, an answer or a state may ask for        parse_json, read_lines
-    specs.py      specs from dicts; an unknown key names the nearest       make_spec, parse_bytes
-    wording.py    plurals, ranges and texts that are too long              counted, frames_text
-    progress.py   bars of an epoch and of files                            progress_bar, count_bar
-    terminal.py   what the program prints, and how it ends                 echo, run_to_an_end
+    limits.py     how much a file, an answer or a state may claim          parse_json, read_lines
+    specs.py      specs from dicts; an error suggests the nearest key      make_spec, parse_bytes
+    wording.py    plurals, ranges, shortened texts                         counted, frames_text
+    progress.py   progress bars for an epoch and for files                 progress_bar, count_bar
+    terminal.py   what the program prints, and its exit codes              echo, run_to_an_end
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""How much a file, an answer or a state may ask for, and the reason of each limit.
+"""How much a file, an answer or a state may claim, and the reason for each limit.
 
-What a few bytes claim is compared with these before memory is taken for it. Datasets of 50 million frames, tables of a
-million episodes and mixtures of thousands of datasets are far below them all.
+raypipe compares a claim with its limit before it allocates memory for it. Datasets of 50 million frames, tables of a
+million episodes and mixtures of thousands of datasets are far below every limit.
 """
 
 import json
@@ -9,57 +9,57 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, Final
 
 FREE_BYTES: Final = 1 << 29
-"""What the values of a parquet file may take in memory however small the file is: a million episodes with 30 columns
-take half of it."""
+"""Memory that the values of a parquet file may take, however small the file: a million episodes of 30 columns take
+half of it."""
 
 MOST_RATIO: Final = 16
-"""How many times its own size the values of a larger file may take. Real rows are 1 to 4 times as large in memory."""
+"""The values of a larger file may take this many times its size. Real rows are 1 to 4 times as large in memory."""
 
 MOST_JSON_BYTES: Final = 1 << 28
-"""Of a JSON document, of an answer, and of a line of JSON lines. The statistics of an episode have kilobytes, the
-listing of a repo of 300,000 files 80 MB."""
+"""For a JSON document, an answer, or a line of JSON lines. The statistics of an episode take kilobytes, the listing of
+a repo of 300,000 files 80 MB."""
 
 MOST_JSON_NODES: Final = 1 << 24
-"""Of a JSON document: what stands behind a comma or an opening bracket. Each may take 60 bytes, however short."""
+"""Commas and opening brackets in a JSON document. The value after each may take 60 bytes, however short it is."""
 
 MOST_TEXT_BYTES: Final = 1 << 30
-"""Of a file of JSON lines that is read whole: a million episodes take a fifth of it."""
+"""For a file of JSON lines that is read whole: a million episodes take a fifth of it."""
 
 MOST_YAML_NODES: Final = 1 << 18
-"""Of a mixture file, with what aliases repeat: 10,000 datasets of 20 keys. Each takes a kilobyte."""
+"""For a mixture file, counting what aliases repeat: 10,000 datasets of 20 keys. Each node takes a kilobyte."""
 
 MOST_VIDEO_FRAMES: Final = 1 << 24
-"""Of one mp4: 150 hours at 30 fps. Its index takes some 60 bytes a frame."""
+"""In one mp4: 150 hours at 30 fps. Its index takes about 60 bytes a frame."""
 
 MOST_ALIKE_FRAMES: Final = 1 << 20
-"""Of an mp4 that says of its frames that each has so many bytes, and lists none: raw pictures, 9 hours at 30 fps."""
+"""In an mp4 that gives one size for all its frames instead of a list: raw pictures, 9 hours at 30 fps."""
 
 MOST_INDEX_BYTES: Final = 1 << 28
-"""Of the index of an mp4, of which a frame takes 8 to 16."""
+"""For the index of an mp4; a frame takes 8 to 16."""
 
 MOST_PIXELS: Final = 1 << 26
-"""Of a frame of a camera: 8192 x 8192, which is 200 MB."""
+"""In a frame of a camera: 8192 x 8192, which is 200 MB."""
 
 MOST_NUMBERS: Final = 1 << 24
-"""Of a feature in one frame: 64 MB, as a cloud of 5 million points."""
+"""In a feature of one frame: 64 MB, such as a cloud of 5 million points."""
 
 MOST_LANES: Final = 1 << 20
-"""Ranks of a run, and lanes of an epoch: a million, ten times the largest cluster."""
+"""Ranks of a run, or lanes of an epoch: a million, ten times the largest cluster."""
 
 MOST_COUNT: Final = 1 << 53
-"""Of whatever ``info.json`` counts: a JSON number is exact up to there."""
+"""For every count in ``info.json``: a JSON number is exact up to here."""
 
 
 BODY_CODES: Final = frozenset({"", "identity", "gzip", "deflate"})
-"""How a server may send a body. None is asked to pack it; of these one byte becomes a thousand at most, of others any
-number."""
+"""Content encodings that a server may use, though raypipe asks for none. A byte of these expands to a thousand at most;
+other encodings have no such bound."""
 
 
 def parse_json(content: bytes | str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or has more values or depth than real data has.
+        ValueError: it is not JSON, or has more values or depth than real data has.
     """
     if len(content) > MOST_JSON_BYTES:
         raise ValueError(f"it has {len(content):,} bytes, and JSON may have {MOST_JSON_BYTES:,}")
@@ -74,15 +74,15 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def read_lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Return the lines of a file; of one that is longer than JSON may be, enough for `parse_json` to refuse it."""
+    """Return the lines of a file; a line longer than JSON may be is cut where `parse_json` still refuses it."""
     return iter(lambda: stream.readline(MOST_JSON_BYTES + 1), b"")
 
 
 def join_within(pieces: Iterable[bytes], most: int) -> bytes:
-    """Return the bytes of an answer that comes in pieces.
+    """Return the bytes of an answer that arrives in pieces.
 
     Raises:
-        ValueError: there are more than `most`; the rest is not taken.
+        ValueError: there are more than `most`; the rest is not read.
     """
     content = bytearray()
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Progress bars, of an epoch and of files, in a terminal or a notebook; elsewhere nothing."""
+"""Progress bars for an epoch and for files, in a terminal or a notebook; elsewhere nothing is shown."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from raypipe.text.terminal import open_console
 
 
 class RecentSpeed(Protocol):
-    """The latest speed of a loader, and its share of waiting."""
+    """The latest speed of a loader, and the share of time it waits."""
 
     @property
     def samples_per_s(self) -> float: ...  # noqa: D102
@@ -21,17 +21,17 @@ class RecentSpeed(Protocol):
 
 
 class SpeedFigures(Protocol):
-    """What a bar shows of `raypipe.feed.LoaderStats`."""
+    """The part of `raypipe.feed.LoaderStats` that a bar shows."""
 
     @property
     def recent(self) -> RecentSpeed: ...  # noqa: D102
 
 
 class Bar(Protocol):
-    """Something that is told how far an epoch is."""
+    """Follows the progress of an epoch."""
 
     def advance(self, stats: SpeedFigures) -> None:
-        """Note one more batch."""
+        """Count one more batch."""
         ...
 
 
@@ -46,13 +46,13 @@ class _RichBar:
         self._task = task
 
     def advance(self, stats: SpeedFigures) -> None:
-        """Show one more batch, the speed, and the share of time in which training waited for data."""
+        """Show one more batch, the speed, and the share of time that training waited for data."""
         told = f"{stats.recent.samples_per_s:,.0f} samples/s, waiting {stats.recent.wait_share:.0%}"
         self._progress.update(self._task, advance=1, told=told)
 
 
 def is_shown() -> bool:
-    """Return whether a person looks: at a terminal, or at a notebook that can show a bar, which needs ipywidgets."""
+    """Return whether a person is looking: at a terminal, or at a notebook with ipywidgets, which a bar needs."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     is_notebook = type(shell).__name__ == "ZMQInteractiveShell" and find_spec("ipywidgets") is not None
@@ -61,10 +61,10 @@ def is_shown() -> bool:
 
 @contextmanager
 def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is_on: bool) -> Iterator[Bar]:
-    """Show a bar while the body runs, if `is_on` and a person looks.
+    """Show a bar while the body runs, if `is_on` and a person is looking.
 
     Args:
-        waiting: says what the first batch waits for, until it is there; called several times a second by a thread.
+        waiting: returns what the first batch is waiting for; a thread calls it several times a second until then.
     """
     if not is_on or not is_shown():
         yield _NoBar()
@@ -89,14 +89,14 @@ def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is
 
 @contextmanager
 def count_bar(title: str, total: int, *, is_on: bool) -> Iterator[Callable[[int], None]]:
-    """Show a bar of things that are counted while the body runs, if `is_on` and a person looks."""
+    """Show a bar that counts up to `total` while the body runs, if `is_on` and a person is looking."""
     if not is_on or not is_shown():
         yield lambda _: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # A copy of the terminal: standard error itself is listened to while a video is decoded.
+    # A copy of the terminal's descriptor: raypipe captures standard error itself while it decodes a video.
     with os.fdopen(os.dup(2), "w") as terminal:
         console = open_console(file=terminal, force_terminal=True)
         with Progress(*columns, console=console, transient=True) as bar:

@@ -1,4 +1,4 @@
-"""Specs from plain dicts: what a person wrote is checked by name before a spec looks at its values."""
+"""Specs from plain dicts: keys are checked by name before a spec checks its values."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _UNITS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:
-    """Return `value` as a spec: itself, or made from a dict, whose unknown keys are an error."""
+    """Return `value` as a spec: itself, or made from a dict. An unknown key is an error."""
     if isinstance(value, kind):
         return value
     value = make_mapping(value, name, kind.__name__)
@@ -29,7 +29,7 @@ def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:
 
 
 def make_mapping(value: Any, name: str, kind: str = "OrderSpec") -> Mapping[str, Any]:
-    """Return `value` if it is a dict; else it is an error that says what is wanted."""
+    """Return `value` if it is a dict; raise an error that says what is wanted otherwise."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name} must be a {kind} or a dict of its fields, got {value!r}")
     return value
@@ -39,7 +39,8 @@ def parse_bytes(value: Any, name: str, *, least: int = 1, named_value: str = "")
     """Return a number of bytes that a person wrote: 200e9, "200GB", "100 GiB".
 
     Raises:
-        ConfigError: it is none, or less than `least`; `name` says where it was given, `named_value` what else may be.
+        ConfigError: it is not a number, or less than `least`. The message says where it was given (`name`) and which
+            word is allowed instead (`named_value`).
     """
     number = value
     found = _BYTES.fullmatch(value.strip()) if isinstance(value, str) else None

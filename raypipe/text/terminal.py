@@ -1,7 +1,7 @@
-"""What the program puts on a terminal, and how it ends: no text of a dataset steers the terminal, no error is raw.
+"""What the program prints on a terminal, and how it ends.
 
-Exit codes: 2 for what the user can mend, 3 for a fault of raypipe itself, so that neither is taken for the 1 by which a
-command says what it found.
+Text from a dataset cannot control the terminal, and no error is a raw traceback. Exit codes: 2 for what the user can
+fix, 3 for a fault of raypipe itself; 1 is left for commands to report findings.
 """
 
 import re
@@ -16,39 +16,39 @@ from raypipe.errors import RaypipeError, hide_logins
 BAD_INPUT: Final = 2
 FAULT: Final = 3
 
-# C0 but for tab and line break, DEL, C1, marks that turn the direction of text, and halves of characters, which stand
-# for bytes of file names that are no UTF-8.
+# C0 except tab and line break, DEL, C1, marks that change the direction of text, and surrogates, which Python uses for
+# bytes of file names that are not UTF-8.
 _UNSAFE: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    """Return a text in which characters that a terminal would obey, or cannot print, are written out as escapes."""
+    """Return a text in which characters that a terminal would obey or cannot print are written as escapes."""
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print a text that may hold names and tasks of a dataset; to standard error with `err`."""
-    # Here: the library has bars to show, and no command line.
+    """Print a text that may contain names and tasks of a dataset; to standard error with `err`."""
+    # Imported here: the library shows bars through this module but does not need typer.
     import typer
 
     typer.echo(visible(hide_logins(text)), err=err)
 
 
 def open_console(**options: Any) -> Any:
-    """Return a console of rich that shows what `visible` leaves of any text, for bars and their titles."""
+    """Return a rich console that passes all text through `visible`, for bars and their titles."""
     from rich.console import Console
 
     class Visible(Console):
         def render(self, renderable: Any, options: Any = None) -> Iterator[Any]:
             for segment in super().render(renderable, options):
-                # What rich itself tells the terminal is control.
+                # Control segments are rich's own commands to the terminal.
                 yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     return Visible(**options)
 
 
 def print_table(renderable: Any) -> None:
-    """Print what rich draws, as `echo` prints a text; an escape is not cut off where a column ends."""
+    """Print a rich renderable as `echo` prints a text; a column's end does not cut an escape off."""
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.segment import Segment
 
@@ -59,13 +59,13 @@ def print_table(renderable: Any) -> None:
 
     if sys.stdout is None:
         return
-    # Names and tasks are data: brackets in them are no markup.
+    # Names and tasks are data: brackets in them are not markup.
     plain = Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
     plain.print(Drawn())
 
 
 def run_to_an_end(command: Callable[[], Any], *, is_debug: bool) -> None:
-    """Run a command; an error is told in a few lines, with `is_debug` by its traceback, and ends the program."""
+    """Run a command; an error ends the program with a few lines, and with its traceback if `is_debug`."""
     try:
         command()
     except (RaypipeError, OSError) as error:

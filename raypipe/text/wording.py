@@ -1,4 +1,4 @@
-"""How messages, tables and pages tell things: plurals, ranges, texts that are too long, and what to install."""
+"""Wording of messages, tables and pages: plurals, ranges, shortened texts, and what to install."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def plural(number: float, noun: str) -> str:
-    """Return the noun as it stands behind a number: the plural of what is not one."""
+    """Return the noun that follows a number: singular for one, plural for any other."""
     if number == 1:
         return noun
     return f"{noun}es" if noun.endswith(_ES) else f"{noun}s"
@@ -29,7 +29,7 @@ def either(number: float, one: str, several: str) -> str:
 
 
 def span_text(first: float, last: float) -> str:
-    """Return a range with both ends, or the one number that it is: ``3 to 461``, ``461``."""
+    """Return a range with both ends, or its one number: ``3 to 461``, ``461``."""
     return f"{first}" if first == last else f"{first} to {last}"
 
 
@@ -39,7 +39,7 @@ def frames_text(start: int, stop: int) -> str:
 
 
 def cut_inside(text: str, most: int) -> str:
-    """Return a text of at most `most` characters without its middle: an error ends with what to do about it."""
+    """Return a text cut to `most` characters in its middle, since an error ends with what to do about it."""
     if len(text) <= most:
         return text
     kept = most - len(" ... ")
@@ -47,11 +47,11 @@ def cut_inside(text: str, most: int) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that adds an extra of raypipe, from where this raypipe came: a clone, a URL or an index."""
+    """Return the command that installs an extra of raypipe from its own origin: a clone, a URL or an index."""
     clone = Path(__file__).parents[1]
     if (clone / "pyproject.toml").exists():
         return f"pip install --editable '{clone}[{extra}]'"
-    # pip writes it for what did not come from an index.
+    # pip writes direct_url.json for packages that did not come from an index.
     told = (found.read_text("direct_url.json") for found in distributions(name="raypipe"))
     origin = json.loads(next(filter(None, told), "{}"))
     url, vcs = origin.get("url", ""), origin.get("vcs_info")
@@ -61,7 +61,7 @@ def how_to_install(extra: str) -> str:
 
 
 def constant_text(constant: Sequence[str], total: int) -> str:
-    """Return which of a feature's numbers never change, by name; of many the first."""
+    """Return which of a feature's numbers never change, by name; the first 8 if there are more."""
     if len(constant) == total:
         return f"none of its {total} numbers ever changes" if total > 1 else "its number never changes"
     more = f" and {len(constant) - _SHOWN_NAMES} more" if len(constant) > _SHOWN_NAMES else ""

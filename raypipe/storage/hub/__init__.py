@@ -1,17 +1,17 @@
-"""Datasets on the Hugging Face Hub: pinned to a commit, looked up in its cache, fetched whole or read by range.
+"""Datasets on the Hugging Face Hub: pinned to a commit, found in its cache, fetched whole or read by range.
 
 ::
 
     names.py      owner/name and hf://datasets/... as values                      HubSource, is_repo_id
-    client.py     one request after another, politely: retries, Retry-After       Client
+    client.py     requests within the budget: retries, Retry-After                Client
     cache.py      the layout of the Hub's cache: refs, listings, snapshots        find_snapshot, HubPlace
-    resolve.py    a revision becomes a commit                                     resolve
+    resolve.py    resolves a revision to a commit                                 resolve
     receive.py    one file, continued after a break and verified                  Receiver
     fetch.py      files of a commit, verified and put in place                    fetch_files, list_files
     files.py      a commit as a filesystem, read by range                         HubFiles
 
-The variables ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are read by huggingface_hub. Nothing
-here knows what a LeRobot dataset is.
+huggingface_hub reads the variables ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE``. Nothing here
+knows what a LeRobot dataset is.
 """
 
 from raypipe.storage.hub.cache import HubFile, HubPlace, cache_place, find_snapshot, folder_place

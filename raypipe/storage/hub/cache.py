@@ -1,4 +1,4 @@
-"""Where files of the Hub lie on disk: huggingface_hub's own cache, or a folder of the user's.
+"""Where files of the Hub are on disk: huggingface_hub's own cache, or a folder of the user's.
 
 ::
 
@@ -10,8 +10,8 @@
       snapshots/COMMIT/NAME    a link to a blob
       raypipe/                 partial files, and stamps of what was verified
 
-All but the last line is huggingface_hub's layout, so that both use each other's files. Its listings have no other
-reader than version 2; those of another format are asked for again.
+All but ``raypipe/`` and ``raypipe.lock`` is huggingface_hub's layout, so that both use each other's files. Only version
+2 of huggingface_hub reads listings; a listing of another format is requested again.
 """
 
 import json
@@ -36,16 +36,16 @@ _LISTING_FORMAT: Final = 1
 _SHOWN_FILES: Final = 3
 
 _SAY_S = 30.0
-"""After which a wait for a lock is said, as the node cache does."""
+"""Warn of a wait for a lock after this time, as the node cache does."""
 
 _WAIT_S = 600.0
-"""How long a lock is waited for while nothing moves."""
+"""How long to wait for a lock while nothing changes in the folder that its holder writes to."""
 
 _LOOK_S: Final = 1.0
 _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 _SNAPSHOTS: dict[tuple[str, str], str] = {}
-"""Complete ones by cache and URI. A process asks once for each: looking takes a system call per file."""
+"""Folders of complete snapshots by cache and URI. A process checks each once: a check takes a system call per file."""
 _SNAPSHOTS_LOCK = threading.Lock()
 
 
@@ -55,19 +55,19 @@ class HubFile:
 
     size_bytes: int
     git_oid: str
-    """The hash of git's blob: of the content, or of the pointer to it where `sha256` is known."""
+    """The hash of git's blob: the content, or the pointer to it if `sha256` is known."""
     sha256: str = ""
-    """Of the content, where the Hub keeps it outside git."""
+    """The hash of the content, if the Hub keeps it outside git."""
     xet_hash: str = ""
 
     @property
     def content_hash(self) -> str:
-        """What names the content: the blob in the cache is called so."""
+        """The hash that identifies the content, and names its blob in the cache."""
         return self.sha256 or self.git_oid
 
     @property
     def has_hash(self) -> bool:
-        """Whether `content_hash` is one: it becomes the name of a file."""
+        """Whether `content_hash` has the form of a hash, since it becomes a file name."""
         return _HASH.fullmatch(self.content_hash) is not None
 
 
@@ -77,21 +77,21 @@ Listing = Mapping[str, HubFile]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubPlace:
-    """Where the files of one commit go, and what is kept beside them."""
+    """Where the files of one commit go, and the files kept with them."""
 
     folder: Path
-    """Where a file is found under its name."""
+    """Files by name."""
     blobs: Path | None
-    """Where the content is, by its hash; None where it is in `folder` itself."""
+    """Contents by hash; None if they are in `folder` itself."""
     listing: Path
-    """In the cache, wherever the files go: a commit has one."""
+    """Always in the cache, wherever the files go: a commit has one listing."""
     partial: Path
     stamps: Path
     lock: Path
 
 
 def cache_place(source: HubSource) -> HubPlace:
-    """Return the place of a commit in the cache of huggingface_hub."""
+    """Return the place of a commit in huggingface_hub's cache."""
     repo = _repo_folder(source.repo_id)
     return HubPlace(
         folder=repo / "snapshots" / source.commit,
@@ -126,17 +126,17 @@ def locked(place: HubPlace) -> Iterator[None]:
 
 
 def keep_lock(place: HubPlace) -> None:
-    """Show those who wait for the lock of a place that its holder is at work: also where it only compares hashes."""
+    """Show the processes that wait for a place's lock that its holder is working, even if it only compares hashes."""
     with suppress(OSError):
         os.utime(place.partial)
 
 
 @contextmanager
 def _lock(path: Path, moves: Path) -> Iterator[None]:
-    """Hold a lock file of the cache, which others may share.
+    """Hold a lock file of the cache, which other users may share.
 
     Raises:
-        DownloadError: another has had it for `_WAIT_S`, and nothing has moved in the folder `moves`.
+        DownloadError: nothing has changed in the folder `moves` for `_WAIT_S` while another process had the lock.
     """
     from filelock import Timeout
     from huggingface_hub.utils import WeakFileLock
@@ -164,7 +164,7 @@ def _lock(path: Path, moves: Path) -> Iterator[None]:
 
 
 def _look(folder: Path) -> tuple[int, int]:
-    """Return what changes as files are fetched to a folder: its time, and the bytes in it."""
+    """Return the modification time of a folder and the bytes in it, which change as files are fetched to it."""
     try:
         return os.stat(folder).st_mtime_ns, sum(one.stat().st_size for one in os.scandir(folder))
     except OSError:
@@ -173,9 +173,12 @@ def _look(folder: Path) -> tuple[int, int]:
 
 @contextmanager
 def listing_locked(place: HubPlace) -> Iterator[None]:
-    """Let one process at a time ask for the listing of a commit; the others find it kept. Not while files come."""
+    """Let one process at a time request the listing of a commit; the others find it in the cache.
+
+    Not the lock for downloads.
+    """
     path, lock = place.lock.with_name(f"{place.listing.stem}.lock"), ExitStack()
-    # The cache may belong to someone else, or be read-only, or whoever asks may hang; then each asks for itself.
+    # The cache may belong to another user or be read-only, or the holder may hang; then each process asks by itself.
     with suppress(OSError, DownloadError):
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.enter_context(_lock(path, place.listing.parent))
@@ -184,10 +187,10 @@ def listing_locked(place: HubPlace) -> Iterator[None]:
 
 
 def find_snapshot(uri: str) -> str | None:
-    """Return the local folder of a pinned URI if all its files are in the cache, else None; sends nothing.
+    """Return the local folder of a pinned URI if all its files are in the cache, else None; sends no request.
 
     Raises:
-        DownloadError: files are missing, and ``HF_HUB_OFFLINE`` forbids to fetch them.
+        DownloadError: files are missing, and ``HF_HUB_OFFLINE`` forbids fetching them.
     """
     source = parse_pinned(uri)
     if source is None:
@@ -210,10 +213,10 @@ def find_snapshot(uri: str) -> str | None:
 
 
 def read_listing(path: Path) -> dict[str, HubFile] | None:
-    """Return the listing that a file keeps; None where there is none, one of another format, or one that was forged.
+    """Return the listing in a file; None if it is missing, of another format, or forged.
 
-    Others may write to the cache. A listing with a name that leads out of the commit's folder, or with a hash that is
-    none, is no listing: it is asked for again.
+    Others may write to the cache. A listing with a name that leads out of the commit's folder, or with an invalid hash,
+    does not count and is requested again.
     """
     try:
         content = parse_json(path.read_bytes())
@@ -234,7 +237,7 @@ def read_listing(path: Path) -> dict[str, HubFile] | None:
 
 
 def write_listing(path: Path, listing: Listing) -> None:
-    """Keep a listing, in the form in which huggingface_hub keeps it."""
+    """Write a listing in huggingface_hub's format."""
     files: dict[str, dict[str, Any]] = {}
     for name, one in sorted(listing.items()):
         files[name] = {"size": one.size_bytes, "blob_id": one.git_oid}
@@ -246,7 +249,7 @@ def write_listing(path: Path, listing: Listing) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old content or the new."""
+    """Write a small file; a reader sees the old content or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -257,7 +260,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def read_ref(repo_id: str, revision: str) -> str:
-    """Return the commit that the cache remembers of a revision, or nothing."""
+    """Return the commit that the cache has for a revision, or an empty string."""
     if leaves_folder(revision):
         return ""
     try:
@@ -268,18 +271,18 @@ def read_ref(repo_id: str, revision: str) -> str:
 
 
 def write_ref(repo_id: str, revision: str, commit: str) -> None:
-    """Remember the commit of a revision, for the time without network."""
+    """Remember the commit of a revision for use without network."""
     check_revision(revision, repo_id)
     if revision != commit and read_ref(repo_id, revision) != commit:
         try:
             write_file(_repo_folder(repo_id) / "refs" / revision, commit)
         except OSError:
-            # The cache may belong to someone else; then it is asked again the next time.
+            # The cache may belong to another user; then the Hub is asked again next time.
             return
 
 
 def list_refs(repo_id: str) -> list[str]:
-    """Return the revisions that the cache knows the commit of."""
+    """Return the revisions whose commit the cache knows."""
     refs = _repo_folder(repo_id) / "refs"
     return sorted(path.relative_to(refs).as_posix() for path in refs.rglob("*") if path.is_file())
 
@@ -290,10 +293,10 @@ def download_command(repo_id: str, revision: str) -> str:
 
 
 def _find_missing(place: HubPlace, source: HubSource, *, is_all: bool) -> list[str]:
-    """Return files of the listing that are not in place with their size: all of them, or the first."""
+    """Return the files of the listing that are missing or of another size: all of them, or only the first."""
     listing = read_listing(place.listing)
     if listing is None:
-        # Fetched by a huggingface_hub that keeps no listings: without network it is used as it is.
+        # Fetched by a huggingface_hub that keeps no listings. Without network, use the folder as it is.
         return [] if is_all and (place.folder / source.folder / "meta/info.json").is_file() else ["all files"]
     missing = []
     for name, one in listing.items():

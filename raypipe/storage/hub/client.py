@@ -1,8 +1,8 @@
-"""Requests to the Hub: one place that sends them by a budget, waits as the Hub asks, and tries again what may pass.
+"""Requests to the Hub: keeps the budget, waits as the Hub asks, and retries failures that may pass.
 
-It stands on huggingface_hub's session, so proxies, certificates and tokens are as users have set them. It does not use
-`HfApi` and `hf_hub_download`: those wait for ever for a silent server, ask again at once after a 429, compare no
-hashes and start a file anew after a break.
+It uses huggingface_hub's session, so proxies, certificates and tokens are as users have set them. It does not use
+`HfApi` and `hf_hub_download`: those wait forever for a silent server, retry at once after a 429, compare no hashes and
+restart a file after a break.
 """
 
 import random
@@ -22,31 +22,31 @@ from raypipe.storage.request_budget import Pace, TooSlowError, count_requests, c
 from raypipe.text import BODY_CODES, MOST_JSON_BYTES, join_within, parse_json
 
 TRIES_OF_NO_HOST: Final = 2
-"""Where no such host is known, as without a network: a path that was mistyped shall not take long to fail."""
+"""When the host name is unknown, as without a network: a mistyped path must fail soon."""
 
 TRIES: Final = 6
-"""Attempts in a row that bring nothing; then it is an error."""
+"""Attempts in a row without progress before an error."""
 
 FIRST_WAIT_S: Final = 0.5
-"""Doubled after every attempt that brings nothing, and spread by half to all sides: 15 s in all, or so."""
+"""Doubled after every attempt without progress, and varied by half either way: about 15 s in all."""
 
 MOST_WAIT_S: Final = 600.0
-"""The Hub counts requests over 300 s. One that wants us to wait for longer than twice that is not waited for."""
+"""The longest wait that a server may ask for: twice the 300 s over which the Hub counts requests."""
 
 LEFT_ALONE_S: Final = 60.0
-"""For as long a file is not asked for again after such an answer: another thread would only hear the same."""
+"""How long not to ask for a file again after a longer wait was asked for: another thread would get the same answer."""
 
 PROGRESS_BYTES: Final = 1 << 20
-"""An attempt that has brought so much does not count as failed."""
+"""An attempt that has brought this much does not count as failed."""
 
 RANGE_REFUSED: Final = 416
 
 _MOST_PAGES: Final = 1000
-"""Of a listing: a million files, ten times as many as the Hub recommends for a repo."""
+"""Pages of a listing: a million files, ten times as many as the Hub recommends for a repo."""
 
 _PASSING_STATUS: Final = frozenset({408, RANGE_REFUSED, 429, 500, 502, 503, 504})
 _RATE_LIMIT: Final = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})\b")
-"""In the header ``RateLimit: "api";r=0;t=55``: none left, and 55 s until there are."""
+"""Matches the header ``RateLimit: "api";r=0;t=55``: no requests left, for 55 s."""
 
 Reply = TypeVar("Reply")
 
@@ -71,36 +71,36 @@ class PassingError(Exception):
     def __init__(self, reason: str, *, wait_s: float = 0.0, status: int = 0) -> None:
         super().__init__(reason)
         self.wait_s = wait_s
-        """For as long the Hub asks us to wait."""
+        """How long the Hub asks us to wait."""
         self.status = status
-        """Of the answer; 0 where there was none."""
+        """The status of the answer; 0 if there was no answer."""
         self.has_progress = False
 
 
 class _HubRefusedError(Exception):
-    """The Hub answered, and asking again changes nothing."""
+    """The Hub refused, and a retry would not help."""
 
 
 class Client:
-    """Asks the Hub. May be used by several threads: when one is told to wait, all wait."""
+    """Sends requests to the Hub. Thread-safe: if the Hub asks one thread to wait, all wait."""
 
     def __init__(self) -> None:
         self.num_requests = 0
-        """Sent so far, redirects included."""
+        """Requests sent so far, redirects included."""
         self._lock = threading.Lock()
         self._not_before = 0.0
         self._said_until = 0.0
-        """The end of the last wait that was said: all threads wait for it, and one says so."""
+        """The end of the last wait that was announced: all threads wait for it, and only one warns."""
         self._left_alone: dict[HubRequest, tuple[float, PassingError]] = {}
-        """Until when something is not asked for, and what the Hub had answered."""
+        """The time until which not to send a request, and the Hub's last answer to it."""
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """End all attempts of other threads, also those that wait."""
+        """End all attempts of other threads, including those that wait."""
         self._stopped.set()
 
     def check_running(self) -> None:
-        """Raise in a thread whose work is no longer wanted."""
+        """Raise if `stop` was called."""
         if self._stopped.is_set():
             raise DownloadError("stopped, since another file failed")
 
@@ -112,7 +112,7 @@ class Client:
         """Yield the items of all pages of a listing.
 
         Raises:
-            DownloadError: a page is no list, or they do not come to an end.
+            DownloadError: a page is not a list, or the pages do not end.
         """
         url, seen = f"{_endpoint()}/api/datasets/{path}", set[str]()
         while url:
@@ -126,10 +126,10 @@ class Client:
             yield from page
 
     def attempt(self, ask: HubRequest, run: Callable[[], Reply]) -> Reply:
-        """Return what `run` returns, tried again while it raises a `PassingError`.
+        """Return what `run` returns; retry while it raises a `PassingError`.
 
         Raises:
-            ConfigError: there is no such repo or revision, or no leave to read it.
+            ConfigError: there is no such repo or revision, or no permission to read it.
             DownloadError: it failed too often, or the Hub has no such file.
         """
         failed = 0
@@ -152,7 +152,7 @@ class Client:
 
     @contextmanager
     def open(self, url: str, headers: dict[str, str]) -> Iterator[Any]:
-        """Send one GET and give its response, with the body unread.
+        """Send one GET and yield its response, with the body unread.
 
         Raises:
             PassingError: the network or the Hub failed.
@@ -160,7 +160,7 @@ class Client:
         from huggingface_hub import constants
         from huggingface_hub.utils import build_hf_headers, get_session
 
-        # Compressed bodies cannot be continued in the middle, and their length says nothing.
+        # A compressed body cannot be continued in the middle, and its length is not that of the file.
         sent = {**build_hf_headers(library_name="raypipe"), "Accept-Encoding": "identity", **headers}
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
         self._count(1)
@@ -178,11 +178,11 @@ class Client:
             raise fault from error
 
     def pieces(self, response: Any) -> Iterator[bytes]:
-        """Yield the body of a response as it comes.
+        """Yield the body of a response as it arrives.
 
         Raises:
-            TooSlowError: it comes too slowly; `open` makes a `PassingError` of it.
-            DownloadError: nobody wants it any more.
+            TooSlowError: it arrives too slowly; `open` turns this into a `PassingError`.
+            DownloadError: `stop` was called.
         """
         for piece in Pace().follow(response.iter_bytes()):
             self.check_running()
@@ -217,7 +217,7 @@ class Client:
             with self._lock:
                 wait_s = self._not_before - time.monotonic()
             if wait_s <= 0:
-                # Not before that: what the gate lets through is sent at once.
+                # Ask the gate only now: a request that it lets through must be sent at once.
                 turn = current_gate().take(turn)
                 wait_s = turn.wait_s
                 self._say(wait_s, "the budget of requests to the Hub is spent, or the Hub has asked for a pause")
@@ -232,7 +232,7 @@ class Client:
                 self._not_before = max(self._not_before, time.monotonic() + fault.wait_s)
             current_gate().pause(fault.wait_s)
             self._say(fault.wait_s, f"{fault}, and it asks for that; Ctrl-C ends it, and what is complete is kept")
-        # Spread, so that many processes that failed at once do not come back at once.
+        # Random, so that processes that failed together do not retry together.
         self._sleep(fault.wait_s + own_s * (0.5 + random.random()))
 
     def _say(self, wait_s: float, why: str) -> None:
@@ -248,7 +248,7 @@ class Client:
         self.check_running()
 
     def _explain(self, kind: str, ask: HubRequest) -> RaypipeError:
-        """Return the error for a refusal; looks up the known revisions where that one is missing."""
+        """Return the error for a refusal; for a missing revision, look up the known ones."""
         if kind == "RevisionNotFound":
             known = self._find_revisions(ask.repo_id)
             return ConfigError(
@@ -295,7 +295,7 @@ def odd_answer(ask: HubRequest, what: str) -> DownloadError:
 
 
 def ref_names(refs: Any, kind: str) -> list[str]:
-    """Return the names of the tags or branches of an answer; none of what makes no sense."""
+    """Return the names of the tags or branches in an answer; malformed entries are left out."""
     found = refs.get(kind) if isinstance(refs, dict) else None
     known = found if isinstance(found, list) else []
     return [str(one["name"]) for one in known if isinstance(one, dict) and "name" in one]
@@ -307,7 +307,7 @@ def file_url(repo_id: str, commit: str, name: str) -> str:
 
 
 def is_offline() -> bool:
-    """Return whether the user has forbidden requests."""
+    """Return whether the user has forbidden requests (``HF_HUB_OFFLINE``)."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
@@ -320,7 +320,7 @@ def _endpoint() -> str:
 
 
 def _at_endpoint(url: str) -> str:
-    """Return an address that the Hub gave, at our endpoint: the token goes nowhere else."""
+    """Return an address from the Hub, moved to our endpoint, so that the token goes nowhere else."""
     if not url or url.startswith(f"{_endpoint()}/"):
         return url
     parts = urlsplit(url)
@@ -328,7 +328,7 @@ def _at_endpoint(url: str) -> str:
 
 
 def _check_status(response: Any) -> None:
-    """Raise for a status that is no success."""
+    """Raise unless the status means success."""
     status = int(response.status_code)
     if status < 400:
         return
@@ -338,12 +338,12 @@ def _check_status(response: Any) -> None:
     if message == "Invalid credentials in Authorization header":
         raise _HubRefusedError("BadToken")
     code = response.headers.get("X-Error-Code", "")
-    # Without a token the Hub does not tell a private repo from a missing one.
+    # Without a token the Hub does not distinguish a private repo from a missing one.
     raise _HubRefusedError(code or ("RepoNotFound" if status == 401 else f"status {status} {message}".strip()))
 
 
 def _asked_wait_s(headers: Any) -> float:
-    """Return for how many seconds the Hub asks us to wait; 0 where it does not say."""
+    """Return how many seconds the Hub asks us to wait; 0 if it does not say."""
     given = headers.get("Retry-After", "")
     if given.strip():
         return parse_wait_s(given)
@@ -352,18 +352,18 @@ def _asked_wait_s(headers: Any) -> float:
 
 
 def _network_fault(error: Exception) -> Exception | None:
-    """Return what an error of a request means: that it may pass, or that it does not; None where it is none."""
-    # By name: the library below huggingface_hub is httpx in 1.x and httpx2 in 2.x.
+    """Return a `PassingError` or a refusal for an error of a request; None for any other error."""
+    # By name: huggingface_hub uses httpx in 1.x and httpx2 in 2.x.
     names = {one.__name__ for one in type(error).__mro__}
     told = f"{type(error).__name__}: {str(error) or 'no answer'}"
     if isinstance(error, TooSlowError) or "TransportError" in names:
         return PassingError(told)
-    # A redirect in a circle or to no address, a body that cannot be unpacked.
+    # A redirect loop or an invalid redirect, or a body that cannot be unpacked.
     return _HubRefusedError(told) if names & {"RequestError", "InvalidURL"} else None
 
 
 def _has_no_host(fault: BaseException) -> bool:
-    """Return whether the name of the Hub's host is unknown here."""
+    """Return whether the Hub's host name cannot be resolved here."""
     cause: BaseException | None = fault
     while cause is not None:
         if isinstance(cause, socket.gaierror):

@@ -1,4 +1,4 @@
-"""Fetch files of a commit: several at once, each verified before it gets its name, and continued after a break."""
+"""Fetches files of a commit: several at once, each continued after a break and verified before it gets its name."""
 
 import errno
 import json
@@ -33,24 +33,24 @@ from raypipe.storage.hub.receive import OnBytes, Receiver, hash_of, size_of
 from raypipe.text import parse_json
 
 NUM_THREADS: Final = 8
-"""As huggingface_hub has it."""
+"""As in huggingface_hub."""
 
 _LAST_S: Final = 1.0
-"""For what a thread is writing when another has failed; one that waits for a server is not waited for."""
+"""Time for threads to finish writing after one has failed; a thread that waits for a server is left behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What fetching did."""
+    """How many files and bytes were fetched."""
 
     num_fetched: int
     fetched_bytes: int
     num_skipped: int
-    """Files that were complete before."""
+    """Files that were complete already."""
 
 
 def list_files(client: Client, source: HubSource, place: HubPlace) -> dict[str, HubFile]:
-    """Return the files of a commit: as the place keeps them, else by one listing of the Hub, which is kept then."""
+    """Return the files of a commit from the listing in the cache, or ask the Hub for one and keep it."""
     known = read_listing(place.listing)
     if known is not None:
         return known
@@ -65,20 +65,20 @@ def list_files(client: Client, source: HubSource, place: HubPlace) -> dict[str, 
     for one in client.read_pages(path, ask):
         if _is_file(one, ask):
             listing[_check_name(str(one["path"]), ask)] = _hub_file(one, ask)
-    # Where the cache belongs to someone else, it is asked for again the next time.
+    # If the cache belongs to another user, the listing is requested again next time.
     with suppress(OSError):
         write_listing(place.listing, listing)
     return listing
 
 
 def fetch_files(client: Client, source: HubSource, place: HubPlace, files: Listing, advance: OnBytes) -> Fetched:
-    """Put `files` in place, those that are complete already without a request.
+    """Put `files` in place; send no request for those that are complete already.
 
-    The caller holds the lock of the place. A file is complete if it has the size and the hash that the Hub lists; the
-    hash is computed once, and again when the file's time has changed.
+    The caller holds the lock of the place. A file is complete if it has the size and hash that the Hub lists; the hash
+    is computed once, and again when the file's modification time has changed.
 
     Raises:
-        DownloadError: a file cannot be fetched; it is named. What was complete before is kept.
+        DownloadError: a file cannot be fetched; the error names it. Complete files are kept.
     """
     job = _FetchJob(client, source, place, advance)
     try:
@@ -90,10 +90,10 @@ def fetch_files(client: Client, source: HubSource, place: HubPlace, files: Listi
 
 
 def _run_all(client: Client, jobs: Sequence[Callable[[], int | None]]) -> list[int | None]:
-    """Return what the jobs return, several of which run at once; the first error stops the others.
+    """Return the results of the jobs, in the order in which they end; the first error stops the others.
 
-    By threads that do not keep the process: one that waits for a server, perhaps for minutes, neither holds up Ctrl-C
-    nor the end of the program. One that is left alone ends when its server answers or is given up, and writes nothing.
+    The jobs run on daemon threads: a thread that waits minutes for a server delays neither Ctrl-C nor the end of the
+    program. A thread left behind ends when its server answers or it gives up, and it writes nothing.
     """
     waiting, ended = deque(jobs), queue.SimpleQueue[Future[int | None]]()
 
@@ -137,10 +137,10 @@ class _FetchJob:
         self._receiver = Receiver(client, source, advance)
 
     def fetch(self, name: str, file: HubFile) -> int | None:
-        """Return the bytes that were fetched of a file, or None where it was complete."""
+        """Fetch a file and return its size, or None if it was complete."""
         ask = HubRequest(repo_id=self._source.repo_id, revision=self._source.revision, file=name)
         with self._lock:
-            # Two names of one content are one blob.
+            # Two names with the same content share a blob.
             blob_lock = self._blob_locks.setdefault(file.content_hash, threading.Lock())
         try:
             with blob_lock:
@@ -155,17 +155,17 @@ class _FetchJob:
             raise DownloadError(f"cannot keep {ask} below {str(self._place.folder)!r}: {why}") from error
 
     def write_stamps(self) -> None:
-        """Keep what was verified."""
+        """Remember which files were verified."""
         with self._lock:
             content = json.dumps(self._stamps, indent=1)
-        # On a full disk it fails too. What is not kept is verified again.
+        # This fails too on a full disk; then the files are verified again next time.
         with suppress(OSError):
             write_file(self._place.stamps, content)
 
     def _is_complete(self, name: str, file: HubFile) -> bool:
         path = self._place.folder / name
         if not path.exists() and self._place.blobs is not None:
-            # The content may be there already, by another name or of another commit.
+            # The content may be there already under another name or from another commit.
             blob = self._place.blobs / file.content_hash
             if _has_size(blob, file) and hash_of(blob, file) == file.content_hash:
                 _link(blob, path)
@@ -244,7 +244,7 @@ def _read_stamps(path: Path) -> dict[str, str]:
 
 
 def _link(blob: Path, target: Path) -> None:
-    """Make `target` a link to `blob` at once; or, where there are no links, move it there."""
+    """Make `target` a link to `blob` atomically; if links are not supported, move the blob there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     link = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
     try:

@@ -1,8 +1,8 @@
-"""The files of one commit as a filesystem of fsspec: read by range, through the client that is polite to the Hub.
+"""The files of one commit as an fsspec filesystem: read by range, through `Client`.
 
-All that a listing tells, it tells without a request: which files there are, and their sizes. The listing of a commit is
-asked for once on a node, and kept in the Hub's cache. A whole file is verified by its hash; of a range, that it is the
-range asked for, of a file of the listed size.
+File names and sizes come from the listing, without a request. A node requests the listing of a commit once and keeps it
+in the Hub's cache. A whole file is verified by its hash. A range is verified to be the one requested, of a file of the
+listed size.
 """
 
 import functools
@@ -25,11 +25,11 @@ from raypipe.storage.hub.receive import Receiver, hash_of, size_of
 from raypipe.text import join_within
 
 _BLOCK_BYTES: Final = 4 << 20
-"""Read at once by whoever reads a file bit by bit: a request costs as much as some megabytes."""
+"""Read-ahead of an open file: a request costs as much as some megabytes."""
 
 
 class HubFiles(AbstractFileSystem):  # type: ignore[misc]
-    """Files of a commit, by ``datasets/owner/name@commit/file``; for reading alone."""
+    """Files of a commit, by ``datasets/owner/name@commit/file``; read-only."""
 
     protocol = "raypipe-hub"
     cachable = False
@@ -44,8 +44,8 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
 
     @property
     def listing(self) -> dict[str, HubFile]:
-        """What the commit holds, by name."""
-        # See `Remote.entries`.
+        """The files of the commit, by name."""
+        # Not a cached_property; see `Remote.entries`.
         with self._listing_lock:
             if self._listing is None:
                 self._listing = self._list()
@@ -60,7 +60,7 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
             return list_files(self._client, self._source, place)
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Return kind and size of a file or folder, by the listing."""
+        """Return kind and size of a file or folder, from the listing."""
         name = self._name(path)
         if name in self.listing:
             return {"name": f"{self.root}/{name}", "size": self.listing[name].size_bytes, "type": "file"}
@@ -69,7 +69,7 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         raise FileNotFoundError(path)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """Return what is in a folder, by the listing."""
+        """Return the files and folders in a folder, from the listing."""
         name = self._name(path)
         if name in self.listing:
             return [self.info(path)] if detail else [path]
@@ -80,7 +80,7 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         return found if detail else [one["name"] for one in found]
 
     def find(self, path: str, detail: bool = False, **_: Any) -> Any:
-        """Return all files below a folder, by the listing."""
+        """Return all files below a folder, from the listing."""
         name = self._name(path)
         below = f"{name}/" if name else ""
         names = [one for one in sorted(self.listing) if one.startswith(below) or one == name]
@@ -100,7 +100,7 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         """Write a whole file to `target`, verified by its hash; `progress` may raise to stop it."""
         file, received, kept = self._file(path), [0], cache_place(self._source).folder / self._name(path)
         if kept.is_file() and size_of(kept) == file.size_bytes and hash_of(kept, file) == file.content_hash:
-            # A part of the dataset was downloaded before.
+            # The file was downloaded to the Hub's cache before.
             progress(file.size_bytes)
             shutil.copyfile(kept, target)
             return
@@ -161,7 +161,7 @@ class _HubStream(AbstractBufferedFile):  # type: ignore[misc]
 
 
 def open_files(source: HubSource) -> HubFiles:
-    """Return the files of a commit; a process has one object for each, with its listing."""
+    """Return the files of a commit; a process keeps one object per commit, with its listing."""
     return _open_files(source, str(cache_place(source).listing))
 
 

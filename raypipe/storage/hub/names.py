@@ -1,4 +1,4 @@
-"""How a dataset on the Hub is called: ``owner/name``, or ``hf://datasets/owner/name@revision/folder``."""
+"""Names of datasets on the Hub: ``owner/name``, or ``hf://datasets/owner/name@revision/folder``."""
 
 import os
 import re
@@ -25,7 +25,7 @@ class HubSource:
 
     repo_id: str
     revision: str
-    """The tag, branch or commit that was asked for or chosen."""
+    """The tag, branch or commit that the user gave or `resolve` chose."""
     commit: str
     """The full SHA."""
     folder: str = ""
@@ -48,12 +48,12 @@ class HubName:
 
     repo_id: str
     revision: str
-    """Empty where none is given."""
+    """Empty if none is given."""
     folder: str
 
 
 def is_repo_id(root: str | os.PathLike[str]) -> bool:
-    """Return whether `root` names a dataset on the Hub: ``hf://datasets/...``, or ``owner/name`` that is no folder."""
+    """Return whether `root` names a Hub dataset: ``hf://datasets/...``, or ``owner/name`` unless that path exists."""
     text = os.fspath(root)
     if text.startswith(SCHEME):
         return _URI.fullmatch(text) is not None
@@ -61,24 +61,24 @@ def is_repo_id(root: str | os.PathLike[str]) -> bool:
 
 
 def is_commit(revision: str) -> bool:
-    """Return whether `revision` is a full commit SHA; one of digits only is one too."""
+    """Return whether `revision` is a full commit SHA; it may consist of digits only."""
     return _COMMIT.fullmatch(revision) is not None
 
 
 def leaves_folder(name: str) -> bool:
-    """Return whether a name from elsewhere, put behind a folder, is not surely of something in that folder.
+    """Return whether a foreign name, appended to a folder, may lead out of that folder.
 
-    For the names of a listing and for revisions: both become paths on this machine. Whoever reads one asks here.
+    Check every name of a listing and every revision: both become paths on this machine.
     """
     path = PurePosixPath(name)
     return path.is_absolute() or not path.parts or ".." in path.parts or not name.isprintable() or "\\" in name
 
 
 def check_revision(revision: str, root: str) -> str:
-    """Return a revision that may be the name of a file of the cache.
+    """Return the revision if it is safe as a file name in the cache.
 
     Raises:
-        ConfigError: it leads elsewhere.
+        ConfigError: it leads out of the cache.
     """
     if revision and leaves_folder(revision):
         raise ConfigError(
@@ -88,7 +88,7 @@ def check_revision(revision: str, root: str) -> str:
 
 
 def parse_name(root: str, revision: str = "") -> HubName:
-    """Return what `root` says, with `revision` in place of none."""
+    """Return the parts of `root`; `revision` counts if `root` names none."""
     match = _URI.fullmatch(root)
     if match is None and not _NAME.fullmatch(root):
         raise ConfigError(f"{root!r} is no dataset of the Hub; give OWNER/NAME or {SCHEME}OWNER/NAME@REVISION")
@@ -105,7 +105,7 @@ def parse_name(root: str, revision: str = "") -> HubName:
 
 
 def parse_pinned(uri: str) -> HubSource | None:
-    """Return the commit that a URI names, or None where it names none."""
+    """Return the commit that a URI names, or None if it names none."""
     match = _URI.fullmatch(uri)
     if match is None or not is_commit(match["revision"] or ""):
         return None
@@ -128,5 +128,5 @@ def _check_folder(match: re.Match[str]) -> str:
 
 
 def quote_name(name: str) -> str:
-    """Return a revision or file name as one part of an address; slashes stay only in files."""
+    """Return a revision as one part of an address, with slashes quoted."""
     return quote(name, safe="")

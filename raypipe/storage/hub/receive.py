@@ -13,11 +13,11 @@ from raypipe.storage.hub.names import HubSource
 _CHUNK_BYTES: Final = 1 << 20
 
 OnBytes = Callable[[int], None]
-"""Is told of bytes that have come, from several threads; of fewer than none where bytes must come again."""
+"""Called from several threads with the number of bytes received; negative when bytes have to be downloaded again."""
 
 
 class Receiver:
-    """Brings files of one commit; may be used by several threads, each for other files."""
+    """Downloads files of one commit; several threads may use it, each for other files."""
 
     def __init__(self, client: Client, source: HubSource, advance: OnBytes) -> None:
         self._client = client
@@ -26,7 +26,7 @@ class Receiver:
         self._most_received: dict[str, int] = {}
 
     def receive(self, name: str, file: HubFile, partial: Path) -> None:
-        """Bring the partial file to its full length and verify it, going on from what is there."""
+        """Download the rest of the partial file, and verify it."""
         start = size_of(partial)
         if start > file.size_bytes:
             partial.unlink()
@@ -38,14 +38,14 @@ class Receiver:
         if received == file.size_bytes and hash_of(partial, file) == file.content_hash:
             return
         self._advance(-received)
-        # Also where it is short: the answer was whole, and was not this file.
+        # A short file is removed too: the answer was complete, so it was not this file.
         partial.unlink(missing_ok=True)
         if received < file.size_bytes:
             raise PassingError(f"it ended after {received} of {file.size_bytes} bytes")
         raise PassingError(f"its content is not what the Hub lists, which has the hash {file.content_hash}")
 
     def _stream(self, name: str, file: HubFile, partial: Path, start: int) -> int:
-        """Return how many bytes the partial file has when the response ends."""
+        """Return the size of the partial file when the response ends."""
         url = file_url(self._source.repo_id, self._source.commit, name)
         headers = {"Range": f"bytes={start}-"} if start else {}
         begun = received = start
@@ -60,17 +60,17 @@ class Receiver:
                         received += len(chunk)
                         self._advance(len(chunk))
                         if received > file.size_bytes:
-                            # Not written: whoever keeps the file has room for its size.
+                            # Not written: the caller has reserved room for the listed size only.
                             break
                         stream.write(chunk)
-                        # What a killed process has received is not asked for again.
+                        # So that bytes survive if the process is killed, and are not downloaded again.
                         stream.flush()
                     os.fsync(stream.fileno())
         except PassingError as fault:
             self._advance(-received)
             if fault.status == RANGE_REFUSED:
                 partial.unlink(missing_ok=True)
-            # Not what this attempt brought: a server that ignores ranges brings the same bytes for ever.
+            # Measured from the best attempt so far: a server that ignores ranges sends the same bytes forever.
             best = self._most_received.get(name, start)
             fault.has_progress = received - best >= PROGRESS_BYTES
             self._most_received[name] = max(received, best)
@@ -79,7 +79,7 @@ class Receiver:
 
 
 def hash_of(path: Path, file: HubFile) -> str:
-    """Return the hash of a local file, of the kind that the Hub lists for it."""
+    """Return the hash of a local file, SHA-256 or git's, as the Hub lists it."""
     digest = hashlib.sha256()
     if not file.sha256:
         digest = hashlib.sha1(f"blob {size_of(path)}\0".encode(), usedforsecurity=False)
@@ -94,7 +94,7 @@ def _continues(response: Any, start: int) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, 0 where there is none."""
+    """Return the bytes of a file; 0 if there is none."""
     try:
         return os.stat(path).st_size
     except FileNotFoundError:

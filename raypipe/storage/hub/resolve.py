@@ -1,4 +1,4 @@
-"""A revision becomes a commit, once, on the driver; every node then reads that commit."""
+"""Resolves a revision to a commit, once, on the driver; every node then reads that commit."""
 
 import os
 from typing import Any, Final
@@ -17,16 +17,17 @@ _MAIN: Final = "main"
 def resolve(root: str, revision: str = "", *, is_fresh: bool = False, client: Client | None = None) -> HubSource:
     """Return the commit of a dataset on the Hub.
 
-    A full SHA is taken as it is. A format tag that the cache knows, with the listing of its commit, is not asked for
-    again: a second start sends nothing. Any other tag or branch is asked for. Without network the cache decides.
+    A full SHA is used as it is. A format tag comes from the cache if the cache also has the listing of its commit, so
+    that a second start sends no request. raypipe asks the Hub for any other tag or branch. With ``HF_HUB_OFFLINE`` only
+    the cache is used.
 
     Args:
         root: ``owner/name``, or ``hf://datasets/owner/name``, also with ``@revision``.
-        revision: a tag, branch or commit; where it is empty, the newest tag of `FORMAT_TAGS`, else ``main``.
-        is_fresh: ask also for a tag that the cache knows.
+        revision: a tag, branch or commit; empty for the newest tag of `FORMAT_TAGS`, else ``main``.
+        is_fresh: ask the Hub even for a tag that the cache knows.
 
     Raises:
-        ConfigError: there is no such dataset or revision, or no leave to read it.
+        ConfigError: there is no such dataset or revision, or no permission to read it.
         DownloadError: the Hub does not answer; or ``HF_HUB_OFFLINE`` is set and the cache does not know the revision.
     """
     name = parse_name(root, revision)
@@ -44,7 +45,7 @@ def resolve(root: str, revision: str = "", *, is_fresh: bool = False, client: Cl
 
 
 def _resolve_known(name: HubName, client: Client | None, *, is_fresh: bool) -> HubSource:
-    """Return what the cache knows of a format tag, or else what the Hub says."""
+    """Return the commit of a format tag from the cache, or else from the Hub."""
     wanted = name.revision or FORMAT_TAGS[0]
     if wanted in FORMAT_TAGS and not is_fresh:
         commit = read_ref(name.repo_id, wanted)
@@ -62,7 +63,7 @@ def _resolve_online(name: HubName, client: Client) -> HubSource:
         tags = ref_names(refs, "tags")
         chosen = next((tag for tag in FORMAT_TAGS if tag in tags), _MAIN)
     ask = HubRequest(repo_id=name.repo_id, revision=chosen)
-    # Not the target of the ref: that of an annotated tag is a tag, and files are kept by commits.
+    # Not the target of the ref: an annotated tag points to a tag object, and the cache keeps files by commit.
     told: Any = client.read_json(f"{name.repo_id}/revision/{quote_name(chosen)}", ask)
     commit = str(told.get("sha", "")) if isinstance(told, dict) else ""
     if not is_commit(commit):

@@ -1,4 +1,4 @@
-"""`FileCache`: a local path for a remote file, for as long as it is used."""
+"""`FileCache`: a local path for a remote file while it is in use."""
 
 import hashlib
 import os
@@ -22,33 +22,33 @@ from raypipe.storage.node_cache.locks import NEVER_USED_NS, FileLock, check_own_
 from raypipe.storage.node_cache.prefetch import Prefetcher
 
 PREFETCH_THREADS: Final = 4
-"""Fetches ahead at once, of one process: enough to hide the latency of an object store behind its bandwidth."""
+"""Concurrent fetches ahead of one process: enough to hide the latency of an object store behind its bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
-    """What one `FileCache` has done since it was made; other processes count for themselves."""
+    """What one `FileCache` has done since it was created; each process counts for itself."""
 
     hits: int = 0
-    """Files that were there when they were asked for, or after another had fetched them."""
+    """Requested files that were there, or that another thread or process had fetched meanwhile."""
     misses: int = 0
-    """Files that were fetched because they were asked for."""
+    """Requested files that had to be fetched."""
     bytes_fetched: int = 0
-    """Of misses and of fetches ahead."""
+    """Bytes of misses and of fetches ahead."""
     evictions: int = 0
-    """Files that were removed to make room."""
+    """Files removed to make room."""
     waits: int = 0
-    """Times that a file, or room for it, came from another fetch that had to be waited for."""
+    """Waits for another fetch, of the same file or to make room."""
     prefetched: int = 0
-    """Files that were fetched ahead."""
+    """Files fetched ahead."""
     prefetches_refused: int = 0
-    """Fetches ahead for which there was no room without removing what was fetched ahead before."""
+    """Fetches ahead for which there was no room without removing other files fetched ahead."""
     prefetches_failed: int = 0
-    """Fetches ahead that raised an error, other than for being stopped."""
+    """Fetches ahead that raised an error, unless they were stopped."""
 
 
 class HeldFile:
-    """A file of the cache that stays there until `close`, or until nothing refers to this object any more.
+    """A file of the cache that stays there until `close`, or until this object is garbage-collected.
 
     It belongs to its process: a forked child does not hold it.
     """
@@ -58,11 +58,11 @@ class HeldFile:
     def __init__(self, lock: FileLock) -> None:
         self.path = lock.path
         self._release = weakref.finalize(self, _release, lock)
-        # The kernel does it then.
+        # At exit the kernel releases the lock.
         self._release.atexit = False
 
     def close(self) -> None:
-        """Let the file go; no effect the second time."""
+        """Release the file; no effect the second time."""
         self._release()
 
     def __enter__(self) -> "HeldFile":
@@ -75,12 +75,12 @@ class HeldFile:
 
 
 class FileCache:
-    """Files of remote storage in a local folder, of at most `max_bytes` together, shared by the processes of a node.
+    """Remote files in a local folder, at most `max_bytes` together, shared by the processes of a node.
 
-    Whole and half-fetched files together keep to the bound at every moment. What is in use stays; of the rest, the
-    least recently used go when room is needed. Any number of threads and processes of one user may share a folder, each
-    with a `FileCache` of its own; any of them may be killed at any moment. The bound is that of whoever fetches; a
-    default one gives way to a larger one that was last given for the folder.
+    Whole and half-fetched files together keep to the bound at every moment. To make room, the cache removes the least
+    recently used of the files not in use. Any number of threads and processes of one user may share a folder, each with
+    its own `FileCache`; any of them may be killed at any moment. Each fetch uses the bound of its own `FileCache`; a
+    default bound gives way to a larger one last given for the folder.
 
     A `FileCache` pickles as its arguments.
     """
@@ -115,7 +115,7 @@ class FileCache:
             ) from error
 
     def _start(self) -> None:
-        """Make what a forked child has to make anew: locks that a thread may have held, and the threads."""
+        """Create what a forked child must recreate: locks that a thread may have held, and the threads."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._prefetcher = Prefetcher(self._fetch_ahead, self._prefetch_threads)
@@ -125,24 +125,24 @@ class FileCache:
 
     @contextmanager
     def use(self, key: str, fetch: Fetch, size: int | None = None) -> Iterator[str]:
-        """Give the path of the file that `key` stands for, which stays there inside the ``with``; see `hold`."""
+        """Yield the path of the file that `key` stands for; it stays there inside the ``with``. See `hold`."""
         with self.hold(key, fetch, size) as held:
             yield held.path
 
     def hold(self, key: str, fetch: Fetch, size: int | None = None) -> HeldFile:
-        """Return the file that `key` stands for, fetched if it is not there; it stays until it is closed.
+        """Return the file that `key` stands for, fetched if missing; it stays until closed.
 
-        On a node one thread fetches a file, and the others wait for it; if it fails or dies, the next one tries.
+        One thread of the node fetches the file while the others wait; if it fails or dies, the next one tries.
 
         Args:
-            key: names the content for good: an address together with a revision or an ETag.
-            fetch: writes the file to the path that it is given, and calls ``progress(num_bytes)`` with the bytes that
-                the file is about to have, before it writes them.
-            size: the bytes of the file, or None where they are not known. A file of another size is an error.
+            key: identifies the content for good: an address with a revision or an ETag.
+            fetch: writes the file to the given path. Before it writes, it calls ``progress(num_bytes)`` with the size
+                that the file is about to have.
+            size: the bytes of the file, or None if unknown. A file of another size is an error.
 
         Raises:
             ConfigError: the file is larger than the cache.
-            DownloadError: it is not of its size, or there is no room: all is in use, or the disk is full.
+            DownloadError: the file has another size, or there is no room: all is in use, or the disk is full.
         """
         wanted = _check_wanted(key, fetch, size)
         try:
@@ -154,10 +154,10 @@ class FileCache:
         return HeldFile(lock)
 
     def renew(self, key: str, fetch: Fetch, size: int | None = None) -> bool | None:
-        """Fetch a file once more in place of the copy that is there; return whether that one was of another content.
+        """Fetch a file again to replace its copy; return whether the old copy had another content.
 
-        For a file whose content makes no sense: the disk may have garbled it. Those who hold the copy keep it. None
-        where there is no copy.
+        For a copy with bad content, which the disk may have damaged. Readers that hold the old copy keep it. Return
+        None if there is no copy.
         """
         wanted = _check_wanted(key, fetch, size)
         old = _digest(self._ledger.path_of(key))
@@ -166,7 +166,7 @@ class FileCache:
         claim = self._ledger.claim(key, is_ahead=False, wait=True)
         try:
             if _digest(claim.path) != old:
-                # Another has done it meanwhile.
+                # Another process has replaced it meanwhile.
                 return True
             with HeldFile(fetch_file(self._ledger, claim, wanted, Watch())) as held:
                 self._count("misses")
@@ -176,11 +176,11 @@ class FileCache:
             self._ledger.drop(claim)
 
     def prefetch(self, key: str, fetch: Fetch, size: int | None = None) -> "Future[bool]":
-        """Start to fetch a file in the background, unless it is there; its arguments are those of `hold`.
+        """Start to fetch a file in the background, unless it is there; takes the arguments of `hold`.
 
-        The result is whether the file is there, or on its way by another: false where there was no room for it but in
-        place of files that were fetched ahead themselves and are still to be used. Ask again when some were used. An
-        error of the fetch is raised by the result; it keeps nobody from using the file.
+        The future's result is true if the file is there or another process is fetching it. It is false if the only
+        room is that of other files fetched ahead and not used yet: ask again when some were used. The future raises an
+        error of the fetch; a later `hold` tries again.
         """
         wanted = _check_wanted(key, fetch, size)
         if self._is_awaited(wanted):
@@ -195,9 +195,9 @@ class FileCache:
             return CacheStats(**self._counts, evictions=self._ledger.num_removed)
 
     def close(self) -> None:
-        """Stop fetching ahead: what has not begun is cancelled, what runs ends when it next tells its progress.
+        """Stop fetching ahead: cancel fetches that have not begun; running ones end at their next call of `progress`.
 
-        Files that are held stay held, and others may still be used.
+        Held files stay held, and `hold` still works.
         """
         self._stopping.set()
         self._prefetcher.close()
@@ -211,7 +211,7 @@ class FileCache:
         self.close()
 
     def _find(self, wanted: Wanted) -> FileLock | None:
-        """Return the file in use, if it is there; one of another size is removed."""
+        """Return a lock on the file if it is there; remove a file of another size."""
         try:
             lock = lock_file(self._ledger.path_of(wanted.key), shared=True)
         except FileNotFoundError:
@@ -225,7 +225,7 @@ class FileCache:
         return None
 
     def _discard(self, wanted: Wanted) -> None:
-        """Remove the file if it is not of its size."""
+        """Remove the file if it does not have the wanted size."""
         if wanted.size_bytes is not None and not self._ledger.discard(wanted.key, wanted.size_bytes):
             path = self._ledger.path_of(wanted.key)
             raise DownloadError(
@@ -234,7 +234,7 @@ class FileCache:
             )
 
     def _obtain(self, wanted: Wanted) -> FileLock:
-        """Return the file in use, fetched by this thread or by another that is at it."""
+        """Return a lock on the file after this thread, or another, has fetched it."""
         try:
             claim = self._ledger.claim(wanted.key, is_ahead=False, wait=False)
         except BlockingIOError:
@@ -253,7 +253,7 @@ class FileCache:
         return lock
 
     def _obtain_on_full_disk(self, wanted: Wanted) -> FileLock:
-        """Try again after removing what nobody uses: the disk may hold less than the cache is allowed to."""
+        """Try again after removing unused files: the disk may have less room than the bound allows."""
         freed = self._ledger.free(self.max_bytes if wanted.size_bytes is None else wanted.size_bytes)
         try:
             return self._obtain(wanted)
@@ -271,20 +271,20 @@ class FileCache:
         )
 
     def _is_awaited(self, wanted: Wanted) -> bool:
-        """Return whether the file is there; from now on it is kept as one that was fetched ahead."""
+        """Return whether the file is there, and mark it as fetched ahead."""
         path = self._ledger.path_of(wanted.key)
         try:
             found = os.lstat(path)
             if wanted.size_bytes not in (None, found.st_size) or not stat.S_ISREG(found.st_mode):
                 return False
-            # Without a lock, in which another that needs room would see a use.
+            # Without a lock: another process that needs room would take it for a use.
             os.utime(path, ns=(NEVER_USED_NS, time.time_ns()), follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True
 
     def _fetch_ahead(self, wanted: Wanted) -> bool:
-        """Fetch a file that nobody waits for; return false where it would take the room of other such files."""
+        """Fetch a file ahead; return false if it would take the room of other files fetched ahead."""
         watch = Watch(stopping=self._stopping)
         try:
             claim = self._ledger.claim(wanted.key, is_ahead=True, wait=False)
@@ -319,7 +319,7 @@ def _open_cache(folder: str, max_bytes: int, is_default: bool, prefetch_threads:
 
 
 def _digest(path: str) -> bytes | None:
-    """Return what tells the content of a copy from another; None where there is none, or the disk does not give it."""
+    """Return a hash of the content of a copy; None if there is no copy."""
     try:
         with open(path, "rb") as stream:
             return hashlib.file_digest(stream, "blake2b").digest()
@@ -336,7 +336,7 @@ def _check_wanted(key: str, fetch: Fetch, size: int | None) -> Wanted:
 
 
 def _release(lock: FileLock) -> None:
-    # Recency is a hint: a file that was removed by hand, or a disk that is read-only by now, is no reason to fail.
+    # Recency is a hint: do not fail if the file was removed by hand, or the disk is read-only by now.
     with suppress(OSError):
         lock.touch()
     lock.release()

@@ -1,4 +1,4 @@
-"""One fetch into the cache: bytes are reserved before they are written, and only a whole file is put in place."""
+"""One fetch into the cache: reserves bytes before they are written, and puts only a whole file in place."""
 
 import errno
 import os
@@ -14,43 +14,42 @@ from raypipe.storage.node_cache.ledger import CacheClaim, CacheLedger, Shortage
 from raypipe.storage.node_cache.locks import FileLock, open_own
 
 Progress: TypeAlias = Callable[[int], None]
-"""Called with the bytes that the file is about to have in all, before they are written."""
+"""Called before each write with the total size that the file is about to have."""
 
 Fetch: TypeAlias = Callable[[str, Progress], None]
-"""Writes a file to the path that it is given, from its start, and tells how far it is."""
+"""Writes a file to the given path, from its start, and reports its progress."""
 
 GROWTH_BYTES: Final = 4 << 20
-"""What is reserved beyond the bytes that came, where the size is not known: so the ledger is not opened for each of
-them."""
+"""Reserved beyond the bytes received when the size is unknown, so that not every piece opens the ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A file that somebody wants to be in the cache."""
+    """A file to have in the cache."""
 
     key: str
     fetch: Fetch
     size_bytes: int | None
-    """None where it is not known."""
+    """None if unknown."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Watch:
-    """What stops a fetch ahead, and why it was stopped."""
+    """Stops a fetch ahead, and records what happened to a fetch."""
 
     stopping: threading.Event = field(default_factory=threading.Event)
     was_refused: bool = False
-    """There was no room that a fetch ahead may take."""
+    """There was no room that the fetch may take."""
     num_waits: int = 0
-    """Times that room had to be waited for."""
+    """Waits for room."""
 
 
 def fetch_file(ledger: CacheLedger, claim: CacheClaim, wanted: Wanted, watch: Watch) -> FileLock:
-    """Fetch a file, put it in place, and return it in use. Where this fails, the claim is left to be dropped.
+    """Fetch a file, put it in place, and return a lock on it. After an error the caller must drop the claim.
 
     Raises:
-        DownloadError: the file is not of its size, or there is no room for it.
-        ConfigError: it is larger than the cache, or the fetch does not keep to its contract.
+        DownloadError: the file has another size, or there is no room for it.
+        ConfigError: the file is larger than the cache, or the fetch breaks its contract.
     """
     if wanted.size_bytes is not None:
         _reserve(ledger, claim, wanted.size_bytes, watch)
@@ -65,7 +64,7 @@ def fetch_file(ledger: CacheLedger, claim: CacheClaim, wanted: Wanted, watch: Wa
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether an error, or one that led to it, says that the disk or its quota is full."""
+    """Return whether an error or one of its causes says that the disk or its quota is full."""
     return any(isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT) for link in _chain(error))
 
 
@@ -135,7 +134,7 @@ def _check_file(claim: CacheClaim, wanted: Wanted) -> None:
 
 
 def _write_through(path: str) -> None:
-    """Bring a file to the disk: else a power cut could leave an empty one under its final name."""
+    """Flush a file to the disk: a power cut could otherwise leave an empty file under the final name."""
     fd = open_own(path, os.O_RDWR)
     try:
         os.fsync(fd)

@@ -1,11 +1,11 @@
-"""The bytes of a cache: reserved before they are written, and freed by removing what nobody uses.
+"""The bytes of a cache: reserved before they are written, and freed by removing unused files.
 
-The ledger is a number that is never below the bytes that are there or reserved. It goes up before files grow, and down
-after files are gone, so a process that is killed in between leaves it too high, never too low. Counting the files
-makes it exact again. Whoever holds its lock is the only one to reserve, place or remove files.
+The ledger is a number that is never below the bytes present or reserved. It goes up before files grow, and down after
+files are gone, so a process killed in between leaves it too high, never too low. Counting the files makes it exact
+again. Only the holder of the ledger's lock reserves, places or removes files.
 
-A bound that was given for a folder is written down there, when its cache is opened and when it fetches. A default bound
-gives way to a larger one that stands there: who was not told how large the cache may be must not empty that of another.
+A cache writes the bound that it was given into its folder when it opens and when it fetches. A default bound gives way
+to a larger one found there: a caller without a bound must not empty the cache of another.
 """
 
 import os
@@ -29,45 +29,45 @@ from raypipe.storage.node_cache.survey import (
 )
 
 SURVEY_S: Final = 60.0
-"""How long the order of removal is used before the folder is looked at again. It stays right for longer, but what
-killed processes had reserved is found by looking only."""
+"""How long to use the order of removal before surveying the folder again. The order stays valid for longer, but only a
+survey finds bytes that killed processes had reserved."""
 
 _ANY_STAMP: Final = -1
 _RECORD: Final = re.compile(rb"\d{20}")
 
 
 class CacheClaim:
-    """The right of one thread on the node to fetch a file, and the bytes that are reserved for it."""
+    """The right of one thread on the node to fetch a file, and the bytes reserved for it."""
 
     def __init__(self, folder: str, key: str, lock: FileLock, *, is_ahead: bool) -> None:
         self.key = key
         self.path = os.path.join(folder, name_of(key))
         """Where the file will be."""
         self.partial = f"{self.path}.part"
-        """Where it is written."""
+        """Where the fetch writes it."""
         self.lock = lock
         self.is_ahead = is_ahead
         self.num_bytes = 0
-        """Reserved so far."""
+        """Bytes reserved so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """Why bytes cannot be reserved; `missing_bytes` is 0 where they can."""
+    """Why bytes cannot be reserved; `missing_bytes` is 0 if they can."""
 
     missing_bytes: int = 0
     kept_bytes: int = 0
-    """Of whole files that cannot go: in use, or fetched ahead and still to be used."""
+    """Whole files that cannot be removed: in use, or fetched ahead and not used yet."""
     fetching_bytes: int = 0
-    """Of other files that are being fetched because somebody waits for them."""
+    """Other files being fetched because a caller waits for them."""
     ahead_bytes: int = 0
-    """Of other files that are being fetched ahead."""
+    """Other files being fetched ahead."""
     ahead_name: str = ""
-    """One of the files that are being fetched ahead."""
+    """One of the files being fetched ahead."""
 
     @property
     def will_pass(self) -> bool:
-        """Whether there is room once what is being fetched ahead is there, and may go."""
+        """Whether there will be room once the running fetches ahead have ended and their files can be removed."""
         return 0 < self.missing_bytes <= self.ahead_bytes
 
 
@@ -77,37 +77,37 @@ class CacheLedger:
     def __init__(self, folder: str, max_bytes: int, *, is_default: bool = False) -> None:
         self.folder = folder
         self.max_bytes = max_bytes
-        """What holds now: of a default bound, the larger one that was given for the folder, if there is one."""
+        """The bound in force: for a default bound, the larger one given for the folder, if any."""
         self._own_bytes = max_bytes
         self._is_default = is_default
         self.num_removed = 0
         """Files that this object has removed to make room."""
-        # Both belong to the holder of the ledger's lock, which excludes the other threads too.
+        # Protected by the ledger's lock, which also excludes other threads.
         self._oldest: deque[FolderEntry] = deque()
         self._surveyed_s = -SURVEY_S
 
     def path_of(self, key: str) -> str:
-        """Return where the file of `key` is, if it is there."""
+        """Return the path of the file of `key`, whether or not it is there."""
         return os.path.join(self.folder, name_of(key))
 
     def tidy(self) -> None:
-        """Count the files, remove what the dead have left, and keep to the bound as far as files are not in use."""
+        """Count the files, remove leftovers of dead processes, and remove unused files down to the bound."""
         with self._open() as book:
             self._settle_bound()
             survey = self._survey(book)
             self._free(book, survey, survey.total_bytes - self.max_bytes, spares_awaited=False)
 
     def claim(self, key: str, *, is_ahead: bool, wait: bool) -> CacheClaim:
-        """Return the right to fetch `key`, to be ended by `place` or `drop`; others wait for it until then.
+        """Return the right to fetch `key`; others wait for it until `place` or `drop` ends it.
 
         Raises:
-            BlockingIOError: another has it, and `wait` is false.
+            BlockingIOError: another thread or process has it, and `wait` is false.
         """
         path = self.path_of(key)
         lock = lock_file(f"{path}.lock", wait=wait, create=True, grows=f"{path}.part")
         claim = CacheClaim(self.folder, key, lock, is_ahead=is_ahead)
         try:
-            # Of one that was killed.
+            # Left by a process that was killed.
             os.ftruncate(lock.fd, 0)
             remove_if_there(claim.partial)
         except BaseException:
@@ -116,9 +116,9 @@ class CacheLedger:
         return claim
 
     def reserve(self, claim: CacheClaim, num_bytes: int, *, more_bytes: int = 0) -> Shortage:
-        """Reserve `num_bytes` in all for `claim`, and `more_bytes` if nothing has to go for them.
+        """Reserve `num_bytes` in all for `claim`, and `more_bytes` if they are free without removing files.
 
-        Return what stands in the way; nothing is reserved then.
+        Return the shortage; with missing bytes, nothing is reserved.
         """
         with self._open() as book:
             self._settle_bound()
@@ -135,7 +135,7 @@ class CacheLedger:
         return shortage
 
     def wait_for_fetch(self, name: str) -> None:
-        """Return when the running fetch of the file `name` has ended, well or not."""
+        """Wait until the running fetch of the file `name` has ended, successfully or not."""
         path = os.path.join(self.folder, name)
         try:
             lock_file(f"{path}.lock", shared=True, grows=f"{path}.part").release()
@@ -145,9 +145,9 @@ class CacheLedger:
     def place(self, claim: CacheClaim) -> FileLock:
         """Put the fetched file in place, end the claim, and return the file's lock.
 
-        It takes the place of an older copy, which those who have it open go on reading. A file that somebody waits for
-        is in use from the start. One that was fetched ahead is free to go from the
-        start, with its lock given up: nobody meets it in use.
+        It replaces an older copy; readers that have that one open go on reading it. A file that a caller waits for is
+        in use from the start. A file fetched ahead is not: its lock is released here, so that no other process finds it
+        in use.
         """
         held = lock_file(claim.partial, shared=True)
         try:
@@ -155,7 +155,7 @@ class CacheLedger:
             with self._open() as book:
                 total = self._read_total(book)
                 replaced = _size_of(claim.path)
-                # Before the file is in place: then no error can make the claim give its bytes back.
+                # Before the rename: after it, no error may make the claim give these bytes back.
                 claim.num_bytes -= held.size_bytes
                 os.rename(claim.partial, claim.path)
                 held.path = claim.path
@@ -175,7 +175,7 @@ class CacheLedger:
         if claim.lock.is_released:
             return
         try:
-            # Else the file is in place already, and the next who fetches it may be at work.
+            # Otherwise the file is in place already, and the next fetch of it may be running.
             if claim.lock.is_in_place():
                 remove_if_there(claim.partial)
                 with self._open() as book:
@@ -185,7 +185,7 @@ class CacheLedger:
             claim.lock.release()
 
     def discard(self, key: str, size_bytes: int) -> bool:
-        """Remove the file of `key` if it has not `size_bytes`; return whether no such file is there any more."""
+        """Remove the file of `key` unless it has `size_bytes`; return false if the file is in use."""
         with self._open() as book:
             try:
                 lock = lock_file(self.path_of(key), wait=False)
@@ -202,7 +202,7 @@ class CacheLedger:
         return True
 
     def free(self, num_bytes: int) -> int:
-        """Remove what nobody uses until `num_bytes` are free, and return how many are."""
+        """Remove unused files until `num_bytes` are freed, and return how many were."""
         with self._open() as book:
             return self._free(book, self._survey(book), num_bytes, spares_awaited=False)
 
@@ -211,8 +211,8 @@ class CacheLedger:
         if missing <= 0:
             return Shortage()
         if time.monotonic() - self._surveyed_s < SURVEY_S:
-            # What was used since the survey has another stamp, and what came since is more recent than all of these: so
-            # they are still the least recently used, in this order.
+            # Files used since the survey have another stamp, and files that came since are more recent than all of
+            # these. So these are still the least recently used, in this order.
             missing -= self._remove_from(book, self._oldest, missing)
         if missing <= 0:
             return Shortage()
@@ -231,14 +231,14 @@ class CacheLedger:
         )
 
     def _free(self, book: FileLock, survey: Survey, num_bytes: int, *, spares_awaited: bool) -> int:
-        """Remove files in their order until `num_bytes` are free, and keep the rest of the order for the next time."""
+        """Remove files in order until `num_bytes` are freed, and keep the rest of the order for the next time."""
         ordinary, awaited = removal_order(survey.finished, time.time_ns())
         self._oldest = deque(ordinary)
         freed = self._remove_from(book, self._oldest, num_bytes)
         if not spares_awaited:
             freed += self._remove_from(book, deque(awaited), num_bytes - freed)
             if freed < num_bytes:
-                # Some were used between the survey and now, and are free again.
+                # Files used between the survey and now may be unused again.
                 again = deque(entry._replace(stamp_ns=_ANY_STAMP) for entry in (*ordinary, *awaited))
                 freed += self._remove_from(book, again, num_bytes - freed)
         return freed
@@ -252,7 +252,7 @@ class CacheLedger:
         return freed
 
     def _remove(self, entry: FolderEntry) -> int:
-        """Remove a file that nobody uses, and return its bytes: none where it is used, or was since the survey."""
+        """Remove an unused file and return its bytes; 0 if it is in use, or was used since the survey."""
         try:
             lock = lock_file(os.path.join(self.folder, entry.name), wait=False)
         except (FileNotFoundError, BlockingIOError):
@@ -273,7 +273,7 @@ class CacheLedger:
         return survey
 
     def _settle_bound(self) -> None:
-        """Write the bound down if it was given, else look which one was; only for the holder of the ledger."""
+        """Write the bound into the folder if it was given, otherwise read it; only for the holder of the ledger."""
         fd = open_own(os.path.join(self.folder, "bound"), os.O_RDWR | os.O_CREAT)
         try:
             record = os.pread(fd, 4096, 0)
@@ -282,7 +282,7 @@ class CacheLedger:
                 self.max_bytes = max(self._own_bytes, given)
             elif given != self._own_bytes:
                 record = f"{self._own_bytes:020d}".encode()
-                # In this order: one that is killed in between leaves a bound.
+                # In this order: a process killed in between leaves a bound.
                 os.pwrite(fd, record, 0)
                 os.ftruncate(fd, len(record))
         finally:
@@ -298,7 +298,7 @@ class CacheLedger:
 
     def _read_total(self, book: FileLock) -> int:
         record = book.read()
-        # Empty where somebody has emptied the folder.
+        # The ledger is empty if a user has emptied the folder.
         return int(record) if _RECORD.fullmatch(record) else self._survey(book).total_bytes
 
     def _write_total(self, book: FileLock, total: int) -> None:

@@ -1,8 +1,8 @@
 """Kernel locks on files that other processes may remove at any moment.
 
 A lock belongs to one opening of a file (``flock``), so threads exclude each other as processes do. It ends with its
-process. Decides nothing about what is locked. Others may put things into a folder that is open to all: only plain files
-of this user are opened.
+process. This module does not decide what to lock. Other users may put things into a folder that is open to all, so it
+opens only plain files of this user.
 """
 
 import errno
@@ -17,21 +17,21 @@ from typing import Final
 from raypipe.errors import ConfigError, DownloadError
 
 SAY_S: Final = 30.0
-"""After which a wait is said."""
+"""Warn of a wait after this time."""
 
 WAIT_S: Final = 600.0
-"""How long a lock is waited for while nothing moves: what is locked for long grows meanwhile, as a fetch does."""
+"""How long to wait for a lock while its file does not change: a file that is locked for long grows, as a fetch does."""
 
 ROOT: Final = 0
 
 NEVER_USED_NS: Final = 0
-"""The access time of a file that was fetched ahead and not used since. Any use sets another."""
+"""The access time of a file that was fetched ahead and not used since. Any use changes it."""
 
 _CLOSED: Final = -1
 
 
 class FileLock:
-    """A lock on the file that stood at `path` when it was taken."""
+    """A lock on the file that was at `path` when the lock was taken."""
 
     __slots__ = ("__weakref__", "fd", "path", "size_bytes", "stamp_ns")
 
@@ -39,26 +39,26 @@ class FileLock:
         self.path = path
         self.fd = fd
         self.size_bytes = 0
-        """Of the file, when it was locked."""
+        """The size of the file when it was locked."""
         self.stamp_ns = 0
-        """When the file was last used, as of when it was locked."""
+        """The time of the file's last use before it was locked."""
         _held.add(self)
 
     def touch(self, *, is_used: bool = True) -> None:
-        """Note that the file is used now; or, for one that was fetched ahead, that it is not yet."""
+        """Mark the file as used now; or, with `is_used` false, as fetched ahead and not used yet."""
         now = time.time_ns()
         os.utime(self.fd, ns=(now if is_used else NEVER_USED_NS, now))
 
     def read(self) -> bytes:
-        """Return the file, which is one small record."""
+        """Return the content of the file, one small record."""
         return os.pread(self.fd, 4096, 0)
 
     def write(self, record: bytes) -> None:
-        """Put `record`, which is always of the same length, in place of the old one."""
+        """Replace the old record with `record`, which has the same length."""
         os.pwrite(self.fd, record, 0)
 
     def is_in_place(self) -> bool:
-        """Return whether the file that is locked still stands at its path: it may be gone, or another may be there."""
+        """Return whether the locked file is still at its path; it may have been removed or replaced."""
         opened = os.fstat(self.fd)
         self.size_bytes = opened.st_size
         self.stamp_ns = opened.st_mtime_ns
@@ -69,15 +69,15 @@ class FileLock:
 
     @property
     def is_released(self) -> bool:
-        """Whether the lock was given up."""
+        """Whether the lock was released."""
         return self.fd == _CLOSED
 
     def release(self) -> None:
-        """Give the lock up; no effect the second time."""
+        """Release the lock; no effect the second time."""
         fd, self.fd = self.fd, _CLOSED
         if fd != _CLOSED:
             try:
-                # A child between fork and exec has a copy of the file: closing ours would leave the lock to it.
+                # A child between fork and exec has a copy of the descriptor; closing ours alone would keep the lock.
                 fcntl.flock(fd, fcntl.LOCK_UN)
             finally:
                 os.close(fd)
@@ -87,19 +87,19 @@ _held: "weakref.WeakSet[FileLock]" = weakref.WeakSet()
 
 
 def lock_file(path: str, *, shared: bool = False, wait: bool = True, create: bool = False, grows: str = "") -> FileLock:
-    """Return a lock on the file that stands at `path`.
+    """Return a lock on the file at `path`.
 
     Args:
-        create: make the file, and its folder, where there is none.
-        grows: the file that whoever has the lock writes; as long as it changes, the wait goes on.
+        create: create the file and its folder if missing.
+        grows: the file that the holder of the lock writes; the wait goes on as long as this file changes.
 
     Raises:
-        FileNotFoundError: there is no file, and it is not to be made.
-        BlockingIOError: another has locked it, and `wait` is false.
+        FileNotFoundError: there is no file, and `create` is false.
+        BlockingIOError: another thread or process has locked it, and `wait` is false.
         ConfigError: it is a link, or not a file of this user.
-        DownloadError: another has had the lock for `WAIT_S`, and nothing has moved.
+        DownloadError: nothing has changed for `WAIT_S` while another thread or process had the lock.
     """
-    # An exclusive lock wants a file that is open for writing on NFS; here it costs nothing.
+    # On NFS an exclusive lock needs a file that is open for writing; elsewhere this costs nothing.
     flags = (os.O_RDONLY if shared and not create else os.O_RDWR) | (os.O_CREAT if create else 0)
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     while True:
@@ -115,7 +115,7 @@ def lock_file(path: str, *, shared: bool = False, wait: bool = True, create: boo
                 _wait_for(lock, operation, grows or path)
             else:
                 fcntl.flock(lock.fd, operation | fcntl.LOCK_NB)
-            # It may have been removed between opening and locking it.
+            # The file may have been removed between opening and locking it.
             if lock.is_in_place():
                 return lock
         except BaseException:
@@ -125,13 +125,13 @@ def lock_file(path: str, *, shared: bool = False, wait: bool = True, create: boo
 
 
 def open_own(path: str, flags: int) -> int:
-    """Open a plain file of this user, and nothing that another may have put in its place; return its number.
+    """Return the descriptor of a plain file of this user; refuse anything that another user may have put there.
 
     Raises:
         ConfigError: it is something else.
     """
     try:
-        # A pipe must not make anybody wait.
+        # O_NONBLOCK: opening a pipe must not block.
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
@@ -153,15 +153,15 @@ def _not_own(path: str) -> ConfigError:
 
 
 def check_own_folder(folder: str) -> None:
-    """Make the folder of a cache, unless it is there; raises where another user has made it, or a link in its place."""
+    """Create the folder of a cache if missing; raise if the folder, or a link in its place, is another user's."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    # One that the system has mounted is root's.
+    # A folder that the system has mounted belongs to root.
     if any(found.st_uid not in (os.getuid(), ROOT) for found in (os.lstat(folder), os.stat(folder))):
         raise PermissionError(errno.EPERM, "it belongs to another user", folder)
 
 
 def _wait_for(lock: FileLock, operation: int, grows: str) -> None:
-    """Take a lock when it is free; raise where nothing has moved for too long."""
+    """Take a lock when it is free; raise if nothing has changed for too long."""
     since = begun = time.monotonic()
     is_said, seen, pause_s = False, _look(grows), 0.0005
     while True:
@@ -192,7 +192,7 @@ def _look(path: str) -> tuple[int, int]:
 
 
 def _let_go_in_child() -> None:
-    """Close what a forked child has inherited: else a lock would outlive the process that took it."""
+    """Close inherited files in a forked child: otherwise a lock would outlive the process that took it."""
     for lock in list(_held):
         fd, lock.fd = lock.fd, _CLOSED
         if fd != _CLOSED:

@@ -1,4 +1,4 @@
-"""Fetches that nobody waits for yet, on a few background threads."""
+"""Fetches ahead of need, on a few background threads."""
 
 import threading
 from collections import deque
@@ -10,10 +10,10 @@ from raypipe.storage.node_cache.fetching import Wanted
 
 
 class Prefetcher:
-    """Runs `run` for the files that are asked for, in their order, `num_threads` at once.
+    """Runs `run` for the submitted files in order, `num_threads` at a time.
 
-    A thread ends when nothing is left to do. Threads do not keep the process from ending: a fetch that is cut off so is
-    as if it was killed.
+    A thread ends when the queue is empty. Threads do not keep the process alive: a fetch cut off by its end leaves the
+    same state as a kill.
     """
 
     def __init__(self, run: Callable[[Wanted], bool], num_threads: int) -> None:
@@ -22,17 +22,17 @@ class Prefetcher:
         self._lock = threading.Lock()
         self._queue: deque[tuple[Wanted, Future[bool]]] = deque()
         self._pending: dict[str, Future[bool]] = {}
-        """By key: waiting or running."""
+        """Waiting and running fetches, by key."""
         self._threads: set[threading.Thread] = set()
         self._is_closed = False
 
     def submit(self, wanted: Wanted) -> "Future[bool]":
-        """Return the outcome of fetching a file; the one that is under way, if it was asked for before."""
+        """Queue the fetch of a file and return its future; a file already queued or running keeps its future."""
         with self._lock:
             if self._is_closed:
                 raise ConfigError(f"cannot fetch {wanted.key!r} ahead: the cache is closed. Open another FileCache.")
             pending = self._pending.get(wanted.key)
-            # One that its caller has cancelled is as good as not asked for.
+            # A cancelled fetch does not count.
             if pending is not None and not pending.cancelled():
                 return pending
             future: Future[bool] = Future()
@@ -45,7 +45,7 @@ class Prefetcher:
             return future
 
     def close(self) -> None:
-        """Cancel what has not begun, and return when the rest has ended."""
+        """Cancel fetches that have not begun, and wait for the rest to end."""
         with self._lock:
             self._is_closed = True
             for _, future in self._queue:
@@ -72,7 +72,7 @@ class Prefetcher:
         try:
             is_there = self._run(wanted)
         except BaseException as error:
-            # Not lost: the future raises it, and whoever comes to use the file will meet it too.
+            # Not lost: the future raises it, and a later use of the file will meet it too.
             future.set_exception(error)
         else:
             future.set_result(is_there)

@@ -1,7 +1,7 @@
-"""What stands in the folder of a cache, and in which order it may go.
+"""What is in the folder of a cache, and in which order it may be removed.
 
-The order is a pure function of what was found. Looking also removes what processes that died have left behind, which is
-why it is done by the holder of the ledger only.
+The order is a pure function of what was found. A survey also removes leftovers of dead processes, so only the holder of
+the ledger may run it.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from raypipe.storage.node_cache.locks import NEVER_USED_NS, lock_file, open_own
 
 KEEP_AHEAD_NS: Final = 600 * 10**9
-"""How long a file that was fetched ahead, and not used yet, goes last: after ten minutes, whoever wanted it has died or
-has changed its mind. Without an end, what a dead job fetched ahead would stay for ever."""
+"""How long a file that was fetched ahead and not used yet is removed last. After ten minutes the process that wanted it
+has died or no longer wants it; without a limit, files that a dead job fetched ahead would stay forever."""
 
 _NAME: Final = re.compile(r"([0-9a-f]{32})(\.lock|\.part.*)?")
 _RECORD: Final = re.compile(rb"(ahead|use  ) (\d{20})")
@@ -30,19 +30,19 @@ class FolderEntry(NamedTuple):
     name: str
     size_bytes: int
     stamp_ns: int
-    """When it was last used, or fetched."""
+    """The time of its last use or fetch."""
     is_unused: bool
-    """Fetched ahead, and not used since."""
+    """Whether it was fetched ahead and not used since."""
 
 
 class Fetching(NamedTuple):
-    """A file that a living process fetches."""
+    """A file that a living process is fetching."""
 
     name: str
     num_bytes: int
-    """Reserved for it, or on disk if that is more."""
+    """Bytes reserved for it, or on disk if that is more."""
     is_ahead: bool
-    """Nobody waits for it: it will be free to go once it is there."""
+    """No caller waits for it: it may be removed once it is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Survey:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes that are there or reserved."""
+        """The bytes present or reserved."""
         return sum(entry.size_bytes for entry in self.finished) + sum(item.num_bytes for item in self.fetching)
 
 
@@ -64,26 +64,26 @@ def name_of(key: str) -> str:
 
 
 def pack_record(num_bytes: int, *, is_ahead: bool) -> bytes:
-    """Return what the lock of a running fetch says: its kind, and the bytes reserved for it."""
+    """Return the content of a running fetch's lock file: its kind, and the bytes reserved for it."""
     return f"{'ahead' if is_ahead else 'use  '} {num_bytes:020d}".encode()
 
 
 def unpack_record(record: bytes) -> tuple[int, bool]:
-    """Return the bytes reserved, and whether the fetch is ahead; nothing is reserved where nothing is written yet."""
+    """Return the bytes reserved, and whether the fetch is ahead; nothing is reserved if no record is written yet."""
     match = _RECORD.fullmatch(record)
     return (int(match[2]), match[1] == b"ahead") if match else (0, False)
 
 
 def removal_order(entries: Iterable[FolderEntry], now_ns: int) -> tuple[list[FolderEntry], list[FolderEntry]]:
-    """Return the files in the order in which they may go, and those that go only if all of these are not enough.
+    """Return the files in order of removal: the ordinary ones, and those to remove only if these are not enough.
 
-    First the least recently used. Then what was fetched ahead and is still to be used: the last fetched first, because
-    it is needed last.
+    Ordinary files go least recently used first. The others were fetched ahead and not used yet: the last fetched goes
+    first, because it is needed last.
     """
     ordinary: list[FolderEntry] = []
     awaited: list[FolderEntry] = []
     for entry in entries:
-        # Of a stamp in the future too: the clock may have been set back.
+        # abs: a stamp may lie in the future if the clock was set back.
         is_awaited = entry.is_unused and abs(now_ns - entry.stamp_ns) < KEEP_AHEAD_NS
         (awaited if is_awaited else ordinary).append(entry)
     ordinary.sort(key=lambda entry: entry.stamp_ns)
@@ -92,7 +92,7 @@ def removal_order(entries: Iterable[FolderEntry], now_ns: int) -> tuple[list[Fol
 
 
 def survey_folder(folder: str) -> Survey:
-    """Return what is in `folder`, and remove what the dead have left; only for the holder of the ledger.
+    """Return what is in `folder`, and remove leftovers of dead processes; only for the holder of the ledger.
 
     Files with other names are not the cache's: they are neither counted nor removed.
     """
@@ -106,11 +106,11 @@ def survey_folder(folder: str) -> Survey:
         try:
             status = os.lstat(path)
         except FileNotFoundError:
-            # A running fetch may finish or move files of its own.
+            # A running fetch may finish, or move its own files.
             continue
         name, suffix = match.groups()
         if suffix is None and not stat.S_ISREG(status.st_mode):
-            # Put there by another: whoever wants the file is told.
+            # Put there by another user; a process that wants the file gets an error.
             continue
         if suffix is None:
             finished.append(FolderEntry(name, status.st_size, status.st_mtime_ns, status.st_atime_ns == NEVER_USED_NS))
@@ -121,10 +121,10 @@ def survey_folder(folder: str) -> Survey:
 
 
 def _find_alive(folder: str, name: str, paths: dict[str, int]) -> list[Fetching]:
-    """Return the fetch of `name` if its process lives; else remove its files."""
+    """Return the fetch of `name` if its process is alive; otherwise remove its files."""
     lock_path = os.path.join(folder, f"{name}.lock")
     try:
-        # Made where it is missing, so that nobody starts to fetch this file while its remains are removed.
+        # Created if missing, so that no process starts to fetch this file while its leftovers are removed.
         lock = lock_file(lock_path, shared=True, wait=False, create=True)
     except BlockingIOError:
         return [_read_fetching(lock_path, name, sum(paths.values()))]
@@ -132,7 +132,7 @@ def _find_alive(folder: str, name: str, paths: dict[str, int]) -> list[Fetching]
         for path in paths:
             if path != lock_path:
                 remove_if_there(path)
-        # Last: from here on, another may fetch.
+        # Last: from here on, another process may fetch.
         remove_if_there(lock_path)
     finally:
         lock.release()
@@ -144,14 +144,14 @@ def _read_fetching(lock_path: str, name: str, size_bytes: int) -> Fetching:
         with os.fdopen(open_own(lock_path, os.O_RDONLY), "rb") as stream:
             record = stream.read(4096)
     except FileNotFoundError:
-        # It gave up without having reserved anything.
+        # The fetch gave up before it reserved anything.
         record = b""
     reserved, is_ahead = unpack_record(record)
     return Fetching(name, max(reserved, size_bytes), is_ahead)
 
 
 def remove_if_there(path: str) -> None:
-    """Remove the file at `path`, if there is one; also a folder, which a wrong fetch may have made there."""
+    """Remove the file at `path`, if there is one; also a folder, which a faulty fetch may have created there."""
     try:
         os.unlink(path)
     except FileNotFoundError:
