@@ -96,7 +96,7 @@ class RankLane:
 
     @cached_property
     def sent_counts(self) -> Ints:
-        """Frames of every span that are not sent, because an earlier run emitted them."""
+        """Frames of every span that are not sent, because they are already emitted."""
         return self.sent.spread(0, len(self.lane), self.lane.spans.count)
 
     @cached_property

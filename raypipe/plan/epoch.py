@@ -95,8 +95,8 @@ class EpochPlan:
 def plan_epoch(index: EpisodeIndex, spec: OrderSpec, *, epoch: int, legs: Sequence[Leg] = ()) -> EpochPlan:
     """Return the plan of the last of `legs`, or of a whole epoch on ``spec.lanes`` lanes.
 
-    It goes through every leg before the last to find the frames that the leg left, at about half a second per leg and
-    million episodes. A position inside the last leg costs nothing.
+    It goes through every leg before the last to find the frames that the leg left. That costs about half a second per
+    leg at a million episodes. A position inside the last leg costs nothing.
 
     Raises:
         ConfigError: an epoch starts with fewer frames than lanes. (Near the end of an epoch this is not an error: the

@@ -55,7 +55,7 @@ class OrderKeys:
     dataset_names: tuple[str, ...]
 
     clip_frames: tuple[int, ...] = ()
-    """Clip length of every dataset; empty where a clip is a whole span."""
+    """Clip length of every dataset; empty if a clip is a whole span."""
 
     rates: "Rates | None" = field(default=None, compare=False)
     """How often laps have each frame; None: once."""
@@ -80,7 +80,7 @@ class OrderKeys:
         return self._episode_keys(dataset, lap, episode, purpose="frame")
 
     def clip_sizes(self, dataset: NDArray[np.int32]) -> Ints | None:
-        """Return the clip length of every span by its dataset; None where a clip is a whole span."""
+        """Return the clip length of every span by its dataset; None if a clip is a whole span."""
         return np.array(self.clip_frames, dtype=np.int64)[dataset] if self.clip_frames else None
 
     def frame_keys(self, bases: Hashes, frame: Ints, clip_frames: Ints | None = None) -> Hashes:
@@ -125,7 +125,7 @@ class OrderKeys:
 
 
 def _permute(number: NDArray[np.uint32], key: Hashes) -> NDArray[np.uint32]:
-    """Return a permutation of 32 bits, a different one for every key: two rounds of an invertible mixer, each keyed."""
+    """Return a permutation of 32 bits, another one per key: two rounds of an invertible mixer, keyed before each."""
     low = key.astype(np.uint32)
     mixed = _mix32(number ^ low)
     mixed += (low >> np.uint32(7)) * np.uint32(0x9E3779B1)

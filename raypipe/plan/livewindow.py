@@ -157,8 +157,8 @@ class Lane:
     def estimate_positions(self, number: Ints, nth: Ints) -> Ints:
         """Return about how many frames come before the `nth` frame of the spans at these queue positions.
 
-        The estimates ascend in the order of emission. Exact positions would cost `live_spans` counts per span. The key
-        axis has one unit per span, so about as many frames come before a tick as the first `tick` spans have.
+        They ascend in the order of emission. Exact positions would cost `live_spans` counts per span. The key axis has
+        one unit per span, so about as many frames come before a tick as the first `tick` spans of the queue have.
         """
         live = self._live(number)
         key = _frame_keys(live.key, live.lo, live.step, nth)

@@ -33,7 +33,7 @@ class RateReport:
 
     frames: int
     share: float
-    """Of the epoch, between 0 and 1."""
+    """Their part of the epoch, between 0 and 1."""
 
     def describe(self) -> str:
         """Return it in words."""
@@ -97,7 +97,7 @@ class MemberReport:
     """Frames that the epoch takes of the dataset."""
 
     share: float
-    """Of the epoch, between 0 and 1."""
+    """Its part of the epoch, between 0 and 1."""
 
     laps: float
     """Passes over the dataset in an epoch."""

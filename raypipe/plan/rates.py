@@ -75,7 +75,7 @@ class Rates:
     start: Ints
 
     units: Ints
-    """Units of each frame of a run of equal frames; `spare` more are spread over the frames of the dataset."""
+    """Units of each frame of a run with one rate; `spare` more are spread over the frames of the dataset."""
 
     before: Ints
     """Units of the dataset's axis before the run, without what is spread."""

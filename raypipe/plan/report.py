@@ -29,7 +29,7 @@ AHEAD_BATCHES: Final = 4
 """How many batches ahead a loader decodes clips by default."""
 
 _UNCLIPPED_FRAMES: Final = 16
-"""Frames decoded together in file order, or where whole live spans fit in memory."""
+"""Frames decoded together in file order, or if whole live spans fit in memory."""
 
 _GOOD_MIXING: Final = 0.95
 

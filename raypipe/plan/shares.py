@@ -205,7 +205,7 @@ def interleave(place: Ints, num_frames: Ints, jitter: Ints) -> Ints:
 
     Each dataset's share of the epoch is stretched to the length of the whole epoch. There, the place of a span is one
     of its own frames, chosen by `jitter`. So the spans of a dataset keep their order. At every prefix, the frames of a
-    dataset differ from its part by less than its longest span plus its part of the longest spans of all datasets.
+    dataset differ from its part by less than its longest span plus its part of the sum of all datasets' longest spans.
 
     Args:
         place: frames of its dataset before each span's jittered frame; ascending within a dataset.
