@@ -105,7 +105,7 @@ class Pending(Protocol):
 
 
 class ClipExecutor(Protocol):
-    """Where clips are decoded, in the order of the requests."""
+    """Where clips are decoded. It starts the requests in their order."""
 
     @property
     def finished_at(self) -> float:

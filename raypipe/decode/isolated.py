@@ -1,6 +1,6 @@
 """Decoding in a subprocess, for a video that may crash its process.
 
-Decides what it means if the subprocess dies or does not finish: bad data. Does not decide which videos it decodes.
+Decides what it means if the subprocess dies or does not finish: bad data. Does not decide which videos come here.
 
 ::
 

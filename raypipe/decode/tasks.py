@@ -1,7 +1,7 @@
 """Clips decoded by Ray tasks, on any node with CPUs: the executor of ``where="cluster"``.
 
 A task decodes a group of clips, some 32 MB of pixels, into one object of the object store; the rank maps it without a
-copy. Ray retries a task if its node or process is lost, since a task is a pure function of its group.
+copy. Ray retries a task if its node or process is lost; a task is a pure function of its group.
 """
 
 import hashlib
