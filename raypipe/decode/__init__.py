@@ -11,17 +11,17 @@
     frames.py        the frames of a span of one camera, in one pass     FrameDecoder
     clips.py         clips, decoded ahead of need, held until used       ClipStore
     tasks.py         clips decoded by Ray tasks                          TaskExecutor
-    buffers.py       memory for pixels, used again                       FramePool
-    journal.py       what was being decoded when a process died          Journal
+    buffers.py       reusable memory for pixels                          FramePool
+    journal.py       what a process was decoding when it died            Journal
     isolated.py      decoding in a subprocess                            decode_isolated
     video_writer.py  frames into an mp4                                  open_writer
 
-A frame is asked for by a whole number, never by time, and what a decoder returns is checked against the index of the
-file. In memory a frame is ``(height, width, channels)``: uint8, as FFmpeg writes it, or float32 millimetres of depth.
-Users see ``(channels, height, width)``.
+Callers ask for a frame by its whole number, never by time, and raypipe checks each frame that a decoder returns against
+the index of the file. In memory a frame is ``(height, width, channels)``: uint8, as FFmpeg writes it, or float32
+millimetres of depth. Users see ``(channels, height, width)``.
 
-Importing this package imports no codec: torch and torchcodec cost a process 2.8 s of CPU and 300 MB, and Ray starts
-several that decode nothing (the feeder, a coordinator per epoch, tasks that read rows).
+Importing this package imports no codec. torch and torchcodec cost a process 2.8 s of CPU and 300 MB, and Ray starts
+several processes that decode nothing (the feeder, a coordinator per epoch, tasks that read rows).
 """
 
 from typing import TYPE_CHECKING

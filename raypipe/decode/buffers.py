@@ -1,4 +1,4 @@
-"""Memory for pixels that is used again: of batches, and of frames that wait."""
+"""Reusable memory for pixels: of batches, and of frames that wait."""
 
 import math
 import sys
@@ -14,39 +14,39 @@ Pixels = NDArray[Any]
 """``(height, width, channels)`` of one frame."""
 
 _BATCHES: Final = 2
-"""Batches in memory at once: one that is trained on, and one that is ready or being put together."""
+"""Batches in memory at once: one in training, and one that is ready or being assembled."""
 
 _SLAB_BYTES: Final = 64 << 20
-"""glibc maps what is larger than 32 MB by itself: frames that stay do not lie between those that come and go. What is
-not written to yet takes no memory."""
+"""glibc maps each allocation above 32 MB separately, so frames that stay do not lie between those that come and go.
+Pages that nothing has written to take no memory."""
 
 _MOST_IN_SLAB: Final = 1024
-"""Frames, of which each is an object from the start."""
+"""Most frames of a slab: each is a Python object from the start."""
 
 _WAIT_S: Final = 1.0
 _LOOK_S: Final = 0.001
 
 
 class BatchBuffers:
-    """Arrays for the pixels of batches, used again once nobody holds them.
+    """Arrays for the pixels of batches, reused once no one holds them.
 
-    numpy's reference count tells it: a tensor made from an array, and every view of that tensor, holds the array.
-    Threads may share it: two epochs put batches together where one follows the other.
+    The reference count of an array shows this: a tensor made from an array, and every view of that tensor, holds it.
+    Threads may share the buffers: while one epoch follows another, both assemble batches.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buffers: dict[tuple[Any, ...], list[NDArray[Any]]] = {}
         self.is_asked = False
-        """Whether the training loop waits for a batch: whatever it holds now, it does not let go before it has it."""
+        """Whether the training loop waits for a batch: it releases what it holds only after it has that batch."""
 
     def take(self, camera: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Return an array for a camera of a batch that nobody else holds.
+        """Return an array for a camera of a batch that no one else holds.
 
-        A loop lets go of a batch when it has got the next one: this waits for that before it makes a third.
+        A loop releases a batch when it has the next one; this waits for that before it makes a third array.
         """
         with self._lock:
-            # Batches are of many lengths where bad data is left out: a shorter one is a view of a longer buffer.
+            # Batches differ in length if bad data is left out: a shorter one is a view of a longer buffer.
             buffers = self._buffers.setdefault((camera, *shape[1:], np.dtype(dtype).num), [])
             free = self._wait_for_free(buffers, shape[0])
             if free is not None:
@@ -61,7 +61,7 @@ class BatchBuffers:
     def _wait_for_free(self, buffers: list[NDArray[Any]], length: int) -> NDArray[Any] | None:
         until = time.monotonic() + _WAIT_S
         while True:
-            # In this order: a loop that asks has let go before.
+            # In this order: a loop that asks has released its batch before.
             num_fitting = sum(len(buffer) >= length for buffer in buffers)
             is_last = self.is_asked or num_fitting < _BATCHES or time.monotonic() > until
             free = _find_free(buffers, length)
@@ -72,35 +72,35 @@ class BatchBuffers:
 
 def _find_free(buffers: list[NDArray[Any]], length: int) -> NDArray[Any] | None:
     for i in range(len(buffers)):
-        # Held by the list, and by the argument of the call: anything more is a user's.
+        # The list and the argument of the call hold it; any further reference is a user's.
         if len(buffers[i]) >= length and sys.getrefcount(buffers[i]) <= 2:
             return buffers[i]
     return None
 
 
 def _drop_surplus(buffers: list[NDArray[Any]], taken: NDArray[Any]) -> None:
-    """Drop what a user has held at once and no longer does."""
+    """Drop extra buffers, made while a user held several at once, that no one holds any more."""
     for i in reversed(range(len(buffers))):
         if len(buffers) > _BATCHES and buffers[i] is not taken and sys.getrefcount(buffers[i]) <= 2:
             del buffers[i]
 
 
 class FramePool:
-    """Memory for frames that wait until they leave; threads share it, and so do the epochs of a rank.
+    """Memory for frames that wait until they leave; the threads and epochs of a rank share it.
 
-    What a decoder or a task gives is copied into it and let go at once. Were it held for as long as frames wait, the C
-    library's pools would fragment: 2.3 GB instead of 1.3 where 0.7 GB of frames wait. And an object of the object store
-    would stay for its last frame. The copy costs 2% of decoding.
+    The pool copies what a decoder or a task gives, and the original is released at once. Held for as long as frames
+    wait, it would fragment the C library's pools (2.3 GB instead of 1.3 while 0.7 GB of frames wait), and an object of
+    the object store would stay for its last frame. The copy costs 2% of decoding.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: dict[tuple[tuple[int, ...], Any], list[Pixels]] = {}
         self.num_stores = 0
-        """Stores that use it: without one it keeps nothing."""
+        """Stores that use the pool; without any, it keeps nothing."""
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> Pixels:
-        """Return memory for a frame that nobody else has."""
+        """Return memory for a frame that no one else has."""
         with self._lock:
             free = self._free.setdefault((shape, np.dtype(dtype)), [])
             if not free:
@@ -110,25 +110,25 @@ class FramePool:
             return free.pop()
 
     def keep(self, pixels: Pixels) -> Pixels:
-        """Return a copy."""
+        """Return a copy of `pixels` in memory of the pool."""
         kept = self.take(pixels.shape, pixels.dtype)
         kept[...] = pixels
         return kept
 
     def enter(self) -> None:
-        """Note that a store uses it."""
+        """Note that a store uses the pool."""
         with self._lock:
             self.num_stores += 1
 
     def leave(self) -> None:
-        """Note that a store is done; the last one leaves no memory behind."""
+        """Note that a store is done; after the last one the pool releases its memory."""
         with self._lock:
             self.num_stores -= 1
             if self.num_stores <= 0:
                 self._free = {}
 
     def give_back(self, frames: Iterable[Pixels]) -> None:
-        """Let the memory of frames be used again: nobody looks at them any more."""
+        """Take back the memory of frames for reuse; the caller must not read them any more."""
         with self._lock:
             for pixels in frames:
                 self._free.setdefault((pixels.shape, pixels.dtype), []).append(pixels)

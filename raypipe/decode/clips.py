@@ -1,7 +1,7 @@
 """The clip store: frames that a rank needs soon, decoded once, ahead of need, and held until they have left.
 
-A clip is a few consecutive frames of an episode: the unit of decoding. Whoever assembles batches says which clips the
-next batches need, in that order. The store has each decoded by an executor and gives its frames out one by one.
+A clip is a few consecutive frames of an episode: the unit of decoding. The loader that assembles batches says which
+clips the next batches need, in that order. An executor decodes each, and the store gives out its frames one by one.
 
 ::
 
@@ -9,8 +9,8 @@ next batches need, in that order. The store has each decoded by an executor and 
     wait(clips of batch 4)   decoded by now, or waited for                         bytes held
     leave(frames of batch 4) a frame that has left is free, and a clip when all of its frames have
 
-Decides when a clip is decoded and how long it is held. Does not know plans or Ray: the caller opens clips by their key,
-and the executor decides where they are decoded.
+Decides when to decode a clip and how long to hold it. Does not know plans or Ray: the caller opens clips by their key,
+and the executor decides where to decode them.
 """
 
 import threading
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from raypipe.decode.frames import FrameDecoder
 
 ClipKey = tuple[int, int]
-"""The span that a clip is of, by arrival number on its rank, and the number of the clip in its episode."""
+"""The span of a clip, by its arrival number on the rank, and the number of the clip in its episode."""
 
 _NOTHING: Final = 0
 _AHEAD_SHARE: Final = 4
 """A quarter of the memory may be in flight: enough that decoding never waits, little enough that the rest is held."""
 
 _AGAIN_SHARE: Final = 64
-"""One clip in so many may be decoded again, beside half the memory once: it is needed when all live spans of an epoch
-begin their first clips, and 0.1% of an epoch of 80,000 frames. A bound that is too small all the time does not hold."""
+"""The store may decode one byte in this many again, on top of half its memory once. It needs this when all live spans
+of an epoch begin their first clips: 0.1% of an epoch of 80,000 frames. A bound that is always too small cannot hold."""
 
 _MOST_IN_JOB: Final = 8
 """Clips that a thread decodes before it hands them over."""
@@ -62,10 +62,10 @@ class ClipRequest:
     frames: NDArray[np.int64]
     """Ascending positions in the episode."""
     span: tuple[int, int]
-    """Frames of the episode that will be asked for soon: of a remote file their bytes come at once."""
+    """Frames of the episode that the store will need soon; the bytes of a remote file are fetched together."""
     frame_bytes: int
     stored: tuple[Any, ...] | None = None
-    """What the rows hold, where the camera is images stored in rows."""
+    """What the rows hold, if they store the camera's images."""
 
     @property
     def num_bytes(self) -> int:
@@ -73,7 +73,7 @@ class ClipRequest:
         return len(self.frames) * self.frame_bytes
 
     def only(self, frames: Container[int]) -> "ClipRequest":
-        """Return the request of some of its frames."""
+        """Return the request for only these frames."""
         kept = [i for i, frame in enumerate(self.frames.tolist()) if frame in frames]
         stored = tuple(self.stored[i] for i in kept) if self.stored is not None else None
         return replace(self, frames=self.frames[kept], stored=stored)
@@ -81,14 +81,14 @@ class ClipRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenedClip:
-    """What the store must know of a clip."""
+    """What the store must know about a clip."""
 
     requests: Mapping[str, ClipRequest]
     """By camera of a batch."""
     num_uses: int
-    """Samples of this clip that are still to leave."""
+    """Samples of this clip that have yet to leave."""
     has_windows: bool
-    """Whether samples show other frames than their own: then a frame stays until the last sample has left."""
+    """Whether samples show frames other than their own; then a frame stays until the last sample has left."""
 
     @property
     def num_bytes(self) -> int:
@@ -100,47 +100,47 @@ class Pending(Protocol):
     """A request on its way."""
 
     def result(self) -> Sequence[Pixels]:
-        """Wait for the frames; raises what decoding raised."""
+        """Wait for the frames and return them; raise what decoding raised."""
         ...
 
 
 class ClipExecutor(Protocol):
-    """Where clips are decoded. It begins with what was asked first."""
+    """Where clips are decoded. It starts the requests in their order."""
 
     @property
     def finished_at(self) -> float:
-        """When the clip that was taken last was decoded, in seconds since 1970; 0 where it was decoded here."""
+        """When the clip taken last was decoded, in seconds since 1970; 0 if this process decoded it."""
         ...
 
     @property
     def is_shared(self) -> bool:
-        """Whether the memory of a clip holds others too, and stays for as long as any frame of them is held.
+        """Whether clips share memory, which stays as long as any frame in it is held.
 
-        Else its frames lie in the pool of the store.
+        Otherwise the frames lie in the pool of the store.
         """
         ...
 
     def warm_up(self) -> None:
-        """Import what decodes, while rows are still being read."""
+        """Import the codec while rows are still being read."""
         ...
 
     def submit(self, request: ClipRequest) -> Pending:
-        """Have a clip of one camera decoded."""
+        """Queue a clip of one camera for decoding."""
         ...
 
     def flush(self) -> None:
-        """Start what was submitted: nothing more comes for now."""
+        """Start the submitted requests: no more come for now."""
         ...
 
     def close(self) -> None:
-        """Decode nothing more; what has begun ends."""
+        """Decode nothing more; requests that have begun finish."""
         ...
 
 
 def decode_clip(
     decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: FramePool | None = None
 ) -> list[Pixels]:
-    """Return the frames of a request, in memory of `pool` where one is given.
+    """Return the frames of a request, in memory of `pool` if there is one.
 
     Raises:
         DatasetError: the data is bad.
@@ -156,7 +156,7 @@ def decode_clip(
 
 
 def try_clip(decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: FramePool | None = None) -> DecodedClip:
-    """Return the frames of a request, or why there are none: a bad clip of a group spares the others."""
+    """Return the frames of a request or the error, so that a bad clip does not stop the others of its group."""
     try:
         return decode_clip(decoders, request, pool)
     except (RaypipeError, OSError) as error:
@@ -165,12 +165,12 @@ def try_clip(decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: Fra
 
 def decode_job(decoders: "Sequence[FrameDecoder]") -> AbstractContextManager[None]:
     """Return a context in which a thread decodes clips one after the other."""
-    # Whoever looks for kept frames may wait for a disk or a network between two clips.
+    # A decoder that looks for kept frames may wait for a disk or a network between two clips.
     return nullcontext() if any(decoder.keeps_frames for decoder in decoders) else process_journal().job()
 
 
 def take_clip(clips: list[DecodedClip | None], number: int) -> list[Pixels]:
-    """Return one clip of a group, which the group then holds no longer; raises what decoding raised."""
+    """Return one clip of a group and remove it from the group; raise what decoding raised."""
     clip, clips[number] = clips[number], None
     assert clip is not None, "a clip is taken once"
     if isinstance(clip, Exception):
@@ -181,14 +181,14 @@ def take_clip(clips: list[DecodedClip | None], number: int) -> list[Pixels]:
 def use_one_core() -> None:
     """Let torch use one core in the calling thread, as torch's DataLoader does in its workers.
 
-    A thread that splits its work over the cores gets helper threads of its own from OpenMP. Where a process then has
-    more of them than cores, OpenMP puts those of all threads to sleep after every operation, also those of the thread
-    that trains: its steps take a fifth longer. Threads of ours share out their work among each other already.
+    OpenMP gives every thread that splits its work over the cores its own helper threads. If a process then has more of
+    them than cores, OpenMP puts all helpers to sleep after every operation, including those of the training thread,
+    and training steps take a fifth longer. raypipe's threads already share the work among themselves.
     """
     import torch
 
-    # torch keeps the last number for threads that come later as well: a thread that ends at once puts the old one back.
-    # One after the other: the next would take the 1 for the number from before.
+    # torch also uses the last number for threads that start later, so a short-lived thread puts the old one back.
+    # One thread at a time: the next would take the 1 for the old number.
     with _SETTING_CORES, ThreadPoolExecutor(1) as other:
         before = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -226,12 +226,12 @@ class ThreadExecutor:
         self._pool.submit(self._decoders)
 
     def submit(self, request: ClipRequest) -> _ThreadClip:
-        """Have a clip of one camera decoded, after the next `flush`."""
+        """Queue a clip of one camera; decoding starts at the next `flush`."""
         self._asked.append(_ThreadClip(request))
         return self._asked[-1]
 
     def flush(self) -> None:
-        """Start what was submitted, several clips to a job: every job that ends wakes the thread that waits for it."""
+        """Start the submitted clips, several to a job, since every job that ends wakes the thread that waits for it."""
         asked, self._asked = self._asked, []
         size = max(1, min(_MOST_IN_JOB, len(asked) // (2 * self._num_threads)))
         for first in range(0, len(asked), size):
@@ -241,7 +241,7 @@ class ThreadExecutor:
                 clip.job, clip.number = job, number
 
     def close(self) -> None:
-        """Decode nothing more; the clip that has begun ends."""
+        """Decode nothing more; the clip that has begun finishes."""
         self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -264,7 +264,7 @@ class _HeldClip:
     """Whether its frames lie in memory of the pool."""
 
     def left(self) -> OpenedClip:
-        """Return what is still to leave of a clip that is at hand."""
+        """Return the part of a decoded clip that has yet to leave."""
         requests = {camera: one.only(self.frames[camera]) for camera, one in self.opened.requests.items()}
         return OpenedClip(requests, self.num_left, self.opened.has_windows)
 
@@ -274,18 +274,18 @@ def _open_nothing(key: ClipKey) -> OpenedClip:
 
 
 class ClipStore:
-    """The clips of one rank. Used by one thread; the figures may be read by others."""
+    """The clips of one rank. One thread uses it; others may read the figures."""
 
     def __init__(
         self, open_clip: Callable[[ClipKey], OpenedClip], executor: ClipExecutor, most_bytes: int, pool: FramePool
     ) -> None:
-        """Begin empty.
+        """Start empty.
 
         Args:
-            open_clip: says what a clip is made of.
-            executor: decodes.
-            most_bytes: bound on bytes in flight and held. What the next batch needs is decoded whatever it takes, and
-                frames of later ones are let go for it, as long as few are decoded twice.
+            open_clip: returns what a clip is made of.
+            executor: decodes clips.
+            most_bytes: bound on bytes in flight and held. The store always decodes what the next batch needs. To make
+                room it drops frames of later batches, as long as few frames are decoded twice.
             pool: memory for frames.
         """
         self._open_clip = open_clip
@@ -296,7 +296,7 @@ class ClipStore:
         self._by_span: dict[int, set[int]] = {}
         self._pool = pool
         self._again_bytes = most_bytes // 2
-        """What may still be decoded again to keep the bound."""
+        """Bytes that the store may still decode again to keep the bound."""
         self._is_cleared = False
         pool.enter()
         self.held_bytes = 0
@@ -309,9 +309,9 @@ class ClipStore:
         return self.held_bytes + self.in_flight_bytes
 
     def ask(self, keys: Iterable[ClipKey], *, is_next: bool) -> bool:
-        """Have clips decoded that are not there yet; return whether that was done for all.
+        """Start to decode the clips that are not there yet; return whether all have started.
 
-        Ends at the first for which there is no room, unless the next batch waits for them.
+        Stops at the first clip without room, unless the next batch waits for them.
         """
         wanted, is_done = dict.fromkeys(keys), True
         if is_next:
@@ -345,10 +345,10 @@ class ClipStore:
         )
 
     def _make_room(self, wanted: Collection[ClipKey]) -> None:
-        """Let frames go that a later batch shows, to be decoded again for it, until the clips of this batch fit."""
+        """Drop frames of later batches, which then decode them again, until the clips of this batch fit."""
         missing = sum(self._open(key).num_bytes for key in wanted if key not in self._clips)
         self._again_bytes += missing // _AGAIN_SHARE
-        # Those that began last stay longest.
+        # The clips that began last go first: they would stay longest.
         for key in [key for key in reversed(self._clips) if key not in wanted]:
             clip = self._clips[key]
             if self.num_bytes + missing <= self._most_bytes or self._again_bytes < clip.opened.num_bytes:
@@ -359,7 +359,7 @@ class ClipStore:
                 self._free(self._clips.pop(key))
 
     def wait(self, keys: Iterable[ClipKey]) -> dict[ClipKey, DatasetError]:
-        """Wait for clips; return the errors of those that are found to be bad now."""
+        """Wait for clips; return the errors of those that turn out to be bad."""
         errors = {}
         for key in dict.fromkeys(keys):
             clip = self._clips[key]
@@ -370,16 +370,16 @@ class ClipStore:
         return errors
 
     def is_bad(self, key: ClipKey) -> bool:
-        """Return whether a clip that was waited for could not be decoded."""
+        """Return whether decoding a clip failed; call `wait` first."""
         clip = self._clips.get(key)
         return clip is not None and clip.error is not None
 
     def frames(self, key: ClipKey, camera: str) -> Mapping[int, Pixels] | None:
-        """Return the frames of a camera by their position in the episode; None where the dataset lacks the camera."""
+        """Return the frames of a camera by their position in the episode; None if the dataset lacks the camera."""
         return self._clips[key].frames.get(camera)
 
     def leave(self, samples: Iterable[tuple[ClipKey, int]]) -> None:
-        """Note that samples, clip and frame each, have left; frames that no other sample shows are free."""
+        """Note that samples (clip and frame) have left, and free the frames that no other sample shows."""
         for key, frame in samples:
             clip = self._clips.get(key)
             if clip is None:
@@ -396,7 +396,7 @@ class ClipStore:
                 self._copy(clip)
 
     def _copy(self, clip: _HeldClip) -> None:
-        """Copy the frames of a clip that are still to leave, so that the memory that it shares with others is free."""
+        """Copy the frames of a clip that have yet to leave, to free the memory that it shares with other clips."""
         clip.is_pooled = True
         for camera, frames in clip.frames.items():
             request = clip.opened.requests[camera]
@@ -405,7 +405,7 @@ class ClipStore:
                 frames[number] = self._pool.keep(pixels)
 
     def clear(self) -> None:
-        """Let go of everything; nothing is asked for any more."""
+        """Release everything; no more requests may follow."""
         for key in list(self._clips):
             self._drop(key)
         self._opened = {}
@@ -413,11 +413,11 @@ class ClipStore:
         if not self._is_cleared:
             self._is_cleared = True
             self._pool.leave()
-        # Of the object that holds this store: the two would wait for the collector.
+        # It belongs to the object that holds this store: as a cycle, the two would wait for the garbage collector.
         self._open_clip = _open_nothing
 
     def drop_spans(self, arrivals: Iterable[int]) -> None:
-        """Let go of all clips of these spans."""
+        """Release all clips of these spans."""
         for arrival in arrivals:
             for clip in list(self._by_span.get(arrival, ())):
                 self._drop((arrival, clip))
@@ -443,14 +443,14 @@ class ClipStore:
             self._by_span.pop(key[0], None)
         self._opened.pop(key, None)
         clip = self._clips.pop(key, None)
-        # Another thread closes the store too.
+        # Another thread may close the store at the same time.
         if clip is not None:
             self._free(clip)
 
     def _free(self, clip: _HeldClip) -> None:
         if not clip.is_ready:
             self.in_flight_bytes -= clip.opened.num_bytes
-        # Nobody finds them in the clip again: memory that is given back twice would hold two frames at once.
+        # Remove them from the clip first: memory given back twice would hold two frames at once.
         by_camera, clip.frames = clip.frames, {}
         for camera, frames in by_camera.items():
             if clip.is_pooled:

@@ -1,10 +1,10 @@
-"""Distances from a depth video: the numbers of its first plane, all bits of them, as millimetres.
+"""Distances from a depth video: the numbers of its first plane, with all their bits, as millimetres.
 
-LeRobot's recorder writes every distance as a number of 12 bits, by default a logarithm, into HEVC without loss
-(``gray12le``), and ``info.json`` says which range it covers. Read back, the numbers are those that were written, and a
-millimetre is what LeRobot makes of the number: the rounding was done when the dataset was recorded.
+LeRobot's recorder writes every distance as a number of 12 bits, by default a logarithm, into lossless HEVC
+(``gray12le``), and ``info.json`` gives the range. Reading returns the same numbers, and this module converts them to
+millimetres as LeRobot does: the rounding happened when the dataset was recorded.
 
-Decides what a number means. Needs PyAV, the extra ``depth``, and imports it when a depth video is opened: torchcodec
+Decides what a number means. Needs PyAV, the extra ``depth``, and imports it when it opens a depth video: torchcodec
 before 0.17 gives 8 bits. `DepthDecoder` has the methods of torchcodec's `VideoDecoder` that `OpenVideo` calls.
 """
 
@@ -33,7 +33,7 @@ _KEYFRAMES_TRIED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class DepthFrames:
-    """Frames as torchcodec gives them."""
+    """Frames in the form that torchcodec returns."""
 
     data: torch.Tensor
     """``(n, height, width, 1)`` float32 in millimetres."""
@@ -41,19 +41,19 @@ class DepthFrames:
 
 
 class DepthDecoder:
-    """The distances of a video by frame number. Not for use by several threads at once."""
+    """The distances of a video by frame number. Only one thread at a time may use it."""
 
     def __init__(self, source: Any, place: str, index: VideoIndex, codes: DepthCodes) -> None:
         """Open a video.
 
         Args:
-            source: a path, or a file that can be read and sought in.
+            source: a path, or a file with `read` and `seek`.
             place: for messages.
             index: the frames of the file.
 
         Raises:
             ConfigError: PyAV is not installed.
-            DecodeError: it is no video.
+            DecodeError: the source is not a video.
         """
         self._av = _import_av()
         self._place = place
@@ -64,16 +64,16 @@ class DepthDecoder:
             self._stream = self._container.streams.video[0]
         except (self._av.FFmpegError, IndexError) as error:
             raise DecodeError(f"cannot open the video {place!r}: {error}. Fetch the file again.") from error
-        # As many threads decode as the rank has; each with a video of its own.
+        # The rank's threads already decode in parallel, each its own video.
         self._stream.codec_context.thread_count = 1
         self._keyframes = np.flatnonzero(index.is_keyframe)
         self._coming: Iterator[Any] = iter(())
         self._next = len(index)
-        """The frame that `_coming` gives next."""
+        """The number of the next frame from `_coming`."""
 
     @property
     def metadata(self) -> Any:
-        """What has the `height` and `width` that the file tells, as torchcodec has them."""
+        """An object with the `height` and `width` of the file's header, like torchcodec's."""
         return self._stream.codec_context
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class DepthDecoder:
 
         Raises:
             RuntimeError: FFmpeg cannot decode one.
-            DecodeError: the video is no depth video.
+            DecodeError: the video is not a depth video.
         """
         try:
             frames = [self._find(number) for number in indices]
@@ -104,7 +104,7 @@ class DepthDecoder:
             found = self._forward(number)
             if found is not None:
                 return found
-        # FFmpeg seeks by decoding time: among frames that are stored in another order it may come out behind.
+        # FFmpeg seeks by decoding time, so it may land too late among frames that are stored in another order.
         for keyframe in [*before[: -_KEYFRAMES_TRIED - 1 : -1].tolist(), 0]:
             self._seek(keyframe)
             found = self._forward(number)
@@ -118,7 +118,7 @@ class DepthDecoder:
         self._coming = self._container.decode(self._stream)
 
     def _forward(self, number: int) -> tuple[NDArray[np.float32], float] | None:
-        """Decode up to a frame; None where it does not come, since it lies before or was left out."""
+        """Decode up to a frame and return it; None if it does not come, because it lies before or is missing."""
         for frame in self._coming:
             if frame.time is None:
                 raise RuntimeError("a frame comes out without its time")
@@ -147,14 +147,14 @@ class DepthDecoder:
 
 @functools.lru_cache(maxsize=16)
 def distances_mm(codes: DepthCodes, num_bits: int) -> NDArray[np.float32]:
-    """Return the distance that each number of 16 bits stands for: millimetres, by LeRobot's formula in its precision.
+    """Return the distance of each 16-bit number, in millimetres, by LeRobot's formula in its precision.
 
     Args:
-        num_bits: that a number of the video has.
+        num_bits: bits of a number in the video.
     """
     numbers = torch.arange(_NUM_NUMBERS, dtype=torch.float32)
     if not codes.is_declared and num_bits > CODE_BITS:
-        # LeRobot's recorder writes no such video without saying what its numbers are.
+        # LeRobot's recorder writes no such video without declaring what its numbers mean.
         return numbers.numpy()
     low, high = codes.min_m, codes.max_m
     if codes.is_log:
@@ -166,7 +166,7 @@ def distances_mm(codes: DepthCodes, num_bits: int) -> NDArray[np.float32]:
 
 
 def depth_decoder_version() -> str:
-    """Return the name of what decodes depth videos; empty where nothing does."""
+    """Return the name and version of what decodes depth videos; "no av" without PyAV."""
     try:
         av = _import_av()
     except ConfigError:

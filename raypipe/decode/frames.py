@@ -28,17 +28,16 @@ _LOOK_UP_S: Final = 1.0
 _MOST_LOOKED_UP: Final = 4096
 
 _MAX_DEATHS: Final = 2
-"""Processes that may die over an episode before it is decoded in a subprocess. One may have been killed for a reason of
-its own."""
+"""After so many deaths over an episode, a subprocess decodes it. A single process may have died for another reason."""
 
 
 @dataclass(slots=True)
 class DecodeCounts:
-    """What was decoded, since the start."""
+    """What a decoder has decoded since the start."""
 
     frames: int = 0
     kept_frames: int = 0
-    """Read from those that are kept on the node, and not decoded."""
+    """Frames read from those kept on the node, not decoded."""
     seconds: float = 0.0
     """Summed over threads."""
 
@@ -53,7 +52,7 @@ class FrameDecoder:
 
         Args:
             videos: where open videos are kept; decoders of a mixture share one.
-            folder: where decoded frames are kept, and looked for before they are decoded.
+            folder: where decoded frames are kept; the decoder looks there before it decodes.
         """
         self._meta = meta
         self._spec = spec
@@ -72,7 +71,7 @@ class FrameDecoder:
         return self._kept is not None
 
     def counts(self) -> DecodeCounts:
-        """Return what was decoded so far, over all threads."""
+        """Return the counts so far, over all threads."""
         with self._lock:
             return replace(self._counts)
 
@@ -83,7 +82,7 @@ class FrameDecoder:
 
         Args:
             frames: ascending positions in the episode.
-            span: positions that will be asked for soon; where they are remote they come at once.
+            span: positions that the caller will need soon; those of a remote file are fetched together.
 
         Raises:
             DatasetError: the video is missing, damaged, or lacks a frame.
@@ -118,7 +117,7 @@ class FrameDecoder:
     def _write_kept(
         self, kept: KeptVideo, row: int, camera: str, frames: NDArray[np.int64], decoded: NDArray[Any]
     ) -> None:
-        # The video may have been replaced since `find`: then nobody knows which of the two these frames are of.
+        # If the video was replaced since `find`, these frames may come from either of the two.
         if (now := self._find_kept(row, camera)) is not None and now.key == kept.key:
             kept.write(frames, decoded)
 
@@ -151,7 +150,7 @@ class FrameDecoder:
         return pixels
 
     def _check_size(self, video: OpenVideo, row: int, camera: str) -> None:
-        """Raise where a video has frames of another size than ``info.json``, before memory is taken for them."""
+        """Raise if a video has frames of another size than ``info.json``, before they take memory."""
         height, width, channels = self._spec.frame_shape(self._meta.features[camera])
         is_resized = size_of(self._spec.resize, camera) != ORIGINAL_SIZE
         if not is_resized and all(video.size) and video.size != (height, width):
@@ -168,7 +167,7 @@ class FrameDecoder:
         )
 
     def read_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
-        """Return what `decode_video` does, in this process, however many have died over it: for the subprocess."""
+        """Return what `decode_video` does, in this process, whatever the journal says; for the subprocess."""
         span = int(frames[0]), int(frames[-1]) + 1
         return retry_transient(lambda: self._read(row, camera, frames, span), _sleep_unmarked)
 
@@ -186,19 +185,19 @@ class FrameDecoder:
                 stacklevel=2,
             )
         request = IsolatedRequest(meta=self._meta, spec=self._spec, row=row, camera=camera, frames=frames)
-        # Here, so that it passes the gate of this process, and the subprocess finds it on the node.
+        # Fetched here, so that it passes the gate of this process and the subprocess finds it on the node.
         with unmarked(), retry_transient(lambda: self._fetch(row, camera, frames)):
             return decode_isolated(request)
 
     def _forget(self) -> None:
-        # Whatever was open of a file whose copy was replaced.
+        # Close whatever is open of a file after its copy was replaced.
         self._videos.clear()
         forget_indexes()
 
     def _look_up(self, row: int, camera: str) -> tuple[int, int]:
         """Return the number of an episode in the journal, and how many processes died over it.
 
-        Looked up at most once a second: clips of an episode follow each other closely.
+        Looks at most once a second, because clips of an episode follow each other closely.
         """
         scope, now = current_scope(), time.monotonic()
         known = self._looked_up.get((scope, row, camera))
@@ -208,7 +207,7 @@ class FrameDecoder:
         key, journal = video_key(self._meta.storage, name, episode, camera), process_journal()
         keys = {key}
         if scope:
-            # What a subprocess has proved on this machine holds for every task.
+            # What a subprocess has proved on this machine is true for every task.
             with journal_scope(""):
                 keys.add(video_key(self._meta.storage, name, episode, camera))
         num_deaths = sum(journal.count_deaths(one) for one in keys if journal.is_suspect(one))
@@ -224,7 +223,7 @@ class FrameDecoder:
             return self._read(row, camera, frames, span)
 
     def _fetch(self, row: int, camera: str, frames: NDArray[np.int64]) -> AbstractContextManager[Any]:
-        """Have what decoding these frames reads on this node, and give what keeps it there; nothing without a cache."""
+        """Fetch to this node what these frames need; return the context that keeps it there, empty without a cache."""
         storage, name = self._meta.storage, self._meta.video_file(row, camera)
         try:
             held = storage.hold(name)
@@ -237,7 +236,7 @@ class FrameDecoder:
             parts.need(*index.byte_range(episode_first_frame(self._meta, row, camera, index) + frames))
             return parts
         except NotImplementedError:
-            # Of a file without a plain index nobody knows what decoding reads.
+            # Without a plain index, it is unknown which bytes decoding reads.
             return nullcontext()
         except DownloadError:
             # As in `_read`.
@@ -257,12 +256,12 @@ class FrameDecoder:
                 video.need(first + span[0], first + span[1])
                 return self._resize(video.read_frames(first + frames), camera)
         except DownloadError:
-            # Where a cache has no room, that is because of open videos: what is tried again shall find some.
+            # A cache without room is full of open videos. Close them, so that the next try finds room.
             self._videos.clear()
             raise
 
     def prefetch(self, row: int, camera: str, frames: NDArray[np.int64]) -> "Future[bool] | None":
-        """Start to fetch what decoding these frames reads, where it is remote; may read the index of a video first."""
+        """Start to fetch what decoding these frames reads, if it is remote; may read the index of a video first."""
         storage, name = self._meta.storage, self._meta.video_file(row, camera)
         kept = self._find_kept(row, camera)
         if kept is not None and kept.has(frames):

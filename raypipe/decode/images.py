@@ -16,7 +16,7 @@ _FORMATS: Final = ("PNG", "JPEG", "TIFF")
 
 
 def decode_image(stored: Any, feature: Feature, place: str) -> torch.Tensor:
-    """Return an image as a row holds it: uint8 ``(H, W, 3)``, or depth as float32 ``(H, W, 1)`` in millimetres.
+    """Return the image in a row: uint8 ``(H, W, 3)``, or depth as float32 ``(H, W, 1)`` in millimetres.
 
     Args:
         stored: the bytes of a PNG, JPEG or TIFF, or Hugging Face's ``{"bytes": ..., "path": ...}``.
@@ -30,7 +30,7 @@ def decode_image(stored: Any, feature: Feature, place: str) -> torch.Tensor:
             _check_size(image, feature)
             pixels = np.array(image if feature.is_depth else image.convert("RGB"))
     except Exception as error:
-        # Pillow raises what its many formats raise: SyntaxError for a broken PNG.
+        # Pillow passes on what its formats raise, such as SyntaxError for a broken PNG.
         if not is_data_fault(error):
             raise
         raise DecodeError(
@@ -44,7 +44,7 @@ def decode_image(stored: Any, feature: Feature, place: str) -> torch.Tensor:
 
 
 def _open_image(content: bytes) -> Image.Image:
-    """Read the header of an image; a format that nobody needs may start a program, as EPS does Ghostscript."""
+    """Return an image with its header read. Other formats stay off: some start a program, as EPS does Ghostscript."""
     try:
         return Image.open(io.BytesIO(content), formats=_FORMATS)
     except UnidentifiedImageError:
@@ -52,7 +52,7 @@ def _open_image(content: bytes) -> Image.Image:
 
 
 def _check_size(image: Image.Image, feature: Feature) -> None:
-    """Raise where an image claims more pixels than it may have, before memory is taken for them."""
+    """Raise if an image claims more pixels than it may have, before they take memory."""
     declared = feature.height * feature.width
     if image.width * image.height > (declared or MOST_PIXELS):
         bound = f"info.json declares {feature.width}x{feature.height}" if declared else f"{MOST_PIXELS:,} may be"
@@ -63,8 +63,8 @@ def resize_frames(pixels: torch.Tensor, size: Size | Literal["original"], fit: F
     """Return frames ``(n, height, width, channels)`` in another size.
 
     Bilinear with antialias: every new pixel is the mean of the old ones under a triangle as wide as two new pixels,
-    rounded to whole numbers for uint8. Works on bytes and needs a third of the time of FFmpeg's scaler. Depth, which
-    is float32, takes the old pixel under the middle of the new one: every distance is one that was measured.
+    rounded to whole numbers for uint8. Works on bytes and takes a third of the time of FFmpeg's scaler. Depth, which
+    is float32, takes the old pixel under the middle of the new one, so every distance is one that was measured.
     """
     if size == ORIGINAL_SIZE or tuple(size) == tuple(pixels.shape[1:3]):
         return pixels
@@ -73,7 +73,7 @@ def resize_frames(pixels: torch.Tensor, size: Size | Literal["original"], fit: F
         pixels = pixels[:, top : top + height, left : left + width]
     if fit != "letterbox":
         return _resize(pixels, size)
-    # As large as the new size allows: of the new size, what has the shape of the old one.
+    # The largest part of the new size that has the shape of the old one.
     top, left, height, width = middle_of(*size, (pixels.shape[1], pixels.shape[2]))
     boxed = pixels.new_zeros((pixels.shape[0], *size, pixels.shape[3]))
     boxed[:, top : top + height, left : left + width] = _resize(pixels, (height, width))
@@ -81,7 +81,7 @@ def resize_frames(pixels: torch.Tensor, size: Size | Literal["original"], fit: F
 
 
 def middle_of(height: int, width: int, shape: Size) -> tuple[int, int, int, int]:
-    """Return the largest part in the middle of a frame that has the shape of another: top, left, height, width."""
+    """Return the largest central part of a frame with the shape of another: top, left, height, width."""
     part_height = min(height, max(1, round(width * shape[0] / shape[1])))
     part_width = min(width, max(1, round(height * shape[1] / shape[0])))
     return (height - part_height) // 2, (width - part_width) // 2, part_height, part_width
@@ -93,7 +93,7 @@ def _resize(pixels: torch.Tensor, size: Size) -> torch.Tensor:
         nearest = torch.nn.functional.interpolate(planes, size=list(size), mode="nearest-exact")
         return nearest.permute(0, 2, 3, 1).contiguous()
     if pixels.dtype == torch.uint8 and pixels.device.type != "cpu":
-        # There is no kernel for bytes there.
+        # Other devices have no kernel for bytes.
         resized = torch.nn.functional.interpolate(planes.float(), size=list(size), mode="bilinear", antialias=True)
         return resized.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
     resized = torch.nn.functional.interpolate(planes, size=list(size), mode="bilinear", antialias=True)

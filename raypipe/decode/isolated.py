@@ -1,13 +1,13 @@
-"""Decoding in a subprocess, for a video that may take its process down.
+"""Decoding in a subprocess, for a video that may crash its process.
 
-Decides what it means when the subprocess dies, or does not come to an end: bad data. Not which videos are decoded so.
+Decides what it means if the subprocess dies or does not finish: bad data. Does not decide which videos come here.
 
 ::
 
     python -m raypipe.decode.isolated     requests on standard input, answers on standard output, until the input ends
 
-Importing torch takes a process seconds, so the subprocess is kept for a minute for the next request. It decodes one
-request at a time: whatever it dies of, it is known on which. It writes nothing to the journal.
+Importing torch takes a process seconds, so the subprocess stays for a minute for the next request. It decodes one
+request at a time, so the caller knows on which request it died. It writes nothing to the journal.
 """
 
 import atexit
@@ -31,17 +31,17 @@ from raypipe.errors import DecodeError, RaypipeError, without_episode
 from raypipe.format import DatasetMeta
 
 TIMEOUT_S: Final = 600.0
-"""A span takes seconds. Waiting for the network does not count: that ends by time-outs of its own."""
+"""A span takes seconds. Waiting for the network does not count: it has its own time-outs."""
 
 IDLE_S: Final = 60.0
 """How long the subprocess, with 300 MB, waits for the next request."""
 
 Answer = NDArray[Any] | Exception | int
-"""Pixels, or the error of the subprocess, or the exit code with which it died."""
+"""Pixels, the error of the subprocess, or the exit code with which it died."""
 
 _NOT_STARTED: Final = 0
 _DEATHS: Final = (EOFError, OSError, pickle.UnpicklingError)
-"""What reading from, or writing to, a process that has died raises."""
+"""Errors from reading from or writing to a dead process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,8 @@ def decode_isolated(request: IsolatedRequest) -> torch.Tensor:
     """Return what `FrameDecoder.read_video` does, decoded in a subprocess.
 
     Raises:
-        DecodeError: the subprocess died, or was not done in time.
-        RaypipeError, OSError: as the subprocess raised it.
+        DecodeError: the subprocess died, or did not finish in time.
+        RaypipeError, OSError: what the subprocess raised.
     """
     answer = _process_child().ask(request)
     if isinstance(answer, int):
@@ -75,19 +75,19 @@ def decode_isolated(request: IsolatedRequest) -> torch.Tensor:
 
 
 class _Child:
-    """The subprocess that decodes for this process: started when it is needed, asked by one thread at a time."""
+    """The subprocess that decodes for this process: starts when needed, serves one thread at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: IsolatedRequest) -> Answer:
-        """Return the answer to a request, which a fresh subprocess gives where the one at hand has died."""
+        """Return the answer to a request; if the current subprocess dies, a fresh one answers."""
         content = pickle.dumps(request)
         with self._lock:
             answer: Answer = _NOT_STARTED if self._process is None else self._exchange(self._process, content)
             if isinstance(answer, int):
-                # One that has worked before may die of that, or of idleness: only a fresh one is a witness.
+                # A used subprocess may die of earlier work, or of idleness: only the death of a fresh one is proof.
                 answer = self._exchange(_start(), content)
             return answer
 
@@ -108,7 +108,7 @@ class _Child:
         except _DEATHS:
             return _end(process)
         except BaseException:
-            # Interrupted: its answer would be taken for that to the next request.
+            # Interrupted: the next request would receive this answer.
             _end(process)
             raise
         self._process = process
@@ -116,7 +116,7 @@ class _Child:
 
 
 _children: dict[int, _Child] = {}
-"""By process: after a fork the child has its parent's in here, and may not use it."""
+"""By process id: after a fork, the child finds its parent's entry here and must not use it."""
 
 
 def _process_child() -> _Child:
@@ -133,7 +133,7 @@ def _end_child() -> None:
 
 
 def _start() -> "subprocess.Popen[bytes]":
-    # It must find the modules that this process finds, in a script's folder or a runtime environment.
+    # The subprocess must find the same modules, in a script's folder or a runtime environment.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(folder) or os.getcwd() for folder in sys.path)}
     command = [sys.executable, "-P", "-m", "raypipe.decode.isolated"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -146,7 +146,7 @@ def _end(process: "subprocess.Popen[bytes]") -> int:
 
 
 def _note_death(request: IsolatedRequest) -> None:
-    """Let all processes of this machine know, in whatever scope: none of them shall die of it once more."""
+    """Tell all processes of this machine, in every scope, so that none of them dies of it again."""
     meta = request.meta
     with journal_scope(""):
         name, episode = meta.video_file(request.row, request.camera), int(meta.episodes.episode_index[request.row])
@@ -176,13 +176,13 @@ def _fate(exit_code: int, timeout_s: float) -> str:
 
 
 class _Alarm:
-    """Ends this process when it has decoded for so long; the mark of a subprocess."""
+    """Ends this process after it has decoded for `left_s`; the mark of a subprocess."""
 
     def __init__(self, left_s: float) -> None:
         self._left_s = left_s
 
     def set(self) -> None:
-        # 0 would be never.
+        # 0 would turn the timer off.
         signal.setitimer(signal.ITIMER_REAL, max(self._left_s, 1e-6))
 
     def lift(self) -> None:
@@ -190,13 +190,13 @@ class _Alarm:
 
 
 def main() -> None:
-    """Answer requests until standard input ends: in the subprocess."""
+    """Answer requests until standard input ends; runs in the subprocess."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    # What a library prints must not get among the answers.
+    # The output of libraries must not mix with the answers.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    # The parent is told of Ctrl-C too, and closes the input when it ends.
+    # The parent receives Ctrl-C too, and closes the input when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # An alarm ends a process also inside a codec, and when nobody is left to wait for it.
+    # An alarm also ends a process inside a codec, and one whose parent is gone.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     # Now, since importing torch may take longer than decoding.

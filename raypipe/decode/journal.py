@@ -1,7 +1,7 @@
-"""Which videos were being decoded on this machine when a process died.
+"""Which videos a process was decoding on this machine when it died.
 
-A decoder that crashes takes its process with it. So a process writes down beforehand what it decodes, and whoever wants
-to decode the same later finds what the dead have left. Decides what counts as a death, not what follows from it.
+A decoder that crashes takes its process with it. So a process first writes down what it decodes, and a process that
+wants to decode the same later finds the entries of dead ones. Decides what counts as a death, not what follows from it.
 
 ::
 
@@ -10,9 +10,9 @@ to decode the same later finds what the dead have left. Decides what counts as a
         line 1   |  0  | key |  0  | ...     not locked: its process died while it decoded `key`
     raypipe-UID/deaths/KEY/    an empty file per death
 
-The kernel drops the lock of a process that ends, however it ends. One that is killed for a reason of its own counts
-too, but not while it waits for the network: that is no decoding, and lasts. Where there are no such locks (Windows), or
-nothing can be written, the journal is off, never an error.
+The kernel drops the lock of a process that ends, however it ends. A process killed for another reason counts too, but
+not while it waits for the network: waiting takes long and is not decoding. Without such locks (Windows), or if nothing
+can be written, the journal is off; it is never an error.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 from raypipe.storage import Storage
 
 with suppress(ImportError):
-    # Missing on Windows, where the journal has no folder and never comes to it.
+    # Missing on Windows, where the journal has no folder and never uses it.
     import fcntl
 
 NUM_SLOTS: Final = 64
-"""Threads of one process that are written down; any more decode unseen."""
+"""Threads of one process that the journal records; any more decode unrecorded."""
 
 FORGET_S: Final = 7 * 24 * 3600.0
 """A death is forgotten after a week: by then the file, the codec or the machine may be another."""
@@ -52,14 +52,14 @@ _scope: ContextVar[str] = ContextVar("raypipe_journal_scope", default="")
 
 
 class Mark(Protocol):
-    """What says that a thread decodes, from when it is set until it is lifted."""
+    """Shows that a thread decodes, from `set` to `lift`."""
 
     def set(self) -> None:
-        """Say it, first or again."""
+        """Show it, for the first time or again."""
         ...
 
     def lift(self) -> None:
-        """Say it no longer."""
+        """Stop showing it."""
         ...
 
 
@@ -68,7 +68,7 @@ _mark: ContextVar[Mark | None] = ContextVar("raypipe_mark", default=None)
 
 @contextmanager
 def marked(mark: Mark) -> Iterator[None]:
-    """Have the mark set for as long as the context lasts, but where `unmarked` is within it."""
+    """Set the mark while the context lasts, except inside `unmarked`."""
     mark.set()
     token = _mark.set(mark)
     try:
@@ -80,13 +80,13 @@ def marked(mark: Mark) -> Iterator[None]:
 
 @contextmanager
 def unmarked() -> Iterator[None]:
-    """Lift the mark of this thread, if it has one, for as long as the context lasts: it waits for bytes."""
+    """Lift the mark of this thread, if it has one, while the context lasts: the thread waits for bytes."""
     mark = _mark.get()
     if mark is None:
         yield
         return
     mark.lift()
-    # Not twice, where one waits within another.
+    # A nested `unmarked` must not lift it again.
     token = _mark.set(None)
     try:
         yield
@@ -97,10 +97,10 @@ def unmarked() -> Iterator[None]:
 
 @contextmanager
 def journal_scope(name: str) -> Iterator[None]:
-    """Count only deaths within the scope `name`, for as long as the context lasts.
+    """Count only deaths within the scope `name` while the context lasts.
 
-    In a Ray task `name` is the task's id, which it keeps when Ray tries it again after its process has died. Tasks that
-    Ray ends, with their job for one, are never tried again, and what they were decoding is not to blame.
+    In a Ray task `name` is the task's id, which stays the same when Ray retries the task after its process has died.
+    Ray never retries tasks that it ends itself, for example with their job, and their videos are not to blame.
     """
     token = _scope.set(name)
     try:
@@ -110,16 +110,16 @@ def journal_scope(name: str) -> Iterator[None]:
 
 
 def current_scope() -> str:
-    """Return the scope in which deaths are counted now."""
+    """Return the scope in which the journal counts deaths now."""
     return _scope.get()
 
 
 def video_key(storage: Storage, name: str, episode: int, camera: str) -> int:
-    """Return the number that stands for an episode in its video, in this scope.
+    """Return the number of an episode in its video, in this scope.
 
-    A local file that is replaced gives another one. An episode, not a span: a resume cuts spans at other frames.
+    A replaced local file gives another number. It numbers episodes, not spans: a resume cuts spans at other frames.
     """
-    # A missing file is an error of whoever opens it.
+    # If the file is missing, opening it raises the error.
     parts = [_scope.get(), storage.uri, name, str(episode), camera, storage.version(name) if storage.is_local else ""]
     digest = hashlib.blake2b(os.fsencode("\0".join(parts)), digest_size=_SLOT_BYTES).digest()
     # 0 is an empty slot.
@@ -144,8 +144,8 @@ class _Slot:
 class Journal:
     """What this process decodes now, and what others decoded when they died; for all threads.
 
-    There must be one at most per process and folder: a process does not lock itself out, and closing a file drops all
-    locks that the process has on it. So the file stays open until the process ends.
+    A process may have at most one per folder: a process does not lock itself out, and closing a file drops all locks
+    that the process has on it. So the file stays open until the process ends.
     """
 
     def __init__(self, folder: str) -> None:
@@ -157,12 +157,12 @@ class Journal:
         self._line = -1
         self._suspects: frozenset[str] = frozenset()
         self._known_until = 0.0
-        # Stays empty where the journal is off.
+        # Stays empty if the journal is off.
         self._free: list[int] = []
         self._job = threading.local()
 
     def count_deaths(self, key: int) -> int:
-        """Return how many processes died while they decoded `key`; 0 where the journal is off."""
+        """Return how many processes died while they decoded `key`; 0 if the journal is off."""
         self._open_once()
         try:
             self._bury_dead(key)
@@ -170,21 +170,21 @@ class Journal:
             with os.scandir(self._grave(key)) as deaths:
                 return sum(death.stat().st_mtime > since for death in deaths)
         except OSError:
-            # Nearly always: there is no such folder.
+            # Nearly always because there is no such folder.
             return 0
 
     def is_suspect(self, key: int) -> bool:
-        """Return whether deaths over `key` are to be looked for; known anew once a second, for all keys at once."""
+        """Return whether to look for deaths over `key`; looks at most once a second, for all keys at once."""
         now = time.monotonic()
         if now >= self._known_until:
             self._open_once()
-            # In this order: another thread must not take the list of before for a new one.
+            # In this order: another thread must not take the old list for a new one.
             self._suspects = self._find_suspects()
             self._known_until = now + _LOOK_S
         return f"{key:016x}" in self._suspects
 
     def _find_suspects(self) -> frozenset[str]:
-        """Return what processes decode now, or decoded when they died, and what some have died over."""
+        """Return the keys that processes decode now or decoded when they died, and those with recorded deaths."""
         found: list[str] = []
         with suppress(OSError):
             slots = self._read_slots()
@@ -197,7 +197,7 @@ class Journal:
         return np.frombuffer(os.pread(self._file, size, 0), dtype="<u8")
 
     def note_deaths(self, key: int, times: int = 2) -> None:
-        """Count deaths over `key` that a subprocess has died in the place of others; does nothing where it is off."""
+        """Record deaths over `key` that a subprocess died in place of others; does nothing if the journal is off."""
         self._open_once()
         with suppress(OSError):
             os.makedirs(self._grave(key), mode=0o700, exist_ok=True)
@@ -206,7 +206,7 @@ class Journal:
 
     @contextmanager
     def marking(self, key: int) -> Iterator[None]:
-        """Write down that a thread decodes `key`, for as long as the context lasts."""
+        """Record that this thread decodes `key` while the context lasts."""
         mark: _Slot | None = getattr(self._job, "mark", None)
         if mark is None:
             with self._slot() as slot, marked(_Slot(self, slot, key)):
@@ -223,10 +223,10 @@ class Journal:
 
     @contextmanager
     def job(self) -> Iterator[None]:
-        """Keep one slot for what this thread decodes within the context, one thing after the other.
+        """Keep one slot for everything that this thread decodes within the context.
 
-        The mark stays from one to the next, but where `unmarked` is in between: setting and lifting it takes 7% of the
-        time in which a clip of small frames is decoded.
+        The mark stays set from one clip to the next, except inside `unmarked`: setting and lifting it takes 7% of the
+        time to decode a clip of small frames.
         """
         with self._slot() as slot:
             mark = self._job.mark = _Slot(self, slot, 0)
@@ -279,10 +279,10 @@ class Journal:
                         fcntl.lockf(self._file, fcntl.LOCK_UN, _LINE_BYTES, line * _LINE_BYTES)
 
     def _bury(self, line: int) -> None:
-        """Turn what a dead process left into deaths, and clear its line, whose lock this process has."""
+        """Record a death for every key in a dead process's line, and clear the line; the caller holds its lock."""
         left = os.pread(self._file, _LINE_BYTES, line * _LINE_BYTES).ljust(_LINE_BYTES, b"\0")
         for key in set(np.frombuffer(left, dtype="<u8").tolist()) - {0}:
-            # A file of its own: two processes that count at once lose none.
+            # One file per death: two processes that count at once lose none.
             os.makedirs(self._grave(key), mode=0o700, exist_ok=True)
             open(os.path.join(self._grave(key), uuid.uuid4().hex), "xb").close()
         os.pwrite(self._file, bytes(_LINE_BYTES), line * _LINE_BYTES)
@@ -295,10 +295,10 @@ class Journal:
         return True
 
     def write_slot(self, slot: int, key: int) -> None:
-        """Say what the thread of a slot decodes; 0: nothing."""
+        """Record what the thread of a slot decodes; 0 for nothing."""
         if slot == _NO_SLOT:
             return
-        # Written, not mapped into memory: on a full disk a write is an error, and a store would end the process.
+        # Not mapped into memory: on a full disk a write raises an error, but a store would end the process.
         with suppress(OSError):
             os.pwrite(self._file, key.to_bytes(_SLOT_BYTES, "little"), self._line * _LINE_BYTES + slot * _SLOT_BYTES)
 
@@ -310,7 +310,7 @@ class Journal:
         for folder, _, deaths in os.walk(os.path.join(self._folder, "deaths"), topdown=False):
             for death in deaths:
                 path = os.path.join(folder, death)
-                # Another process may forget it at the same moment.
+                # Another process may remove it at the same moment.
                 with suppress(OSError):
                     if os.stat(path).st_mtime <= since:
                         os.remove(path)
@@ -319,7 +319,7 @@ class Journal:
 
 
 _journals: dict[int, Journal] = {}
-"""By process: after a fork the child has its parent's in here, and may not use it."""
+"""By process id: after a fork, the child finds its parent's entry here and must not use it."""
 
 
 def process_journal() -> Journal:
@@ -334,12 +334,12 @@ def _default_folder() -> str:
     try:
         return os.path.join(tempfile.gettempdir(), f"raypipe-{os.getuid()}")
     except (OSError, AttributeError):
-        # No folder for temporary files, or Windows: a folder that cannot be made, so the journal is off.
+        # No folder for temporary files, or Windows: this folder cannot be made, so the journal is off.
         return ""
 
 
 def make_private_folder(folder: str) -> None:
-    """Make a folder that only this user may open, unless it is there; raises where it belongs to another user."""
+    """Make a folder that only this user may open, unless it exists; raise if it belongs to another user."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():

@@ -1,21 +1,21 @@
-"""Frames kept between epochs: decoded pixels on the disk of the node, each whole or not there.
+"""Frames kept between epochs: decoded pixels on the node's disk, each frame whole or absent.
 
 ::
 
     FOLDER/frames.1/DATASET/VIDEO-KEY    one sparse file for one video of one camera
         header    what the file holds, for `raypipe kept`
-        checks    16 bytes a frame, written after its pixels; zeros: the frame is not there
+        checks    16 bytes a frame, written after its pixels; zeros: the frame is absent
         pixels    raw, as they are after `resize`
 
-The key covers everything that the pixels depend on, so a changed video or another decoder has another file. A check
-covers the key, the number of the frame and its pixels: a frame that a killed process, a power cut or a damaged disk
-left half written does not pass, and is decoded again. Threads, processes and jobs of one user share the folder without
-locks: whoever writes a frame writes the same bytes.
+The key covers everything that the pixels depend on, so a changed video or another decoder gets another file. A check
+covers the key, the number of the frame and its pixels. A frame that a killed process, a power cut or a damaged disk
+left half written fails its check, and raypipe decodes it again. Threads, processes and jobs of one user share the
+folder without locks, because all of them write the same bytes for a frame.
 
-Nothing is evicted. A fixed hash says which frames are kept, so half the space gives half the hits in any order of
+Nothing is evicted. A fixed hash selects the frames to keep, so half the space gives half the hits in any order of
 frames. Files are read into memory and never mapped: a file that another process truncates must not end this one.
 
-Decides what is kept and where. Does not decode, and raises nothing: what goes wrong is one warning, and no frame.
+Decides what to keep and where. Does not decode, and raises nothing: after an error it warns once and returns no frame.
 """
 
 import hashlib
@@ -43,10 +43,10 @@ from raypipe.format import DatasetMeta
 from raypipe.text import counted
 
 LAYOUT: Final = 1
-"""Of the files, and of how their keys are made."""
+"""Version of the files and of how their keys are made."""
 
 GROUP_FRAMES: Final = 16
-"""Neighbouring frames that are kept together, or not at all: most clips are then of one kind."""
+"""Neighbouring frames that are kept together or not at all, so that most clips are of one kind."""
 
 FREE_SHARE: Final = 2
 """Kept frames take at most half of what would be free without them."""
@@ -56,9 +56,9 @@ _CHECK_BYTES: Final = 16
 _PAGE_BYTES: Final = 4096
 _ABSENT: Final = bytes(_CHECK_BYTES)
 _SAFE_SHARE: Final = 0.98
-"""Hashing chooses a little more or less than its share."""
+"""Leaves a margin: hashing chooses a little more or less than its share."""
 _LOOKS: Final = 64
-"""A process looks at the folder again after it has written this part of the bound: others write too."""
+"""A process looks at the folder again after writing one part in this many of the bound, since others write too."""
 _MOST_FOUND: Final = 4096
 _NOT_KNOWN: Final = -1.0
 _FILE_NAME: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
@@ -77,10 +77,10 @@ _WEIGHTS: Final = _weights()
 
 
 def check_of(key: bytes, slot: int, pixels: Bytes) -> bytes:
-    """Return what proves that these bytes are the frame `slot` of the file `key`.
+    """Return the check that proves that these bytes are frame `slot` of the file `key`.
 
     A keyed hash over a weighted sum of every 4 KiB: 0.05 ms for 640x480, where CRC-32 takes 0.24. It finds every change
-    of one word, and others but for 1 in 2**64.
+    of one word, and misses 1 in 2**64 of the others.
     """
     whole = len(pixels) // _PAGE_BYTES * _PAGE_BYTES
     sums = np.einsum("pk,k->p", pixels[:whole].view("<u8").reshape(-1, len(_WEIGHTS)), _WEIGHTS)
@@ -90,13 +90,13 @@ def check_of(key: bytes, slot: int, pixels: Bytes) -> bytes:
 
 
 class KeepFolder:
-    """The folder of a node, as one process sees it: how much it holds, and whether frames may be added."""
+    """The folder of a node, as one process sees it: how much it holds, and whether it takes more frames."""
 
     def __init__(self, spec: KeepSpec, dataset_bytes: int) -> None:
-        """Begin; touches no disk yet.
+        """Prepare; touches no disk yet.
 
         Args:
-            dataset_bytes: all decoded frames of the run.
+            dataset_bytes: size of all decoded frames of the run.
         """
         self.path = frames_folder(spec)
         self._spec = spec
@@ -112,28 +112,28 @@ class KeepFolder:
             self.warn("this operating system lacks what it needs")
 
     def add(self, dataset: str) -> None:
-        """Count the files of a dataset to those of this run."""
+        """Count the files of a dataset as this run's own."""
         self._mine.add(dataset)
 
     def reserve(self, key: bytes, slots: Sequence[int], frame_bytes: int) -> list[int]:
-        """Return which of the frames are kept: those that the hash chooses, while there is room for them."""
+        """Return which of the frames to keep: those that the hash chooses, while there is room for them."""
         with self._lock:
             if self._is_closed:
                 return []
             if self._share == _NOT_KNOWN:
                 self._look(0)
             chosen = [slot for slot in slots if _place(key, slot // GROUP_FRAMES) < self._share]
-            # The most that they take on disk: a new file, and pages of pixels and checks that are not filled.
+            # The most that they take on disk: a new file, and partly filled pages of pixels and checks.
             size = _HEADER_BYTES + len(chosen) * (frame_bytes + 2 * _PAGE_BYTES) if chosen else 0
             if size > self._left_bytes:
                 self._look(size)
-            # Without a warning: a bound that is reached is no fault.
+            # No warning: reaching the bound is not an error.
             self._is_closed = self._is_closed or size > self._left_bytes
             self._left_bytes -= size
             return [] if self._is_closed else chosen
 
     def _look(self, wanted_bytes: int) -> None:
-        """Look at what the folder and the disk hold now: decides the share once, and what may be written next."""
+        """Measure the folder and the disk; decide the share (once) and how much may be written next."""
         try:
             make_private_folder(self.path)
             sizes = {name: sum(map(_disk_bytes, files)) for name, files in list_files(self.path)}
@@ -151,7 +151,7 @@ class KeepFolder:
         self._left_bytes = min(bound - total, max(wanted_bytes, bound // _LOOKS))
 
     def stop(self, error: Exception) -> None:
-        """Add nothing any more in this process, and say why once."""
+        """Stop adding frames in this process, and say why once."""
         with self._lock:
             self._stop(error)
 
@@ -160,7 +160,7 @@ class KeepFolder:
         self.warn(f"{error}. No more frames are kept by this process")
 
     def warn(self, what: str) -> None:
-        """Say once that something is wrong with the folder."""
+        """Warn once that something is wrong with the folder."""
         if not self._is_warned:
             self._is_warned = True
             warnings.warn(
@@ -172,7 +172,7 @@ class KeepFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptVideo:
-    """Where the frames of one episode are kept, of one video as it is now."""
+    """Where the frames of one episode are kept, for the current content of its video."""
 
     folder: KeepFolder
     path: str
@@ -182,9 +182,9 @@ class KeptVideo:
     num_slots: int
     """Frames of all episodes of the video."""
     first_slot: int
-    """Of the episode."""
+    """Slot of the episode's first frame."""
     shape: tuple[int, ...]
-    """Of a frame."""
+    """Shape of a frame."""
     dtype: Any = np.uint8
 
     @property
@@ -196,13 +196,13 @@ class KeptVideo:
         return _HEADER_BYTES + -(-self.num_slots * _CHECK_BYTES // _PAGE_BYTES) * _PAGE_BYTES
 
     def has(self, frames: FrameNumbers) -> bool:
-        """Return whether all these frames of the episode are there, as far as their checks say without the pixels."""
+        """Return whether all these frames of the episode have a check; does not read the pixels."""
         with suppress(OSError), _open(self.path, os.O_RDONLY) as file:
             return all(check != _ABSENT for check in self._read_checks(file, frames))
         return False
 
     def read(self, frames: FrameNumbers, pool: FramePool) -> dict[int, Pixels]:
-        """Return those of these frames of the episode that are there, ascending, in memory of `pool`."""
+        """Return the frames of the episode that are there, of these, ascending, in memory of `pool`."""
         found = {}
         try:
             with _open(self.path, os.O_RDONLY) as file:
@@ -234,13 +234,13 @@ class KeptVideo:
         return [content[start : start + _CHECK_BYTES] for start in starts]
 
     def write(self, frames: FrameNumbers, pixels: NDArray[Any]) -> None:
-        """Keep frames of the episode, as far as they are chosen and there is room."""
+        """Write the chosen ones of these frames of the episode, if there is room."""
         slots = {self.first_slot + frame: i for i, frame in enumerate(frames.tolist())}
         chosen = self.folder.reserve(self.key, list(slots), self._frame_bytes)
         if not chosen:
             return
         try:
-            # The folders may have been cleared since.
+            # Another process may have cleared the folders since.
             make_private_folder(self.folder.path)
             make_private_folder(os.path.dirname(self.path))
             with _open(self.path, os.O_RDWR | os.O_CREAT) as file:
@@ -250,23 +250,23 @@ class KeptVideo:
                 for slot in chosen:
                     flat = np.ascontiguousarray(pixels[slots[slot]]).reshape(-1).view(np.uint8)
                     _write(file, self._pixels_at + slot * self._frame_bytes, flat.data)
-                    # After the pixels: a process may be killed between the two.
+                    # The check follows the pixels: a process may be killed between the two.
                     _write(file, _HEADER_BYTES + slot * _CHECK_BYTES, check_of(self.key, slot, flat))
         except FileNotFoundError:
-            # Cleared between the two lines: the next epoch keeps the frames.
+            # Another process cleared the folder between the two lines: the next epoch keeps the frames.
             return
         except OSError as error:
             self.folder.stop(error)
 
 
 class KeptDataset:
-    """The kept frames of one dataset, decoded in one way; threads may share it."""
+    """The kept frames of one dataset under one way of decoding; threads may share it."""
 
     def __init__(self, folder: KeepFolder, meta: DatasetMeta, spec: DecodeSpec, decoder: str) -> None:
         """Name the files of the dataset; touches no disk.
 
         Args:
-            decoder: names the decoder and its version.
+            decoder: name and version of the decoder.
         """
         self._folder = folder
         self._meta = meta
@@ -278,9 +278,9 @@ class KeptDataset:
         folder.add(self._name)
 
     def find(self, row: int, camera: str) -> KeptVideo | None:
-        """Return where the frames of an episode are kept, of its video as it is now.
+        """Return where the frames of an episode are kept, for the current content of its video.
 
-        None where the video is missing, or its storage does not tell one content from another.
+        None if the video is missing, or its storage cannot tell one content from another.
         """
         name = self._meta.video_file(row, camera)
         version = ""
@@ -301,11 +301,11 @@ class KeptDataset:
         same = np.flatnonzero(
             (columns.chunk_index == columns.chunk_index[row]) & (columns.file_index == columns.file_index[row])
         )
-        # With the file they decide where in it an episode begins.
+        # Together with the file, they decide where an episode begins in it.
         table = [columns.from_timestamp[same].tolist(), episodes.length[same].tolist()]
         feature = self._meta.features[camera]
         size, shape = size_of(self._spec.resize, camera), self._spec.frame_shape(feature)
-        # info.json says what the numbers of a depth video mean.
+        # info.json defines what the numbers of a depth video mean.
         codes = [astuple(feature.depth_codes)] if feature.depth_codes is not None else []
         key = _digest(LAYOUT, place, version, camera, table, size, shape, self._spec.fit, self._decoder, *codes)
         num_slots, first_slot = int(episodes.length[same].sum()), int(episodes.length[same[same < row]].sum())
@@ -352,7 +352,7 @@ class KeptSurvey:
 
 
 def survey_kept(spec: KeepSpec) -> list[KeptSurvey]:
-    """Return what is kept, by dataset; empty where nothing is."""
+    """Return what is kept, by dataset; empty if nothing is."""
     found = []
     for _, files in list_files(frames_folder(spec)):
         headers = [header for path in files if (header := _read_header(path))]
@@ -370,7 +370,7 @@ def survey_kept(spec: KeepSpec) -> list[KeptSurvey]:
 
 
 def clear_kept(spec: KeepSpec) -> int:
-    """Remove all kept frames; return how many bytes that were. Whoever reads some goes on, and decodes the next."""
+    """Remove all kept frames and return how many bytes they took. A process that reads them goes on by decoding."""
     num_bytes = 0
     for name, files in list_files(frames_folder(spec)):
         for path in files:
@@ -384,12 +384,12 @@ def clear_kept(spec: KeepSpec) -> int:
 
 
 def frames_folder(spec: KeepSpec) -> str:
-    """Return the folder of this layout, which belongs to raypipe alone."""
+    """Return the folder of this layout, which only raypipe uses."""
     return os.path.join(os.path.abspath(os.path.expanduser(spec.folder)), f"frames.{LAYOUT}")
 
 
 def list_files(folder: str) -> list[tuple[str, list[str]]]:
-    """Return the files of every dataset by its name: those that raypipe has named. Links are not followed."""
+    """Return the files of every dataset by its name, only those with names from raypipe. Does not follow links."""
     found = []
     with suppress(FileNotFoundError, NotADirectoryError):
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
@@ -418,7 +418,7 @@ def _read_header(path: str) -> dict[str, Any]:
 
 def _open(path: str, flags: int) -> io.FileIO:
     """Open a file of this user, without a buffer."""
-    # A pipe in its place must not make anybody wait.
+    # A pipe in place of the file must not block.
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     found = os.fstat(descriptor)
     if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
@@ -435,7 +435,7 @@ def _write(file: io.FileIO, offset: int, content: Any) -> None:
 
 
 def _remove_outdated(path: str) -> None:
-    """Remove what was kept of earlier contents of a video."""
+    """Remove the files of earlier contents of a video."""
     folder, name = os.path.split(path)
     with suppress(OSError):
         for other in os.listdir(folder):
@@ -444,7 +444,7 @@ def _remove_outdated(path: str) -> None:
 
 
 def _place(key: bytes, group: int) -> float:
-    """Return where in [0, 1] a group of frames has its place: below the share it is kept."""
+    """Return the place of a group of frames in [0, 1]: raypipe keeps it if the place is below the share."""
     digest = hashlib.blake2b(group.to_bytes(8, "little"), key=key, digest_size=8).digest()
     return int.from_bytes(digest, "little") / (1 << 64)
 

@@ -16,12 +16,12 @@ CameraDtype = Literal["uint8", "float32"]
 Size = tuple[int, int]
 """Height and width."""
 Resize = Size | Mapping[str, Size] | Literal["original"]
-"""Of every camera, or by camera: those that are not named keep their own."""
+"""One size for every camera, or a size by camera; cameras without one keep their own."""
 Fit = Literal["stretch", "letterbox", "crop"]
-"""How a frame comes to a size of another shape: stretched, whole between black bars, or cut to its middle."""
+"""How a frame fits a size of another shape: stretched, whole between black bars, or cut to its middle."""
 
 _MOST_PIXELS: Final = 1 << 15
-"""Of a side: more is a slip."""
+"""Most pixels of a side; a larger number is a typing error."""
 
 _COLOUR_BITS: Final = 8
 
@@ -35,23 +35,23 @@ class DecodeSpec:
 
     where: Where = "auto"
     """``rank``: threads of the training process; no pixel crosses the object store, and it costs least per frame.
-    ``cluster``: Ray tasks on any node with CPUs; scales past the machine of the GPUs. ``auto``: ``cluster`` where
+    ``cluster``: Ray tasks on any node with CPUs; scales past the machine of the GPUs. ``auto``: ``cluster`` if
     the cluster has nodes with CPUs and no GPU while ranks run on nodes with GPUs, else ``rank``."""
 
     resize: Resize = ORIGINAL_SIZE
-    """Height and width of every decoded frame, one number for both, or a dict of such by camera: bilinear with
-    antialias, in the thread that decodes. Depth takes the nearest pixel: the mean of two distances is one that nothing
-    has."""
+    """Height and width of every decoded frame, one number for both, or a dict of these by camera. The decoding thread
+    resizes, bilinear with antialias. Depth takes the nearest pixel: the mean of two distances is the distance of
+    nothing."""
 
     fit: Fit = "stretch"
-    """``letterbox`` keeps a frame whole, in the middle between black bars; ``crop`` cuts it to its middle."""
+    """``letterbox`` keeps a frame whole, centred between black bars; ``crop`` cuts it to its middle."""
 
     num_threads: int | Literal["assigned"] = ASSIGNED_CPUS
-    """Decoding threads of a rank: the CPUs that Ray assigned to its process, at least 1. In a process that Ray has not
-    started, its share of the machine's: all of them, or what torchrun's processes leave to each."""
+    """Decoding threads of a rank: by default the CPUs that Ray assigned to its process, at least 1. A process that Ray
+    has not started takes its share of the machine's CPUs: all of them, or an equal part for each torchrun process."""
 
     camera_dtype: CameraDtype = "uint8"
-    """``float32`` gives [0, 1]; converted on the device, after the copy."""
+    """``float32`` gives [0, 1]; the device converts after the copy."""
 
     device: str = "cpu"
     """``cuda`` lets torchcodec decode on the rank's GPU."""
@@ -87,17 +87,17 @@ class DecodeSpec:
         return height * width * channels * (4 if feature.is_depth else 1)
 
     def by_own_names(self, cameras: Mapping[str, str]) -> "DecodeSpec":
-        """Return the spec for a dataset whose cameras have other names than in a batch.
+        """Return the spec for a dataset that names its cameras differently than a batch does.
 
         Args:
-            cameras: own names by the names of a batch.
+            cameras: the dataset's names by the names of a batch.
         """
         if not isinstance(self.resize, Mapping):
             return self
         return replace(self, resize={own: self.resize[name] for name, own in cameras.items() if name in self.resize})
 
     def check_cameras(self, cameras: Sequence[str], place: str) -> None:
-        """Raise a `ConfigError` where a size is given for a camera that batches do not have."""
+        """Raise a `ConfigError` if `resize` names a camera that batches do not have."""
         for name in self.resize if isinstance(self.resize, Mapping) else ():
             if name not in cameras:
                 raise ConfigError(
@@ -106,15 +106,15 @@ class DecodeSpec:
 
 
 def size_of(resize: Resize, camera: str) -> Size | Literal["original"]:
-    """Return the size that a camera's frames are to have."""
+    """Return the size that a camera's frames should have."""
     return resize.get(camera, ORIGINAL_SIZE) if isinstance(resize, Mapping) else resize
 
 
 def check_resize(given: Any, name: str) -> Resize:
-    """Return sizes as a spec holds them.
+    """Return sizes in the form that a spec holds.
 
     Raises:
-        ConfigError: they are no sizes; `name` says where they were given.
+        ConfigError: `given` has no valid size; the message starts with `name`.
     """
     if isinstance(given, str) and given == ORIGINAL_SIZE:
         return ORIGINAL_SIZE
@@ -124,7 +124,7 @@ def check_resize(given: Any, name: str) -> Resize:
 
 
 def check_fit(fit: Fit, resize: Resize, name: str) -> None:
-    """Raise a `ConfigError` where a way to another size is given, and no size beside it."""
+    """Raise a `ConfigError` if `fit` is set without a size."""
     if fit != "stretch" and resize == ORIGINAL_SIZE:
         raise ConfigError(f"{name} is {fit!r}, and no size is given beside it: give resize=(height, width) too")
 
@@ -141,7 +141,7 @@ def _check_size(given: Any, name: str) -> Size:
 
 
 def check_decodable(feature: Feature, root: str) -> None:
-    """Raise a `ConfigError` for a camera that cannot be decoded without loss of what it holds."""
+    """Raise a `ConfigError` for a camera that raypipe cannot decode without loss."""
     if why := why_undecodable(feature):
         raise ConfigError(
             f"camera {feature.name!r} of {root!r} cannot be decoded: {why}, or name the others by cameras=[...]"
@@ -149,7 +149,7 @@ def check_decodable(feature: Feature, root: str) -> None:
 
 
 def why_undecodable(feature: Feature) -> str:
-    """Return why a camera cannot be decoded without loss of what it holds, and what helps; empty where it can."""
+    """Return why raypipe cannot decode a camera without loss, and what helps; empty if it can."""
     if feature.depth_codes is None:
         return ""
     if 0 < feature.depth_codes.num_bits <= _COLOUR_BITS:
@@ -169,7 +169,7 @@ def needs_av() -> str:
 
 
 def check_device(device: str) -> None:
-    """Raise a `ConfigError` for a device that is not there."""
+    """Raise a `ConfigError` for a device that this machine does not have."""
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():

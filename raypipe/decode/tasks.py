@@ -1,7 +1,7 @@
 """Clips decoded by Ray tasks, on any node with CPUs: the executor of ``where="cluster"``.
 
 A task decodes a group of clips, some 32 MB of pixels, into one object of the object store; the rank maps it without a
-copy. Ray runs a task again whose node or process is lost. A task is a pure function of its group.
+copy. Ray retries a task if its node or process is lost; a task is a pure function of its group.
 """
 
 import hashlib
@@ -23,28 +23,28 @@ GROUP_BYTES: Final = 32 << 20
 """A task costs Ray some 5 ms of CPU, and an object store likes objects of this size."""
 
 _MAX_RETRIES: Final = 16
-"""A video that ends the process of its decoder costs two tries on every node that meets it."""
+"""A video that ends its decoder's process costs two tries on every node that meets it."""
 
 _LEAST_RUNNING: Final = 4
-"""Tasks under way before a group waits to be full."""
+"""With this many tasks under way, a group waits until it is full."""
 
 _ANYWHERE: Final = ""
 
 Decoders = Callable[[Any], Sequence[Any]]
-"""Gives a task the decoders of a pipeline, from what the rank sent."""
+"""Returns the decoders of a pipeline to a task, from what the rank sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupAnswer:
-    """What a task gives back."""
+    """What a task returns."""
 
     clips: list[DecodedClip]
     seconds: float
     num_decoded: int
     num_kept: int
-    """Frames that were read from those that are kept on the task's node."""
+    """Frames read from those kept on the task's node."""
     num_requests: int
-    """Sent to remote storage."""
+    """Requests sent to remote storage."""
     finished_at: float
     """Seconds since 1970, by the clock of the task's node."""
 
@@ -58,7 +58,7 @@ class _ClipGroup:
         self._clips: list[DecodedClip | None] = []
 
     def take(self, number: int) -> list[Pixels]:
-        """Wait for the task, and return one clip, which the group then holds no longer."""
+        """Wait for the task, return one clip and remove it from the group."""
         if self.task is not None:
             answer: GroupAnswer = ray.get(self.task)
             self.task, self._clips = None, list(answer.clips)
@@ -84,13 +84,13 @@ class TaskExecutor:
     """Decodes in Ray tasks of one CPU each."""
 
     shared: Any
-    """What `decoders` makes decoders of: an object reference that all ranks share, so that a worker process keeps its
-    open videos from task to task."""
+    """The argument of `decoders`: an object reference that all ranks share, so that a worker process keeps its open
+    videos from task to task."""
     decoders: Decoders
     home_file: Callable[[ClipRequest], str]
-    """The remote file of a request, by which tasks keep to a node; empty: anywhere."""
+    """Returns the remote file of a request, which decides the node of its task; empty: anywhere."""
     note: Callable[[GroupAnswer], None]
-    """Called with what every task gave back."""
+    """Called with the answer of every task."""
     is_shared = True
     finished_at: float = 0.0
     _open: dict[str, _ClipGroup] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class TaskExecutor:
         """Do nothing: a task imports what it needs when it runs."""
 
     def submit(self, request: ClipRequest) -> _PendingClip:
-        """Have a clip of one camera decoded, together with others."""
+        """Queue a clip of one camera for decoding, grouped with others."""
         node = self._home(request)
         group = self._open.get(node)
         if group is None:
@@ -117,7 +117,7 @@ class TaskExecutor:
         return pending
 
     def flush(self) -> None:
-        """Start the groups that are not full, where few tasks are under way: else they wait for more clips."""
+        """Start groups that are not full if few tasks are under way; otherwise they wait for more clips."""
         if self._running:
             _, self._running = ray.wait(self._running, num_returns=len(self._running), timeout=0)
         for node in list(self._open):
@@ -125,13 +125,13 @@ class TaskExecutor:
                 self._start(node)
 
     def start(self, group: _ClipGroup) -> None:
-        """Start a group that is waited for."""
+        """Start a group that a caller waits for."""
         self._start(next(node for node, one in self._open.items() if one is group))
 
     def close(self) -> None:
         """Start nothing more; the few tasks under way end by themselves.
 
-        They are not cancelled: Ray 2.60 can end the process that cancels a task in the moment in which it is done
+        They are not cancelled: Ray 2.60 can end a process that cancels a task at the moment when the task finishes
         ("Tried to complete task that was not pending").
         """
         # Groups hold this executor.
@@ -139,9 +139,9 @@ class TaskExecutor:
 
     def _start(self, node: str) -> None:
         group = self._open.pop(node)
-        # Named outright: else Ray Train's placement group would take the task, and it has no CPU to spare.
+        # Set explicitly: else Ray Train's placement group would take the task, and it has no CPU to spare.
         task = self._task.options(scheduling_strategy=prefer_node(node) if node else "DEFAULT")
-        # In a list: Ray would send what a bare reference stands for with every task.
+        # In a list: Ray would send the object behind a bare reference with every task.
         group.task = task.remote([self.shared], self.decoders, group.requests)
         group.requests = []
         self._running.append(group.task)
@@ -159,33 +159,33 @@ class TaskExecutor:
 def home_node(file: str, nodes: Mapping[str, float]) -> str:
     """Return the node that decodes a remote file, the same in every epoch and job, so that one node fetches it.
 
-    Weighted rendezvous hashing: a node with more CPUs is the home of more files, and one that comes or goes moves only
-    its own.
+    Weighted rendezvous hashing: a node with more CPUs is the home of more files, and a node that joins or leaves moves
+    only its own files.
     """
 
     def rank(node: str) -> float:
         digest = hashlib.blake2b(f"{node} {file}".encode(), digest_size=8).digest()
-        # As many bits as a float has: it stays below 1.
+        # As many bits as a float has, so that the quotient stays below 1.
         return -math.log1p(-(int.from_bytes(digest, "big") >> 11) / (1 << 53)) / nodes[node]
 
     return min(nodes, key=rank)
 
 
 def prefer_node(node: str) -> NodeAffinitySchedulingStrategy | str:
-    """Return the strategy of a task that shall run on a node if a CPU is free there, else wherever one is."""
+    """Return the strategy that runs a task on a node if a CPU is free there, else wherever one is free."""
     try:
-        # `soft` alone waits for ever for a node whose CPUs are held. The other argument is private to Ray: a tripwire
+        # `soft` alone waits without end for a node with busy CPUs. The other argument is private to Ray: a tripwire
         # test pins what it does.
         return NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
     except TypeError:
-        # A Ray without it: better anywhere than never.
+        # This Ray lacks the argument: better to run anywhere than never.
         return "DEFAULT"
 
 
 def _decode_group(shared: list[Any], decoders: Decoders, requests: Sequence[ClipRequest]) -> GroupAnswer:
     started, sent = time.perf_counter(), num_requests()
     before = _count_frames(decoders(shared[0]))
-    # A task keeps its id when Ray tries it again: deaths of others are not its own.
+    # A task keeps its id when Ray retries it; the deaths of other tasks do not count.
     with journal_scope(ray.get_runtime_context().get_task_id()):
         clips = [try_clip(decoders(shared[0]), request) for request in requests]
     after = _count_frames(decoders(shared[0]))
@@ -200,6 +200,6 @@ def _decode_group(shared: list[Any], decoders: Decoders, requests: Sequence[Clip
 
 
 def _count_frames(decoders: Sequence[Any]) -> tuple[int, int]:
-    """Return how many frames a process has decoded so far, and how many it has read from kept ones."""
+    """Return how many frames this process has decoded so far, and how many kept frames it has read."""
     counts = [decoder.counts() for decoder in decoders]
     return sum(count.frames for count in counts), sum(count.kept_frames for count in counts)

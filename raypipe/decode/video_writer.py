@@ -1,7 +1,8 @@
-"""Frames into an mp4: the one place where anything is encoded.
+"""Frames into an mp4: the only place where raypipe encodes.
 
-torchcodec writes frames as they come from version 0.13 on. Before that, as in an environment with LeRobot 0.6, it takes
-all frames of a video at once: they are held until then, up to `MOST_HELD_BYTES`. Codecs and options are the caller's.
+From version 0.13 on, torchcodec writes frames as they come. Before that, as in an environment with LeRobot 0.6, it
+takes all frames of a video at once, so the writer holds up to `MOST_HELD_BYTES` of them. The caller chooses codec and
+options.
 """
 
 import os
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
     import torch
 
 MOST_HELD_BYTES: Final = 2 << 30
-"""Frames of one video that are held where torchcodec takes them all at once: 2,300 frames of 640x480."""
+"""Most bytes of frames to hold for a torchcodec that takes them all at once: 2,300 frames of 640x480."""
 
 STREAMS_FROM: Final = "0.13"
-"""The torchcodec that writes frames as they come."""
+"""The first torchcodec that writes frames as they come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoCoding:
-    """How a video is written: 8 bits, yuv420p."""
+    """How to write a video: 8 bits, yuv420p."""
 
     height: int
     width: int
@@ -36,7 +37,7 @@ class VideoCoding:
     crf: int
     preset: str | None
     options: Mapping[str, int | str] = field(default_factory=dict)
-    """FFmpeg's, by name."""
+    """FFmpeg's options, by name."""
 
 
 class FrameSink(Protocol):
@@ -48,18 +49,18 @@ class FrameSink(Protocol):
 
 @contextmanager
 def open_writer(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
-    """Open an mp4 for frames, which is whole when the block ends, and leave this thread the priority that it had.
+    """Open an mp4 for frames; it is complete when the block ends. Restore the priority of this thread.
 
     SVT-AV1 (1.4), run by root as in most containers, gives the thread that opens it the highest real-time priority. All
-    threads and processes that it starts later inherit that, and two busy ones stop a machine of two cores.
+    threads and processes that this thread starts later inherit it, and two busy ones stop a machine of two cores.
 
     Raises:
-        RuntimeError: FFmpeg here cannot write such a video; at the start or at the end of the block.
+        RuntimeError: FFmpeg here cannot write such a video; raised at the start or at the end of the block.
         ConfigError: this torchcodec would have to hold too many frames.
     """
     from torchcodec import encoders
 
-    # SVT-AV1 prints 15 lines for each file, and has no option against it but this variable.
+    # SVT-AV1 prints 15 lines for each file, and only this variable turns them off.
     os.environ.setdefault("SVT_LOG", "1")
     before = (os.sched_getscheduler(0), os.sched_getparam(0)) if hasattr(os, "sched_setscheduler") else None
     opened = _open_stream if hasattr(encoders, "Encoder") else _hold_frames

@@ -30,21 +30,21 @@ from raypipe.storage import Storage, check_file
 from raypipe.text import MOST_PIXELS, frames_text
 
 SeekMode = Literal["exact", "approximate", "index"]
-"""``index``: by the frames that the file's own index lists, for a file that is not to be read from end to end."""
+"""``index``: seek by the frames in the file's own index, for a file that should not be read from end to end."""
 
 
 _SAME_S: Final = 1e-4
-"""Two frames of a video are further apart."""
+"""Two frames of a video are further apart than this."""
 
 _VideoKey = tuple[str, str, str, str, DepthCodes | None]
-"""The storage, the name of the file, the device that decodes, the version of the file, and what its numbers mean."""
+"""The storage, the file name, the device that decodes, the version of the file, and what its numbers mean."""
 
 
 class OpenVideo:
-    """A video with its decoder and the index of its frames. Not for use by several threads at once.
+    """A video with its decoder and the index of its frames. Only one thread at a time may use it.
 
-    A file with a constant frame rate is opened without a scan (2 ms instead of 20 ms for 10,000 frames); every frame
-    that comes back is compared with the index, and where one is not the frame asked for, the file is scanned after all.
+    It opens a file with a constant frame rate without a scan (2 ms instead of 20 ms for 10,000 frames). It compares
+    every frame that comes back with the index; if one is not the frame asked for, it scans the file after all.
     """
 
     def __init__(self, storage: Storage, name: str, device: str = "cpu", codes: DepthCodes | None = None) -> None:
@@ -52,7 +52,7 @@ class OpenVideo:
         self._name = name
         self._device = device
         self._codes = codes
-        # A cache keeps the file, or the parts of it in use, for as long as it is open here.
+        # A cache keeps the file, or its parts in use, while it is open here.
         with unmarked():
             self._held = storage.hold(name)
             self._ranged = storage.open_ranged(name) if self._held is None and storage.is_ranged(name) else None
@@ -71,7 +71,7 @@ class OpenVideo:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of a frame by what the file says before one is decoded; 0 where it does not tell."""
+        """Height and width of a frame by the file's header, before any is decoded; 0 if the header lacks them."""
         told = self._decoder.metadata
         return told.height or 0, told.width or 0
 
@@ -83,7 +83,7 @@ class OpenVideo:
     def _open(self) -> "VideoDecoder | DepthDecoder":
         source: Any = self._held.path if self._held is not None else self._ranged
         if self._codes is not None:
-            # torchcodec from 0.17 has planes of 16 bits: a VideoDecoder of those may take this one's place.
+            # torchcodec from 0.17 has planes of 16 bits: a VideoDecoder of those may replace this one.
             return DepthDecoder(_source_of(self._storage, self._name, source), self.place, self.index, self._codes)
         seek: dict[str, Any] = {"seek_mode": self._seek_mode}
         if self._seek_mode == "index":
@@ -97,7 +97,7 @@ class OpenVideo:
         return self._first_frames[row]
 
     def need(self, start: int, stop: int) -> None:
-        """Have what decoding these frames reads on this node, of a remote file of which only parts are kept."""
+        """Fetch to this node what decoding these frames reads, if the node keeps only parts of a remote file."""
         if self._ranged is not None:
             with unmarked():
                 self._ranged.need(*self.index.byte_range(np.arange(start, stop)))
@@ -105,7 +105,7 @@ class OpenVideo:
     def read_frames(self, frames: NDArray[np.int64]) -> torch.Tensor:
         """Return the frames with these ascending numbers, decoded in one pass.
 
-        ``(n, height, width, 3)`` uint8; of depth ``(n, height, width, 1)`` float32 in millimetres.
+        ``(n, height, width, 3)`` uint8; for depth ``(n, height, width, 1)`` float32 in millimetres.
         """
         first, stop = int(frames[0]), int(frames[-1]) + 1
         self.need(first, stop)
@@ -118,7 +118,7 @@ class OpenVideo:
         self._check_bytes(start, stop or None)
 
     def _check_bytes(self, start: int = 0, stop: int | None = None) -> None:
-        """Raise where the disk does not give bytes of the file, or of the copies of it that are on this node."""
+        """Raise if bytes of the file, or of its copies on this node, cannot be read from disk."""
         if self._held is not None:
             check_file(self._held.path, start, stop)
         elif self._ranged is not None:
@@ -151,7 +151,7 @@ class OpenVideo:
 
     def _check_count(self) -> None:
         if len(self._decoder) != len(self.index) and self._seek_mode == "approximate":
-            # Without a scan the header counts, which knows nothing of an edit list that cuts frames off.
+            # Without a scan the count is the header's, which ignores an edit list that cuts frames off.
             self._seek_mode = self._sure_mode
             self._decoder = self._open()
         if len(self._decoder) != len(self.index):
@@ -165,19 +165,19 @@ def open_video(storage: Storage, name: str, codes: DepthCodes | None = None) -> 
     """Open the video `name` for frames by number.
 
     Args:
-        codes: of a depth video, for distances; without them it gives a picture of 8 bits, as any other video.
+        codes: of a depth video, for distances; without them it gives a picture of 8 bits, like any other video.
 
     Raises:
-        DatasetError: the file is missing, cut off, or no video.
+        DatasetError: the file is missing, cut off, or not a video.
     """
     return OpenVideo(storage, name, codes=codes)
 
 
 def decoder_version(device: str, *, has_depth: bool = False) -> str:
-    """Return the name of all that decides the pixels of videos beside their files and size.
+    """Return the name of everything except file and size that decides the pixels of videos.
 
     Args:
-        has_depth: whether there are depth videos among them.
+        has_depth: whether some are depth videos.
     """
     try:
         from torchcodec._core import get_ffmpeg_library_versions
@@ -186,7 +186,7 @@ def decoder_version(device: str, *, has_depth: bool = False) -> str:
     except ImportError:
         versions = {"ffmpeg_version": torchcodec.ffmpeg_major_version}
     libraries = " ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    # torch resizes, with the instructions that the machine has.
+    # torch resizes with the instructions of the machine.
     machine = device if device != "cpu" else torch.backends.cpu.get_cpu_capability()
     depth = f", {depth_decoder_version()}" if has_depth else ""
     return f"torchcodec {torchcodec.__version__}, torch {torch.__version__} on {machine}, {libraries}{depth}"
@@ -194,11 +194,11 @@ def decoder_version(device: str, *, has_depth: bool = False) -> str:
 
 @contextmanager
 def blaming(what: str, check_readable: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Make a `DecodeError`, that starts with `what`, of whatever the content of a video makes a library raise.
+    """Turn every error that a library raises over the content of a video into a `DecodeError` that starts with `what`.
 
     Args:
-        check_readable: raises where the bytes cannot be read: FFmpeg tells a disk that fails as it does bad data, or
-            goes on without the bytes.
+        check_readable: raises if the bytes cannot be read. FFmpeg reports a failing disk like bad data, or goes on
+            without the bytes.
     """
     try:
         yield
@@ -215,10 +215,10 @@ def blaming(what: str, check_readable: Callable[[], None] = lambda: None) -> Ite
 
 
 class VideoPool:
-    """Open videos that threads borrow; beyond `size` the least recently used are closed.
+    """Open videos that threads borrow; beyond `size` it closes the least recently used.
 
-    One thread at a time has a video. Two threads that want the same file get a decoder each: a file may hold hundreds
-    of episodes, and all threads work on them.
+    Only one thread at a time has a video. Two threads that want the same file get a decoder each: a file may hold
+    hundreds of episodes, and all threads work on them.
     """
 
     def __init__(self, size: int) -> None:
@@ -235,12 +235,12 @@ class VideoPool:
     def lend(
         self, storage: Storage, name: str, device: str = "cpu", version: str = "", codes: DepthCodes | None = None
     ) -> Iterator[OpenVideo]:
-        """Give the video `name` of a dataset to this thread, opened now or earlier, for as long as the context lasts.
+        """Lend the video `name` of a dataset, opened now or earlier, to this thread while the context lasts.
 
-        A decoder that fails is closed: it is not asked again.
+        A decoder that fails is closed and not used again.
 
         Args:
-            version: of the file; a decoder that was opened for another one is not given.
+            version: of the file; a decoder of another version is not lent.
             codes: of a depth video.
         """
         key = (storage.uri, name, device, version, codes)
@@ -258,7 +258,7 @@ class VideoPool:
             self._by_key.setdefault(key, []).append(video)
 
     def clear(self) -> None:
-        """Close all videos that nobody has."""
+        """Close all videos that no thread has borrowed."""
         with self._lock:
             self._idle.clear()
             self._by_key.clear()
@@ -275,7 +275,7 @@ class VideoPool:
                     del self._by_key[key]
                 return video
             self.misses += 1
-            # Before the file is opened, so that a cache of the node may give its room to it.
+            # Before the file is opened, so that a cache of the node can give it the freed room.
             while self._idle and len(self._idle) + self._num_lent > self._size:
                 old, old_key = self._idle.popitem(last=False)
                 self._by_key[old_key].remove(old)
@@ -286,7 +286,7 @@ class VideoPool:
 
 
 class _Waiting:
-    """A file whose bytes may have to come over the network: the decoder that reads it only waits for them."""
+    """A file that may come over the network: while it reads, the decoder only waits and is not marked as decoding."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -311,7 +311,7 @@ def _read_index(storage: Storage, name: str) -> VideoIndex:
 
 
 def check_pixels(height: int, width: int, place: str) -> None:
-    """Raise where a video claims frames that are larger than any camera's."""
+    """Raise if a video claims frames larger than any camera's."""
     if height * width > MOST_PIXELS:
         raise DecodeError(
             f"{place!r} claims frames of {width}x{height}, and a frame may have {MOST_PIXELS:,} pixels. Fetch the file "
@@ -320,7 +320,7 @@ def check_pixels(height: int, width: int, place: str) -> None:
 
 
 def _scan_index(decoder: VideoDecoder, place: str) -> VideoIndex:
-    """Return the index of a video whose container has no plain one, by decoding all of it in pieces."""
+    """Return the index of a video without a plain one in its container, by decoding all of it in pieces."""
     height, width = decoder.metadata.height or 0, decoder.metadata.width or 0
     check_pixels(height, width, place)
     step = max(1, min(64, MOST_PIXELS // max(1, height * width)))
@@ -328,14 +328,14 @@ def _scan_index(decoder: VideoDecoder, place: str) -> VideoIndex:
         decoder.get_frames_in_range(start, min(start + step, len(decoder))).pts_seconds.numpy()
         for start in range(0, len(decoder), step)
     ]
-    # Where keyframes are is not known: calling every frame one makes no reader start at the wrong place,
-    # since torchcodec seeks by its own index.
+    # The keyframes are unknown. Marking every frame as one makes no reader start at the wrong place, since torchcodec
+    # seeks by its own index.
     pts_s = np.concatenate(pieces) if pieces else np.zeros(0)
     return VideoIndex(pts_s.astype(np.float64), np.ones(len(pts_s), dtype=np.bool_))
 
 
 def _frame_mappings(index: VideoIndex) -> str:
-    """Return the index in the form in which torchcodec takes it."""
+    """Return the index in the form that torchcodec takes."""
     ticks = np.rint(index.pts_s * index.timescale).astype(np.int64)
     last = ticks[-1] - ticks[-2] if len(ticks) > 1 else 1
     columns = zip(ticks.tolist(), np.append(np.diff(ticks), last).tolist(), index.is_keyframe.tolist(), strict=True)
@@ -353,7 +353,7 @@ def _has_constant_rate(index: VideoIndex) -> bool:
 def _open_decoder(
     storage: Storage, name: str, seek: dict[str, Any], device: str = "cpu", source: Any = None
 ) -> VideoDecoder:
-    """Open a video for decoding; `source` is where a cache has it, a path or a file."""
+    """Open a video for decoding; `source` is a path or file in a cache."""
     source = _source_of(storage, name, source)
     arguments: dict[str, Any] = {"dimension_order": "NHWC", **seek, "num_ffmpeg_threads": 1}
     if device != "cpu":
@@ -363,7 +363,7 @@ def _open_decoder(
 
 
 def _source_of(storage: Storage, name: str, source: Any) -> Any:
-    """Return the path or file of a video; `source` is where a cache has it."""
+    """Return the path or file of a video: `source` if a cache has it."""
     if source is None:
         with unmarked():
             source = storage.locate(name) if storage.is_local else storage.open_file(name)

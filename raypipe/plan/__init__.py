@@ -1,7 +1,7 @@
 """The order of an epoch, as a pure function of (order fingerprint, order spec, seed, epoch, legs).
 
-No files, no Ray, no torch, no clock: a plan made on the driver, on a rank or in a test is the same plan. To be read in
-this order:
+It uses no files, no Ray, no torch and no clock: the driver, a rank and a test compute the same plan. Read the modules
+in this order:
 
 ::
 
@@ -9,24 +9,24 @@ this order:
     keyhash.py     the keyed hashes behind the order                 OrderKeys
     index.py       which frames are anchors                          EpisodeIndex
     rates.py       every n-th frame, and weights: how often each     Rates
-    shares.py      of a mixture: what an epoch takes of each dataset Shares
-    spans.py       cut into spans, ordered by a keyed hash           Spans
-    lanes.py       shared out over lanes, equal up to one frame      LaneQueues
-    livewindow.py  the frames of a lane in a sequence                Lane
-    epoch.py       all of that, through the legs of an epoch         EpochPlan
+    shares.py      what an epoch takes of each dataset of a mixture  Shares
+    spans.py       runs cut into spans, ordered by a keyed hash      Spans
+    lanes.py       spans shared out to lanes, equal up to one frame  LaneQueues
+    livewindow.py  the order in which a lane emits its frames        Lane
+    epoch.py       all of the above, through the legs of an epoch    EpochPlan
     steps.py       frames per step, and the three tails              Steps
-    emit.py        positions of lanes to batches                     BatchChunk
-    world.py       who emits what on W ranks                         WorldPlan
+    emit.py        from positions in lanes to batches                BatchChunk
+    world.py       which rank of W emits which frames                WorldPlan
     rank.py        a rank's blocks in arrival order, and batches     RankPlan
-    state.py       where a run stands, and how it goes on            OrderState
+    state.py       the position of a run, and how it resumes         OrderState
     budget.py      bytes -> clips, live spans and span length        LiveBudget
     held.py        decoded frames that a rank holds                  HeldPeak
     mixing.py      distinct episodes per batch, near repeats         Mixing
-    members.py     of a mixture: what each dataset gives, and when   MemberReport
-    report.py      what `raypipe plan` says                          PlanReport
+    members.py     what each dataset of a mixture gives, and when    MemberReport
+    report.py      what `raypipe plan` prints                        PlanReport
 
-**Lanes.** Spans in the order of their hash go to the emptiest lane; the last ones are cut so that lanes are equal. A
-rank serves one or more lanes, so the order does not depend on how many ranks there are if they divide the lanes.
+**Lanes.** Each span, in the order of the hashes, goes to the emptiest lane; the last spans are cut to make lanes equal.
+A rank serves one or more lanes, so every number of ranks that divides the lanes gives the same order.
 
 ::
 
@@ -36,7 +36,7 @@ rank serves one or more lanes, so the order does not depend on how many ranks th
     lane 2          [f     ]...................[y ]
 
 **The live window.** At most `live_spans` spans of a lane are open at once. The frames of a span are spread evenly over
-its life, so a batch takes of as many live spans as it has frames, and spans come and go first in, first out.
+its life, so a batch draws on as many live spans as it has frames. Spans come and go first in, first out.
 
 ::
 
@@ -46,8 +46,8 @@ its life, so a batch takes of as many live spans as it has frames, and spans com
     g             |g--g---g--g---g--g|
     h                 |h--h--h---h--h--h--h|
 
-**Legs.** On a number of ranks that does not divide the lanes, or with a batch that does not share out over them, what
-is left of the epoch becomes a new leg: the same spans without the frames already emitted, shared out anew.
+**Legs.** If the number of ranks does not divide the lanes, or the batch does not share out over them, the rest of the
+epoch becomes a new leg: the same spans without the frames already emitted, shared out over new lanes.
 """
 
 from typing import TYPE_CHECKING

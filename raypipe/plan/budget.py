@@ -1,10 +1,10 @@
 """From a memory budget to clip length, live spans and span length.
 
-Decided once, on the driver, at the first start. The result goes into the state and is never derived again: a changed
+The driver decides once, at the first start. The result goes into the state and is never derived again: a changed
 dataset or camera size must not move the order of a run.
 
-Decoding is the dearest thing that a rank does, and mixing gains more from many live spans than from short spans. So,
-for every dataset: the clip length that decodes cheapest, then the shortest that costs at most a tenth more, then as
+Decoding costs a rank more than anything else, and mixing gains more from many live spans than from short spans. So, for
+every dataset: find the clip length that decodes cheapest, take the shortest that costs at most a tenth more, then as
 many live spans as fit.
 """
 
@@ -25,7 +25,7 @@ from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, OrderSpec
 DEFAULT_LIVE_BYTES: Final = 1 << 30
 
 MOST_LIVE_SPANS: Final = 1024
-"""More mix no better: a batch of 64 shares 4 episodes with one 10 steps later, as in a full shuffle."""
+"""More spans mix no better: a batch of 64 shares 4 episodes with one 10 steps later, as in a full shuffle."""
 
 SHORTEST_SPAN: Final = 32
 """Shorter spans cost more blocks than they save memory: a block costs Ray 20 to 40 ms."""
@@ -35,18 +35,19 @@ RESIDENT_PER_LIVE: Final = 1.3
 
 LONG_GOP_FRAMES: Final = 16
 LONG_GOP_COST: Final = 2.5
-"""Where keyframes are so far apart that enough live spans leave no room for clips of that length: up to so many times
-the cost of sequential decoding live spans are given up for longer clips."""
+"""If keyframes are more than `LONG_GOP_FRAMES` apart and decoding costs more than `LONG_GOP_COST` times sequential
+decoding, raypipe gives up live spans for clips long enough to cost that much."""
 
 _ROW_SHARE: Final = 4
-"""Rows may take a quarter of the budget, beside the frames."""
+"""Rows may take a quarter of the budget, in addition to the frames."""
 
 _NEAR_CHEAPEST: Final = 1.1
 _SEEK_FRAMES: Final = 0.05
 _SEEK_PIXELS: Final = 25_000
 _MOST_SEEK_FRAMES: Final = 0.4
-"""What a jump to another place of a video costs, in frames: a part of one, and the time in which so many pixels are
-decoded. Measured: 0.13 for 640x480, 0.4 for 320x240. Small frames are cheap, and would have long clips for little."""
+"""The cost of a jump to another place of a video, in frames: `_SEEK_FRAMES` plus the time to decode `_SEEK_PIXELS`.
+Measured: 0.13 for 640x480, 0.4 for 320x240. Without the limit, small frames, which decode cheaply, would get long clips
+for little gain."""
 
 _CLIPS_SAMPLED: Final = 64
 
@@ -60,17 +61,17 @@ class CameraCost:
     """Frames from one keyframe to the next; 1 for images."""
 
     frame_bytes: int
-    """Of a decoded frame."""
+    """Bytes of a decoded frame."""
 
     offsets: tuple[int, ...] = (0,)
     """Frames that a sample shows, relative to its own."""
 
     num_pixels: int = 640 * 480
-    """Of a frame as it is stored; 0 for images, where there is nothing to jump in."""
+    """Pixels of a stored frame; 0 for images, which need no jumps."""
 
     @property
     def seek_frames(self) -> float:
-        """What a jump to another place of the video costs, in frames."""
+        """The cost of a jump to another place of the video, in frames."""
         return min(_MOST_SEEK_FRAMES, _SEEK_FRAMES + _SEEK_PIXELS / self.num_pixels) if self.num_pixels else 0.0
 
     def shown_frames(self, clip_frames: int) -> int:
@@ -78,9 +79,9 @@ class CameraCost:
         return len(self._shown(0, clip_frames))
 
     def decoded_frames(self, clip_frames: int) -> float:
-        """Return the mean number of frames that a decoder works for a sample; sequential decoding needs 1.
+        """Return the mean number of frames that a decoder decodes for a sample; sequential decoding needs 1.
 
-        A decoder begins at the keyframe before a frame, and goes on to the next frame that it is asked for.
+        A decoder begins at the keyframe before a frame and decodes on to the next frame that the clip needs.
         """
         interval = self.keyframe_interval
         num_starts = min(_CLIPS_SAMPLED, interval // math.gcd(interval, clip_frames))
@@ -102,21 +103,21 @@ class MemberCost:
     """What decides the memory and the cost of one dataset."""
 
     row_bytes: int
-    """Of a frame without its cameras, windows gathered; with images that its rows store."""
+    """Bytes of a frame without its cameras, windows gathered, and with the images that its rows store."""
 
     cameras: tuple[CameraCost, ...] = ()
 
     @property
     def sample_bytes(self) -> int:
-        """Decoded frames that one sample shows."""
+        """Bytes of the decoded frames that one sample shows."""
         return sum(camera.frame_bytes * len(set(camera.offsets)) for camera in self.cameras)
 
     def clip_bytes(self, clip_frames: int) -> int:
-        """Return the decoded frames of a clip."""
+        """Return the bytes of the decoded frames of a clip."""
         return sum(camera.frame_bytes * camera.shown_frames(clip_frames) for camera in self.cameras)
 
     def held_bytes(self, clip_frames: int) -> int:
-        """Return the most that a live span holds between two batches: a clip that has begun."""
+        """Return the most bytes that a live span holds between two batches: those of a clip that has begun."""
         if clip_frames == 1:
             return 0
         has_windows = any(camera.offsets != (0,) for camera in self.cameras)
@@ -137,10 +138,10 @@ class LiveBudget:
     clip_frames: int | tuple[int, ...] | Literal["span"]
     live_spans: int
     cost: float
-    """CPU of decoding, relative to decoding every frame once in file order; of the dearest dataset."""
+    """CPU of decoding, relative to decoding every frame once in file order; of the most expensive dataset."""
 
     clip_bytes: int
-    """The most decoded frames at hand and ahead of need that a rank of one lane holds."""
+    """Bytes of the most decoded frames, at hand and ahead of need, that a rank of one lane holds."""
 
     live_bytes: int
     """The budget."""
@@ -149,18 +150,18 @@ class LiveBudget:
     """Keyframes are so far apart that live spans were given up for longer clips."""
 
     ample_bytes: int = 0
-    """With a long GOP: the budget that would not make it a choice."""
+    """With a long GOP: the budget with which nothing has to be given up."""
 
     decoded_bytes: int = 0
-    """All frames of the videos, decoded: what keeping them takes."""
+    """Bytes of all frames of the videos, decoded: what it takes to keep them."""
 
 
 def clip_bound(live_bytes: int, batch_bytes: int) -> int:
     """Return how many bytes of clips a rank may hold and decode ahead, of the budget for all decoded frames.
 
-    A batch that is trained on and one that is ready take their part, the next one is in both for a moment, and open
-    decoders and rows take what one more would. What is left is never less than two batches of clips: else nothing would
-    be decoded ahead.
+    Four batches come off the budget: the one in training, the one that is ready, the next one, which is both clips and
+    batch for a moment, and one for open decoders and rows. At least two batches of clips remain: else a rank could not
+    decode ahead.
     """
     return max(2 * batch_bytes, live_bytes - 4 * batch_bytes)
 
@@ -182,11 +183,11 @@ def resolve_live(
     clip_frames: int | tuple[int, ...] | Literal["span"] | None = None,
     span_frames: int | Literal["episode"] | None = None,
 ) -> LiveBudget:
-    """Return clip length, live spans and span length for a budget; what is given is kept.
+    """Return clip length, live spans and span length for a budget; keeps those that the caller gives.
 
     Args:
         members: one per dataset of `index`.
-        batch: frames that a step takes of a lane.
+        batch: frames that a step takes from a lane.
         live_bytes: memory of a rank for frames that are decoded and have not left.
 
     Raises:
@@ -227,7 +228,7 @@ class _ClipChoice:
 
 
 def _choose_clip(member: MemberCost, batch: int, live_bytes: int, wanted: int) -> _ClipChoice:
-    """Return the clip length of a dataset of which `wanted` spans shall be live."""
+    """Return the clip length of a dataset that should have `wanted` live spans."""
     lengths = list(_clip_choices(member))
     cost = {length: member.cost(length) for length in lengths}
     fitting = [length for length in lengths if _need(member, length, batch, wanted) <= live_bytes] or [1]
@@ -251,7 +252,7 @@ def _shortest_cheap(lengths: Sequence[int], cost: dict[int, float]) -> int:
 
 
 def _clip_choices(member: MemberCost) -> Iterator[int]:
-    """Return clip lengths, ascending: powers of two and their halves between, and keyframe intervals."""
+    """Return clip lengths, ascending: powers of two, the midpoints between them, and keyframe intervals."""
     longest = 2 * max([1, *(camera.keyframe_interval for camera in member.cameras)])
     reach = max([0, *(max(camera.offsets) - min(camera.offsets) for camera in member.cameras)])
     lengths = {camera.keyframe_interval for camera in member.cameras}
@@ -263,7 +264,7 @@ def _clip_choices(member: MemberCost) -> Iterator[int]:
 
 
 def _need(member: MemberCost, clip_frames: int, batch: int, live_spans: int) -> int:
-    """Return the most decoded frames that a rank holds, with a batch ahead of the one that is put together.
+    """Return the bytes of the most decoded frames that a rank holds, with one batch decoded ahead.
 
     Every live span holds at most one clip that has begun, since the frames of a clip follow each other.
     """
@@ -291,7 +292,7 @@ def _choose_spans(
 def _as_lengths(clip_frames: int | tuple[int, ...] | Literal["span"], num_members: int) -> tuple[int, ...]:
     if isinstance(clip_frames, tuple):
         return clip_frames
-    # Without clips frames are decoded one by one, where whole spans do not fit.
+    # Without clips, frames are decoded one by one if whole spans do not fit.
     return (1 if isinstance(clip_frames, str) else clip_frames,) * num_members
 
 
@@ -303,7 +304,7 @@ def _choose_span(
     live_spans: int | None,
     given: int | Literal["episode"] | None,
 ) -> tuple[int | Literal["episode"], int, int]:
-    """Return the longest spans of which enough fit in the memory for rows, how many do, and how many there are."""
+    """Return the longest spans of which enough fit in the memory for rows, how many fit, and how many exist."""
     row_bytes, room = max(member.row_bytes for member in members), live_bytes // _ROW_SHARE
     wanted = live_spans or 2 * batch
     choices = [given] if given is not None else list(_span_choices(index))
@@ -316,12 +317,12 @@ def _choose_span(
 
 
 def _fitting_spans(lengths: Ints, num_frames: int) -> int:
-    """Return how many spans that follow each other hold at most so many frames, as a rank holds them."""
+    """Return how many consecutive spans a rank can hold in `num_frames` frames."""
     low, high = 0, len(lengths)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if _resident_frames(lengths, middle) <= num_frames else (low, middle - 1)
-    # All of them: then any number is live.
+    # If all fit, any number may be live.
     return low if low < len(lengths) else max(low, MOST_LIVE_SPANS)
 
 
@@ -349,7 +350,7 @@ def _span_choices(index: EpisodeIndex) -> Iterator[int | Literal["episode"]]:
 def _ordered_lengths(index: EpisodeIndex, span_frames: int | Literal["episode"]) -> Ints:
     """Return the frames of every span that a span length gives, in a shuffled order.
 
-    One that does not depend on the seed: of two runs that differ in it alone both get the same spans.
+    The order does not depend on the seed: two runs that differ only in it get the same spans.
     """
     spec = OrderSpec(seed=0, span_frames=span_frames, shuffle=index.shares is not None)
     epoch = index.shares.since if index.shares else 0
@@ -358,9 +359,9 @@ def _ordered_lengths(index: EpisodeIndex, span_frames: int | Literal["episode"])
 
 
 def _resident_frames(lengths: Ints, live_spans: int) -> int:
-    """Return about the most frames of `live_spans` spans that follow each other.
+    """Return about the most frames that a rank holds of `live_spans` consecutive spans.
 
-    A mean would do for even lengths; with a few long episodes the peak is several times that.
+    A mean would do for even lengths; with a few long episodes the peak is several times the mean.
     """
     ends = np.append(0, np.cumsum(lengths))
     window = min(live_spans, len(lengths))

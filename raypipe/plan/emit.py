@@ -1,7 +1,7 @@
 """From positions of lanes to the batches of a rank: which block, which row, which frame.
 
 Decides nothing: it puts the frame order of a rank's lanes into arrays, many batches at once. A block holds the frames
-of one span that are still to be emitted, in file order; a batch says for every frame which block and which row of it.
+of one span that are still to be emitted, in file order; a batch gives the block and the row of every frame.
 
 ::
 
@@ -24,7 +24,7 @@ from raypipe.plan.spans import order_frames
 from raypipe.plan.steps import Steps
 
 _FIRST_CHUNK_FRAMES: Final = 1 << 12
-"""Small, so that the first batch does not wait for many others; every chunk is twice the one before."""
+"""Small, so that the first batch does not wait for many others; every chunk is twice as large as the one before."""
 
 _CHUNK_FRAMES: Final = 1 << 17
 """Large enough for the cost of a chunk to vanish, small enough for its columns to stay in the processor's cache."""
@@ -85,7 +85,7 @@ class BatchChunk:
 
 @dataclass(frozen=True, kw_only=True)
 class RankLane:
-    """A lane as its rank serves it: from where frames are sent, from where they are emitted, and up to where."""
+    """A lane as its rank serves it: where sending starts, where emission starts, and where both end."""
 
     number: int
     lane: Lane
@@ -96,12 +96,12 @@ class RankLane:
 
     @cached_property
     def sent_counts(self) -> Ints:
-        """Frames of every span that are not sent because they were emitted before."""
+        """Frames of every span that are not sent, because they are already emitted."""
         return self.sent.spread(0, len(self.lane), self.lane.spans.count)
 
     @cached_property
     def end_counts(self) -> Ints:
-        """Frames of every span that are emitted when the lane is at its end."""
+        """Frames of every span that are emitted by the end of the lane."""
         return self.end.spread(0, len(self.lane), self.lane.spans.count)
 
 
@@ -110,8 +110,8 @@ def emit_chunks(
 ) -> Iterator[BatchChunk]:
     """Return the batches of the lanes of one rank, many at once.
 
-    Memory is that of a chunk and of the order of the live frames. `arrivals` gives for every lane the arrival number on
-    the rank of the span at every place of the lane's queue.
+    Memory holds one chunk and the order of the live frames. `arrivals` has, for every lane, the arrival number on the
+    rank of the span at each place of the lane's queue.
     """
     emitters = [_LaneEmitter(part, numbers, keys) for part, numbers in zip(parts, arrivals, strict=True)]
     left = _count_uses(emitters, steps, 1 + max(int(numbers.max(initial=-1)) for numbers in arrivals))
@@ -148,7 +148,7 @@ class _LaneColumns:
 
 
 class _LaneEmitter:
-    """Walks a lane forward; the frame order of a span is worked out once, when its first frame comes up."""
+    """Walks a lane forward and computes the frame order of a span once, at its first frame."""
 
     def __init__(self, part: RankLane, arrivals: Ints, keys: OrderKeys) -> None:
         self.part = part
@@ -160,7 +160,7 @@ class _LaneEmitter:
         self._is_partial = part.end_counts - part.sent_counts < spans.stop - spans.start
 
     def emit(self, steps: Steps, first: int, stop: int) -> _LaneColumns:
-        """Return the frames of the steps [first, stop), (S, frames per step); a step with extras comes alone."""
+        """Return the frames of the steps [first, stop), (S, frames per step); pass a step with extras alone."""
         number = self.part.number
         position = steps.position_after(stop) + steps.extra(number, stop - 1)
         end = self.part.lane.cursor(position)
@@ -260,11 +260,11 @@ def _count_uses(emitters: Sequence[_LaneEmitter], steps: Steps, num_spans: int) 
 
 
 def _find_done(span: Ints, left: Ints, *, is_last: bool) -> tuple[Ints, Ints]:
-    """Count the uses of a chunk off `left`; return the blocks that are done, by step, and where each step's begin."""
+    """Subtract a chunk's uses from `left`; return the blocks that are done, by step, and where each step's begin."""
     num_steps = len(span)
     low, high = int(span.min(initial=len(left))), int(span.max(initial=-1)) + 1
     used = np.bincount(span.ravel() - low, minlength=max(0, high - low))
-    # Of several values given to one place numpy keeps the last, which is the last step that uses the span.
+    # Of several values assigned to one place, NumPy keeps the last: the last step that uses the span.
     last_step = np.full(max(0, high - low), -1)
     last_step[span.ravel() - low] = np.repeat(np.arange(num_steps), span.shape[1])
     left[low:high] -= used
@@ -274,7 +274,7 @@ def _find_done(span: Ints, left: Ints, *, is_last: bool) -> tuple[Ints, Ints]:
     left[done] = -1
     done = done[order]
     if is_last:
-        # Blocks that were sent for nothing but the balance of the lanes leave with the last batch.
+        # Blocks that were sent only to balance the lanes leave with the last batch.
         done = np.concatenate([done, np.flatnonzero(left >= 0)])
         ends[-1] = len(done)
     return done, ends

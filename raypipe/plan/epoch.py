@@ -1,7 +1,6 @@
 """`plan_epoch`: from episodes, a spec, an epoch and its legs to the queues and the frame order of every lane.
 
-Decides nothing new: it is the composition of the modules below it. Holds no batch size and no world size; those are
-given to `plan_world`.
+Composes the modules below it and decides nothing new. Batch size and world size are arguments of `plan_world`.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ from raypipe.text import counted
 class EpochPlan:
     """The order of one leg of an epoch: spans shared out over lanes, and every lane's frames in a sequence.
 
-    It is the same wherever it is computed. Positions count the frames that a lane has emitted in this leg.
+    Every process computes the same plan. Positions count the frames that a lane has emitted in this leg.
     """
 
     index: EpisodeIndex
@@ -39,7 +38,7 @@ class EpochPlan:
 
     @property
     def leg(self) -> Leg:
-        """The leg that this plan is of."""
+        """The leg of this plan."""
         return self.legs[-1]
 
     @property
@@ -54,7 +53,7 @@ class EpochPlan:
 
     @property
     def spans_per_lane(self) -> Ints:
-        """Spans of every lane in this leg; pieces of a span that was cut count each."""
+        """Spans of every lane in this leg; each piece of a cut span counts."""
         return np.diff(self.queues.offsets)
 
     @cached_property
@@ -83,7 +82,7 @@ class EpochPlan:
         return describe_selection(self.index)
 
     def at(self, position: int) -> "EpochPlan":
-        """Return this plan standing at another position of its leg; costs nothing."""
+        """Return this plan at another position of its leg; costs nothing."""
         if not 0 <= position <= self.frames_per_lane[-1]:
             raise ConfigError(f"position must be between 0 and {self.frames_per_lane[-1]}, got {position}")
         return replace(self, legs=(*self.legs[:-1], replace(self.leg, frames_per_lane=position)))
@@ -96,11 +95,11 @@ class EpochPlan:
 def plan_epoch(index: EpisodeIndex, spec: OrderSpec, *, epoch: int, legs: Sequence[Leg] = ()) -> EpochPlan:
     """Return the plan of the last of `legs`, or of a whole epoch on ``spec.lanes`` lanes.
 
-    Every leg before the last is gone through to find the frames that it left. That costs about half a second a leg at a
-    million episodes; a position inside the last leg costs nothing.
+    It goes through every leg before the last to find the frames that the leg left. That costs about half a second per
+    leg at a million episodes. A position inside the last leg costs nothing.
 
     Raises:
-        ConfigError: an epoch starts with fewer frames than lanes. (Near the end of an epoch that is no error: the
+        ConfigError: an epoch starts with fewer frames than lanes. (Near the end of an epoch this is not an error: the
             frames that cannot be shared out are left over.)
         ResumeError: a leg has consumed more frames than it had.
     """
@@ -118,7 +117,7 @@ def plan_epoch(index: EpisodeIndex, spec: OrderSpec, *, epoch: int, legs: Sequen
 
 
 def check_lanes(index: EpisodeIndex, lanes: int) -> None:
-    """Raise where an epoch has fewer frames than lanes."""
+    """Raise if an epoch has fewer frames than lanes."""
     if index.num_frames < lanes:
         raise ConfigError(
             f"{counted(index.num_frames, 'frame')} cannot be shared out over {counted(lanes, 'lane')}; use at most "
@@ -141,7 +140,7 @@ def _open(queues: LaneQueues, lane: int, leg: Leg, keys: OrderKeys) -> Lane:
 
 
 def _spans_left(queues: LaneQueues, leg: Leg, keys: OrderKeys) -> Spans:
-    """Return what the leg has not emitted: spans it never reached, and begun ones with a floor, in the order of all."""
+    """Return what the leg has not emitted: spans it never reached, and begun ones with a floor, in the old order."""
     spans = queues.spans
     gone = np.zeros(len(spans), dtype=np.int64)
     for number in range(leg.lanes):

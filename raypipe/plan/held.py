@@ -1,4 +1,4 @@
-"""How many decoded frames a rank holds at most: the order is known beforehand, so the peak is counted, not estimated.
+"""The most decoded frames that a rank holds. The order is known in advance, so the peak is counted, not estimated.
 
 ::
 
@@ -20,7 +20,7 @@ from raypipe.plan.keyhash import Ints
 from raypipe.plan.world import WorldPlan
 
 _MOST_FRAMES: Final = 1 << 21
-"""Frames of a rank that are looked at: the most are held soon after the start, when all live spans begin."""
+"""Frames of a rank to look at. The peak comes soon after the start, when all live spans begin."""
 
 _CLIP_BITS: Final = 25
 
@@ -43,8 +43,8 @@ def measure_held(
 
     Args:
         members: the sizes of every dataset.
-        clip_frames: frames that are decoded together, of every dataset.
-        ahead_batches: batches whose clips are decoded ahead of the one that is put together.
+        clip_frames: frames that a rank decodes together, of every dataset.
+        ahead_batches: how many batches beyond the current one have their clips decoded.
     """
     step, key, dataset = _emissions(world, rank, np.asarray(clip_frames, dtype=np.int64))
     if not len(step):
@@ -54,7 +54,7 @@ def measure_held(
     last = np.zeros(len(first), dtype=np.int64)
     np.maximum.at(last, number, step)
     has_windows = np.array([any(camera.offsets != (0,) for camera in member.cameras) for member in members])
-    # What the tail repeats stays with its clip.
+    # A frame that the tail repeats stays as long as its clip.
     has_windows |= world.rank(rank).steps.num_repeats > 0
     left = np.where(has_windows[dataset], last[number], step)
     pairs = zip(members, clip_frames, strict=True)

@@ -1,8 +1,8 @@
 """What an epoch is made of: runs of frames of episodes, as columns.
 
 Decides which frames are anchors (subset, exclusion, lengths, dropped first and last frames, segments). Does not read a
-dataset: the caller gives episode numbers and lengths, and says which episodes filters by tasks and columns leave.
-Several datasets are one index, so a mixture has the same shape.
+dataset: the caller passes episode numbers, lengths, and which episodes pass the filters by tasks and columns. Several
+datasets form one index, so a mixture has the same shape.
 """
 
 import hashlib
@@ -23,23 +23,23 @@ from raypipe.text import counted, cut_inside, span_text
 ALL_EPISODES: Final = "all"
 
 EQUAL: Final = "equal"
-"""`weights` of this value: every frame comes as often as any other."""
+"""Value of `weights` that makes every frame come equally often."""
 
 ANY_LENGTH: Final = "any"
-"""`max_frames` of this value: episodes of any length."""
+"""Value of `max_frames` that accepts episodes of any length."""
 
 SINGLE_DATASET: Final = "dataset"
-"""The name in the order of a dataset that stands alone: the same wherever it lies."""
+"""The name that a single dataset has in the order, whatever its path."""
 
 _MAX_FRAMES: Final = 1 << 24
-"""Frames of an episode: the key axis of a lane has 2**24 places per span. At 30 fps it is 155 hours."""
+"""Most frames of an episode: the key axis of a lane has 2**24 places per span. At 30 fps this is 155 hours."""
 
 
 _MOST_NUMBERS: Final = 1 << 40
-"""Of a dataset in an account."""
+"""Most numbers that the frames of a dataset take in an account."""
 
 _MOST_TOLD: Final = 600
-"""Characters of a selection in a message."""
+"""Most characters of a selection that a message shows."""
 
 _FIRST_FIELDS: Final = ("episodes", "exclude", "drop_first_frames", "drop_last_frames", "segments")
 
@@ -52,33 +52,33 @@ class SelectionSpec:
     exclude: tuple[int, ...] = ()
 
     drop_first_frames: int = 0
-    """Frames at the start of every episode that are no anchors; windows may still reach into them."""
+    """Frames at the start of every episode that are not anchors; windows may still reach into them."""
 
     drop_last_frames: int = 0
 
     segments: tuple[tuple[int, int, int], ...] = ()
-    """(episode, start, stop) runs that alone hold anchors, as DROID's idle filtering needs; empty: whole episodes.
-    An episode without a segment has no anchors."""
+    """(episode, start, stop) runs. Only their frames are anchors, as DROID's idle filtering needs: an episode without
+    a segment has no anchors. Empty: whole episodes."""
 
     tasks: tuple[str, ...] = ()
-    """Episodes that have one of these tasks, by text; empty: of any task."""
+    """Keep episodes that have one of these tasks, by text; empty: any task."""
 
     min_frames: int = 1
-    """Episodes of at least so many frames."""
+    """Keep episodes of at least this many frames."""
 
     max_frames: int | Literal["any"] = ANY_LENGTH
 
     where: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-    """Columns and the values that they may have, as ``{"is_success": True, "scene": ("a", "b")}``. A column of the
-    episode table says which episodes are kept, one of the rows which frames."""
+    """Columns and their allowed values, as ``{"is_success": True, "scene": ("a", "b")}``. A column of the episode
+    table selects episodes, a column of the rows selects frames."""
 
     every: int = 1
-    """Every so many frames one is an anchor, in each epoch from another phase on: an epoch has so many times fewer."""
+    """One frame in this many is an anchor, so an epoch has as many times fewer. Each epoch starts at another phase."""
 
     weights: str | tuple[tuple[int, float], ...] = EQUAL
-    """How often frames come, relative to each other, at least 0; see `raypipe.plan.rates`. A column of the episode
-    table or of the rows; a parquet file with the columns ``episode_index`` or ``index``, and ``weight``; or a mapping
-    of episodes to weights, in which others have 1. `Pipeline` also takes a function of the episode table."""
+    """How often frames come, relative to each other, at least 0; see `raypipe.plan.rates`. Give a column of the
+    episode table or of the rows; a parquet file with the columns ``episode_index`` or ``index``, and ``weight``; or a
+    mapping of episodes to weights (others have 1). `Pipeline` also takes a function of the episode table."""
 
     def __post_init__(self) -> None:
         for name in ("drop_first_frames", "drop_last_frames"):
@@ -91,25 +91,25 @@ class SelectionSpec:
         object.__setattr__(self, "tasks", _check_tasks(self.tasks))
         object.__setattr__(self, "where", _check_where(self.where))
         object.__setattr__(self, "weights", _check_weights(self.weights))
-        # Lists, ranges and arrays are welcome; what is kept is plain, comparable, and JSON.
+        # Callers may pass lists, ranges and arrays. The spec stores plain values that compare and go into JSON.
         if not isinstance(self.episodes, str):
             object.__setattr__(self, "episodes", tuple(map(int, self.episodes)))
         object.__setattr__(self, "exclude", tuple(map(int, self.exclude)))
         object.__setattr__(self, "segments", tuple(tuple(map(int, segment)) for segment in self.segments))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields; filters only where they are given, as accounts from before there were any have them."""
+        """Return the fields, filters only if they are set: accounts from before the filters have none."""
         plain = asdict(SelectionSpec())
         return {name: value for name, value in asdict(self).items() if name in _FIRST_FIELDS or value != plain[name]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """What every epoch takes of each dataset of a mixture, and where each stands in its endless sequence of laps."""
+    """What every epoch takes of each dataset of a mixture, and each one's position in its endless sequence of laps."""
 
     names: tuple[str, ...]
     frames: tuple[int, ...]
-    """Frames of an epoch."""
+    """Frames that an epoch takes of each dataset."""
 
     since: int
     """The epoch from which these shares hold."""
@@ -132,7 +132,7 @@ class Shares:
         """Return how many frames of its sequence every dataset has given before `epoch`.
 
         Raises:
-            ConfigError: other shares held in that epoch.
+            ConfigError: `epoch` is before `since`, when other shares held.
         """
         if epoch < self.since:
             raise ConfigError(
@@ -159,13 +159,13 @@ class EpisodeIndex:
     """LeRobot's `episode_index`."""
 
     length: Ints
-    """Frames of the whole episode, into which windows may reach."""
+    """Frames of the whole episode; windows may reach into all of them."""
 
     start: Ints
     stop: Ints
 
     fingerprint: str
-    """The order fingerprint of the datasets, as their reader gives it."""
+    """The order fingerprint of the datasets, from their reader."""
 
     shares: Shares | None = None
     """What an epoch takes of every dataset of a mixture; None: every anchor frame, once."""
@@ -174,7 +174,7 @@ class EpisodeIndex:
     """How often an epoch, or a lap of a mixture, has each frame; None: once."""
 
     left_out: tuple[int, int] = (0, 0)
-    """Episodes and frames of the datasets that no epoch has."""
+    """Episodes and frames of the datasets that no epoch emits."""
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -200,11 +200,11 @@ def index_episodes(
     """Return the anchor runs of one dataset.
 
     Args:
-        kept: whether each of `episode` passes the filters of the selection that ask for more than its length.
+        kept: whether each of `episode` passes the filters by tasks and columns.
         weights: one for each of `episode`, or one for each of their frames; None: all are equal.
 
     Raises:
-        ConfigError: an episode that is asked for does not exist, segments overlap, or no frame is left.
+        ConfigError: the selection names an episode that does not exist, segments overlap, or no frame is left.
     """
     order = np.argsort(episode, kind="stable")
     number = np.asarray(episode, dtype=np.int64)[order]
@@ -233,9 +233,10 @@ def index_episodes(
 
 
 def concat_indexes(indexes: Sequence[EpisodeIndex]) -> EpisodeIndex:
-    """Return several datasets as one index, every frame of which an epoch takes once; `mix_indexes` gives shares.
+    """Return several datasets as one index without shares; `mix_indexes` adds them.
 
-    The names must differ, since an episode's place depends on its dataset's name.
+    An epoch takes every frame once, or by its rates. The names must differ: an episode's place depends on its
+    dataset's name.
     """
     names = tuple(name for index in indexes for name in index.dataset_names)
     if len(set(names)) < len(names):
@@ -271,7 +272,7 @@ def describe_selection(index: EpisodeIndex) -> str:
 def _wanted_runs(
     name: str, number: Ints, frames: Ints, selection: SelectionSpec, wanted: NDArray[np.bool_]
 ) -> tuple[Ints, Ints, Ints]:
-    """Return rows, first frames and ends of the runs of episodes that are wanted, as far as frames are left of them."""
+    """Return rows, first frames and ends of the runs of wanted episodes that still have frames."""
     row, start, stop = _anchor_runs(name, number, frames, selection)
     start = np.maximum(start, selection.drop_first_frames)
     stop = np.minimum(stop, frames[row] - selection.drop_last_frames)
@@ -287,10 +288,10 @@ def _wanted_runs(
 def _weigh(
     name: str, weights: NDArray[np.float64], runs: tuple[Ints, Ints, Ints, Ints, Ints]
 ) -> tuple[Ints, Ints, Ints, NDArray[np.float64]]:
-    """Return the runs that have a weight, and the weights of these, or of all their frames where they are not alike.
+    """Return the runs that have a weight, and one weight per run, or one per frame if frames of a run differ.
 
     Args:
-        runs: the order of the episodes, their lengths as they were given, and rows, first frames and ends of the runs.
+        runs: the order of the episodes, their lengths as given, and rows, first frames and ends of the runs.
     """
     order, length, row, start, stop = runs
     if len(weights) not in (len(length), int(length.sum())):
@@ -321,7 +322,7 @@ def _check_episodes(name: str, number: Ints, frames: Ints) -> None:
 
 
 def _check_parts(name: str, rates: Rates | None, num_frames: int) -> None:
-    """Raise where an account has no number for each time of a frame."""
+    """Raise if an account has too few numbers for each time of each frame."""
     parts = int(rates.parts.max()) if rates is not None else 1
     if parts * num_frames >= _MOST_NUMBERS:
         raise ConfigError(
@@ -331,7 +332,7 @@ def _check_parts(name: str, rates: Rates | None, num_frames: int) -> None:
 
 
 def passing_episodes(name: str, episode: Ints, length: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
-    """Return which episodes pass what a selection says of numbers and lengths."""
+    """Return which episodes pass the numbers, lengths and segments of a selection."""
     passing = _selected(name, episode, selection) & _has_length(length, selection)
     if selection.segments:
         passing &= np.isin(episode, [segment[0] for segment in selection.segments])
@@ -363,7 +364,7 @@ def _check_tasks(given: Any) -> tuple[str, ...]:
 
 
 def _check_weights(given: Any) -> str | tuple[tuple[int, float], ...]:
-    """Return the name of a column, the place of a file, or weights by episode; also from what this returned."""
+    """Return the name of a column, the path of a file, or weights by episode; accepts its own result."""
     if isinstance(given, str | os.PathLike):
         name = os.fspath(given)
         if hide_logins(name) != name:
@@ -373,7 +374,7 @@ def _check_weights(given: Any) -> str | tuple[tuple[int, float], ...]:
         return os.path.abspath(name) if name.endswith(".parquet") and "://" not in name else name
     try:
         pairs = list(given.items() if isinstance(given, Mapping) else given)
-        # JSON has text for keys.
+        # Keys from JSON are text.
         weights = {int(str(episode)): float(weight) for episode, weight in pairs}
     except (TypeError, ValueError) as error:
         raise ConfigError(
@@ -386,12 +387,12 @@ def _check_weights(given: Any) -> str | tuple[tuple[int, float], ...]:
 
 
 def _in_one_order(given: Any) -> Any:
-    """Return values of a set in an order that is the same in every process: ranks compare selections."""
+    """Return a set in an order that every process shares, since ranks compare selections; other values as they are."""
     return sorted(given, key=lambda one: (type(one).__name__, one)) if isinstance(given, Set) else given
 
 
 def _check_where(given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-    """Return the columns with the values that they may have, from a dict or from what this returned."""
+    """Return the columns with their allowed values, from a dict or from its own result."""
     try:
         pairs = [(str(column), values) for column, values in (given.items() if isinstance(given, Mapping) else given)]
         listed = [
@@ -403,7 +404,7 @@ def _check_where(given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
     for column, values in listed:
         if not values:
             raise ConfigError(f"where has no value for {column!r}: no frame could be left")
-    # Numbers of numpy as Python's own: what is kept goes into JSON.
+    # NumPy's numbers become Python's, since the spec goes into JSON.
     return tuple(
         (column, tuple(one.item() if isinstance(one, np.generic) else one for one in values))
         for column, values in listed

@@ -1,9 +1,9 @@
 """The keyed hashes behind the order, in numpy integers.
 
-Decides one number for every span and for every frame, from (seed, lap, dataset name, episode, frame) and nothing else.
-A lap is one pass over a dataset: the epoch, where a dataset stands alone. Not numpy's Generator: its streams may change
-between releases, and a resumed run must see the order it was started with. The parts are absorbed one after the other,
-never added: seed 1 at epoch 1 is not seed 2 at epoch 0.
+Computes one number for every span and every frame from (seed, lap, dataset name, episode, frame) and nothing else. A
+lap is one pass over a dataset; for a single dataset it is the epoch. NumPy's Generator is not used: its streams may
+change between releases, and a resumed run must see the order it started with. The hash absorbs the parts one after the
+other and never adds them: seed 1 at epoch 1 is not seed 2 at epoch 0.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from raypipe.plan.rates import Rates
 
 ORDER_VERSION: Final = 1
-"""Raised by any change that moves a frame for the same seed. Golden files hold one order per version."""
+"""Any change that moves a frame for the same seed raises it. Golden files hold one order per version."""
 
 Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -44,7 +44,7 @@ def name_key(name: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderKeys:
-    """The hashes of one seed, the epoch, and what orders the frames of a span.
+    """The hashes of one seed, with the epoch and everything else that orders the frames of a span.
 
     ``shuffle=False`` keeps file order: a frame's order key is its number, and spans are not hashed.
     """
@@ -55,13 +55,13 @@ class OrderKeys:
     dataset_names: tuple[str, ...]
 
     clip_frames: tuple[int, ...] = ()
-    """Clip length of every dataset; empty where a clip is a whole span."""
+    """Clip length of every dataset; empty if a clip is a whole span."""
 
     rates: "Rates | None" = field(default=None, compare=False)
     """How often laps have each frame; None: once."""
 
     def phases(self, dataset: NDArray[np.int32], lap: Ints) -> Hashes:
-        """Return where the marks of laps begin, of 2**64: from a hash of (seed, dataset) on by the golden ratio."""
+        """Return the phase of each lap's marks, of 2**64: a hash of (seed, dataset) plus the golden ratio per lap."""
         numbers = np.arange(len(self.dataset_names))
         none = np.zeros(len(numbers), dtype=np.int64)
         first = self._episode_keys(numbers.astype(np.int32), none, none, purpose="phase")
@@ -72,28 +72,28 @@ class OrderKeys:
         return _absorb(self._episode_keys(dataset, lap, episode, purpose="run"), start.view(np.uint64))
 
     def span_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, start: Ints) -> Hashes:
-        """Return one hash per span; spans are read in the order of these, and their frames jittered by them."""
+        """Return one hash per span, which decides its place in the order and the jitter of its frames."""
         return _absorb(self._episode_keys(dataset, lap, episode, purpose="span"), start.view(np.uint64))
 
     def frame_bases(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints) -> Hashes:
-        """Return one hash per span, from which `frame_keys` makes that of its frames."""
+        """Return one hash per span, from which `frame_keys` makes the keys of its frames."""
         return self._episode_keys(dataset, lap, episode, purpose="frame")
 
     def clip_sizes(self, dataset: NDArray[np.int32]) -> Ints | None:
-        """Return the clip length of every span by its dataset; None where a clip is a whole span."""
+        """Return the clip length of every span by its dataset; None if a clip is a whole span."""
         return np.array(self.clip_frames, dtype=np.int64)[dataset] if self.clip_frames else None
 
     def frame_keys(self, bases: Hashes, frame: Ints, clip_frames: Ints | None = None) -> Hashes:
         """Return the order keys of frames: distinct within an episode, and ascending in the order of emission.
 
         Without clips the upper half is a hash of (seed, lap, dataset, episode, frame), the lower half the frame's
-        number. With clips the upper half is a permutation of the clips of the episode, the lower half one of its
-        frames: no two clips are equal in it, so the frames of a clip stay together. The span takes no part, so a
-        cut of a span or a new leg never moves two frames against each other: what was consumed of an episode's run
-        stays "every key below a floor".
+        number. With clips the upper half is a permutation of the clips of the episode, the lower half a permutation of
+        its frames: no two clips have the same upper half, so the frames of a clip stay together. The span is not part
+        of the key, so a cut of a span or a new leg never changes the order of two frames: the consumed part of an
+        episode's run stays "every key below a floor".
 
         Args:
-            clip_frames: of every frame's dataset, as `clip_sizes` gives it.
+            clip_frames: clip length of every frame's dataset, from `clip_sizes`.
         """
         number = frame.view(np.uint64)
         if not self.shuffle:
@@ -115,7 +115,7 @@ class OrderKeys:
 
     def _episode_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, *, purpose: str) -> Hashes:
         seeded = _absorb(np.zeros(1, dtype=np.uint64), np.array([self.seed], dtype=np.uint64))
-        # Often one lap for all: then the names are hashed once each, not once for every span.
+        # Usually all spans are of one lap: then each name is hashed once, not once for every span.
         is_one = len(lap) > 0 and lap.min() == lap.max()
         laps = (lap[:1] if is_one else lap).view(np.uint64)
         base = _absorb(_absorb(seeded, laps), np.array([name_key(purpose)], dtype=np.uint64))
@@ -125,7 +125,7 @@ class OrderKeys:
 
 
 def _permute(number: NDArray[np.uint32], key: Hashes) -> NDArray[np.uint32]:
-    """Return a permutation of 32 bits, another for every key: two rounds of an invertible mixer, keyed before each."""
+    """Return a permutation of 32 bits, another one per key: two rounds of an invertible mixer, keyed before each."""
     low = key.astype(np.uint32)
     mixed = _mix32(number ^ low)
     mixed += (low >> np.uint32(7)) * np.uint32(0x9E3779B1)

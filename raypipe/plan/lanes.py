@@ -37,9 +37,9 @@ class LaneQueues:
 
 
 def fill_lanes(spans: Spans, num_lanes: int, keys: OrderKeys) -> LaneQueues:
-    """Share `spans` out: with `shuffle` to the emptiest lane in turn, else as contiguous runs of file order.
+    """Return `spans` shared out, with `shuffle` each to the emptiest lane, else in contiguous runs of file order.
 
-    Totals differ by at most one frame, extras on the lowest lanes, and fewer spans than lanes are cut for it. A lane
+    Totals differ by at most one frame, the lowest lanes have the extra ones, and fewer spans than lanes are cut. A lane
     is empty only if there are fewer frames than lanes.
     """
     share, extras = divmod(int(spans.count.sum()), num_lanes)
@@ -52,11 +52,11 @@ def fill_lanes(spans: Spans, num_lanes: int, keys: OrderKeys) -> LaneQueues:
 
 
 def _fill_emptiest(counts: Ints, frames: Ints) -> tuple[Ints, Ints, Ints]:
-    # One integer per lane, ``lane - room * num_lanes``: the smallest is the lane with most room, ties to the lowest.
+    # One integer per lane, ``lane - room * num_lanes``: the smallest is the lowest of the lanes with most room.
     num_lanes = len(frames)
     heap = [lane - int(room) * num_lanes for lane, room in enumerate(frames)]
     heapify(heap)
-    # The emptiest lane has at least the mean room, so a span within the mean fits without a look.
+    # The emptiest lane has at least the mean room, so a span of at most the mean fits without a check.
     room_before = counts.sum() - (np.cumsum(counts) - counts)
     fits = counts * num_lanes <= room_before
     num_fit = len(counts) if fits.all() else int(np.argmin(fits))

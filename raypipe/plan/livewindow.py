@@ -1,7 +1,7 @@
 """The frame order of one lane: which spans are live when, and which of their frames comes next.
 
-Decides the emission order of a lane as a closed form, so that any position is found by binary search and nothing is
-replayed. Time is a *key axis* on which span k of K stands at k. P spans are live at once:
+The emission order of a lane is a closed form: a binary search finds any position, and nothing is replayed. Time is a
+*key axis* with span k of K at k. P spans are live at once:
 
 ::
 
@@ -23,7 +23,7 @@ The n frames of a span lie evenly over its life, each jittered inside its own n-
 
     lo  |--x----|------x|-x-----|---x---|  hi          key(j) = lo + j * step + jitter(j) < lo + (j + 1) * step
 
-Emission is in the order of keys; equal keys of two spans go by k. Everything is an integer: a float could reach `hi`.
+A lane emits in the order of keys; equal keys of two spans go by k. Everything is an integer: a float could reach `hi`.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ FRACTION_BITS: Final = 24
 """Bits of the key axis between two spans: a span of up to 2**24 frames has a key for each even if it lives for 1."""
 
 _FRAMES_TO_SORT: Final = 1 << 12
-"""So many frames are sorted sooner than a binary search halves its way through them."""
+"""For at most this many frames, one sort is faster than the rest of the binary search."""
 
 _COUNTS_AT_ONCE: Final = 1 << 20
 """Bounds the memory of `tick_positions` to some 100 MB."""
@@ -51,7 +51,7 @@ _JITTER_SHIFT: Final = np.uint64(64 - FRACTION_BITS + 1)
 class Cursor:
     """A position in a lane: how many frames of every span lie before it.
 
-    Spans before `first` are done, those from ``first + len(counts)`` on have not begun.
+    Spans before `first` are done; spans from ``first + len(counts)`` on have not begun.
     """
 
     first: int
@@ -63,7 +63,7 @@ class Cursor:
         return self.first + len(self.counts)
 
     def spread(self, first: int, stop: int, whole: Ints) -> Ints:
-        """Return the counts of spans [first, stop); `whole` are those of all spans of the lane when done."""
+        """Return the counts of spans [first, stop); `whole` holds the counts of all spans of the lane when done."""
         counts = np.zeros(stop - first, dtype=np.int64)
         done = max(0, min(self.first, stop) - first)
         counts[:done] = whole[first : first + done]
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def nth(self) -> Ints:
-        """Which frame of its span's emission order every emitted frame is."""
+        """The position of every emitted frame in its span's emission order."""
         return ragged_arange(self.begin, self.taken)[self.order]
 
 
@@ -116,7 +116,7 @@ class Lane:
         return int(self.ends[-1])
 
     def lives(self, number: Ints) -> tuple[Ints, Ints]:
-        """Return where on the key axis the spans of these queue positions are admitted and retired."""
+        """Return where on the key axis the spans at these queue positions are admitted and retired."""
         length, window = len(self), self._window
         lo = np.where(number < window, 0, number + 1 - (window + 1) // 2)
         hi = np.where(number >= length - window, length, number + 1 + window // 2)
@@ -129,7 +129,7 @@ class Lane:
         return first, np.minimum(np.maximum(tick + (window + 1) // 2, window), length)
 
     def cursor(self, position: int) -> Cursor:
-        """Return where the lane stands after `position` frames, by binary search on the key axis."""
+        """Return the cursor after `position` frames, by binary search on the key axis."""
         if position <= 0 or position >= self.num_frames:
             return Cursor(first=0 if position <= 0 else len(self), counts=np.empty(0, dtype=np.int64))
         tick = self._find_tick(position)
@@ -155,9 +155,9 @@ class Lane:
         return Run(first=first, begin=before, taken=taken, order=live.order(before, taken))
 
     def estimate_positions(self, number: Ints, nth: Ints) -> Ints:
-        """Return about how many frames come before the `nth` frame of the spans of these queue positions.
+        """Return about how many frames come before the `nth` frame of the spans at these queue positions.
 
-        Ascends in the order of emission. The exact positions would cost `live_spans` counts a span; the key axis has
+        They ascend in the order of emission. Exact positions would cost `live_spans` counts per span. The key axis has
         one unit per span, so about as many frames come before a tick as the first `tick` spans of the queue have.
         """
         live = self._live(number)
@@ -180,8 +180,8 @@ class Lane:
         return int((self.ends[stop] - self.ends[first]).max(initial=0))
 
     def _find_tick(self, position: int) -> int:
-        # The frames before a tick lie between those of the spans done and those of the spans begun there, which
-        # brackets the search to a few windows around the span that holds `position` in queue order.
+        # The number of frames before a tick lies between the frames of the spans done and those of the spans begun
+        # there. This brackets the search to a few windows around the span that holds `position` in queue order.
         near = int(np.searchsorted(self.ends, position, side="right")) - 1
         low, high = max(0, near - self.live_spans), min(len(self), near + 2 * self.live_spans + 2)
         while high - low > 1:
@@ -254,16 +254,16 @@ class _LiveSpans:
 
 def _frame_keys(span_key: Hashes, lo: Ints, step: Ints, nth: Ints) -> Ints:
     hashed = mix(span_key + nth.view(np.uint64) * np.uint64(GOLDEN)) >> _JITTER_SHIFT
-    # Half of the jitter is the frame's, half a phase of the span's: together below 2**FRACTION_BITS.
+    # Half of the jitter comes from the frame, half is a phase of the span: together below 2**FRACTION_BITS.
     hashed += span_key >> _JITTER_SHIFT
     jitter = hashed.view(np.int64)
-    # (jitter * step) >> FRACTION_BITS in two parts: in one it overflows beyond 2**14 live spans of one frame.
+    # (jitter * step) >> FRACTION_BITS in two parts: in one, it overflows beyond 2**14 live spans of one frame.
     whole, fraction = step >> FRACTION_BITS, step & ((1 << FRACTION_BITS) - 1)
     return np.asarray(lo + nth * step + jitter * whole + ((jitter * fraction) >> FRACTION_BITS))
 
 
 def _sorted_order(keys: Ints) -> Ints:
-    # One sort of ``key | position`` is several times faster than an argsort, and settles ties by position alike.
+    # One sort of ``key | position`` is several times faster than an argsort, and also breaks ties by position.
     if not len(keys):
         return np.empty(0, dtype=np.int64)
     low = int(keys.min())

@@ -1,6 +1,6 @@
-"""What a selection leaves to an epoch, and what every dataset of a mixture gives to it, and how evenly.
+"""What a selection leaves for an epoch, and how much and how evenly each dataset of a mixture gives to it.
 
-Part of what ``raypipe plan`` says.
+Part of what ``raypipe plan`` prints.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _STEPS_LOOKED_AT: Final = 32
 
 _MOST_RATES: Final = 8
 _QUARTERS: Final = 4
-"""Where there are more different rates than so many, they are told by quarters of the frames."""
+"""The report groups more than `_MOST_RATES` different rates by quarters of the frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class RateReport:
 
     frames: int
     share: float
-    """Of the epoch, between 0 and 1."""
+    """Their part of the epoch, between 0 and 1."""
 
     def describe(self) -> str:
         """Return it in words."""
@@ -44,11 +44,11 @@ class RateReport:
 
 
 def report_rates(index: EpisodeIndex) -> tuple[RateReport, ...]:
-    """Return how often frames come, rarest first; nothing where each comes once, or is of a mixture."""
+    """Return how often frames come, rarest first; empty if each comes once, or for a mixture."""
     if index.rates is None or index.shares is not None:
         return ()
     times, frames = mean_times(index.rates, index.stop - index.start)
-    # Units are spread over frames one by one: what differs by less than that is the same.
+    # Units are spread over frames one by one: times that differ by less than that are the same.
     times, number = np.unique(np.round(times, 6), return_inverse=True)
     frames = np.bincount(number, weights=frames)
     group = np.arange(len(times))
@@ -66,7 +66,7 @@ def report_rates(index: EpisodeIndex) -> tuple[RateReport, ...]:
 
 
 def describe_frames(index: EpisodeIndex) -> tuple[str, ...]:
-    """Return in words what no epoch has, and how many times one has the frames that are left; mostly nothing."""
+    """Return in words what no epoch has, and how often an epoch has the other frames; usually empty."""
     episodes, frames = index.left_out
     texts = []
     if frames:
@@ -94,21 +94,21 @@ class MemberReport:
     """Anchor frames of the dataset."""
 
     epoch_frames: int
-    """Frames that the epoch takes of it."""
+    """Frames that the epoch takes of the dataset."""
 
     share: float
-    """Of the epoch, between 0 and 1."""
+    """Its part of the epoch, between 0 and 1."""
 
     laps: float
     """Passes over the dataset in an epoch."""
 
     spans: int
     deviation: float
-    """The most that its part of what was emitted differs from `share`, in frames, at the steps looked at."""
+    """The largest difference between the dataset's emitted frames and `share`, in frames, at the sampled steps."""
 
 
 def report_members(world: WorldPlan) -> tuple[MemberReport, ...]:
-    """Return a report for every dataset of a mixture; nothing for a dataset that stands alone."""
+    """Return a report for every dataset of a mixture; empty for a single dataset."""
     index = world.plan.index
     if index.shares is None:
         return ()
@@ -130,7 +130,7 @@ def report_members(world: WorldPlan) -> tuple[MemberReport, ...]:
 
 
 def emitted_frames(world: WorldPlan, steps: Ints) -> Ints:
-    """Return ``(steps, datasets)``: how many frames all ranks have emitted of every dataset before each of `steps`."""
+    """Return ``(steps, datasets)``: the frames of every dataset that all ranks have emitted before each of `steps`."""
     num_datasets = len(world.plan.index.dataset_names)
     emitted = np.zeros((len(steps), num_datasets), dtype=np.int64)
     for number in range(world.plan.leg.lanes):

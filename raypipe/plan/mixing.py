@@ -1,9 +1,9 @@
 """How well a plan mixes: distinct episodes per batch, how many of them later batches share, and near repeats.
 
-Measures a plan on samples of its steps, and says what a full shuffle of the same frames would give. Reads no data: the
-caller says how many frames half a second has.
+Measures a plan on samples of its steps, and computes what a full shuffle of the same frames would give. Reads no data:
+the caller says how many frames half a second has.
 
-A frame has a *near repeat* where another frame of its episode, at most half a second away, comes in one of the next 16
+A frame has a *near repeat* if another frame of its episode, at most half a second away, comes in one of the next 16
 batches of its rank. The two are nearly the same sample, so these batches tell less than as many independent ones:
 
 ::
@@ -46,7 +46,7 @@ _NEAR_SORTED: Final = 1 << 21
 """Frames of live spans to sort for near repeats, over all runs of steps: about half a second."""
 
 _CHANCE_FRAMES: Final = 1 << 20
-"""Of a larger epoch every n-th episode tells the chance of near repeats: it depends on the lengths alone."""
+"""In a larger epoch, every n-th episode is enough for the chance of near repeats, which depends only on the lengths."""
 
 _EPISODE_BITS: Final = 40
 
@@ -56,7 +56,7 @@ class Distinct:
     """Distinct episodes, or datasets, per batch, over sampled full batches."""
 
     mean: float
-    """Between the first and the last 20 batches, where an epoch has more than 100."""
+    """Between the first and the last 20 batches, if an epoch has more than 100."""
 
     min: int
     first: float
@@ -71,7 +71,7 @@ class Distinct:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearRepeats:
-    """Frames of which a near one comes in one of the next batches: of the same dataset and episode, in any lap."""
+    """Frames with a near one, of the same dataset and episode and of any lap, in one of the next batches."""
 
     share: float
     """Of the frames of a rank's batch, over sampled full batches."""
@@ -80,7 +80,7 @@ class NearRepeats:
     """Expected under a full shuffle of the same frames."""
 
     num_batches: int
-    """How many next batches count: 16, or as many as an epoch of fewer full batches has; 0: it has no next one."""
+    """How many next batches count: 16, or as many as a shorter epoch has; 0 if there is no next batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Mixing:
     local_batch: Distinct
     global_batch: Distinct
     overlap: dict[int, float]
-    """By lag: mean of the episodes that a rank's batch shares with its batch so many steps later."""
+    """By lag: mean number of episodes that a rank's batch shares with its batch that many steps later."""
 
     overlap_full_shuffle: float
 
@@ -98,7 +98,7 @@ class Mixing:
     """Distinct datasets in a rank's batch."""
 
     near_repeats: NearRepeats | None = None
-    """None: nobody said how many frames half a second has."""
+    """None if the caller did not say how many frames half a second has."""
 
 
 def measure_mixing(world: WorldPlan, *, near_frames: Sequence[int] = ()) -> Mixing:
@@ -153,7 +153,7 @@ def _sample_steps(num_steps: int) -> list[tuple[int, int]]:
 
 
 def _local_batches(run: Ints, world_size: int) -> Ints:
-    # Rank r has the lanes r, r + W, ...: the lane axis, cut into rows of W, has a column per rank.
+    # Rank r has the lanes r, r + W, ..., so the lane axis, cut into rows of W, has a column per rank.
     num_steps, num_lanes, per_lane = run.shape
     by_rank = run.reshape(num_steps, num_lanes // world_size, world_size, per_lane).transpose(0, 2, 1, 3)
     return by_rank.reshape(num_steps, world_size, -1)
@@ -201,7 +201,7 @@ def _measure_near_repeats(world: WorldPlan, near_frames: Sequence[int]) -> NearR
 
 
 def _sample_followed(world: WorldPlan, num_batches: int) -> list[tuple[int, int]]:
-    """Return runs of steps, evenly over those that `num_batches` full batches follow."""
+    """Return runs of steps, evenly spread over those that `num_batches` full batches follow."""
     if not num_batches:
         return []
     num_steps, plan = world.steps.num_full - num_batches, world.plan
@@ -214,7 +214,7 @@ def _sample_followed(world: WorldPlan, num_batches: int) -> list[tuple[int, int]
 
 
 def _find_near_repeats(world: WorldPlan, near: Ints, steps: tuple[int, int], num_batches: int) -> NDArray[np.bool_]:
-    """Return of every frame of rank 0 in these steps whether a near one comes in the `num_batches` after its own."""
+    """Return, for every frame of rank 0 in these steps, whether a near one comes in the next `num_batches` batches."""
     first, stop = steps
     begin, end = world.steps.position_after(first), world.steps.position_after(stop + num_batches)
     parts = [world.lane_frames(world.plan.lane(number), begin, end) for number in world.lanes_of(0)]
@@ -222,7 +222,7 @@ def _find_near_repeats(world: WorldPlan, near: Ints, steps: tuple[int, int], num
         np.concatenate([getattr(part, name) for part in parts]) for name in ("dataset", "episode", "frame")
     )
     batch = np.tile(np.arange(end - begin) // world.steps.per_lane, len(parts))
-    # On one axis, with a gap after each episode that no near frames reach across.
+    # All frames lie on one axis, with a gap after each episode that is too wide for near frames.
     _, number = np.unique(_episode_ids(dataset, episode), return_inverse=True)
     place = number * (int(frame.max()) + int(near.max()) + 1) + frame
     order = np.argsort(place, kind="stable")
@@ -262,7 +262,7 @@ def _count_near_frames(plan: EpochPlan, near: Ints) -> NDArray[np.float64]:
     margin, length = int(near.max()), np.zeros(len(first), dtype=np.int64)
     np.maximum.at(length, number, stop)
     begin = np.cumsum(length + 2 * margin) - (length + margin)
-    # How often the epoch has each frame: more than once where it takes several laps.
+    # How often the epoch has each frame: more than once if it takes several laps.
     times = np.zeros(int((length + 2 * margin).sum()) + 1, dtype=np.int64)
     if index.rates is None:
         np.add.at(times, begin[number] + start, 1)
@@ -279,7 +279,7 @@ def _count_near_frames(plan: EpochPlan, near: Ints) -> NDArray[np.float64]:
 
 
 def _chances(plan: EpochPlan) -> "_Chances":
-    """Return the chances of the episodes: of a mixture, and by rates, those that the epoch takes."""
+    """Return the chances of the episodes; for a mixture or with rates, of those that the epoch takes."""
     if plan.index.shares is None and plan.index.rates is None:
         index = plan.index
         return _Chances(_episode_ids(index.dataset, index.episode), index.stop - index.start)
@@ -292,7 +292,7 @@ def _dataset_chances(plan: EpochPlan) -> "_Chances":
 
 
 class _Chances:
-    """What batches of a full shuffle hold: a group is missed by every one of B draws without replacement."""
+    """What batches of a full shuffle hold: a group is absent if each of B draws without replacement misses it."""
 
     def __init__(self, group: Ints, num_frames: Ints) -> None:
         _, number = np.unique(group, return_inverse=True)

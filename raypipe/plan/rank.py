@@ -1,6 +1,6 @@
 """One rank's part of a plan: its spans in arrival order, and its batches as index arrays.
 
-Decides the order in which a rank's lanes are merged into the one queue in which its blocks arrive.
+Decides how a rank's lanes merge into one queue; its blocks arrive in the order of that queue.
 """
 
 from collections.abc import Iterator
@@ -25,21 +25,21 @@ class SpanQueue:
 
     dataset: NDArray[np.int32]
     lap: Ints
-    """Which pass over its dataset the span is of."""
+    """Which pass over its dataset the span belongs to."""
 
     episode: Ints
     start: Ints
     stop: Ints
 
     num_rows: Ints
-    """Frames of [start, stop) that are to be emitted, hence rows of the block. Never 0."""
+    """Rows of the block: the frames of [start, stop) still to be emitted, and those kept for repeats. Never 0."""
 
     def __len__(self) -> int:
         return len(self.episode)
 
     @property
     def is_whole(self) -> NDArray[np.bool_]:
-        """Which blocks hold every frame of [start, stop); of the others `RankPlan.frames_of` says which."""
+        """Which blocks hold every frame of [start, stop); `RankPlan.frames_of` lists the frames of the others."""
         return np.asarray(self.num_rows == self.stop - self.start)
 
 
@@ -80,8 +80,8 @@ class RankPlan:
     def lives(self) -> tuple[Ints, Ints]:
         """Return the positions at which every queued span is admitted and retired, in frames emitted per lane.
 
-        Both ascend in a lane. A span's frames are emitted at positions in [admitted, retired); with ``tail="wrap"`` it
-        stays for the repeats. Costs some 100 ms per 10,000 spans.
+        Both ascend in a lane. A lane emits the span's frames at positions in [admitted, retired); with ``tail="wrap"``
+        the span stays for the repeats. Costs some 100 ms per 10,000 spans.
         """
         admitted, retired = np.zeros(len(self.queue), dtype=np.int64), np.zeros(len(self.queue), dtype=np.int64)
         for part in self.lanes:
@@ -90,7 +90,7 @@ class RankPlan:
             positions = part.lane.tick_positions()
             leave = np.minimum(positions[hi], part.end_position)
             num_repeats = self.steps.repeats(part.number, self.steps.num_steps - 1)
-            # Repeats come after the end. They keep what they ask for, and what was sent for the balance of the lanes.
+            # Repeats come after the end, so the spans they use stay, and so do spans sent only to balance the lanes.
             stays = (leave > part.end_position - num_repeats) | (leave <= self.steps.position)
             leave[stays] = part.end_position + num_repeats
             admitted[mine], retired[mine] = np.maximum(positions[lo], self.steps.position), leave
@@ -127,8 +127,8 @@ def _queue_lane(part: RankLane) -> SpanQueue:
 
 
 def _first_need(part: RankLane, place: Ints) -> Ints:
-    # By the next frame, not by admission: all spans of the first window are admitted at once, and the first batch shall
-    # wait for its own spans only. A span that is sent for repeats alone has no next frame; its last one stands for it.
+    # Ordered by the next frame, not by admission: all spans of the first window are admitted at once, and the first
+    # batch should wait only for its own. A span sent only for repeats has no next frame; its last frame counts instead.
     counts = part.lane.spans.count
     emitted = part.emitted.spread(0, len(part.lane), counts)
     return part.lane.estimate_positions(place, np.minimum(emitted, counts - 1)[place])

@@ -1,9 +1,9 @@
 """How often an epoch has each frame: every n-th frame, and weights, as exact counts.
 
-A frame of weight w comes in an epoch w / (sum of all weights) * N times on average, where N, the frames of the epoch,
-are the frames of a weight above 0, or every n-th of them. No epoch has two thirds of a frame. So the frames lie one
-after the other on an axis, each as long as its rate, and an epoch takes a frame as often as one of N marks, one apart,
-falls on it. The first mark is the *phase* of the epoch, between 0 and 1:
+On average, a frame of weight w comes w / (sum of all weights) * N times in an epoch. N is the number of frames of the
+epoch: those of a weight above 0, or every n-th of them. An epoch cannot have two thirds of a frame. So the frames lie
+one after the other on an axis, each as long as its rate, with N marks on it, one apart. An epoch takes a frame as often
+as a mark falls on it. The first mark is the *phase* of the epoch, between 0 and 1:
 
 ::
 
@@ -12,23 +12,25 @@ falls on it. The first mark is the *phase* of the epoch, between 0 and 1:
     epoch 0      ^         ^         ^         ^         ^           0 2 4 4 5
     epoch 1           ^         ^         ^         ^         ^      1 3 4 5 5
 
-So an epoch always has N frames, and every frame, every episode, and all episodes of one weight together (they lie side
-by side) have their part of them give or take one frame; a frame of weight 0 never comes. Phases go round by the golden
-ratio from a hash of the seed: each is as likely as any other, and over epochs a frame comes as often as its rate says
-give or take a few, sooner than with phases by chance. All of it is a closed form of (weights, seed, epoch): nothing is
-drawn, and a state needs no more than the epoch. Every n-th frame is the same with equal weights and a smaller N.
+So an epoch always has N frames. Every frame, every episode, and all episodes of one weight together (they lie side by
+side) get their part of N, give or take one frame; a frame of weight 0 never comes. The phase starts at a hash of the
+seed and moves on by the golden ratio each epoch, so every phase is equally likely. Over epochs a frame comes as often
+as its rate says, give or take a few, and gets there sooner than with random phases. All of it is a closed form of
+(weights, seed, epoch): nothing is drawn, and a state needs only the epoch. Every n-th frame is the same with equal
+weights and a smaller N.
 
-**Laps tell the times of a frame apart.** One that comes three times comes in the *parts* 0, 1 and 2 of the epoch, each
-a lap of its own: lap = epoch * parts + part. A part is spans as of any lap, without the frames that come less often. So
-hashes, lanes, live windows, legs and resume are what they are without weights; each time has its own place in the order
-and its own ``augment_seed``, and is decoded for itself. A dataset of a mixture has N frames in each lap of its endless
-sequence, and shares are cut from it as ever.
+**Laps tell the times of a frame apart.** A frame that comes three times comes in the *parts* 0, 1 and 2 of the epoch.
+Each part is a lap of its own: lap = epoch * parts + part. A part has spans like any lap, without the frames that come
+less often. So hashes, lanes, live windows, legs and resume work as they do without weights. Each time of a frame has
+its own place in the order and its own ``augment_seed``, and is decoded separately. A dataset of a mixture has N frames
+in each lap of its endless sequence, and shares are cut from it as usual.
 
 **Exactly once** then means: each frame exactly as often as the plan says. The axis of accounts has a number for each
-time of a frame, as it has for the laps of a mixture, so an account lists what is missing or too many by name.
+time of a frame, as it has for the laps of a mixture, so an account names each missing or surplus frame.
 
-**The state** has no more than before: the digest of the selection covers the rates. Another weight in the middle of an
-epoch is refused as another selection is, and between epochs it may change; of a mixture as its shares may.
+**The state** needs nothing more: the digest of the selection covers the rates. In the middle of an epoch a resume
+refuses other weights, as it refuses another selection. Between epochs weights may change; those of a mixture may change
+as its shares may.
 
 Everything is an integer, in units of 2**-24 of a time: floats add up differently on different machines.
 """
@@ -51,7 +53,7 @@ _WHOLE: Final = 1 << _UNIT_BITS
 """Units of a frame that comes once in every epoch."""
 
 _WEIGHT_BITS: Final = 30
-"""The largest weight in whole numbers; smaller ones are rounded to such."""
+"""Weights become whole numbers, the largest of them 2**30."""
 
 _MOST_FRAMES: Final = 1 << 31
 """Keeps the arithmetic within 64 bits; at 30 fps it is two years."""
@@ -60,7 +62,7 @@ _FRAMES_AT_ONCE: Final = 1 << 20
 """Bounds the memory of counting unlike frames to some 100 MB."""
 
 _FRAME_BITS: Final = 24
-"""An episode has at most so many frames, by their bits."""
+"""Bits of a frame's number in its episode."""
 
 _COLUMNS: Final = ("dataset", "start", "units", "before", "place", "spare", "num_frames", "most", "parts")
 
@@ -73,7 +75,7 @@ class Rates:
     start: Ints
 
     units: Ints
-    """Of each frame of the run, where they are alike; `spare` more are spread over the frames of the dataset."""
+    """Units of each frame of a run with one rate; `spare` more are spread over the frames of the dataset."""
 
     before: Ints
     """Units of the dataset's axis before the run, without what is spread."""
@@ -83,25 +85,25 @@ class Rates:
 
     spare: Ints
     num_frames: Ints
-    """Of the run's dataset: units that are spread, and frames over which they are."""
+    """Units to spread in the run's dataset, and the number of frames to spread them over."""
 
     most: Ints
-    """How often a lap has a frame of the run at most."""
+    """The most times that a lap has a frame of the run."""
 
     parts: Ints
-    """How often a lap has a frame of the run's dataset at most."""
+    """The most times that a lap has a frame of the run's dataset."""
 
     offset: Ints
-    """Where the frames of the run begin in `ends`; -1 where they are alike."""
+    """Where the frames of the run begin in `ends`; -1 if they all have one rate."""
 
     ends: Ints
-    """Units of the axis before every frame of a run of unlike frames, and behind its last one."""
+    """Units of the axis before every frame of a run of unlike frames, and up to the end of its last one."""
 
     sizes: tuple[int, ...]
     """Frames of a lap of every dataset."""
 
     def position(self, row: Ints, frame: Ints) -> Ints:
-        """Return how many units of the axis lie before frames of runs; a frame behind the last is its end."""
+        """Return how many units of the axis lie before each frame; the frame after a run's last gives the run's end."""
         at = frame - self.start[row]
         spread = (self.place[row] + at) * self.spare[row] // self.num_frames[row]
         position = self.before[row] + at * self.units[row] + spread
@@ -111,7 +113,7 @@ class Rates:
 
     @cached_property
     def often(self) -> tuple[Ints, Ints]:
-        """Frames of unlike runs that may come more than once, by run and the most often first; and their sort keys."""
+        """Frames of unlike runs that may come more than once, by run, the most frequent first; and their sort keys."""
         most = -(-np.diff(self.ends, append=0) // _WHOLE)
         unlike, place = np.flatnonzero(self.offset >= 0), np.flatnonzero(most > 1)
         row = unlike[np.searchsorted(self.offset[unlike], place, side="right") - 1]
@@ -142,17 +144,17 @@ class Rates:
 
 
 def make_rates(name: str, start: Ints, stop: Ints, weights: NDArray[np.float64], every: int) -> Rates | None:
-    """Return the rates of one dataset; None where a lap has every frame of the runs once.
+    """Return the rates of one dataset; None if a lap has every frame of the runs once.
 
     Args:
         name: of the dataset, for messages.
         start: first frame of every run.
-        stop: one behind the last.
+        stop: one past the last.
         weights: one for every run, above 0, or one for every frame of the runs, some of each above 0.
-        every: a lap has every so many frames one.
+        every: a lap has one frame in this many.
 
     Raises:
-        ConfigError: no frame is left.
+        ConfigError: no frame is left, or there are too many.
     """
     length = stop - start
     is_by_run = len(weights) == len(length)
@@ -171,13 +173,13 @@ def make_rates(name: str, start: Ints, stop: Ints, weights: NDArray[np.float64],
     zeros = np.zeros(len(length), dtype=np.int64)
     columns = {"units": units, "before": zeros, "place": zeros, "offset": zeros - 1, "ends": zeros[:0]}
     if is_by_run:
-        # Runs of one rate lie side by side on the axis: together they have their part exactly, too.
+        # Runs of one rate lie side by side on the axis, so together they also get their exact part.
         order = np.argsort(units, kind="stable")
         columns["before"], columns["place"] = _before(units * length, order), _before(length, order)
         most = (units >> _UNIT_BITS) + ((units % _WHOLE > 0) | (spare > 0))
     else:
         columns |= _unlike_runs(units, each, length, spare, total)
-        # What is between the end of a run and the beginning of the next is no frame.
+        # The gap between the end of a run and the start of the next is not a frame.
         between = np.diff(columns["ends"], append=0)
         between[columns["offset"] + length] = 0
         most = -(-np.maximum.reduceat(between, columns["offset"]) // _WHOLE)
@@ -194,7 +196,7 @@ def make_rates(name: str, start: Ints, stop: Ints, weights: NDArray[np.float64],
 
 
 def concat_rates(rates: Sequence[Rates | None], runs: Sequence[tuple[Ints, Ints]]) -> Rates | None:
-    """Return the rates of several datasets as one; None where none has any.
+    """Return the rates of several datasets as one; None if no dataset has rates.
 
     Args:
         rates: of each dataset.
@@ -217,7 +219,7 @@ def concat_rates(rates: Sequence[Rates | None], runs: Sequence[tuple[Ints, Ints]
 
 
 def mean_times(rates: Rates, length: Ints) -> tuple[NDArray[np.float64], Ints]:
-    """Return how often frames of a lap come on average, and how many do: of each run, or of each of its unlike frames.
+    """Return the mean times of frames in a lap, and how many frames have them: per run, or per frame of unlike runs.
 
     Args:
         length: of every run.
@@ -232,7 +234,7 @@ def mean_times(rates: Rates, length: Ints) -> tuple[NDArray[np.float64], Ints]:
 
 
 def times_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, frame: Ints) -> Ints:
-    """Return how often each frame comes in the epoch, or the lap of a mixture, that a lap of the order is a part of."""
+    """Return how often each frame comes in the epoch, or lap of a mixture, to which a lap of the order belongs."""
     return _marks_between(rates, keys, row, lap, frame, frame + 1)
 
 
@@ -242,7 +244,7 @@ def is_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, frame: Ints) -
 
 
 def count_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Ints, stop: Ints) -> Ints:
-    """Return how many frames of each ``[start, stop)`` of a run are in the lap; a closed form where they are alike."""
+    """Return how many frames of each ``[start, stop)`` of a run are in the lap; a closed form if they have one rate."""
     is_unlike, counts = rates.offset[row] >= 0, np.zeros(len(row), dtype=np.int64)
     counts[~is_unlike] = _count_alike(rates, keys, *(one[~is_unlike] for one in (row, lap, start, stop)))
     unlike, length = np.flatnonzero(is_unlike), stop - start
@@ -259,16 +261,17 @@ def _count_alike(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Int
 
 
 def list_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Ints, stop: Ints) -> tuple[Ints, Ints]:
-    """Return the frames of each ``[start, stop)`` of a run that are in the lap, ascending, and which each is of."""
+    """Return the frames of each ``[start, stop)`` that are in the lap, ascending, after the range each belongs to."""
     owner, frame = _possible_frames(rates, row, lap, start, stop)
     taken = is_taken(rates, keys, row[owner], lap[owner], frame)
     return owner[taken], frame[taken]
 
 
 def _possible_frames(rates: Rates, row: Ints, lap: Ints, start: Ints, stop: Ints) -> tuple[Ints, Ints]:
-    """Return the frames of each ``[start, stop)`` that the lap may have, ascending, and which each is of.
+    """Return the frames of each ``[start, stop)`` that the lap may have, ascending, after the range each belongs to.
 
-    One frame of a large weight makes a lap for each of its times, which has few others: those are not looked at.
+    A frame of a large weight makes a lap for each of its times. Such a lap has few other frames, so this looks only at
+    frames that can come often enough.
     """
     part, begin, length = lap % rates.parts[row], start.copy(), stop - start
     some = np.flatnonzero((rates.offset[row] >= 0) & (part > 0))
@@ -308,7 +311,7 @@ def _marks_between(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: I
 
 
 def _as_units(weights: NDArray[np.float64], each: Ints, size: int) -> tuple[Ints, int]:
-    """Return the units of a frame of each weight, rounded down, and how many are left to be spread.
+    """Return the units of a frame of each weight, rounded down, and how many units are left to spread.
 
     Args:
         each: how many frames have the weight.
@@ -319,7 +322,7 @@ def _as_units(weights: NDArray[np.float64], each: Ints, size: int) -> tuple[Ints
     ratio = (size << _UNIT_BITS) / int((whole * each).sum())
     units = np.floor(whole * ratio).astype(np.int64)
     while (spare := (size << _UNIT_BITS) - int((units * each).sum())) < 0:
-        # The product of floats may be rounded up to a whole number.
+        # The product of floats may have rounded up to a whole number.
         ratio = nextafter(ratio, 0.0)
         units = np.floor(whole * ratio).astype(np.int64)
     return units, spare
@@ -332,10 +335,10 @@ def _before(values: Ints, order: Ints) -> Ints:
 
 
 def _unlike_runs(units: Ints, each: Ints, length: Ints, spare: int, total: int) -> dict[str, Ints]:
-    """Return the columns of runs whose frames are not alike: the ends of all frames, in file order."""
+    """Return the columns of runs of unlike frames: the ends of all frames, in file order."""
     ends = np.append(0, np.cumsum(units)) + np.append(0, np.cumsum(each)) * spare // total
     first = np.cumsum(length) - length
-    # One more for every run: where its last frame ends the next one begins.
+    # One more entry per run, for the end of its last frame.
     return {
         "units": np.zeros(len(length), dtype=np.int64),
         "offset": first + np.arange(len(length)),
@@ -344,7 +347,7 @@ def _unlike_runs(units: Ints, each: Ints, length: Ints, spare: int, total: int) 
 
 
 def _once(start: Ints, stop: Ints) -> Rates:
-    """Return the rates of a dataset of which a lap has every frame once."""
+    """Return the rates of a dataset with every frame once in a lap."""
     length, ones = stop - start, np.ones(len(start), dtype=np.int64)
     before = np.cumsum(length) - length
     return Rates(

@@ -26,10 +26,10 @@ from raypipe.plan.world import WorldPlan
 from raypipe.text import counted, plural
 
 AHEAD_BATCHES: Final = 4
-"""Batches whose clips a loader decodes ahead where nothing is said."""
+"""How many batches ahead a loader decodes clips by default."""
 
 _UNCLIPPED_FRAMES: Final = 16
-"""Frames decoded together in file order, or where whole live spans fit in memory."""
+"""Frames decoded together in file order, or if whole live spans fit in memory."""
 
 _GOOD_MIXING: Final = 0.95
 
@@ -38,7 +38,7 @@ _DEAR: Final = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
-    """What an epoch costs and gives. Bytes and live frames are those of the rank that has most."""
+    """What an epoch costs and gives. Bytes and live frames are those of the rank with the most."""
 
     epoch: int
     world_size: int
@@ -63,17 +63,17 @@ class PlanReport:
     """Rows at hand; Ray's balance makes a rank hold about 1.3 times that."""
 
     live_bytes: int
-    """Of the rows at hand, and of the decoded frames."""
+    """Bytes of the rows at hand and of the decoded frames."""
 
     live_row_bytes: int
     live_pixel_bytes: int
-    """The most decoded frames that are at hand, or ahead of need as far as the budget allows; with two batches."""
+    """Bytes of the most decoded frames, at hand or ahead of need as far as the budget allows, and of two batches."""
 
     decode_cost: float
     """CPU of decoding, relative to decoding every frame once in file order."""
 
     decoded_bytes: int
-    """All frames of the videos, decoded: what ``keep_frames`` takes on disk, on one node."""
+    """Bytes of all frames of the videos, decoded: what ``keep_frames`` takes on disk, on one node."""
 
     first_batch_frames: int
     """Rows that rank 0 reads before its first batch."""
@@ -89,13 +89,13 @@ class PlanReport:
     advice: tuple[str, ...]
 
     members: tuple[MemberReport, ...] = ()
-    """Of a mixture, in the order of ``dataset_index``."""
+    """The datasets of a mixture, in the order of ``dataset_index``."""
 
     selection: tuple[str, ...] = ()
     """What the selection leaves out, and how often frames come, in words; empty: each comes once."""
 
     rates: tuple[RateReport, ...] = ()
-    """How often frames come where not each comes once, rarest first."""
+    """How often frames come, rarest first; empty: each comes once."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -125,11 +125,11 @@ def report_plan(
     live_bytes: int = DEFAULT_LIVE_BYTES,
     near_frames: Sequence[int] = (),
 ) -> PlanReport:
-    """Return the report of a plan: a second for 64 lanes.
+    """Return the report of a plan; takes a second for 64 lanes.
 
     Args:
         members: the sizes of every dataset.
-        live_bytes: memory of a rank for decoded frames; there is advice where they take more.
+        live_bytes: memory of a rank for decoded frames; the report gives advice if they take more.
         near_frames: how many frames half a second has, of every dataset in turn; empty: near repeats are not measured.
     """
     plan, row_bytes = world.plan, max(member.row_bytes for member in members)
@@ -183,7 +183,7 @@ def _advise(
 
 
 def _pixel_bytes(world: WorldPlan, members: Sequence[MemberCost], held: HeldPeak, live_bytes: int) -> int:
-    """Return the most decoded frames of a rank: of clips, and of two batches."""
+    """Return the bytes of the most decoded frames of a rank: of clips, and of two batches."""
     batch_bytes = _batch_size(world) * max(member.sample_bytes for member in members)
     return max(held.next_bytes, min(held.num_bytes, clip_bound(live_bytes, batch_bytes))) + 2 * batch_bytes
 
@@ -251,7 +251,7 @@ def _advise_mixing(world: WorldPlan, mixing: Mixing) -> list[str]:
 
 
 def decoded_together(world: WorldPlan, members: Sequence[MemberCost], live_bytes: int) -> tuple[int, ...]:
-    """Return how many frames of every dataset a rank decodes together: a clip, where the order has them."""
+    """Return how many frames of every dataset a rank decodes together: a clip, if the order has clips."""
     keys = world.plan.keys
     if keys.clip_frames:
         return keys.clip_frames
@@ -260,9 +260,9 @@ def decoded_together(world: WorldPlan, members: Sequence[MemberCost], live_bytes
 
 
 def unclipped_frames(keys: OrderKeys, span_bytes: int, live_bytes: int) -> int:
-    """Return how many frames are decoded together where the order has no clips.
+    """Return how many frames a rank decodes together if the order has no clips.
 
-    In a shuffled order nearly all of every live span is then held, `span_bytes`, or each frame is decoded alone.
+    In a shuffled order it then holds nearly all of every live span (`span_bytes`), or decodes each frame alone.
     """
     return _UNCLIPPED_FRAMES if not keys.shuffle or span_bytes <= live_bytes else 1
 

@@ -1,8 +1,8 @@
-"""How much of every dataset of a mixture an epoch takes, and which frames these are.
+"""How many frames of every dataset of a mixture an epoch takes, and which ones.
 
-A dataset is an endless sequence of *laps*, each of them a permutation of all its anchor runs. An epoch takes the next
-`frames` of it, cut by frame number where the border falls inside a run. So shares are exact, and over epochs every
-frame of a dataset is emitted equally often, give or take one:
+A dataset is an endless sequence of *laps*, each a permutation of all its anchor runs. An epoch takes the next `frames`
+of it and cuts by frame number if the border falls inside a run. So shares are exact, and over epochs every frame of a
+dataset is emitted equally often, give or take one:
 
 ::
 
@@ -12,7 +12,7 @@ frame of a dataset is emitted equally often, give or take one:
     sequence     [c   ][a ][b     ]    [b     ][c   ][a ]    [a ][b     ]...
     epoch        |-----0------|-------1------|------2-----|----3...
 
-Where an epoch takes more than a lap, a frame comes twice in it; laps tell the two apart.
+If an epoch takes more than a lap, a frame comes twice in it; the lap tells the two apart.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ _COLUMNS: Final = {
     "position": "positions",
     "revision": "revisions",
 }
-"""What a state says of every dataset, by the fields of `Shares`."""
+"""The keys of a dataset in a state, with their fields of `Shares`."""
 
 _KINDS: Final[dict[str, Any]] = {
     column: int if column in ("sizes", "frames", "positions") else str for column in _COLUMNS.values()
@@ -56,7 +56,7 @@ class AnchorRuns:
     """The anchor runs of one epoch, as columns."""
 
     row: Ints
-    """Which row of the index the run is of."""
+    """The row of the index that the run belongs to."""
 
     lap: Ints
     start: Ints
@@ -70,7 +70,7 @@ class AnchorRuns:
 def split_frames(weights: Sequence[float], num_frames: int) -> tuple[int, ...]:
     """Return how many of `num_frames` each weight gets: its part, rounded so that the sum is exact.
 
-    The largest remainders are rounded up, the first of equal ones first: every number is within one of its part.
+    The largest remainders round up, the first of equal ones first, so every number is within one of its part.
     """
     if not weights or any(not weight >= 0 or weight == float("inf") for weight in weights) or not sum(weights):
         raise ConfigError(f"weights must be at least 0, finite, and not all 0, got {list(weights)}")
@@ -87,7 +87,7 @@ def split_frames(weights: Sequence[float], num_frames: int) -> tuple[int, ...]:
 def mix_indexes(
     indexes: Sequence[EpisodeIndex], frames: Sequence[int], *, revisions: Sequence[str] = ()
 ) -> EpisodeIndex:
-    """Return the index of a mixture of which every epoch takes `frames` of each dataset.
+    """Return the index of a mixture; every epoch takes `frames` of each dataset.
 
     Args:
         indexes: one per dataset.
@@ -132,9 +132,9 @@ def make_keys(index: EpisodeIndex, spec: OrderSpec, epoch: int) -> OrderKeys:
 
 
 def anchor_runs(index: EpisodeIndex, keys: OrderKeys) -> AnchorRuns:
-    """Return the runs of an epoch: of a mixture its part of every dataset's laps, else all runs of the index once.
+    """Return the runs of an epoch: for a mixture its part of every dataset's laps, else all runs of the index once.
 
-    Where frames have rates, a run comes once for each part in which its frames may be.
+    With rates, a run comes once for each part that may have frames of it.
     """
     if index.shares is None:
         row, lap = _all_parts(index, np.arange(len(index)), np.array([keys.epoch]))
@@ -150,7 +150,7 @@ def anchor_runs(index: EpisodeIndex, keys: OrderKeys) -> AnchorRuns:
 
 
 def run_frames(index: EpisodeIndex, runs: AnchorRuns, keys: OrderKeys) -> tuple[Ints, Ints]:
-    """Return which run every frame of the runs is of, and the frame; those that their laps do not have are left out."""
+    """Return the run of every frame and the frame itself, without the frames that the laps do not have."""
     if index.rates is not None:
         return list_taken(index.rates, keys, runs.row, runs.lap, runs.start, runs.stop)
     length = runs.stop - runs.start
@@ -178,7 +178,7 @@ def _take_laps(index: EpisodeIndex, rows: Ints, begin: int, end: int, keys: Orde
 
 
 def _all_parts(index: EpisodeIndex, rows: Ints, laps: Ints) -> tuple[Ints, Ints]:
-    """Return the rows and laps of the order that make these laps over `rows`: of each one for every part."""
+    """Return the rows and laps of the order that make up these laps over `rows`: one of each for every part."""
     row, lap = np.tile(rows, len(laps)), np.repeat(laps, len(rows))
     if index.rates is None:
         return row, lap
@@ -201,11 +201,11 @@ def _cut_ends(index: EpisodeIndex, runs: AnchorRuns, skipped: Ints, cut: Ints, k
 
 
 def interleave(place: Ints, num_frames: Ints, jitter: Ints) -> Ints:
-    """Return the order of spans of several datasets in which each dataset comes evenly.
+    """Return the order that spreads the spans of each dataset evenly over the epoch.
 
-    A span stands at one of its own frames, which one `jitter` says, on its dataset's share of the epoch stretched to
-    the length of all. So spans of a dataset keep their order, and at every prefix the frames of a dataset differ from
-    its part by less than its longest span and its part of everyone's longest spans.
+    Each dataset's share of the epoch is stretched to the length of the whole epoch. There, the place of a span is one
+    of its own frames, chosen by `jitter`. So the spans of a dataset keep their order. At every prefix, the frames of a
+    dataset differ from its part by less than its longest span plus its part of the sum of all datasets' longest spans.
 
     Args:
         place: frames of its dataset before each span's jittered frame; ascending within a dataset.
@@ -218,7 +218,7 @@ def interleave(place: Ints, num_frames: Ints, jitter: Ints) -> Ints:
 
 
 def describe_changes(saved: Shares, given: Shares) -> tuple[str, ...]:
-    """Return in words how two mixtures differ; nothing where a run may go from one to the other as if nothing were."""
+    """Return in words how two mixtures differ; empty if a run may pass from one to the other unchanged."""
     before, now = _by_name(saved), _by_name(given)
     lines = [f"{name!r} is in the state and not here" for name in before if name not in now]
     lines += [f"{name!r} is here and not in the state" for name in now if name not in before]
@@ -233,9 +233,9 @@ def describe_changes(saved: Shares, given: Shares) -> tuple[str, ...]:
 
 
 def go_on_with(saved: Shares, given: Shares, *, epoch: int) -> Shares:
-    """Return `given` where every dataset that `saved` has, with the same data, goes on where it stood at `epoch`.
+    """Return `given` with every dataset that `saved` has with the same data at the position it had at `epoch`.
 
-    One of which other frames are selected begins its next lap: what was left of the one before is of another order.
+    A dataset with another selection of frames begins its next lap: the rest of the lap before is of another order.
     """
     if not describe_changes(saved, given):
         return replace(given, since=saved.since, positions=saved.positions)
@@ -265,7 +265,7 @@ def shares_to_dict(shares: Shares) -> dict[str, Any]:
 
 
 def shares_from_dict(saved: Any) -> Shares:
-    """Return the shares of a JSON object; raises `KeyError`, `TypeError` or `ValueError` where it is not one."""
+    """Return the shares from a JSON object; raises `KeyError`, `TypeError` or `ValueError` if it has none."""
     members = saved["members"]
     columns = {column: tuple(_KINDS[column](one[key]) for one in members) for key, column in _COLUMNS.items()}
     return Shares(since=int(saved["since"]), **columns)

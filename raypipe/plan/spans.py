@@ -1,7 +1,7 @@
 """Spans as columns: cutting episodes into spans, ordering them, and the frames of a span in emission order.
 
-Decides the global order of spans and, inside a span, of its frames. A span that was partly consumed in an earlier leg
-is the same span with a *floor*: the frames with an order key below it are gone.
+Decides the global order of spans and, inside a span, of its frames. A span that an earlier leg consumed in part is the
+same span with a *floor*: the frames with an order key below it are gone.
 
 ::
 
@@ -25,7 +25,7 @@ from raypipe.plan.spec import WHOLE_EPISODE, OrderSpec
 _HASH_BITS: Final = 32
 
 _JITTER_BITS: Final = 24
-"""Low bits of a span's key: the high ones order the spans of a lap, and would jitter all datasets alike."""
+"""The jitter takes the low bits of a span's key: the high bits order a lap and would jitter all datasets alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,25 +33,25 @@ class Spans:
     """Spans in an order, as columns of equal length."""
 
     row: Ints
-    """Which run of the index the span is of."""
+    """The run of the index that the span belongs to."""
 
     dataset: np.typing.NDArray[np.int32]
 
     lap: Ints
-    """Which pass over its dataset the span is of: the epoch, but in a mixture."""
+    """The pass over its dataset that the span belongs to: the epoch, except in a mixture or with rates."""
 
     episode: Ints
     start: Ints
     stop: Ints
 
     key: Hashes
-    """The span's hash. A piece inherits its parent's, and with it the parent's place in the order."""
+    """The span's hash. A piece of a cut span inherits its hash, and so its place in the order."""
 
     floor: Hashes
     """Frames with an order key below this were consumed in an earlier leg; 0 for a whole span."""
 
     count: Ints
-    """Frames that are left: those of [start, stop) that the lap has, at or above the floor. Never 0."""
+    """Frames left: those of [start, stop) that the lap has, at or above the floor. Never 0."""
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -64,8 +64,8 @@ class Spans:
 def cut_spans(index: EpisodeIndex, spec: OrderSpec, keys: OrderKeys) -> Spans:
     """Return the spans of a whole epoch, in the order in which they are read.
 
-    In a dataset, and in a lap of one, a span's place depends on its own hash only: leaving an episode out does not move
-    the others against each other. The datasets of a mixture are interleaved evenly.
+    Within a dataset, and within a lap of one, a span's place depends only on its own hash: leaving an episode out does
+    not change the order of the others. The datasets of a mixture are interleaved evenly.
     """
     runs = _cut_runs(anchor_runs(index, keys), spec)
     dataset, episode = index.dataset[runs.row], index.episode[runs.row]
@@ -96,7 +96,7 @@ def cut_spans(index: EpisodeIndex, spec: OrderSpec, keys: OrderKeys) -> Spans:
 def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
     """Return the frames left of each span in emission order, one span after the other, and where each span begins.
 
-    Span i owns ``frames[offsets[i] : offsets[i + 1]]``. Costs one sort of all frames of the spans, consumed ones too.
+    Span i owns ``frames[offsets[i] : offsets[i + 1]]``. Costs one sort of all frames of the spans, also consumed ones.
     """
     if keys.rates is None:
         length = spans.stop - spans.start
@@ -141,7 +141,7 @@ def _cut_runs(runs: AnchorRuns, spec: OrderSpec) -> AnchorRuns:
 
 
 def _interleave(spans: Spans, share: Ints) -> Ints:
-    """Return the order of spans that stand dataset by dataset."""
+    """Return the interleaved order of spans that are listed dataset by dataset."""
     before = np.cumsum(spans.count) - spans.count
     place = before - (np.cumsum(share) - share)[spans.dataset]
     jitter = (spans.key & np.uint64((1 << _JITTER_BITS) - 1)).view(np.int64) * spans.count >> _JITTER_BITS
@@ -149,8 +149,8 @@ def _interleave(spans: Spans, share: Ints) -> Ints:
 
 
 def _sort_within(owner: Ints, offset: Ints, order_key: Hashes) -> Ints:
-    # One sort of packed integers (owner | hash | offset) is several times faster than a lexsort. Order keys tie in
-    # their hash half only, where the lower offset wins in both ways.
+    # One sort of packed integers (owner | hash | offset) is several times faster than a lexsort. Order keys tie only in
+    # their hash half, and then the lower offset comes first in both branches.
     offset_bits = int(offset.max(initial=0)).bit_length()
     if int(owner.max(initial=0)).bit_length() + _HASH_BITS + offset_bits > 64:
         return offset[np.lexsort((order_key, owner))]

@@ -1,7 +1,7 @@
 """What a user decides about the order: the specs of the plan, and the legs of an epoch.
 
-Decides nothing itself beyond which values are possible. `OrderSpec` is the identity of an order and is stored in the
-state; `BatchSpec` is not, since a run may go on with another batch size.
+The specs only check which values are possible. `OrderSpec` identifies an order, so the state stores it. The state does
+not store `BatchSpec`, since a run may resume with another batch size.
 """
 
 import operator
@@ -16,13 +16,13 @@ Tail = Literal["short", "drop", "wrap"]
 BatchScope = Literal["rank", "global"]
 
 WHOLE_EPISODE: Final = "episode"
-"""`span_frames` of this value: a span is a whole episode (or a whole segment of one)."""
+"""Value of `span_frames` that makes a span a whole episode (or a whole segment of one)."""
 
 WHOLE_SPAN: Final = "span"
-"""`clip_frames` of this value: the frames of a span are shuffled one by one, as if it were one clip."""
+"""Value of `clip_frames` that shuffles the frames of a span one by one, as if the span were one clip."""
 
 WORLD_SIZE: Final = "world_size"
-"""`lanes` of this value: as many lanes as the run's first start has ranks."""
+"""Value of `lanes` that gives as many lanes as the run's first start has ranks."""
 
 _MAX_COUNT: Final = 1 << 31
 """Beyond any real count; keeps the arithmetic of keys within 64 bits."""
@@ -39,24 +39,24 @@ class OrderSpec:
 
     live_spans: int = 128
     """Spans that are live at once in a lane. Twice a lane's batch gives 97% of the distinct episodes of a full
-    shuffle; more make later batches share fewer of them. Without `shuffle` one span is live, whatever stands here."""
+    shuffle; with more, later batches share fewer episodes. Without `shuffle` one span is live, whatever this says."""
 
     span_frames: int | Literal["episode"] = WHOLE_EPISODE
     """Longest span. Cuts lie at multiples of it, counted from the episode's first frame: a multiple of the
     videos' keyframe interval makes every cut fall on a keyframe."""
 
     clip_frames: int | tuple[int, ...] | Literal["span"] = WHOLE_SPAN
-    """Frames of a clip, of all datasets or of each in turn. The frames of a clip follow each other in the order of
-    their span, so that they are decoded together and held briefly. Clips are cut at multiples of it, counted from the
-    episode's first frame: spans, selections and legs never move a clip."""
+    """Frames of a clip: one number for all datasets, or one for each. The frames of a clip follow each other in the
+    order of their span, so a rank decodes them together and holds them briefly. Clips are cut at multiples of this
+    number, counted from the episode's first frame, so spans, selections and legs never move a clip."""
 
     tail: Tail = "short"
     """The end of an epoch: "short" emits every frame in shorter batches, "drop" only full batches, "wrap" fills the
-    last batch with frames of its lane that were just emitted, marked as repeats."""
+    last batch with the frames that its lane has just emitted, marked as repeats."""
 
     lanes: int | Literal["world_size"] = WORLD_SIZE
-    """Lanes of an epoch that starts on a number of ranks which divides them. A number with many divisors (24, 48) keeps
-    the global batches of many world sizes equal."""
+    """Lanes of an epoch, if the number of ranks at its start divides them. A number with many divisors (24, 48) keeps
+    the global batches equal on many world sizes."""
 
     def __post_init__(self) -> None:
         _store_whole(self, "seed", 0, (1 << 64) - 1)
@@ -73,16 +73,16 @@ class OrderSpec:
             sizes = tuple(check_whole("clip_frames", size, 1, _MAX_COUNT) for size in self.clip_frames)
             if not sizes:
                 raise ConfigError("clip_frames is empty; give a number, one for each dataset, or 'span'")
-            # One number says the same as a number for each, and is the shorter state.
+            # If all datasets have the same length, one number says it and keeps the state short.
             object.__setattr__(self, "clip_frames", sizes if len(set(sizes)) > 1 else sizes[0])
         else:
             _store_whole(self, "clip_frames", 1, _MAX_COUNT, WHOLE_SPAN)
 
     def clip_sizes(self, num_datasets: int) -> tuple[int, ...]:
-        """Return the clip length of every dataset; nothing where a clip is a whole span.
+        """Return the clip length of every dataset; empty if a clip is a whole span, or without `shuffle`.
 
         Raises:
-            ConfigError: there are lengths for another number of datasets.
+            ConfigError: the number of lengths differs from the number of datasets.
         """
         if isinstance(self.clip_frames, str) or not self.shuffle:
             return ()
@@ -96,7 +96,7 @@ class OrderSpec:
         return self.clip_frames
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the spec as a JSON object; without a clip length where it is the order that knew none."""
+        """Return the spec as a JSON object; omits `clip_frames` of whole spans, as orders from before clips do."""
         fields = asdict(self)
         if self.clip_frames == WHOLE_SPAN:
             del fields["clip_frames"]
@@ -110,7 +110,7 @@ class BatchSpec:
     """How many frames a step takes."""
 
     size: int
-    """Frames of a full batch, of each rank or of all ranks together as `scope` says."""
+    """Frames of a full batch: of each rank, or of all ranks together, as `scope` says."""
 
     scope: BatchScope = "rank"
     """With "global" the global batches are the same sets on every world size that divides the lanes."""
@@ -123,7 +123,7 @@ class BatchSpec:
         """Return the frames that a full step takes from every lane.
 
         Raises:
-            ConfigError: the batch cannot be shared out equally; it names the nearest sizes that can.
+            ConfigError: the lanes cannot share the batch equally; the message names the nearest sizes that work.
         """
         shares = lanes // world_size if self.scope == "rank" else lanes
         per_lane, rest = divmod(self.size, shares)
@@ -140,7 +140,7 @@ class BatchSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """A part of an epoch on one number of lanes: what was left at its start, shared out anew."""
+    """A part of an epoch on a fixed number of lanes: the frames left at its start, shared out over them."""
 
     lanes: int
     live_spans: int
@@ -156,7 +156,7 @@ class Leg:
 def parse_order(
     *, seed: int, live_spans: int | None, span_frames: str, lanes: str, clip_frames: str = ""
 ) -> dict[str, Any]:
-    """Return the fields of an `OrderSpec` that a person typed, where a number and a named value are both text."""
+    """Return the fields of an `OrderSpec` from what a person typed: numbers and named values are both text."""
     typed = {"span_frames": span_frames, "lanes": lanes, "clip_frames": clip_frames}
     fields: dict[str, Any] = {
         name: int(text) if text.isdecimal() else text for name, text in typed.items() if text != ""
@@ -165,13 +165,13 @@ def parse_order(
 
 
 def first_leg(spec: OrderSpec, *, world_size: int, batch: BatchSpec | None = None) -> Leg:
-    """Return the leg that starts an epoch: the base lanes if `world_size` divides them, else a lane a rank.
+    """Return the leg that starts an epoch: the base lanes if `world_size` divides them, else one lane per rank.
 
     Args:
-        spec: with the base lanes.
+        spec: holds the base lanes.
         world_size: number of ranks.
-        batch: must share out over the base lanes too, else the epoch has a lane a rank. None at the first start of a
-            run: lanes that the user gave are not replaced silently, and `plan_world` raises if the batch does not fit.
+        batch: must share out over the base lanes too, else the epoch has one lane per rank. Pass None at the first
+            start of a run: then the lanes that the user gave stay, and `plan_world` raises if the batch does not fit.
     """
     check_world_size(world_size)
     lanes = spec.lanes if isinstance(spec.lanes, int) and is_served(spec.lanes, world_size, batch) else world_size
@@ -179,22 +179,22 @@ def first_leg(spec: OrderSpec, *, world_size: int, batch: BatchSpec | None = Non
 
 
 def is_served(lanes: int, world_size: int, batch: BatchSpec | None) -> bool:
-    """Return whether the ranks divide the lanes, and the batch, if it is known, shares out over them."""
+    """Return whether the ranks divide the lanes and the batch, if known, shares out over them."""
     if lanes % world_size:
         return False
     return batch is None or batch.size % (lanes // world_size if batch.scope == "rank" else lanes) == 0
 
 
 def check_world_size(world_size: int) -> None:
-    """Raise unless there can be so many ranks."""
+    """Raise unless `world_size` is a possible number of ranks."""
     check_whole("world_size", world_size, 1, MOST_LANES)
 
 
 def check_whole(name: str, value: Any, least: int, most: int, named_value: str = "") -> int:
-    """Return a whole number, of any type that is one, as Python's own; the state must be plain JSON.
+    """Return a whole number of any integer type as a Python `int`, since the state must be plain JSON.
 
     Raises:
-        ConfigError: it is not a whole number between `least` and `most`.
+        ConfigError: `value` is not a whole number between `least` and `most`.
     """
     try:
         number = operator.index(value)

@@ -1,7 +1,7 @@
-"""The state of an order: a few integers from which any run goes on exactly.
+"""The state of an order: a few integers from which a run resumes exactly.
 
-Decides what a saved state must agree with, and which legs a run goes on with on a given world size. A state is the same
-on every rank, and counts what was handed to the trainer.
+Decides what a saved state must agree with, and with which legs a run resumes on a given world size. A state is the same
+on every rank and counts the frames that the trainer received.
 
 ::
 
@@ -11,7 +11,7 @@ on every rank, and counts what was handed to the trainer.
      "legs": [{"lanes": 8, "live_spans": 128, "frames_per_lane": 7680},
               {"lanes": 6, "live_spans": 128, "frames_per_lane": 512}]}
 
-Of a mixture it also has what every epoch takes of each dataset, and where each stood in its laps at epoch `since`:
+For a mixture it also has what every epoch takes of each dataset, and the position of each in its laps at epoch `since`:
 
 ::
 
@@ -37,14 +37,14 @@ _MAX_SHOWN: Final = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderState:
-    """Where a run stands in its order."""
+    """The position of a run in its order."""
 
     order_version: int
     fingerprint: str
     """The order fingerprint of the datasets."""
 
     spec: OrderSpec
-    """With the lanes of the run's first start, and live spans and span length as they were resolved there."""
+    """The spec with the lanes, live spans and span length that the run's first start resolved."""
 
     selection: str
     epoch: int
@@ -52,7 +52,7 @@ class OrderState:
     """Legs of this epoch that have emitted something; none at the start of an epoch."""
 
     shares: Shares | None = None
-    """Of a mixture; None for a dataset that stands alone."""
+    """What an epoch takes of each dataset of a mixture; None for a single dataset."""
 
     def next_epoch(self) -> "OrderState":
         """Return the state at the start of the next epoch."""
@@ -74,7 +74,7 @@ class OrderState:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "OrderState":
-        """Return the state of a JSON object.
+        """Return the state from a JSON object.
 
         Raises:
             ResumeError: the object is not a state of this order version.
@@ -114,7 +114,7 @@ class Resumed:
 
 
 def start(spec: OrderSpec, *, world_size: int, batch: BatchSpec | None = None, epoch: int = 0) -> Resumed:
-    """Return what a run plans at its first start, or, given its batch, at the start of any epoch; see `first_leg`."""
+    """Return what a run plans at its first start or, given its batch, at the start of any epoch; see `first_leg`."""
     check_world_size(world_size)
     lanes = world_size if spec.lanes == WORLD_SIZE else spec.lanes
     spec = replace(spec, lanes=lanes)
@@ -124,18 +124,18 @@ def start(spec: OrderSpec, *, world_size: int, batch: BatchSpec | None = None, e
 def resume(
     state: OrderState, index: EpisodeIndex, spec: OrderSpec, *, world_size: int, batch: BatchSpec | None = None
 ) -> Resumed:
-    """Return what to plan to go on from `state` on `world_size` ranks.
+    """Return what to plan to resume from `state` on `world_size` ranks.
 
-    The leg goes on where the ranks divide its lanes, the batch shares out over them and `live_spans` is unchanged; else
-    a new leg takes what is left. ``lanes="world_size"`` keeps the lanes of the state. In the middle of an epoch only
+    The last leg continues if the ranks divide its lanes, the batch shares out over them and `live_spans` is unchanged;
+    else a new leg takes the rest. ``lanes="world_size"`` keeps the lanes of the state. In the middle of an epoch only
     `live_spans` may change.
 
     Args:
-        batch: of the ranks; None if it is yet to be chosen, to fit the lanes.
+        batch: of the ranks; None if the caller chooses it later, to fit the lanes.
 
     Raises:
-        ResumeError: the state belongs to another order; shows both sides.
-        ConfigError: the next epoch could not begin: it is an error now, and not after the last batch of this one.
+        ResumeError: the state belongs to another order; the message shows both sides.
+        ConfigError: the next epoch could not begin. It is raised now, not after the last batch of this one.
     """
     check_world_size(world_size)
     check_state(state, index, spec)
@@ -157,13 +157,13 @@ def resume(
 def follow_state(
     state: OrderState, index: EpisodeIndex, *, allow_mixture_change: bool = False
 ) -> tuple[OrderState, EpisodeIndex]:
-    """Return the state and the index of a mixture with which a run goes on: its datasets stand where the state says.
+    """Return the state and the index with which a run resumes, a mixture's datasets at their positions in the state.
 
-    A dataset that stands alone comes back as it is. Where the mixture has changed and may, those of its datasets that
-    were there before go on where they stood, and the others begin.
+    For a single dataset both are returned unchanged. If the mixture has changed and may change, the datasets that it
+    had before continue from their positions, and the others begin.
 
     Raises:
-        ResumeError: the mixture is another one; lists all that differs.
+        ResumeError: the mixture is another one; the message lists every difference.
     """
     if state.shares is None or index.shares is None:
         return state, index
@@ -189,10 +189,10 @@ def _first_lines(lines: Sequence[str]) -> list[str]:
 
 
 def check_state(state: OrderState, index: EpisodeIndex, spec: OrderSpec) -> None:
-    """Raise unless a run of `index` and `spec` may go on from `state`.
+    """Raise unless a run of `index` and `spec` may resume from `state`.
 
     Raises:
-        ResumeError: the state belongs to another order; shows both sides.
+        ResumeError: the state belongs to another order; the message shows both sides.
     """
     if (state.shares is None) != (index.shares is None):
         kinds = ("a single dataset", "a mixture")
@@ -221,7 +221,7 @@ def check_state(state: OrderState, index: EpisodeIndex, spec: OrderSpec) -> None
 
 
 def state_of(plan: EpochPlan) -> OrderState:
-    """Return the state of a run that stands where `plan` begins."""
+    """Return the state of a run at the position of `plan`."""
     return OrderState(
         order_version=ORDER_VERSION,
         fingerprint=plan.index.fingerprint,
@@ -234,9 +234,9 @@ def state_of(plan: EpochPlan) -> OrderState:
 
 
 def state_after(world: WorldPlan, num_steps: int) -> OrderState:
-    """Return the state after the next `num_steps` steps; after the last one it stands at the next epoch.
+    """Return the state after the next `num_steps` steps; after the last step, that of the start of the next epoch.
 
-    With no step to do (fewer frames than lanes are left) the state stays; going on is then `OrderState.next_epoch`.
+    If no step is left (fewer frames than lanes), the state does not move; `OrderState.next_epoch` moves on.
     """
     if not 0 <= num_steps <= world.num_steps:
         raise ConfigError(f"num_steps must be between 0 and the {world.num_steps} steps left, got {num_steps}")
@@ -250,9 +250,9 @@ def state_after(world: WorldPlan, num_steps: int) -> OrderState:
 
 
 def state_at(world: WorldPlan, step: int) -> OrderState:
-    """Return the state after `step` steps of a run that began at `world` and never changed: a lost state, rebuilt.
+    """Return the state after `step` steps of a run that began at `world` and never changed; rebuilds a lost state.
 
-    `world` is the plan of an epoch's start; every epoch of such a run has as many steps.
+    `world` is the plan of an epoch's start; every epoch of such a run has the same number of steps.
     """
     epochs, rest = divmod(check_whole("step", step, 0, (1 << 63) - 1), world.num_steps)
     within = state_after(world, rest)

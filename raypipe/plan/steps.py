@@ -1,7 +1,7 @@
 """The steps of a leg: how many frames each takes from every lane, and how the epoch ends.
 
-Every lane gives the same number of frames to every step but the last, so one integer says how far all lanes are.
-In the last step lanes with an extra frame may give one more.
+Every lane gives the same number of frames to every step but the last, so one integer is the position of all lanes.
+In the last step, lanes with an extra frame may give one more.
 
 ::
 
@@ -11,7 +11,7 @@ In the last step lanes with an extra frame may give one more.
     tail="drop"     4 4 4 4 | 4 4 4 4 |               the rest is left over
     tail="wrap"     4 4 4 4 | 4 4 4 4 | 4 4 4 4       of which 1 1 2 2 repeat the lane's last frames
 
-    4 lanes with 9 9 8 8 left: full batches would leave the extras alone, so tail="short" splits the last one
+    4 lanes with 9 9 8 8 left: after full batches only the extras would remain, so tail="short" splits the last one
 
     tail="short"    4 4 4 4 | 2 2 2 2 | 3 3 2 2
 """
@@ -26,7 +26,7 @@ from raypipe.plan.spec import Tail
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """The steps that are left of a leg; step 0 is the next one."""
+    """The remaining steps of a leg; step 0 is the next one."""
 
     position: int
     """Frames that every lane has emitted before step 0."""
@@ -38,10 +38,10 @@ class Steps:
     """Frames per lane of the steps after the full ones."""
 
     extras: int = 0
-    """Lanes, from lane 0 on, that give one frame more to the last step."""
+    """Lanes, from lane 0 on, that give one more frame to the last step."""
 
     num_repeats: int = 0
-    """Repeats that fill the last step up, in a lane without an extra frame."""
+    """Repeats with which a lane without an extra frame fills up the last step."""
 
     @property
     def num_steps(self) -> int:
@@ -58,7 +58,7 @@ class Steps:
         return self.position + np.cumsum([0, *[self.per_lane] * self.num_full, *self.short])[: self.num_steps]
 
     def extra(self, lane: int, step: int) -> int:
-        """Return how many frames more (0 or 1) than the others the lane gives to `step`."""
+        """Return how many extra frames (0 or 1) the lane gives to `step`."""
         return int(lane < self.extras and step == self.num_steps - 1)
 
     def repeats(self, lane: int, step: int) -> int:
@@ -70,18 +70,18 @@ class Steps:
         return self.position_after(self.num_steps) + self.extra(lane, self.num_steps - 1)
 
     def send_start(self, share: int) -> int:
-        """Return the position from which frames must be at hand: before `position` only where the last step repeats.
+        """Return the position from which a rank needs frames: before `position` only if the last step repeats some.
 
-        The same for every lane: lanes that sent different numbers of frames would upset Ray's split.
+        It is the same for every lane: lanes that sent different numbers of frames would upset Ray's split.
         """
         return min(self.position, max(0, share - self.num_repeats)) if self.num_repeats else self.position
 
 
 def plan_steps(share: int, extras: int, *, position: int, per_lane: int, tail: Tail) -> Steps:
-    """Return the steps of lanes of `share` frames, the first `extras` of them with one more, from `position` on.
+    """Return the steps from `position` on of lanes of `share` frames, the first `extras` of them with one more.
 
-    A share of 0 (fewer frames than lanes, on a new leg near the end of an epoch) gives no step: those frames cannot be
-    shared out and are left over.
+    A share of 0 (fewer frames than lanes, on a new leg near the end of an epoch) gives no step: the lanes cannot share
+    those frames, so they are left over.
     """
     rest = share - position
     if tail == "drop" or not share or (not rest and (tail == "short" or not extras)):
@@ -105,6 +105,6 @@ def plan_steps(share: int, extras: int, *, position: int, per_lane: int, tail: T
         per_lane=per_lane,
         num_full=num_full,
         short=(per_lane // 2, per_lane - per_lane // 2) if is_split else (last,),
-        # A step of one frame has no place for an extra one.
+        # A step of one frame has no room for an extra one.
         extras=extras if per_lane > 1 else 0,
     )

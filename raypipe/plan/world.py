@@ -46,11 +46,11 @@ class Frames:
 
 
 def plan_world(plan: EpochPlan, *, world_size: int, batch: BatchSpec) -> "WorldPlan":
-    """Return the steps that are left of a plan, served by `world_size` ranks.
+    """Return the remaining steps of a plan on `world_size` ranks.
 
     Raises:
-        ConfigError: the ranks do not divide the lanes, the batch does not share out over the lanes, or an epoch that
-            starts has no full batch and ``tail="drop"``.
+        ConfigError: the ranks do not divide the lanes, the batch does not share out over the lanes, or the epoch starts
+            here and has no full batch with ``tail="drop"``.
     """
     lanes = plan.leg.lanes
     if world_size < 1 or lanes % world_size:
@@ -68,7 +68,7 @@ def plan_world(plan: EpochPlan, *, world_size: int, batch: BatchSpec) -> "WorldP
 
 
 def check_start(index: EpisodeIndex, lanes: int, tail: Tail, per_lane: int) -> None:
-    """Raise unless an epoch that starts with so many lanes has a step; plans nothing."""
+    """Raise unless an epoch that starts on `lanes` lanes has a step; plans nothing."""
     check_lanes(index, lanes)
     share = index.num_frames // lanes
     if tail == "drop" and share < per_lane:
@@ -80,14 +80,14 @@ def check_start(index: EpisodeIndex, lanes: int, tail: Tail, per_lane: int) -> N
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class WorldPlan:
-    """A plan with its steps and ranks. Step 0 is the next one that the plan's position leaves to do."""
+    """A plan with its steps and ranks. Step 0 is the first step after the plan's position."""
 
     plan: EpochPlan
     world_size: int
     steps: Steps
 
     def __repr__(self) -> str:
-        """Tell the plan in a few lines; `report_plan` and ``raypipe plan`` tell what it costs."""
+        """Return the plan in a few lines; `report_plan` and ``raypipe plan`` show what it costs."""
         spec, lanes = self.plan.spec, self.plan.leg.lanes
         sizes = sorted(set(spec.clip_sizes(len(self.plan.index.dataset_names))))
         clips = f"of {' or '.join(map(str, sizes))} frames" if sizes else "none: a span is one clip"
@@ -126,7 +126,7 @@ class WorldPlan:
 
     @property
     def first_laps(self) -> Ints:
-        """For every dataset the lap in which the epoch begins: without shares the epoch itself."""
+        """The lap in which the epoch begins, for every dataset: the epoch itself without shares and rates."""
         return first_laps(self.plan.index, self.plan.epoch)
 
     def lanes_of(self, rank: int) -> range:
@@ -150,7 +150,7 @@ class WorldPlan:
         return RankPlan(rank=rank, lanes=parts, steps=self.steps, keys=self.plan.keys)
 
     def frames_at(self, step: int, rank: int) -> Frames:
-        """Return the frames of a step on a rank, in the order of the batch, by binary search; nothing is replayed."""
+        """Return the frames of a step on a rank, in the order of the batch, by binary search and without a replay."""
         if not 0 <= step < self.num_steps:
             raise ConfigError(f"step must be between 0 and {self.num_steps - 1}, got {step}")
         self._check_rank(rank)
@@ -166,7 +166,7 @@ class WorldPlan:
         return _concat(parts)
 
     def lane_frames(self, lane: Lane, begin: int, end: int) -> Frames:
-        """Return the frames that a lane emits from one of its positions to another; costs a sort of the live spans."""
+        """Return the frames that a lane emits from position `begin` to `end`; costs a sort of the live spans."""
         run = lane.between(lane.cursor(begin), lane.cursor(end))
         places, owner = np.unique(run.span, return_inverse=True)
         spans = lane.spans.take(places)
@@ -187,11 +187,11 @@ class WorldPlan:
 
     @property
     def num_left_over(self) -> int:
-        """Frames that no step emits; `left_over` says which."""
+        """Frames that no step emits; `left_over` lists them."""
         return int(self.plan.frames_per_lane.sum()) - sum(map(self.steps.end, range(self.plan.leg.lanes)))
 
     def left_over(self) -> Frames:
-        """Return the frames that no step emits: what cannot be shared out equally, or what ``tail="drop"`` leaves."""
+        """Return the frames that no step emits: lanes cannot share them equally, or ``tail="drop"`` drops them."""
         parts = []
         for number in range(self.plan.leg.lanes):
             lane = self.plan.lane(number)
@@ -201,7 +201,7 @@ class WorldPlan:
     def peak_live_frames(self) -> int:
         """Return the most frames that the live spans of a rank hold, over all ranks.
 
-        Counts spans in full from admission to retirement, and lanes of a rank as if they peaked together.
+        Counts every span in full from admission to retirement, and the lanes of a rank as if they peaked together.
         """
         peaks = np.array([self.plan.lane(lane).peak_live_frames() for lane in range(self.plan.leg.lanes)])
         return int(peaks.reshape(-1, self.world_size).sum(axis=0).max())
