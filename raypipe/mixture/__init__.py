@@ -11,7 +11,7 @@
     mixture.py      puts all of that together                                      Mixture
     open_any.py     opens a dataset or a mixture, by its root                      open_dataset
     stats.py        stats of every member under the mixture's names, and pooled    MixtureStats
-    normaliser.py   batch -> batch: scales each sample by the stats of its dataset   Normaliser
+    normaliser.py   batch -> batch: scales samples by the stats of their dataset   Normaliser
     stats_json.py   statistics as JSON, without changing a number
 
 Statistics are numpy values, saved as JSON. Only the batches of a `Normaliser` are torch.

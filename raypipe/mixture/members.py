@@ -1,4 +1,4 @@
-"""Opens all datasets of a mixture at once, to find before training everything that can be wrong with them.
+"""Opens all datasets of a mixture at once, so that everything that can be known before training is known then.
 
 It reads the metadata in threads. One unusable dataset does not stop it from looking at the others: one error or one
 warning names every unusable one. What a usable dataset leaves out becomes a note, not a warning: four hundred datasets

@@ -66,7 +66,7 @@ class Mixture:
     """
 
     spec: MixtureSpec
-    """As the user gave it, reduced to the members that could be opened."""
+    """As the user gave it, without the members that have weight 0 or cannot be used."""
 
     members: tuple[Member, ...]
     schema: Schema

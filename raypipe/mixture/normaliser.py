@@ -1,9 +1,9 @@
 """`Normaliser`: scales the values of a batch for a policy, and scales the policy's actions back.
 
-The formulas are LeRobot's. The statistics of its own dataset, of its robot, or of all datasets together scale each
-sample. A batch names the dataset and robot of each sample, because a dataset's number differs between mixtures. The
-normaliser holds statistics as numpy values, and makes tensors for each device that it meets; it imports torch with the
-first batch.
+The formulas are LeRobot's. It scales each sample by the statistics of its own dataset, of its robot, or of all datasets
+together. A batch gives the dataset and robot of each sample by name, because a dataset's number differs between
+mixtures. It holds statistics as numpy values, and makes tensors for each device that it meets; it imports torch with
+the first batch.
 """
 
 import json

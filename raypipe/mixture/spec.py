@@ -101,10 +101,10 @@ class MixtureSpec:
     `MemberSpec`."""
 
     weights: WeightRule | tuple[float, ...] | Literal["auto"] = "auto"
-    """``given``: the members' own weights. ``frames``, ``episodes``, ``sqrt`` (square root of frames): counted over
-    the selected frames; of the members' own weights only 0 still counts, and leaves the member out. Or one number per
-    member. ``auto`` becomes ``given`` if a member has a weight (a `MemberSpec`: other than 1), else ``frames``, which
-    is one pass over everything."""
+    """``given``: the members' own weights. ``frames``, ``episodes``, ``sqrt`` (square root of frames): counts over the
+    selection of each member; of the members' own weights only 0 still matters, and leaves the member out. Or one number
+    per member. ``auto`` becomes ``given`` if a member has a weight (a `MemberSpec`: other than 1), else ``frames``,
+    which is one pass over everything."""
 
     temperature: float = 1.0
     """Weights become ``w ** (1 / temperature)``: above 1 it evens them out, below 1 it sharpens them."""
@@ -240,7 +240,7 @@ def _member(item: Any, position: int) -> tuple[MemberSpec, bool]:
 
 
 def _opened_member(dataset: Dataset) -> MemberSpec:
-    """Return an opened dataset as a member: its root, and what it leaves out. A dataset with windows raises."""
+    """Return an opened dataset as a member: its root, and what it leaves out. Raise if it has windows or actions."""
     if dataset.window.offsets:
         raise ConfigError(
             f"{dataset.meta.root!r} has windows, and a mixture has its own for all members: give the dataset without, "

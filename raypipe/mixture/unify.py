@@ -1,8 +1,8 @@
 """Makes the features of unlike datasets one: the names, shapes, dtypes and sizes of a batch that fit all of them.
 
-This module decides the features of a mixture's batch. If members do not fit together, it raises one error that lists
-everything wrong, with a table and the lines that would fix it. `windows.py` decides the windows. It reads only the
-metadata of features.
+This module decides the features of a mixture's batch, and reads only the metadata of features. If members do not fit
+together, it raises one error that lists everything wrong, with a table and the lines that would fix it. `windows.py`
+decides the windows.
 
 ::
 

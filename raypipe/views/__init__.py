@@ -15,7 +15,7 @@
     plain.py        figures that show texts literally
     pixels.py, ranges.py, tasks.py, plan_figure.py                           parts of the above
     rerun_log.py    an episode for the Rerun viewer                          save_recording, open_viewer
-    info/           values and tables of `raypipe info`, `stats`, `account` and `where`    DatasetInfo
+    info/           answers of `raypipe info`, `stats`, `account`, `where`   DatasetInfo
     browse/         a page in the browser to look through a dataset          ``raypipe show --serve``
     command.py      the command ``raypipe show``
 
