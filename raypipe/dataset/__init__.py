@@ -1,14 +1,14 @@
-"""One dataset, opened: samples one at a time, and what a user says of its frames.
+"""One open dataset: its samples one at a time, and the choices a user makes about its frames.
 
 ::
 
-    dataset.py        the reference path: a dataset, one sample at a time                 Dataset
-    windows.py        offsets to row numbers and padding, inside one episode              WindowSpec
-    actions.py        actions relative to the state, or to the action before              ActionSpec, ActionMap
-    action_stats.py   statistics of such actions
-    selection.py      the frames of an epoch: a `SelectionSpec` against the tables        index_dataset
-    schema.py         what a batch is made of, whichever datasets its samples are from    Schema
-    download.py       a dataset of the Hub on disk, or the episodes that are needed       download_dataset
+    dataset.py        the reference path: reads one sample at a time                 Dataset
+    windows.py        turns offsets into row numbers and padding, in one episode     WindowSpec
+    actions.py        makes actions relative to the state, or to the action before   ActionSpec, ActionMap
+    action_stats.py   computes statistics of such actions
+    selection.py      finds the frames of an epoch from a `SelectionSpec`            index_dataset
+    schema.py         lists the features of a batch, and which dataset gives which   Schema
+    download.py       downloads a dataset from the Hub, or only some episodes        download_dataset
 """
 
 from typing import TYPE_CHECKING

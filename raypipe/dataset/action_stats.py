@@ -1,15 +1,15 @@
-"""Statistics of actions as a window represents them: computed from all rows once, exactly, and kept.
+"""Statistics of actions as a window represents them: computed exactly from all rows, once, and kept in a file.
 
-What is counted: for every anchor frame of the dataset, every slot of its window that is not padding, once; each is one
-vector. So a window of 50 slots counts an action up to 50 times, each time less another state. Minimum, maximum, mean
-and standard deviation (of the population) are of all these vectors, in float64, and quantiles are those of
-``numpy.quantile`` on all of them: not an envelope, and not read from bins.
+Every window slot of every anchor frame counts once, unless it is padding; each is one vector. So a window of 50 slots
+counts an action up to 50 times, each time relative to another state. Minimum, maximum, mean and standard deviation (of
+the population) cover all these vectors, in float64. Quantiles equal ``numpy.quantile`` on all of them: they are neither
+an envelope nor read from bins.
 
 ::
 
     data files -> actions and states in memory     4 bytes a number
       | first pass     moments, and how many values share their upper 16 bits
-      | second pass    the lower 16 bits, around the ranks that quantiles ask for
+      | second pass    the lower 16 bits, around the ranks that the quantiles need
       v RepresentedStats -> FOLDER/<fingerprint>.json
 """
 
@@ -36,7 +36,7 @@ STATS_FOLDER: Final = "~/.cache/raypipe/stats"
 QUANTILES: Final = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
 _VERSION: Final = 2
-"""Higher whenever the same actions would give other numbers."""
+"""Raise it whenever the same actions would give other numbers."""
 
 _ANCHORS_AT_ONCE: Final = 2048
 _BINS: Final = 1 << 16
@@ -45,13 +45,13 @@ _SIGN: Final = np.uint32(1 << 31)
 
 
 class RepresentedStats(dict[str, NDArray[np.float64]]):
-    """The statistics of a feature whose values are not those that the dataset stores."""
+    """The statistics of a feature in another representation than the dataset stores."""
 
     representation: str
-    """How the values are represented, as `ActionSpec` tells it."""
+    """How the values are represented: the text of the `ActionSpec`."""
 
     num_slots: int
-    """Frames of the windows that the values are of: later ones differ more from the state."""
+    """Frames in each window: later frames differ more from the state."""
 
     def __init__(self, values: Mapping[str, NDArray[np.float64]], representation: str, num_slots: int) -> None:
         super().__init__(values)
@@ -63,21 +63,21 @@ class RepresentedStats(dict[str, NDArray[np.float64]]):
 
 
 class Represented(Protocol):
-    """A dataset whose actions are represented in another way."""
+    """A dataset that represents its actions in another way than it stores them."""
 
     @property
     def meta(self) -> DatasetMeta:
-        """Where its rows are."""
+        """Its metadata: where its rows are."""
         ...
 
     @property
     def row_features(self) -> Mapping[str, Feature]:
-        """What is read from rows, by name."""
+        """The features read from rows, by name."""
         ...
 
     @property
     def window(self) -> WindowSpec:
-        """That of the action among them."""
+        """Its windows, including the action's."""
         ...
 
     @property
@@ -98,13 +98,13 @@ class _ActionSource:
 
 
 def action_stats(dataset: Represented, index: EpisodeIndex, *, folder: str | None = STATS_FOLDER) -> RepresentedStats:
-    """Return the statistics of actions in their representation: kept ones, where they are of the same files.
+    """Return the statistics of actions in their representation; reuse those kept earlier if the files are the same.
 
-    Reads the action and the state of every row where nothing is kept, and holds them in memory.
+    If nothing is kept, this reads the action and the state of every row and holds them in memory.
 
     Args:
         index: the anchor frames, of this dataset alone.
-        folder: keeps them for the next time, by fingerprint; None keeps nothing.
+        folder: where statistics are kept for the next time, by fingerprint; None keeps nothing.
     """
     assert dataset.actions is not None, "stored statistics are those of actions as they are stored"
     source = _ActionSource(
@@ -149,7 +149,7 @@ def _width(source: _ActionSource) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _RowRun:
-    """The actions ``(frames, D)`` and states ``(frames, S)`` of an episode, and which of its frames are anchors."""
+    """The actions ``(frames, D)`` and states ``(frames, S)`` of an episode, and its anchor frames."""
 
     actions: NDArray[np.float32]
     states: NDArray[Any]
@@ -175,7 +175,7 @@ def _read(source: _ActionSource) -> Iterator[_RowRun]:
 
 
 def _anchors(index: EpisodeIndex, row: int) -> NDArray[np.int64]:
-    """Return the frames of a run of the index that come at all: those of weight 0 never do."""
+    """Return the frames that an epoch can take from a run of the index: all but those of weight 0."""
     frames = np.arange(index.start[row], index.stop[row])
     if index.rates is None:
         return frames
@@ -184,7 +184,7 @@ def _anchors(index: EpisodeIndex, row: int) -> NDArray[np.int64]:
 
 
 def _vectors(source: _ActionSource, read: list[_RowRun]) -> Iterator[NDArray[np.float32]]:
-    """Yield the actions that count, ``(M, D)`` float32, some anchors at a time."""
+    """Yield the actions that are not padding, ``(M, D)`` float32, some anchors at a time."""
     for run in read:
         for begin in range(0, len(run.anchors), _ANCHORS_AT_ONCE):
             anchors = run.anchors[begin : begin + _ANCHORS_AT_ONCE]
@@ -194,7 +194,7 @@ def _vectors(source: _ActionSource, read: list[_RowRun]) -> Iterator[NDArray[np.
 
 
 class _FirstPass:
-    """Moments, and by number how many values have which upper half."""
+    """Moments, and for each number of the vector a histogram of the upper 16 bits."""
 
     def __init__(self, width: int) -> None:
         self.count = 0
@@ -210,7 +210,7 @@ class _FirstPass:
         numbers = values.astype(np.float64)
         mean = numbers.mean(axis=0)
         total, distance = self.count + len(values), mean - self._mean
-        # Chan's: as good as two passes, whatever the mean is.
+        # Chan's formula: as accurate as two passes, even when the mean is large.
         self._spread += ((numbers - mean) ** 2).sum(axis=0) + distance**2 * (self.count * len(values) / total)
         self._mean += distance * (len(values) / total)
         self.count = total
@@ -231,7 +231,7 @@ class _FirstPass:
 
 
 class _Ranks:
-    """The values at the ranks that quantiles are made of."""
+    """The values at the ranks that the quantiles interpolate between."""
 
     def __init__(self, first: _FirstPass) -> None:
         position = np.array(list(QUANTILES.values())) * (first.count - 1)
@@ -240,7 +240,7 @@ class _Ranks:
         self._ranks = np.stack([below, np.minimum(below + 1, first.count - 1)])
         ends = np.cumsum(first.upper, axis=1)
         self._upper = np.stack([np.searchsorted(end, self._ranks, side="right") for end in ends])
-        """For every number and rank, the upper half of the value."""
+        """The upper half of the value, for every number and rank."""
         self._before = np.stack([(end - one)[at] for end, one, at in zip(ends, first.upper, self._upper, strict=True)])
         self._lower = {
             (dim, int(upper)): np.zeros(_BINS, dtype=np.int64)
@@ -268,7 +268,7 @@ class _Ranks:
 
 
 def _keys(values: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Return whole numbers that sort as the values do."""
+    """Return integers that sort in the same order as the values."""
     # Minus zero becomes zero.
     bits = np.ascontiguousarray(values + np.float32(0)).view(np.uint32)
     return np.asarray(np.where(bits & _SIGN, ~bits, bits | _SIGN), dtype=np.uint32)
@@ -280,7 +280,7 @@ def _value_of(key: int) -> float:
 
 
 def _file_name(source: _ActionSource) -> str:
-    """Return the file that keeps the statistics, named by all that decides them; empty where files have no state."""
+    """Return the name of the file that keeps the statistics: a hash of all their inputs, or empty without a state."""
     state = _data_state(source)
     if state is None:
         return ""
@@ -299,7 +299,7 @@ def _file_name(source: _ActionSource) -> str:
 
 
 def _data_state(source: _ActionSource) -> list[str] | None:
-    """Return what tells that rows have changed: a commit, or sizes and times of data files; None where nothing does."""
+    """Return a state that changes when rows change: a commit, or sizes and times of data files; None if unknown."""
     storage = source.meta.storage
     if storage.commit:
         return [storage.commit]
@@ -308,7 +308,7 @@ def _data_state(source: _ActionSource) -> list[str] | None:
         try:
             found = [os.stat(storage.locate(name)) for name in names]
         except OSError:
-            # A file is missing: reading tells which.
+            # A file is missing: the error from reading names it.
             return None
         return [f"{one.st_size} {one.st_mtime_ns}" for one in found]
     if not storage.is_listable:
@@ -323,7 +323,7 @@ def _find(folder: str, name: str, source: _ActionSource) -> RepresentedStats | N
         kept = parse_json(open_storage(os.path.expanduser(folder)).read_bytes(name))
         values = {key: np.asarray(value, dtype=np.float64) for key, value in kept["stats"].items()}
     except (DatasetError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        # What is not there, or damaged, is computed anew.
+        # A missing or damaged file is computed again.
         return None
     is_whole = kept.get("representation") == str(source.actions.spec) and "count" in values
     return RepresentedStats(values, kept["representation"], len(source.offsets)) if is_whole else None
@@ -335,5 +335,5 @@ def _keep(folder: str, name: str, stats: RepresentedStats) -> None:
     try:
         open_storage(os.path.expanduser(folder)).write_atomic(name, content)
     except (DatasetError, OSError):
-        # A home that cannot be written to: computed again the next time.
+        # The home folder is not writable: compute again next time.
         return

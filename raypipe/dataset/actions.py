@@ -1,7 +1,7 @@
 """Actions relative to the state, or to the action before: which numbers change, and what they become.
 
-Pure arithmetic on arrays. It starts from the window as it is without it, padding included, so that `decode` gives that
-window back.
+Pure arithmetic on arrays. `encode` starts from the window as a sample holds it without `actions`, padding included, so
+`decode` gives that window back.
 
 ::
 
@@ -10,8 +10,8 @@ window back.
       relative                 a0-s    a1-s    a2-s    a2-s
       delta                    a0-s    a1-a0   a2-a1   0
 
-The state is that of the sample's own frame, whatever the offsets of the window. Differences are taken in float64 of the
-values that a sample has, which are float32, and rounded to float32 once.
+The state is always that of the sample's own frame, whatever the offsets of the window. A sample has float32 values;
+`encode` subtracts them in float64 and rounds once to float32.
 """
 
 import math
@@ -30,10 +30,10 @@ from raypipe.format import Feature
 
 ActionMode = Literal["relative", "delta"]
 Dimension = str | int
-"""One number of a vector: its name, a pattern of names as ``*gripper*``, or its position."""
+"""One number of a vector: its name, a pattern of names such as ``*gripper*``, or its position."""
 
 REPRESENTATION: Final = "_representation"
-"""Behind the name of the action: the key of a batch that says of every sample how its actions are represented."""
+"""Suffix to the action's name: the batch key that says how each sample represents its actions."""
 
 ABSOLUTE: Final = "absolute"
 """The representation of actions as the dataset stores them."""
@@ -46,8 +46,8 @@ class ActionSpec:
     """How the actions of a window are represented."""
 
     mode: ActionMode
-    """``relative``: every action of the window less the state of the sample's frame. ``delta``: less the action of the
-    slot before, and the first less that state."""
+    """``relative``: subtract the state of the sample's frame from every action of the window. ``delta``: subtract the
+    action of the slot before; from the first, subtract that state."""
 
     to: str = "observation.state"
     """The feature that actions are relative to."""
@@ -55,15 +55,15 @@ class ActionSpec:
     feature: str = "action"
 
     absolute: tuple[Dimension, ...] = ()
-    """Numbers of the action that stay as they are, as a gripper's: names, patterns of names, or positions."""
+    """Numbers of the action that stay as they are, such as a gripper's: names, patterns of names, or positions."""
 
     wrap: Mapping[Dimension, float] = field(default_factory=dict)
     """Angles, with the period of each: 360, or 6.283185307179586. Their differences go the short way round: from minus
-    half a period up to half a period."""
+    half a period to half a period."""
 
     match: Mapping[Dimension, Dimension] = field(default_factory=dict)
-    """For numbers of the action, which of `to` each is relative to; where nothing is said the one of the same name, or
-    of the same position if both are as wide."""
+    """Number of the action -> the number of `to` that it is relative to. By default that is the one with the same name,
+    or with the same position if both vectors are equally wide."""
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(ActionMode):
@@ -87,7 +87,7 @@ class ActionSpec:
                 raise ConfigError(f"actions has wrap={{{one!r}: {period!r}}}; give the period, 360 or 2 * math.pi")
 
     def __str__(self) -> str:
-        """Tell the representation in a line that is equal for equal ones: batches, states and statistics carry it."""
+        """Return the representation as one line, the same for equal ones: batches, states and statistics carry it."""
         told = {
             "absolute": [str(one) for one in self.absolute],
             "wrap": [f"{one} at {period:.12g}" for one, period in self.wrap.items()],
@@ -99,10 +99,10 @@ class ActionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ActionMap:
-    """An `ActionSpec` on the features of one dataset: which of its numbers change, and against which of the state."""
+    """An `ActionSpec` applied to one dataset: which numbers of the action change, and relative to what."""
 
     spec: ActionSpec
-    """As it was given: of a mixture, in names of the mixture."""
+    """As the user gave it; in a mixture it has the mixture's names."""
 
     action: str
     """The dataset's own name of the action."""
@@ -112,16 +112,16 @@ class ActionMap:
     state_dims: tuple[int, ...]
     """For each of `dims`, the number of the state that it is relative to."""
     periods: tuple[float, ...]
-    """For each of `dims`, its period; 0 where it does not wrap."""
+    """For each of `dims`, its period; 0 if it does not wrap."""
     is_number: bool = False
-    """Whether the action is one number, which batches have without an axis for it."""
+    """Whether the action is one number; batches have no axis for it then."""
     is_state_number: bool = False
 
     def among(self, names: Collection[str], owner: str) -> "ActionMap | None":
-        """Return it where these features, named as in the spec, are chosen: nothing without the action.
+        """Return this map if `names`, as in the spec, include the action; else None.
 
         Raises:
-            ConfigError: the action is among them, and what it is relative to is not.
+            ConfigError: `names` include the action, but not the feature that it is relative to.
         """
         if self.spec.feature in names and self.spec.to not in names:
             raise ConfigError(
@@ -134,7 +134,7 @@ class ActionMap:
         """Return actions in this representation.
 
         Args:
-            actions: ``(N, [T,] [D])``; the axis of time where there is a window, the last one unless it is a scalar.
+            actions: ``(N, [T,] [D])``; a window has the time axis, a scalar lacks the last one.
             state: ``(N, [S])``, of the samples' own frames.
         """
         num_slots = actions.shape[1] if has_window else 1
@@ -147,16 +147,16 @@ class ActionMap:
         return encoded.reshape(actions.shape)
 
     def decode(self, actions: Any, state: Any) -> Any:
-        """Return actions as the dataset has them: what a policy gives, unnormalised, back for the robot.
+        """Return actions as the dataset stores them: turn a policy's output, unnormalised, into actions for the robot.
 
-        Computed in the dtype of `actions`. An angle that wraps comes back without a jump, and so may lie outside of its
+        It computes in the dtype of `actions`. An angle that wraps comes back without a jump, so it may lie outside its
         period.
 
         Args:
-            actions: ``(..., [T,] D)``, numpy or torch; one number may be without an axis, as in batches.
+            actions: ``(..., [T,] D)``, numpy or torch; an action of one number may lack its axis, as in batches.
             state: ``(..., S)``, likewise, of the frame that the actions are for: one axis fewer than a window.
         """
-        # Of one number: batches have no axis for it, policies may.
+        # Batches have no axis for an action of one number; policies may have one.
         is_bare = self.is_number and actions.shape[-1:] != (1,)
         actions = actions[..., None] if is_bare else actions
         if self.is_state_number and (is_bare or state.shape[-1:] != (1,) or actions.ndim == state.ndim + 2):
@@ -194,17 +194,17 @@ def map_actions(
     place: str,
     known: Sequence[Dimension] = (),
 ) -> ActionMap:
-    """Return what a representation does to the actions of one dataset.
+    """Return the spec applied to the actions of one dataset.
 
     Args:
         features: of the dataset's rows, by its own names.
         action: the dataset's own name of `spec.feature`.
-        state: that of `spec.to`.
+        state: the dataset's own name of `spec.to`.
         place: the dataset, for messages.
-        known: entries of `spec.absolute` and keys of `spec.wrap` that need not be in this dataset: others have them.
+        known: entries of `spec.absolute` and keys of `spec.wrap` that this dataset may lack, because others have them.
 
     Raises:
-        ConfigError: a feature or a number is not there, or the two do not fit; names both.
+        ConfigError: a feature or a number is missing, or action and state do not fit; the message names both.
     """
     own, base = _vector(features, action, place), _vector(features, state, place)
     if np.dtype(own.dtype).kind != "f":
@@ -231,7 +231,7 @@ def map_actions(
 
 
 def check_window(spec: ActionSpec, action: str, window: WindowSpec) -> None:
-    """Raise where differences of consecutive slots would not go forward in time."""
+    """Raise a `ConfigError` if differences of consecutive slots would not go forward in time."""
     offsets = window.offsets.get(action, (0,))
     if spec.mode == "delta" and any(later <= earlier for earlier, later in pairwise(offsets)):
         raise ConfigError(
@@ -241,7 +241,7 @@ def check_window(spec: ActionSpec, action: str, window: WindowSpec) -> None:
 
 
 def find_dims(one: Dimension, feature: Feature, place: str, *, is_needed: bool = True) -> tuple[int, ...]:
-    """Return the numbers of a feature that a name, a pattern or a position means."""
+    """Return the positions in a feature that a name, a pattern or a position selects."""
     width = _width(feature)
     if isinstance(one, int):
         if not 0 <= one < width:
@@ -257,7 +257,7 @@ def find_dims(one: Dimension, feature: Feature, place: str, *, is_needed: bool =
 
 
 def is_pattern(one: Dimension) -> bool:
-    """Return whether it stands for every name that fits, so that a dataset of a mixture may have none."""
+    """Return whether `one` is a pattern; some datasets of a mixture may have no name that fits it."""
     return isinstance(one, str) and bool(_WILD & set(one))
 
 
@@ -282,7 +282,7 @@ def _name(feature: Feature, dim: int) -> Dimension:
 
 
 def _matched(spec: ActionSpec, own: Feature, base: Feature, dims: Sequence[int], place: str) -> tuple[int, ...]:
-    """Return the number of the state for each of `dims`."""
+    """Return the position in the state for each of `dims`."""
     given = _given(spec, own, base, place)
     rest = [dim for dim in dims if dim not in given]
     names, state_names = [_name(own, dim) for dim in range(_width(own))], base.names[: _width(base)]

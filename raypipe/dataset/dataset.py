@@ -1,8 +1,8 @@
 """`open_dataset` and `Dataset`: the reference path, one sample at a time.
 
-A sample has the keys, dtypes, shapes and padding of LeRobot's map-style sample, with cameras as uint8. This
-is the plain implementation that notebooks use and that every faster path is tested against. It reads and
-decodes what one sample needs, and nothing ahead.
+A sample has the keys, dtypes, shapes and padding of LeRobot's map-style sample, with cameras as uint8. Notebooks use
+this plain implementation, and the tests compare every faster path with it. It reads and decodes what one sample needs,
+and nothing ahead.
 """
 
 import operator
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 Timestamps = Literal["position", "strict"]
 
 _OPEN_VIDEOS = 8
-"""Videos kept open: a few cameras of the episode at hand and of the one before."""
+"""Videos kept open: a few cameras of this episode and of the one before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,8 @@ class SampleSpec:
     camera_dtype: CameraDtype = "uint8"
     """``float32`` gives [0, 1], as LeRobot does by default."""
     timestamps: Timestamps = "position"
-    """``position``: a row's frame is its place in the episode, and stored timestamps decide nothing. ``strict``:
-    besides, a stored timestamp further than `tolerance_s` from its video frame's is an error, as in LeRobot."""
+    """``position``: a row's place in the episode gives its frame; stored timestamps do not matter. ``strict``: the
+    same, and a stored timestamp further than `tolerance_s` from its video frame's is an error, as in LeRobot."""
     tolerance_s: float = TOLERANCE_S
 
     def __post_init__(self) -> None:
@@ -82,8 +82,8 @@ def open_dataset(
     """Open the LeRobot dataset at `root`, a path or an fsspec URI; reads ``meta/`` only.
 
     Args:
-        cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, those of which no file is there
-            or a web server gives none, and those that cannot be decoded; a camera that is named must be there.
+        cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, cameras that have no file, that a
+            web server does not give, or that cannot be decoded; a camera that you name must be there.
         timestamps: see `SampleSpec.timestamps`.
     """
     if isinstance(cameras, str) and cameras != "all":
@@ -103,18 +103,19 @@ def open_dataset(
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Dataset:
-    """A LeRobot dataset of any format version: what it holds, and its samples one at a time."""
+    """A LeRobot dataset of any format version: its contents, and its samples one at a time."""
 
     meta: DatasetMeta
     spec: SampleSpec
     window: WindowSpec
     missing_cameras: tuple[str, ...]
-    """Declared cameras of which no file was found; see `why_missing`."""
+    """Declared cameras without a file; see `why_missing`."""
     actions: ActionMap | None = None
     """How samples represent actions; None: as the dataset stores them."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Open files and decoders stay behind: each process opens its own. Which columns there are is read once.
+        # Open files and decoders stay behind: each process opens its own. The row features travel, so that only one
+        # process reads which columns there are.
         known = {name: self.__dict__[name] for name in ("row_features",) if name in self.__dict__}
         return {**{field.name: getattr(self, field.name) for field in fields(self)}, **known}
 
@@ -152,7 +153,7 @@ class Dataset:
 
     @cached_property
     def row_features(self) -> dict[str, Feature]:
-        """The features that are read from rows: those with a column, and the index columns."""
+        """The features read from rows: those with a column, and the index columns."""
         absent = find_absent_columns(self.meta)
         rows = row_features_of(self.meta, self.spec.cameras, absent=())
         self._warn_of_absent([name for name in absent if name in rows and name not in INDEX_FEATURES])
@@ -181,10 +182,10 @@ class Dataset:
 
     @cached_property
     def stats(self) -> Stats:
-        """The statistics stored with the dataset, pooled over episodes where it stores them so; may be empty.
+        """The statistics stored with the dataset, pooled over episodes if it stores them by episode; may be empty.
 
-        Those of depth are in millimetres, as its pixels are. Those of actions in another representation are of that:
-        computed from all rows, once, and kept.
+        Depth has statistics in millimetres, like its pixels. If `actions` is set, the action has statistics in that
+        representation: computed from all rows once, and kept.
         """
         table, fingerprint = self.meta.episodes, self.meta.order_fingerprint
         whole = SelectionSpec()
@@ -193,7 +194,7 @@ class Dataset:
         )
 
     def stats_of(self, index: EpisodeIndex) -> Stats:
-        """Return `stats`, of which those of actions in another representation are of the anchors of `index` alone."""
+        """Return `stats`; actions in another representation have statistics of the anchors of `index` alone."""
         stored = {
             name: _in_millimetres(stats) if name in self.features and self.features[name].has_metre_stats else stats
             for name, stats in read_stats(self.meta.storage).items()
@@ -206,7 +207,7 @@ class Dataset:
         *,
         offsets: Mapping[str, Sequence[int]] | None = None,
     ) -> "Dataset":
-        """Return this dataset with windows, given in seconds or as relative frame numbers, one or the other."""
+        """Return this dataset with windows, given either in seconds or as relative frame numbers."""
         if (delta_timestamps is None) == (offsets is None):
             raise ConfigError("give either delta_timestamps (seconds) or offsets (frames)")
         if offsets is not None:
@@ -229,9 +230,9 @@ class Dataset:
         return knowing_rows(replace(self, actions=mapped), self.row_features)
 
     def select_features(self, names: Sequence[str]) -> "Dataset":
-        """Return this dataset with these features alone, cameras among them; the index columns are always there.
+        """Return this dataset with only these features and cameras; the index columns always stay.
 
-        `drop_features` names those that go, in place of those that stay.
+        Use `drop_features` to name the features to leave out instead.
         """
         kept = kept_features(names, [*self.row_features, *self.spec.cameras], repr(self.meta.root))
         offsets = {name: frames for name, frames in self.window.offsets.items() if name in kept}
@@ -242,7 +243,7 @@ class Dataset:
         return knowing_rows(replace(self, spec=spec, window=window, actions=actions), rows)
 
     def drop_features(self, names: Sequence[str]) -> "Dataset":
-        """Return this dataset without these features; what it does not give anyway may be named too."""
+        """Return this dataset without these features; `names` may include declared features that it does not give."""
         given = dict.fromkeys((*self.row_features, *self.spec.cameras))
         for name in names:
             if name in INDEX_FEATURES or name not in (*given, *self.features):
@@ -251,7 +252,7 @@ class Dataset:
         return self.select_features([name for name in given if name not in names])
 
     def sample(self, index: int) -> dict[str, Any]:
-        """Return the sample at position `index` over all episodes in order; negative counts from the end."""
+        """Return the sample at position `index` over all episodes in order; a negative index counts from the end."""
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):
             raise IndexError(f"there is no sample {index}; the dataset has {counted(len(self), 'frame')}")
@@ -358,7 +359,7 @@ class Dataset:
             first = episode_first_frame(self.meta, row, name, video.index)
             if self.spec.timestamps == "strict":
                 self._check_timestamps(name, row, table, frames, video.index.pts_s[first + frames])
-            # A window may name a frame twice (padding) or in any order; the decoder goes forward.
+            # A window may name a frame twice (padding) or in any order; the decoder only goes forward.
             unique, slots = np.unique(first + frames, return_inverse=True)
             return video.read_frames(unique)[slots]
 
@@ -402,7 +403,8 @@ def _in_millimetres(metres: FeatureStats) -> FeatureStats:
 def keeps_time_axis(dataset: Dataset, camera: str) -> bool:
     """Return whether a sample of a camera has a time axis.
 
-    As in LeRobot: a window of one frame of a *video* has none, one of images stored in rows has, like any row feature.
+    As in LeRobot: a window of one frame of a *video* has none; a window of one image stored in rows has one, like any
+    row feature.
     """
     offsets = dataset.window.offsets.get(camera)
     if offsets is None:
@@ -411,10 +413,10 @@ def keeps_time_axis(dataset: Dataset, camera: str) -> bool:
 
 
 def kept_features(names: Sequence[str], known: Sequence[str], owner: str) -> frozenset[str]:
-    """Return the features that stay where `names` are chosen: these, and the index columns.
+    """Return the features that stay when a user selects `names`: these, and the index columns.
 
     Raises:
-        ConfigError: `owner` has no feature of such a name.
+        ConfigError: `owner` has no feature with one of these names.
     """
     if isinstance(names, str):
         raise ConfigError(f"the features to select are {names!r}; give a list of names, as [{names!r}]")
@@ -425,14 +427,14 @@ def kept_features(names: Sequence[str], known: Sequence[str], owner: str) -> fro
 
 
 def knowing_rows(dataset: Dataset, row_features: dict[str, Feature]) -> Dataset:
-    """Return the dataset with its `row_features` known: it opens no data file to find them, and warns of nothing."""
+    """Return the dataset with its `row_features` set: it opens no data file to find them, and does not warn."""
     known = replace(dataset)
     known.__dict__["row_features"] = row_features
     return known
 
 
 def find_missing_cameras(meta: DatasetMeta) -> tuple[str, ...]:
-    """Return the video cameras of which no file can be read; looks at the first, a middle and the last episode."""
+    """Return the video cameras without a readable file; looks at the first, a middle and the last episode."""
     videos = [name for name in meta.cameras if meta.features[name].kind == "video"]
     return tuple(name for name in videos if not any(map(meta.storage.offers, _looked_at_videos(meta, name))))
 
@@ -443,7 +445,7 @@ def _looked_at_videos(meta: DatasetMeta, camera: str) -> tuple[str, ...]:
 
 
 def why_missing(meta: DatasetMeta, camera: str) -> str:
-    """Return why a camera of `find_missing_cameras` is one: it has no file, or a web server refuses to tell."""
+    """Return why `find_missing_cameras` lists a camera: it has no file, or a web server refuses to say."""
     if any(map(meta.storage.is_refused, _looked_at_videos(meta, camera))):
         return f"video files are answered with status {REFUSED}: refused, or lacking where nobody may list"
     fitting = meta.find_fitting_templates(meta.storage.list_files()) if meta.storage.is_listable else {}
@@ -453,7 +455,7 @@ def why_missing(meta: DatasetMeta, camera: str) -> str:
 
 
 def unreadable_cameras(meta: DatasetMeta, missing: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the cameras that cannot be read, by the reason."""
+    """Return the cameras that cannot be read, by reason."""
     from raypipe.decode import why_undecodable
 
     reasons = {name: why_undecodable(meta.features[name]) for name in meta.cameras}
@@ -475,7 +477,7 @@ def _all_cameras(meta: DatasetMeta, missing: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_cameras(meta: DatasetMeta, cameras: Sequence[str], missing: Sequence[str]) -> None:
-    """Raise where a camera that is named is not declared, has no file, or cannot be decoded."""
+    """Raise if one of `cameras` is not declared, has no file, or cannot be decoded."""
     from raypipe.decode import check_decodable
 
     for name in cameras:

@@ -1,7 +1,6 @@
-"""Fetch a dataset of the Hub to disk: all of it, or the files that some episodes and cameras need.
+"""Fetch a dataset from the Hub to disk: all of it, or the files that some episodes and cameras need.
 
-Which files those are is decided here; how one is fetched, verified and put in place is the business of
-`raypipe.storage.hub`.
+This module decides which files those are; `raypipe.storage.hub` fetches, verifies and puts each in place.
 """
 
 import posixpath
@@ -31,14 +30,14 @@ from raypipe.storage import (
 from raypipe.text import counted, either, is_shown, open_console, span_text
 
 _LARGE: Final = ("data/", "videos/")
-"""The folders that a part of a dataset leaves out. All else is small, and needed to open it."""
+"""The folders with the large files. A partial download fetches all others, which are small and needed to open it."""
 
 _SHOWN_FILES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadSpec:
-    """What to fetch of a dataset, and where to."""
+    """Which files of a dataset to fetch, and where to put them."""
 
     revision: str = ""
     """A tag, branch or commit; empty for the newest tag of a format that raypipe reads, else ``main``."""
@@ -47,13 +46,13 @@ class DownloadSpec:
     out: str = ""
     """A folder of its own; empty for the cache of huggingface_hub, where `open_dataset` finds it."""
     is_fresh: bool = False
-    """Ask the Hub where a format tag points to, also where the cache knows it."""
+    """Ask the Hub where a format tag points to, even if the cache knows it."""
     progress: bool = True
-    """Whether to show a bar where a person looks."""
+    """Show a bar at a terminal or in a notebook."""
 
     @property
     def is_whole(self) -> bool:
-        """True where nothing is left out."""
+        """Whether the download has every episode and camera."""
         return self.episodes == "all" and self.cameras == "all"
 
 
@@ -66,13 +65,13 @@ class DownloadReport:
     commit: str
     folder: str
     is_whole: bool
-    """Whether all files of the commit were asked for."""
+    """Whether the spec asked for all files of the commit."""
     num_files: int
     size_bytes: int
     num_fetched: int
     fetched_bytes: int
     num_skipped: int
-    """Files that were complete on disk before."""
+    """Files that were already complete on disk."""
     num_requests: int
 
     def to_json(self) -> dict[str, Any]:
@@ -81,17 +80,17 @@ class DownloadReport:
 
 
 def download_dataset(root: str, spec: DownloadSpec | None = None) -> DownloadReport:
-    """Fetch the dataset `root` of the Hub, or a part of it, and return what was done.
+    """Fetch the dataset `root` from the Hub, or a part of it, and return a report.
 
-    Files that are complete on disk cost no request, so that calling it again goes on where it was broken off. One
+    Files that are complete on disk cost no request, so a second call continues where the first was interrupted. One
     process at a time downloads to a place; the others wait, and find the files there.
 
     Args:
-        root: ``owner/name`` or ``hf://datasets/owner/name``, also with ``@revision``.
+        root: ``owner/name`` or ``hf://datasets/owner/name``, optionally with ``@revision``.
 
     Raises:
-        ConfigError: there is no such dataset, revision, episode or camera, or no leave to read it.
-        DownloadError: a file could not be fetched, or is not what the Hub lists.
+        ConfigError: the dataset, revision, episode or camera does not exist, or you have no permission to read it.
+        DownloadError: a file could not be fetched, or differs from what the Hub lists.
     """
     spec = spec or DownloadSpec()
     client = Client()
@@ -119,7 +118,7 @@ def download_dataset(root: str, spec: DownloadSpec | None = None) -> DownloadRep
 
 
 def parse_episodes(text: str) -> tuple[int, ...] | Literal["all"]:
-    """Return the episodes that a text lists, such as ``0-9,12``; ``all`` for none."""
+    """Return the episodes that a text such as ``0-9,12`` lists; an empty text means ``all``."""
     if not text.strip():
         return "all"
     found: dict[int, None] = {}
@@ -134,7 +133,7 @@ def parse_episodes(text: str) -> tuple[int, ...] | Literal["all"]:
 
 
 def report_lines(report: DownloadReport) -> list[str]:
-    """Return what a person wants to read of a report."""
+    """Return a report as lines of text."""
     what = "the whole dataset" if report.is_whole else "a part of the dataset"
     opened = report.repo_id if report.is_whole else report.folder
     return [
@@ -154,11 +153,14 @@ class _Download:
         self._spec = spec
 
     def fetch_all(self, listing: dict[str, HubFile]) -> tuple[dict[str, HubFile], list[Fetched]]:
-        """Return all files of the commit, and what was done to have them."""
+        """Fetch all files of the commit; return them, and what the fetch cost."""
         return listing, [self._fetch(listing)]
 
     def fetch_part(self, listing: dict[str, HubFile]) -> tuple[dict[str, HubFile], list[Fetched]]:
-        """Return the files that the episodes and cameras need: first those that say which the others are."""
+        """Fetch the files that the episodes and cameras need; return them, and what each fetch cost.
+
+        It fetches the small files first: their metadata says which large ones are needed.
+        """
         small = {name: one for name, one in listing.items() if not name.startswith(_LARGE)}
         done = [self._fetch(small)]
         meta = read_metadata(Storage(str(self._place.folder)))
@@ -200,7 +202,7 @@ def _find_rows(meta: DatasetMeta, episodes: tuple[int, ...] | Literal["all"], so
 
 
 def _find_cameras(meta: DatasetMeta, cameras: Sequence[str] | Literal["all"], source: HubSource) -> list[str]:
-    """Return the cameras that have files; images lie in the rows."""
+    """Return the chosen cameras that have video files; images are stored in the rows."""
     if cameras != "all":
         for name in cameras:
             if name not in meta.cameras:
@@ -217,7 +219,7 @@ def _as_size(size_bytes: int) -> str:
 
 @contextmanager
 def _bytes_bar(title: str, total_bytes: int, *, is_on: bool) -> Iterator[Callable[[int], None]]:
-    """Show how many bytes are there while the body runs, if `is_on` and a person looks."""
+    """Show how many bytes have arrived while the body runs, if `is_on`, at a terminal or in a notebook."""
     if not is_on or not is_shown() or not total_bytes:
         yield lambda _count: None
         return

@@ -1,7 +1,7 @@
-"""What a batch is made of, whichever datasets its samples come from: the features, and who gives which of them.
+"""The features of a batch, and which dataset gives which of them.
 
-A dataset that stands alone has a schema too, in which every name is its own. In a mixture names differ, some robots
-lack a camera, and vectors are of different widths:
+A single dataset has a schema too, with its own names. In a mixture names differ, some robots lack a camera, and vectors
+have different widths:
 
 ::
 
@@ -23,15 +23,15 @@ from raypipe.dataset.dataset import Dataset, keeps_time_axis
 from raypipe.format import Feature
 
 DIM_IS_PAD = "_dim_is_pad"
-"""Behind the name of a vector: the mask ``(B, width)`` of numbers that a narrower robot does not have."""
+"""Suffix to the name of a vector: the mask ``(B, width)`` of numbers that a narrower robot does not have."""
 
 IS_MISSING = "_is_missing"
-"""Behind the name of a feature: the mask ``(B,)`` of samples of robots that do not have it."""
+"""Suffix to the name of a feature: the mask ``(B,)`` of samples from robots that do not have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberMap:
-    """What one dataset gives: for names in a batch its own names. What it lacks is not there."""
+    """What one dataset gives: name in a batch -> its own name, without the features that it lacks."""
 
     rows: Mapping[str, str]
     cameras: Mapping[str, str]
@@ -39,7 +39,7 @@ class MemberMap:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """The features of a batch, and where every dataset has them."""
+    """The features of a batch, and each dataset's own names for them."""
 
     features: Mapping[str, Feature]
     """As batches have them: row features in the widest shape and a dtype that holds all, then cameras."""
@@ -48,13 +48,13 @@ class Schema:
     """One per dataset, in the order of the mixture."""
 
     widths: Mapping[str, tuple[int, ...]]
-    """Of vectors that are padded somewhere: how many numbers each dataset has, 0 where it lacks the feature."""
+    """For vectors that some dataset pads: how many numbers each dataset has, 0 if it lacks the feature."""
 
     windows: Mapping[str, int]
-    """Frames of a window by feature; one that is not named has no window."""
+    """Frames in the window of each feature; a feature that is not listed has no window."""
 
     time_axes: tuple[str, ...]
-    """Cameras whose windows keep their time axis: those of several frames, and windows of images stored in rows."""
+    """Cameras that have a time axis: windows of several frames, and all windows of images stored in rows."""
 
     @cached_property
     def cameras(self) -> tuple[str, ...]:
@@ -63,12 +63,12 @@ class Schema:
 
     @cached_property
     def rows(self) -> Mapping[str, Feature]:
-        """The features that are read from rows."""
+        """The features read from rows."""
         return {name: feature for name, feature in self.features.items() if not feature.is_camera}
 
     @cached_property
     def dim_is_pad(self) -> Mapping[str, NDArray[np.bool_]]:
-        """For padded vectors ``(datasets, width)``: which numbers are padding."""
+        """For each padded vector, which numbers are padding: ``(datasets, width)``."""
         return {
             name: np.arange(self.features[name].shape[0]) >= np.array(widths)[:, None]
             for name, widths in self.widths.items()
@@ -76,7 +76,7 @@ class Schema:
 
     @cached_property
     def is_missing(self) -> Mapping[str, NDArray[np.bool_]]:
-        """For features that some dataset lacks ``(datasets,)``: which ones."""
+        """For each feature that some dataset lacks, which datasets lack it: ``(datasets,)``."""
         lacking = {
             name: np.array([name not in (one.cameras if feature.is_camera else one.rows) for one in self.members])
             for name, feature in self.features.items()
@@ -84,13 +84,13 @@ class Schema:
         return {name: mask for name, mask in lacking.items() if mask.any()}
 
     def value_shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a row feature in one sample, its window included: a scalar has no axis of its own."""
+        """Return the shape of a row feature in one sample, including its window; a scalar has no axis of its own."""
         feature = self.features[name]
         window = (self.windows[name],) if name in self.windows else ()
         return (*window, *(() if feature.shape == (1,) else feature.shape))
 
     def only(self, names: Collection[str]) -> "Schema":
-        """Return the schema with these features alone; what is not among them is neither read nor decoded."""
+        """Return the schema with only these features; raypipe neither reads nor decodes the others."""
         members = tuple(
             MemberMap(
                 rows={name: own for name, own in member.rows.items() if name in names},
@@ -108,13 +108,13 @@ class Schema:
         )
 
     def masks(self, dataset: NDArray[Any]) -> dict[str, NDArray[np.bool_]]:
-        """Return the masks of samples of these datasets: what is padding, and what is missing."""
+        """Return the masks for samples of these datasets: which numbers are padding, and which features are missing."""
         padding = {f"{name}{DIM_IS_PAD}": mask[dataset] for name, mask in self.dim_is_pad.items()}
         return {**padding, **{f"{name}{IS_MISSING}": mask[dataset] for name, mask in self.is_missing.items()}}
 
 
 def schema_of(dataset: Dataset) -> Schema:
-    """Return the schema of a dataset that stands alone."""
+    """Return the schema of a single dataset."""
     rows = {name: feature for name, feature in dataset.row_features.items() if not feature.is_camera}
     cameras = {name: dataset.features[name] for name in dataset.spec.cameras}
     return Schema(

@@ -1,8 +1,8 @@
-"""The frames of an epoch of one dataset: a `SelectionSpec` against the tables of the dataset.
+"""The frames of an epoch of one dataset: applies a `SelectionSpec` to the dataset's tables.
 
-The plan decides by episode numbers, lengths and numbers alone. What a selection says of tasks, columns and weights is
-looked up here, and only where it is said: in ``meta/``, and a column of the rows in the data files, of the episodes
-that the other filters leave. A filter on a column of the rows is a weight of 0 or 1 for each frame.
+The plan knows only episode numbers, lengths and weights. This module looks up tasks, columns and weights, and only
+those that the selection names: in ``meta/``, or, for a column of the rows, in the data files of the episodes that the
+other filters leave. A filter on a column of the rows becomes a weight of 0 or 1 for each frame.
 """
 
 import os
@@ -26,20 +26,20 @@ from raypipe.text import counted, cut_inside, make_spec
 Weights = NDArray[np.float64]
 
 _MOST_KNOWN: Final = 600
-"""Characters of what is known that a message shows: some datasets have thousands of tasks."""
+"""Characters of known values that a message shows: some datasets have thousands of tasks."""
 
 _NUM_THREADS: Final = 8
-"""Files whose column is read at once: of remote ones reading is waiting."""
+"""Files read at once for one column: reading a remote file is mostly waiting."""
 
 
 def index_dataset(name: str, meta: DatasetMeta, selection: SelectionSpec) -> EpisodeIndex:
-    """Return the anchor frames of a dataset, and how often each comes.
+    """Return the anchor frames of a dataset, and how often an epoch takes each.
 
     Args:
         name: of the dataset in the order.
 
     Raises:
-        ConfigError: the selection asks for what the dataset does not have, or leaves no frame.
+        ConfigError: the selection asks for something that the dataset does not have, or leaves no frame.
     """
     kept = _with_tasks(name, meta, selection.tasks)
     kept &= passing_episodes(name, meta.episodes.episode_index, meta.episodes.length, selection)
@@ -72,12 +72,12 @@ def index_dataset(name: str, meta: DatasetMeta, selection: SelectionSpec) -> Epi
 
 
 def settle_selection(meta: DatasetMeta, given: Any, weights: Any = EQUAL) -> SelectionSpec:
-    """Return the selection of a pipeline as plain values, which an account can repeat.
+    """Return the selection of a pipeline as plain values, so that an account can repeat it.
 
     Args:
         given: a `SelectionSpec`, or a dict of its fields.
-        weights: in place of those of `given`; also a function of the episode table, an Arrow table, that returns a
-            number for each of its rows.
+        weights: those of the selection, if `given` has none; may be a function that takes the episode table, an Arrow
+            table, and returns a number for each of its rows.
     """
     fields = dict(given) if isinstance(given, Mapping) else given
     inside = fields.pop("weights", EQUAL) if isinstance(fields, dict) else getattr(given, "weights", EQUAL)
@@ -114,7 +114,7 @@ def _with_tasks(name: str, meta: DatasetMeta, tasks: Sequence[str]) -> NDArray[n
 
 
 def _weights(name: str, meta: DatasetMeta, selection: SelectionSpec, kept: NDArray[np.bool_]) -> Weights | None:
-    """Return the weight of every episode, or of every frame of all episodes; None where all are equal."""
+    """Return the weight of every episode, or of every frame of all episodes; None if all are equal."""
     given = selection.weights
     if given == EQUAL:
         return None
@@ -147,7 +147,7 @@ def _episode_weights(name: str, meta: DatasetMeta, given: Mapping[int, float]) -
 
 
 def _file_weights(name: str, meta: DatasetMeta, path: str) -> Weights:
-    """Return the weights in a parquet file: of episodes, or of frames by LeRobot's ``index``."""
+    """Return the weights in a parquet file: by episode, or by frame with LeRobot's ``index``."""
     folder, file = os.path.split(path)
     table = read_parquet(open_storage(folder or "."), file, ("weight",), optional=("index", "episode_index"))
     key = next((one for one in ("index", "episode_index") if one in table.column_names), "")
@@ -174,7 +174,7 @@ def _file_weights(name: str, meta: DatasetMeta, path: str) -> Weights:
 
 
 def _row_values(name: str, meta: DatasetMeta, column: str, kept: NDArray[np.bool_], asked_by: str) -> NDArray[Any]:
-    """Return a column of the rows for every frame of all episodes; nothing of those that are not kept is read."""
+    """Return a column of the rows for every frame of all episodes; reads only the episodes in `kept`."""
     feature = meta.features.get(column)
     if feature is None:
         known = [*_read_columns(meta).column_names, *(one for one in meta.features if one not in meta.cameras)]
@@ -192,31 +192,31 @@ def _row_values(name: str, meta: DatasetMeta, column: str, kept: NDArray[np.bool
 
 @lru_cache(maxsize=8)
 def _read_row_values(meta: DatasetMeta, column: str, kept: bytes) -> NDArray[Any]:
-    # Kept for the process: a pipeline asks when it is made, and again when it plans.
+    # Cached for the process: a pipeline asks when it is made, and again when it plans.
     files: dict[str, list[int]] = defaultdict(list)
     for row in np.flatnonzero(np.frombuffer(kept, dtype=np.bool_)).tolist():
         files[meta.data_file(row)].append(row)
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="raypipe-column") as pool:
         found = pool.map(partial(_read_file_values, meta, column), files.values())
         values = {row: part for parts in found for row, part in parts.items()}
-    # Nobody looks at an episode that is not kept, and the others decide the dtype.
+    # Episodes that are not kept get zeros, which are never used; bool zeros leave the dtype to the others.
     lengths = enumerate(meta.episodes.length.tolist())
     return np.concatenate([values[row] if row in values else np.zeros(length, np.bool_) for row, length in lengths])
 
 
 def _read_file_values(meta: DatasetMeta, column: str, rows: Sequence[int]) -> dict[int, NDArray[Any]]:
-    """Return a column of the rows of episodes that one file holds; opens it once."""
+    """Return a column of the rows for episodes that one file holds; opens it once."""
     reader, feature, found = RowReader(meta, [column]), meta.features[column], {}
     for row in rows:
         place = f"episode {meta.episodes.episode_index[row]} of {meta.root!r}"
-        # A view would keep all columns of its row group in memory until the last file is read.
+        # A copy: a view would keep all columns of its row group in memory until the last file is read.
         found[row] = np.array(column_values(reader.read_episode(row), feature, place))
     reader.forget(rows[-1])
     return found
 
 
 def _matching(name: str, column: str, found: NDArray[Any], values: Sequence[Any]) -> Weights:
-    """Return 1 for every frame whose number is one of `values`, else 0; numbers of rows are rounded as rows are."""
+    """Return 1 for every frame with a number in `values`, else 0; `values` are rounded to the dtype of the rows."""
     for value in values:
         if isinstance(value, bool | int | float) and (found.dtype.kind == "f" or value == int(value)):
             continue

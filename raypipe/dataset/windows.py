@@ -1,7 +1,7 @@
-"""Which frames stand around a frame: offsets to row numbers and padding, inside one episode.
+"""The frames around a frame: turns offsets into row numbers and padding, inside one episode.
 
-Pure arithmetic on integers. A window never leaves its episode: a slot outside repeats the nearest frame of
-the episode and is marked as padding.
+Pure arithmetic on integers. A window never leaves its episode: a slot outside repeats the nearest frame of the episode
+and is marked as padding.
 
 ::
 
@@ -26,10 +26,10 @@ TOLERANCE_S = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSpec:
-    """The frames that a sample holds of each feature, relative to the sample's own frame."""
+    """The frames that a sample holds for each feature, relative to the sample's own frame."""
 
     offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Relative frame numbers per feature. A feature that is not named gives its own frame only, unpadded."""
+    """Relative frame numbers by feature. A feature that is not listed gives its own frame only, unpadded."""
 
     def __post_init__(self) -> None:
         for key, offsets in self.offsets.items():
@@ -49,7 +49,7 @@ class WindowSpec:
                 raise ConfigError(f"the window names an unknown feature {key!r}{suggest(key, known)}")
 
     def reach(self, keys: Sequence[str]) -> tuple[int, int]:
-        """Return the smallest and the largest offset over `keys`, at least ``(0, 0)``."""
+        """Return the smallest and the largest offset over `keys` and 0."""
         used = [offset for key in keys for offset in self.offsets.get(key, ())]
         return min([0, *used]), max([0, *used])
 
@@ -57,10 +57,10 @@ class WindowSpec:
 def window_from_timestamps(
     delta_timestamps: Mapping[str, Sequence[float]], *, fps: float, tolerance_s: float = TOLERANCE_S
 ) -> WindowSpec:
-    """Return the window whose slots are `delta_timestamps` seconds away.
+    """Return the window with slots `delta_timestamps` seconds away.
 
     Raises:
-        ConfigError: a delta is further than `tolerance_s` from a multiple of 1/fps; all of them are listed.
+        ConfigError: a delta is further than `tolerance_s` from a multiple of 1/fps; the message lists all of them.
     """
     _check_seconds(delta_timestamps)
     offsets = {key: tuple(round(delta * fps) for delta in deltas) for key, deltas in delta_timestamps.items()}
@@ -78,7 +78,7 @@ def window_from_timestamps(
 
 
 def window_from_offsets(offsets: Mapping[str, Sequence[int]]) -> WindowSpec:
-    """Return the window of relative frame numbers, given as any sequences of whole numbers."""
+    """Return the window of relative frame numbers, given as any sequences of integers."""
     plain = {}
     for key, values in offsets.items():
         try:
@@ -103,7 +103,7 @@ def _check_seconds(delta_timestamps: Mapping[str, Sequence[float]]) -> None:
 def window_rows(
     anchors: NDArray[np.int64], num_frames: int, offsets: Sequence[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the frame behind every window slot ``(len(anchors), len(offsets))``, and which are padding.
+    """Return the frame in every window slot ``(len(anchors), len(offsets))``, and which slots are padding.
 
     Slot ``[i, j]`` is frame ``anchors[i] + offsets[j]`` of an episode of `num_frames` frames.
     """

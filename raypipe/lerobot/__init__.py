@@ -1,4 +1,4 @@
-"""LeRobot's policies and its trainer on raypipe's batches; lerobot is imported when something here is used.
+"""Feeds LeRobot's policies and its trainer with raypipe's batches; the first use imports lerobot.
 
 ::
 
@@ -10,7 +10,7 @@
     for batch in rp.lerobot.batches(pipe.loader()):                   cameras as float in [0, 1]
         loss, _ = policy.forward(preprocess(batch))
 
-``bridge.py`` does this. ``trainer.py`` is `raypipe lerobot-train`: it feeds LeRobot's own training script in the same
+``bridge.py`` does this. ``trainer.py`` is `raypipe lerobot-train`, which feeds LeRobot's own training script the same
 way.
 """
 

@@ -1,7 +1,7 @@
-"""What LeRobot's policies expect of a dataset and of its batches, made from what raypipe reads.
+"""Makes the metadata and batches that LeRobot's policies expect, from what raypipe reads.
 
-LeRobot's own classes are filled with what raypipe knows: so datasets of format v2.x and mixtures, which LeRobot does
-not open, look to a policy like any other. Which frames a window holds is the policy's config's to say.
+It fills LeRobot's own classes with what raypipe knows. So a policy can use datasets of format v2.x and mixtures, which
+LeRobot does not open, like any other. The policy's config decides the frames of a window.
 """
 
 import warnings
@@ -30,28 +30,29 @@ if TYPE_CHECKING:
     from lerobot.datasets import LeRobotDatasetMetadata
 
 DepthUnit = Literal["mm", "m"]
-"""As LeRobot's ``depth_output_unit`` has it."""
+"""The values of LeRobot's ``depth_output_unit``."""
 
 VERSION_TRIED: Final = "0.6.1"
-"""The LeRobot that the tests run on."""
+"""The LeRobot version that the tests run on."""
 
 _ACTION, _REWARD, _OBSERVATION = "action", "next.reward", "observation."
-"""LeRobot's names: which of a config's windows a feature has."""
+"""LeRobot's names: they decide which of a config's windows a feature has."""
 
 _MM_PER_M: Final = 1000.0
 
 _LEAST_STD: Final = 1e-3
-"""Of a camera's pixels in [0, 1]: half a grey level. Published datasets have cameras with 7e-05 and less."""
+"""The least plausible std of a camera's pixels in [0, 1]: a quarter of a grey level. Published datasets have cameras
+with 7e-05 and less."""
 
 
 def pipeline(
     dataset: Dataset | Mixture, config: "PreTrainedConfig", *, batch_size: Any, seed: int, **parts: Any
 ) -> Pipeline:
-    """Return a pipeline with the windows of a policy's config, without the last frames that it asks to leave out.
+    """Return a pipeline with the windows of a policy's config, without the last frames that the config leaves out.
 
     Args:
-        config: of any LeRobot policy; its features need not be known yet.
-        batch_size: as `Pipeline` takes it, and so are ``seed`` and ``parts``.
+        config: of any LeRobot policy; it need not have its features yet.
+        batch_size: passed to `Pipeline`, as are ``seed`` and ``parts``.
     """
     num_dropped = getattr(config, "drop_n_last_frames", 0) or 0
     if num_dropped:
@@ -66,7 +67,7 @@ def windowed(dataset: Dataset | Mixture, config: "PreTrainedConfig") -> Dataset 
 
 
 def delta_timestamps(dataset: Dataset | Mixture, config: "PreTrainedConfig") -> dict[str, list[float]]:
-    """Return the windows of a policy's config in seconds, as LeRobot's `resolve_delta_timestamps` has them."""
+    """Return the windows of a policy's config in seconds, like LeRobot's `resolve_delta_timestamps`."""
     rates = {one.meta.fps for one in _members(dataset)}
     if len(rates) > 1:
         raise ConfigError(
@@ -79,11 +80,11 @@ def delta_timestamps(dataset: Dataset | Mixture, config: "PreTrainedConfig") -> 
 
 
 def batches(loader: RankLoader, *, depth_unit: DepthUnit = "mm") -> RankLoader:
-    """Return the loader with batches as LeRobot's policies take them, standing where this one stands.
+    """Return the loader with batches for LeRobot's policies, at the position of the given loader.
 
-    They are what `LeRobotDataset` gives through a DataLoader: cameras float32 in [0, 1], vectors float32, ``task`` as
-    texts, ``*_is_pad`` masks; on the loader's device. Its own keys, such as ``augment_seed``, stay: LeRobot's
-    pre-processors ignore them. A transform of the loader runs first.
+    The batches equal those of `LeRobotDataset` through a DataLoader: cameras float32 in [0, 1], vectors float32,
+    ``task`` as texts, ``*_is_pad`` masks; on the loader's device. raypipe's own keys, such as ``augment_seed``, stay:
+    LeRobot's pre-processors ignore them. A transform of the loader runs first.
 
     Args:
         depth_unit: of depth cameras; give `metadata` the same.
@@ -102,7 +103,7 @@ def _check_unit(unit: str) -> None:
 
 @dataclass(frozen=True)
 class _PolicyBatch:
-    """The change of a batch that LeRobot's policies need; runs where the loader's transforms run."""
+    """The transform of a batch that LeRobot's policies need; it runs where the loader's transforms run."""
 
     cameras: frozenset[str]
     in_metres: frozenset[str]
@@ -118,7 +119,7 @@ class _PolicyBatch:
             if not isinstance(value, torch.Tensor):
                 continue
             if name in self.cameras:
-                # LeRobot's collated cameras are so; a convolution rounds otherwise in another layout.
+                # LeRobot's collated cameras are contiguous; in another layout a convolution rounds differently.
                 changed[name] = self._floats(name, value).contiguous()
             elif value.dtype == torch.float64:
                 # LeRobot reads rows as Python floats, and torch makes float32 of them.
@@ -129,17 +130,17 @@ class _PolicyBatch:
         import torch
 
         if value.dtype == torch.uint8:
-            # In the layout that is wanted at once, else the floats would be copied.
+            # Convert straight to the wanted layout: else the floats would be copied again.
             return value.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         return value / _MM_PER_M if camera in self.in_metres else value
 
 
 def metadata(source: Dataset | Mixture | Pipeline, *, depth_unit: DepthUnit = "mm") -> "LeRobotDatasetMetadata":
-    """Return LeRobot's metadata of what batches hold: for `make_policy`, and ``stats`` for the processors.
+    """Return LeRobot's metadata for the batches: for `make_policy`, with ``stats`` for the processors.
 
-    Made from what raypipe reads, so also of datasets of format v2.x and of mixtures, whose statistics are those of all
-    members together. Of a pipeline the cameras have the size that it makes them, and statistics of relative actions
-    are of the frames that it selects.
+    It comes from what raypipe reads, so it also works for datasets of format v2.x and for mixtures, with statistics of
+    all members together. For a pipeline, cameras have the size that it gives them, and statistics of relative actions
+    cover the frames that it selects.
 
     Args:
         depth_unit: of the statistics of depth cameras; give `batches` the same.
@@ -205,14 +206,14 @@ def _lerobot_feature(feature: Feature, decode: DecodeSpec) -> dict[str, Any]:
     """Return a feature as LeRobot's ``info.json`` has it."""
     if feature.is_camera:
         axes = ["height", "width", "channels"]
-        # Pixels and statistics of depth are millimetres in raypipe, whatever was recorded.
+        # raypipe gives pixels and statistics of depth in millimetres, whatever the dataset recorded.
         info = {"is_depth_map": feature.is_depth, **({"depth_unit": "mm"} if feature.is_depth else {})}
         return {"dtype": feature.kind, "shape": decode.frame_shape(feature), "names": axes, "info": info}
     return {"dtype": feature.dtype, "shape": feature.shape, "names": list(feature.names) or None}
 
 
 def _fields(dataset: Dataset | Mixture, features: dict[str, dict[str, Any]], stored: Stats) -> dict[str, Any]:
-    """Return the attributes of LeRobot's metadata, all that its constructor sets."""
+    """Return all attributes that the constructor of LeRobot's metadata sets."""
     utils, frames = import_lerobot("lerobot.datasets.utils"), import_lerobot("pandas")
     episodes, tasks = _episodes(dataset), _tasks(dataset)
     root = "mixture" if isinstance(dataset, Mixture) else dataset.meta.root
@@ -250,19 +251,19 @@ def _robots(dataset: Dataset | Mixture) -> tuple[str, ...]:
 
 
 def _fps(dataset: Dataset | Mixture) -> float:
-    """Return the rate; of a mixture of several that of its first member, which LeRobot only shows."""
+    """Return the frame rate; for a mixture with several, that of its first member, which LeRobot only shows."""
     fps = _members(dataset)[0].meta.fps
     return int(fps) if fps == int(fps) else fps
 
 
 def _tasks(dataset: Dataset | Mixture) -> list[str]:
-    """Return the texts of all tasks, once each; those of a single dataset in the order of its ``task_index``."""
+    """Return the texts of all tasks, once each; for a single dataset in the order of its ``task_index``."""
     texts = (one.meta.tasks.texts for one in _members(dataset))
     return list(dict.fromkeys(text for member in texts for _, text in sorted(member.items())))
 
 
 def _episodes(dataset: Dataset | Mixture) -> Any:
-    """Return the episode table as LeRobot holds it, with what it says of the rows; the members' one after the other."""
+    """Return the episode table in LeRobot's form, with its columns about the rows; members follow one another."""
     tables = [one.meta.episodes for one in _members(dataset)]
     length = np.concatenate([table.length for table in tables])
     stop = np.cumsum(length)
@@ -277,7 +278,7 @@ def _episodes(dataset: Dataset | Mixture) -> Any:
 
 
 def _stats(stored: Stats, features: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return statistics of what batches hold; warns of those that are lacking, which LeRobot passes over in silence."""
+    """Return the statistics of the features in batches; warn of missing ones, which LeRobot silently ignores."""
     stats = {name: dict(stored[name]) for name in features if name in stored}
     lacking = [
         name
@@ -297,7 +298,7 @@ def _stats(stored: Stats, features: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 
 def _warn_of_narrow(stats: Mapping[str, Mapping[str, Any]], cameras: list[str]) -> None:
-    """Warn of cameras whose pixels LeRobot would scale far out of what a network takes."""
+    """Warn of cameras with a std so small that LeRobot would scale their pixels far outside a network's range."""
     narrow = [name for name in cameras if "std" in stats.get(name, {}) and np.min(stats[name]["std"]) < _LEAST_STD]
     if narrow:
         warnings.warn(

@@ -1,13 +1,13 @@
 """`raypipe lerobot-train`: LeRobot's own training script, fed by a pipeline.
 
-The script is run as it is, with its command line. For as long as it runs, some names of it are ours::
+This module runs the script unchanged, with its command line. While the script runs, it replaces some of its names::
 
-    make_train_eval_datasets    what it takes features and statistics from: a `FedDataset`, also of format v2.x
-    torch.utils.data.DataLoader the one place where its batches come from: gives the loader of a `FedDataset`
-    save_checkpoint             writes where the data stands beside LeRobot's files, in the folder ``raypipe``
-    should_save_checkpoint      lets the other processes write there what they have handed over
+    make_train_eval_datasets    its source of features and statistics: returns a `FedDataset`, also of format v2.x
+    torch.utils.data.DataLoader its only source of batches: returns the loader of a `FedDataset`
+    save_checkpoint             also writes the position of the data, in the folder ``raypipe`` beside LeRobot's files
+    should_save_checkpoint      lets the other processes write there what they have delivered
 
-Other versions of LeRobot may have other names: then it ends with an error before anything is trained.
+Other versions of LeRobot may have other names: then it raises an error before any training.
 """
 
 import math
@@ -46,12 +46,12 @@ def run_lerobot_train(arguments: Sequence[str]) -> None:
     """Run ``lerobot-train`` with these arguments of its command line, on raypipe's batches.
 
     Raises:
-        ConfigError: lerobot is not installed, or of a version whose script is another.
+        ConfigError: lerobot is not installed, or its version has another script.
     """
     script = import_lerobot(_SCRIPT)
     check_script(script)
     before = sys.argv
-    # LeRobot reads its command line from there.
+    # LeRobot reads its command line from sys.argv.
     sys.argv = ["lerobot-train", *arguments]
     try:
         with _fed(script, TrainerFeed()):
@@ -61,7 +61,7 @@ def run_lerobot_train(arguments: Sequence[str]) -> None:
 
 
 def check_script(script: ModuleType) -> None:
-    """Raise where the script lacks a name that is replaced; warn of a version that was not tried."""
+    """Raise if the script lacks a name to replace; warn of an untested version."""
     found = version("lerobot")
     missing = [name for name in _REPLACED if not hasattr(script, name)]
     if missing:
@@ -76,15 +76,15 @@ def check_script(script: ModuleType) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FedDataset:
-    """What LeRobot's script asks of a dataset; its samples are a pipeline's."""
+    """A dataset as LeRobot's script needs it; its samples come from a pipeline."""
 
     pipe: Pipeline
     meta: "LeRobotDatasetMetadata"
     name: str
-    """``train`` or ``eval``: of its loader, and of the file with its state."""
+    """``train`` or ``eval``: the name of its loader, and of the file with its state."""
     image_transforms: "Callable[[torch.Tensor], torch.Tensor] | None" = None
     episodes: list[int] | None = None
-    """For LeRobot's own sampler, which the script makes and which decides nothing here: None is all."""
+    """For LeRobot's own sampler, which the script creates but which has no effect here; None means all."""
     absolute_to_relative_idx: None = None
 
     @property
@@ -100,13 +100,13 @@ class FedDataset:
 
 @dataclass(eq=False)
 class TrainerFeed:
-    """What takes the place of the script's names, and what they share."""
+    """The replacements for the script's names, and their shared state."""
 
     config: "TrainPipelineConfig | None" = None
     loaders: list[RankLoader] = field(default_factory=list)
 
     def make_datasets(self, config: "TrainPipelineConfig") -> tuple[FedDataset, FedDataset | None]:
-        """Return the dataset to train on, and the one that is held out for evaluation, if any."""
+        """Return the dataset to train on, and the one held out for evaluation, if any."""
         self.config = config
         source = open_source(config)
         train, held_out = split_episodes(source, config)
@@ -114,7 +114,7 @@ class TrainerFeed:
         return fed, _fed_dataset(source, config, "eval", selection=held_out) if held_out else None
 
     def make_loader(self, dataset: Any, **settings: Any) -> Any:
-        """Return the loader of a dataset: ours of ours, and torch's of any other."""
+        """Return the loader of a dataset: raypipe's for a `FedDataset`, torch's for any other."""
         import torch.utils.data
 
         if not isinstance(dataset, FedDataset):
@@ -128,18 +128,18 @@ class TrainerFeed:
         return FedLoader(loader, dataset)
 
     def save_states(self, checkpoint_dir: Path) -> None:
-        """Write where the data stands, and what this process has handed over, into a checkpoint."""
+        """Write the position of the data, and what this process has delivered, into a checkpoint."""
         write_states(checkpoint_dir, *self.loaders)
 
     def close(self) -> None:
-        """End what the loaders have under way."""
+        """Stop the running work of the loaders."""
         for loader in self.loaders:
             loader.close()
 
 
 @dataclass(frozen=True, eq=False)
 class FedLoader:
-    """A loader as the script iterates it: one epoch after the other, with LeRobot's image transforms."""
+    """A loader for the script: it iterates one epoch after another, with LeRobot's image transforms."""
 
     loader: RankLoader
     dataset: FedDataset
@@ -150,12 +150,13 @@ class FedLoader:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         transform = self.dataset.image_transforms
         for batch in self.loader:
-            # In the thread that trains: torchvision draws from torch's one generator, whose state LeRobot saves.
+            # Transform in the training thread: torchvision draws from torch's global generator, and LeRobot saves its
+            # state.
             yield batch if transform is None else _transformed(batch, self.dataset.meta, transform)
 
 
 def open_source(config: "TrainPipelineConfig") -> Dataset | Mixture:
-    """Open what the command line names, as LeRobot looks for it: its root, LeRobot's home, then the Hub."""
+    """Open the dataset or mixture that the command line names, where LeRobot looks: root, LeRobot's home, the Hub."""
     wanted = config.dataset
     if wanted.repo_type != "dataset":
         raise ConfigError(
@@ -170,9 +171,9 @@ def open_source(config: "TrainPipelineConfig") -> Dataset | Mixture:
 
 
 def split_episodes(source: Dataset | Mixture, config: "TrainPipelineConfig") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what is selected to train on and to evaluate on; the latter is empty where nothing is held out.
+    """Return the selections to train on and to evaluate on; the second is empty if nothing is held out.
 
-    As LeRobot splits them: the last episodes of every task, by the first task of each.
+    It splits like LeRobot: it holds out the last episodes of every task, and an episode counts for its first task.
     """
     wanted = config.dataset
     if isinstance(source, Mixture):
@@ -206,7 +207,7 @@ def _by_first_task(meta: DatasetMeta, episodes: Sequence[int]) -> dict[str, list
 
 
 def _eval_selection(meta: DatasetMeta, by_task: dict[str, list[int]], most_samples: int) -> dict[str, Any]:
-    """Return the episodes that are held out; of each task its first frames where there is a limit."""
+    """Return the selection of the held-out episodes; with a limit, only the first frames of each task."""
     episodes = [one for those in by_task.values() for one in those]
     if most_samples <= 0:
         return {"episodes": episodes}
@@ -225,7 +226,7 @@ def _fed_dataset(source: Dataset | Mixture, config: "TrainPipelineConfig", name:
     if name == "train":
         pipe = pipeline(source, config.trainable_config, **settings)
     else:
-        # LeRobot evaluates on all frames that are held out, one after the other.
+        # LeRobot evaluates on all held-out frames in order.
         pipe = Pipeline(windowed(source, config.trainable_config), **settings, order={"shuffle": False})
     meta = metadata(pipe, depth_unit=config.dataset.depth_output_unit)
     if config.dataset.use_imagenet_stats:
@@ -259,17 +260,17 @@ def _transformed(batch: dict[str, Any], meta: "LeRobotDatasetMetadata", transfor
 
 
 def _open_loader(dataset: FedDataset, config: "TrainPipelineConfig") -> RankLoader:
-    """Return this process's loader; the processes of `accelerate launch` and torchrun share the batches."""
+    """Return this process's loader; the processes of `accelerate launch` or torchrun share the batches."""
     import torch
 
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     num_steps = dataset.pipe.plan(world_size=world_size).num_steps
     device = str(config.trainable_config.device)
     settings: dict[str, Any] = {
-        # Where Accelerate has put this process.
+        # The device that Accelerate gave this process.
         "device": f"cuda:{torch.cuda.current_device()}" if device.startswith("cuda") else device,
         "num_epochs": math.ceil(config.steps / num_steps),
-        # The script has a bar of its own.
+        # The script has its own bar.
         "progress": False,
     }
     if dist.is_initialized():
@@ -289,7 +290,7 @@ def _go_on(loader: RankLoader, checkpoint: Path) -> None:
 
 
 class _Changed:
-    """A module with some names of its own."""
+    """A module with some of its names replaced."""
 
     def __init__(self, module: Any, **names: Any) -> None:
         self._module = module
@@ -301,7 +302,7 @@ class _Changed:
 
 @contextmanager
 def _fed(script: ModuleType, feed: TrainerFeed) -> Iterator[None]:
-    """Put ours in the place of the script's names, for as long as the block runs."""
+    """Replace the script's names while the block runs."""
     before = {name: getattr(script, name) for name in _REPLACED}
     torch_module = before["torch"]
     data = _Changed(torch_module.utils.data, DataLoader=feed.make_loader)
@@ -313,7 +314,7 @@ def _fed(script: ModuleType, feed: TrainerFeed) -> Iterator[None]:
     def should_save_checkpoint(step: int, save_freq: int, total_steps: int) -> bool:
         is_due: bool = before["should_save_checkpoint"](step, save_freq, total_steps)
         config = feed.config
-        # The script saves in the main process alone; all of them pass here, at the same step.
+        # The script saves only in the main process; all processes pass here, at the same step.
         if is_due and config is not None and config.save_checkpoint and dist.is_initialized() and dist.get_rank():
             feed.save_states(script.get_step_checkpoint_dir(config.output_dir, total_steps, step))
         return is_due

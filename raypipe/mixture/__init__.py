@@ -1,20 +1,20 @@
-"""Many unlike datasets as one: members with weights, a schema that holds all of them, and their statistics.
+"""Many unlike datasets as one: members with weights, one schema that fits them all, and their statistics.
 
 ::
 
-    spec.py         what a user says                                           MixtureSpec, MemberSpec
-    file.py         the same as a YAML or TOML file                            read_mixture_file
-    members.py      all datasets at once; every one that is bad is named       Opened
-    offer.py        what each member offers, in the names of the mixture
-    unify.py        unlike features as one, or one error with unify_table.py   Unified
+    spec.py         what the user asks for                                         MixtureSpec, MemberSpec
+    file.py         reads the same from a YAML or TOML file                        read_mixture_file
+    members.py      opens all datasets at once and names every bad one             Opened
+    offer.py        the features of each member, under the mixture's names
+    unify.py        makes unlike features one, or one error with unify_table.py    Unified
     windows.py      seconds or frames at each member's own rate
-    mixture.py      all of that                                                Mixture
-    open_any.py     a dataset or a mixture, by its root                        open_dataset
-    stats.py        stats of every member in the mixture's names, and pooled   MixtureStats
-    normaliser.py   batch -> batch: each sample by the stats of its dataset    Normaliser
-    stats_json.py   statistics as JSON, every number as it was
+    mixture.py      puts all of that together                                      Mixture
+    open_any.py     opens a dataset or a mixture, by its root                      open_dataset
+    stats.py        stats of every member under the mixture's names, and pooled    MixtureStats
+    normaliser.py   batch -> batch: scales samples by the stats of their dataset   Normaliser
+    stats_json.py   statistics as JSON, without changing a number
 
-Statistics are values: numpy, saved as JSON. Only what is given to a `Normaliser` is torch.
+Statistics are numpy values, saved as JSON. Only the batches of a `Normaliser` are torch.
 """
 
 from typing import TYPE_CHECKING

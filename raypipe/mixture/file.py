@@ -1,4 +1,4 @@
-"""A mixture in a YAML or TOML file: its keys are the fields of the specs, its members stand under ``datasets``.
+"""A mixture in a YAML or TOML file: its keys are the fields of the specs, and ``datasets`` lists its members.
 
 ::
 
@@ -7,7 +7,7 @@
       - {root: s3://bucket/so101, weight: 2}                          so101: {root: s3://bucket/so101}
     temperature: 2
 
-Reads the one file and looks whether folders stand beside it. Opens no dataset.
+This module reads the one file and checks whether folders exist beside it. It opens no dataset.
 """
 
 import os
@@ -30,11 +30,11 @@ _TOML: Final = (".toml",)
 _MEMBERS: Final = "datasets"
 
 _HUB_NAME: Final = re.compile(r"(?!\.{1,2}/)[\w.-]+/(?!\.{1,2}$)[\w.-]+")
-"""``owner/name``, as datasets are called on the Hub."""
+"""``owner/name``: the name of a dataset on the Hub."""
 
 
 def is_mixture_file(root: str) -> bool:
-    """Return whether `root` names a local file of a mixture, by its suffix, rather than a dataset."""
+    """Return whether `root` is a local mixture file, by its suffix, and not a dataset."""
     path = os.fspath(root)
     return "://" not in path and path.lower().endswith((*_YAML, *_TOML)) and not os.path.isdir(path)
 
@@ -42,8 +42,8 @@ def is_mixture_file(root: str) -> bool:
 def read_mixture_file(path: str) -> MixtureSpec:
     """Return the mixture that a ``.yaml``, ``.yml`` or ``.toml`` file describes.
 
-    A relative root counts from the file's folder. One that reads ``owner/name`` where no such folder stands beside the
-    file stays as it is.
+    A relative root starts at the file's folder. A root such as ``owner/name`` stays as it is if the file has no such
+    folder beside it.
 
     Raises:
         ConfigError: the file is missing or damaged, has an unknown key, or describes an impossible mixture.
@@ -87,7 +87,7 @@ def _parse(path: str) -> Mapping[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path!r} is not valid TOML: {error}") from error
     except (ValueError, RecursionError) as error:
-        # A number of thousands of digits, a day that is in no calendar, or lists in lists in lists.
+        # A number with thousands of digits, an impossible date, or too deeply nested lists.
         raise ConfigError(f"{path!r} holds a value that cannot be: {error}") from error
     if not isinstance(content, Mapping):
         raise ConfigError(
@@ -116,7 +116,7 @@ def _named_member(name: str, item: Any, folder: str) -> dict[str, Any]:
 
 
 def _member(item: Any, place: str, folder: str) -> dict[str, Any]:
-    """Return the fields of a member given as a root, ``[root, weight]`` or an object; its paths resolved."""
+    """Return the fields of a member given as a root, ``[root, weight]`` or an object, with its paths resolved."""
     if isinstance(item, str):
         item = {"root": item}
     elif isinstance(item, list) and len(item) == 2:
@@ -158,9 +158,9 @@ def _shown(value: Any) -> str:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, which also refuses a key that stands twice and reads ``1e-4`` as a number.
+    """PyYAML's safe loader; it also refuses a duplicate key and reads ``1e-4`` as a number.
 
-    Aliases count as what they repeat, so that a few of them do not make a file of billions of values.
+    It counts an alias as all the nodes that it repeats, so a few aliases cannot expand to billions of values.
     """
 
     def __init__(self, stream: str) -> None:
@@ -172,7 +172,7 @@ class _YamlLoader(yaml.SafeLoader):
         before, is_alias = self._num_nodes, self.check_event(yaml.AliasEvent)
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
-        # A node within itself has no size yet.
+        # A node that contains itself has no size yet.
         self._num_nodes += self._sizes.get(id(node), MOST_YAML_NODES) if is_alias else 1
         self._sizes[id(node)] = self._num_nodes - before
         if self._num_nodes > MOST_YAML_NODES:
@@ -190,7 +190,7 @@ class _YamlLoader(yaml.SafeLoader):
         return node
 
 
-# YAML 1.1, as PyYAML reads it, wants a dot in a number with an exponent: 1e-4 would be text.
+# PyYAML reads YAML 1.1, where a number with an exponent needs a dot: 1e-4 would be text.
 _YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )

@@ -1,8 +1,8 @@
-"""Open the datasets of a mixture at once: all that can be known of them before training is known afterwards.
+"""Opens all datasets of a mixture at once, so that everything that can be known before training is known then.
 
-Metadata is read in threads. A dataset that cannot be used does not stop the others
-from being looked at: every one of them is told of, in one error or one warning. What is left out of a dataset that can
-be used is a note, not a warning: four hundred datasets have much to say.
+It reads the metadata in threads. One unusable dataset does not stop it from looking at the others: one error or one
+warning names every unusable one. What a usable dataset leaves out becomes a note, not a warning: four hundred datasets
+would make too many warnings.
 """
 
 import warnings
@@ -30,15 +30,15 @@ from raypipe.storage import Storage, is_repo_id, is_transient, open_root, retry_
 from raypipe.text import counted, cut_inside, is_shown, open_console
 
 NUM_THREADS: Final = {"local": 8, "remote": 32}
-"""Storage that answers after 20 ms gives 100 datasets in 37 s one by one, and in 1.4 s in 32 threads. Of local files
-the CPU is what limits, 4 ms a dataset, mostly under Python's lock: more threads only cost more of it. A few are for
-folders that lie on another machine."""
+"""With storage that answers after 20 ms, 100 datasets take 37 s one by one and 1.4 s in 32 threads. For local files the
+CPU is the limit: 4 ms a dataset, mostly under Python's lock, so more threads only cost more CPU. A few threads help
+with folders that lie on another machine."""
 
 _REASON_CHARACTERS: Final = 400
-"""Of an error about one dataset, where many are listed: two lines or so of a terminal."""
+"""The most characters of one dataset's error in a list of many: about two lines of a terminal."""
 
 _BAD_DATA: Final = (RaypipeError, OSError, pa.ArrowException)
-"""What makes a dataset bad. Any other error is a mistake in the program, and is not taken for bad data."""
+"""Errors that make a dataset bad. Any other error is a bug in the program, not bad data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class BadMember:
     error: str
     """On one line."""
     kind: Literal["data", "config", "storage"] = "data"
-    """Whose fault it is: that of the dataset, of what is asked of it, or of storage that does not answer."""
+    """The cause: the dataset itself, what the mixture asks of it, or storage that does not answer."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.root}): {cut_inside(self.error, _REASON_CHARACTERS)}"
@@ -58,10 +58,10 @@ class BadMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberNote:
-    """Something that is odd or left out, and does not stand in the way."""
+    """Something odd or left out that does not prevent the use of a dataset."""
 
     name: str
-    """The member's; empty for what is about none of them."""
+    """The member's name; empty if the note is about no single member."""
     text: str
 
     def __str__(self) -> str:
@@ -75,18 +75,18 @@ class Opened:
     datasets: tuple[Dataset, ...]
     """In the order of the members, without the bad ones."""
     positions: tuple[int, ...]
-    """Of each dataset: which of the members it is."""
+    """For each dataset, the position of its member."""
     bad: tuple[BadMember, ...]
     notes: tuple[MemberNote, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What opening a dataset finds: its metadata, and what its files lack."""
+    """What raypipe finds when it opens a dataset: its metadata, and what its files lack."""
 
     meta: DatasetMeta
     missing_cameras: tuple[str, ...]
-    """Declared cameras of which no file was found."""
+    """Declared cameras without a file."""
     absent_columns: tuple[str, ...]
     """Declared features that the rows do not have."""
 
@@ -95,10 +95,10 @@ OpenOne = Callable[[Storage], Contents]
 
 
 def read_contents(storage: Storage) -> Contents:
-    """Return what the dataset at `storage` holds; reads ``meta/`` and up to three footers.
+    """Return the contents of the dataset at `storage`; reads ``meta/`` and up to three footers.
 
     Raises:
-        DatasetError: it is no dataset, or nothing of it can be read.
+        DatasetError: it is not a dataset, or none of it can be read.
     """
     meta = read_metadata(storage)
     return Contents(meta=meta, missing_cameras=find_missing_cameras(meta), absent_columns=find_absent_columns(meta))
@@ -114,14 +114,14 @@ def open_members(
     """Return the datasets of `members`, with the cameras that each asks for; reads ``meta/`` and a few footers.
 
     Args:
-        progress: whether to show a bar where a person looks.
+        progress: whether to show a bar at a terminal or in a notebook.
         open_one: finds what the dataset at a storage holds.
 
     Raises:
-        DatasetError: a dataset cannot be used, and `on_bad_dataset` is ``"raise"``; or none can. It lists all that
-            cannot.
-        DownloadError: storage does not answer, also under ``"skip"``: that is no bad dataset.
-        ConfigError: a member asks for a camera that its dataset does not have, also under ``"skip"``.
+        DatasetError: a dataset is unusable and `on_bad_dataset` is ``"raise"``, or all are. The message lists every
+            unusable one.
+        DownloadError: storage does not answer. ``"skip"`` raises it too, since the dataset itself may be good.
+        ConfigError: a member asks for a camera that its dataset does not have. ``"skip"`` raises it too.
     """
     if not members:
         raise ConfigError("the mixture has no members; give at least one dataset")
@@ -147,7 +147,7 @@ class _OpenedMember:
 
 
 def _open_all(members: Sequence[MemberSpec], open_one: OpenOne, *, progress: bool) -> list["_OpenedMember | BadMember"]:
-    """Return what became of every member, in order, whichever was read first."""
+    """Return every member, opened or bad, in order, however fast each was read."""
     is_remote = any("://" in member.root or is_repo_id(member.root) for member in members)
     kind = "remote" if is_remote else "local"
     pool = ThreadPoolExecutor(min(NUM_THREADS[kind], len(members)), thread_name_prefix="raypipe-open")
@@ -157,7 +157,7 @@ def _open_all(members: Sequence[MemberSpec], open_one: OpenOne, *, progress: boo
         }
         with _bar(len(members), is_on=progress) as advance:
             for future in as_completed(futures):
-                # Raises what is not about the data, and does not wait for the rest then.
+                # Raises any error that is not about the data, without waiting for the rest.
                 future.result()
                 advance(members[futures[future]].name)
         return [future.result() for future in futures]
@@ -177,7 +177,7 @@ def _open_member(member: MemberSpec, open_one: OpenOne) -> "_OpenedMember | BadM
 
 
 def _as_member(member: MemberSpec, contents: Contents) -> _OpenedMember:
-    """Return the dataset with the cameras that the member asks for, and what is to be noted of it."""
+    """Return the dataset with the cameras that the member asks for, and the notes about it."""
     meta, missing = contents.meta, contents.missing_cameras
     if not len(meta.episodes):
         raise DatasetError("it has no episodes")
@@ -230,7 +230,7 @@ def _bad_text(bad: Sequence[BadMember], num_members: int) -> str:
 
 @contextmanager
 def _bar(num_members: int, *, is_on: bool) -> Iterator[Callable[[str], None]]:
-    """Show how many datasets are open while the body runs, if `is_on` and a person looks."""
+    """Show how many datasets are open while the body runs, if `is_on`, at a terminal or in a notebook."""
     if not is_on or not is_shown():
         yield lambda _name: None
         return

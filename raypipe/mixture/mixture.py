@@ -1,4 +1,4 @@
-"""`Mixture`: many unlike datasets as one, of which every epoch takes a stated share of each."""
+"""`Mixture`: many unlike datasets as one; every epoch takes a stated share of each."""
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
@@ -47,7 +47,7 @@ class Member:
 
     @property
     def robot_type(self) -> str:
-        """As the mixture calls it, or else the dataset."""
+        """The robot type that the mixture gives it, else the dataset's own."""
         return self.spec.robot_type or self.dataset.meta.robot_type
 
     def index(self) -> EpisodeIndex:
@@ -56,7 +56,7 @@ class Member:
 
 
 class Mixture:
-    """Many datasets as one: given to a `Pipeline` as a dataset is.
+    """Many datasets as one; give it to a `Pipeline` like a dataset.
 
     ::
 
@@ -66,14 +66,14 @@ class Mixture:
     """
 
     spec: MixtureSpec
-    """As it was given, of the members that are there."""
+    """As the user gave it, without the members that have weight 0 or cannot be used."""
 
     members: tuple[Member, ...]
     schema: Schema
-    """What a batch is made of, and who gives what."""
+    """The features of a batch, and which member gives which."""
 
     notes: tuple[MemberNote, ...]
-    """What was left out, filled, padded, and is odd about the members."""
+    """What raypipe left out, filled or padded, and what is odd about the members."""
 
     bad: tuple[BadMember, ...]
     """Members that cannot be used, under ``on_bad_dataset="skip"``."""
@@ -85,17 +85,17 @@ class Mixture:
         progress: bool = True,
         **settings: Any,
     ) -> None:
-        """Open all members and see that they can be one; reads ``meta/`` and a few footers of each.
+        """Open all members and check that they fit together; reads ``meta/`` and a few footers of each.
 
         Args:
-            members: roots or opened datasets, pairs of such and a weight, dicts or `MemberSpec`; or a YAML or TOML
-                file with all of it.
-            progress: whether to show a bar where a person looks.
+            members: roots or opened datasets, pairs of one and a weight, dicts or `MemberSpec`; or a YAML or TOML file
+                with all of it.
+            progress: whether to show a bar at a terminal or in a notebook.
             settings: the fields of `MixtureSpec`, such as ``weights``, ``resize`` and ``on_missing``.
 
         Raises:
-            ConfigError: the members cannot be one; it lists all that is wrong, and suggests what to write.
-            DatasetError: members cannot be opened; it lists all of them.
+            ConfigError: the members do not fit together; the message lists every problem, and suggests what to write.
+            DatasetError: members cannot be opened; the message lists all of them.
         """
         spec = _make_spec(members, settings)
         is_file = isinstance(members, str | Path)
@@ -124,7 +124,7 @@ class Mixture:
         return sum(self.shares.values())
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Raise with what there is instead: shares and an order make batches of a mixture, and it has no samples."""
+        """Raise, and name what to use instead: a mixture has no samples; shares and an order make its batches."""
         names = ", ".join(map(repr, self.names[:6])) + ", ..." * (len(self.names) > 6)
         raise ConfigError(
             f"a mixture has no sample {index!r}: each epoch takes a share of every dataset. One dataset of an "
@@ -133,7 +133,7 @@ class Mixture:
         )
 
     def __repr__(self) -> str:
-        """Tell how many of what, and where they come from."""
+        """Return a line with the numbers of datasets, episodes and frames, the robots, the cameras and the shares."""
         episodes = sum(len(dataset.meta.episodes) for dataset in self.datasets)
         robots = ", ".join(dict.fromkeys(self.robot_types))
         shown = ", ".join(f"{name} {frames / len(self):.1%}" for name, frames in list(self.shares.items())[:6])
@@ -161,12 +161,12 @@ class Mixture:
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """The features of a batch by name, in the shapes that hold all members."""
+        """The features of a batch by name, in shapes that fit all members."""
         return self.schema.features
 
     @cached_property
     def shares(self) -> Mapping[str, int]:
-        """Frames that an epoch takes of every member; over epochs each of its frames comes equally often."""
+        """Frames that an epoch takes of every member; over many epochs a member's frames come equally often."""
         indexes = self._indexes
         frames = [index.num_frames for index in indexes]
         weights = resolve_weights(self.spec, frames, [len(set(index.episode.tolist())) for index in indexes])
@@ -175,7 +175,7 @@ class Mixture:
 
     @cached_property
     def stats(self) -> "MixtureStats":
-        """Statistics by dataset, by robot type, and of all together; reads those that the datasets store."""
+        """Statistics by dataset, by robot type, and of all together; reads the statistics that the datasets store."""
         from raypipe.mixture.stats import MemberStats, mixture_stats
 
         parts = [
@@ -195,7 +195,7 @@ class Mixture:
         return mix_indexes(self._indexes, list(self.shares.values()), revisions=revisions)
 
     def sources(self) -> tuple[dict[str, Any], ...]:
-        """Return name, root and selection of every member as plain values: what an account needs to open it again."""
+        """Return name, root and selection of every member as plain values: an account needs them to open it again."""
         return tuple(
             {"name": one.name, "root": str(one.dataset.meta.root), "selection": one.spec.selection.to_dict()}
             for one in self.members
@@ -207,7 +207,7 @@ class Mixture:
         *,
         offsets: Mapping[str, Sequence[int]] | None = None,
     ) -> "Mixture":
-        """Return this mixture with windows, by names in a batch: seconds or frames, resolved at each member's fps."""
+        """Return this mixture with windows, by names in a batch, in seconds or frames at each member's fps."""
         windows = member_windows(
             self.schema,
             self.spec,
@@ -224,8 +224,8 @@ class Mixture:
     def with_actions(self, actions: ActionSpec | Mapping[str, Any]) -> "Mixture":
         """Return this mixture with actions relative to a state, or to the action before, by names in a batch.
 
-        Numbers are those of each member's own vector. One that is named must be in every member that has the action; a
-        pattern, as ``*gripper*``, in one at least.
+        The numbers are those of each member's own vector. A name must fit every member that has the action; a pattern
+        such as ``*gripper*`` must fit at least one.
         """
         spec = make_spec(ActionSpec, actions, "actions")
         maps = member_actions(spec, self.schema, [(member.name, member.dataset) for member in self.members])
@@ -241,9 +241,9 @@ class Mixture:
         return next((one.actions.spec for one in self.datasets if one.actions is not None), None)
 
     def select_features(self, names: Sequence[str]) -> "Mixture":
-        """Return this mixture with these features of its batches alone, by their names there, cameras among them.
+        """Return this mixture with only these features and cameras, by their names in a batch.
 
-        The index columns are always there. What a single member leaves out is its `MemberSpec.drop`.
+        The index columns always stay. Use `MemberSpec.drop` to leave out features of a single member.
         """
         kept = kept_features(names, list(self.features), "the mixture")
         members = tuple(replace(one, dataset=_with_actions_among(one.dataset, kept)) for one in self.members)
@@ -254,7 +254,7 @@ class Mixture:
         return changed
 
     def resized(self, resize: Resize) -> "Mixture":
-        """Return this mixture with cameras of another size, which a pipeline's decoding makes them."""
+        """Return this mixture with cameras of another size; the pipeline resizes them when it decodes."""
         changed = copy.copy(self)
         changed.spec = replace(self.spec, resize=resize)
         unified = unify(self.datasets, changed.spec, changed.spec.members)
@@ -267,7 +267,7 @@ class Mixture:
         return changed
 
     def _check_shares(self) -> None:
-        """Raise now what a plan would raise: members without a frame, and shares of nothing."""
+        """Raise now the errors that a plan would raise: a member without a frame, or shares that come to nothing."""
         self.index()
 
     @cached_property
@@ -288,7 +288,7 @@ class Mixture:
 
 
 def _windowed(dataset: Dataset, window: WindowSpec) -> Dataset:
-    # Its columns are known: a copy would open files to find them again.
+    # Pass the known columns on: without them a copy would open files to find them again.
     if dataset.actions is not None:
         check_window(dataset.actions.spec, dataset.actions.action, window)
     return _knowing(replace(dataset, window=window), dataset)
@@ -321,7 +321,7 @@ def _make_spec(members: Any, settings: Mapping[str, Any]) -> MixtureSpec:
 
 
 def _unused_settings(spec: MixtureSpec) -> list[MemberNote]:
-    """Return what is said and decides nothing, since something else does."""
+    """Return notes on settings that have no effect, because another setting decides."""
     notes = []
     for one in spec.members:
         if isinstance(spec.weights, str) and spec.weights != "given" and one.weight != 1:
@@ -336,7 +336,7 @@ def _unused_settings(spec: MixtureSpec) -> list[MemberNote]:
 
 
 def with_weight(spec: MixtureSpec) -> tuple[MixtureSpec, list[str]]:
-    """Return the spec without members of weight 0, which are not even opened, and the names of those."""
+    """Return the spec without members of weight 0, and their names; raypipe does not open them."""
     given = [one.weight for one in spec.members] if isinstance(spec.weights, str) else list(spec.weights)
     kept = [position for position, weight in enumerate(given) if weight]
     if not kept:

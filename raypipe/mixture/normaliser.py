@@ -1,8 +1,9 @@
-"""`Normaliser`: the values of a batch on the scale that a policy learns on, and a policy's actions back again.
+"""`Normaliser`: scales the values of a batch for a policy, and scales the policy's actions back.
 
-The formulas are LeRobot's. Every sample is scaled by the statistics of its own dataset, of its robot, or of all. Whose
-it is, a batch says by name: numbers mean other datasets in another mixture. It holds statistics as numpy values, and
-tensors per device as it meets them; torch is imported when a batch comes.
+The formulas are LeRobot's. It scales each sample by the statistics of its own dataset, of its robot, or of all datasets
+together. A batch gives the dataset and robot of each sample by name, because a dataset's number differs between
+mixtures. It holds statistics as numpy values, and makes tensors for each device that it meets; it imports torch with
+the first batch.
 """
 
 import json
@@ -31,16 +32,16 @@ By = Literal["dataset", "robot", "pooled"]
 
 KIND: Final = "Normaliser"
 EPS: Final = 1e-8
-"""LeRobot's: added to a standard deviation, and in place of a range of 0."""
+"""LeRobot's value: added to a standard deviation, and used instead of a range of 0."""
 
 _MAX_RANGE_IN_STD: Final = 1e6
-"""The range of n values is at most sqrt(2 n) standard deviations: a million are 5e11 values that are all but two equal.
-Published datasets have cameras with a std of 0 and pixels from 0 to 1; they would be scaled to 1e8."""
+"""The range of n values is at most sqrt(2 n) standard deviations, so a million takes 5e11 values, all equal but two.
+Published datasets have cameras with a std of 0 and pixels from 0 to 1; `mean_std` would scale them to 1e8."""
 
 _NEEDS: Final = {"mean_std": ("mean", "std"), "min_max": ("min", "max"), "quantiles": ("q01", "q99")}
 _NO_ROBOT: Final = ("", "unknown")
 _NAMED_BY: Final = {"dataset": "dataset", "robot": "robot_type"}
-"""The key of a batch that names whose each sample is."""
+"""The batch key that names the dataset or robot of each sample."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -53,17 +54,17 @@ class Normaliser:
         scale = rp.Normaliser(mixture.stats, {"action": "min_max"}, by="robot")
 
         mean_std    (x - mean) / (std + 1e-8)
-        min_max     2 (x - min) / (max - min) - 1        a range of 0 is taken as 1e-8
-        quantiles   2 (x - q01) / (q99 - q01) - 1        likewise; values beyond the quantiles are not cut
+        min_max     2 (x - min) / (max - min) - 1        a range of 0 counts as 1e-8
+        quantiles   2 (x - q01) / (q99 - q01) - 1        likewise; values beyond the quantiles are not clipped
         identity    x
 
-    Values are computed and given in float32, in float64 where they came so. Numbers that ``<key>_dim_is_pad`` marks
-    and samples that ``<key>_is_missing`` marks are 0 both ways. A batch is not changed: a new one is returned.
+    It computes and returns float32, or float64 for float64 input. Numbers marked by ``<key>_dim_is_pad`` and samples
+    marked by ``<key>_is_missing`` are 0 in both directions. It returns a new batch and leaves the given one unchanged.
     """
 
     stats: MixtureStats
     modes: Mapping[str, Mode]
-    """By the key in a batch. Keys that are not named stay as they are, and so do those that a batch does not have."""
+    """By key of a batch. Other keys stay as they are; a key that a batch lacks is ignored."""
     by: By
 
     def __init__(
@@ -72,9 +73,9 @@ class Normaliser:
         """Check that there are statistics for every mode.
 
         Args:
-            stats: `Mixture.stats`, or `Dataset.stats` of a dataset that stands alone.
-            modes: by the key in a batch; one mode is for all actions and observations that have statistics.
-            by: whose statistics scale a sample: its dataset's, its robot's, or those of all together.
+            stats: `Mixture.stats`, or `Dataset.stats` of a single dataset.
+            modes: by key of a batch; a single mode applies to all actions and observations that have statistics.
+            by: the statistics that scale a sample: its dataset's, its robot's, or those of all together.
         """
         object.__setattr__(self, "stats", stats if isinstance(stats, MixtureStats) else single_stats(stats))
         named = dict.fromkeys(_usual_keys(self.stats), modes) if isinstance(modes, str) else dict(modes)
@@ -91,7 +92,7 @@ class Normaliser:
             )
         if self.by == "robot":
             _check_robots(self.stats)
-        # Built now, so that missing statistics are an error here and not at the first batch.
+        # Build the tables now, so that missing statistics raise here and not at the first batch.
         if self._tables:
             self._warn_of_envelopes()
             self._warn_of_uncovered()
@@ -101,33 +102,33 @@ class Normaliser:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def normalise(self, batch: Mapping[str, Any], *, dataset: str = "", robot: str = "") -> dict[str, Any]:
-        """Return the batch with the features of `modes` scaled, each sample by what the batch says that it is of.
+        """Return the batch with the features of `modes` scaled, each sample by the dataset or robot that it names.
 
-        Batches of a mixture name it: by ``robot`` their ``robot_type`` is looked at, by ``dataset`` their ``dataset``.
+        Batches of a mixture name both: ``by="robot"`` reads their ``robot_type``, ``by="dataset"`` their ``dataset``.
 
         Vectors are ``([B,] [T,] D)``, scalars ``([B,] [T])``, cameras ``([B,] [T,] C, H, W)``: uint8, divided by 255
         first, or float in [0, 1].
 
         Args:
-            dataset: all samples are of this member, whatever the batch says. Batches that name nothing need it, unless
-                there is one dataset, or one robot, to scale by.
-            robot: likewise, all samples are of this robot type.
+            dataset: treat all samples as this member's, whatever the batch says. Batches that name nothing need it,
+                unless the statistics have only one dataset, or one robot.
+            robot: likewise, treat all samples as this robot type's.
 
         Raises:
-            ConfigError: a sample is of a dataset or robot of which there are no statistics, or its actions are in
-                another representation than those of the statistics.
+            ConfigError: there are no statistics of a sample's dataset or robot, or its actions are in another
+                representation than the statistics.
         """
         return self._apply(batch, dataset, robot, inverse=False)
 
     def unnormalise(self, batch: Mapping[str, Any], *, dataset: str = "", robot: str = "") -> dict[str, Any]:
-        """Return the batch with the features of `modes` on their own scale again; arguments are as in `normalise`.
+        """Return the batch with the features of `modes` back on their own scale; takes the arguments of `normalise`.
 
         Integers come back as float, cameras as float in [0, 1].
         """
         return self._apply(batch, dataset, robot, inverse=True)
 
     def to_json(self) -> str:
-        """Return all of it, statistics included, as JSON for a checkpoint."""
+        """Return the normaliser as JSON for a checkpoint, including its statistics."""
         stats = json.loads(self.stats.to_json())
         return to_text(KIND, {"by": self.by, "modes": dict(self.modes), "stats": stats})
 
@@ -136,7 +137,7 @@ class Normaliser:
         """Return the normaliser that `to_json` wrote.
 
         Args:
-            place: what a message calls the text.
+            place: the name of the text in messages.
         """
         return from_text(text, KIND, place, _from_plain)
 
@@ -151,7 +152,7 @@ class Normaliser:
 
     @cached_property
     def _entries(self) -> dict[str, Stats]:
-        """The statistics to choose from, by the name of the dataset or robot: the rows of the tables."""
+        """The statistics by name of the dataset or robot: the rows of the tables."""
         if self.by == "pooled":
             return {"": self.stats.pooled}
         return dict(self.stats.datasets if self.by == "dataset" else self.stats.robots)
@@ -190,7 +191,7 @@ class Normaliser:
         if mode == "mean_std":
             return _Table(shift=low, scale=high + EPS, offset=0.0)
         half = (high - low) / 2
-        # As float32, in which most values are scaled: a smaller range would be 0 there.
+        # Test in float32, because most values are scaled in it and a tiny range becomes 0 there.
         return _Table(shift=low, scale=np.where(half.astype(np.float32) == 0, EPS / 2, half), offset=1.0)
 
     def _warn_of_envelopes(self) -> None:
@@ -231,7 +232,7 @@ class Normaliser:
         return {**batch, **scaled}
 
     def _rows(self, batch: Mapping[str, Any], dataset: str, robot: str) -> "torch.Tensor | int":
-        """Return which row of the tables each sample is scaled by, or the one for all."""
+        """Return the row of the tables that scales each sample, or the one row for all."""
         if dataset and robot:
             raise ConfigError(f"both dataset={dataset!r} and robot={robot!r} are given; give one of them")
         if dataset or robot:
@@ -249,7 +250,7 @@ class Normaliser:
         )
 
     def _named_rows(self, names: "str | Sequence[str]", key: str) -> "torch.Tensor | int":
-        """Return the row for every name; a sample outside of a batch has one."""
+        """Return the row for every name; a single sample outside a batch has one name."""
         import torch
 
         row_of = self._row_of
@@ -291,7 +292,7 @@ class Normaliser:
         dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
         shift = _lined_up(self._tensor(key, "shift", value.device, dtype), row, value)
         scale = _lined_up(self._tensor(key, "scale", value.device, dtype), row, value)
-        # In place from the first new tensor on: a batch of cameras is hundreds of megabytes.
+        # After the first new tensor compute in place: a batch of cameras is hundreds of megabytes.
         if inverse:
             scaled = (value.to(dtype) + table.offset).mul_(scale).add_(shift)
         else:
@@ -332,7 +333,7 @@ def _from_plain(plain: dict[str, Any]) -> Normaliser:
 
 
 def _usual_keys(stats: MixtureStats) -> list[str]:
-    """Return what LeRobot's policies have normalised: actions and observations, not rewards and flags."""
+    """Return the keys that LeRobot normalises for its policies: actions and observations, not rewards and flags."""
     known = dict.fromkeys(key for entry in stats.datasets.values() for key in entry)
     return [key for key in known if key == "action" or key.startswith(("action.", "observation."))]
 
@@ -352,7 +353,7 @@ def _check_robots(stats: MixtureStats) -> None:
 
 
 def _check_spread(stats: MixtureStats, key: str) -> None:
-    # Of the datasets, however they are pooled: a std of 0 does not show in the pooled one.
+    # Check each dataset, even if `by` pools them: pooling hides a std of 0.
     for name, entry in stats.datasets.items():
         found = entry.get(key, {})
         if not {"std", "min", "max"} <= found.keys():
@@ -384,9 +385,9 @@ def _missing_message(stats: MixtureStats, by: By, key: str, mode: Mode, label: s
 
 
 def _check_representation(key: str, batch: Mapping[str, Any], expected: str, *, inverse: bool) -> None:
-    """Raise where values are in another representation than those that the statistics are of.
+    """Raise if values are in another representation than the statistics.
 
-    What a policy gives, which is scaled back, says nothing of it.
+    Scaling back cannot be checked this way: a policy's output does not name its representation.
     """
     told = batch.get(f"{key}{REPRESENTATION}", expected if inverse else ABSOLUTE)
     found = {told} if isinstance(told, str) else set(told)
@@ -401,14 +402,14 @@ def _check_representation(key: str, batch: Mapping[str, Any], expected: str, *, 
 
 
 def _check_window(key: str, batch: Mapping[str, Any], num_axes: int, expected: int) -> None:
-    """Raise where windows have another length than those that the statistics are of.
+    """Raise if windows have another length than those of the statistics.
 
-    A policy may give fewer steps than it was trained on: what is scaled back is not checked.
+    Scaling back is not checked: a policy may return fewer steps than it was trained on.
 
     Args:
-        num_axes: of the values of one frame.
+        num_axes: the axes of one frame's values.
     """
-    # Samples say their representation by one text, batches by a list.
+    # A sample names its representation with one text, a batch with a list.
     shape = batch[key].shape[0 if isinstance(batch[f"{key}{REPRESENTATION}"], str) else 1 :]
     found = int(shape[0]) if len(shape) > num_axes else 1
     if found != expected:
@@ -426,7 +427,7 @@ def _check_value(key: str, value: Any, shape: tuple[int, ...], row: "torch.Tenso
     if not isinstance(value, torch.Tensor):
         raise ConfigError(f"{key!r} in the batch is a {type(value).__name__}; a normaliser takes tensors")
     ends = tuple(value.shape[value.ndim - len(shape) :]) if value.ndim >= len(shape) else ()
-    # A statistic of 1 along an axis is for all of it: pixels of a camera.
+    # Statistics of length 1 along an axis apply to all of it, such as all pixels of a camera.
     if len(ends) < len(shape) or any(one not in (1, size) for one, size in zip(shape, ends, strict=True)):
         raise ConfigError(
             f"{key!r} in the batch has the shape {tuple(value.shape)}, and its statistics are {shape}; the last axes "
@@ -440,7 +441,7 @@ def _check_value(key: str, value: Any, shape: tuple[int, ...], row: "torch.Tenso
 
 
 def _check_no_pixels(key: str, shape: tuple[int, ...]) -> None:
-    # One number for all rows and columns: so are the statistics of cameras, of pixels in [0, 1].
+    # One number for all rows and columns: statistics of a camera, of pixels in [0, 1].
     if shape[-2:] == (1, 1):
         raise ConfigError(
             f"{key!r} in the batch is uint8, and its statistics are of pixels in [0, 1], which do not name it a "
@@ -449,7 +450,7 @@ def _check_no_pixels(key: str, shape: tuple[int, ...]) -> None:
 
 
 def _lined_up(table: "torch.Tensor", row: "torch.Tensor | int", value: "torch.Tensor") -> "torch.Tensor":
-    """Return the rows of the samples, with axes of 1 for the time in between: ``(B, 1, *shape)``."""
+    """Return the table rows of the samples, with an axis of 1 for time: ``(B, 1, *shape)``."""
     if isinstance(row, int):
         return table[row]
     chosen = table[row]
@@ -458,7 +459,7 @@ def _lined_up(table: "torch.Tensor", row: "torch.Tensor | int", value: "torch.Te
 
 
 def _masks(key: str, batch: Mapping[str, Any], value: "torch.Tensor", num_axes: int) -> "list[torch.Tensor]":
-    """Return what stays 0, with axes to fit `value`, whose last `num_axes` are the feature's own."""
+    """Return masks of what stays 0, shaped to fit `value`; the last `num_axes` axes are the feature's own."""
     masks = []
     if f"{key}{DIM_IS_PAD}" in batch:
         padding = batch[f"{key}{DIM_IS_PAD}"]

@@ -1,6 +1,6 @@
-"""What every member gives under the names of the mixture, by its `rename`, `cameras` and `drop`.
+"""What every member gives under the mixture's names, after its `rename`, `cameras` and `drop`.
 
-Pure: values in, values and misfits out. Nothing is raised here, so that all that is wrong can be told at once.
+Pure: values in, values and misfits out. These functions raise nothing, so that one error can list everything wrong.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from raypipe.format import INDEX_FEATURES, Feature
 from raypipe.mixture.spec import MemberSpec
 
 _SHOWN_NAMES: Final = 6
-"""Members named in a line; of more, the number is told."""
+"""The most members named in a line; of the others it gives the number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,12 @@ class MemberFeatures:
     rows: Mapping[str, Feature]
     cameras: Mapping[str, Feature]
     others: tuple[str, ...] = ()
-    """Declared and not given: columns and cameras without files. They may be dropped, and no more."""
+    """Declared but not given: columns and cameras without files. A spec may drop them, but not rename them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What a member gives: for names in the mixture its own features."""
+    """What a member gives: name in the mixture -> its own feature."""
 
     name: str
     rows: Mapping[str, Feature]
@@ -46,11 +46,11 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """One thing that keeps members from being one."""
+    """One reason why the members do not fit together."""
 
     text: str
     name: str = ""
-    """The feature in the mixture, where it is about one."""
+    """The feature in the mixture, if the misfit is about one."""
     kind: Literal["missing", "size", "other"] = "other"
 
 
@@ -63,7 +63,7 @@ def features_of(name: str, dataset: Dataset) -> MemberFeatures:
 
 
 def offer_of(member: MemberFeatures, spec: MemberSpec) -> tuple[Offer, list[Misfit]]:
-    """Return what a member gives under the names of the mixture, and what its spec names that is not there."""
+    """Return what a member gives under the mixture's names, and its misfits: names that it lacks or gives twice."""
     misfits = _unknown_names(member, spec)
     rows = {own: feature for own, feature in member.rows.items() if own not in spec.drop}
     for own, dtype in INDEX_FEATURES.items():
@@ -85,7 +85,7 @@ def offer_of(member: MemberFeatures, spec: MemberSpec) -> tuple[Offer, list[Misf
 
 
 def _doubled(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """Return the names in the mixture that two own names claim, with both."""
+    """Return each name in the mixture that two own names claim, with both."""
     named: dict[str, str] = {}
     return [(name, named[name], own) for name, own in pairs if named.setdefault(name, own) != own]
 
@@ -121,14 +121,14 @@ def sample_dtype(dtype: str) -> str:
 
 
 def family(feature: Feature) -> str:
-    """Return what a feature can be one with: pixels with pixels of their sort, numbers with numbers."""
+    """Return the family of a feature; only features of one family can become one: pixels of a sort, or numbers."""
     if feature.is_camera:
         return "depth" if feature.is_depth else "rgb"
     return feature.kind
 
 
 def describe(feature: Feature) -> str:
-    """Return a feature in two words: what it is, and its shape or its height and width."""
+    """Return a feature in two words: its kind, and its shape or its height and width."""
     if feature.is_camera:
         return f"{family(feature)} {feature.height or '?'}x{feature.width or '?'}"
     shape = "x".join(map(str, feature.shape))
@@ -137,14 +137,14 @@ def describe(feature: Feature) -> str:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return names as a list; of many the first ones and how many more."""
+    """Return names as a list; if there are many, the first ones and the number of the others."""
     if len(names) <= _SHOWN_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[: _SHOWN_NAMES - 1])} and {len(names) - _SHOWN_NAMES + 1} more"
 
 
 def list_by_value(values: Mapping[str, str]) -> str:
-    """Return who has what, members of one value together: ``x in a, b; y in c``."""
+    """Return which members have which value, grouped by value: ``x in a, b; y in c``."""
     grouped: dict[str, list[str]] = {}
     for name, value in values.items():
         grouped.setdefault(value, []).append(name)

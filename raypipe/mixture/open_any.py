@@ -1,4 +1,4 @@
-"""`open_dataset` as users call it: a dataset, or the mixture that a file lists."""
+"""`open_dataset` as users call it: opens a dataset, or the mixture that a file lists."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -27,13 +27,13 @@ def open_dataset(
     `Dataset` or a `Mixture`; both go into a `Pipeline`.
 
     Args:
-        cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, those without any file on
-            disk and those that cannot be decoded; a camera that is named must be there.
+        cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, cameras without any file and those
+            that cannot be decoded; a camera that you name must be there.
         camera_dtype: see `SampleSpec.camera_dtype`.
         timestamps: see `SampleSpec.timestamps`.
         tolerance_s: see `SampleSpec.tolerance_s`.
         revision: a tag, branch or commit of a dataset on the Hub; by default the newest tag of a format that raypipe
-            reads, else ``main``. It becomes a commit here, and all nodes read that commit.
+            reads, else ``main``. This function resolves it to a commit, and all nodes read that commit.
     """
     if not is_mixture_file(str(root)):
         if "://" in str(root) and str(root).endswith((".yaml", ".yml", ".toml")):

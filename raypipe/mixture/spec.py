@@ -1,7 +1,7 @@
-"""What a user says of a mixture: its members, how often each is seen, and how unlike features become one.
+"""What a user asks of a mixture: its members, how often each is seen, and how unlike features become one.
 
-Decides which values are possible, what members are called, and what their weights come to. Opens nothing: whether a
-dataset has the features that are named here is for `unify` to say.
+This module decides which values are allowed, the names of members, and what their weights come to. It opens nothing;
+`unify` checks whether a dataset has the features that a spec names.
 """
 
 import math
@@ -32,7 +32,7 @@ _BATCH_KEYS: Final = ("dataset_index", "dataset", "robot_type", "augment_seed", 
 _MASK_ENDINGS: Final = ("_is_pad", DIM_IS_PAD, IS_MISSING, REPRESENTATION)
 
 _MAX_COUNT: Final = 1 << 62
-"""Frames of an epoch, pixels of a side and numbers of a vector are beyond doubt below this."""
+"""No real number of frames in an epoch, pixels of a side or numbers of a vector reaches this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,28 +43,28 @@ class MemberSpec:
     """A path, or a URI that fsspec knows."""
 
     name: str = ""
-    """Unique in the mixture; it enters the order. Where it is empty, `MixtureSpec` takes it from `root`."""
+    """Unique in the mixture; the order depends on it. If it is empty, `MixtureSpec` takes it from `root`."""
 
     weight: float = 1.0
     """Relative to the other members, at least 0; 0 leaves the member out."""
 
     rename: Mapping[str, str] = field(default_factory=dict)
-    """The dataset's own feature name -> its name in the mixture, row features and cameras alike."""
+    """The dataset's own feature name -> its name in the mixture, for row features and cameras."""
 
     cameras: Mapping[str, str] | Literal["all"] = ALL_CAMERAS
-    """Name in the mixture -> own camera name. A mapping means these cameras only, and no `rename` of cameras."""
+    """Name in the mixture -> own camera name. A mapping uses only these cameras, and `rename` must name no camera."""
 
     drop: tuple[str, ...] = ()
-    """Own feature names that are left out."""
+    """Own feature names to leave out."""
 
     selection: SelectionSpec = field(default_factory=SelectionSpec)
-    """Also a dict of its fields."""
+    """May be given as a dict of its fields."""
 
     tolerance_s: float | Literal["mixture"] = MIXTURE_TOLERANCE
-    """How far a window slot may be from a frame of this dataset; ``"mixture"``: as `MixtureSpec` says."""
+    """How far a window slot may be from a frame of this dataset; ``"mixture"``: as far as `MixtureSpec` allows."""
 
     robot_type: str = ""
-    """Empty: that of ``info.json``."""
+    """Empty: the robot type in ``info.json``."""
 
     def __post_init__(self) -> None:
         if isinstance(self.root, os.PathLike):
@@ -94,45 +94,46 @@ class MemberSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureSpec:
-    """Several datasets as one: the members, and what holds for all of them."""
+    """Several datasets as one: the members, and the settings for all of them."""
 
     members: tuple[MemberSpec, ...]
-    """At least one. An item may be given as a root or an opened `Dataset`, as ``(either, weight)``, as a dict of
-    fields, or as a `MemberSpec`."""
+    """At least one. An item may be a root or an opened `Dataset`, ``(either, weight)``, a dict of fields, or a
+    `MemberSpec`."""
 
     weights: WeightRule | tuple[float, ...] | Literal["auto"] = "auto"
-    """``given``: those of the members. ``frames``, ``episodes``, ``sqrt`` (square root of frames): counted over what
-    is selected, in place of the members' own, of which only 0 still leaves a member out. Or one number per member. The
-    default is settled at once: ``given`` where a member was given with a weight (a `MemberSpec`: other than 1), else
-    ``frames``, which is one pass over everything."""
+    """``given``: the members' own weights. ``frames``, ``episodes``, ``sqrt`` (square root of frames): counts over the
+    selection of each member; of the members' own weights only 0 still matters, and leaves the member out. Or one number
+    per member. ``auto`` becomes ``given`` if a member has a weight (a `MemberSpec`: other than 1), else ``frames``,
+    which is one pass over everything."""
 
     temperature: float = 1.0
-    """Weights become ``w ** (1 / temperature)``: above 1 evens them out, below 1 sharpens them."""
+    """Weights become ``w ** (1 / temperature)``: above 1 it evens them out, below 1 it sharpens them."""
 
     frames_per_epoch: int | Literal["all"] = ALL_FRAMES
     """``"all"``: the sum of the selected frames of members with a weight above 0."""
 
     resize: Resize = ORIGINAL_SIZE
-    """Height and width of every camera, or a mapping of them by camera of the mixture."""
+    """Height and width of every camera, or a mapping from cameras of the mixture to them."""
 
     fit: Fit = "stretch"
-    """How a frame comes to a size of another shape: ``stretch``, ``letterbox`` (whole, between black bars) or ``crop``
-    (its middle)."""
+    """How to fit a frame into a size of another shape: ``stretch``, ``letterbox`` (all of it, between black bars) or
+    ``crop`` (its middle)."""
 
     on_missing: OnMissing = "raise"
-    """A feature that some members lack: an error with a table, left out everywhere, or zeros and a mask."""
+    """What to do with a feature that some members lack: raise an error with a table (``raise``), leave it out
+    everywhere (``drop``), or fill it with zeros and a mask (``fill``)."""
 
     widths: Mapping[str, int] = field(default_factory=dict)
-    """Pad these vectors to so many numbers, at least the widest member's."""
+    """Pad these vectors to this many numbers, at least as many as the widest member has."""
 
     rate: float | Literal["own"] = OWN_RATE
-    """A common rate in frames per second: windows count at this rate, and a slot is the nearest own frame."""
+    """A common rate in frames per second: windows count at this rate, and a slot takes the member's nearest frame."""
 
     tolerance_s: float = TOLERANCE_S
-    """How far a window slot may be from a frame of a member: LeRobot's own default. Not used with a common rate."""
+    """How far a window slot may be from a frame of a member; LeRobot's default. A common rate does not use it."""
 
     on_bad_dataset: OnBadDataset = "raise"
-    """A member that cannot be opened: an error, or left out and named."""
+    """What to do with a member that cannot be opened: ``raise`` an error, or ``skip`` and name it."""
 
     def __post_init__(self) -> None:
         members, has_weights = _members(self.members)
@@ -156,19 +157,19 @@ class MixtureSpec:
 
 
 def is_batch_key(name: str) -> bool:
-    """Return whether a batch sets a key of this name by itself, so that no feature can have it."""
+    """Return whether a batch sets a key of this name itself, so that no feature can have the name."""
     return name in _BATCH_KEYS or name.endswith(_MASK_ENDINGS)
 
 
 def resolve_weights(spec: MixtureSpec, frames: Sequence[int], episodes: Sequence[int]) -> tuple[float, ...]:
-    """Return how often each member is seen, as parts of 1; a member of weight 0 has exactly 0.
+    """Return the share of each member; shares add up to 1, and a member of weight 0 has exactly 0.
 
     Args:
         frames: the selected frames of each member.
         episodes: the selected episodes of each member.
 
     Raises:
-        ConfigError: no member is left, or one has a weight and no frame, or comes to nothing at this temperature.
+        ConfigError: no member is left, one has a weight but no frame, or its share is 0 at this temperature.
     """
     assert len(frames) == len(episodes) == len(spec.members), "counts and members do not match"
     names = [member.name for member in spec.members]
@@ -179,7 +180,7 @@ def resolve_weights(spec: MixtureSpec, frames: Sequence[int], episodes: Sequence
             f"every member of the mixture has weight 0: {', '.join(map(repr, names))} with weights={spec.weights!r}; "
             f"give at least one of them a weight above 0"
         )
-    # Divided by the largest first: powers of large weights overflow, and sums do too.
+    # Divide by the largest first: powers and sums of large weights overflow.
     raised = [(weight / most) ** (1 / spec.temperature) for weight in weights]
     for name, weight, power, count in zip(names, weights, raised, frames, strict=True):
         if weight and not count:
@@ -205,7 +206,7 @@ def _relative_weights(spec: MixtureSpec, frames: Sequence[int], episodes: Sequen
 
 
 def _members(given: Any) -> tuple[tuple[MemberSpec, ...], bool]:
-    """Return the members under their names, and whether any was given with a weight."""
+    """Return the members with their names, and whether the user gave any of them a weight."""
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(f"members is {given!r}; give a list of datasets, as [('path', 2.0), 'other path']")
     pairs = [_member(item, position) for position, item in enumerate(given)]
@@ -239,7 +240,7 @@ def _member(item: Any, position: int) -> tuple[MemberSpec, bool]:
 
 
 def _opened_member(dataset: Dataset) -> MemberSpec:
-    """Return an opened dataset as a member: its root, and what it leaves out. The mixture has windows of its own."""
+    """Return an opened dataset as a member: its root, and what it leaves out. Raise if it has windows or actions."""
     if dataset.window.offsets:
         raise ConfigError(
             f"{dataset.meta.root!r} has windows, and a mixture has its own for all members: give the dataset without, "
@@ -259,7 +260,7 @@ def _opened_member(dataset: Dataset) -> MemberSpec:
 
 
 def _check_keys(given: Mapping[Any, Any], known: Sequence[str], place: str) -> None:
-    """Raise for a key that is not `known`; it names the nearest."""
+    """Raise for a key that is not `known`, and suggest the nearest."""
     for key in given:
         if key not in known:
             raise ConfigError(f"{place} has no field {key!r}{suggest(str(key), known)}")
@@ -281,13 +282,13 @@ def _named(members: Sequence[MemberSpec]) -> tuple[MemberSpec, ...]:
 
 
 def _parts(root: str) -> tuple[str, ...]:
-    """Return the folders of a root, outermost first, without protocol and without dots."""
+    """Return the folders of a root, outermost first, without protocol and dots."""
     parts = root.replace(os.sep, "/").split("/")
     return tuple(part for part in parts if part not in ("", ".", "..") and not part.endswith(":")) or ("dataset",)
 
 
 def _short_names(roots: set[tuple[str, ...]], taken: Iterable[str]) -> dict[tuple[str, ...], str]:
-    """Return for each root the fewest of its last parts that no other root ends in."""
+    """Return for each root the shortest run of its last parts that no other root ends in."""
     names: dict[tuple[str, ...], str] = {}
     for count in range(1, max(map(len, roots), default=0) + 1):
         ends = Counter("/".join(parts[-count:]) for parts in roots)

@@ -1,7 +1,7 @@
-"""`MixtureStats`: the statistics of every dataset of a mixture in the mixture's names and widths, and pooled.
+"""`MixtureStats`: the statistics of every dataset of a mixture under the mixture's names and widths, and pooled.
 
-A vector that is padded to the mixture's width has statistics as wide. Those of the padding are made up so that a
-padded 0 is normalised to 0 in every mode, and their ``count`` is 0, so that they take no part in pooled statistics::
+A vector that is padded to the mixture's width has statistics of that width. Padding gets made-up statistics that
+normalise a padded 0 to 0 in every mode; their ``count`` is 0, so pooled statistics ignore them::
 
              own numbers (6)      padding (8)
     mean     0.31 ... -0.02       0 ... 0
@@ -10,8 +10,8 @@ padded 0 is normalised to 0 in every mode, and their ``count`` is 0, so that the
     max q99   1.4 ...  2.10       1 ... 1
     count     900 ...   900       0 ... 0
 
-A feature that a dataset lacks, and that batches fill with zeros, is padding throughout. A feature that it has, but of
-which it stores no statistics, is not in its entry.
+If a dataset lacks a feature, batches fill it with zeros, and its entry is all padding. If a dataset has a feature but
+stores no statistics of it, its entry does not have the feature.
 """
 
 import os
@@ -31,7 +31,7 @@ KIND: Final = "MixtureStats"
 
 _FILL: Final = {"mean": 0.0, "std": 1.0, "min": -1.0, "max": 1.0, "count": 0.0, "q50": 0.0}
 _ALONE: Final = "dataset"
-"""The name of a dataset that is no member of a mixture."""
+"""The name of a single dataset, outside a mixture."""
 _ALL_STATISTICS: Final = (*MOMENTS, "q01", "q10", "q50", "q90", "q99", "count")
 
 
@@ -42,9 +42,9 @@ class MemberStats:
     name: str
     robot_type: str
     stats: Stats
-    """In the dataset's own names."""
+    """Under the dataset's own names."""
     num_frames: int = 0
-    """The count of features whose statistics have none, as those of v2.0; 0 for unknown."""
+    """The count to use for statistics that have none, such as those of v2.0; 0 for unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -52,32 +52,32 @@ class MixtureStats:
     """The statistics of a mixture: by dataset, by robot, and over all."""
 
     datasets: Mapping[str, Stats]
-    """By the name of the member, in the order of ``dataset_index``. Quantiles are as the dataset stores them; LeRobot
+    """By name of the member, in the order of ``dataset_index``. Quantiles are as the dataset stores them; LeRobot
     stores envelopes over episodes."""
 
     robots: Mapping[str, Stats]
     """By robot type: pooled over its datasets."""
 
     pooled: Stats
-    """Over all datasets: every frame counts as much, whatever the weights of the mixture."""
+    """Over all datasets: every frame counts equally, whatever the weights of the mixture."""
 
     robot_types: Mapping[str, str]
     """The robot type of each member."""
 
     cameras: tuple[str, ...]
-    """The features whose statistics are of pixels, divided by 255."""
+    """The features with statistics of pixels, divided by 255."""
 
     envelopes: tuple[str, ...]
-    """Where quantiles are envelopes of several datasets' and not quantiles: ``pooled/<feature>`` and
+    """Entries with envelopes over several datasets instead of true quantiles: ``pooled/<feature>`` and
     ``robots/<robot type>/<feature>``."""
 
     representations: Mapping[str, str] = field(default_factory=dict)
-    """By feature, how the values are represented that the statistics are of, as `ActionSpec` tells it; those of a
-    feature that is not named are of the values that the datasets store."""
+    """By feature, the representation of the values: the text of the `ActionSpec`. A feature that is not listed has
+    statistics of the values that the datasets store."""
 
     windows: Mapping[str, int] = field(default_factory=dict)
-    """By feature, of how many frames the windows are that the values of another representation are from: those of
-    longer windows are on another scale. Not known of statistics that were saved without it."""
+    """By feature in another representation, the frames of the windows behind its statistics: values of longer windows
+    are on another scale. Empty for statistics saved without it."""
 
     def __post_init__(self) -> None:
         known = {
@@ -109,7 +109,7 @@ class MixtureStats:
         )
 
     def to_json(self) -> str:
-        """Return all of it as JSON, from which `from_json` makes the same numbers."""
+        """Return the statistics as JSON; `from_json` restores the same numbers."""
         content = {
             "datasets": {name: plain_stats(entry) for name, entry in self.datasets.items()},
             "robots": {name: plain_stats(entry) for name, entry in self.robots.items()},
@@ -124,10 +124,10 @@ class MixtureStats:
 
     @classmethod
     def from_json(cls, text: str, place: str = "the JSON of statistics") -> "MixtureStats":
-        """Return what `to_json` wrote.
+        """Return the statistics that `to_json` wrote.
 
         Args:
-            place: what a message calls the text.
+            place: the name of the text in messages.
         """
         return from_text(text, KIND, place, _from_plain)
 
@@ -142,9 +142,9 @@ class MixtureStats:
 
 
 def single_stats(stats: Stats) -> MixtureStats:
-    """Return the statistics of a dataset that stands alone, `Dataset.stats`, as those of a mixture of it.
+    """Return the statistics of a single dataset, `Dataset.stats`, as those of a mixture with one member.
 
-    Cameras are known by the shape of their statistics, ``(channels, 1, 1)``.
+    It recognises cameras by the shape of their statistics, ``(channels, 1, 1)``.
     """
     cameras = [name for name, entry in stats.items() if all(np.shape(one)[1:] == (1, 1) for one in _moments(entry))]
     return MixtureStats(
@@ -164,9 +164,9 @@ def _moments(entry: FeatureStats) -> list[NDArray[np.float64]]:
 def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStats:
     """Return the statistics of a mixture from those that its datasets store.
 
-    Vectors and cameras have statistics; texts have none, and index features are left out: they say where a frame is.
-    Pooled statistics are of the datasets that store some. A feature whose datasets can not be weighed against each
-    other, as a count is missing, is not pooled.
+    Vectors and cameras have statistics. Texts have none, and index features are left out, since they only say where a
+    frame is. Datasets without statistics take no part in pooling. A feature is not pooled if a count is missing, since
+    its datasets then cannot be weighed against each other.
 
     Args:
         members: in the order of `schema.members`.
@@ -199,7 +199,7 @@ def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStat
 
 
 def _representations(schema: Schema, members: Sequence[MemberStats]) -> dict[str, str]:
-    """Return the features whose statistics are of another representation than the datasets store."""
+    """Return the features with statistics of another representation than the datasets store."""
     found: dict[str, dict[str, str]] = {}
     for member, own_names in zip(members, schema.members, strict=True):
         for name, own in own_names.rows.items():
@@ -215,7 +215,7 @@ def _representations(schema: Schema, members: Sequence[MemberStats]) -> dict[str
 
 
 def _windows(schema: Schema, members: Sequence[MemberStats]) -> dict[str, int]:
-    # Windows of all members have as many frames.
+    # Windows of all members have the same number of frames.
     found = {}
     for member, own_names in zip(members, schema.members, strict=True):
         for name, own in own_names.rows.items():
@@ -239,7 +239,7 @@ def _from_plain(plain: Mapping[str, Any]) -> MixtureStats:
 
 
 def _entry(schema: Schema, number: int, member: MemberStats) -> Stats:
-    """Return the statistics of one dataset in the names and widths of the mixture."""
+    """Return the statistics of one dataset under the names and widths of the mixture."""
     own_names = {**schema.members[number].rows, **schema.members[number].cameras}
     entry: dict[str, FeatureStats] = {}
     for name, feature in schema.features.items():
@@ -286,7 +286,7 @@ def _fit(value: NDArray[np.float64], shape: tuple[int, ...], statistic: str, pla
 
 
 def _find_count(member: MemberStats, own: str, place: str) -> tuple[float, ...]:
-    """Return how many values the statistics are of, or nothing where that is not known."""
+    """Return the count of values behind the statistics, or nothing if it is unknown."""
     if "count" not in member.stats[own]:
         return (float(member.num_frames),) if member.num_frames else ()
     stored = member.stats[own]["count"]
@@ -306,21 +306,21 @@ def _pool_datasets(entries: Mapping[str, Stats]) -> Stats:
     pooled = dict(pool_stats(list(parts.values()), names=[f"dataset {name!r}" for name in parts]))
     first, *others = entries.values()
     for feature, values in first.items():
-        # Nobody has it: padding throughout. Where someone has it and stores no statistics, there is none to give.
+        # No dataset has it: the entry is all padding. If one has it but stores no statistics, there is none to give.
         if _is_padding(values) and all(feature in entry and _is_padding(entry[feature]) for entry in others):
             pooled[feature] = values
     return pooled
 
 
 def _enveloped(pooled: Stats, entries: Mapping[str, Stats]) -> list[str]:
-    """Return the features whose pooled quantiles are of several datasets."""
+    """Return the features with pooled quantiles of several datasets."""
     parts = _parts(entries)
     with_quantiles = [feature for feature, values in pooled.items() if any(map(is_quantile, values))]
     return [feature for feature in with_quantiles if sum(feature in part for part in parts.values()) > 1]
 
 
 def _parts(entries: Mapping[str, Stats]) -> dict[str, Stats]:
-    """Return what is pooled: features that a dataset has, where all that store statistics of them have a count."""
+    """Return the features to pool: those that a dataset has, if all datasets with statistics of them have a count."""
     uncounted = {key for entry in entries.values() for key, values in entry.items() if "count" not in values}
     return {
         name: {key: values for key, values in entry.items() if key not in uncounted and not _is_padding(values)}

@@ -1,6 +1,6 @@
-"""Statistics as JSON text, and such text in files: every number comes back as it was.
+"""Statistics as JSON text and in files: every number comes back unchanged.
 
-Text that is not what was written is a `ConfigError` that names the file: whoever gave it must act.
+Any other text raises a `ConfigError` that names the file: the caller who gave it must act.
 """
 
 import json
@@ -22,12 +22,12 @@ _VERSION: Final = 1
 
 
 def to_text(kind: str, content: Mapping[str, Any]) -> str:
-    """Return `content` as JSON that says of which kind it is."""
+    """Return `content` as JSON that names its kind."""
     return json.dumps({"kind": kind, "version": _VERSION, **content}, ensure_ascii=False)
 
 
 def from_text(text: str, kind: str, place: str, build: Callable[[dict[str, Any]], Value]) -> Value:
-    """Return what `build` makes of the JSON that `to_text` wrote."""
+    """Return the value that `build` makes from the JSON of `to_text`."""
     with as_damage(lambda error: ConfigError(f"{place!r} is not JSON: {error}. Write it again.")):
         found = parse_json(text)
     if not isinstance(found, dict) or found.get("kind") != kind:
@@ -75,7 +75,7 @@ def stats_of_plain(plain: Mapping[str, Mapping[str, Any]]) -> Stats:
 
 def _numbers(value: Any) -> NDArray[np.float64]:
     array = np.asarray(value)
-    # numpy would take null for nan, and the text "1" for 1.
+    # numpy would read null as nan, and the text "1" as 1.
     if array.dtype.kind not in "if":
         raise ValueError(f"{value!r} where numbers are expected")
     return array.astype(np.float64)

@@ -1,7 +1,8 @@
-"""The features of unlike datasets as those of one batch: names, shapes, dtypes and sizes that hold all of them.
+"""Makes the features of unlike datasets one: the names, shapes, dtypes and sizes of a batch that fit all of them.
 
-Decides what a batch of a mixture is made of. What cannot be one is one error that lists everything wrong, with a table
-and the lines that would mend it. Does not decide windows (`windows.py`) and reads nothing beyond what features are.
+This module decides the features of a mixture's batch, and reads only the metadata of features. If members do not fit
+together, it raises one error that lists everything wrong, with a table and the lines that would fix it. `windows.py`
+decides the windows.
 
 ::
 
@@ -35,28 +36,29 @@ from raypipe.mixture.windows import add_windows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unified:
-    """What the members are as one, and what was done for it."""
+    """The common schema of the members, and what was done to get it."""
 
     schema: Schema
     notes: tuple[str, ...]
-    """What was left out, filled, padded or widened, a line each."""
+    """What was left out, filled, padded or widened, one line each."""
 
 
 def unify(members: Sequence[Dataset], spec: MixtureSpec, specs: Sequence[MemberSpec]) -> Unified:
-    """Return the schema of these datasets as one, without windows.
+    """Return the common schema of these datasets, without windows.
 
     Args:
-        specs: one per dataset, under the name that it has in the mixture.
+        specs: one per dataset, with its name in the mixture.
 
     Raises:
-        ConfigError: they cannot be one; it lists all that is wrong, who has what, and what to write in the file.
+        ConfigError: they do not fit together; the message lists everything wrong, which member has what, and what to
+            write in the file.
     """
     features = [features_of(one.name, dataset) for one, dataset in zip(specs, members, strict=True)]
     return unify_features(features, spec, specs)
 
 
 def unify_features(members: Sequence[MemberFeatures], spec: MixtureSpec, specs: Sequence[MemberSpec]) -> Unified:
-    """Return the schema of members with these features; `unify` on values."""
+    """Return the common schema of members with these features: `unify`, on plain values."""
     offers, misfits = [], []
     for member, one in zip(members, specs, strict=True):
         offer, wrong = offer_of(member, one)
@@ -67,7 +69,7 @@ def unify_features(members: Sequence[MemberFeatures], spec: MixtureSpec, specs: 
     misfits += _taken(kept, offers)
     misfits += _clashes(kept, offers, members)
     if spec.on_missing == "raise":
-        # What has a name that is taken gets another one, and so no suggestion that others should have it too.
+        # A feature with a name that batches use must be renamed, so do not suggest that name to the other members.
         misfits += [_missing(name, offers, lacks) for name, lacks in lacking.items() if not is_batch_key(name)]
     misfits += _unknown_widths(offers, spec)
     features = {}
@@ -84,13 +86,13 @@ def unify_features(members: Sequence[MemberFeatures], spec: MixtureSpec, specs: 
 
 
 def _names(offers: Sequence[Offer]) -> list[str]:
-    """Return all names in the mixture, row features first, each kind in the order of the first member that has it."""
+    """Return all names in the mixture, row features first, each kind in the order in which members first have it."""
     rows = dict.fromkeys(name for offer in offers for name in offer.rows)
     return list(rows | dict.fromkeys(name for offer in offers for name in offer.cameras))
 
 
 def _taken(kept: Sequence[str], offers: Sequence[Offer]) -> list[Misfit]:
-    """Return the features whose name is a key that batches set by themselves."""
+    """Return a misfit for each feature with the name of a key that batches set themselves."""
     misfits = []
     for name in filter(is_batch_key, kept):
         has = list_names([offer.name for offer in offers if name in offer.features])
@@ -100,7 +102,7 @@ def _taken(kept: Sequence[str], offers: Sequence[Offer]) -> list[Misfit]:
 
 
 def _clashes(kept: Sequence[str], offers: Sequence[Offer], members: Sequence[MemberFeatures]) -> list[Misfit]:
-    """Return the row features whose name is a member's own name for a camera, which blocks could not tell apart."""
+    """Return a misfit for each row feature named like a member's own camera: blocks could not tell them apart."""
     misfits = []
     for name in kept:
         rows = [offer.name for offer in offers if name in offer.rows]
@@ -153,7 +155,7 @@ def _unify_feature(name: str, offers: Sequence[Offer], spec: MixtureSpec) -> Fea
 
 
 def _unify_vector(name: str, given: Mapping[str, Feature], wanted: int) -> Feature | Misfit:
-    """Return a vector as wide as the widest; one that is a scalar everywhere stays a scalar."""
+    """Return a vector as wide as the widest; a scalar in all members stays a scalar."""
     widest = max(given, key=lambda member: given[member].shape[0])
     width = max(wanted, given[widest].shape[0])
     if wanted and wanted < width:
@@ -171,7 +173,7 @@ def _common_dtype(given: Mapping[str, Feature]) -> str:
 
 
 def _common_names(given: Mapping[str, Feature], width: int) -> tuple[str, ...]:
-    """Return what each number is, where all members say the same of all of them."""
+    """Return the name of each number, if all members agree on all of them."""
     names = {feature.names for feature in given.values()}
     only = next(iter(names))
     return only if len(names) == 1 and (not width or len(only) == width) else ()
@@ -193,7 +195,7 @@ def _unify_camera(name: str, given: Mapping[str, Feature], *, is_filled: bool, r
         name=name,
         kind="image" if all(feature.kind == "image" for feature in given.values()) else "video",
         dtype=first.dtype,
-        # As decoded: grey and transparent pictures come out in three channels too.
+        # The shape after decoding: grey and transparent pictures have three channels too.
         shape=(1 if first.is_depth else 3, height, width),
         is_depth=first.is_depth,
         codec=first.codec if len(codecs) == 1 else "",
@@ -235,15 +237,15 @@ def _notes(
 
 
 def _common_word(dtype: str, dtypes: Iterable[str]) -> str:
-    """Return a dtype and what it holds: reading raises where it would make another number of one."""
+    """Return a dtype and the dtypes that it holds; reading raises if a number would change in it."""
     is_close = dtype == "float32" and "int64" in dtypes
     return f"{dtype}, and a whole number that it does not hold is an error" if is_close else f"{dtype}, which holds all"
 
 
 def with_windows(schema: Schema, members: Sequence[Dataset]) -> Schema:
-    """Return the schema with the windows that these datasets have, which are under their own names.
+    """Return the schema with the windows of these datasets, which have them under their own names.
 
     Raises:
-        ConfigError: members that have a feature do not agree on the length of its window.
+        ConfigError: the members with a feature do not agree on the length of its window.
     """
     return add_windows(schema, [(dataset.meta.root, dataset.window) for dataset in members])

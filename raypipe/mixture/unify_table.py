@@ -1,6 +1,6 @@
-"""What to say when members of a mixture cannot be one: all that is wrong, who has what, and the lines that mend it.
+"""The message when members of a mixture do not fit together: everything wrong, who has what, and the lines to fix it.
 
-Pure text. A suggestion is a guess by names and shapes, and says so: what two cameras see is for a person to tell.
+Pure text. A suggestion is a guess by names and shapes, and says so: only a person can tell what two cameras see.
 """
 
 import difflib
@@ -16,16 +16,16 @@ from raypipe.mixture.offer import Misfit, Offer, describe, family, list_names
 from raypipe.mixture.spec import MemberSpec
 
 _SHOWN_MEMBERS: Final = 12
-"""Columns of the table; of more members, those that are alike share one."""
+"""The most columns of the table; with more members, alike ones share a column."""
 
 _LINE: Final = 120
-"""Columns that do not fit in a line of a terminal go below."""
+"""Characters in a line of a terminal; columns that do not fit go below."""
 
 _LIKE: Final = 0.5
-"""How alike two names must be, as `difflib` counts, to be offered as one; the last pair of a kind is offered anyway."""
+"""How alike two names must be, by `difflib`, to be offered as one; the last pair of a kind is always offered."""
 
 Renames = Mapping[int, Mapping[str, str]]
-"""By the position of a member: names in the mixture that it gives now -> those that it might give."""
+"""By position of a member: the name in the mixture that it gives now -> the name that it might give."""
 
 
 def explain_misfits(
@@ -34,7 +34,7 @@ def explain_misfits(
     specs: Sequence[MemberSpec],
     size: Resize,
 ) -> str:
-    """Return the message for misfits: a line each, the table of what differs, and what to write in the file."""
+    """Return the message for misfits: one line each, the table of what differs, and what to write in the file."""
     lines = ["the features of the mixture do not fit together:"]
     lines += [f"  - {misfit.text}" for misfit in misfits]
     table = table_of(offers)
@@ -48,7 +48,7 @@ def explain_misfits(
 
 
 def table_of(offers: Sequence[Offer]) -> list[str]:
-    """Return the features that differ as rows of text, a column for each member or for those that are alike."""
+    """Return the features that differ as rows of text, with a column for each member or group of alike members."""
     cells = [{name: describe(feature) for name, feature in offer.features.items()} for offer in offers]
     names = [name for name in _all_names(offers) if len({one.get(name, "-") for one in cells}) > 1]
     if not names:
@@ -63,7 +63,7 @@ def table_of(offers: Sequence[Offer]) -> list[str]:
 
 
 def _grouped(columns: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return one column for members that are alike, the most frequent first."""
+    """Return one column for each group of alike members, the largest group first."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, *cells in columns:
         groups.setdefault(tuple(cells), []).append(name)
@@ -72,7 +72,7 @@ def _grouped(columns: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def _aligned(labels: Sequence[str], columns: Sequence[Sequence[str]]) -> list[str]:
-    """Return labels and columns side by side; columns beyond the width of a line go below, with the labels again."""
+    """Return labels and columns side by side; columns that do not fit in a line go below, with the labels repeated."""
     left = max(map(len, labels))
     lines: list[str] = []
     rest = list(columns)
@@ -106,9 +106,9 @@ def _remedies(
 
 
 def _find_renames(offers: Sequence[Offer], missing: Sequence[str]) -> Renames:
-    """Return which features of some members may be what others call otherwise, the likest first.
+    """Return the features that may be the same under another name in other members, the most alike first.
 
-    Two names that one member has both are not the same thing. The name that more members have is kept; of equals, the
+    If one member has both names, they are not the same thing. The name that more members have wins; of equals, the
     one that comes first.
     """
     holders = {name: {p for p, offer in enumerate(offers) if name in offer.features} for name in missing}
@@ -139,12 +139,12 @@ def _likely_pairs(names: Sequence[str], features: Mapping[str, Feature]) -> list
             likeness = _likeness(one, other)
             if likeness >= _LIKE:
                 scored.append((likeness + 0.25 * (features[one].shape == features[other].shape), one, other))
-    # Sorting is stable: of equals, the pair that comes first in the mixture.
+    # Sorting is stable: of equals, the pair that comes first in the mixture wins.
     return [(one, other) for _, one, other in sorted(scored, key=lambda pair: -pair[0])]
 
 
 def _lone_pairs(names: Sequence[str], features: Mapping[str, Feature]) -> list[tuple[str, str]]:
-    """Return the pairs that are the only ones left of their kind, whatever their names."""
+    """Return the pairs of features that are the only ones left of their kind, whatever their names."""
     families = Counter(family(features[name]) for name in names)
     pairs = combinations(names, 2)
     return [
@@ -161,12 +161,12 @@ def _are_alike(one: Feature, other: Feature) -> bool:
 
 
 def _likeness(one: str, other: str) -> float:
-    """Return how alike the last parts of two names are: what stands before is the same for most."""
+    """Return how alike the last parts of two names are; most names share the parts before."""
     return difflib.SequenceMatcher(a=one.rpartition(".")[2], b=other.rpartition(".")[2], autojunk=False).ratio()
 
 
 def _rename_lines(offers: Sequence[Offer], specs: Sequence[MemberSpec], renames: Renames) -> list[str]:
-    """Return the lines to paste, once for members that need the same ones."""
+    """Return the lines to paste; members that need the same lines share them."""
     grouped: dict[tuple[str, ...], list[str]] = {}
     for position, pairs in sorted(renames.items()):
         texts = _member_lines(offers[position], specs[position], pairs)
@@ -178,7 +178,7 @@ def _rename_lines(offers: Sequence[Offer], specs: Sequence[MemberSpec], renames:
 
 
 def _member_lines(offer: Offer, spec: MemberSpec, pairs: Mapping[str, str]) -> list[str]:
-    """Return the whole `rename` and `cameras` of a member, what it has already included: keys stand once in a file."""
+    """Return the whole `rename` and `cameras` of a member, with its present entries: a file has each key only once."""
     has_cameras = not isinstance(spec.cameras, str)
     own = {
         offer.features[source].name: target
@@ -192,7 +192,7 @@ def _member_lines(offer: Offer, spec: MemberSpec, pairs: Mapping[str, str]) -> l
 
 
 def _flow(mapping: Mapping[str, Any]) -> str:
-    # JSON on one line is YAML, whatever characters names have.
+    # JSON on one line is valid YAML, whatever characters the names have.
     return json.dumps(dict(mapping), ensure_ascii=False)
 
 
@@ -201,7 +201,7 @@ def _renamed(offer: Offer, pairs: Mapping[str, str]) -> dict[str, Feature]:
 
 
 def _unlike_sizes(members: Iterable[Mapping[str, Feature]]) -> list[tuple[int, int]]:
-    """Return the known sizes of cameras that are not of one size in all members that have them."""
+    """Return the known sizes of cameras that differ in size between members."""
     sizes: dict[str, list[tuple[int, int]]] = {}
     for features in members:
         for name, feature in features.items():

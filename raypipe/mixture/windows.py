@@ -1,7 +1,7 @@
-"""The windows of a mixture for each member: its own names, its own frame rate.
+"""The windows of a mixture for each member, under its own names and at its own frame rate.
 
-Windows are given once, by names in the mixture. Datasets have unlike frame rates, so a number of seconds is a number of
-frames in each of them, or between two frames, which is an error unless a common `rate` takes the nearest one.
+The user gives windows once, by names in the mixture. Frame rates differ, so seconds become another number of frames in
+each dataset. Seconds that fall between two frames are an error, unless a common `rate` takes the nearest one.
 
 ::
 
@@ -42,17 +42,17 @@ def member_windows(
     delta_timestamps: Mapping[str, Sequence[float]] | None = None,
     offsets: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[WindowSpec, ...]:
-    """Return the window of each member under its own names, of windows given by names in the mixture.
+    """Return the window of each member under its own names, from windows given by names in the mixture.
 
-    Seconds go to the frame of each member within its tolerance. Frames are each member's own. With a common
-    `spec.rate` frame ``k`` is ``k / rate`` seconds, and a slot is the nearest frame, whatever its distance. A member
-    has no window of what it lacks.
+    Seconds become the frame of each member within its tolerance. Frames count at each member's own rate. With a common
+    `spec.rate`, frame ``k`` is at ``k / rate`` seconds, and a slot takes the nearest frame, whatever its distance. A
+    member has no window for a feature that it lacks.
 
     Args:
         spec: the mixture of exactly the members of `schema`, in their order.
 
     Raises:
-        ConfigError: a name is unknown, or seconds fall between frames; all members and seconds are listed.
+        ConfigError: a name is unknown, or seconds fall between frames; the message lists all members and seconds.
     """
     assert len(spec.members) == len(schema.members) == len(members_fps), "the spec is of other members"
     if (delta_timestamps is None) == (offsets is None):
@@ -78,10 +78,10 @@ def member_windows(
 def member_actions(
     spec: ActionSpec, schema: Schema, members: Sequence[tuple[str, Dataset]]
 ) -> tuple[ActionMap | None, ...]:
-    """Return what a representation of actions does in each member, with its name; None in one that has no action.
+    """Return the action representation of each member; None for a member that has no action.
 
     Raises:
-        ConfigError: a member lacks the state or a number, or a pattern fits in none of them.
+        ConfigError: a member lacks the state or a number, or a pattern fits no member.
     """
     _check_names({spec.feature: (), spec.to: ()}, schema)
     patterns = [one for one in (*spec.absolute, *spec.wrap) if is_pattern(one)]
@@ -110,10 +110,10 @@ def member_actions(
 
 
 def add_windows(schema: Schema, windows: Sequence[tuple[str, WindowSpec]]) -> Schema:
-    """Return the schema with the lengths of windows that its members have, each with a word for messages.
+    """Return the schema with the window lengths of its members; `windows` pairs each with its name for messages.
 
     Raises:
-        ConfigError: members that have a feature do not agree on the length of its window.
+        ConfigError: the members with a feature do not agree on the length of its window.
     """
     lengths: dict[str, int] = {}
     for name in schema.features:
@@ -127,7 +127,7 @@ def add_windows(schema: Schema, windows: Sequence[tuple[str, WindowSpec]]) -> Sc
             raise ConfigError(f"the windows of {name!r} differ in length: {who}; give every member the same number")
         if any(found.values()):
             lengths[name] = max(found.values())
-    # As in one dataset: a window of one frame has a time axis only where images stand in rows, and so in all members.
+    # As in one dataset: a window of one frame has a time axis only for images stored in rows, and then in all members.
     kept = [name for name in schema.cameras if name in lengths]
     time_axes = tuple(name for name in kept if lengths[name] > 1 or schema.features[name].kind == "image")
     return replace(schema, windows=lengths, time_axes=time_axes)
@@ -155,13 +155,13 @@ def _seconds(given: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
 
 
 def _promised_frame(delta_s: float, fps: float) -> int:
-    # As the window of a dataset that stands alone.
+    # Round as for the window of a single dataset.
     return round(delta_s * fps)
 
 
 def _nearest_frame(delta_s: float, fps: float) -> int:
-    # Halves go up, not to the even number as in round(): then slots half a frame apart take each frame twice. The
-    # inner rounding makes 1.4999999 of a float's making a half too.
+    # Halves go up, not to the even number as in round(), so that slots half a frame apart take each frame twice. The
+    # inner rounding treats a float's 1.4999999 as a half too.
     return math.floor(round(delta_s * fps, 6) + 0.5)
 
 
@@ -172,12 +172,12 @@ def _own_window(member: MemberMap, frames: Mapping[str, tuple[int, ...]]) -> Win
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Miss:
-    """A member whose frames do not lie where the window wants them."""
+    """A member without frames where the window needs them."""
 
     text: str
     distance_s: float
     key: str
-    """Where in the file the tolerance stands that would take it."""
+    """The place in the file of the tolerance that would allow it."""
 
 
 def _check_distances(
@@ -216,5 +216,5 @@ def _explain_misses(misses: Sequence[_Miss], fastest_fps: float) -> str:
 
 
 def _round_up(value: float) -> float:
-    """Return `value` with two digits, never below it."""
+    """Return `value` rounded up to two digits."""
     return float(Context(prec=2, rounding=ROUND_CEILING).create_decimal_from_float(value))

@@ -1,25 +1,25 @@
-"""Views for people: what a dataset, an episode, a batch, a plan and a run look like.
+"""Views for people: they show a dataset, an episode, a batch, a plan or a run.
 
 ::
 
-    choose.py       whatever it is, its view                                 show
+    choose.py       finds the view for anything                              show
     card.py         a dataset: frames, lengths, tasks, ranges, findings      view_dataset -> DatasetCard
     checked.py      what the card checks, and what it leaves to `validate`   Checked
-    mixture.py      many of them: who is in it, and the shares               view_mixture -> MixtureCard
+    mixture.py      a mixture: its members and their shares                  view_mixture -> MixtureCard
     episode.py      one episode: strips, curves, tasks, with a video         view_episode -> EpisodeView
     clip.py         the video of an episode, small enough for a page         Clip
-    batch.py        a batch: pictures, action chunks, padding, what lacks    view_batch -> BatchView
+    batch.py        a batch: pictures, action chunks, padding, missing data  view_batch -> BatchView
     plan.py         an epoch before it runs, as a table and as a picture     view_plan, view_pipeline -> PlanView
     run.py          speed and waiting over time                              record, view_run -> RunView
-    view.py         what all of them can do: show themselves, be saved       View
-    plain.py        figures that show texts as they stand
+    view.py         what all views can do: show themselves, be saved         View
+    plain.py        figures that show texts literally
     pixels.py, ranges.py, tasks.py, plan_figure.py                           parts of the above
     rerun_log.py    an episode for the Rerun viewer                          save_recording, open_viewer
-    info/           what `raypipe info`, `stats`, `account` and `where` tell    DatasetInfo
+    info/           answers of `raypipe info`, `stats`, `account`, `where`   DatasetInfo
     browse/         a page in the browser to look through a dataset          ``raypipe show --serve``
-    command.py      what ``raypipe show`` does
+    command.py      the command ``raypipe show``
 
-They decide nothing that a run depends on. Each reads no more than it shows, and none uses pyplot.
+A view never affects a run. Each reads no more than it shows, and none uses pyplot.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
-"""One batch as the training loop gets it: which frames, their pictures, their actions, and what is padding.
+"""One batch as the training loop gets it: its frames, their pictures and actions, and what is padding.
 
-Knows a batch by its keys, shapes and masks alone, so it shows any that a loader gives, also after a transform.
+It looks only at the keys, shapes and masks of a batch, so it shows any batch of a loader, also after a transform.
 """
 
 import textwrap
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 IS_PAD: Final = "_is_pad"
 _SHOWN_SLOTS: Final = 3
-"""Frames of a camera's window that are drawn; of more the first, a middle and the last one."""
+"""The most frames drawn of a camera's window; of a longer one the first, a middle and the last one."""
 _LEAST_SIDE: Final = 8
-"""A picture is not smaller: it tells a camera from a matrix of numbers."""
+"""The smallest side of a picture: anything smaller is a matrix of numbers, not a camera."""
 _DRAWN_SAMPLES: Final = 64
 _DRAWN_PICTURES: Final = 48
-"""With so many of each the figure is 94 inches high and 88 wide, less than `MAX_INCHES`."""
+"""With this many of each the figure is 94 inches high and 88 wide, less than `MAX_INCHES`."""
 _ROW_HEIGHT: Final = 1.45
 _TASK_LETTERS: Final = 32
 _TASK_LINES: Final = 3
@@ -55,13 +55,13 @@ class Chunk:
 
     feature: str
     values: NDArray[Any]
-    """``(slots, numbers)``: without the numbers that a narrower robot does not have."""
+    """``(slots, numbers)``, without the numbers that the sample's robot does not have."""
     is_pad: NDArray[np.bool_]
     """``(slots,)``: which slots lie outside the episode."""
     is_missing: bool
     """Whether the sample's robot does not have the feature at all."""
     num_padded: int
-    """Numbers that are left out, since the sample's robot does not have them."""
+    """The count of numbers left out, because the sample's robot does not have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,7 +72,7 @@ class SampleView:
     task: str
     is_repeat: bool
     pictures: tuple[tuple[Picture, str], ...]
-    """Every picture with what is to say of it: nothing, ``padding`` or ``missing``."""
+    """Every picture with its remark: nothing, ``padding`` or ``missing``."""
     chunk: Chunk | None
 
 
@@ -82,20 +82,20 @@ class BatchView(View):
 
     size: int
     num_distinct: int
-    """Episodes that the batch has frames of."""
+    """The number of episodes with frames in the batch."""
     samples: tuple[SampleView, ...]
     keys: tuple[tuple[str, str, str], ...]
     """Every key with its type and shape."""
     totals: tuple[str, ...]
-    """How many samples are repeats, padded or without a camera, in words."""
+    """In words, how many samples are repeats, padded or without a camera."""
 
     @property
     def title(self) -> str:
-        """How many samples of how many episodes."""
+        """The number of samples and of episodes."""
         return f"a batch of {counted(self.size, 'sample')} from {counted(self.num_distinct, 'episode')}"
 
     def figure(self) -> "Figure":
-        """Return a row for each sample that is shown: its pictures, then its action."""
+        """Return a figure with a row for each sample shown: its pictures, then its action."""
         from raypipe.views.plain import boxes_told
 
         figure = self._draw()
@@ -107,7 +107,7 @@ class BatchView(View):
 
     @property
     def drawn(self) -> tuple[SampleView, ...]:
-        """The samples that are drawn: the first 64."""
+        """The samples drawn: the first 64."""
         return self.samples[:_DRAWN_SAMPLES]
 
     def _pictures_left_out(self) -> list[str]:
@@ -134,7 +134,7 @@ class BatchView(View):
         return figure
 
     def parts(self) -> list[str]:
-        """Return it as pieces of HTML."""
+        """Return the view as pieces of HTML."""
         told = [html_text(text, "warning") for text in self.totals]
         shown = f"{len(self.drawn)} of its {counted(self.size, 'sample')}"
         plot = [html_plot(self._draw(), self.title), *map(html_text, self._pictures_left_out())]
@@ -142,7 +142,7 @@ class BatchView(View):
         return [*told, html_heading(shown), *plot, *self._tasks(), html_heading("Keys"), keys]
 
     def _tasks(self) -> list[str]:
-        """Return the tasks as text, where the picture cannot show their letters."""
+        """Return the tasks as text if the picture cannot show their letters."""
         from raypipe.views.plain import has_letters
 
         if all(has_letters(one.task) for one in self.drawn):
@@ -174,11 +174,11 @@ def view_batch(batch: Mapping[str, Any], *, num_samples: int = 8) -> BatchView:
 
 
 def _as_array(value: Any) -> NDArray[Any]:
-    """Return a tensor or a list as an array; tensors may lie on another device."""
+    """Return a tensor or a list as an array; a tensor may be on any device."""
     if not hasattr(value, "detach"):
         return np.asarray(value, dtype=object)
     tensor = value.detach().cpu()
-    # numpy has no such number type.
+    # numpy has no bfloat16.
     array: NDArray[Any] = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     return array
 
@@ -189,7 +189,7 @@ def _is_camera(key: str, array: NDArray[Any]) -> bool:
 
 
 def _pick_chunk(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the feature whose numbers are drawn: the action, else the first of floats with a window, else nothing."""
+    """Return the feature to draw numbers of: the action, else the first of floats with a window, else nothing."""
     if "action" in arrays:
         return "action"
     floats = [key for key, array in arrays.items() if array.dtype.kind == "f" and array.ndim in (2, 3)]
@@ -215,7 +215,7 @@ def _pictures(arrays: Mapping[str, NDArray[Any]], camera: str, number: int) -> l
     shown = np.unique(np.linspace(0, len(slots) - 1, _SHOWN_SLOTS).round().astype(int)).tolist()
     padding = arrays.get(f"{camera}{IS_PAD}")
     is_missing = f"{camera}{IS_MISSING}" in arrays and bool(arrays[f"{camera}{IS_MISSING}"][number])
-    # One scale for the whole batch: samples are compared.
+    # One scale for the whole batch, so that samples can be compared.
     scale = finite_ends(arrays[camera]) if arrays[camera].shape[-3] == 1 and arrays[camera].dtype.kind == "f" else None
     told = f" {scale[0]:.4g} to {scale[1]:.4g}" if scale is not None else ""
     pictures = []
@@ -283,7 +283,7 @@ def _draw_marked(axes: Any, picture: Picture, mark: str) -> None:
 
 
 def _share_chunks(drawn: list[tuple[Any, Chunk]]) -> None:
-    """Draw the chunks of all samples to one scale, and name the lines once."""
+    """Give the chunks of all samples one scale, and name the lines once."""
     there = [(axes, chunk) for axes, chunk in drawn if not chunk.is_missing]
     for axes, _ in there[1:]:
         axes.sharey(there[0][0])

@@ -1,7 +1,7 @@
-"""The card of a dataset: what it holds at a glance, with a few of its frames.
+"""The card of a dataset: its contents at a glance, with a few of its frames.
 
-Reads ``meta/`` and some rows, lists files, other than those of a web server, and decodes a few frames; what is damaged
-is told on the card and does not end it.
+It reads ``meta/`` and some rows, lists files, except on a web server, and decodes a few frames. The card reports damage
+and shows the rest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,22 +53,22 @@ _DRAWN_LINES: Final = 60
 _DRAWN_REMARKS: Final = 6
 _SEVERITIES: Final = ("error", "warning", "note")
 _RANGES_HEIGHT: Final = 100.0
-"""Inches for the ranges: with frames and text the picture stays below `MAX_INCHES`."""
+"""Inches for the ranges: with them, frames and text stay below `MAX_INCHES`."""
 _WIDTH: Final = 11.0
 _TEXT_FAMILY: Final = "monospace"
-"""So that the texts stand below each other. It has fewer letters than the font of titles and tasks."""
+"""Monospace aligns the texts in columns. It has fewer letters than the font of titles and tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """Something that is wrong or odd about a dataset."""
+    """Something wrong or odd about a dataset."""
 
     severity: str
     """One of `_SEVERITIES`."""
     text: str
 
     def drawn_lines(self) -> list[str]:
-        """Return it as the lines of a picture: all of it, since the end of an error says what to do."""
+        """Return the whole remark as lines of a picture: the end of an error says what to do."""
         return _drawn_lines(self.severity, self.text)
 
 
@@ -79,7 +79,7 @@ def _drawn_lines(name: str, text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DatasetCard(View):
-    """What a dataset holds."""
+    """The contents of a dataset."""
 
     root: str
     lines: tuple[tuple[str, str], ...]
@@ -89,9 +89,9 @@ class DatasetCard(View):
     lengths: NDArray[np.int64]
     fps: float
     tasks: tuple[tuple[str, int], ...]
-    """Texts, and in how many episodes they come; the most frequent first."""
+    """Texts and their number of episodes, the most frequent first."""
     tasks_source: str = ""
-    """What was counted, in words, if it is not the rows."""
+    """In words, what was counted, if not the rows."""
     ranges: tuple[Range, ...]
     remarks: tuple[Remark, ...]
     """The worst first."""
@@ -103,12 +103,12 @@ class DatasetCard(View):
 
     @property
     def drawn_ranges(self) -> tuple[Range, ...]:
-        """The first ranges, as many as one picture has room for."""
+        """The first ranges, as many as fit in one picture."""
         ends = np.cumsum([range_height(one) for one in self.ranges])
         return self.ranges[: int((ends <= _RANGES_HEIGHT).sum())]
 
     def figure(self) -> "Figure":
-        """Return it as one picture: text, frames, lengths, tasks and ranges."""
+        """Return the card as one picture: text, frames, lengths, tasks and ranges."""
         columns = _EPISODES_SHOWN
         rows = [self.thumbnails[i : i + columns] for i in range(0, len(self.thumbnails), columns)]
         ranges = self.drawn_ranges
@@ -123,7 +123,7 @@ class DatasetCard(View):
         return figure
 
     def parts(self) -> list[str]:
-        """Return it as pieces of HTML."""
+        """Return the card as pieces of HTML."""
         parts = [html_lines(self.lines)]
         if self.remarks:
             shown = self.remarks[:_FINDINGS_SHOWN]
@@ -186,8 +186,8 @@ def _draw_ranges(places: Iterable[Any], ranges: Sequence[Range]) -> None:
 def view_dataset(dataset: Dataset) -> DatasetCard:
     """Return the card of a dataset.
 
-    Lists its files, checks all rows of a small dataset on local disk, reads the tasks of all rows there and the rows of
-    up to 8 episodes, and decodes three frames of every camera, up to 8 cameras.
+    It lists the files, checks all rows of a small dataset on local disk, reads the tasks of all rows there and the rows
+    of up to 8 episodes, and decodes three frames of every camera, for up to 8 cameras.
     """
     meta = dataset.meta
     thumbnails, failures = _read_thumbnails(dataset)
@@ -215,7 +215,7 @@ def view_dataset(dataset: Dataset) -> DatasetCard:
 
 
 def _row_remarks(checked: Checked, measured: Measured, tasks: TaskCounts) -> list[Remark]:
-    """Return what the rows tell and the card does not tell in words of its own."""
+    """Return remarks from the rows that no other part of the card makes."""
     features = {text.partition(": ")[0] for text in measured.contradicted}
     found = [
         one
@@ -261,7 +261,7 @@ def _basis(one: Range) -> str:
 
 
 def dataset_lines(dataset: Dataset) -> list[tuple[str, str]]:
-    """Return what a dataset holds, as names and texts; reads ``meta/`` and the index of a video of each camera."""
+    """Return the contents of a dataset as names and texts; reads ``meta/`` and the index of a video of each camera."""
     meta, lengths = dataset.meta, dataset.meta.episodes.length
     each = f" of {span_text(lengths.min(), lengths.max())} {plural(lengths.max(), 'frame')}" if len(lengths) else ""
     each += " each" if len(lengths) > 1 and lengths.min() == lengths.max() else ""
@@ -283,7 +283,7 @@ def dataset_lines(dataset: Dataset) -> list[tuple[str, str]]:
 
 
 def _drift_lines(dataset: Dataset) -> list[tuple[str, str]]:
-    """Return how far timestamps are from their frames; nothing where rows cannot be read, which the remarks tell."""
+    """Return how far timestamps are from their frames; nothing if rows are unreadable, which the remarks report."""
     try:
         drift = largest_drift(dataset)
     except DatasetError:
@@ -294,7 +294,7 @@ def _drift_lines(dataset: Dataset) -> list[tuple[str, str]]:
 
 
 def _try_features(dataset: Dataset) -> Mapping[str, Feature]:
-    """Return the features that rows have; as declared, where no data file can be opened, which the remarks tell."""
+    """Return the features that rows have; if no data file opens, which the remarks report, those declared."""
     try:
         return dataset.row_features
     except DatasetError:
@@ -302,7 +302,7 @@ def _try_features(dataset: Dataset) -> Mapping[str, Feature]:
 
 
 def _read_thumbnails(dataset: Dataset) -> tuple[list[Picture], list[str]]:
-    """Return the pictures, and what could not be decoded."""
+    """Return the pictures, and the errors of those that could not be decoded."""
     meta, pictures, failures = dataset.meta, [], []
     if not len(meta.episodes):
         return [], []
@@ -323,7 +323,7 @@ def _read_thumbnails(dataset: Dataset) -> tuple[list[Picture], list[str]]:
 
 
 def first_thumbnail(dataset: Dataset, camera: str) -> Picture | None:
-    """Return the middle frame of a dataset's first episode; None where it cannot be decoded."""
+    """Return the middle frame of a dataset's first episode; None if it cannot be decoded."""
     meta = dataset.meta
     frame = int(meta.episodes.length[0]) // 2
     try:
@@ -334,7 +334,7 @@ def first_thumbnail(dataset: Dataset, camera: str) -> Picture | None:
 
 
 def _remarks(dataset: Dataset, checked: Checked) -> list[Remark]:
-    """Return what the metadata and the list of files tell, without a look into the files."""
+    """Return remarks from the metadata and the list of files, without reading the files."""
     remarks = _folded(checked.structure)
     if not dataset.meta.storage.is_listable:
         remarks.append(
@@ -359,7 +359,7 @@ def _folded(findings: Iterable[Finding]) -> list[Remark]:
 
 
 def draw_lengths(axes: Any, lengths: NDArray[np.int64], fps: float) -> None:
-    """Draw how many episodes are how long."""
+    """Draw a histogram of episode lengths."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(f"lengths of {counted(len(lengths), 'episode')}", fontsize=9, loc="left")

@@ -1,6 +1,7 @@
 """What the card of a dataset checks, and what it leaves to `raypipe validate`.
 
-The metadata and the list of files always; the rows where they are few and on this machine. Videos are not looked into.
+The card checks the metadata, and the list of files if the storage can list them. It checks the rows if they are few and
+on this machine, and never looks into videos.
 """
 
 from collections.abc import Sequence
@@ -11,20 +12,20 @@ from raypipe.dataset import Dataset
 from raypipe.validate import DataUnit, Finding, check_rows, check_structure, is_small, plan_units, read_outline
 
 _READABLE: Final = ("nan-values", "inf-values", "task-unresolved")
-"""Errors of rows that can be read all the same."""
+"""Errors in rows that are still readable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What was found, and what was looked at."""
+    """The findings, and what was checked."""
 
     structure: tuple[Finding, ...] = ()
     rows: tuple[Finding, ...] = ()
-    """Errors and warnings; the card itself tells what is to note of columns."""
+    """Errors and warnings, without notes: the card makes its own notes on columns."""
     text: str
 
     def blames(self, text: str) -> bool:
-        """Return whether `text` names a file whose rows are told not to be readable: it would say so once more."""
+        """Return whether `text` names a file that `rows` already report as unreadable: it would only repeat them."""
         broken = (one for one in self.rows if one.severity == "error" and one.kind not in _READABLE)
         return any(one.place.file and one.place.file in text for one in broken)
 

@@ -1,4 +1,4 @@
-"""`show`: the one function that finds the view for whatever it is given."""
+"""`show`: the one function that finds the view for anything."""
 
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -19,20 +19,20 @@ from raypipe.views.view import View
 
 
 def show(thing: Any, **options: Any) -> View:
-    """Return something to look at: it shows itself where a cell of a notebook ends; ``.save(path)`` keeps it.
+    """Return a view of `thing`: at the end of a notebook cell it shows itself; ``.save(path)`` writes it to a file.
 
     ::
 
         rp.show(ds)                  a card: episodes, cameras, tasks, ranges, what is odd
         rp.show(ds, episode=3)       one episode, playable
-        rp.show(mixture)             who is in it, and what an epoch takes of whom
+        rp.show(mixture)             its members, and what an epoch takes of each
         rp.show(pipe)                the plan of an epoch; world_size=8, epoch=1
         rp.show(batch)               pictures and actions of a batch; num_samples=16
-        rp.show(loader)              how fast it is, and what it waits for; over time: views.record
+        rp.show(loader)              its speed, and what it waits for; over time: views.record
 
     Args:
-        thing: a dataset, a mixture, the root of one, a batch, a `Pipeline`, a plan, a loader, or a recording of one.
-        options: those of the function in `raypipe.views` that makes the view.
+        thing: a dataset, a mixture, the root of either, a batch, a `Pipeline`, a plan, a loader or its recording.
+        options: passed to the function in `raypipe.views` that makes the view.
     """
     if isinstance(thing, View):
         return thing
@@ -71,7 +71,7 @@ def _view_recording(recording: Recording) -> View:
 
 
 def _show_run(thing: Any, options: Mapping[str, Any]) -> View:
-    """Return the view of a pipeline or a loader, whose classes are imported here alone: they bring torch and Ray."""
+    """Return the view of a pipeline or a loader; import their classes only here, because they load torch and Ray."""
     from raypipe.loader import RankLoader
     from raypipe.pipeline import Pipeline
 

@@ -1,4 +1,4 @@
-"""An episode as a small video for a page: all cameras side by side, bounded in frames, size and bytes."""
+"""An episode as a small video for a page: all cameras side by side, with limits on frames, size and bytes."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,16 +16,16 @@ from raypipe.views.pixels import FrameReader, Scale, fitted_size, scale_told
 from raypipe.views.view import short_name
 
 MAX_FRAMES: Final = 600
-"""Half a minute at 20 frames per second; of a longer episode every second frame, or every third, ..."""
+"""Half a minute at 20 frames per second; a longer episode keeps every second frame, or every third, ..."""
 
 MAX_BYTES: Final = 8 << 20
-"""A third more as text in a page."""
+"""The limit in bytes; the text in a page is a third longer."""
 
 _HEIGHT: Final = 240
 _MAX_WIDTH: Final = 1440
 _FRAMES_AT_ONCE: Final = 32
 _QUALITIES: Final = (23, 30, 38)
-"""x264's crf, tried one after the other until the clip is small enough."""
+"""Values of x264's crf, tried in order until the clip is small enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +37,15 @@ class Clip:
     width: int
     fps: float
     every: int
-    """1 where all frames are in it, 2 where every second is, ..."""
+    """1 if it has all frames, 2 if it has every second, ..."""
     num_frames: int
     cameras: tuple[str, ...]
     scales: Mapping[str, Scale]
-    """Of depth cameras, the distances that are blue and red."""
+    """The distances shown as blue and red, by depth camera."""
 
     @property
     def told(self) -> str:
-        """What the clip is, in words."""
+        """A description of the clip in words."""
         depth = "".join(f"; {short_name(name)}: {scale_told(scale)}" for name, scale in self.scales.items())
         kept = "all frames" if self.every == 1 else f"one frame of {self.every}"
         names = ", ".join(map(short_name, self.cameras))
@@ -56,7 +56,7 @@ class Clip:
 
 
 def encode_clip(dataset: Dataset, row: int) -> Clip:
-    """Return the episode in row `row` of the episode table as a clip; decodes and encodes it, some seconds.
+    """Return the episode in row `row` of the episode table as a clip; decoding and encoding take some seconds.
 
     Raises:
         ConfigError: there is no camera, or FFmpeg here cannot write h264.
@@ -118,7 +118,7 @@ def _encode(pieces: Iterator[NDArray[np.uint8]], fps: float, quality: int) -> tu
 
 
 def _reader(dataset: Dataset) -> FrameReader:
-    """Return what reads frames so small that all cameras find room side by side."""
+    """Return a reader of frames small enough for all cameras side by side."""
     cameras, features = dataset.spec.cameras, dataset.meta.features
     height = _HEIGHT
     while height > 48 and sum(fitted_size(features[name], height)[1] for name in cameras) > _MAX_WIDTH:
@@ -129,7 +129,7 @@ def _reader(dataset: Dataset) -> FrameReader:
 def _tiled(
     reader: FrameReader, row: int, frames: NDArray[np.int64], scales: Mapping[str, Scale | None]
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield pieces of the episode ``(n, height, width, 3)``, cameras side by side, lower ones with black below."""
+    """Yield pieces of the episode ``(n, height, width, 3)``: cameras side by side, with black below the lower ones."""
     for start in range(0, len(frames), _FRAMES_AT_ONCE):
         wanted = frames[start : start + _FRAMES_AT_ONCE]
         tiles = [reader.read(row, camera, wanted, scale) for camera, scale in scales.items()]
@@ -138,6 +138,6 @@ def _tiled(
 
 
 def _padded(tile: NDArray[np.uint8], height: int) -> NDArray[np.uint8]:
-    """Return frames with black below and at the right, where h264 wants an even size or others are higher."""
+    """Return frames with black below and at the right: h264 needs an even size, and other cameras may be higher."""
     below, beside = height - tile.shape[1], tile.shape[2] % 2
     return np.pad(tile, ((0, 0), (0, below), (0, beside), (0, 0)))

@@ -1,4 +1,4 @@
-"""What ``raypipe show`` does: find what is meant, write it to a file, and say so in a line."""
+"""The command ``raypipe show``: finds what the user means, writes it to a file, and reports it in one line."""
 
 import tempfile
 import warnings
@@ -17,23 +17,23 @@ from raypipe.views.rerun_log import open_viewer, save_recording
 from raypipe.views.view import View
 
 WHOLE = -1
-"""In place of an episode's number: all of the dataset."""
+"""Instead of an episode's number: the whole dataset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowRequest:
-    """What to show, and where."""
+    """What to show, and where to write it."""
 
     root: str
-    """Of a dataset, or a mixture file."""
+    """The root of a dataset, or a mixture file."""
     member: str = ""
-    """The dataset of a mixture, by its name; empty for the whole of it."""
+    """The name of one dataset of a mixture; empty for the whole mixture."""
     episode: int = WHOLE
     out: str = ""
     """The file to write; empty for a page in a new temporary folder."""
     with_rerun: bool = False
     port: int | None = None
-    """Serve a page to browse the dataset on this port, until Ctrl-C; None: no."""
+    """Serve a page to browse the dataset on this port until Ctrl-C; None serves no page."""
 
     def __post_init__(self) -> None:
         if self.episode < WHOLE:
@@ -44,7 +44,7 @@ class ShowRequest:
             self._check_out()
 
     def _check_out(self) -> None:
-        """Raise for a file that cannot be written, before anything is read."""
+        """Raise if the file cannot be written, before reading anything."""
         suffix, is_episode = Path(self.out).suffix, self.episode != WHOLE
         allowed = (".rrd",) if self.with_rerun else (".html", ".png", *((".mp4",) if is_episode else ()))
         if suffix in allowed:
@@ -58,9 +58,9 @@ class ShowRequest:
 
 
 def show_root(request: ShowRequest, tell: Callable[[str], object]) -> None:
-    """Show what is asked for, and tell in a line what was written and where to, or where the page is."""
+    """Show what the request asks for, and tell in one line which file was written, or where the page is."""
     with warnings.catch_warnings():
-        # What is left out stands on the card.
+        # The card lists what is left out.
         warnings.simplefilter("ignore", UserWarning)
         opened = _member(open_dataset(request.root), request)
     if request.port is not None:
@@ -75,7 +75,7 @@ def _serve(dataset: Dataset, port: int, tell: Callable[[str], object]) -> None:
     from raypipe.views.browse import Site, serve
 
     with warnings.catch_warnings():
-        # The page tells of what is odd.
+        # The page shows what is odd.
         warnings.simplefilter("ignore", UserWarning)
         serve(Site(dataset), port, lambda url: tell(f"{dataset.meta.root} is at {url} until Ctrl-C"))
 
@@ -88,7 +88,7 @@ def _save(opened: Dataset | Mixture, request: ShowRequest) -> str:
 
 
 def _member(opened: Dataset | Mixture, request: ShowRequest) -> Dataset | Mixture:
-    """Return the dataset of the mixture that is asked for, or what was opened."""
+    """Return the member that the request asks for, or what was opened."""
     if not request.member:
         return opened
     if isinstance(opened, Dataset):
@@ -116,7 +116,7 @@ def _single(opened: Dataset | Mixture, request: ShowRequest) -> Dataset:
 
 def _show_in_rerun(opened: Dataset | Mixture, request: ShowRequest) -> str:
     dataset = _single(opened, request)
-    # Rerun shows one episode: the first, where none is named.
+    # Rerun shows one episode: by default the first.
     episode = int(dataset.meta.episodes.episode_index[0]) if request.episode == WHOLE else request.episode
     if request.out:
         told = save_recording(dataset, episode, request.out).told

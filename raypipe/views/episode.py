@@ -1,4 +1,4 @@
-"""One episode: frames of its cameras over time, the curves of its numbers, its tasks, and all of it as a video."""
+"""One episode: frames of its cameras over time, the curves of its numbers, its tasks, and a video of all of it."""
 
 import base64
 import html
@@ -50,7 +50,7 @@ _STRIP_HEIGHT: Final = 140
 _DRAWN_FEATURES: Final = 32
 _DRAWN_CAMERAS: Final = 24
 _DRAWN_LINES: Final = 30
-"""With so many of each, and of errors of 8 lines, the picture is 165 inches high, less than `MAX_INCHES`."""
+"""With this many of each, and with errors of 8 lines, the picture is 165 inches high, less than `MAX_INCHES`."""
 _WIDTH: Final = 12.0
 
 
@@ -65,7 +65,7 @@ class Curves:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it is a single number that stays the same: a line of text tells it as well."""
+        """Whether it is a single number that stays the same: a line of text says as much as a curve."""
         return len(self.names) == 1 and bool((self.values == self.values[0]).all())
 
 
@@ -86,19 +86,19 @@ class EpisodeView(View):
     episode_index: int
     length: int
     frames: tuple[int, ...]
-    """Which frames the strips show."""
+    """The frames that the strips show."""
     strips: Mapping[str, tuple[Picture, ...]]
-    """By camera: one picture for each of `frames`; none of a camera that cannot be decoded."""
+    """By camera: one picture for each of `frames`; none if the camera cannot be decoded."""
     scales: Mapping[str, Scale]
-    """Of depth cameras, the distances that are blue and red in the strips."""
+    """By depth camera, the distances that the strips show as blue and red."""
     failures: tuple[str, ...]
-    """What could not be decoded."""
+    """The errors of what could not be decoded."""
     curves: tuple[Curves, ...]
     tasks: tuple[TaskRun, ...]
 
     @property
     def drawn(self) -> tuple[Curves, ...]:
-        """The curves that are drawn, up to 32: single numbers that stay the same are told in words."""
+        """The curves to draw, up to 32; text describes single numbers that stay the same."""
         return self._changing[:_DRAWN_FEATURES]
 
     @property
@@ -111,20 +111,20 @@ class EpisodeView(View):
 
     @property
     def title(self) -> str:
-        """Which episode of which dataset."""
+        """The episode and its dataset."""
         return f"episode {self.episode_index} of {self.dataset.meta.root}"
 
     @cached_property
     def clip(self) -> Clip:
-        """The episode as a video; decoded and encoded when it is first asked for."""
+        """The episode as a video; the first access decodes and encodes it."""
         return encode_clip(self.dataset, self.dataset.meta.episodes.find_row(self.episode_index))
 
     def writers(self) -> Mapping[str, Callable[[Path], object]]:
-        """Return what writes it, by the end of the file's name."""
+        """Return the functions that write the view, by suffix of the file."""
         return {**super().writers(), ".mp4": lambda path: write_whole(path, self.clip.mp4)}
 
     def figure(self) -> "Figure":
-        """Return strips of all cameras and the curves below them, as one picture."""
+        """Return one picture: strips of all cameras, with the curves below."""
         strips, lines = self._drawn_strips, self._text_lines()
         heights = [0.25 + 0.2 * len(lines), *[1.75] * len(strips), *([2.1 * len(self.drawn)] if self.drawn else [])]
         figure = new_figure(_WIDTH, sum(heights))
@@ -145,7 +145,7 @@ class EpisodeView(View):
         return figure
 
     def parts(self) -> list[str]:
-        """Return it as pieces of HTML, with the video inside."""
+        """Return the view as pieces of HTML, with the video inside."""
         parts = [html_lines(self._lines()), *(html_text(text, "error") for text in self.failures)]
         parts += self._video()
         for camera, strip in self.strips.items():
@@ -198,7 +198,7 @@ class EpisodeView(View):
         return [*shown, *boxes_told(shown)]
 
     def _draw_numbers(self, figure: Any) -> None:
-        """Draw all curves below each other: the same second at the same place."""
+        """Draw all curves below each other, on the same time axis."""
         places = figure.subplots(len(self.drawn), 1, squeeze=False)[:, 0]
         for axes, curves in zip(places, self.drawn, strict=True):
             self._draw_curves(axes, curves, self.dataset.meta.fps)
@@ -237,7 +237,7 @@ def view_episode(dataset: Dataset, episode_index: int, *, num_frames: int = 8) -
 
     Raises:
         ConfigError: there is no such episode.
-        DatasetError: its rows are damaged; a camera that is damaged is told in the view.
+        DatasetError: its rows are damaged; the view reports a damaged camera.
     """
     if num_frames < 1:
         raise ConfigError(f"num_frames must be at least 1, got {num_frames}")

@@ -1,4 +1,4 @@
-"""The card of a mixture: who is in it, with a frame of each, and what an epoch takes of whom."""
+"""The card of a mixture: its members with a frame of each, and what an epoch takes from each."""
 
 import html
 from collections.abc import Mapping
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PICTURED_MEMBERS: Final = 24
-"""Members of which frames are decoded: those with the largest shares."""
+"""The most members to decode frames of: those with the largest shares."""
 _LISTED_MEMBERS: Final = 60
 _DRAWN_PICTURES: Final = 288
-"""48 rows of them are 91 inches high: with the members below the figure stays below `MAX_INCHES`."""
+"""48 rows of them are 91 inches high, so that the figure, with the members below, stays under `MAX_INCHES`."""
 _NOTES_SHOWN: Final = 30
 _COLUMNS: Final = 6
 _WIDTH: Final = 12.0
@@ -53,15 +53,15 @@ _TITLES: Final = (
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MixtureCard(View):
-    """What a mixture holds."""
+    """The contents of a mixture."""
 
     info: MixtureInfo
     thumbnails: Mapping[str, tuple[Picture, ...]]
-    """By member: the middle frame of its first episode, camera by camera; of members with the largest shares."""
+    """The middle frame of a member's first episode, camera by camera, for the members with the largest shares."""
 
     @property
     def title(self) -> str:
-        """How many datasets, and what they are called together."""
+        """The number of datasets, and the name of the mixture."""
         info = self.info
         return (
             f"{info.mixture}: {counted(info.datasets, 'dataset')}, {counted(info.frames_per_epoch, 'frame')} an epoch"
@@ -93,7 +93,7 @@ class MixtureCard(View):
         return figure
 
     def parts(self) -> list[str]:
-        """Return it as pieces of HTML."""
+        """Return the card as pieces of HTML."""
         parts = [html_lines(self._lines())]
         bad = [html_text(f"skipped: {name} ({root}): {error}", "error") for name, root, error in self.info.bad]
         notes = [html_text(f"{name}: {text}" if name else text) for name, text in self.info.notes]
@@ -144,7 +144,7 @@ def view_mixture(mixture: Mixture, name: str = "mixture") -> MixtureCard:
     """Return the card of a mixture; decodes a frame of every camera of up to 24 members.
 
     Args:
-        name: what to call it.
+        name: the name of the mixture in the title.
     """
     info = describe_opened(mixture, name)
     largest = sorted(range(len(info.members)), key=lambda number: -info.members[number].frames_per_epoch)

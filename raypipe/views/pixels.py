@@ -1,4 +1,4 @@
-"""Pixels for views: frames of an episode, small enough to be looked at, through the decoders of training."""
+"""Pixels for views: frames of an episode at a small size, from the decoders of training."""
 
 from typing import Any, Final, Literal
 
@@ -10,20 +10,20 @@ from raypipe.decode import ORIGINAL_SIZE, DecodeSpec
 from raypipe.format import Feature, RowReader
 
 _WIDEST: Final = 3
-"""A camera wider than so many times the height that is asked for is made as wide as that."""
+"""The widest picture, in multiples of the requested height; a wider camera is shrunk to it."""
 _COLOURS: Final = "turbo"
-"""matplotlib's name of the colours in which depth cameras are commonly shown."""
+"""matplotlib's name for the colours that commonly show depth."""
 _FIRST_COLOUR: Final = 0.08
-"""Those before are nearly black."""
+"""Earlier colours are nearly black."""
 _FRAMES_MEASURED: Final = 16
-"""Frames of an episode that tell how near and far its depth is."""
+"""Frames of an episode that give the range of its depth."""
 
 Scale = tuple[float, float]
-"""The values at the two ends of what is shown: black and white, or blue and red of depth."""
+"""The values at the two ends of the colours: black and white, or for depth blue and red."""
 
 
 def fitted_size(feature: Feature, height: int) -> tuple[int, int]:
-    """Return the (height, width) of a camera that is at most `height` high: even numbers, the sides' ratio kept."""
+    """Return the (height, width) for a camera, at most `height` high: even numbers that keep the ratio of the sides."""
     scale = min(1.0, height / max(1, feature.height), _WIDEST * height / max(1, feature.width))
     rows, columns = (max(2, 2 * round(size * scale / 2)) for size in (feature.height, feature.width))
     return rows, columns
@@ -40,25 +40,25 @@ class FrameReader:
     def read(self, row: int, camera: str, frames: NDArray[np.int64], scale: Scale | None = None) -> NDArray[np.uint8]:
         """Return frames of the episode in row `row` of the episode table: ``(n, height, width, 3)``.
 
-        Depth is coloured from blue, the nearest of these frames, to red, the farthest; black: nothing was measured.
+        Depth goes from blue, the nearest in these frames, to red, the farthest; black means that nothing was measured.
 
         Args:
             frames: ascending positions in the episode.
-            scale: of depth, what is blue and red instead: for an episode that is read in pieces, `measure`.
+            scale: for depth, the distances to show as blue and red instead; take `measure` to read it in pieces.
 
         Raises:
-            DatasetError: they are missing or cannot be decoded.
+            DatasetError: frames are missing or cannot be decoded.
         """
         return visible(self._decode(row, camera, frames), scale)
 
     def read_measured(self, row: int, camera: str, frames: NDArray[np.int64]) -> tuple[NDArray[np.uint8], Scale | None]:
-        """Return what `read` does, and of depth the values that are blue and red."""
+        """Return the frames of `read`, and for depth the values shown as blue and red."""
         pixels = self._decode(row, camera, frames)
         scale = finite_ends(pixels) if self._meta.features[camera].is_depth else None
         return visible(pixels, scale), scale
 
     def measure(self, row: int, camera: str) -> Scale | None:
-        """Return the nearest and farthest of some frames all over an episode; None of a camera that is not depth."""
+        """Return the nearest and farthest depth in frames spread over an episode; None for a camera without depth."""
         if not self._meta.features[camera].is_depth:
             return None
         length = int(self._meta.episodes.length[row])
@@ -76,7 +76,7 @@ class FrameReader:
         array: NDArray[Any] = pixels.numpy()
         if feature.is_depth:
             codes = feature.depth_codes
-            # LeRobot's recorder gives the nearest distance to what a sensor has not measured.
+            # LeRobot's recorder stores the nearest distance for pixels that the sensor has not measured.
             least = round(1000 * codes.min_m) if codes is not None else 0
             array = np.where(array <= least, np.nan, array)
         return array
@@ -96,11 +96,11 @@ class FrameReader:
 def visible(pixels: NDArray[Any], scale: Scale | None = None) -> NDArray[np.uint8]:
     """Return ``(..., channels)`` pixels of any number type as uint8 with three channels.
 
-    Floats of [0, 1] are taken for that. Others, such as normalised cameras, are spread from black to white, and those
-    of one channel, depth, from blue to red. What is not a number is black, and so is depth of 0: nothing was measured.
+    Floats in [0, 1] keep that range. Other values, such as normalised cameras, are spread from black to white; those of
+    one channel, depth, from blue to red. NaN is black, and so is a depth of 0: nothing was measured.
 
     Args:
-        scale: what to spread; by default the least and the largest value of these pixels.
+        scale: the range to spread; by default the least and the largest value of these pixels.
     """
     if pixels.dtype != np.uint8:
         values = pixels.astype(np.float32)
@@ -118,14 +118,14 @@ def visible(pixels: NDArray[Any], scale: Scale | None = None) -> NDArray[np.uint
 
 
 def coloured(shares: NDArray[np.float32], is_measured: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return shares of [0, 1] as colours ``(..., 3)`` from blue to red; black where nothing was measured."""
+    """Return values in [0, 1] as colours ``(..., 3)`` from blue to red; black where nothing was measured."""
     colours = depth_colours()(np.nan_to_num(shares).clip(0, 1), bytes=True)[..., :3]
     black: NDArray[np.uint8] = np.where(is_measured[..., None], colours, 0).astype(np.uint8)
     return black
 
 
 def depth_colours() -> Any:
-    """Return the colours of depth from blue to red, as matplotlib has them."""
+    """Return matplotlib's colours for depth, from blue to red."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
@@ -133,17 +133,17 @@ def depth_colours() -> Any:
 
 
 def scale_bar(height: int, width: int) -> NDArray[np.uint8]:
-    """Return the colours of depth side by side, the nearest left: ``(height, width, 3)``."""
+    """Return the colours of depth side by side, the nearest at the left: ``(height, width, 3)``."""
     shares = np.linspace(0, 1, width, dtype=np.float32)[None].repeat(height, axis=0)
     return coloured(shares, np.ones(shares.shape, dtype=np.bool_))
 
 
 def scale_told(scale: Scale) -> str:
-    """Return what the colours of depth are, in words."""
+    """Return the meaning of the depth colours in words."""
     return f"{scale[0] / 1000:.2f} m (blue) to {scale[1] / 1000:.2f} m (red), black: not measured"
 
 
 def finite_ends(values: NDArray[Any]) -> Scale:
-    """Return the least and the largest number."""
+    """Return the least and the largest finite value."""
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)

@@ -1,7 +1,7 @@
-"""Figures whose texts are shown as they stand, whatever names and tasks of datasets hold.
+"""Figures that show texts literally, whatever the names and tasks of datasets contain.
 
-matplotlib sets what is between two dollar signs as a formula, and warns of letters that its font lacks. Imports
-matplotlib: import it where something is drawn.
+By default matplotlib sets text between two dollar signs as a formula, and warns of letters that its font lacks. This
+module imports matplotlib: import it only where you draw.
 """
 
 import warnings
@@ -19,18 +19,18 @@ from matplotlib.ticker import ScalarFormatter
 
 
 class PlainFigure(Figure):
-    """A figure without formulas: every text in it is drawn letter by letter, also when it is saved later.
+    """A figure without formulas: it draws every text letter by letter, also when it is saved later.
 
-    A letter that the font lacks is a box, and no warning: pages have the text, and `has_letters` finds out.
+    A letter that the font lacks becomes a box, without a warning: pages have the text, and `has_letters` detects it.
     """
 
     def draw(self, renderer: Any) -> None:
-        """Draw it, as every way to show or save a figure does."""
+        """Draw the figure; every way to show or save it calls this."""
         with self._as_it_stands():
             super().draw(renderer)
 
     def get_tightbbox(self, renderer: Any = None, *, bbox_extra_artists: Any = None) -> Any:
-        """Return the box around what is drawn: notebooks cut figures to it."""
+        """Return the box around the drawing; notebooks crop figures to it."""
         with self._as_it_stands():
             return super().get_tightbbox(renderer, bbox_extra_artists=bbox_extra_artists)
 
@@ -41,9 +41,9 @@ class PlainFigure(Figure):
         for axis in self.findobj(Axis):
             formatter = axis.get_major_formatter()
             if isinstance(formatter, ScalarFormatter):
-                # Some styles write the numbers of scales as formulas.
+                # Some styles write the numbers on axes as formulas.
                 formatter.set_useMathText(False)
-        # The setting is for texts that are made while the figure is drawn, such as those of ticks.
+        # The setting covers texts that matplotlib makes while it draws, such as those of ticks.
         with rc_context({"text.parse_math": False}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from")
             yield
@@ -53,19 +53,19 @@ def has_letters(text: str, family: str | None = None) -> bool:
     """Return whether the font that draws a text has all its letters.
 
     Args:
-        family: what the text is drawn with; None: the families of matplotlib's settings.
+        family: the font of the text; None: the families of matplotlib's settings.
     """
     known = [_letters(path) for path in _font_files(family)]
     return all(letter.isspace() or any(ord(letter) in some for some in known) for letter in text)
 
 
 def boxes_told(texts: Iterable[str], family: str | None = None) -> list[str]:
-    """Return one text that says what boxes are, where some of these texts have them in a picture; else none."""
+    """Return one text that explains the boxes, if a picture shows boxes in some of these texts; else none."""
     return [] if all(has_letters(text, family) for text in texts) else ["boxes are letters that the font lacks"]
 
 
 def _font_files(family: str | None) -> list[str]:
-    """Return the files that matplotlib looks for a letter in: of this family, or one for each of its settings."""
+    """Return the font files that matplotlib searches for a letter: of this family, or of all in its settings."""
     found: list[str] = []
     for one in FontProperties(family=family).get_family():
         try:

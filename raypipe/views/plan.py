@@ -1,6 +1,6 @@
 """An epoch's plan as a table and as a picture, before it runs.
 
-Reads ``meta/`` of a dataset and plans; reads no rows and no pixels. Decides nothing that a run depends on.
+It reads ``meta/`` of a dataset and plans; it reads no rows and no pixels, and never affects a run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,13 +50,13 @@ class PlanView(View):
     world: WorldPlan
     report: PlanReport
     row_bytes: int
-    """Of a row, windows gathered; 0 where it is not known, and memory is counted in frames."""
+    """The bytes of a row with its windows; 0 if unknown: then memory counts in frames."""
     rank: int = 0
-    """The one whose spans and batches are drawn."""
+    """The rank to draw spans and batches of."""
 
     @property
     def title(self) -> str:
-        """Which epoch on how many ranks, and what decides its order."""
+        """The epoch, the number of ranks, and what decides its order."""
         plan = self.world.plan
         clips = "" if plan.spec.clip_frames == WHOLE_SPAN else f", clips of {plan.spec.clip_frames}"
         return (
@@ -65,13 +65,13 @@ class PlanView(View):
         )
 
     def figure(self) -> "Figure":
-        """Return the lives of a rank's spans with the frames of some batches, their episodes, and what is in memory."""
+        """Return the lives of a rank's spans with the frames of some batches, their episodes, and the memory in use."""
         figure = draw_plan(self.world, self.report, self.row_bytes, rank=self.rank)
         figure.suptitle(self.title, fontsize=11)
         return figure
 
     def parts(self) -> list[str]:
-        """Return it as pieces of HTML."""
+        """Return the view as pieces of HTML."""
         figure = draw_plan(self.world, self.report, self.row_bytes, rank=self.rank)
         parts = [html_lines(plan_lines(self.report)), html_plot(figure, self.title)]
         if self.report.members:
@@ -87,11 +87,11 @@ def view_world(
     near_frames: Sequence[int] = (),
     rank: int = 0,
 ) -> PlanView:
-    """Return the view of a plan; without the sizes of its `members` memory is counted in frames.
+    """Return the view of a plan; without the sizes of its `members`, memory counts in frames.
 
     Args:
-        live_bytes: memory of a rank for decoded frames, which the advice is for.
-        near_frames: how many frames half a second has, of every dataset in turn; a plan alone does not know it.
+        live_bytes: memory of a rank for decoded frames; the advice assumes it.
+        near_frames: the frames in half a second, for every dataset in turn; a plan alone does not know it.
     """
     if not 0 <= rank < world.world_size:
         raise ConfigError(f"there is no rank {rank}: the world has {counted(world.world_size, 'rank')}, counted from 0")
@@ -122,8 +122,8 @@ def view_plan(
     """Return the plan of one epoch of the dataset or mixture at `root`; reads ``meta/``.
 
     Args:
-        order: fields of an `OrderSpec`; the others are chosen as `raypipe.Pipeline` chooses them.
-        selection: fields of a `SelectionSpec` for a dataset that stands alone.
+        order: fields of an `OrderSpec`; the others are as `raypipe.Pipeline` chooses them.
+        selection: fields of a `SelectionSpec`, for a single dataset.
         live_bytes: memory of a rank for decoded frames, as a number or ``"2GB"``.
     """
     live_bytes = parse_bytes(live_bytes, "live_bytes")
@@ -142,7 +142,7 @@ def _near_frames(dataset: Dataset | Mixture) -> tuple[int, ...]:
 
 
 def plan_table(report: PlanReport) -> "Group":
-    """Return a report as a table for a terminal, and below it one with a row per dataset of a mixture."""
+    """Return a report as a table for a terminal; for a mixture, a second table has a row per dataset."""
     from rich.console import Group
     from rich.table import Table
 
@@ -190,13 +190,13 @@ def _member_rows(report: PlanReport) -> list[tuple[str, ...]]:
 
 
 def plot_plan(view: PlanView, path: Path) -> None:
-    """Draw a plan to a .png, .pdf or .svg file, as `PlanView.figure` has it."""
+    """Write the figure of a plan to a .png, .pdf or .svg file."""
     check_picture(path)
     save_figure(view.figure(), path, dpi=120)
 
 
 def check_picture(path: Path) -> None:
-    """Raise a `ConfigError` where no plan can be drawn to `path`."""
+    """Raise a `ConfigError` if the figure of a plan cannot be written to `path`."""
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise ConfigError(f"cannot draw to {str(path)!r}; give a file that ends in .png, .pdf or .svg")
     check_writable(path)

@@ -1,4 +1,4 @@
-"""The picture of a plan: which spans are live when, what batches are made of, and how much is in memory."""
+"""The picture of a plan: when each span is live, what batches contain, and how much is in memory."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -20,11 +20,11 @@ _WIDTH: Final = 11.0
 
 
 def draw_plan(world: WorldPlan, report: PlanReport, row_bytes: int, *, rank: int) -> "Figure":
-    """Return the plan of a rank, from top to bottom, over the steps of the epoch.
+    """Return the plan of a rank over the steps of the epoch.
 
-    The lives of its spans, each a line from admission to retirement at its place in the queue, with the frames of some
-    batches; the distinct episodes in a batch, with the near repeats in words; what is in memory; of a mixture, the
-    shares. Draws at most 1,500 spans.
+    From top to bottom: the lives of its spans, each a line from admission to retirement at its place in the queue, with
+    the frames of some batches; the distinct episodes in a batch, with the near repeats in words; what is in memory; for
+    a mixture, the shares. It draws at most 1,500 spans.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -49,7 +49,7 @@ def draw_plan(world: WorldPlan, report: PlanReport, row_bytes: int, *, rank: int
 
 
 def _in_steps(world: WorldPlan, position: Any) -> Any:
-    """Return positions in a lane as full steps: where the last batch is short, it ends before its step would."""
+    """Return positions in a lane as steps; a short last batch ends before its step would."""
     return (position - world.steps.position) / world.steps.per_lane
 
 
@@ -61,7 +61,7 @@ def _middle(world: WorldPlan, step: int) -> float:
 def live_frames(
     plan: RankPlan, admitted: NDArray[np.float64], retired: NDArray[np.float64], num_steps: int
 ) -> NDArray[np.int64]:
-    """Return how many frames the live spans of a rank hold at the start of every step, counting each span in full."""
+    """Return how many frames a rank's live spans hold at the start of every step, counting each span in full."""
     changes = np.zeros(num_steps + 1, dtype=np.int64)
     first = np.clip(np.ceil(admitted).astype(int), 0, num_steps)
     stop = np.clip(np.ceil(retired).astype(int), 0, num_steps)
@@ -117,7 +117,7 @@ def _draw_memory(axes: Any, frames: NDArray[np.int64], report: PlanReport, row_b
 
 
 def _draw_shares(axes: Any, world: WorldPlan, steps: list[int]) -> None:
-    """Draw the part of the largest datasets in what all ranks have emitted up to each of these steps."""
+    """Draw the share of the largest datasets in the frames that all ranks have emitted up to each of these steps."""
     names, ends = world.plan.index.dataset_names, np.array(steps) + 1
     emitted = emitted_frames(world, ends)
     realised = emitted / emitted.sum(axis=1, keepdims=True)

@@ -1,6 +1,6 @@
-"""In what range the numbers of a dataset lie: as its statistics say, or from the rows of some episodes.
+"""The ranges of a dataset's numbers, from its statistics or from the rows of some episodes.
 
-Statistics may be of other data than the rows. So the rows of a few episodes are held against them first.
+Statistics may belong to other data than the rows, so this module first compares them with the rows of a few episodes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,13 +18,13 @@ from raypipe.validate import bound_room
 from raypipe.views.view import numbers_told, shortened
 
 SHOWN_NUMBERS: Final = 48
-"""Of a feature with more numbers the first ones are drawn."""
+"""The most numbers drawn of a feature: the first ones."""
 
 _EPISODES_READ: Final = 8
 _MOST_ROWS: Final = 50_000
-"""Of those episodes; fewer are read where they are longer."""
+"""The most rows of those episodes; of longer ones it reads fewer episodes."""
 _MOST_NUMBERS: Final = 1024
-"""Of a feature with more, such as points of a scene, rows are read only where no statistics are stored."""
+"""If a feature has more, such as points of a scene, its rows are read only if it has no stored statistics."""
 _LOW, _HIGH = "#9db7ee", "#3367d6"
 
 
@@ -40,10 +40,10 @@ class Range:
     std: NDArray[np.float64]
     high: NDArray[np.float64]
     source: str
-    """Where it comes from: the stored statistics, or the rows of so many episodes."""
+    """Its source in words: the stored statistics, or the rows of a number of episodes."""
     is_stored: bool = False
     constant: tuple[str, ...] = ()
-    """Names of the numbers that never change, in the statistics and in the rows that were read."""
+    """Names of the numbers that never change, both in the statistics and in the rows read."""
 
 
 def number_names(feature: Feature) -> tuple[str, ...]:
@@ -53,20 +53,20 @@ def number_names(feature: Feature) -> tuple[str, ...]:
 
 
 def vector_features(features: Iterable[Feature]) -> list[Feature]:
-    """Return the features that are numbers of a robot: no index, text or camera; the action first."""
+    """Return the features with numbers of a robot, without index, text or camera; the action comes first."""
     found = [one for one in features if one.kind == "vector" and one.name not in INDEX_FEATURES]
     return sorted(found, key=lambda one: (one.name != "action", one.name != "observation.state"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Measured:
-    """The ranges of a dataset's vectors, and what is wrong with where they come from."""
+    """The ranges of a dataset's vectors, and what is wrong with their sources."""
 
     ranges: tuple[Range, ...]
     errors: tuple[str, ...] = ()
     """Why rows or statistics could not be read."""
     contradicted: tuple[str, ...] = ()
-    """Features whose stored statistics are not true of the rows that were read, each with the first difference."""
+    """Features with stored statistics that contradict the rows read, each with one difference."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,21 +76,21 @@ class _Rows:
     values: Mapping[str, NDArray[np.float64]]
     """By feature, ``(rows, numbers)``."""
     told: str
-    """Which episodes they are of."""
+    """In words, how many episodes they belong to."""
     is_all: bool = False
-    """Whether they are all rows of the dataset."""
+    """Whether these are all rows of the dataset."""
 
 
 def measure_ranges(dataset: Dataset) -> Measured:
-    """Return the ranges of a dataset's vectors: the stored statistics where rows bear them out, else those of rows.
+    """Return the ranges of a dataset's vectors: from the stored statistics if the rows agree, else from the rows.
 
-    Reads rows of up to 8 episodes; of remote data only what has no statistics. Damage ends nothing: a card shows what
-    it can of a damaged dataset.
+    It reads rows of up to 8 episodes; for remote data only features without statistics. Damage does not raise: a card
+    shows what it can of a damaged dataset.
     """
     errors, rows = [], _Rows({}, "")
     stats: Stats = {}
     try:
-        # Of the rows as they are stored, which the view compares them with.
+        # Read the statistics of actions as stored, because the view compares them with the stored rows.
         stats = read_stats(dataset.meta.storage)
     except DatasetError as damage:
         errors.append(str(damage))
@@ -160,7 +160,7 @@ def _read_rows(dataset: Dataset, features: Sequence[Feature]) -> _Rows:
 
 
 def _contradiction(stored: Range, values: NDArray[np.float64], *, is_all: bool) -> str:
-    """Return where the stored ends are not those of the values; where more values may be, where some lie beyond."""
+    """Return how the stored ends contradict the values: they differ, or, unless `is_all`, some values lie beyond."""
     if not stored.names:
         return ""
     room = bound_room(stored.low, stored.high)
@@ -168,7 +168,7 @@ def _contradiction(stored: Range, values: NDArray[np.float64], *, is_all: bool) 
         with np.errstate(invalid="ignore"):
             beyond = ends - found if word == "min" else found - ends
         off = (np.abs(beyond) if is_all else beyond) - room
-        # Values that are not finite are bad data, and not for statistics to tell.
+        # Values that are not finite are bad data, which says nothing about the statistics.
         worst = int(np.argmax(np.where(np.isfinite(off), off, -np.inf)))
         if np.isfinite(off[worst]) and off[worst] > 0:
             return f"{word} of {_named(stored.names, worst)} is {ends[worst]:.6g}, that of the rows {found[worst]:.6g}"
@@ -196,7 +196,7 @@ def _computed(feature: Feature, values: NDArray[np.float64], source: str) -> Ran
 
 
 def _named(names: Sequence[str], number: int) -> str:
-    # A bare position reads as a count: "never change: 0".
+    # A bare position would read as a count: "never change: 0".
     return f"number {number}" if names[number].isdecimal() else names[number]
 
 
@@ -206,7 +206,7 @@ def range_height(one: Range) -> float:
 
 
 def draw_range(axes: Any, one: Range) -> None:
-    """Draw for every number a line from its least to its largest value, and a thick one for a deviation either side."""
+    """Draw for every number a line from its least to its largest value, and a thick one for the mean +- one std."""
     shown = min(len(one.names), SHOWN_NUMBERS)
     places = np.arange(shown)
     low, mean, std, high = (values[:shown] for values in (one.low, one.mean, one.std, one.high))
@@ -215,7 +215,7 @@ def draw_range(axes: Any, one: Range) -> None:
     axes.plot(mean, places, "|", color="black", markersize=7)
     axes.set_yticks(places, [shortened(name, 26) for name in one.names[:shown]], fontsize=7)
     axes.set_ylim(shown - 0.4, -0.6)
-    # At the right, since lines of one number may be short and those of the next long.
+    # Write the ends at the right: lines of one number may be short and those of the next long.
     ends = zip(low, high, strict=True)
     texts = [f"{one:.4g}" if one == other else f"{one:.4g} to {other:.4g}" for one, other in ends]
     right = axes.twinx()

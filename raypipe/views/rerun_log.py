@@ -1,6 +1,6 @@
 """An episode for the Rerun viewer: its cameras, numbers and tasks on two time lines, ``frame`` and ``time``.
 
-Needs the package rerun-sdk, the extra ``rerun``, and imports it when it is first used.
+It needs the package rerun-sdk, the extra ``rerun``, and imports it on first use.
 """
 
 import sys
@@ -21,7 +21,7 @@ from raypipe.views.episode import EpisodeView, view_episode
 from raypipe.views.pixels import FrameReader, scale_told
 
 MAX_FRAMES: Final = 2000
-"""Pictures of a camera; of a longer episode every second frame, or every third, ... Numbers are all there."""
+"""The most pictures of a camera; a longer episode has every second frame, or every third, ..., but all numbers."""
 
 SUFFIX: Final = ".rrd"
 _HEIGHT: Final = 480
@@ -31,17 +31,17 @@ _FRAMES_AT_ONCE: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """What was handed to Rerun."""
+    """What Rerun was given."""
 
     episode_index: int
     num_frames: int
     cameras: tuple[str, ...]
     every: int
-    """1 where all frames of the cameras are in it, 2 where every second is, ..."""
+    """1 if it has all frames of the cameras, 2 if it has every second, ..."""
 
     @property
     def told(self) -> str:
-        """What it is, in words."""
+        """A description in words."""
         kept = "" if self.every == 1 else f", one picture of {self.every}"
         cameras = counted(len(self.cameras), "camera")
         return f"episode {self.episode_index}: {counted(self.num_frames, 'frame')}, {cameras}{kept}"
@@ -57,25 +57,25 @@ def save_recording(dataset: Dataset, episode_index: int, path: str | Path) -> Lo
     stream = rerun.RecordingStream("raypipe", recording_id=_recording_id(dataset, episode_index))
     stream.save(str(path))
     logged = _log(rerun, stream, episode)
-    # What is buffered is written, and the file closed.
+    # Write the buffer and close the file.
     stream.disconnect()
     return logged
 
 
 def open_viewer(dataset: Dataset, episode_index: int) -> Logged:
-    """Start the Rerun viewer, or use the one that runs, and show an episode in it.
+    """Show an episode in the Rerun viewer; start one if none runs.
 
     Raises:
-        ConfigError: the viewer does not start here, such as where there is no screen.
+        ConfigError: the viewer does not start here, for example without a screen.
     """
     rerun, episode = _import_rerun(), view_episode(dataset, episode_index, num_frames=1)
     stream = rerun.RecordingStream("raypipe", recording_id=_recording_id(dataset, episode_index))
-    # The program that came with the package: its folder is on the path only where the environment is activated.
+    # Use the program beside Python: its folder is on the path only if the environment is activated.
     program = Path(sys.executable).with_name("rerun")
     with _explained():
         rerun.spawn(executable_path=str(program) if program.exists() else None, recording=stream)
     logged = _log(rerun, stream, episode)
-    # A viewer without a screen ends after its start.
+    # Without a screen the viewer starts and then ends.
     with _explained():
         stream.flush()
     return logged

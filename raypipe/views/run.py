@@ -1,6 +1,6 @@
-"""A run: how fast it is fed over time, and what it waits for. Recorded beside the training loop, or as it stands now.
+"""A run: how fast its data comes over time, and what it waits for. Recorded beside the training loop, or up to now.
 
-`record` wraps a loader and notes its figures every quarter of a second; it changes no batch and no order.
+`record` wraps a loader and notes its figures every quarter of a second; it changes neither batches nor order.
 """
 
 import time
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 10.0
 _OTHER: Final = "none of these"
-"""Waiting while nothing of the stages was noted, such as for Ray to start an epoch."""
+"""Waiting that no stage accounts for, such as for Ray to start an epoch."""
 _COLOURS: Final = dict(zip((*STAGES, _OTHER), ("#3367d6", "#e8710a", "#188038", "#9334e6", "#9aa0a6"), strict=True))
 _INTERVALS: Final = 120
-"""Of a long run several notes are drawn as one."""
+"""The most intervals drawn; for a long run one interval covers several notes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RunView(View):
-    """What a rank's loader did, from snapshots of its figures, and how the other ranks fare."""
+    """What a rank's loader did, from snapshots of its figures, and the figures of the other ranks."""
 
     rank: int
     snapshots: tuple[LoaderStats, ...]
     """Ascending in time; at least one."""
     ranks: Mapping[int, LoaderStats]
-    """The last figures of every rank that told them."""
+    """The last figures of every rank that reported them."""
 
     def __post_init__(self) -> None:
         if not self.snapshots or not self.snapshots[-1].batches:
@@ -45,7 +45,7 @@ class RunView(View):
 
     @property
     def title(self) -> str:
-        """How much on which rank."""
+        """The rank, and the numbers of its batches and samples."""
         last = self.snapshots[-1]
         return (
             f"rank {self.rank} of {len(self.ranks)}: {counted(last.batches, 'batch')}, "
@@ -53,7 +53,7 @@ class RunView(View):
         )
 
     def figure(self) -> "Figure":
-        """Return samples/s and waiting over time, and with several ranks the waiting of each."""
+        """Return a figure of samples/s and waiting over time, and with several ranks the waiting of each."""
         figure = self._draw()
         figure.suptitle(self.title, fontsize=11)
         return figure
@@ -71,7 +71,7 @@ class RunView(View):
         return figure
 
     def parts(self) -> list[str]:
-        """Return it as pieces of HTML."""
+        """Return the view as pieces of HTML."""
         return [html_lines(self._lines()), html_plot(self._draw(), self.title)]
 
     def _lines(self) -> list[tuple[str, str]]:
@@ -108,7 +108,7 @@ class RunView(View):
 
 
 class Recording:
-    """A loader whose figures are noted while it is iterated: iterate this in its place, then look at it."""
+    """A loader that notes its figures while you iterate it: iterate this instead of the loader, then view it."""
 
     def __init__(self, loader: "RankLoader", *, every_s: float = 0.25) -> None:
         self.loader = loader
@@ -117,7 +117,7 @@ class Recording:
         self._noted_at = -np.inf
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the batches that are left of the current epoch."""
+        """Yield the remaining batches of the current epoch."""
         return self._watch(self.loader)
 
     def steps(self, num_steps: int) -> Iterator[dict[str, Any]]:
@@ -125,7 +125,7 @@ class Recording:
         return self._watch(self.loader.steps(num_steps))
 
     def view(self) -> RunView:
-        """Return what was noted so far; asks the other ranks, if there are any, how they fare."""
+        """Return the view of all notes so far; asks other ranks, if there are any, for their figures."""
         last = self.loader.stats()
         noted = [one for one in self._snapshots if one.batches < last.batches]
         return RunView(rank=self.loader.rank, snapshots=(*noted, last), ranks=_ranks(self.loader, last))
@@ -139,7 +139,7 @@ class Recording:
 
 
 def record(loader: "RankLoader", *, every_s: float = 0.25) -> Recording:
-    """Return the loader as a recording: iterate it in the loader's place, and `show` it afterwards.
+    """Return a recording of the loader: iterate it instead of the loader, and `show` it afterwards.
 
     ::
 
@@ -151,28 +151,28 @@ def record(loader: "RankLoader", *, every_s: float = 0.25) -> Recording:
 
 
 def view_run(loader: "RankLoader") -> RunView:
-    """Return the figures of a loader so far, all in one; `record` keeps them over time."""
+    """Return the total figures of a loader so far; `record` keeps them over time."""
     last = loader.stats()
     return RunView(rank=loader.rank, snapshots=(last,), ranks=_ranks(loader, last))
 
 
 def _ranks(loader: "RankLoader", last: LoaderStats) -> dict[int, LoaderStats]:
-    # Alone it has no other to ask, and may be looked at after Ray has ended.
+    # A single rank has no other to ask, so its view works even after Ray has ended.
     return loader.rank_stats() if loader.world_size > 1 else {loader.rank: last}
 
 
 def measure_intervals(
     snapshots: Sequence[LoaderStats],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    """Return the ends of the times between snapshots in seconds, the samples/s in each, and the share of waiting.
+    """Return the ends of the intervals between snapshots in seconds, the samples/s in each, and the share of waiting.
 
-    Time is that of the loop, waiting and steps: since the first snapshot, so that the start, which may take longer than
-    the rest, does not dwarf it; of a single one since the loop's start. The waiting of an interval is shared out over
-    the stages by what went on while no batch was ready.
+    Time is loop time, waiting and steps. It starts at the first snapshot, because the start of a run may take longer
+    than the rest; with a single snapshot it starts at the loop's start. The waiting of an interval is divided among the
+    stages by what ran while no batch was ready.
     """
     times = _column(snapshots, "wait_s") + _column(snapshots, "step_s")
     times = times - times[0]
-    # Without a step between them two notes are one.
+    # Two notes without a step between them count as one.
     kept = np.flatnonzero(np.diff(times, prepend=-1.0) > 1e-9)
     if len(kept) > _INTERVALS + 1:
         kept = kept[np.linspace(0, len(kept) - 1, _INTERVALS + 1).round().astype(int)]

@@ -1,4 +1,4 @@
-"""The tasks of a dataset for its card: in how many episodes each comes, by the rows, and how that is drawn."""
+"""The tasks of a dataset for its card: counts the episodes of each task from the rows, and draws the counts."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from raypipe.text import counted
 from raypipe.views.view import shortened
 
 _MOST_FILES: Final = 1000
-"""Data files whose rows are counted: about two seconds. Of more, and of remote ones, the episode table is believed."""
+"""The most data files to count rows of: about two seconds. With more, or with remote ones, the episode table counts."""
 
 TASKS_SHOWN: Final = 12
 _TASK_LETTERS: Final = 44
@@ -21,22 +21,22 @@ _TASK_LETTERS: Final = 44
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCounts:
-    """In how many episodes each task comes."""
+    """The number of episodes of each task."""
 
     counts: tuple[tuple[str, int], ...]
     """Texts and numbers of episodes, the most frequent first."""
     is_of_rows: bool = True
-    """False where the episode table was counted in place of the rows."""
+    """False if the counts come from the episode table instead of the rows."""
     contradicted: tuple[int, ...] = ()
-    """Episodes whose rows have a task that the episode table does not list for them."""
+    """Episodes with a task in their rows that the episode table does not list for them."""
     errors: tuple[str, ...] = ()
-    """Data files that could not be read: of their episodes the table was counted."""
+    """The errors of unreadable data files; the counts of their episodes come from the table."""
 
 
 def count_tasks(meta: DatasetMeta) -> TaskCounts:
     """Return every task with the number of episodes that have rows of it; reads one column of the data files.
 
-    Remote files and very many are not read: their tasks are those that the episode table lists.
+    If the files are remote or very many, it reads none and takes the tasks from the episode table.
     """
     found = [meta.tasks.named(texts) for texts in meta.episodes.tasks.to_pylist()]
     files: dict[str, list[int]] = defaultdict(list)
@@ -46,7 +46,7 @@ def count_tasks(meta: DatasetMeta) -> TaskCounts:
     contradicted, errors, known = [], [], set(meta.tasks.texts.values())
     for name, rows in files.items() if is_of_rows else ():
         try:
-            # What is not there is told by whoever lists the files.
+            # The check of the file list reports missing files.
             tasks = _read_tasks(meta, name, rows) if meta.storage.exists(name) else {}
         except DatasetError as error:
             errors.append(str(error))
@@ -66,7 +66,7 @@ def count_tasks(meta: DatasetMeta) -> TaskCounts:
 
 
 def _read_tasks(meta: DatasetMeta, name: str, rows: Sequence[int]) -> dict[int, frozenset[str]]:
-    """Return the tasks of the episodes of a data file, by their row in the episode table; none where it has no column.
+    """Return the tasks of a data file's episodes, by row of the episode table; none if it lacks the column.
 
     Raises:
         DatasetError: the file is missing or damaged.
@@ -80,7 +80,7 @@ def _read_tasks(meta: DatasetMeta, name: str, rows: Sequence[int]) -> dict[int, 
     numbers = meta.episodes.episode_index[list(rows)]
     episode = index.get("episode_index", np.full(len(table), numbers[0]))
     pairs = np.stack([episode, index["task_index"]])
-    # Where one changes: of millions of rows few are left to sort.
+    # Keep only rows where a value changes: of millions, few are left to sort.
     is_new = np.append(True, (np.diff(pairs, axis=1) != 0).any(axis=0))[: pairs.shape[1]]
     pairs = np.unique(pairs[:, is_new], axis=1)
     texts: dict[int, set[str]] = defaultdict(set)
@@ -94,14 +94,14 @@ def _index_feature(name: str) -> Feature:
 
 
 def is_drawn_whole(task: str) -> bool:
-    """Return whether a picture shows all of a task's text: it is short, and the font has its letters."""
+    """Return whether a picture can show the whole text of a task: it is short, and the font has its letters."""
     from raypipe.views.plain import has_letters
 
     return len(task) <= _TASK_LETTERS and has_letters(task)
 
 
 def draw_tasks(axes: Any, tasks: Sequence[tuple[str, int]], source: str) -> None:
-    """Draw in how many episodes the most frequent tasks come; `source` says what was counted, behind their number."""
+    """Draw the number of episodes of the most frequent tasks; `source` follows the count of tasks in the title."""
     from matplotlib.ticker import MaxNLocator
 
     from raypipe.views.plain import boxes_told

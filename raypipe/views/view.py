@@ -1,7 +1,7 @@
-"""`View`: what all views can do, which is to show themselves in a notebook and to be saved; and their HTML.
+"""`View`: what all views can do, namely show themselves in a notebook and save to a file; and their HTML.
 
-A page needs nothing but itself: pictures and videos are inside it. Figures are drawn without pyplot, so that no view
-touches the figures of a notebook.
+A page is self-contained, with pictures and videos inside. Views draw figures without pyplot, so that none touches the
+figures of a notebook.
 """
 
 import base64
@@ -30,11 +30,11 @@ MAX_INCHES: Final = 200
 
 _NAMED_LINES: Final = 12
 _NAMED_OF_MORE: Final = 8
-"""With more lines than that the legend names these, whose colours tell where the others are between them."""
+"""With more lines than that, the legend names this many; colours show where the others lie between them."""
 _DPI: Final = 110
 _MOST_LINES: Final = 8
-"""Of one error in a picture."""
-# Notebooks have a style of their own for tables, which is more special than a class: hence the "important".
+"""The most lines of one error in a picture."""
+# Notebooks style tables with a more specific selector than a class: hence the "important".
 _STYLE: Final = """
 .raypipe-view { font: 14px/1.45 system-ui, sans-serif; color: #1f1f1f; background: #fff; padding: .8rem 1rem;
   max-width: 76rem; }
@@ -68,23 +68,23 @@ class Picture:
 
 
 class View(ABC):
-    """Something to look at: it shows itself where a cell of a notebook ends, or is saved to a file."""
+    """Something to look at: it shows itself at the end of a notebook cell, or saves itself to a file."""
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """What it is of, in a line."""
+        """One line that names what it shows."""
 
     @abstractmethod
     def figure(self) -> "Figure":
-        """Return it as a figure of matplotlib."""
+        """Return the view as a figure of matplotlib."""
 
     @abstractmethod
     def parts(self) -> list[str]:
-        """Return it as pieces of HTML, the title left out."""
+        """Return the view as pieces of HTML, without the title."""
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a file of the kind that the name says, and return the path; the folder must be there."""
+        """Write the view to a file, in the format of its suffix, and return the path; the folder must exist."""
         path, writers = Path(path), self.writers()
         if path.suffix not in writers:
             raise ConfigError(
@@ -95,14 +95,14 @@ class View(ABC):
         return path
 
     def writers(self) -> Mapping[str, Callable[[Path], object]]:
-        """Return what writes it, by the end of the file's name."""
+        """Return the functions that write the view, by suffix of the file."""
         return {
             ".png": lambda path: write_whole(path, figure_png(self.figure())),
             ".html": lambda path: write_whole(path, self.page()),
         }
 
     def page(self) -> str:
-        """Return it as an HTML document that needs nothing else."""
+        """Return the view as a self-contained HTML document."""
         head = f"<meta charset='utf-8'><title>{html.escape(self.title)}</title>"
         return f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>\n{self._repr_html_()}\n</body></html>\n"
 
@@ -115,7 +115,7 @@ class View(ABC):
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure of this size in inches that pyplot does not know, and that shows texts as they stand."""
+    """Return an empty figure of this size in inches, unknown to pyplot, that shows texts literally."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     from raypipe.views.plain import PlainFigure
@@ -127,7 +127,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def stacked(figure: Any, heights: Sequence[float]) -> list[Any]:
-    """Return a part of the figure for each of these heights, one below the other.
+    """Return a subfigure for each of these heights, one below the other.
 
     Each lays itself out: long names in one do not squeeze another.
     """
@@ -142,7 +142,7 @@ def figure_png(figure: "Figure") -> bytes:
 
 
 def pixels_png(pixels: NDArray[np.uint8]) -> bytes:
-    """Return pixels as the bytes of a PNG file, each of them as it is."""
+    """Return pixels as the bytes of a PNG file, without scaling."""
     from matplotlib.image import imsave
 
     buffer = io.BytesIO()
@@ -151,14 +151,14 @@ def pixels_png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def draw_picture(axes: Any, picture: Picture) -> None:
-    """Draw pixels without scales, the caption above them."""
+    """Draw pixels without axes, with the caption above."""
     axes.imshow(picture.pixels)
     axes.set_title(picture.caption, fontsize=8)
     axes.set_axis_off()
 
 
 def draw_pictures(figure: Any, pictures: Sequence[Picture], columns: int) -> None:
-    """Draw pictures in a row of so many places."""
+    """Draw pictures in a row with this many places."""
     for axes, picture in zip_longest(figure.subplots(1, columns, squeeze=False)[0], pictures[:columns]):
         if picture is None:
             axes.set_axis_off()
@@ -172,7 +172,7 @@ def html_picture(picture: Picture) -> str:
 
 
 def html_plot(figure: "Figure", meaning: str) -> str:
-    """Return a figure, with its meaning for those who do not see it."""
+    """Return a figure as HTML, with `meaning` as text for readers who cannot see it."""
     data = base64.b64encode(figure_png(figure)).decode()
     return f"<img alt='{html.escape(meaning, quote=True)}' src='data:image/png;base64,{data}'>"
 
@@ -192,7 +192,7 @@ def html_lines(lines: Iterable[tuple[str, str]]) -> str:
 
 
 def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, is_html: bool = False) -> str:
-    """Return rows of texts as a table, numbers to the right.
+    """Return rows of texts as a table, with numbers aligned right.
 
     Args:
         is_html: whether cells are HTML already.
@@ -230,17 +230,17 @@ def short_name(name: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most so many characters."""
+    """Return a text of at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return a text as lines of at most so many characters; of one that is very long the middle is left out."""
+    """Return a text as lines of at most `width` characters; a very long one loses its middle."""
     return textwrap.wrap(cut_inside(text, _MOST_LINES * width), width) or [""]
 
 
 def duration(seconds: float) -> str:
-    """Return a time for people: seconds, minutes or hours."""
+    """Return a readable time: seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:,.2f} hours"
@@ -252,18 +252,18 @@ def numbers_told(total: int, shown: int) -> str:
 
 
 def not_drawn(names: Sequence[str], word: str) -> list[str]:
-    """Return one text that counts and names what a picture leaves out; none where it leaves nothing out."""
+    """Return one text that counts and names what a picture leaves out; none if it leaves nothing out."""
     return [f"not drawn: {counted(len(names), word)}: {', '.join(names)}"] if names else []
 
 
 def first_lines(lines: Sequence[str], most: int) -> list[str]:
-    """Return at most so many lines, and one more that says how many there are besides."""
+    """Return at most `most` lines, and one more with the number of the others."""
     more = [f"and {counted(len(lines) - most, 'more line')}"] if len(lines) > most else []
     return [*lines[:most], *more]
 
 
 def line_colours(number: int) -> list[Any]:
-    """Return a colour for each of so many lines: matplotlib's ten, or as many as there are from a rainbow."""
+    """Return a colour for each of `number` lines: matplotlib's ten, or colours of a rainbow if there are more."""
     from matplotlib import colormaps
 
     if number <= 10:
@@ -272,7 +272,7 @@ def line_colours(number: int) -> list[Any]:
 
 
 def draw_legend(axes: Any) -> None:
-    """Name the lines of a plot at its right; of many some of them, from the first to the last."""
+    """Name the lines of a plot at its right; of many lines only some, from the first to the last."""
     handles, _ = axes.get_legend_handles_labels()
     title = None
     if len(handles) > _NAMED_LINES:
@@ -283,11 +283,11 @@ def draw_legend(axes: Any) -> None:
 
 
 def share_scales(axis: str, drawn: Iterable[tuple[Any, Sequence[str]]]) -> None:
-    """Draw plots of vectors whose numbers have the same names to one scale: a state beside the action that asks for it.
+    """Give plots of vectors with the same number names one scale: a state beside the action that commands it.
 
     Args:
         axis: ``x`` or ``y``.
-        drawn: axes, and the names of the numbers in them; bare positions are no names.
+        drawn: axes, and the names of their numbers; bare positions do not count as names.
     """
     first: dict[tuple[str, ...], Any] = {}
     for axes, names in drawn:

@@ -2,14 +2,14 @@
 
 ::
 
-    server.py     HTTP on 127.0.0.1: routes, ranges, headers, who may ask        serve, make_server
-    site.py       what the page asks for, as plain values                        Site
+    server.py     HTTP on 127.0.0.1: routes, ranges, headers, access             serve, make_server
+    site.py       the data that the page requests, as plain values               Site
     stills.py     frames as JPEG: batches, and videos that the browser cannot play    Stills
-    checks.py     what `raypipe validate` finds, in a process of its own         Checks
+    checks.py     runs `raypipe validate` in a separate process                  Checks
     page/         the page itself: HTML, CSS and JavaScript, nothing to build
 
-A dataset is a stranger's: its texts reach the page as JSON and are set as text, never as HTML. Addresses hold numbers
-alone, never a path.
+A dataset may come from a stranger: the page gets its texts as JSON and sets them as text, never as HTML. Addresses hold
+only numbers, never a path.
 """
 
 from raypipe.views.browse.server import make_server, serve

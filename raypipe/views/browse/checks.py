@@ -1,6 +1,6 @@
-"""What `raypipe validate` finds, for the page: in a process of its own, which a damaged file may end.
+"""Runs `raypipe validate` for the page in a separate process, so that a damaged file can crash only that process.
 
-The page stays quick while files are checked, and Ctrl-C ends both.
+The page stays fast during the check, and Ctrl-C ends both.
 """
 
 import json
@@ -19,11 +19,11 @@ Stage = Literal["waiting", "running", "done", "failed"]
 _PROGRAM: Final = ("-m", "raypipe")
 _LONGEST_ERROR: Final = 2000
 _MOST_DETAILS: Final = 5000
-"""Findings of one kind that the page has word by word; an episode beyond them has the words of the first."""
+"""Findings of one kind that the page shows with their own text; later episodes show the text of the first."""
 
 
 class Checks:
-    """The findings of a dataset, once they are asked for; threads may share it."""
+    """The findings of a dataset, checked on request; threads may share it."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._meta = dataset.meta
@@ -34,12 +34,12 @@ class Checks:
 
     @property
     def is_quick(self) -> bool:
-        """Whether files are checked unasked: they are on this machine, and few."""
+        """Whether to check files without a request: they are few, and on this machine."""
         num_files = len(self._meta.episodes) * (1 + len(self._meta.cameras)) if not self._meta.is_packed else 0
         return self._meta.storage.is_local and is_small(self._meta.num_frames, num_files, deep=False)
 
     def told(self, *, is_asked: bool) -> Mapping[str, Any]:
-        """Return what is known now; the first call starts the check, if it is quick or `is_asked`."""
+        """Return what is known now; start the check if it is quick or `is_asked`, and has not started."""
         with self._lock:
             is_started = self._told["stage"] != "waiting"
             if not is_started and (is_asked or self.is_quick) and not self._is_closed:
@@ -49,7 +49,7 @@ class Checks:
             return self._told
 
     def close(self) -> None:
-        """End a check that runs."""
+        """Stop a running check."""
         with self._lock:
             self._is_closed, process = True, self._process
         if process is not None and process.poll() is None:
@@ -74,13 +74,13 @@ def _start(root: str) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Ctrl-C in the terminal is for the server, which ends this one.
+        # Ctrl-C in the terminal goes to the server, which then ends this process.
         start_new_session=True,
     )
 
 
 def _read_findings(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the findings of a report in JSON, those that are alike together, and the worst of every episode."""
+    """Return the findings of a JSON report, alike ones folded together, and the worst severity of every episode."""
     findings = [
         Finding(**{**one, "place": Place(**{**one["place"], "episodes": tuple(one["place"]["episodes"])})})
         for one in report["findings"]

@@ -1,10 +1,10 @@
-"""The HTTP server of the page: on 127.0.0.1 alone, for a browser on this machine.
+"""The HTTP server of the page: only on 127.0.0.1, for a browser on this machine.
 
-Any user of this machine may connect. So a request is answered only if it has the token of the link that `serve` tells,
-or the cookie that the page of that link sets. Any page that a browser has open may send requests to this machine, too:
-the Host header must name this machine (another name may lead here by DNS rebinding), other sites do not have the
-cookie, and headers keep them from using the answers. Addresses hold numbers alone, never a
-path; only GET and HEAD are answered.
+Any user of this machine can connect. So the server answers a request only if it has the token from the link that
+`serve` gives, or the cookie that the page behind that link sets. Any other page open in the browser can also send
+requests here: the Host header must name this machine (DNS rebinding could lead another name here), other sites do not
+have the cookie, and headers keep them from using the answers. Addresses hold only numbers, never a path. The server
+answers only GET and HEAD.
 """
 
 import json
@@ -30,7 +30,7 @@ from raypipe.views.browse.stills import HEIGHTS
 ADDRESS: Final = "127.0.0.1"
 
 _HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
-"""Names of this machine; the port may be another, such as that of a tunnel by ssh."""
+"""Names of this machine; the port may differ, for example behind an ssh tunnel."""
 
 _KINDS: Final = {
     ".html": "text/html; charset=utf-8",
@@ -39,7 +39,7 @@ _KINDS: Final = {
     ".svg": "image/svg+xml",
 }
 _FILES: Final = ("browse.css", "browse.js", "icon.svg", "player.js", "plots.js", "theme.js")
-"""What the page consists of, beside ``index.html``."""
+"""The files of the page, besides ``index.html``."""
 
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -47,7 +47,7 @@ _HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # Another dataset may be served at the same address next.
+    # The next server at this address may serve another dataset.
     "Cache-Control": "no-store",
 }
 _PIECE: Final = 1 << 18
@@ -56,7 +56,7 @@ _MOST_DIGITS: Final = 12
 
 
 class _BadRequestError(Exception):
-    """A request that is answered with an error."""
+    """A request that the server answers with an error."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -64,9 +64,9 @@ class _BadRequestError(Exception):
 
 
 class BrowseServer(ThreadingHTTPServer):
-    """Serves a `Site`; `close` ends all connections, and returns when no request is being answered."""
+    """Serves a `Site`; `close` ends all connections, and returns when no request is running any more."""
 
-    # A thread that decodes when Python ends could crash it: `close` waits for all of them.
+    # A thread that decodes while Python exits could crash it: `close` waits for all of them.
     daemon_threads = False
     block_on_close = True
 
@@ -79,11 +79,11 @@ class BrowseServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The link to the page, which lets its reader in."""
+        """The link to the page, with the token that gives access."""
         return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
 
     def close(self) -> None:
-        """End it, after `serve_forever` has returned."""
+        """End the server, after `serve_forever` has returned."""
         self.site.close()
         with self._connections_lock:
             for connection in self._connections:
@@ -93,7 +93,7 @@ class BrowseServer(ThreadingHTTPServer):
 
     @contextmanager
     def connected(self, connection: socket.socket) -> Iterator[None]:
-        """Know a connection while the body runs."""
+        """Register a connection while the body runs."""
         with self._connections_lock:
             self._connections.add(connection)
         try:
@@ -103,13 +103,13 @@ class BrowseServer(ThreadingHTTPServer):
                 self._connections.discard(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that went away, which it does whenever it has enough of a video."""
+        """Print nothing if the browser closed the connection: it does so whenever it has enough of a video."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
 
 def make_server(site: Site, port: int) -> BrowseServer:
-    """Return a server that listens; `serve_forever` answers.
+    """Return a server that listens; call `serve_forever` to answer requests.
 
     Raises:
         ConfigError: the port is taken or not allowed.
@@ -129,7 +129,7 @@ def serve(site: Site, port: int, on_ready: Callable[[str], object]) -> None:
     """Serve the page until Ctrl-C.
 
     Args:
-        on_ready: is given the link to the page.
+        on_ready: called with the link to the page.
     """
     server = make_server(site, port)
     try:
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: the page tells what is wrong."""
+        """Print nothing: the page shows what is wrong."""
 
     def do_GET(self) -> None:
         try:
@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         host = self.headers.get("Host", "")
         if re.sub(r":\d+$", "", host).lower() not in _HOSTS:
             raise _BadRequestError(HTTPStatus.FORBIDDEN, f"this page is for {', '.join(sorted(_HOSTS))} alone")
-        # A page of another site cannot read answers, and must not set off work either.
+        # A page of another site cannot read answers, and must not start work here either.
         is_page = urlsplit(self.path).path in ("/", "/index.html")
         if not is_page and self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
             raise _BadRequestError(HTTPStatus.FORBIDDEN, "another site asks for this page")
@@ -190,11 +190,11 @@ class _Handler(BaseHTTPRequestHandler):
         return any(map(self._is_token, parse_qs(urlsplit(self.path).query).get("token", [])))
 
     def _is_token(self, text: str) -> bool:
-        # The time that this takes must not tell how much of a guess is right.
+        # Take the same time for any guess, so that timing does not reveal how much of it is right.
         return secrets.compare_digest(text.encode(errors="replace"), self.server.token.encode())
 
     def _cookie_name(self) -> str:
-        # A browser has the same cookies for all ports of a machine. The port is the one that it sees: of a tunnel.
+        # A browser shares cookies between all ports of a machine. Use the port that it sees, which may be a tunnel's.
         port = re.search(r":(\d+)$", self.headers.get("Host", ""))
         return f"raypipe-{port[1] if port else 80}"
 
@@ -253,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send_video(self, stream: IO[bytes], size: int) -> None:
-        """Send the part of a video that is asked for."""
+        """Send the part of a video that the request asks for."""
         with stream:
             ends = parse_range(self.headers.get("Range", ""), size)
             if ends is None:
@@ -269,7 +269,7 @@ class _Handler(BaseHTTPRequestHandler):
             while start < stop:
                 piece = stream.read(min(_PIECE, stop - start))
                 if not piece:
-                    # Cut off meanwhile: the browser must not wait for the rest.
+                    # The file became shorter meanwhile: the browser must not wait for the rest.
                     self.close_connection = True
                     return
                 self.wfile.write(piece)
@@ -277,7 +277,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def parse_range(text: str, size: int) -> tuple[int, int] | None:
-    """Return the bytes ``[start, stop)`` that a Range header asks for; None for all, also where it asks for several.
+    """Return the bytes ``[start, stop)`` that a Range header asks for; None for all, also if it asks for several.
 
     Raises:
         _RefusedError: the file has no such bytes.

@@ -1,6 +1,6 @@
-"""What the page asks for, as plain values for JSON: the dataset, its episodes, one of them, and the frames of a batch.
+"""The data that the page requests, as plain values for JSON: the dataset, its episodes, one episode, a batch's frames.
 
-Knows nothing of HTTP. Reads no more than is asked for.
+It knows nothing of HTTP, and reads only what the page requests.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from raypipe.pipeline import Pipeline
 
 _MOST_POINTS: Final = 4000
-"""Of a curve; of a longer episode every second frame is drawn, or every third, ..."""
+"""The most points of a curve; of a longer episode it has every second frame, or every third, ..."""
 _MOST_FEATURES: Final = 24
 _MOST_BATCH: Final = 1024
 _KEPT_INDEXES: Final = 64
@@ -35,7 +35,7 @@ _KEPT_INDEXES: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchQuery:
-    """Which batch of which run; the run is one that `Pipeline` plans with its defaults."""
+    """Which batch of which run; `Pipeline` plans the run with its defaults."""
 
     step: int = 0
     batch_size: int = 16
@@ -70,11 +70,11 @@ class Site:
         return self._dataset.meta.root
 
     def close(self) -> None:
-        """End what runs beside the page."""
+        """Stop the check that runs beside the page."""
         self.checks.close()
 
     def about(self) -> dict[str, Any]:
-        """Return what the dataset holds."""
+        """Return a description of the dataset."""
         meta = self._dataset.meta
         return {
             "root": meta.root,
@@ -93,7 +93,7 @@ class Site:
         return self._dataset.spec.cameras
 
     def episodes(self) -> dict[str, Any]:
-        """Return all episodes as columns: number, frames, and the tasks that the episode table lists, by number."""
+        """Return all episodes as columns: number, frames, and the numbers of the tasks that the episode table lists."""
         return self._episodes
 
     @cached_property
@@ -114,7 +114,7 @@ class Site:
     def episode(self, number: int) -> dict[str, Any]:
         """Return one episode, by LeRobot's number: where its cameras are, its numbers and its tasks.
 
-        What is damaged is told beside what is not.
+        It reports damage next to everything that it can read.
         """
         meta = self._dataset.meta
         row = meta.episodes.find_row(number)
@@ -133,7 +133,7 @@ class Site:
         return told
 
     def _camera(self, row: int, place: int) -> dict[str, Any]:
-        """Return how a camera of an episode is shown: as a part of its video, or frame by frame."""
+        """Return how to show a camera of an episode: as a part of its video, or frame by frame."""
         name = self._cameras[place]
         feature = self._dataset.meta.features[name]
         told = {"name": name, "short": short_name(name), "width": feature.width, "height": feature.height}
@@ -143,7 +143,7 @@ class Site:
             return {**told, "start_s": None, "error": str(error)}
 
     def _played(self, row: int, camera: str) -> dict[str, Any]:
-        """Return when the episode starts in the camera's video; None where frames have no even times, or no video."""
+        """Return when the episode starts in the camera's video; None if frame times are uneven or there is no video."""
         meta = self._dataset.meta
         if meta.features[camera].kind == "image":
             return {"start_s": None, "why": "images"}
@@ -166,7 +166,7 @@ class Site:
 
         Raises:
             ConfigError: there is no such episode or camera, or its frames are images.
-            DatasetError: the file is missing, or is no mp4: nothing else is served.
+            DatasetError: the file is missing, or is not an mp4; the page serves nothing else.
         """
         row, camera = self._dataset.meta.episodes.find_row(number), self._camera_name(place)
         if self._played(row, camera)["start_s"] is None:
@@ -208,7 +208,7 @@ class Site:
 
 
 def _curves_json(one: Curves, every: int) -> Mapping[str, Any]:
-    """Return curves number by number; what is no number is None, which leaves a gap."""
+    """Return curves number by number; NaN and infinite values become None, which leaves a gap."""
     shown: NDArray[Any] = one.values[::every, :SHOWN_NUMBERS].astype(np.float64)
     return {
         "feature": one.feature,
@@ -219,5 +219,5 @@ def _curves_json(one: Curves, every: int) -> Mapping[str, Any]:
 
 
 def _number(value: float) -> float | None:
-    # Six digits: what a curve or a number beside it shows.
+    # Six digits: as many as a curve, or a number beside it, shows.
     return float(f"{value:.6g}") if np.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Frames as JPEG files: small ones for batches, larger ones where the browser cannot play a camera's video."""
+"""Frames as JPEG files: small ones for batches, larger ones if the browser cannot play a camera's video."""
 
 import io
 import threading
@@ -12,10 +12,10 @@ from raypipe.dataset import Dataset
 from raypipe.views.pixels import FrameReader, Scale
 
 HEIGHTS: Final = {"small": 120, "large": 360}
-"""In pixels, by the names that the page asks with."""
+"""Heights in pixels, by the size that the page requests."""
 
 _AT_ONCE: Final = 16
-"""Frames that are decoded together: who plays a video asks for the next ones anyway."""
+"""Frames decoded together: a page that plays a video asks for the next ones anyway."""
 
 _KEPT_BYTES: Final = 64 << 20
 _MOST_DECODING: Final = 2
@@ -23,7 +23,7 @@ _MOST_DECODING: Final = 2
 
 
 class Stills:
-    """Decodes frames of a dataset's cameras, and keeps the last of them; threads may share it."""
+    """Decodes frames of a dataset's cameras, and keeps the latest; threads may share it."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -35,10 +35,10 @@ class Stills:
         self._scales: dict[tuple[int, str], Scale | None] = {}
 
     def read(self, row: int, camera: str, frame: int, size: str) -> bytes:
-        """Return one frame as JPEG; of a large one the frames beside it are decoded too, and kept.
+        """Return one frame as JPEG; for a large one, also decode and keep the frames beside it.
 
         Raises:
-            DatasetError: it cannot be decoded.
+            DatasetError: the frame cannot be decoded.
         """
         key = (row, camera, frame, size)
         found = self._find(key)
@@ -75,7 +75,7 @@ class Stills:
             self._kept_bytes -= len(self._kept.popitem(last=False)[1])
 
     def _scale(self, row: int, camera: str) -> Scale | None:
-        """Return what is black and white in an episode's depth: the same in all its frames."""
+        """Return the two ends of an episode's depth scale, the same for all its frames."""
         with self._lock:
             if (row, camera) in self._scales:
                 return self._scales[row, camera]

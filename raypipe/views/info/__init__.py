@@ -1,4 +1,4 @@
-"""What the commands tell: ``raypipe info``, ``stats``, ``account`` and ``where``, as values and as tables.
+"""The answers of ``raypipe info``, ``stats``, ``account`` and ``where``, as values and as tables.
 
 ::
 
@@ -7,6 +7,6 @@
     stats.py            ``raypipe stats``                                                  StatsReport
     run_frames.py       the frames of a run and their axis, of a dataset or a mixture      RunFrames
     account.py          ``raypipe account``: the account and its datasets, checked         check_run
-    where.py            ``raypipe where``: which frames a step gave to a rank              LocatedStep
+    where.py            ``raypipe where``: the frames that a step gave to a rank           LocatedStep
     account_tables.py   verdicts and frames as tables
 """

@@ -1,6 +1,6 @@
-"""What the command ``raypipe account`` does: find the account and its datasets, and ask.
+"""The command ``raypipe account``: finds the account and its datasets, and checks the run.
 
-Reads ``meta/`` of the datasets and the files of an account; no rows, no pixels.
+It reads ``meta/`` of the datasets and the files of an account; no rows, no pixels.
 """
 
 import os
@@ -26,7 +26,7 @@ class CheckedRun:
 
     @property
     def exit_code(self) -> int:
-        """0 where every epoch is exact, 2 where of some that cannot be told, and 1 where one is not."""
+        """0 if every epoch is exact, 1 if one is not or the account has a problem, 2 if some cannot be checked."""
         if self.is_exact:
             return 0
         is_wrong = self.run.problem or any(not one.is_exact and not one.unchecked for one in self.verdicts)
@@ -56,7 +56,7 @@ def check_run(folder: str | os.PathLike[str], *, root: str = "", name: str = "")
 
     Args:
         folder: see `read_run_account`.
-        root: of the dataset, or the mixture file; empty: where the run had it.
+        root: of the dataset, or the mixture file; empty: the place that the run used.
         name: of the loader; see `read_run_account`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What ``raypipe info`` tells of a dataset: a value, and the same as a table."""
+"""The answer of ``raypipe info`` for a dataset, as a value and as a table."""
 
 import warnings
 from contextlib import suppress
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _EPISODES_LOOKED_AT = 8
 _MOST_MISSING = 20
-"""Missing files that the table names; JSON has all."""
+"""The most missing files that the table names; JSON has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetInfo:
-    """What a dataset holds, in plain values."""
+    """The contents of a dataset, in plain values."""
 
     root: str
     version: str
@@ -46,36 +46,36 @@ class DatasetInfo:
     min_length: int
     max_length: int
     cameras: dict[str, str]
-    """The cameras whose files exist, with the ``WIDTHxHEIGHT codec`` of the files."""
+    """The cameras with files, and the ``WIDTHxHEIGHT codec`` of these files."""
     missing_cameras: tuple[str, ...]
     features: dict[str, str]
-    """Features that are read from rows, with dtype and shape."""
+    """Features read from rows, with dtype and shape."""
     tasks: tuple[str, ...]
     splits: dict[str, tuple[int, int]]
     stats: tuple[str, ...]
-    """The statistics stored, by name; empty where there are none."""
+    """The names of the stored statistics; empty if there are none."""
     row_groups: str
-    """``per-episode``: an episode is read alone. ``other``: reading it costs the row groups that it touches."""
+    """``per-episode``: each episode can be read alone. ``other``: reading it costs all row groups that it touches."""
     timestamp_drift_s: float
     """The largest distance of a stored timestamp from frame / fps, in the episodes looked at."""
     fingerprint: str
     missing_files: tuple[str, ...]
-    """Files that ``meta/`` names and that are not there; of a web server, among those of a few episodes."""
+    """Files that ``meta/`` names but that do not exist; on a web server, only among those of a few episodes."""
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object; ``cameras`` is the list of names there."""
+        """Return the description as a JSON object; there ``cameras`` is the list of names."""
         return {**asdict(self), "cameras": list(self.cameras), "camera_sizes": self.cameras}
 
 
 def describe(root: str) -> DatasetInfo:
-    """Return what the dataset at `root` holds; lists its files, and reads ``meta/`` and a few episodes of them.
+    """Return the contents of the dataset at `root`; lists its files, and reads ``meta/`` and a few episodes.
 
     Raises:
-        DatasetError: one of the files looked at is damaged.
+        DatasetError: one of the files that it reads is damaged.
     """
     with warnings.catch_warnings():
-        # What is left out is in the value itself: missing_cameras and notes.
+        # The value itself lists what is left out: missing_cameras and notes.
         warnings.simplefilter("ignore", UserWarning)
         dataset = open_dataset(root)
         try:
@@ -121,7 +121,7 @@ def _describe(dataset: Dataset, missing: tuple[str, ...]) -> DatasetInfo:
 
 
 def lacking_error(info: DatasetInfo) -> DatasetError:
-    """Return the error of a dataset of which files are missing."""
+    """Return the error for a dataset with missing files."""
     names = info.missing_files
     files = "a file that meta/ names is" if len(names) == 1 else f"{len(names):,} files that meta/ names are"
     error = DatasetError(f"{files} missing at {info.root!r}, the first is {names[0]!r}. Fetch what is missing.")
@@ -174,9 +174,9 @@ def _shortened(texts: tuple[str, ...], most: int = 5) -> str:
 
 
 def camera_text(dataset: Dataset, camera: str) -> str:
-    """Return a camera's size and codec in words: those of its files, and what ``info.json`` says where it differs.
+    """Return a camera's size and codec in words: those of its files, and those of ``info.json`` if they differ.
 
-    Reads the index of the first, a middle and the last video; of those that cannot be read ``info.json`` is believed.
+    It reads the index of the first, a middle and the last video. If it can read none, it uses ``info.json``.
     """
     feature = dataset.meta.features[camera]
     depth = " depth" * feature.is_depth
@@ -194,11 +194,11 @@ def camera_text(dataset: Dataset, camera: str) -> str:
 
 
 def _read_formats(meta: DatasetMeta, camera: str) -> list[VideoFormat]:
-    """Return the formats of a few videos of a camera, each once; none where no index can be read."""
+    """Return the formats of a few videos of a camera, each once; none if no index can be read."""
     formats: dict[VideoFormat, None] = {}
     rows = looked_at_rows(meta) if camera in meta.episodes.videos else ()
     for name in dict.fromkeys(meta.video_file(row, camera) for row in rows):
-        # A file that is missing or damaged is told as such by whoever looks for that.
+        # Other checks report missing and damaged files.
         with suppress(RaypipeError, OSError):
             formats[read_video_format(meta.storage.for_a_look(), name)] = None
     return list(formats)
@@ -211,9 +211,9 @@ def _is_declared(feature: Feature, found: VideoFormat) -> bool:
 
 
 def _find_missing(dataset: Dataset) -> tuple[str, ...]:
-    """Return the files that ``meta/`` names and that are not there, without those of cameras that have none.
+    """Return the files that ``meta/`` names but that do not exist, except for cameras without any file.
 
-    A web server is asked for the files of a few episodes: there one request tells of one file.
+    On a web server it checks only the files of a few episodes, because each file costs a request.
     """
     meta = dataset.meta
     videos = [name for name in dataset.spec.cameras if name in meta.episodes.videos]
@@ -225,7 +225,7 @@ def _find_missing(dataset: Dataset) -> tuple[str, ...]:
 
 
 def _with_data(dataset: Dataset, missing: tuple[str, ...]) -> Dataset:
-    """Return the dataset with the episodes alone whose data files are there."""
+    """Return the dataset with only the episodes that have their data files."""
     meta, lost = dataset.meta, set(missing)
     rows = [row for row in range(len(meta.episodes)) if meta.data_file(row) not in lost]
     if len(rows) == len(meta.episodes):
@@ -234,7 +234,7 @@ def _with_data(dataset: Dataset, missing: tuple[str, ...]) -> Dataset:
 
 
 def _check_videos(dataset: Dataset, missing: tuple[str, ...]) -> None:
-    """Raise where the index of one of a few videos that are there cannot be read."""
+    """Raise if the index of one of a few existing videos cannot be read."""
     meta = dataset.meta
     videos = [name for name in dataset.spec.cameras if name in meta.episodes.videos]
     for row in _some_rows(meta):
@@ -254,28 +254,28 @@ def _some_rows(meta: DatasetMeta) -> list[int]:
 
 
 def largest_drift(dataset: Dataset) -> float:
-    """Return how far timestamps are from ``frame / fps`` at most, in seconds, in some episodes."""
+    """Return the largest distance of a timestamp from ``frame / fps``, in seconds, in some episodes."""
     episodes = dataset.meta.episodes.episode_index
     drifts = [dataset.timestamp_drift(int(episodes[row])) for row in _some_rows(dataset.meta)]
     return max((float(np.abs(drift).max()) for drift in drifts), default=0.0)
 
 
 def _template_notes(dataset: Dataset) -> list[str]:
-    """Return which templates fit files that are not where ``info.json`` says."""
+    """Return the templates that fit files elsewhere than ``info.json`` says."""
     meta = dataset.meta
     fitting = meta.find_fitting_templates(meta.storage.list_files()) if meta.storage.is_listable else {}
     return [f"{key} in info.json gives no file; {template!r} gives all" for key, template in fitting.items()]
 
 
 def missing_notes(dataset: Dataset) -> list[str]:
-    """Return why cameras of a web server are left out: there, that no file is found need not say that none is there."""
+    """Return why cameras of a web server are left out: it may hide files that exist."""
     if dataset.meta.storage.is_listable:
         return []
     return [f"camera {name!r}: {why_missing(dataset.meta, name)}" for name in dataset.missing_cameras]
 
 
 def column_notes(dataset: Dataset) -> list[str]:
-    """Return what the rows have or lack beside what ``info.json`` declares."""
+    """Return notes on columns that the rows have or lack, compared with ``info.json``."""
     meta = dataset.meta
     if not len(meta.episodes):
         return []

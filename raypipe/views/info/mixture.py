@@ -1,6 +1,6 @@
-"""What ``raypipe info`` tells of a mixture file: a value, and the same as tables.
+"""The answer of ``raypipe info`` for a mixture file, as a value and as tables.
 
-Opens the members as training does, so what cannot be one fails here with the same message.
+It opens the members as training does, so members that do not fit together fail here with the same message.
 """
 
 import warnings
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MAX_ROWS: Final = 40
-"""Rows of the table of members; more than a screen or two is for ``--json``."""
+"""The most rows in the table of members; use ``--json`` for more than a screen or two."""
 
 _ANY_WIDTH: Final = 1000
-"""Wider than the table can be, to see how wide it must be."""
+"""Wider than any table, to measure the width that it needs."""
 
 _MAX_NOTES: Final = 20
 _SHOWN_NAMES: Final = 4
@@ -30,7 +30,7 @@ _SHOWN_ROBOTS: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberInfo:
-    """One dataset of a mixture, and what an epoch takes of it."""
+    """One dataset of a mixture, and what an epoch takes from it."""
 
     name: str
     root: str
@@ -42,23 +42,23 @@ class MemberInfo:
     hours: float
     selected_episodes: int
     selected_frames: int
-    """The anchor frames: all of them, unless the mixture selects some."""
+    """The anchor frames: all frames, unless the mixture selects some."""
     weight: float
-    """As the mixture gives it; only 0 means something where `MixtureInfo.weights` counts frames or episodes."""
+    """As the mixture gives it; if `MixtureInfo.weights` counts frames or episodes, only 0 has an effect."""
     share: float
-    """Its part of an epoch, of 1."""
+    """Its part of an epoch, from 0 to 1."""
     frames_per_epoch: int
     passes_per_epoch: float
     """How often an epoch shows each of the selected frames."""
     cameras: dict[str, str]
-    """Name in a batch -> own name; a camera that is filled is not here."""
+    """Name in a batch -> own name, without cameras filled with zeros."""
     widths: dict[str, int]
-    """Of vectors that are padded somewhere: the numbers that it has, 0 where it lacks the feature."""
+    """For vectors that some dataset pads: how many numbers this one has, 0 if it lacks the feature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureInfo:
-    """What a mixture holds, in plain values."""
+    """The contents of a mixture, in plain values."""
 
     mixture: str
     datasets: int
@@ -66,9 +66,9 @@ class MixtureInfo:
     frames: int
     hours: float
     robots: dict[str, int]
-    """Datasets of each robot type."""
+    """The number of datasets of each robot type."""
     weights: str
-    """How shares were settled."""
+    """The rule that decided the shares."""
     frames_per_epoch: int
     rate: str
     """The common rate, or ``own``."""
@@ -77,39 +77,39 @@ class MixtureInfo:
     cameras: dict[str, str]
     """Cameras of a batch, with ``WIDTHxHEIGHT``."""
     missing: dict[str, int]
-    """Features that some datasets lack: how many of them."""
+    """Features that some datasets lack, with the number of these datasets."""
     members: tuple[MemberInfo, ...]
     notes: tuple[tuple[str, str], ...]
-    """(name of the member or nothing, text): what is padded, filled, left out, odd."""
+    """(name of the member or nothing, text): what is padded, filled, left out or odd."""
     bad: tuple[tuple[str, str, str], ...]
-    """(name, root, error) of members that cannot be used and are skipped."""
+    """(name, root, error) of unusable members, which are skipped."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object, with all members."""
+        """Return the description as a JSON object, with all members."""
         notes = [{"name": name, "text": text} for name, text in self.notes]
         bad = [{"name": name, "root": root, "error": error} for name, root, error in self.bad]
         return {**asdict(self), "notes": notes, "bad": bad}
 
 
 def describe_mixture(path: str) -> MixtureInfo:
-    """Return what the mixture file at `path` holds; reads ``meta/`` and a few footers of every member.
+    """Return the contents of the mixture file at `path`; reads ``meta/`` and a few footers of every member.
 
     Raises:
-        ConfigError: the file is wrong, or the members cannot be one.
+        ConfigError: the file is wrong, or the members do not fit together.
         DatasetError: members cannot be opened, and the mixture does not skip them.
     """
     with warnings.catch_warnings():
-        # Members that are skipped are in the value itself: bad.
+        # The value itself lists the skipped members: bad.
         warnings.simplefilter("ignore", UserWarning)
         mixture = Mixture(path)
     return describe_opened(mixture, path)
 
 
 def describe_opened(mixture: Mixture, name: str) -> MixtureInfo:
-    """Return what an opened mixture holds; reads nothing more.
+    """Return the contents of an opened mixture; reads nothing more.
 
     Args:
-        name: what to call it: the path of its file.
+        name: a name for the mixture, such as the path of its file.
     """
     schema = mixture.schema
     members = tuple(_member_info(mixture, position) for position in range(len(mixture.members)))
@@ -169,7 +169,7 @@ def _camera_text(feature: Feature) -> str:
 
 
 def mixture_table(info: MixtureInfo) -> "Group":
-    """Return the description for a terminal: a summary, a row per member, notes, and members that are skipped."""
+    """Return the description for a terminal: a summary, a row per member, notes, and the skipped members."""
     from rich.console import Group
     from rich.text import Text
 
@@ -189,7 +189,7 @@ def _lines_table(lines: Sequence[tuple[str, str]]) -> "Table":
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in lines:
-        # Names of members and features are data: no markup in them.
+        # Names of members and features are data: do not read markup in them.
         table.add_row(name, Text(text))
     return table
 
@@ -231,7 +231,7 @@ def _missing_text(info: MixtureInfo, name: str) -> str:
 
 
 class _Members:
-    """A row per member: as one table, or as two where the terminal is too narrow for a dozen columns."""
+    """A row per member: one table, or two if the terminal is too narrow for a dozen columns."""
 
     def __init__(self, info: MixtureInfo) -> None:
         self._columns = _columns(info)
@@ -254,9 +254,9 @@ class _Column:
     title: str
     cells: list[str]
     is_share: bool = False
-    """Whether it is about what an epoch takes, and not about what the dataset is."""
+    """Whether the column is about what an epoch takes, not about the dataset itself."""
     is_text: bool = False
-    """Whether it may be broken to stand on several lines."""
+    """Whether the text may wrap onto several lines."""
 
 
 def _as_table(columns: Sequence[_Column]) -> "Table":
@@ -264,7 +264,7 @@ def _as_table(columns: Sequence[_Column]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    # Without lines between columns, which would cost the width of one.
+    # No lines between columns: they would cost the width of one.
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for column in columns:
         if column.is_text:
@@ -277,7 +277,7 @@ def _as_table(columns: Sequence[_Column]) -> "Table":
 
 
 def _columns(info: MixtureInfo) -> list[_Column]:
-    """Return the columns of the table: those members that are shown, then one row for all others."""
+    """Return the columns of the table: a row for each member shown, then one row for all others."""
     shown, rest = _largest(info.members)
     rows = [*([one] for one in shown), *([rest] if rest else [])]
     numbers: dict[str, Callable[[Sequence[MemberInfo]], str]] = {
@@ -307,7 +307,7 @@ def _columns(info: MixtureInfo) -> list[_Column]:
 
 
 def _largest(members: Sequence[MemberInfo]) -> tuple[list[MemberInfo], list[MemberInfo]]:
-    """Return the members to show, in their order, and those to sum up: of many the ones with the largest shares."""
+    """Return the members to show, in their order, and those to sum up; with many, show the largest shares."""
     if len(members) <= _MAX_ROWS:
         return list(members), []
     by_share = sorted(members, key=lambda one: -one.frames_per_epoch)
@@ -329,7 +329,7 @@ def _robot_cell(some: Sequence[MemberInfo]) -> str:
 
 
 def _camera_cell(some: Sequence[MemberInfo], info: MixtureInfo) -> str:
-    """Return the cameras that a member has; of several members how many have each."""
+    """Return the cameras that a member has; for several members, how many have each."""
     short = _short_names(info.cameras)
     counts = {short[name]: sum(name in one.cameras for one in some) for name in info.cameras}
     if all(count == len(some) for count in counts.values()) and len(counts) > 1:
@@ -351,7 +351,7 @@ def _percent(part: float) -> str:
 
 
 def _range(values: Sequence[Any]) -> str:
-    """Return values of several members as one text: from the least to the largest, numbers by size."""
+    """Return the values of several members as one text, from the least to the largest; numbers sort by size."""
     numbers = [value for value in values if not isinstance(value, str)]
     texts = sorted({value for value in values if isinstance(value, str)})
     ends = [f"{end:g}" for end in (min(numbers), max(numbers))] if numbers else [texts[0], texts[-1]]
@@ -359,13 +359,13 @@ def _range(values: Sequence[Any]) -> str:
 
 
 def _short_names(names: Iterable[str]) -> dict[str, str]:
-    """Return names without what stands before their last dot, where they can still be told apart."""
+    """Return names without the part before their last dot, if they stay distinct."""
     last = {name: name.rpartition(".")[2] for name in names}
     return last if len(set(last.values())) == len(last) else {name: name for name in last}
 
 
 def _note_lines(notes: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return a line for each text, with the members that it is about; those about all of them come first."""
+    """Return a line for each text, with the members that it is about; lines about all members come first."""
     about: dict[str, list[str]] = {}
     for name, text in sorted(notes, key=lambda note: bool(note[0])):
         about.setdefault(text, []).extend([name] if name else [])

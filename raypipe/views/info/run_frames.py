@@ -1,6 +1,6 @@
-"""The frames of a run and the axis on which its account counts: of a dataset, or of the members of a mixture.
+"""The frames of a run and the axis on which its account counts, for a dataset or the members of a mixture.
 
-Reads ``meta/`` of the datasets; no rows, no pixels.
+It reads ``meta/`` of the datasets; no rows, no pixels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _SHOWN: Final = 3
 
 
 def open_frames(run: RunAccount, root: str) -> tuple[str, EpisodeIndex, FrameAxis]:
-    """Return what an account is of: its root, or in words its members, the frames of an epoch, and the axis."""
+    """Return what an account covers: its root, or its members in words; the frames of an epoch; and the axis."""
     header = run.account.header
     if not (root or header.root or header.members):
         raise ConfigError(f"the account {run.place!r} names no dataset: give it, or the mixture file, by --root")
@@ -42,9 +42,9 @@ def open_frames(run: RunAccount, root: str) -> tuple[str, EpisodeIndex, FrameAxi
 
 
 def _check_named(run: RunAccount, root: str) -> None:
-    """Raise for a place that the account alone names, unless it is a path of this machine.
+    """Raise for a place that only the account names, unless it is a path on this machine.
 
-    An account may come from a stranger: it shall not send this machine to servers that the user has not named.
+    An account may come from a stranger: it must not send this machine to servers that the user has not named.
     """
     header = run.account.header
     places = [] if root else [str(one["root"]) for one in header.members] or [header.root]
@@ -81,10 +81,10 @@ def read_frames(root: str, selection: SelectionSpec) -> tuple[EpisodeIndex, Fram
 
 
 def parse_selection(saved: Mapping[str, Any]) -> SelectionSpec:
-    """Return the selection of its fields.
+    """Return the selection with these saved fields.
 
     Raises:
-        ConfigError: they are not those of a selection.
+        ConfigError: they are not the fields of a selection.
     """
     with as_damage(
         lambda error: ConfigError(f"the account has no selection that this raypipe knows ({error}): {dict(saved)!r}")
@@ -107,7 +107,7 @@ def _read_members(header: Header) -> tuple[EpisodeIndex, FrameAxis]:
 
 
 def _at_state(index: EpisodeIndex, header: Header, place: str) -> EpisodeIndex:
-    """Return the index with the datasets of a mixture where the state of the account says that they stand."""
+    """Return the index with each dataset of a mixture at its position in the account's saved state."""
     state = header.order_state
     if (state.shares is None) != (index.shares is None):
         kinds = ("a single dataset", "a mixture")

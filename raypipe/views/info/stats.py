@@ -1,6 +1,6 @@
-"""What ``raypipe stats`` tells: the statistics that a normaliser takes, of a dataset or a mixture, as a table or JSON.
+"""The answer of ``raypipe stats``: the statistics for a normaliser, of a dataset or a mixture, as a table or JSON.
 
-Those of actions in another representation are computed here, once, and kept: training on this machine finds them.
+It computes the statistics of actions in another representation once, and keeps them for training on this machine.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +20,11 @@ _SHOWN: Final = ("min", "q01", "mean", "std", "q99", "max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatsReport:
-    """Statistics, and what their numbers are called."""
+    """Statistics, and the names of their numbers."""
 
     stats: MixtureStats
     names: Mapping[str, Mapping[str, tuple[str, ...]]]
-    """By dataset and feature, the names of its numbers, where the dataset says them."""
+    """By dataset and feature, the names of its numbers, if the dataset gives them."""
     stay: Mapping[str, tuple[str, ...]]
     """By dataset, the numbers of the action that stay as they are."""
 
@@ -32,7 +32,7 @@ class StatsReport:
 def parse_actions(
     mode: str, *, to: str, numbers: Mapping[str, Sequence[str] | None], frames: int
 ) -> tuple[ActionSpec | None, int]:
-    """Return how actions are represented, and the length of their window, of the options of a command line.
+    """Return how actions are represented and the length of their window, from the options of a command line.
 
     Args:
         numbers: ``absolute``, ``wrap`` as NAME=PERIOD and ``match`` as NAME=NAME.
@@ -78,7 +78,7 @@ def _number(text: str) -> str | int:
 
 
 def report_stats(root: str, actions: ActionSpec | None, frames: int) -> StatsReport:
-    """Return the statistics of what is at `root`, with those of actions over windows of `frames` from 0 on."""
+    """Return the statistics of the dataset or mixture at `root`; actions have windows of `frames` frames, from 0 on."""
     dataset = open_dataset(root)
     if actions is not None:
         dataset = dataset.windowed(offsets={actions.feature: range(frames)}).with_actions(actions)
@@ -128,7 +128,7 @@ def _staying(dataset: Dataset) -> tuple[str, ...]:
 
 
 def stats_tables(report: StatsReport) -> "Group":
-    """Return a table for each dataset, for a terminal: a row for each number of a vector and channel of a camera."""
+    """Return a table per dataset for a terminal, with a row for each number of a vector and channel of a camera."""
     from rich.console import Group
     from rich.table import Table
 

@@ -1,7 +1,7 @@
-"""Which frames a step gave to a rank: by the plan alone, nothing is read but ``meta/``.
+"""Finds the frames that a step gave to a rank: from the plan alone, reading only ``meta/``.
 
-A step is counted from the run's start across epochs, or within an epoch. With an account the ranks and legs are those
-that the run really had; what lies beyond it is planned on the ranks it had last.
+Steps count from the run's start across epochs, or within an epoch. With an account, the ranks and legs are those that
+the run really had; steps beyond the account are planned on its last ranks.
 """
 
 import os
@@ -49,7 +49,7 @@ class StepQuery:
 
     rank: int
     epoch: int | None = None
-    """None: across epochs."""
+    """None: count across epochs."""
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.rank < 0 or (self.epoch is not None and self.epoch < 0):
@@ -66,11 +66,11 @@ class LocatedFrame:
     episode: int
     frame: int
     index: int
-    """The dataset-wide number, by the lengths of the episodes."""
+    """The frame's number in the whole dataset, from the lengths of the episodes."""
 
     is_repeat: bool
     is_skipped: bool = False
-    """Left out of the batch as bad data; known of steps that an account has."""
+    """Left out of the batch as bad data; known only for steps in an account."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class LocatedStep:
     frames: tuple[LocatedFrame, ...]
 
     def describe(self) -> str:
-        """Return which step it is, and of which order, in words."""
+        """Return the step and its order in words."""
         num_skipped = sum(frame.is_skipped for frame in self.frames)
         skipped = (
             f" planned, of which {num_skipped} {either(num_skipped, 'was', 'were')} skipped" if num_skipped else ""
@@ -99,7 +99,7 @@ class LocatedStep:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
+        """Return the step as a JSON object."""
         return asdict(self)
 
 
@@ -109,7 +109,7 @@ class PlannedRun:
 
     root: str
     order: Mapping[str, Any]
-    """Fields of an `OrderSpec`; the others are chosen as a pipeline of the dataset chooses them."""
+    """Fields of an `OrderSpec`; a pipeline of the dataset chooses the others."""
 
     batch_size: int
     """Frames of a batch on each rank."""
@@ -149,7 +149,7 @@ def _locate_by(run: RunAccount, query: StepQuery, root: str) -> LocatedStep:
     stretches = _recorded(run.account, replay, query)
     standing = _standing(run.account, replay)
     if standing.at.legs[-1].frames_per_lane or len(standing.at.legs) > 1:
-        # The rest of an epoch that is under way.
+        # The rest of an unfinished epoch.
         before = sum(one.num_steps for one in stretches if one.world.plan.epoch == standing.at.epoch)
         world = standing.world(index, standing.at)
         stretches.append(_Stretch(world=world, before=before, num_steps=world.num_steps))
@@ -158,7 +158,7 @@ def _locate_by(run: RunAccount, query: StepQuery, root: str) -> LocatedStep:
 
 
 def _check_epoch(index: EpisodeIndex, query: StepQuery, place: str) -> None:
-    """Raise where steps cannot be counted from the run's start: its mixture changed, and the account began anew."""
+    """Raise if steps cannot be counted from the run's start: its mixture changed, and a new account began there."""
     since = index.shares.since if index.shares else 0
     if since and query.epoch is None:
         raise ConfigError(
@@ -174,20 +174,20 @@ def _check_epoch(index: EpisodeIndex, query: StepQuery, place: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Stretch:
-    """Steps that were done, or will be, by one plan."""
+    """Steps of one plan, done or still to come."""
 
     world: WorldPlan
     before: int
-    """Steps of the epoch before these."""
+    """The number of steps of the epoch before these."""
 
     num_steps: int
     skipped: Runs = field(default_factory=empty_runs)
-    """What was left out of them."""
+    """The frames left out of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Standing:
-    """Where a run stands, and how it goes on if nothing changes."""
+    """The position of a run, and how it continues if nothing changes."""
 
     at: Resumed
     batch: BatchSpec
@@ -203,7 +203,7 @@ class _Standing:
 
 
 def _locate(stretches: list[_Stretch], then: _Standing, query: StepQuery, replay: Replay) -> LocatedStep:
-    """Return a step of the stretches, or of the epochs that follow them; all of those have as many steps."""
+    """Return a step of the stretches, or of the epochs after them, which all have the same number of steps."""
     left = query.step
     wanted = [one for one in stretches if query.epoch in (None, one.world.plan.epoch)]
     for one in wanted:
@@ -233,7 +233,7 @@ def _name_step(stretch: _Stretch, step: int, rank: int, axis: FrameAxis) -> Loca
     found = world.frames_at(step, rank)
     places = axis.starts_of(found.dataset, found.episode, found.lap - world.first_laps[found.dataset]) + found.frame
     is_skipped = stretch.skipped.times_of(places) > 0
-    # In its dataset, whichever lap it is of: LeRobot's `index`.
+    # The number in its dataset, LeRobot's `index`, whichever lap the frame belongs to.
     numbers = (axis.starts_of(found.dataset, found.episode) + found.frame) & ((1 << DATASET_BITS) - 1)
     columns = (found.dataset, found.episode, found.frame, numbers, found.is_repeat, is_skipped)
     frames = tuple(
@@ -255,7 +255,7 @@ def _name_step(stretch: _Stretch, step: int, rank: int, axis: FrameAxis) -> Loca
 
 
 def _recorded(account: Account, replay: Replay, query: StepQuery) -> list[_Stretch]:
-    """Return what the run did, as far as it counts."""
+    """Return the stretches that the run did, without epochs that it went back before."""
     kept, _ = drop_later_epochs(account.parts, account.header.order_state)
     found: list[_Stretch] = []
     for epoch in sorted({part.epoch for part in kept}):
