@@ -13,8 +13,8 @@
     report.py      which setting is best, and how two benches compare       BenchReport
     table.py, plot.py                                                       for people
 
-`run_bench` measures a small grid of settings, each in a fresh process with a Ray of its own, and the floor: decoding the
-same frames in file order and nothing else. Nothing here changes a pipeline: the advice is a line to paste.
+`run_bench` measures a small grid of settings, each in a fresh process with a Ray of its own, and the floor: decoding
+the same frames in file order and nothing else. Nothing here changes a pipeline: the advice is a line to paste.
 """
 
 from typing import TYPE_CHECKING
