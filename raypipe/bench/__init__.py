@@ -1,4 +1,4 @@
-"""Find the best settings of a pipeline for this machine and this dataset.
+"""Finds the best settings of a pipeline for this machine and this dataset.
 
 ::
 

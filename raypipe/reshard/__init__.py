@@ -1,4 +1,4 @@
-"""Rewrite a dataset of any version as v3.0 with one row group per episode; never in place.
+"""Rewrites a dataset of any version as v3.0 with one row group per episode; never in place.
 
 ::
 

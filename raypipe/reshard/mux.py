@@ -5,8 +5,8 @@
     clips      | I P P | I P |    | I B P |         packets in decoding order, from any files of one description
     out   ftyp | moov | mdat: I P P I P I B P |      times shifted so that each clip starts where the one before ends
 
-With B-frames, some packets are decoded before an earlier frame is shown. One edit at the start removes the largest such
-delay, so that the first frame is shown at 0.
+With B-frames, the plain times would show some frames before they are decoded. So every frame is shown later by the
+largest such lead, and one edit at the start takes that off again: the first frame is shown at 0.
 """
 
 import struct

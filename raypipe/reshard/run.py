@@ -79,7 +79,7 @@ def reshard_dataset(
     Args:
         where: ``process`` runs in this process, ``ray`` on a Ray cluster whose machines share `out`, and ``auto`` in
             this process if the dataset is small and no pixels are coded.
-        progress: show bars, if a person looks.
+        progress: show bars, at a terminal or in a notebook.
         allow_findings: publish the copy even if validate finds errors in it, such as errors of its source.
 
     Raises:

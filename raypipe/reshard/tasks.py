@@ -155,7 +155,7 @@ class _RichBars:
 
 @contextmanager
 def _bars(*, is_on: bool) -> Iterator[_Bars]:
-    """Show bars while the body runs, if `is_on` and a person looks."""
+    """Show bars while the body runs, if `is_on`, at a terminal or in a notebook."""
     if not is_on or not is_shown():
         yield _NoBars()
         return

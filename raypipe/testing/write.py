@@ -26,7 +26,7 @@ def write_dataset(root: str | os.PathLike[str], spec: SynthSpec, *, progress: bo
     meta/ is written last, so a folder without it is unfinished. The same spec gives the same rows, metadata and stamps.
 
     Args:
-        progress: show a bar, if a person looks.
+        progress: show a bar, at a terminal or in a notebook.
 
     Raises:
         ConfigError: `root` is not empty, or FFmpeg here lacks what `spec` needs; then nothing was written.

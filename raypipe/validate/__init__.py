@@ -1,4 +1,4 @@
-"""Check a dataset before training on it: what is wrong, where, and what to do. Writes nothing into the dataset.
+"""Checks a dataset before training: what is wrong, where, and what to do. Writes nothing into the dataset.
 
 ::
 

@@ -43,7 +43,7 @@ def validate_mixture(
     Args:
         deep: also decode every frame of every camera.
         where: as for one dataset. ``auto`` decides by the size of all datasets together, and Ray starts once.
-        progress: show a bar for every dataset, if a person looks.
+        progress: show a bar for every dataset, at a terminal or in a notebook.
 
     Raises:
         ConfigError: the file cannot be read, or does not describe a mixture.

@@ -27,7 +27,7 @@ _MAX_DETAILS: Final = 200
 _WIDTH_INCHES: Final = 4.6
 _HEIGHT_INCHES: Final = 2.9
 _LOG_SCALE_FROM: Final = 100
-"""The number of findings of one kind from which on the scale is logarithmic."""
+"""The scale is logarithmic if a kind has more findings than this."""
 _COLOURS = {"error": "#b3261e", "warning": "#b26a00", "note": "#5f6368"}
 _STYLE: Final = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #1f1f1f; }

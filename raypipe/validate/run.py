@@ -51,7 +51,7 @@ def validate_dataset(
         deep: also decode every frame of every camera.
         where: ``process`` runs in this process, ``ray`` on a Ray cluster, and ``auto`` in this process if the dataset
             is small.
-        progress: show a bar, if a person looks.
+        progress: show a bar, at a terminal or in a notebook.
         title: the text before the bar.
 
     Raises:
