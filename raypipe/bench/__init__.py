@@ -1,21 +1,20 @@
-"""Which settings are best on this machine, for this dataset.
+"""Finds the best settings of a pipeline for this machine and this dataset.
 
 ::
 
-    spec.py        what is measured, and for how long                       BenchSpec
+    spec.py        what to measure, and for how long                        BenchSpec
     settings.py    a small grid around what `live_bytes` gives              Setting, grid
     floor.py       every frame decoded once, in file order: the floor       FloorLoader
     one_loader.py  one loader, in a process of its own                      Request
-    processes.py   what such a process and its children cost                TreeSampler
-    measure.py     starts it and watches it                                 measure
-    machine.py     what a figure was measured on
-    run.py         all of that                                              run_bench
+    processes.py   the cost of such a process and its children              TreeSampler
+    measure.py     starts such a process and watches it                     measure
+    machine.py     the machine and the versions behind a figure
+    run.py         all steps                                                run_bench
     report.py      which setting is best, and how two benches compare       BenchReport
     table.py, plot.py                                                       for people
 
-`run_bench` measures a small grid of settings, each in a fresh process with a Ray of its own, beside the floor: the same
-frames decoded in file order and nothing else. Nothing here decides anything for a pipeline: the advice is a line to
-paste.
+`run_bench` measures a small grid of settings, each in a fresh process with a Ray of its own, and the floor: decoding
+the same frames in file order and nothing else. Nothing here changes a pipeline: the advice is a line to paste.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The floor: every frame decoded once, in file order; what no loader can do without."""
+"""The floor: every frame decoded once, in file order; no loader can do with less."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -14,17 +14,17 @@ from raypipe.dataset import open_dataset
 from raypipe.format import DatasetMeta, RowReader, read_metadata
 
 _PIECE: Final = 64
-"""Frames that are decoded at once, and thrown away."""
+"""Frames decoded together, then thrown away."""
 
 FloorJob = Callable[[], int]
-"""Reads or decodes something, and returns how many frames that were."""
+"""Reads or decodes something, and returns the number of frames."""
 
 
 class FloorLoader:
-    """Decodes every frame of the cameras that are there once, in file order, in some processes.
+    """Decodes every frame of the cameras once, in file order, in several processes.
 
-    The least that any loader must do: nothing is shuffled, joined to rows or put into batches. Where there is no camera
-    rows alone are read.
+    This is the least that any loader must do: it does not shuffle, join rows or make batches. Without cameras it reads
+    only rows.
     """
 
     def __init__(self, root: str, episodes: Sequence[int] | None, num_processes: int) -> None:
@@ -64,7 +64,7 @@ class FloorLoader:
         return jobs + (self._image_jobs(images) if images else [])
 
     def _file_jobs(self, read: Callable[[str, int, int], int], files: list[str], rows: list[int]) -> list[FloorJob]:
-        """Return what reads the files of these episodes; a file is cut into one run per process."""
+        """Return the jobs that read the files of these episodes; each file is cut into one run per process."""
         num_frames: dict[str, int] = {}
         for name, row in zip(files, rows, strict=True):
             num_frames[name] = num_frames.get(name, 0) + int(self._meta.episodes.length[row])
@@ -75,7 +75,7 @@ class FloorLoader:
         ]
 
     def _image_jobs(self, cameras: tuple[str, ...]) -> list[FloorJob]:
-        """Return what decodes images stored in rows: all frames of all episodes are cut into one run per process."""
+        """Return the jobs that decode images in rows; all frames of all episodes are cut into one run per process."""
         lengths = self._meta.episodes.length[self._rows].astype(int)
         starts = (np.cumsum(lengths) - lengths).tolist()
         jobs: list[FloorJob] = []
@@ -93,12 +93,12 @@ class FloorLoader:
 
 
 def start_processes(num_processes: int) -> ProcessPoolExecutor | None:
-    """Return the processes of a floor with all imported, and nothing decoded; None where it runs in this one."""
+    """Return the floor's processes, with all imports done and nothing decoded; None if it runs in this process."""
     _import_decoder()
     if num_processes == 1:
         return None
     pool = ProcessPoolExecutor(num_processes, get_context("spawn"))
-    # Submitted at once, so that each is taken by a process of its own: they start slower than this loop.
+    # Submit all at once, so that each process takes one job: processes start more slowly than this loop runs.
     for job in [pool.submit(_import_decoder) for _ in range(num_processes)]:
         job.result()
     return pool
@@ -123,7 +123,7 @@ def _decode_video(path: str, begin: int, end: int) -> int:
 
 
 def _decode_images(root: str, cameras: tuple[str, ...], pieces: list[tuple[int, int, int]]) -> int:
-    """Decode the images of frames ``[start, stop)`` of some rows of the episode table."""
+    """Decode the images of frames ``[start, stop)`` for some rows of the episode table."""
     from raypipe.decode import decode_image
 
     meta, reader = _open_rows(root, cameras)

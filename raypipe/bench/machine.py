@@ -1,4 +1,4 @@
-"""What a figure was measured on: the machine, the versions, and the command."""
+"""The conditions of a figure: the machine, the versions, and the command."""
 
 import os
 import platform
@@ -33,7 +33,7 @@ def describe_machine() -> dict[str, Any]:
 
 def _command() -> str:
     program = Path(sys.argv[0])
-    # An installed program is found by its name; a script by the path that was typed.
+    # Show the name of an installed program, but the typed path of a script.
     words = ["python", sys.argv[0]] if program.suffix == ".py" else [program.name]
     return " ".join([*words, *sys.argv[1:]])
 

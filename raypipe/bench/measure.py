@@ -1,4 +1,4 @@
-"""Measures one loader: in a process of its own, whose tree of processes is watched from here."""
+"""Measures one loader in a process of its own, and watches that process and its children from here."""
 
 import json
 import subprocess
@@ -15,16 +15,16 @@ from raypipe.bench.processes import TreeSampler
 from raypipe.dataset import Dataset
 
 _SHOWN_LINES: Final = 3
-"""Of what a process printed before it ended without a result."""
+"""Lines to show of the output of a process that ended without a result."""
 _IDLE_S: Final = 10.0
-"""How long an idle process stands; of the second half the memory is taken, when Ray has started its workers."""
+"""How long an idle process runs; memory is taken from the second half, when Ray has started its workers."""
 
 
 def measure(request: Request, folder: Path, peer_python: str = sys.executable) -> dict[str, Any]:
-    """Return the figures of one loader, or why there are none under ``error``.
+    """Return the figures of one loader; if there are none, the reason under ``error``.
 
     Args:
-        folder: for the files between the processes.
+        folder: for the files that the processes exchange.
         peer_python: Python of an environment with LeRobot, for the loaders that need it.
     """
     named = {"loader": request.loader, "observation_frames": request.observation_frames}
@@ -37,9 +37,9 @@ def measure(request: Request, folder: Path, peer_python: str = sys.executable) -
 
 
 def measure_idle(request: Request, folder: Path, peer_python: str = sys.executable) -> float | None:
-    """Return the megabytes of a loader's processes once all is imported and started, and nothing is read.
+    """Return the megabytes of a loader's processes when all is imported and started, and nothing is read.
 
-    None where the loader cannot run.
+    None if the loader cannot run.
     """
     python = peer_python if request.loader in PEERS else sys.executable
     if find_obstacle(request.loader, python):
@@ -51,11 +51,11 @@ def measure_idle(request: Request, folder: Path, peer_python: str = sys.executab
 
 
 def _run_child(request: Request, folder: Path, python: str) -> tuple[dict[str, Any], TreeSampler]:
-    """Return what the process of a request wrote, or why it wrote nothing under ``error``, and what was sampled."""
+    """Return what the process of a request wrote, or under ``error`` why it wrote nothing, and the samples."""
     files = [folder / "request.json", folder / "result.json"]
     files[0].write_text(json.dumps(asdict(request)))
     files[1].unlink(missing_ok=True)
-    # A file and not a pipe: processes that outlive the child would keep a pipe open.
+    # A file, not a pipe: processes that outlive the child would keep a pipe open.
     with (folder / "output.txt").open("w+") as output:
         child = subprocess.Popen([python, one_loader.__file__, *files], stdout=output, stderr=subprocess.STDOUT)
         sampler = TreeSampler(child.pid)
@@ -69,7 +69,7 @@ def _run_child(request: Request, folder: Path, python: str) -> tuple[dict[str, A
 
 
 def find_obstacle(loader: str, python: str = sys.executable) -> str:
-    """Return why a loader cannot run with this Python; an empty string where it can."""
+    """Return why a loader cannot run with this Python; empty if it can."""
     if loader not in PEERS:
         return ""
     probe = "import lerobot.datasets.lerobot_dataset"
@@ -82,7 +82,7 @@ def find_obstacle(loader: str, python: str = sys.executable) -> str:
 
 
 def sample_windows(dataset: Dataset, *, action_frames: int, observation_frames: int) -> dict[str, list[float]]:
-    """Return the action chunk, and the last observation frames of the cameras that are there, in seconds."""
+    """Return the time offsets of the action chunk and of each camera's last observation frames, in seconds."""
     fps = dataset.meta.fps
     windows = {"action": [i / fps for i in range(action_frames)]} if "action" in dataset.row_features else {}
     if observation_frames > 1:
@@ -91,7 +91,7 @@ def sample_windows(dataset: Dataset, *, action_frames: int, observation_frames: 
 
 
 def describe(result: dict[str, Any], sampler: TreeSampler) -> dict[str, Any]:
-    """Return the figures of a loader from what its process wrote and what was sampled."""
+    """Return the figures of a loader, from the result of its process and the samples."""
     cold, warm = result["epochs"]
     seconds = warm["end_s"] - warm["begin_s"]
     figures = warm["figures"]
@@ -121,10 +121,10 @@ def describe(result: dict[str, Any], sampler: TreeSampler) -> dict[str, Any]:
 
 
 def _decoded_per_emitted(*epochs: dict[str, float]) -> float | None:
-    """Return how often a frame was decoded, over all epochs from the first on.
+    """Return how often each frame was decoded on average, over all epochs from the first on.
 
-    While an epoch ends, the first clips of the next one are decoded. Over all epochs that adds only the clips of the
-    one after the last, and the figure is never below 1; of one epoch alone it would depend on timing.
+    At the end of an epoch, the first clips of the next one are already decoded. Over all epochs, only those of the
+    epoch after the last add to the count, and the figure is never below 1. For one epoch it would depend on timing.
     """
     decoded = sum(figures.get("decoded_frames", 0.0) for figures in epochs)
     emitted = sum(figures.get("emitted_frames", 0.0) for figures in epochs)

@@ -1,8 +1,8 @@
-"""Runs one loader for two epochs and some steps of a pretended training, in a process of its own.
+"""Runs one loader for two epochs and some steps of a simulated training, in a process of its own.
 
-Started by its path, with a request and a result as JSON files; imports nothing that the loader at hand does not need,
-so that it also runs in an environment with LeRobot and without raypipe. Times are of ``time.monotonic``; by them the
-process that started it finds the CPU time of an epoch.
+Started by its path, with a request and a result as JSON files. It imports only what its loader needs, so that it also
+runs in an environment with LeRobot and without raypipe. Times are those of ``time.monotonic``; the process that started
+it uses them to find the CPU time of an epoch.
 """
 
 import json
@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import numpy as np
 
 SHUFFLE_BUFFER = 4000
-"""Samples that Ray's local shuffle holds."""
+"""Samples in the buffer of Ray's local shuffle."""
 
 FIGURES = ("fetch_s", "decode_s", "decoded_frames", "emitted_frames", "assemble_s", "decode_wait_s")
-"""What is noted of a loader's own figures."""
+"""The loader's own figures that go into the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Request:
 
     loader: str
     root: str
-    """A local folder: LeRobot's loaders read no other."""
+    """A local folder: LeRobot's loaders read nothing else."""
     batch_size: int
     observation_frames: int
     episodes: list[int] | None
@@ -38,37 +38,37 @@ class Request:
     num_steps: int
     num_cpus: int
     live_bytes: int
-    """Memory of raypipe for the spans at hand; 0: what it takes by itself."""
+    """Memory of raypipe for the live spans; 0: raypipe's default."""
     parts: dict[str, Any]
-    """Further parts of raypipe's pipeline."""
+    """Further parts for raypipe's pipeline."""
     windows: dict[str, list[float]]
     """The action chunk and the last observation frames, in seconds; see `measure.sample_windows`."""
     max_s: float = 0.0
-    """Seconds after its first batch at which an epoch is broken off; 0: never."""
+    """An epoch stops this many seconds after its first batch; 0: never."""
     idle_s: float = 0.0
-    """Seconds to stand idle once all is imported and started, with no loader; 0: run the loader."""
+    """Seconds to stay idle, without a loader, when all is imported and started; 0: run the loader."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One batch, as far as it is measured."""
+    """What the bench needs to know of one batch."""
 
     num_samples: int
     episodes: Any = None
 
 
 class Loader(Protocol):
-    """A loader that is measured."""
+    """A loader to measure."""
 
     settings: dict[str, Any]
-    """What it chose by itself, for the record."""
+    """Settings that it chose by itself, for the record."""
 
     def epoch(self) -> Iterator[Item]:
-        """Yield the batches of the next epoch, from its start also where the one before was broken off."""
+        """Yield the batches of the next epoch; start at its beginning even if the epoch before was stopped early."""
         ...
 
     def figures(self) -> dict[str, float]:
-        """Return what the loader knows of itself, summed since its start."""
+        """Return the loader's own figures, summed since its start."""
         ...
 
     def close(self) -> None:
@@ -77,14 +77,14 @@ class Loader(Protocol):
 
 
 def make_floor(request: Request, num_processes: int) -> Loader:
-    """Return the loader that only decodes; imported here, since it needs raypipe."""
+    """Return the loader that only decodes; imports it here, since it needs raypipe."""
     from raypipe.bench.floor import FloorLoader
 
     return FloorLoader(request.root, request.episodes, num_processes)
 
 
 class RaypipeLoader:
-    """raypipe as it comes, but for what the request and `decode` say."""
+    """raypipe with its defaults, except for what the request sets."""
 
     def __init__(self, request: Request) -> None:
         from raypipe.mixture import open_dataset
@@ -111,7 +111,7 @@ class RaypipeLoader:
         }
 
     def epoch(self) -> Iterator[Item]:  # noqa: D102
-        # After a break the loader stands inside its epoch, and would go on with the rest of it.
+        # After an early stop, the loader is inside its epoch and would continue with the rest.
         self._loader.set_epoch(self._num_begun)
         self._num_begun += 1
         for batch in self._loader:
@@ -126,7 +126,7 @@ class RaypipeLoader:
 
 
 class ReadLerobotLoader:
-    """Ray's own reader of LeRobot datasets, one task per episode; shuffled: within a buffer of 4,000 samples."""
+    """Ray's own reader of LeRobot datasets, one task per episode; shuffles, if asked, in a buffer of 4,000 samples."""
 
     def __init__(self, request: Request, *, is_shuffled: bool) -> None:
         import ray.data
@@ -200,11 +200,11 @@ LOADERS: dict[str, Callable[[Request], Loader]] = {
     "lerobot map-style, 2 workers": LerobotLoader,
 }
 PEERS = ("ray read_lerobot", "ray read_lerobot, shuffled", "lerobot map-style, 2 workers")
-"""Those that need LeRobot's package."""
+"""The loaders that need LeRobot's package."""
 
 
 def needs_ray(request: Request) -> bool:
-    """Return whether the loader reads or decodes by Ray: raypipe does where it is told so."""
+    """Return whether the loader reads or decodes with Ray; raypipe does so if its parts say it."""
     return request.loader.startswith("ray") and (request.loader != "raypipe" or _is_on_cluster(raypipe_parts(request)))
 
 
@@ -213,7 +213,7 @@ def _is_on_cluster(parts: dict[str, Any]) -> bool:
 
 
 def raypipe_parts(request: Request) -> dict[str, Any]:
-    """Return what raypipe's pipeline is told beside batch, seed and windows; nothing where the request asks nothing."""
+    """Return the parts of raypipe's pipeline besides batch, seed and windows; empty if the request sets none."""
     parts = dict(request.parts)
     if request.episodes is not None:
         parts = {"selection": {"episodes": request.episodes}, **parts}
@@ -225,7 +225,7 @@ def raypipe_parts(request: Request) -> dict[str, Any]:
 
 
 def as_tensors(batch: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors of a batch of Ray's reader, as training wants them; texts stay behind.
+    """Return the tensors of a batch of Ray's reader, as training needs them; leaves out texts.
 
     Cameras come as arrays of arrays, since their shapes may differ.
     """
@@ -240,7 +240,7 @@ def as_tensors(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(request: Request) -> dict[str, Any]:
-    """Return times, batch times and figures of two epochs, and of some steps of a training that only waits."""
+    """Return times, batch times and figures of two epochs, and of some steps of a training that only sleeps."""
     loader = LOADERS[request.loader](request)
     epochs = [_measure_epoch(loader, request) for _ in range(2)]
     wait_share = _measure_wait(loader, request)
@@ -249,9 +249,9 @@ def measure(request: Request) -> dict[str, Any]:
 
 
 def stand_idle(request: Request) -> dict[str, Any]:
-    """Import and start what the loader needs, wait, and return between which times the process was idle.
+    """Import and start what the loader needs, wait, and return the times between which the process was idle.
 
-    The least memory that the loader's processes take, before it has read anything.
+    In this time the loader's processes take their least memory, before anything is read.
     """
     pool = _start(request)
     begin = time.monotonic()
@@ -263,7 +263,7 @@ def stand_idle(request: Request) -> dict[str, Any]:
 
 
 def _start(request: Request) -> Any:
-    """Import what the loader needs, and start its Ray or its processes; return what is to be shut down, if any."""
+    """Import what the loader needs, and start its Ray or its processes; return what to shut down, if anything."""
     import torch  # noqa: F401
 
     if request.loader.startswith("floor"):
@@ -282,10 +282,10 @@ def _start(request: Request) -> Any:
 
 
 def _measure_epoch(loader: Loader, request: Request) -> dict[str, Any]:
-    """Return the times and figures of an epoch, or of as much of it as fits in `max_s` after its first batch.
+    """Return the times and figures of an epoch, or of the part that fits in `max_s` after its first batch.
 
-    One that is broken off is measured up to its last batch, with all that filled the live spans before the first: it
-    tells how fast a whole one is at least.
+    A stopped epoch counts up to its last batch, with all the work that filled the live spans before the first. So a
+    whole epoch is at least as fast.
     """
     before = loader.figures()
     begin = time.monotonic()
@@ -299,7 +299,7 @@ def _measure_epoch(loader: Loader, request: Request) -> dict[str, Any]:
         is_partial = bool(request.max_s) and times[-1] - times[1] > request.max_s
         if is_partial:
             break
-    # What ends a loader inside an epoch is none of its work.
+    # Stopping a loader inside an epoch is not part of its work.
     end = times[-1] if is_partial else time.monotonic()
     after = loader.figures()
     return {
@@ -322,7 +322,7 @@ def _measure_wait(loader: Loader, request: Request) -> float | None:
     begin = None
     for _ in islice(loader.epoch(), request.num_steps):
         now = time.monotonic()
-        # The first batch waits for the epoch to start, which `first_batch_s` tells.
+        # The first batch waits for the epoch to start; `first_batch_s` measures that.
         if begin is None:
             begin = now
         else:
@@ -341,7 +341,7 @@ def _start_ray(request: Request) -> None:
 
 
 def main() -> None:
-    """Measure what the first file of the command line asks for, and write the second."""
+    """Measure what the first file of the command line asks for, and write the result to the second."""
     request = Request(**json.loads(Path(sys.argv[1]).read_text()))
     result = stand_idle(request) if request.idle_s else measure(request)
     Path(sys.argv[2]).write_text(json.dumps(result))

@@ -1,4 +1,4 @@
-"""A bench as a picture."""
+"""Draws a bench as a picture."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ _COLUMNS: Final = {
 
 
 def check_plot(path: Path) -> None:
-    """Raise a `ConfigError` where no bench can be drawn to `path`; before minutes are measured."""
+    """Raise a `ConfigError` if no bench can be drawn to `path`; called before minutes of measuring."""
     if path.suffix != ".png":
         raise ConfigError(f"cannot draw to {str(path)!r}: give a file that ends in .png")
     check_writable(path)
@@ -49,7 +49,7 @@ def plot_bench(report: BenchReport, path: Path) -> None:
 
 
 def _mark(report: BenchReport, column: str) -> float:
-    """Return what the bars of a column are to be compared with; 0: nothing."""
+    """Return the value to compare the bars of a column with; 0: none."""
     marks = {
         "samples_per_s": report.floor.get("samples_per_s"),
         "cpu_s_per_1k": report.floor.get("cpu_s_per_1k"),
@@ -74,7 +74,7 @@ def _title(report: BenchReport) -> str:
 
 
 def describe_marks(report: BenchReport) -> list[str]:
-    """Return what the colours, lines and signs mean, of those that are drawn."""
+    """Return the meanings of the colours, lines and signs in the picture."""
     rows = _drawn_rows(report)
     lines = {
         "the floor, which only decodes": _mark(report, "samples_per_s") or _mark(report, "cpu_s_per_1k"),

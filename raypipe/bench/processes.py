@@ -1,8 +1,8 @@
-"""What a process and everything it started cost: CPU seconds and memory of the tree, sampled from ``/proc`` (Linux).
+"""Measures the cost of a process and everything it started: CPU seconds and memory, sampled from ``/proc`` (Linux).
 
-A process that has once been seen in the tree stays in the sum with the CPU time last seen, also after it has ended or
-its parent has; so at most one interval of CPU time per process that ends is missed. Reading ``/proc`` costs the process
-that samples, not the one that is measured.
+A process that was once seen in the tree stays in the sum with its last CPU time, even after it or its parent has ended.
+So the sum misses at most one interval of CPU time per process that ends. Reading ``/proc`` costs time in the sampling
+process, not in the measured one.
 """
 
 import os
@@ -14,15 +14,15 @@ import numpy as np
 
 _INTERVAL_S = 0.1
 _SAMPLES_PER_MEMORY_SAMPLE = 10
-"""The proportional set size walks the page tables of a process: some 20 ms per GB."""
+"""Memory is sampled less often: the proportional set size walks the page tables of a process, some 20 ms per GB."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 ProcessKey = tuple[int, int]
-"""Process number and start time: numbers are used again."""
+"""Process number and start time: the system reuses numbers."""
 
 
 class TreeSampler:
-    """Samples the tree of one process in a thread, from its start until `stop`."""
+    """Samples the processes of one tree in a thread, from its creation until `stop`."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -41,16 +41,16 @@ class TreeSampler:
 
     @property
     def peak_mb(self) -> float:
-        """Largest sum of proportional set sizes: memory that several processes share is counted once."""
+        """Largest sum of proportional set sizes, which count shared memory once."""
         return max((size for _, size in self._memory), default=0) / 1e6
 
     def memory_mb_between(self, begin_s: float, end_s: float) -> float | None:
-        """Return the middle of the sums between two times of ``time.monotonic``; None where none was taken."""
+        """Return the median sum between two times of ``time.monotonic``; None if there was no sample."""
         found = [size for time_s, size in self._memory if begin_s <= time_s <= end_s]
         return float(np.median(found)) / 1e6 if found else None
 
     def cpu_between(self, begin_s: float, end_s: float) -> float:
-        """Return the CPU seconds of the tree between two times of ``time.monotonic``, of any process."""
+        """Return the CPU seconds of the tree between two times of ``time.monotonic``, taken by any process."""
         times, sums = zip(*self._samples, strict=True)
         begin, end = np.interp([begin_s, end_s], times, sums)
         return float(end - begin)
@@ -86,7 +86,7 @@ def _list_processes() -> list[tuple[int, int, int, float]]:
                 content = Path("/proc", name, "stat").read_text()
             except OSError:
                 continue
-            # The name of the program, in brackets, may contain blanks.
+            # The program's name, in brackets, may contain blanks.
             fields = content[content.rindex(")") + 2 :].split()
             cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
             processes.append((int(fields[19]), int(name), int(fields[1]), cpu_s))

@@ -1,4 +1,4 @@
-"""What a bench has found: which setting is best, and how two benches compare. Pure."""
+"""The results of a bench: which setting is best, and how two benches compare. Pure."""
 
 import json
 import math
@@ -13,9 +13,9 @@ from raypipe.plan import DEFAULT_LIVE_BYTES
 
 FORMAT: Final = 2
 _TIE: Final = 0.05
-"""Speeds this close are one: samples/s of a machine in use move by more between two runs."""
+"""Speeds this close count as equal: on a machine in use, samples/s differ by more between two runs."""
 _MIXING: Final = 0.95
-"""Share of a full shuffle's distinct episodes in a batch that a setting needs to be advised."""
+"""To be advised, a setting needs this share of the distinct episodes in a batch of a full shuffle."""
 COMPARED: Final = ("samples_per_s", "cpu_s_per_1k", "first_batch_s", "peak_mb", "distinct_episodes")
 
 
@@ -27,20 +27,20 @@ class BenchReport:
     conditions: Mapping[str, Any]
     floor: Mapping[str, Any]
     rows: tuple[Mapping[str, Any], ...]
-    """A setting or another loader each: ``name``, the figures or ``error``, and ``setting`` where it is raypipe's."""
+    """One per setting or other loader: ``name``, the figures or ``error``, and ``setting`` for raypipe's."""
 
     @property
     def ranked(self) -> list[Mapping[str, Any]]:
-        """The rows that were measured, fastest first; then those that failed."""
+        """The measured rows, fastest first, then the failed ones."""
         return sorted(self.rows, key=lambda row: -row.get("samples_per_s", 0.0))
 
     def find_best(self) -> Mapping[str, Any] | None:
-        """Return the row to advise: of the fastest settings that mix well, the one that takes least CPU.
+        """Return the row to advise: among the fastest settings that mix well, the one that takes least CPU.
 
-        Fastest means within 5% of the first, and well means 95% of the distinct episodes that a batch of a full shuffle
-        has, or where none comes to that, of the most: a setting is not better for showing fewer episodes at a time.
-        Where fewer episodes were used than are live by the first setting, their mixing was not seen, and none with
-        fewer live spans is advised. None where no setting could be measured.
+        Fastest means within 5% of the fastest. Mixing well means 95% of the distinct episodes in a batch of a full
+        shuffle, or of the most that any setting reaches if none reaches that: a setting is not better for showing fewer
+        episodes at a time. If the bench used fewer episodes than the first setting has live spans, it cannot judge
+        their mixing, and advises no setting with fewer live spans. None if no setting could be measured.
         """
         rows = self._measured
         if not rows:
@@ -55,7 +55,7 @@ class BenchReport:
         return min(close, key=lambda row: row["cpu_s_per_1k"])
 
     def tell_faster(self) -> str:
-        """Return why the fastest setting is not the one that is advised; empty where it is, or nearly as fast."""
+        """Return why the fastest setting is not the advised one; empty if it is, or is nearly as fast."""
         best = self.find_best()
         rows = self._measured
         fastest = max(rows, key=lambda row: row["samples_per_s"], default=None)
@@ -73,7 +73,7 @@ class BenchReport:
         return [row for row in self.rows if "setting" in row and "error" not in row]
 
     def _wanted_episodes(self, rows: Sequence[Mapping[str, Any]]) -> float:
-        """Return the distinct episodes a batch that are well mixed."""
+        """Return the distinct episodes per batch that count as well mixed."""
         most: float = max(row["distinct_episodes"] or 0.0 for row in rows)
         shuffled: float = self.conditions.get("full_shuffle_episodes", most)
         return _MIXING * min(most, shuffled)
@@ -100,9 +100,9 @@ class BenchReport:
 
 
 def with_cores(row: Mapping[str, Any], samples_per_s: float) -> dict[str, Any]:
-    """Return a row with the cores that keep a GPU fed which takes so many samples a second, whole and exact.
+    """Return a row with the cores that feed a GPU taking so many samples a second, rounded up and exact.
 
-    The row alone where nothing was measured, or the rate is 0.
+    The row is unchanged if nothing was measured or the rate is 0.
     """
     if not samples_per_s or "cpu_s_per_1k" not in row:
         return dict(row)
@@ -135,11 +135,11 @@ class Comparison:
     """Two reports side by side."""
 
     ratios: Mapping[str, Mapping[str, float | None]]
-    """By name of what both have measured: the second's figure over the first's."""
+    """The second's figure over the first's, by name, for rows that both have measured."""
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
     differences: tuple[str, ...]
-    """Conditions that are not the same, so that the ratios say more than the machine or the version."""
+    """Conditions that differ, so that the ratios do not compare only machines or versions."""
 
 
 def compare(first: BenchReport, second: BenchReport) -> Comparison:
@@ -173,7 +173,7 @@ def _differences(first: BenchReport, second: BenchReport) -> list[str]:
 
 
 def _short(value: Any, other: Any) -> str:
-    """Return a value; of two mappings only what differs."""
+    """Return a value; if both are mappings, only the entries that differ."""
     if isinstance(value, dict) and isinstance(other, dict):
         return ", ".join(f"{name} {value.get(name, 'none')}" for name in value if value[name] != other.get(name))
     return str(value)

@@ -28,13 +28,13 @@ from raypipe.storage import open_root, parse_pinned
 
 FLOOR: Final = "floor, all cores"
 _FLOOR_FRAMES: Final = 3000
-"""Frames that the floor is measured on; a second or two."""
+"""Frames to measure the floor on: a second or two of decoding."""
 _START_S: Final = 10.0
-"""What a process with a Ray of its own takes to start and to end, for the time that is foretold."""
+"""Time for a process with its own Ray to start and to end, for the estimate of the total time."""
 _MOST_PER_S: Final = 10_000
-"""What an epoch is sized by at most: rows alone are read a hundred times faster than batches are made of them."""
+"""The fastest rate used to size an epoch: reading only rows is a hundred times faster than making batches of them."""
 _UNKNOWN_PER_S: Final = 500
-"""What an epoch is sized by where the floor of cameras failed: slow, so that an epoch does not take many minutes."""
+"""The rate used to size an epoch if the floor of cameras failed: slow, so that an epoch does not take many minutes."""
 
 
 def run_bench(
@@ -44,17 +44,17 @@ def run_bench(
     is_quick: bool = False,
     on_line: Callable[[str], None] = lambda _line: None,
 ) -> BenchReport:
-    """Return the figures of the settings, of the floor, and of LeRobot's loaders where they can be imported.
+    """Return the figures of the settings, of the floor, and of LeRobot's loaders if they can be imported.
 
     Args:
-        settings: those to try, as `parse_setting` reads them; none: a small grid around the default.
+        settings: those to try, in the form that `parse_setting` reads; if empty, a small grid around the default.
         is_quick: a smaller grid.
-        on_line: is told what there is to do, and of every row as it is measured.
+        on_line: receives the plan as text, then every row when it is measured.
     """
     if not Path("/proc/self/stat").exists():
         raise ConfigError("bench reads CPU time and memory of all processes from /proc, which only Linux has")
     with warnings.catch_warnings():
-        # Cameras that are left out, and what far keyframes cost: told below.
+        # The bench itself reports left-out cameras and the cost of far keyframes, below.
         warnings.simplefilter("ignore", UserWarning)
         dataset = _open(spec.root)
         pipe = _make_pipe(dataset, spec)
@@ -104,7 +104,7 @@ def _open(root: str) -> Dataset:
 
 
 def _make_pipe(dataset: Dataset, spec: BenchSpec, **parts: Any) -> Pipeline:
-    """Return the pipeline that is measured, of all episodes."""
+    """Return the pipeline to measure, on all episodes."""
     windows = _request(dataset, spec, "", None).windows
     return Pipeline(
         dataset,
@@ -119,9 +119,9 @@ def _make_pipe(dataset: Dataset, spec: BenchSpec, **parts: Any) -> Pipeline:
 def _choose(
     pipe: Pipeline, dataset: Dataset, spec: BenchSpec, settings: Sequence[str], *, is_quick: bool
 ) -> list[Setting]:
-    """Return the settings to try around what `pipe` has chosen by itself."""
+    """Return the settings to try around those that `pipe` has chosen by itself."""
     num_cpus, order = len(os.sched_getaffinity(0)), pipe.config.order
-    # A tuple is of the members of a mixture, which is not measured.
+    # A tuple would belong to the members of a mixture, which the bench does not measure.
     assert not isinstance(order.clip_frames, tuple)
     default = Setting(
         where="rank" if dataset.spec.cameras else "none",
@@ -132,7 +132,7 @@ def _choose(
     )
     if settings:
         return list(dict.fromkeys(parse_setting(text, default) for text in settings))
-    # Frames are decoded ahead until they fill what was given, and rows come on top: so the default may take more.
+    # Decoding ahead fills the given memory with frames, and rows come on top: so the default may take more.
     room = max(spec.live_bytes, pipe.live_bytes())
     (member,) = measure_members(pipe.config.dataset, pipe.config.decode)
     return grid(
@@ -169,7 +169,7 @@ def _request(dataset: Dataset, spec: BenchSpec, loader: str, episodes: list[int]
 
 
 def _epoch_frames(dataset: Dataset, spec: BenchSpec, floor: dict[str, Any]) -> int:
-    """Return the frames of an epoch that the floor would decode in half the time of a setting."""
+    """Return the frames of an epoch: as many as the floor decodes in half of `seconds`."""
     unknown = _UNKNOWN_PER_S if dataset.spec.cameras else _MOST_PER_S
     per_s = min(floor.get("samples_per_s") or unknown, _MOST_PER_S)
     return max(4 * spec.batch_size, int(per_s * spec.seconds / 2))
@@ -197,7 +197,7 @@ def _describe_data(dataset: Dataset, episodes: list[int], batch_size: int) -> di
 
 
 def _left_out(dataset: Dataset) -> dict[str, list[str]]:
-    """Return the declared cameras that are not measured, by the reason."""
+    """Return the declared cameras that the bench does not measure, by reason."""
     unreadable = unreadable_cameras(dataset.meta, dataset.missing_cameras)
     return {why: list(names) for why, names in unreadable.items() if names}
 
@@ -210,7 +210,7 @@ def _setting_row(base: Request, setting: Setting) -> tuple[Request, dict[str, An
 def _measure_rows(
     todo: Sequence[tuple[Request, dict[str, Any]]], spec: BenchSpec, folder: Path, on_line: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Return the row of every request, with what names it."""
+    """Return the row of every request, together with the fields that name it."""
     on_line(f"{len(todo)} to measure, {_about(len(todo) * (2 * spec.seconds + _START_S))}")
     rows: list[dict[str, Any]] = []
     begin = time.monotonic()

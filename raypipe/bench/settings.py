@@ -1,4 +1,4 @@
-"""Which settings of a pipeline are tried: a small grid around what `live_bytes` gives. Pure."""
+"""Chooses the settings of a pipeline to try: a small grid around what `live_bytes` gives. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,27 +10,27 @@ from raypipe.plan import MOST_LIVE_SPANS, WHOLE_EPISODE, WHOLE_SPAN, OrderSpec
 from raypipe.text import counted
 
 _CLIP_LENGTHS: Final = (1, 2, 4, 8)
-"""Tried beside one keyframe interval: longer clips decode no cheaper, and put neighbouring frames in near batches."""
+"""Tried besides one keyframe interval. Longer clips decode no cheaper, and put neighbouring frames in near batches."""
 _MIXING_LIVE_SPANS: Final = 32
-"""Fewer live spans mix so badly that they are not tried."""
+"""Fewer live spans mix too badly to be worth trying."""
 
 _DECODE_FIELDS: Final = ("where", "threads", "clip_frames")
 _ORDER_FIELDS: Final = ("span_frames", "live_spans")
 _FIELDS: Final = (*_DECODE_FIELDS, *_ORDER_FIELDS)
 _WORDS: Final = {"span_frames": WHOLE_EPISODE, "clip_frames": WHOLE_SPAN}
-"""What a length may be instead of a number."""
+"""The words that may stand in place of a length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One way to run a pipeline; what it yields differs only in the order."""
+    """One way to run a pipeline. Settings differ only in the order of what they yield."""
 
     where: Literal["rank", "cluster", "none"]
     """``none``: there is nothing to decode."""
     threads: int = 1
-    """Decoding threads of a rank; without meaning on the cluster."""
+    """Decoding threads of a rank; not used on the cluster."""
     clip_frames: int | Literal["span"] = WHOLE_SPAN
-    """Frames that are decoded together; without meaning where there is nothing to decode."""
+    """Frames that are decoded together; not used if there is nothing to decode."""
     span_frames: int | Literal["episode"] = WHOLE_EPISODE
     live_spans: int = 128
 
@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """The setting's name in the table."""
         span = "whole episodes" if self.span_frames == WHOLE_EPISODE else f"spans of {self.span_frames}"
         order = f"{span}, {self.live_spans} live"
         if self.where == "none":
@@ -51,7 +51,7 @@ class Setting:
         return f"{self.where}{threads}, {clips}, {order}"
 
     def parts(self) -> dict[str, Any]:
-        """Return the parts of a `Pipeline` that say it."""
+        """Return the parts of a `Pipeline` that make this setting."""
         parts: dict[str, Any] = {"order": {"span_frames": self.span_frames, "live_spans": self.live_spans}}
         if self.where != "none":
             parts["order"]["clip_frames"] = self.clip_frames
@@ -75,12 +75,12 @@ def grid(
 ) -> list[Setting]:
     """Return the settings to try: the default first, then one thing changed at a time.
 
-    A full product would be some hundred settings of which most say nothing new.
+    A full product would give some hundred settings, most of which show nothing new.
 
     Args:
-        default: what a `Pipeline` resolves from its memory.
-        fits: whether a setting fits in the memory; what does not is left out.
-        num_cpus: of this machine.
+        default: what a `Pipeline` chooses for its memory.
+        fits: returns whether a setting fits in memory; others are left out.
+        num_cpus: CPUs of this machine.
         keyframe_interval: of the videos, in frames; also tried as a clip length.
         is_quick: only the other executor and one other clip length.
     """
@@ -95,9 +95,9 @@ def grid(
 
 
 def differing(settings: Iterable[Setting], lengths: Sequence[int]) -> list[Setting]:
-    """Return the settings that differ on episodes of these lengths, of equal ones the first.
+    """Return the settings that really differ on episodes of these lengths; among equal ones, the first.
 
-    More live spans than there are spans are no more, and spans or clips longer than the longest episode no longer.
+    Live spans beyond the number of spans change nothing, nor do spans or clips longer than the longest episode.
     """
     first: dict[Setting, Setting] = {}
     longest = max(lengths)
@@ -116,7 +116,7 @@ def differing(settings: Iterable[Setting], lengths: Sequence[int]) -> list[Setti
 
 
 def parse_setting(text: str, default: Setting) -> Setting:
-    """Return the setting that a person typed as ``where=rank,threads=2``; what it does not say is the default's."""
+    """Return the setting that a person typed as ``where=rank,threads=2``; missing fields come from the default."""
     changes: dict[str, Any] = {}
     for word in text.split(","):
         name, _, value = word.strip().partition("=")
@@ -139,14 +139,14 @@ def parse_setting(text: str, default: Setting) -> Setting:
 
 
 def setting_of(row: Mapping[str, Any]) -> Setting:
-    """Return the setting of a row of a report."""
+    """Return the setting in a row of a report."""
     return Setting(**{name: row["setting"][name] for name in _FIELDS})
 
 
 def _clips(default: Setting, keyframe_interval: int) -> list[Setting]:
-    """Return the default with other clip lengths, first the longer ones, from the nearest on.
+    """Return the default with other clip lengths: first longer ones, then shorter ones, each from the nearest on.
 
-    The default is the shortest that should decode cheaply: whether longer ones are cheaper here is the first question.
+    The default is the shortest that should decode cheaply. So the first question is whether longer ones are cheaper.
     """
     lengths = sorted({*_CLIP_LENGTHS, keyframe_interval})
     own = 0 if default.clip_frames == WHOLE_SPAN else default.clip_frames
@@ -162,7 +162,7 @@ def _threads(default: Setting, num_cpus: int) -> list[Setting]:
 
 
 def _live(default: Setting) -> list[Setting]:
-    """Return the default with fewer live spans, where those still mix, and with more, where those mix better."""
+    """Return the default with half the live spans, if those still mix, and with up to twice as many."""
     fewer, more = default.live_spans // 2, min(2 * default.live_spans, MOST_LIVE_SPANS)
     counts = [*([fewer] if fewer >= _MIXING_LIVE_SPANS else []), more]
     return [replace(default, live_spans=count) for count in counts]

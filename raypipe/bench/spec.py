@@ -1,4 +1,4 @@
-"""`BenchSpec`: what is measured, and for how long."""
+"""`BenchSpec`: what to measure, and for how long."""
 
 import math
 from dataclasses import dataclass
@@ -14,15 +14,16 @@ class BenchSpec:
     root: str
     batch_size: int = 64
     action_frames: int = 16
-    """Length of the action chunk; without meaning where there is no ``action``."""
+    """Length of the action chunk; not used without a feature ``action``."""
     observation_frames: int = 1
     """Frames of every camera in a sample."""
     seconds: float = 20.0
-    """How long the two epochs of a setting are, by the floor: as many episodes as it decodes in half of this. A setting
-    takes some three times that, and an epoch is broken off twice this time after its first batch."""
+    """Time of a setting's two epochs at the floor's speed: an epoch has the episodes that the floor decodes in half of
+    it. A setting takes about three times as long. An epoch stops twice this time after its first batch."""
     live_bytes: int = DEFAULT_LIVE_BYTES
     gpu_samples_per_s: float = 0.0
-    """What a GPU takes: how many cores keep it fed is told of every setting. 0: that is not told."""
+    """How many samples a GPU takes per second. The table then shows for every setting how many cores feed it; 0: it
+    does not."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "action_frames", "observation_frames", "live_bytes"):

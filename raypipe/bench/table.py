@@ -1,4 +1,4 @@
-"""A bench for a person at a terminal."""
+"""Formats a bench for a person at a terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ _COLUMNS: Final = {
 
 
 def bench_table(report: BenchReport) -> "Group":
-    """Return the settings, fastest first, the floor, what was measured, and the line to paste."""
+    """Return the settings, fastest first, the floor, the conditions, and the line to paste."""
     from rich.console import Group
     from rich.text import Text
 
@@ -43,7 +43,7 @@ def bench_table(report: BenchReport) -> "Group":
 
 
 def compare_table(comparison: Comparison) -> "Group":
-    """Return the ratios of two reports, and what else differs."""
+    """Return the ratios of two reports, and their other differences."""
     from rich.console import Group
     from rich.text import Text
 
@@ -57,14 +57,14 @@ def compare_table(comparison: Comparison) -> "Group":
 
 
 def row_line(name: str, row: Mapping[str, Any]) -> str:
-    """Return what is told of a row while others are still measured."""
+    """Return the line on a row that appears while others are still measured."""
     if "error" in row:
         return f"{name}: failed: {_reason(row)}"
     return f"{name}: {row['samples_per_s']:,.0f} samples/s, {row['cpu_s_per_1k']:.2f} CPU s per 1,000"
 
 
 def left_out_lines(cameras: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return what is told of declared cameras that are not measured, which are given by the reason."""
+    """Return the lines on declared cameras that are not measured, given by reason."""
     return [f"left out: {', '.join(names)}: {why}" for why, names in cameras.items()]
 
 
@@ -73,7 +73,7 @@ def _table(first: str, columns: Any) -> "Table":
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    # On a narrow terminal names are broken, and figures never.
+    # On a narrow terminal names may wrap, but figures never.
     table.add_column(first)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)

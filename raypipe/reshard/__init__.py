@@ -2,8 +2,8 @@
 
 ::
 
-    spec.py         what the copy is like                     ReshardSpec, ReshardReport
-    request.py      can it be done
+    spec.py         the choices, and the report               ReshardSpec, ReshardReport
+    request.py      whether the choices are possible
     workspace.py    OUT.partial-...: resuming, renaming       Workspace
     plan.py         episodes -> files                         pure
     mp4.py, mux.py  packets of an mp4, and an mp4 of packets
@@ -14,9 +14,8 @@
     tasks.py        units in this process or on Ray
     finish.py, run.py                                         the steps in order
 
-Rows keep their values and videos their packets, unless pixels are asked to change. Episodes keep their numbers,
-unless some are left out: then the others are numbered anew from 0, and ``meta/reshard_episodes.parquet`` says what
-each was.
+Rows keep their values and videos their packets, unless the spec changes pixels. Episodes keep their numbers, unless the
+spec leaves some out: then the others get new numbers from 0, and ``meta/reshard_episodes.parquet`` maps new to old.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """Which columns the rows of the copy have, and how ``info.json`` declares them.
 
-All columns of the source's rows are kept. Where the source's ``info.json`` does not agree with its rows, the
-rows win: LeRobot reads rows by what is declared.
+The copy keeps all columns of the source's rows. If the source's ``info.json`` and its rows disagree, the rows win:
+LeRobot reads rows by the declarations.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ class Columns:
     """The columns of the copy's rows."""
 
     names: tuple[str, ...]
-    """In order, the index columns included."""
+    """All of them in order, with the index columns."""
     derived: tuple[str, ...]
-    """Index columns that the source's rows lack."""
+    """Index columns that the source's rows lack; reshard computes them."""
     absent: tuple[str, ...]
-    """Declared features without a column; they are declared no more."""
+    """Declared features without a column; the copy does not declare them."""
     undeclared: tuple[str, ...]
     """Columns that ``info.json`` does not name."""
     dropped: tuple[str, ...]
     """Cameras to leave out."""
     added: tuple[tuple[str, dict[str, Any]], ...]
-    """Declarations of the undeclared and the derived ones, as far as LeRobot's format has words for them."""
+    """Declarations of the undeclared and the derived columns, as far as LeRobot's format can express them."""
 
     def notes(self) -> list[str]:
-        """Return what differs from the source, in words."""
+        """Return the differences from the source, in words."""
         notes = []
         if self.derived:
             notes.append(f"the rows had no column {', '.join(self.derived)}; derived from the episode table")
@@ -81,7 +81,7 @@ def read_columns(meta: DatasetMeta, numbering: Numbering, drop_cameras: Sequence
 
 
 def _with_length(parquet: pq.ParquetFile, name: str) -> pa.DataType:
-    """Return the type of a column; of lists that are all of one length, more than 1, with that length."""
+    """Return the type of a column; for lists that all have the same length above 1, with that length."""
     kind = parquet.schema_arrow.field(name).type
     if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
         return kind
@@ -92,7 +92,7 @@ def _with_length(parquet: pq.ParquetFile, name: str) -> pa.DataType:
 
 
 def _declare(kind: pa.DataType) -> dict[str, Any]:
-    """Return the declaration of a column by its type; empty where there is none."""
+    """Return the declaration of a column by its type; empty if the format has none."""
     shape = [1]
     if pa.types.is_fixed_size_list(kind):
         shape, kind = [kind.list_size], kind.value_type

@@ -1,4 +1,4 @@
-"""One data file of the copy: the rows of its episodes, one row group each, numbered anew.
+"""Writes one data file of the copy: the rows of its episodes, with new numbers and one row group each.
 
 Values keep their types and their nulls. Only ``episode_index``, ``index`` and ``task_index`` get new numbers.
 """
@@ -31,7 +31,7 @@ class DataJob:
     columns: Columns
     tasks: "TaskNumbers"
     described: tuple[str, ...]
-    """Features whose statistics are computed here, since the source stores none by episode."""
+    """Features whose statistics are computed here, since the source's do not exist or no longer apply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +41,15 @@ class TaskNumbers:
     texts: tuple[str, ...]
     old: tuple[int, ...]
     new: tuple[int, ...]
-    """The copy's number of each of the source's numbers in `old`, which ascend."""
+    """For each of the source's numbers in `old`, which ascend, the number in the copy."""
 
     @property
     def is_same(self) -> bool:
-        """Whether no number changes."""
+        """Whether every task keeps its number."""
         return self.old == self.new
 
     def renumber(self, task_index: NDArray[np.int64], place: str) -> NDArray[np.int64]:
-        """Return the new numbers; as they are where the dataset has no tasks."""
+        """Return the new numbers; unchanged if the dataset has no tasks."""
         if not self.old:
             return task_index
         old = np.array(self.old)
@@ -64,7 +64,7 @@ class TaskNumbers:
 
 
 def number_tasks(tasks: Tasks) -> TaskNumbers:
-    """Return the tasks numbered from 0 without gaps, a text that stands twice once."""
+    """Return the tasks numbered from 0 without gaps; equal texts share a number."""
     texts: dict[str, int] = {}
     old, new = [], []
     for number, text in sorted(tasks.texts.items()):
@@ -74,7 +74,7 @@ def number_tasks(tasks: Tasks) -> TaskNumbers:
 
 
 def write_data_file(job: DataJob, workspace: Workspace, unit: DataCopy) -> None:
-    """Write one data file and its record: its rows, and the statistics that were computed on the way."""
+    """Write one data file and its record: its rows, and the statistics computed from them."""
     stats: list[dict[str, Any]] = []
     size_bytes = workspace.write_file(workspace.dataset / unit.path, lambda stream: _write(stream, job, unit, stats))
     footer = pq.read_metadata(workspace.dataset / unit.path)
@@ -108,7 +108,7 @@ def _write(stream: IO[bytes], job: DataJob, unit: DataCopy, stats: list[dict[str
                 writer = pq.ParquetWriter(stream, schema, compression="snappy")
             with as_damage(partial(_cannot_copy, _place(job, number))):
                 table = _as_schema(table, writer.schema, _place(job, number))
-                # The whole episode: pyarrow cuts at 1,048,576 rows unless told.
+                # Set the size of the whole episode: by default pyarrow cuts at 1,048,576 rows.
                 writer.write_table(table, row_group_size=len(table))
                 if job.described:
                     stats.append(describe_rows(table, job.meta.features, job.described, _place(job, number)))
@@ -130,7 +130,7 @@ def _place(job: DataJob, number: int) -> str:
 
 
 def _check_columns(job: DataJob, reader: RowReader, row: int) -> None:
-    """Raise where a file has a column that the first file of the dataset lacks: it would be lost."""
+    """Raise if a file has a column that the first file of the dataset lacks: the copy would lose it."""
     name = job.meta.data_file(row)
     lost = [column for column in reader.undeclared_columns(row) if column not in job.columns.names]
     if job.columns.absent:
@@ -166,7 +166,7 @@ def _renumbered(job: DataJob, table: pa.Table, number: int) -> pa.Table:
 
 
 def _annotations(job: DataJob, table: pa.Table) -> list[str]:
-    """Return the columns that hold numbers of tasks beside ``task_index``, where those change."""
+    """Return the columns besides ``task_index`` that hold task numbers, if those numbers change."""
     if job.tasks.is_same:
         return []
     sources = {text.source for text in job.meta.texts.values() if text.texts is job.meta.tasks}
@@ -174,7 +174,7 @@ def _annotations(job: DataJob, table: pa.Table) -> list[str]:
 
 
 def _metadata(schema: pa.Schema) -> dict[bytes, bytes] | None:
-    """Return the note of Hugging Face's datasets in a schema, if it tells of exactly these columns."""
+    """Return the note of Hugging Face's datasets in a schema, if it describes exactly these columns."""
     note = (schema.metadata or {}).get(b"huggingface")
     if note is None:
         return None
@@ -186,7 +186,7 @@ def _metadata(schema: pa.Schema) -> dict[bytes, bytes] | None:
 
 
 def _as_schema(table: pa.Table, schema: pa.Schema, place: str) -> pa.Table:
-    """Return the table with the types of the file it goes into; files of one dataset may differ in them."""
+    """Return the table with the column types of its new file; the source's files may differ in types."""
     if table.schema.equals(schema):
         return table.replace_schema_metadata(schema.metadata)
     try:

@@ -1,7 +1,7 @@
-"""Re-encode episodes: one small video each, which is then joined like any other.
+"""Re-encodes episodes, each as a small video of its own, which is then joined like any other.
 
-So every episode starts at a keyframe, whatever the length of a group of pictures, and a killed run keeps the
-episodes that it had finished. One thread an episode: the same frames give the same bytes.
+So every episode starts at a keyframe, whatever the distance between keyframes, and a killed run keeps the episodes that
+it had finished. Each episode is encoded by one thread: the same frames give the same bytes.
 """
 
 import os
@@ -33,12 +33,12 @@ class EncodeUnit:
 
 
 def clip_name(camera: str, row: int) -> str:
-    """Return the name of a re-encoded episode in the folder of clips."""
+    """Return the name of a re-encoded episode in the clips folder."""
     return f"{camera}/{row:08d}.mp4"
 
 
 def check_encoder(encoding: Encoding, camera: str) -> None:
-    """Raise a `ConfigError` where FFmpeg here cannot write such a video."""
+    """Raise a `ConfigError` if FFmpeg here cannot write such a video."""
     known = encoders()
     if encoding.codec not in known:
         raise ConfigError(
@@ -53,7 +53,7 @@ def check_encoder(encoding: Encoding, camera: str) -> None:
 
 
 def encode_episodes(shared: tuple[DatasetMeta, Workspace], unit: EncodeUnit) -> None:
-    """Write the clips of some episodes, those that are there already left alone."""
+    """Write the clips of some episodes, except those that already exist."""
     meta, workspace = shared
     videos = VideoPool(1)
     for row in unit.rows:
@@ -102,6 +102,6 @@ def _codec_options(encoding: Encoding) -> dict[str, int | str]:
         shape = f"scenecut=0:open-gop=0:keyint={gop}:min-keyint={gop}:bframes=0"
         return {"g": gop, "x265-params": f"log-level=none:pools=1:frame-threads=1:{shape}"}
     if encoding.codec == "vp9":
-        # deadline 1 is "realtime"; torchcodec takes numbers only. Without b=0, crf is capped by a bitrate.
+        # deadline 1 is "realtime"; torchcodec takes numbers only. Without b=0, a bitrate limit overrides crf.
         return {"g": gop, "b": 0, "threads": 1, "deadline": 1, "cpu-used": 8, "lag-in-frames": 0, "auto-alt-ref": 0}
     return {"g": gop, "svtav1-params": "lp=1"}

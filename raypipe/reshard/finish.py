@@ -1,4 +1,4 @@
-"""The last look at a copy before it appears: counts against the source, and everything that validate knows."""
+"""The last check before a copy appears: its counts against the source, and all that validate checks."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from raypipe.text import counted, either
 from raypipe.validate import validate_dataset
 
 _WRITTEN = ("meta/info.json", "meta/stats.json", "meta/tasks", "meta/episodes", "meta/reshard")
-"""What stands in meta/ of any version and is written anew."""
+"""The parts of meta/, in any version, that reshard writes itself."""
 
 
 def copy_other_files(meta: DatasetMeta, workspace: Workspace, size_of: Mapping[str, int]) -> list[str]:
-    """Copy what else belongs to a dataset, further files of meta/ and its README; return what was left out."""
+    """Copy the dataset's other files, further files of meta/ and the README; return notes on what was left out."""
     used = {meta.data_file(row) for row in range(len(meta.episodes))}
     for camera in meta.episodes.videos:
         used |= {meta.video_file(row, camera) for row in range(len(meta.episodes))}
@@ -47,11 +47,11 @@ def copy_other_files(meta: DatasetMeta, workspace: Workspace, size_of: Mapping[s
 
 
 def _leads_out(storage: Storage, name: str) -> bool:
-    """Return whether a file is elsewhere by a link: whoever made the dataset may have meant a file of another."""
+    """Return whether a file is a link to a place outside the dataset, perhaps to somebody else's file."""
     if not storage.is_local:
         return False
     place, root = Path(os.path.realpath(storage.locate(name))), Path(os.path.realpath(storage.path))
-    # The Hub's cache has links to its own blobs in place of files.
+    # The Hub's cache stores files as links to its own blobs.
     own = [root, *(folder.parent / "blobs" for folder in root.parents if folder.name == "snapshots")]
     return not any(place.is_relative_to(folder) for folder in own)
 
@@ -74,14 +74,14 @@ def check_copy(
     where: CopyWhere,
     allow_findings: bool,
 ) -> list[str]:
-    """Raise where the copy is not what it should be; return what validate found, in words.
+    """Return validate's findings on the copy, in words; raise if the copy is not as it should be.
 
     Args:
         cameras: those whose videos the copy must have.
 
     Raises:
-        DatasetError: the copy has other episodes than planned, lacks videos, or has errors by validate that are not
-            allowed.
+        DatasetError: the copy has other episodes than planned, lacks videos, or has validate errors that
+            `allow_findings` does not permit.
     """
     copy = read_metadata(str(workspace.dataset))
     expected = meta.episodes.length[numbering.rows]

@@ -1,4 +1,4 @@
-"""``info.json`` of the copy: the source's, in the words of v3.0."""
+"""``info.json`` of the copy: that of the source, in the form of v3.0."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -35,7 +35,7 @@ def make_info(
     encodings: Mapping[str, Encoding],
     num_tasks: int,
 ) -> dict[str, Any]:
-    """Return ``info.json`` of the copy; keys that raypipe does not know are kept."""
+    """Return ``info.json`` of the copy; it keeps keys that raypipe does not know."""
     source = read_json(meta.storage, "meta/info.json")
     features = _features(meta, source["features"], columns, encodings)
     has_videos = any(feature["dtype"] == "video" for feature in features.values())
@@ -48,7 +48,7 @@ def make_info(
         "chunks_size": FILES_PER_CHUNK,
         "data_files_size_in_mb": spec.data_mb,
         "video_files_size_in_mb": spec.video_mb,
-        # LeRobot declares a whole number.
+        # LeRobot stores a whole number.
         "fps": int(meta.fps) if meta.fps == int(meta.fps) else meta.fps,
         "splits": _splits(meta, numbering),
         "data_path": DATA_PATH,
@@ -58,7 +58,7 @@ def make_info(
 
 
 def _splits(meta: DatasetMeta, numbering: Numbering) -> dict[str, str]:
-    """Return the source's splits in the new numbers; one of all episodes where it has none."""
+    """Return the source's splits in the new numbers; one split of all episodes if it has none."""
     old = meta.episodes.episode_index[numbering.rows]
     bounds = {name: np.searchsorted(old, span) for name, span in meta.splits.items()}
     return {name: f"{start}:{stop}" for name, (start, stop) in bounds.items()} or {"train": f"0:{len(numbering)}"}
@@ -81,7 +81,7 @@ def _features(
 def _video_feature(
     feature: dict[str, Any], shape: tuple[int, ...], encoding: Encoding | None, fps: float
 ) -> dict[str, Any]:
-    """Return the declaration of a camera: its record by the name of v3.0, without the sound that is not copied."""
+    """Return the declaration of a camera: its record under v3.0's name, without sound, which is not copied."""
     older = feature.pop("video_info", None) or {}
     record = {**older, **(feature.get("info") or {})}
     if record.get("has_audio"):
@@ -99,7 +99,7 @@ def _video_feature(
             "video.g": encoding.gop,
             "video.crf": encoding.crf,
         }
-        # What the first encoder was told says nothing of these packets.
+        # The options of the first encoder do not describe these packets.
         record = {key: value for key, value in record.items() if key not in _OF_FIRST_ENCODER}
     return {**feature, "info": record} if record else feature
 
@@ -108,7 +108,7 @@ _OF_FIRST_ENCODER: Final = ("video.preset", "video.fast_decode", "video.video_ba
 
 
 def _resized(feature: Mapping[str, Any], shape: tuple[int, ...], encoding: Encoding) -> list[int]:
-    """Return the shape with the new height and width, in the order in which the source writes it."""
+    """Return the shape with the new height and width, in the source's order of axes."""
     sizes = {"c": shape[0], "h": encoding.height, "w": encoding.width}
     names = feature.get("names")
     axes = [str(name)[:1] for name in names] if isinstance(names, list) else []
@@ -122,7 +122,7 @@ def plan_encodings(spec: ReshardSpec, sources: Mapping[str, tuple[str, int, int]
     """Return how each camera is re-encoded.
 
     Args:
-        sources: codec, height and width of each camera as its files have them.
+        sources: codec, height and width of each camera, read from its files.
     """
     gop = RECORDER_GOP if isinstance(spec.gop, str) else spec.gop
     encodings = {}

@@ -1,6 +1,6 @@
-"""``meta/`` of the copy: the episode table in one pass over the episodes, tasks, statistics, and where it came from.
+"""``meta/`` of the copy: the episode table in one pass over the episodes, tasks, statistics, and the origin.
 
-Written last, by the driver, from the plan and from what the finished files say of themselves.
+The driver writes it last, from the plan and from the records of the finished files.
 """
 
 import json
@@ -28,12 +28,12 @@ MAPPING: Final = "meta/reshard_episodes.parquet"
 """Each episode's number in the copy and in the source."""
 
 EPISODES_PER_ROW_GROUP: Final = 500
-"""LeRobot's recorder flushes 10; readers read all rows of a few columns, which wants fewer and larger groups."""
+"""LeRobot's recorder writes 10. Readers read all rows of a few columns, which favours fewer and larger groups."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MetaJob:
-    """Everything that ``meta/`` of a copy is made of."""
+    """All that goes into ``meta/`` of a copy."""
 
     meta: DatasetMeta
     spec: ReshardSpec
@@ -44,13 +44,13 @@ class MetaJob:
     video_units: tuple[VideoCopy, ...]
     source: SourceEpisodes
     described: tuple[str, ...]
-    """Features whose statistics the data files' tasks computed."""
+    """Features whose statistics the tasks of the data files computed."""
     dropped: tuple[str, ...]
     """Features whose statistics are left out."""
 
 
 def write_meta(job: MetaJob, info: dict[str, Any]) -> list[str]:
-    """Write ``meta/`` and return what there is to know of its statistics."""
+    """Write ``meta/`` and return notes on its statistics."""
     pool = StatsPool()
     _write_episodes(job, pool)
     stats, notes = _dataset_stats(job, pool)
@@ -66,7 +66,7 @@ def write_meta(job: MetaJob, info: dict[str, Any]) -> list[str]:
 
 
 def tasks_table(texts: tuple[str, ...]) -> pa.Table:
-    """Return the table of tasks as pandas writes a frame whose index is the text: LeRobot reads it with pandas."""
+    """Return the table of tasks as pandas writes a frame with the text as index: LeRobot reads it with pandas."""
     columns = [
         {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
         {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
@@ -106,7 +106,7 @@ def _write_episodes(job: MetaJob, pool: StatsPool) -> None:
 
 
 def _write_episode_file(stream: IO[bytes], *, tables: Iterator[pa.Table], number: int, spec: ReshardSpec) -> None:
-    """Write tables, a row group each, until the file is as large as it may be; takes no more than it writes."""
+    """Write one row group per table until the file reaches its largest size; takes no table that it does not write."""
     chunk, file = divmod(number, FILES_PER_CHUNK)
     writer: pq.ParquetWriter | None = None
     for block in tables:
@@ -186,13 +186,13 @@ def _video_columns(job: MetaJob) -> dict[str, NDArray[Any]]:
 
 
 def _computed_stats(job: MetaJob) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield the statistics that the data files' tasks computed, one episode after the other."""
+    """Yield the statistics that the tasks of the data files computed, one episode at a time."""
     for unit in job.data_units if job.described else ():
         yield from job.workspace.read_stats(unit.path)
 
 
 def _dataset_stats(job: MetaJob, pool: StatsPool) -> tuple[dict[str, Any], list[str]]:
-    """Return the statistics of the whole copy, and what is not as exact as it could be."""
+    """Return the statistics of the whole copy, and notes on what is less exact than it could be."""
     stored = read_json(job.meta.storage, GLOBAL) if find_stats_file(job.meta.storage) == GLOBAL else {}
     stored = {name: values for name, values in stored.items() if name not in job.dropped}
     pooled = pool.result()

@@ -1,7 +1,7 @@
-"""The video track of an mp4 as columns: where every packet is, when it is shown, and how it is described.
+"""The video track of an mp4 as columns: the place, the times and the description of every packet.
 
-Reads the ``moov`` box and nothing else. What cannot be told from it (a fragmented file, several edits) is a
-`NotImplementedError`: such a file is copied as it is.
+Reads only the ``moov`` box. If the box does not tell enough (a fragmented file, several edits), `read_track` raises
+`NotImplementedError`, and the file is copied as it is.
 """
 
 import struct
@@ -28,7 +28,7 @@ from raypipe.format import (
 from raypipe.storage import Storage
 
 _ENTRY_HEADER: Final = 86
-"""Bytes of a visual sample entry before its inner boxes: size, type, and 78 bytes of fields."""
+"""Size of a visual sample entry before its inner boxes: size, type, and 78 bytes of fields."""
 
 CODEC_OF_ENTRY: Final = {
     b"avc1": "h264",
@@ -42,18 +42,18 @@ CODEC_OF_ENTRY: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What the packets of two files must share so that one file may hold both."""
+    """The properties that packets of two files must share to be in one file."""
 
     samples: bytes
-    """The sample description (``stsd``) without its bit rates, which say nothing to a decoder."""
+    """The sample description (``stsd``) without its bit rates, which decoders do not use."""
     timescale: int
     """Ticks per second."""
     display: bytes
-    """Rotation, width and height as shown."""
+    """Rotation, width and height for display."""
 
     @property
     def codec(self) -> str:
-        """The codec's short name, or the four letters of an entry that is not known."""
+        """The codec's short name, or the four letters of an unknown entry."""
         entry = self.samples[12:16]
         return CODEC_OF_ENTRY.get(entry, entry.decode("latin-1"))
 
@@ -63,12 +63,12 @@ class Track:
     """The packets of a video in decoding order, as columns of equal length; times in ticks."""
 
     offset: NDArray[np.int64]
-    """The byte of the file at which a packet starts."""
+    """The byte of the file at which each packet starts."""
     size: NDArray[np.int64]
     dts: NDArray[np.int64]
     duration: NDArray[np.int64]
     pts: NDArray[np.int64]
-    """When the packet's frame is shown, the edit list applied."""
+    """When the packet's frame is shown, after applying the edit list."""
     is_keyframe: NDArray[np.bool_]
     description: Description
     has_other_tracks: bool
@@ -82,8 +82,8 @@ def read_track(storage: Storage, name: str) -> Track:
     """Return the video track of the mp4 `name`.
 
     Raises:
-        DatasetError: the file is missing, is no mp4, or is cut off within its index. Packets may lie behind its end.
-        NotImplementedError: the file is sound, but of a kind whose packets cannot be told apart by its index.
+        DatasetError: the file is missing, is not an mp4, or is cut off inside its index. Packets may lie past its end.
+        NotImplementedError: the file is sound, but its index does not tell its packets apart.
     """
     with as_damage(
         lambda error: DatasetError(f"damaged video {storage.locate(name)!r}: {error}. Fetch the file again.")

@@ -1,12 +1,12 @@
-"""Write an mp4 from packets of other mp4 files, byte for byte: only the index is new.
+"""Writes an mp4 from packets of other mp4 files, byte for byte: only the index is new.
 
 ::
 
     clips      | I P P | I P |    | I B P |         packets in decoding order, from any files of one description
     out   ftyp | moov | mdat: I P P I P I B P |      times shifted so that each clip starts where the one before ends
 
-Where there are B-frames, a packet is decoded before it is shown; one edit at the start takes the largest such
-delay off, so that the first frame is shown at 0.
+With B-frames, the plain times would show some frames before they are decoded. So every frame is shown later by the
+largest such lead, and one edit at the start takes that off again: the first frame is shown at 0.
 """
 
 import struct
@@ -37,25 +37,25 @@ class TrackClip:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Samples:
-    """The packets of the new file in order: times in ticks, and how many each clip has."""
+    """The packets of the new file in order: times in ticks, and the number of packets of each clip."""
 
     size: NDArray[np.int64]
     duration: NDArray[np.int64]
     delay: NDArray[np.int64]
-    """From decoding to showing, before the edit."""
+    """From decoding to display, before the edit."""
     is_keyframe: NDArray[np.bool_]
     counts: NDArray[np.int64]
     edit_start: int
-    """What the edit list takes off: the largest time by which a frame would be shown before it is decoded."""
+    """What the edit list removes: the longest time by which a frame would be shown before its decoding."""
 
 
 def write_mp4(stream: IO[bytes], clips: Sequence[TrackClip], frame_ticks: int) -> None:
-    """Write the clips one after the other as one mp4, its index in front.
+    """Write the clips one after the other as one mp4, with the index in front.
 
-    All clips have the same description. The content depends on the clips alone.
+    All clips have the same description. The content depends only on the clips.
 
     Args:
-        frame_ticks: how long the last frame of a clip is shown where its file does not say.
+        frame_ticks: how long the last frame of a clip is shown if its file does not say.
     """
     description = clips[0].track.description
     assert all(clip.track.description == description for clip in clips), "clips that one file cannot hold"
@@ -70,7 +70,7 @@ def clip_ticks(track: Track, start: int, stop: int, frame_ticks: int) -> int:
     duration = track.duration[start:stop]
     pts = track.pts[start:stop]
     total = int(duration[:-1].sum()) + (int(duration[-1]) or frame_ticks)
-    # A frame is never shown at the time of the next clip's first one.
+    # At least long enough to show every frame before the first one of the next clip.
     return max(total, int(pts.max() - pts.min()) + 1)
 
 
@@ -103,7 +103,7 @@ def _header(description: Description, samples: _Samples) -> bytes:
     file_type = _box(b"ftyp", b"isom", struct.pack(">I", 512), b"isomiso2mp41")
     is_wide = content + 16 + len(samples.size) * 64 >= _UINT32
     head = struct.pack(">I4sQ", 1, b"mdat", content + 16) if is_wide else struct.pack(">I4s", content + 8, b"mdat")
-    # The index says where packets are, which depends on its own length: its length is taken first.
+    # The index holds packet positions, which depend on its own length: so measure its length first.
     length = len(_moov(description, samples, first_byte=0, is_wide=is_wide))
     first_byte = len(file_type) + length + len(head)
     return file_type + _moov(description, samples, first_byte=first_byte, is_wide=is_wide) + head
@@ -111,7 +111,7 @@ def _header(description: Description, samples: _Samples) -> bytes:
 
 def _moov(description: Description, samples: _Samples, *, first_byte: int, is_wide: bool) -> bytes:
     ticks = int(samples.duration.sum())
-    # The movie's clock is the video's own, so that the edit is exact.
+    # The movie uses the video's own time scale, so that the edit is exact.
     movie = _times(0, struct.pack(">I", description.timescale), ticks) + _MOVIE_TAIL
     identity = struct.pack(">II", 1, 0)
     track = _times(3, identity, ticks) + struct.pack(">QHHHH", 0, 0, 0, 0, 0) + description.display
@@ -141,7 +141,7 @@ def _moov(description: Description, samples: _Samples, *, first_byte: int, is_wi
 
 
 _UNDETERMINED: Final = 0x55C4
-"""No language, in three packed letters."""
+"""The code for no language, in three packed letters."""
 
 _MOVIE_TAIL: Final = (
     struct.pack(">IHHQ", 1 << 16, 1 << 8, 0, 0)
@@ -149,7 +149,7 @@ _MOVIE_TAIL: Final = (
     + bytes(24)
     + struct.pack(">I", 2)
 )
-"""Rate, volume, the identity matrix, and the number that a next track would have."""
+"""Rate, volume, the identity matrix, and the number for a next track."""
 
 _HANDLER: Final = struct.pack(">II4s", 0, 0, b"vide") + bytes(12) + b"VideoHandler\0"
 
@@ -163,14 +163,14 @@ _DATA_REFERENCE: Final = _box(b"dref", struct.pack(">II", 0, 1), _box(b"url ", s
 
 
 def _times(flags: int, clock: bytes, ticks: int) -> bytes:
-    """Return the head of a box with times: none for creation, so that the same clips give the same bytes."""
+    """Return the start of a box with times; no creation time, so that the same clips give the same bytes."""
     if ticks < _UINT32:
         return struct.pack(">III", flags, 0, 0) + clock + struct.pack(">I", ticks)
     return struct.pack(">IQQ", flags | 1 << 24, 0, 0) + clock + struct.pack(">Q", ticks)
 
 
 def _runs(values: NDArray[np.int64]) -> bytes:
-    """Return a table of (count, value), one entry for each run of equal values."""
+    """Return a table of (count, value) with one entry for each run of equal values."""
     starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
     counts = np.diff(np.append(starts, len(values)))
     table = np.stack([counts, values[starts]], axis=1)
@@ -182,7 +182,7 @@ def _column(values: NDArray[np.int64]) -> bytes:
 
 
 def _chunk_runs(counts: NDArray[np.int64]) -> bytes:
-    """Return how many packets each chunk has; a chunk is a clip."""
+    """Return how many packets each chunk has; one chunk per clip."""
     starts = np.flatnonzero(np.concatenate([[True], counts[1:] != counts[:-1]]))
     table = np.stack([starts + 1, counts[starts], np.ones(len(starts), dtype=np.int64)], axis=1)
     return struct.pack(">II", 0, len(table)) + table.astype(">u4").tobytes()
@@ -209,7 +209,7 @@ def _copy_packets(clip: TrackClip, stream: IO[bytes]) -> None:
 
 
 def packet_ranges(track: Track, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the bytes of the packets ``[start, stop)`` in order, packets that lie back to back together."""
+    """Yield the byte ranges of the packets ``[start, stop)`` in order; adjacent packets share a range."""
     offset, end = track.offset[start:stop], (track.offset + track.size)[start:stop]
     breaks = np.flatnonzero(offset[1:] != end[:-1]) + 1
     firsts = np.concatenate([[0], breaks])

@@ -1,12 +1,12 @@
-"""Which packets of a source video the kept episodes need: pieces that can be cut out without decoding.
+"""Finds the packets of a source video that the kept episodes need, as pieces that can be cut out without decoding.
 
-A piece can start only at a keyframe behind which nothing refers back, and end where no packet is missing or too
-many. Where an episode does not start at such a frame, the frames before it stay, shown to nobody::
+A piece starts at a keyframe that no later frame refers back across, and ends where it has neither too few packets nor
+too many. If an episode does not start at such a keyframe, the frames before it stay, and no episode shows them::
 
     frames   | 0 1 2 3 | 4 5 6 7 | 8 9 . . |        keyframes at 0, 4, 8; episodes 0-4, 5-6 (excluded), 7-9
     pieces   |=======================|              one piece: 5 and 6 stay as lead-in of 7, and are counted
 
-A file that has no plain index is kept whole.
+A file without a plain index is kept whole.
 """
 
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ class SourceFile:
     name: str
     camera: str
     rows: tuple[int, ...]
-    """Rows of the episode table, all that name this file, excluded ones too."""
+    """All rows of the episode table that name this file, those of excluded episodes too."""
     is_clip: bool = False
-    """True for a video made here of exactly one episode."""
+    """True for a video that reshard made of exactly one episode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Packets of one source file that are copied together, and the kept episodes among them."""
+    """Packets of one source file that are copied together, and the kept episodes in them."""
 
     storage: Storage
     name: str
@@ -44,25 +44,25 @@ class Piece:
     """Each episode's first frame, counted from the piece's own first frame."""
     start: int
     stop: int
-    """Packets; all of them for a whole file."""
+    """Range of packets; all of them for a whole file."""
     num_frames: int
     size_bytes: int
     description: Description | None
     """None for a file that is copied as it is."""
     num_lead_in: int
-    """Frames of excluded episodes that stay, since the kept ones cannot be decoded without them."""
+    """Frames of excluded episodes that stay, since kept episodes cannot be decoded without them."""
     has_other_tracks: bool
 
 
 def scan_file(meta: DatasetMeta, file: SourceFile, is_kept: NDArray[np.bool_]) -> list[Piece]:
-    """Return the pieces of one source file that hold its kept episodes, in file order; reads the index only.
+    """Return the pieces of one source file that hold its kept episodes, in file order; reads only the index.
 
     Args:
         file: has at least one kept episode.
         is_kept: by row of the episode table.
 
     Raises:
-        DecodeError: the file has not the frames that a kept episode needs; names the episode.
+        DecodeError: the file lacks frames that a kept episode needs; names the episode.
     """
     try:
         track = read_track(file.storage, file.name)
@@ -88,14 +88,14 @@ def _first_frames(
     found = first_frames(columns.from_timestamp[rows], length, index.pts_s)
     is_wrong = (~np.bool_(found.is_counted) & (found.drift_s > 0.5 / meta.fps)) | (found.frame + length > len(index))
     for row in rows[is_wrong & is_kept[rows]]:
-        # Says the same of one episode, and raises with its name.
+        # Fails for the same reason on one episode, with an error that names it.
         episode_first_frame(meta, int(row), file.camera, index)
     return found.frame
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """The frames ``[start, stop)`` from an episode's first to the next episode's, unused ones behind it included."""
+    """The frames ``[start, stop)`` from an episode's first to the next episode's first, with unused ones between."""
 
     row: int
     first: int
@@ -118,7 +118,7 @@ def _segments(meta: DatasetMeta, file: SourceFile, firsts: NDArray[np.int64], nu
 def _cut(
     file: SourceFile, track: Track, order: NDArray[np.int64], segments: list[_Segment], is_kept: NDArray[np.bool_]
 ) -> list[Piece]:
-    """Return the pieces of the kept segments; those that share packets become one."""
+    """Return the pieces of the kept segments; segments that share packets become one piece."""
     starts, stops = np.flatnonzero(clean_cuts(track, order)), np.flatnonzero(clean_ends(order))
     groups: list[tuple[int, int, list[_Segment]]] = []
     for segment in segments:
@@ -135,21 +135,21 @@ def _cut(
 
 
 def clean_cuts(track: Track, order: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return in front of which frames a video can be cut; one more entry than frames, for its end.
+    """Return before which frames a video can be cut; one entry more than frames, for the end.
 
-    In front of frame s: it is a keyframe, and the packets before it are the frames before it. Packets and frames
-    have the same numbers there.
+    A cut before frame s needs three things: s is a keyframe, it is packet s, and the packets before it hold exactly the
+    frames before it.
     """
     number = np.arange(len(order))
     is_clean = clean_ends(order)[:-1] & (order == number) & track.is_keyframe
     result = np.append(is_clean, True)
-    # What stands before the first keyframe belongs to the first piece.
+    # The first piece includes anything before the first keyframe.
     result[0] = True
     return result
 
 
 def clean_ends(order: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return in front of which frames a piece may end: the packets before are the frames before, no others."""
+    """Return before which frames a piece may end: there the packets so far hold exactly the frames so far."""
     highest_before = np.concatenate([[-1], np.maximum.accumulate(order)])
     return np.asarray(highest_before == np.arange(len(order) + 1) - 1)
 

@@ -1,7 +1,7 @@
-"""Which episodes go into which file of the copy: pure, from sizes and descriptions.
+"""Decides which episodes go into which file of the copy: pure, from sizes and descriptions.
 
-Files are filled in the order of the episodes and closed before they would reach the limit, as LeRobot's recorder
-does. Every unit names one file to write; nothing here touches storage.
+Fills files in the order of the episodes and closes each before it reaches the limit, as LeRobot's recorder does. Every
+unit names one file to write; nothing here touches storage.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Numbering:
     from_index: NDArray[np.int64]
     """The copy's ``index`` of each episode's first frame."""
     new_number: NDArray[np.int64]
-    """By row of the source's table; -1 for an excluded episode."""
+    """By row of the source's table; -1 if the episode is excluded."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -42,13 +42,13 @@ class Numbering:
 
     @property
     def is_kept(self) -> NDArray[np.bool_]:
-        """By row of the source's table."""
+        """Whether each row of the source's table is kept."""
         return self.new_number >= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataCopy:
-    """One data file: the new episodes ``[start, stop)``."""
+    """One data file, with the new episodes ``[start, stop)``."""
 
     number: int
     start: int
@@ -56,7 +56,7 @@ class DataCopy:
 
     @property
     def path(self) -> str:
-        """The file's name in the copy."""
+        """The file's path in the copy."""
         return format_path(DATA_PATH, self.number)
 
 
@@ -70,7 +70,7 @@ class VideoCopy:
 
     @property
     def path(self) -> str:
-        """The file's name in the copy."""
+        """The file's path in the copy."""
         return format_path(VIDEO_PATH, self.number, self.camera)
 
 
@@ -81,7 +81,7 @@ def format_path(template: str, number: int, camera: str = "") -> str:
 
 
 def plan_numbering(meta: DatasetMeta, exclude: Sequence[int]) -> Numbering:
-    """Return the numbers of the kept episodes: from 0 without gaps, in the order of the source."""
+    """Return the new numbers of the kept episodes: from 0 without gaps, in the order of the source."""
     is_kept = ~np.isin(meta.episodes.episode_index, np.array(exclude, dtype=np.int64))
     rows = np.flatnonzero(is_kept)
     length = meta.episodes.length[rows]
@@ -91,7 +91,7 @@ def plan_numbering(meta: DatasetMeta, exclude: Sequence[int]) -> Numbering:
 
 
 def plan_data_files(size_bytes: NDArray[np.float64], limit_bytes: int) -> list[DataCopy]:
-    """Return the data files of the copy from the estimated size of each of its episodes."""
+    """Return the data files of the copy, given the estimated size of each of its episodes."""
     starts = _starts([float(size) for size in size_bytes], [None] * len(size_bytes), limit_bytes)
     stops = [*starts[1:], len(size_bytes)]
     return [
@@ -101,9 +101,9 @@ def plan_data_files(size_bytes: NDArray[np.float64], limit_bytes: int) -> list[D
 
 
 def plan_video_files(camera: str, pieces: Sequence[Piece], limit_bytes: int) -> list[VideoCopy]:
-    """Return the video files of one camera; pieces of different descriptions never share one."""
+    """Return the video files of one camera; pieces with different descriptions never share a file."""
     ordered = sorted(pieces, key=lambda piece: min(piece.rows))
-    # A file that is copied as it is shares with nobody: its own number is its description.
+    # A file that is copied as it is stays alone: its own number serves as its description.
     kinds = [number if piece.description is None else piece.description for number, piece in enumerate(ordered)]
     starts = _starts([float(piece.size_bytes) for piece in ordered], kinds, limit_bytes)
     stops = [*starts[1:], len(ordered)]
@@ -114,7 +114,7 @@ def plan_video_files(camera: str, pieces: Sequence[Piece], limit_bytes: int) -> 
 
 
 def _starts(sizes: Sequence[float], kinds: Sequence[object], limit: int) -> list[int]:
-    """Return the items at which a new file starts: before the limit would be reached, and where the kind changes."""
+    """Return the items at which a new file starts: before the limit is reached, and where the kind changes."""
     starts: list[int] = []
     filled = 0.0
     for item, size in enumerate(sizes):
@@ -126,7 +126,7 @@ def _starts(sizes: Sequence[float], kinds: Sequence[object], limit: int) -> list
 
 
 def estimate_data_sizes(meta: DatasetMeta, numbering: Numbering, size_of: dict[str, int]) -> NDArray[np.float64]:
-    """Return about how many bytes the rows of each kept episode take: its share of its source file.
+    """Return about how many bytes the rows of each kept episode take: their share of the source file.
 
     Args:
         size_of: the sizes of the source's data files by name.

@@ -1,4 +1,4 @@
-"""Whether what is asked can be done: checked on the driver, before anything is written."""
+"""Checks on the driver, before anything is written, whether the request can be met."""
 
 import os
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from raypipe.text import counted, either, span_text
 
 
 def local_folder(out: str | os.PathLike[str]) -> Path:
-    """Return where the copy goes, as an absolute path.
+    """Return the folder of the copy, as an absolute path.
 
     Raises:
-        ConfigError: it is a URI: a folder cannot be renamed at once there.
+        ConfigError: `out` is a URI, where a folder cannot be renamed in one step.
     """
     text = os.fspath(out)
     if not text or "://" in text:
@@ -32,7 +32,7 @@ def local_folder(out: str | os.PathLike[str]) -> Path:
 
 
 def check_choices(meta: DatasetMeta, spec: ReshardSpec) -> None:
-    """Raise where the spec names episodes or cameras that are not there, or leaves nothing."""
+    """Raise if the spec names episodes or cameras that do not exist, or leaves nothing."""
     known = set(meta.episodes.episode_index.tolist())
     unknown = sorted(set(spec.exclude) - known)
     if unknown:
@@ -57,7 +57,7 @@ def video_cameras(meta: DatasetMeta, spec: ReshardSpec) -> tuple[str, ...]:
     """Return the cameras whose videos are copied.
 
     Raises:
-        DatasetError: a declared camera has no files; LeRobot could not open the copy.
+        DatasetError: a declared camera has no files, so LeRobot could not open the copy.
     """
     missing = [camera for camera in find_missing_cameras(meta) if camera not in spec.drop_cameras]
     if missing:
@@ -72,7 +72,7 @@ def video_cameras(meta: DatasetMeta, spec: ReshardSpec) -> tuple[str, ...]:
 def choose_encodings(
     meta: DatasetMeta, spec: ReshardSpec, numbering: Numbering, cameras: Sequence[str]
 ) -> dict[str, Encoding]:
-    """Return how each camera is re-encoded, none where packets are copied; opens a video of each."""
+    """Return how each re-encoded camera is encoded; empty if packets are copied. Opens a video of each camera."""
     if not spec.is_reencoded:
         return {}
     from raypipe.reshard.encode import check_encoder
@@ -87,7 +87,7 @@ def choose_encodings(
 
 
 def _read_source(meta: DatasetMeta, row: int, camera: str) -> tuple[str, int, int]:
-    """Return codec, height and width of a camera, by the file of one episode."""
+    """Return codec, height and width of a camera, from the file of one episode."""
     from raypipe.decode import open_video
 
     name = meta.video_file(row, camera)

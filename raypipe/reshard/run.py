@@ -2,7 +2,7 @@
 
 ::
 
-    check      can it be done                      request, workspace
+    check      whether it can be done              request, workspace
     encode     episodes -> clips, if asked         Ray tasks
     scan       video indexes -> pieces             Ray tasks
     plan       pieces, sizes -> files              pure
@@ -59,7 +59,7 @@ from raypipe.text import counted, either
 
 _FILES_PER_SCAN: Final = 64
 _FRAMES_PER_ENCODING: Final = 2_000
-"""Seconds of work: enough to make a task worth its start, little enough to lose when one is killed."""
+"""A few seconds of work: enough to be worth starting a task, and little to lose if the task is killed."""
 
 
 def reshard_dataset(
@@ -71,21 +71,21 @@ def reshard_dataset(
     progress: bool = False,
     allow_findings: bool = False,
 ) -> ReshardReport:
-    """Write the dataset at `root` anew to the folder `out`, as v3.0 with one row group per episode.
+    """Write a copy of the dataset at `root` to the folder `out`, as v3.0 with one row group per episode.
 
-    `out` appears when everything is written and checked, and not before. A run that was killed is taken up by
-    another call with the same arguments. The files depend on the source and the spec alone.
+    `out` appears only when everything is written and checked. After a killed run, another call with the same arguments
+    continues its work. The files depend only on the source and the spec.
 
     Args:
         where: ``process`` runs in this process, ``ray`` on a Ray cluster whose machines share `out`, and ``auto`` in
             this process if the dataset is small and no pixels are coded.
-        progress: show bars, if a person looks.
-        allow_findings: publish a copy of which validate says that it has errors, as its source has them.
+        progress: show bars, at a terminal or in a notebook.
+        allow_findings: publish the copy even if validate finds errors in it, such as errors of its source.
 
     Raises:
-        ConfigError: what is asked cannot be done; nothing was written.
-        DatasetError: the source is not what its metadata says; names the episode.
-        ResumeError: an unfinished copy of other arguments is in the way.
+        ConfigError: the request cannot be met; nothing was written.
+        DatasetError: the source does not match its metadata; names the episode.
+        ResumeError: an unfinished copy with other arguments is in the way.
     """
     meta = read_metadata(root)
     check_choices(meta, spec)
@@ -139,7 +139,7 @@ def _report(job: "_Job", plan: "_VideoPlan", num_kept: int, notes: Sequence[str]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Job:
-    """What is known before any video is looked at."""
+    """All that is known before any video is read."""
 
     meta: DatasetMeta
     spec: ReshardSpec
@@ -182,7 +182,7 @@ def _prepare(
 def _described(
     meta: DatasetMeta, columns: Columns, source: SourceEpisodes, numbering: Numbering, tasks: TaskNumbers
 ) -> tuple[str, ...]:
-    """Return the row features whose statistics are computed: those without, and those whose numbers change."""
+    """Return the row features to compute statistics for: those without any, and those whose numbers change."""
     changed = set() if numbering.is_same(meta) else {"episode_index", "index"}
     changed |= set() if tasks.is_same else {"task_index"}
     vectors = [name for name in columns.names if name not in meta.features or meta.features[name].kind == "vector"]
@@ -196,7 +196,7 @@ class _VideoPlan:
     copied_depth: tuple[str, ...]
 
     def notes(self) -> list[str]:
-        """Return what is to know of the videos, in words."""
+        """Return notes on the videos, in words."""
         pieces = [piece for unit in self.units for piece in unit.pieces]
         lead_in = sum(piece.num_lead_in for piece in pieces)
         whole = sum(piece.description is None for piece in pieces)
@@ -235,7 +235,7 @@ def _plan_videos(job: _Job, runner: Runner) -> _VideoPlan:
 
 
 def _shared_descriptions(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return pieces that hold one object for equal descriptions: most of a large dataset's are equal."""
+    """Return the pieces with one shared object for equal descriptions: in a large dataset most are equal."""
     known: dict[Description | None, Description | None] = {}
     return [replace(piece, description=known.setdefault(piece.description, piece.description)) for piece in pieces]
 
@@ -257,7 +257,7 @@ def _encode_clips(job: _Job, runner: Runner) -> None:
 
 
 def _source_files(job: _Job, camera: str) -> list[SourceFile]:
-    """Return the videos of a camera that hold kept episodes, each with all episodes in it."""
+    """Return the videos of a camera that hold kept episodes, each with all its episodes."""
     meta = job.meta
     if camera in job.encodings:
         from raypipe.reshard.encode import clip_name
@@ -284,7 +284,7 @@ def _scan(shared: tuple[DatasetMeta, Any], files: Sequence[SourceFile]) -> list[
 
 
 def _write_files(job: _Job, plan: _VideoPlan, runner: Runner) -> int:
-    """Write every file that is not there yet; return how many were."""
+    """Write every file that does not exist yet; return how many existed already."""
     units: list[DataCopy | VideoCopy] = [*job.data_units, *plan.units]
     left = [unit for unit in units if job.workspace.find_record(unit.path) is None]
     data = DataJob(
@@ -326,7 +326,7 @@ def _write_meta(job: _Job, plan: _VideoPlan) -> list[str]:
 
 
 def _remove_stray(workspace: Workspace, units: Iterable[DataCopy | VideoCopy]) -> None:
-    """Remove what an interrupted run left and this one does not write again under the same name."""
+    """Remove files of an interrupted run that this run does not write itself under the same name."""
     shutil.rmtree(workspace.dataset / "meta", ignore_errors=True)
     wanted = {unit.path for unit in units}
     for name in list_sizes(open_storage(workspace.dataset)):

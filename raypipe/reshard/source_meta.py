@@ -1,6 +1,6 @@
-"""What the source's ``meta/`` says of each episode beyond its place: statistics, and columns of other writers.
+"""What the source's ``meta/`` says of each episode besides its place: statistics, and columns of other writers.
 
-Read a block of episodes at a time: with statistics, an episode takes about 13 kB.
+Reads a block of episodes at a time: with statistics, an episode takes about 13 kB.
 """
 
 from collections.abc import Sequence
@@ -35,15 +35,15 @@ _PLACES: Final = (
     "meta/episodes/chunk_index",
     "meta/episodes/file_index",
 )
-"""Columns that the copy writes itself, besides those of ``videos/``."""
+"""Columns that the copy writes itself, besides ``videos/...``."""
 
 
 class SourceEpisodes(Protocol):
-    """The carried-over columns of the source's episodes."""
+    """The columns of the source's episodes that the copy takes over."""
 
     @property
     def described(self) -> frozenset[str]:
-        """The features that have statistics by episode."""
+        """The features with statistics by episode."""
         ...
 
     def block(self, rows: NDArray[np.int64]) -> dict[str, pa.ChunkedArray]:
@@ -52,7 +52,7 @@ class SourceEpisodes(Protocol):
 
 
 def open_source_episodes(meta: DatasetMeta, dropped: Sequence[str]) -> SourceEpisodes:
-    """Return a reader of what is carried over; statistics of the features in `dropped` are not."""
+    """Return a reader of the columns to take over, without the statistics of the features in `dropped`."""
     if meta.is_packed:
         return _Packed(meta, dropped)
     return _PerEpisode(meta, dropped)
@@ -67,7 +67,7 @@ class _Packed:
         numbers = [read_parquet(meta.storage, name, ("episode_index",)).column(0).to_numpy() for name in names]
         self._names = names
         self._first = np.cumsum([0, *map(len, numbers)])
-        # The same order as that of the episode table.
+        # Sort the rows as the episode table does.
         self._order = np.argsort(np.concatenate([*numbers, np.zeros(0, np.int64)]), kind="stable")
         self._types = self._carried(dropped)
         self._open: tuple[int, pa.Table] = (-1, pa.table({}))
@@ -89,7 +89,7 @@ class _Packed:
         return {name: self._joined(name, parts) for name in self._types} if parts else {}
 
     def _joined(self, name: str, parts: Sequence[pa.Table]) -> pa.ChunkedArray:
-        """Return one column of several tables with the type that it has in the first file that knows it."""
+        """Return one column of several tables, with its type in the first file that has it."""
         kind = self._types[name]
         try:
             columns = [
@@ -119,7 +119,7 @@ class _Packed:
 
     def _table(self, file: int) -> pa.Table:
         if self._open[0] != file:
-            # With the number, as a list of no columns would mean all of them.
+            # Ask for the number too: an empty list of columns would mean all columns.
             table = read_parquet(self._meta.storage, self._names[file], ("episode_index",), optional=list(self._types))
             self._open = (file, table)
         return self._open[1]
@@ -132,7 +132,7 @@ def _typed(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
 
 
 class _PerEpisode:
-    """v2.x: further fields of ``episodes.jsonl``, and the statistics of ``episodes_stats.jsonl``."""
+    """v2.x: further fields of ``episodes.jsonl``, and statistics from ``episodes_stats.jsonl``."""
 
     def __init__(self, meta: DatasetMeta, dropped: Sequence[str]) -> None:
         self._meta = meta
@@ -160,7 +160,7 @@ class _PerEpisode:
         return table.select(extra).take(order)
 
     def _index_stats(self) -> dict[int, int]:
-        """Return where the line of each episode starts: lines are kilobytes, so they are not kept."""
+        """Return where each episode's line starts: lines take kilobytes, so they are not kept."""
         offsets: dict[int, int] = {}
         position = 0
         with self._meta.storage.open_file(PER_EPISODE) as stream:
@@ -171,7 +171,7 @@ class _PerEpisode:
         return offsets
 
     def _note_kinds(self, line: bytes, number: int) -> int:
-        """Return the episode of a line, and remember which statistics it has."""
+        """Return the episode of a line, and record which statistics the line has."""
 
         def describe(error: Exception) -> DatasetError:
             place = self._meta.storage.locate(PER_EPISODE)

@@ -1,4 +1,4 @@
-"""What a resharded copy is like, and what came of it: values and their checks, no files."""
+"""The choices for a resharded copy, and the report on it: values and their checks, no files."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,39 +11,39 @@ from raypipe.text import counted, either
 from raypipe.validate import read_exclude_file
 
 SOURCE: Final = "source"
-"""As the source has it."""
+"""Keep what the source has."""
 
 CODECS: Final = ("h264", "av1", "hevc", "vp9")
-"""What a video can be re-encoded to, where FFmpeg here has the encoder."""
+"""The codecs for re-encoding, where FFmpeg here has the encoder."""
 
 FILES_PER_CHUNK: Final = 1000
-"""Files of one chunk folder, as LeRobot counts them."""
+"""Files in one chunk folder, as LeRobot counts them."""
 
 RECORDER_GOP: Final = 2
-"""A keyframe every so many frames, as LeRobot's recorder writes: a random access costs one extra frame."""
+"""A keyframe every 2 frames, as LeRobot's recorder writes: a random access then costs one extra frame."""
 
 _LEAST_SIZE = {"h264": 32, "hevc": 32, "vp9": 32, "av1": 64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardSpec:
-    """How the copy differs from its source. Without any choice, all is kept: rows, packets, numbers."""
+    """How the copy differs from its source. By default it keeps everything: rows, packets, numbers."""
 
     exclude: tuple[int, ...] = ()
-    """Episodes to leave out, by their number in the source. The others are numbered anew from 0: LeRobot finds an
-    episode by its position."""
+    """Episodes to leave out, by their number in the source. The others get new numbers from 0: LeRobot finds an episode
+    by its position."""
     drop_cameras: tuple[str, ...] = ()
     data_mb: int = 100
     video_mb: int = 200
-    """A file is closed before it reaches so many megabytes (2**20 bytes): LeRobot's own limits. An episode is never
-    cut, so one that is larger has a larger file."""
+    """A file closes before it reaches this many megabytes (2**20 bytes); the defaults are LeRobot's limits. Reshard
+    never cuts an episode, so a larger one has a larger file."""
     gop: int | Literal["source"] = SOURCE
-    """A keyframe every so many frames. ``source`` keeps the packets, or is 2 where videos are re-encoded."""
+    """Frames from one keyframe to the next. ``source`` keeps the packets, or means 2 if videos are re-encoded."""
     size: tuple[int, int] | Literal["source"] = SOURCE
     """Height and width of every camera."""
     codec: str = SOURCE
     crf: int = 24
-    """Quality of re-encoded videos, lower is better: finer than the recorder's 30, as the source was coded once."""
+    """Quality of re-encoded videos, lower is better. Finer than the recorder's 30, since the source has lost some."""
 
     def __post_init__(self) -> None:
         for name in ("data_mb", "video_mb"):
@@ -63,11 +63,11 @@ class ReshardSpec:
 
     @property
     def is_reencoded(self) -> bool:
-        """Whether pixels are coded again; else every packet is copied."""
+        """Whether pixels are encoded again; if not, every packet is copied."""
         return (self.gop, self.size, self.codec) != (SOURCE, SOURCE, SOURCE)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spec as plain values; the same for the same meaning, whatever the order it was given in."""
+        """Return the spec as plain values; specs with the same meaning give the same values, whatever their order."""
         return asdict(self) | {
             "exclude": sorted(set(self.exclude)),
             "drop_cameras": sorted(set(self.drop_cameras)),
@@ -76,7 +76,7 @@ class ReshardSpec:
 
 
 def check_size(size: Sequence[int], codec: str, name: str) -> None:
-    """Raise a `ConfigError` for a height and width that no encoder of `codec` takes."""
+    """Raise a `ConfigError` if no encoder of `codec` takes this height and width."""
     least = _LEAST_SIZE.get(codec, 32)
     shown = "x".join(map(str, size))
     if len(size) != 2 or min(size) < least:
@@ -94,7 +94,7 @@ def parse_spec(
     encoding: Mapping[str, Any],
     limits: Mapping[str, int],
 ) -> ReshardSpec:
-    """Return the spec of words of the command line."""
+    """Return the spec for the words of a command line."""
     listed = read_exclude_file(exclude_file) if exclude_file is not None else ()
     return ReshardSpec(
         exclude=(*parse_episodes(exclude), *listed),
@@ -127,7 +127,7 @@ def parse_gop(text: str) -> int | Literal["source"]:
 
 
 def parse_episodes(text: str) -> tuple[int, ...]:
-    """Return the episode numbers of a list such as ``3,7``; none for an empty text."""
+    """Return the episode numbers of a list such as ``3,7``; empty for an empty text."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     wrong = [part for part in parts if not part.isdecimal()]
     if wrong:
@@ -137,7 +137,7 @@ def parse_episodes(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardReport:
-    """What a resharded copy holds and what there is to know of it."""
+    """What a resharded copy holds, and notes on it."""
 
     root: str
     out: Path
@@ -148,11 +148,11 @@ class ReshardReport:
     num_video_files: int
     size_bytes: int
     num_kept_files: int
-    """Files that an earlier, interrupted run had finished."""
+    """Files that an earlier, interrupted run had already finished."""
     was_complete: bool
-    """True where `out` was there already, made by the same arguments; nothing was done then."""
+    """True if `out` already existed, made with the same arguments; then nothing was done."""
     notes: tuple[str, ...]
-    """What was derived, carried over or left out, in words."""
+    """What was computed, taken over or left out, in words."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -160,7 +160,7 @@ class ReshardReport:
 
 
 def report_lines(report: ReshardReport) -> list[str]:
-    """Return the report for a person."""
+    """Return the report as lines for a person."""
     held = f"{counted(report.num_episodes, 'episode')}, {counted(report.num_frames, 'frame')}"
     if report.was_complete:
         return [f"{report.out} is complete already: {held}"]

@@ -1,8 +1,8 @@
-"""The statistics of the copy: carried over where the source has them, computed for rows where it has not.
+"""The statistics of the copy: taken over where the source has them, else computed for rows.
 
-A statistic by episode is a column ``stats/<feature>/<statistic>`` of ``meta/episodes``, a list per episode. Those
-of the whole dataset are pooled from them as LeRobot does: exact minimum and maximum, count-weighted mean and
-standard deviation, and for quantiles the widest of the episodes'.
+Each statistic by episode is a column ``stats/<feature>/<statistic>`` of ``meta/episodes``, with a list per episode.
+Those of the whole dataset are pooled as LeRobot does: exact minimum and maximum, count-weighted mean and standard
+deviation, and for quantiles the widest of the episodes'.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ def describe_rows(
 ) -> dict[str, dict[str, Any]]:
     """Return the statistics of vector columns of one episode, as plain lists.
 
-    A column with nulls, or of another shape than declared, has none: whether that is right is for validate to say.
+    A column with nulls, or with another shape than declared, gets none: validate judges whether that is right.
     """
     described = {}
     for name in names:
@@ -57,7 +57,7 @@ def _describe(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def _quantiles(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ``np.quantile`` of each column by its default rule; a tenth of its time for one short episode."""
+    """Return ``np.quantile`` of each column by its default rule, in a tenth of its time for one short episode."""
     ordered = np.sort(numbers, axis=0)
     position = np.array(list(QUANTILES.values())) * (len(ordered) - 1)
     below = position.astype(np.int64)
@@ -67,12 +67,12 @@ def _quantiles(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def stats_kind(feature: str, statistic: str, value: object) -> tuple[str, int]:
-    """Return the name of the column for a statistic, and how deep its lists are."""
+    """Return the column name for a statistic, and how deep its lists are."""
     return f"stats/{feature}/{statistic}", max(1, np.ndim(value))  # type: ignore[arg-type]
 
 
 def computed_kinds(features: Mapping[str, Feature], names: Iterable[str]) -> dict[str, int]:
-    """Return the columns that `describe_rows` may fill, and how deep their lists are."""
+    """Return the columns that `describe_rows` may fill, with the depth of their lists."""
     kinds = {}
     for name in names:
         feature = features.get(name) or _NUMBER[name]
@@ -82,7 +82,7 @@ def computed_kinds(features: Mapping[str, Feature], names: Iterable[str]) -> dic
 
 
 def stats_arrays(episodes: list[dict[str, dict[str, Any]]], kinds: Mapping[str, int]) -> dict[str, pa.ChunkedArray]:
-    """Return the statistics of some episodes as columns of the given depths; null where an episode has none."""
+    """Return the statistics of some episodes as columns of the given depths; null if an episode has none."""
     columns = {}
     for column, depth in kinds.items():
         _, feature, statistic = column.split("/")
@@ -96,7 +96,7 @@ def stats_arrays(episodes: list[dict[str, dict[str, Any]]], kinds: Mapping[str, 
 
 
 class StatsPool:
-    """Statistics of a dataset from those of its episodes, block by block."""
+    """Pools the statistics of a dataset from those of its episodes, block by block."""
 
     def __init__(self) -> None:
         self._parts: dict[str, dict[str, NDArray[Any]]] = {}
@@ -108,7 +108,7 @@ class StatsPool:
         features: dict[str, dict[str, Any]] = {}
         for column, values in columns.items():
             if column.startswith("stats/"):
-                # A feature's name has no slash in this format.
+                # In this format, a feature's name has no slash.
                 _, feature, name = column.split("/", 2)
                 features.setdefault(feature, {})[name] = values
         self._incomplete |= self._parts.keys() - features.keys()
@@ -153,7 +153,7 @@ def _merge(one: dict[str, NDArray[Any]], two: dict[str, NDArray[Any]]) -> dict[s
     mean = (one["mean"] * one["count"] + two["mean"] * two["count"]) / total
     spread = sum(part["spread"] + (part["mean"] - mean) ** 2 * part["count"] for part in (one, two))
     merged: dict[str, Any] = {"mean": mean, "spread": spread, "count": total}
-    # In order, not as a set: the same episodes give the same bytes.
+    # Iterate in order, not over a set, so that the same episodes give the same bytes.
     for name in (name for name in one if name in two and name not in merged):
         is_low = name == "min" or QUANTILES.get(name, 1.0) <= 0.5
         merged[name] = np.minimum(one[name], two[name]) if is_low else np.maximum(one[name], two[name])

@@ -1,7 +1,7 @@
-"""Run units of work, in this process or as Ray tasks: nothing is decided here.
+"""Runs units of work in this process or as Ray tasks; decides nothing.
 
-A unit writes one file, or a few, and may be run twice: so it is tried again when storage fails for a while, and by
-Ray when a worker dies. An error of the data is raised as it is, and ends the run; what was finished stays finished.
+A unit writes one file, or a few, and may run twice. So a unit is retried when storage fails for a while, and Ray
+retries it when a worker dies. An error in the data is raised as it is and ends the run; finished files stay.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +15,14 @@ from raypipe.text import is_shown, open_console
 CopyWhere = Literal["auto", "process", "ray"]
 
 _SMALL_BYTES = 200 << 20
-"""What is copied in this process in less time than Ray needs to start: about 5 s."""
+"""A smaller dataset is copied in this process in less time than Ray needs to start: about 5 s."""
 
 Shared = TypeVar("Shared")
 Work = TypeVar("Work")
 Made = TypeVar("Made")
 
 _IN_FLIGHT_PER_CPU = 2
-"""One runs and one waits, so that no CPU waits for the driver."""
+"""One task runs and one waits, so that no CPU waits for the driver."""
 
 
 class Runner(Protocol):
@@ -36,7 +36,7 @@ class Runner(Protocol):
 
 
 def choose_where(where: CopyWhere, size_bytes: int, *, is_reencoded: bool) -> CopyWhere:
-    """Return where to run: in this process if the dataset is small and no pixels are coded, else on Ray."""
+    """Return where to run: in this process if the dataset is small and no pixels are encoded, else on Ray."""
     if where not in get_args(CopyWhere):
         raise ConfigError(f"where is {where!r}{suggest(where, get_args(CopyWhere))}")
     if where != "auto":
@@ -46,7 +46,7 @@ def choose_where(where: CopyWhere, size_bytes: int, *, is_reencoded: bool) -> Co
 
 @contextmanager
 def open_runner(where: CopyWhere, *, progress: bool) -> Iterator[Runner]:
-    """Give a runner of a chosen place; Ray is started if it is not there, and ended again then."""
+    """Give a runner for the chosen place; start Ray if it is not running, and shut it down again afterwards."""
     with _bars(is_on=progress) as bars:
         if where == "process":
             yield _InProcess(bars)
@@ -89,18 +89,18 @@ class _OnRay:
 
         from raypipe.storage import share_gate
 
-        # What this process has asked of the Hub counts too.
+        # Counts what this process has already asked of the Hub, too.
         share_gate()
         advance = self._bars.add(title, len(units))
         remote = ray.remote(num_cpus=1)(_work_on_ray)
-        # Once for all tasks: the episode table of a large dataset is megabytes.
+        # Send it once for all tasks: the episode table of a large dataset takes megabytes.
         everywhere = ray.put(shared)
         limit = max(1, int(_IN_FLIGHT_PER_CPU * ray.cluster_resources().get("CPU", 1)))
         results: dict[int, Made] = {}
         pending: dict[Any, int] = {}
         left = iter(enumerate(units))
-        # After an error, tasks in flight are left to end by themselves: what they write is whole and wanted. Cancelling
-        # a task that ends at that moment aborts the driver in Ray 2.60 ("tried to complete task that was not pending").
+        # After an error, let tasks in flight finish: they write whole files that are still wanted. Cancelling a task
+        # that is just ending aborts the driver in Ray 2.60 ("tried to complete task that was not pending").
         while len(results) < len(units):
             while len(pending) < limit and (taken := next(left, None)) is not None:
                 pending[remote.remote(work, everywhere, taken[1])] = taken[0]
@@ -127,7 +127,7 @@ def _result(reference: Any) -> Any:
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        # The error itself, as if it had been raised here: its text names the file and the remedy.
+        # Raise the original error, as if it came from here: its text names the file and the remedy.
         if isinstance(error.cause, Exception):
             raise error.cause from None
         raise
@@ -135,7 +135,7 @@ def _result(reference: Any) -> Any:
 
 class _Bars(Protocol):
     def add(self, title: str, total: int) -> Callable[[], None]:
-        """Show a bar; what is returned moves it on by one."""
+        """Show a bar; call the returned function to advance it by one."""
         ...
 
 
@@ -155,7 +155,7 @@ class _RichBars:
 
 @contextmanager
 def _bars(*, is_on: bool) -> Iterator[_Bars]:
-    """Show bars while the body runs, if `is_on` and a person looks."""
+    """Show bars while the body runs, if `is_on`, at a terminal or in a notebook."""
     if not is_on or not is_shown():
         yield _NoBars()
         return

@@ -1,6 +1,6 @@
-"""One video file of the copy: its pieces joined, then read back and checked.
+"""Writes one video file of the copy: joins its pieces, then reads the file back and checks it.
 
-What ``meta/`` says of an episode's time comes from the file that was written, not from a sum of durations.
+The times of an episode in ``meta/`` come from the written file, not from a sum of durations.
 """
 
 import shutil
@@ -20,7 +20,7 @@ from raypipe.text import counted
 
 
 def write_video_file(meta: DatasetMeta, workspace: Workspace, unit: VideoCopy) -> None:
-    """Write one video file and its record: when each of its episodes starts and stops in it."""
+    """Write one video file, and its record with the time at which each episode starts and stops in it."""
     tracks: dict[str, Track] = {}
     size_bytes = workspace.write_file(
         workspace.dataset / unit.path, lambda stream: _write_pieces(stream, meta, unit, tracks)
@@ -40,7 +40,7 @@ def _write_pieces(stream: IO[bytes], meta: DatasetMeta, unit: VideoCopy, tracks:
         return
     clips = []
     for piece in unit.pieces:
-        # Many pieces come from one file.
+        # Many pieces can come from one file.
         if piece.name not in tracks:
             tracks[piece.name] = read_track(piece.storage, piece.name)
         track = tracks[piece.name]
@@ -53,7 +53,7 @@ def _write_pieces(stream: IO[bytes], meta: DatasetMeta, unit: VideoCopy, tracks:
 
 
 def _read_times(meta: DatasetMeta, workspace: Workspace, unit: VideoCopy) -> tuple[NDArray[np.float64], float]:
-    """Return when each frame of the written file is shown, and when the last one ends."""
+    """Return when the written file shows each frame, and when its last frame ends."""
     storage = open_storage(workspace.dataset)
     expected = sum(piece.num_frames for piece in unit.pieces)
     if unit.pieces[0].description is None:

@@ -1,15 +1,15 @@
-"""Where an unfinished copy stands, so that a killed run goes on and no half-written dataset is ever seen.
+"""The folder of an unfinished copy, so that a killed run can continue and nobody sees a half-written dataset.
 
 ::
 
     OUT.partial-<fingerprint>/manifest.json    the arguments that made it
-                              lock             held by the run that is at work
+                              lock             held by the active run
                               dataset/...      finished files, under their final names
-                              records/...      one per finished file: its size and what meta/ must say of it
-                              parts/...        files being written, under names of their own
-    OUT                                        dataset/ renamed, once everything is there and was checked
+                              records/...      one per finished file: its size and what meta/ says about it
+                              parts/...        files being written, under temporary names
+    OUT                                        dataset/, renamed once everything is written and checked
 
-A file is written in ``parts``, renamed into ``dataset``, then recorded: what has a record is whole.
+Each file is written in ``parts``, renamed into ``dataset``, then recorded: so a file with a record is whole.
 """
 
 import fcntl
@@ -30,14 +30,14 @@ from raypipe.reshard.spec import ReshardSpec
 from raypipe.storage import Storage, inside
 
 LAYOUT: Final = 2
-"""Of what a copy looks like: another number makes an unfinished copy of an older raypipe start again."""
+"""Version of the layout of a copy. If it changes, unfinished copies of an older raypipe start again."""
 
 ORIGIN: Final = "meta/reshard.json"
-"""The file of a finished copy that says what it was made of."""
+"""The file of a finished copy that records its source and its arguments."""
 
 
 _REFUSED = "refused"
-"""Stands in a copy that ended at bad data: one of other arguments takes its place."""
+"""Marks a copy that ended at bad data: a copy with other arguments may replace it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +50,12 @@ class Workspace:
 
     @property
     def dataset(self) -> Path:
-        """The copy as far as it is there."""
+        """The part of the copy that is finished."""
         return self.folder / "dataset"
 
     @property
     def clips(self) -> Path:
-        """Re-encoded episodes, one video each, before they are joined."""
+        """The re-encoded episodes, one video each, before they are joined."""
         return self.folder / "clips"
 
     def record_of(self, path: str) -> Path:
@@ -63,7 +63,7 @@ class Workspace:
         return self.folder / "records" / f"{path}.json"
 
     def write_file(self, target: Path, write: Callable[[IO[bytes]], None]) -> int:
-        """Write a file so that it is there whole or not at all, and return its size in bytes."""
+        """Write a file so that it appears whole or not at all, and return its size in bytes."""
         target = inside(self.folder, target)
         part = self.part_path(target.suffix)
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -77,26 +77,26 @@ class Workspace:
         return size_bytes
 
     def part_path(self, suffix: str) -> Path:
-        """Return a new name for a file that is being written."""
+        """Return a new name for a file to be written."""
         return self.folder / "parts" / f"{uuid.uuid4().hex}{suffix}"
 
     def write_record(self, path: str, record: dict[str, Any]) -> None:
-        """Note that the file `path` of the dataset is finished."""
+        """Record that the file `path` of the dataset is finished."""
         content = json.dumps(record).encode()
         self.write_file(self.record_of(path), lambda stream: _write(stream, content))
 
     def write_stats(self, path: str, stats: list[dict[str, Any]]) -> None:
-        """Keep what was computed of the episodes in the data file `path`; before its record is written."""
+        """Keep the statistics of the episodes in the data file `path`; call it before writing the record."""
         content = json.dumps(stats).encode()
         self.write_file(self._stats_of(path), lambda stream: _write(stream, content))
 
     def read_stats(self, path: str) -> list[dict[str, Any]]:
-        """Return what was computed of the episodes in the finished data file `path`."""
+        """Return the statistics of the episodes in the finished data file `path`."""
         stats: list[dict[str, Any]] = json.loads(self._stats_of(path).read_bytes())
         return stats
 
     def _stats_of(self, path: str) -> Path:
-        # Apart from the record, which is read at every start: this is kilobytes per episode.
+        # Not in the record, which every start reads: statistics take kilobytes per episode.
         return self.folder / "records" / f"{path}.stats.json"
 
     def find_record(self, path: str) -> dict[str, Any] | None:
@@ -109,7 +109,7 @@ class Workspace:
 
 
 def find_workspace(meta: DatasetMeta, spec: ReshardSpec, out: Path, size_of: Mapping[str, int]) -> Workspace:
-    """Return where the copy is made: nowhere yet, or where an interrupted run of the same arguments left it.
+    """Return the folder for the copy: a new one, or that of an interrupted run with the same arguments.
 
     Writes nothing.
 
@@ -117,8 +117,8 @@ def find_workspace(meta: DatasetMeta, spec: ReshardSpec, out: Path, size_of: Map
         size_of: the sizes of the source's files by name.
 
     Raises:
-        ConfigError: `out` is the source, is inside it or holds it, or is there already and is something else.
-        ResumeError: an unfinished copy of other arguments, or of a source that has changed, stands beside `out`.
+        ConfigError: `out` is the source, is inside it or contains it, or already exists and is something else.
+        ResumeError: next to `out` is an unfinished copy with other arguments, or of a source that has changed.
     """
     _check_apart(meta.storage, out)
     fingerprint = fingerprint_of(meta.storage, spec, size_of)
@@ -132,15 +132,15 @@ def find_workspace(meta: DatasetMeta, spec: ReshardSpec, out: Path, size_of: Map
 
 @contextmanager
 def hold_workspace(workspace: Workspace, meta: DatasetMeta, spec: ReshardSpec) -> Iterator[None]:
-    """Make the folder of the unfinished copy, note the arguments in it, and keep other runs out of it.
+    """Create the folder of the unfinished copy, store the arguments in it, and keep other runs out of it.
 
     Raises:
-        ResumeError: another run is at work there.
+        ResumeError: another run is using it.
     """
     workspace.folder.mkdir(parents=True, exist_ok=True)
     with _open_lock(workspace) as lock:
         try:
-            # Let go by the system when the process ends, however it ends.
+            # The system releases the lock when the process ends, however it ends.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ResumeError(
@@ -160,7 +160,7 @@ def hold_workspace(workspace: Workspace, meta: DatasetMeta, spec: ReshardSpec) -
 def _open_lock(workspace: Workspace) -> IO[bytes]:
     place = workspace.folder / "lock"
     try:
-        # Not a link that another has put there: what it leads to would be emptied.
+        # Do not follow a link that somebody else put there: this would open the file it points to.
         return open(os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b")
     except OSError as error:
         raise ResumeError(
@@ -184,7 +184,7 @@ def find_finished(workspace: Workspace) -> dict[str, Any] | None:
 def publish(workspace: Workspace) -> None:
     """Rename the finished dataset to `out`, and remove the rest."""
     try:
-        # A folder replaces an empty one: nothing that somebody put there meanwhile is lost.
+        # A rename can replace only an empty folder: what somebody has put there meanwhile is not lost.
         os.rename(workspace.dataset, workspace.out)
     except OSError as error:
         raise ConfigError(
@@ -200,7 +200,7 @@ def clean_up(workspace: Workspace) -> None:
 
 
 def fingerprint_of(storage: Storage, spec: ReshardSpec, size_of: Mapping[str, int]) -> str:
-    """Return a hash of the arguments and of the source: its files by name and size, and its info.json."""
+    """Return a hash of the arguments and of the source: names and sizes of its files, and its info.json."""
     digest = hashlib.sha256(json.dumps([LAYOUT, storage.uri, spec.to_json()]).encode())
     digest.update(storage.read_bytes("meta/info.json"))
     for name, size in sorted(size_of.items()):
@@ -209,7 +209,7 @@ def fingerprint_of(storage: Storage, spec: ReshardSpec, size_of: Mapping[str, in
 
 
 def list_sizes(storage: Storage) -> dict[str, int]:
-    """Return the size of every file of a dataset by name, from one listing; hidden files are left out."""
+    """Return the size of every file of a dataset by name, from one listing, without hidden files."""
     names = [name for name in storage.list_files() if not any(part.startswith(".") for part in name.split("/"))]
     return {name: storage.size_bytes(name) for name in names}
 
@@ -273,7 +273,7 @@ def check_finished(workspace: Workspace, path: str) -> dict[str, Any]:
     """Return the record of a file that a task says it has written.
 
     Raises:
-        DatasetError: it is not there, as where the task ran on a machine that does not share the folder.
+        DatasetError: it is missing, for example because the task ran on a machine that does not share the folder.
     """
     record = workspace.find_record(path)
     if record is None:

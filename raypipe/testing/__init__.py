@@ -1,18 +1,18 @@
-"""Small real LeRobot datasets for tests, demos and benchmarks, and the contract of resuming; for users too.
+"""Small real LeRobot datasets for tests, demos and benchmarks, and the test of resuming; users may use both.
 
-``write_dataset`` writes true parquet and mp4 files in format v3.0, v2.1 or v2.0. The pixels of every frame
-say which (episode, frame, camera) it is, and ``read_stamp`` reads that back after coding and resizing::
+``write_dataset`` writes real parquet and mp4 files in format v3.0, v2.1 or v2.0. The pixels of every frame say which
+(episode, frame, camera) it is, and ``read_stamp`` reads that back after coding and resizing::
 
     root = write_dataset("out/demo", SynthSpec(lengths=(20, 1, 35)))
 
 ::
 
-    spec.py     what a made dataset holds                                   SynthSpec, CameraSpec
+    spec.py     the contents of a made dataset                              SynthSpec, CameraSpec
     write.py    rows, videos, then meta/                                    write_dataset
     rows.py, video.py, meta.py, stats.py                                    its parts
-    pixels.py   the frames of a camera: a stamp, and what is around it
+    pixels.py   the frames of a camera: a stamp on a background
     stamp.py    pixels that say which (episode, frame, camera) they are     Stamp, read_stamp
-    resume.py   the contract of every resumable iterator                    assert_resumes_exactly
+    resume.py   the contract of every resumable iterator, as a function     assert_resumes_exactly
 """
 
 from typing import TYPE_CHECKING

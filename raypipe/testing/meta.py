@@ -1,6 +1,6 @@
-"""The meta/ folder of a made dataset: info, tasks, episodes, statistics, in the layout of each version.
+"""Writes the meta/ folder of a made dataset: info, tasks, episodes, statistics, in the layout of each version.
 
-It is told where the episodes are in the videos and decides none of it.
+The caller says where the episodes are in the videos; this module decides none of it.
 """
 
 import json
@@ -51,7 +51,7 @@ def format_path(template: str, number: int, chunks_size: int, video_key: str = "
 
 
 def write_meta(root: Path, spec: SynthSpec, places: dict[str, list[VideoPlace]]) -> None:
-    """Write meta/ of a dataset; `places` has the episodes of each camera's videos in order."""
+    """Write meta/ of a dataset; `places` lists, for each camera, the place of every episode in order."""
     _write_json(root / "meta/info.json", _info(spec))
     stats = list(_all_episode_stats(spec)) if spec.with_stats else []
     if spec.is_packed:
@@ -124,7 +124,7 @@ def _camera_feature(camera: CameraSpec, spec: SynthSpec) -> dict[str, Any]:
     if not info:
         return feature
     if spec.version == "v2.0":
-        # What v2.0 writers recorded: another key, and no size.
+        # As v2.0 writers stored it: under another key, and without the size.
         info = {name: value for name, value in info.items() if name not in ("video.height", "video.width")}
         return feature | {"video_info": info}
     return feature | {"info": info}
@@ -176,7 +176,7 @@ def _episode_tasks(spec: SynthSpec, episode: int) -> list[str]:
 
 
 def _write_tasks_parquet(path: Path, tasks: tuple[str, ...]) -> None:
-    # What pandas writes for a frame whose index is named `task`, so that it reads the index back.
+    # What pandas stores for a frame with an index named `task`, so that pandas reads the index back.
     columns = [
         {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
         {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},

@@ -1,7 +1,7 @@
-"""The frames of a camera: a stamp, and what is around it.
+"""The frames of a camera: a stamp on a background.
 
-A frame is a pure function of (camera number, episode, frame, pixels style, seed), so that frames are drawn a
-few at a time, in any order, and again for statistics.
+A frame is a pure function of (camera number, episode, frame, pixel style, seed). So frames can be drawn a few at a
+time, in any order, and again for statistics.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ DEPTH_MIN_M, DEPTH_MAX_M, DEPTH_SHIFT_M = 0.01, 10.0, 3.5
 """LeRobot's default range of the 12-bit depth codes."""
 
 NEAR_MM, FAR_MM = 800, 2400
-"""The two distances in a depth frame: far where a colour frame is light."""
+"""The two distances in a depth frame: far where a colour frame is light, near where it is dark."""
 
 _MAX_CODE = 4095
-# Dark and light luma. As far apart as the texture allows, since small frames lose contrast in coding.
+# Dark and light luma, as far apart as the texture allows, since small frames lose contrast in coding.
 _LEVELS = {"flat": (24, 208), "textured": (20, 164)}
 _TINT = 16
-# Texture and noise add up to 67 at most: dark cells end at 87, light ones start at 164, and the middle of the
-# lightest and the darkest cell, where `read_stamp` cuts, lies between.
+# Texture and noise add 67 at most: dark cells end at 87, light ones start at 164. `read_stamp` cuts in the middle of
+# the lightest and the darkest cell, which lies between the two.
 _TEXTURE_RANGE = 56
 _NOISE_RANGE = 13
 _TRAVEL = 64
@@ -34,7 +34,7 @@ _CHUNK_BYTES = 8 << 20
 def iter_frames(
     spec: SynthSpec, camera_number: int, episode: int, num_frames: int
 ) -> Iterator[NDArray[np.uint8] | NDArray[np.uint16]]:
-    """Yield the frames of an episode in order, some megabytes at a time (see `draw_frames`)."""
+    """Yield the frames of an episode in order, some megabytes at a time, as `draw_frames` returns them."""
     camera = spec.cameras[camera_number]
     size = max(1, _CHUNK_BYTES // (3 * camera.height * camera.width))
     for start in range(0, num_frames, size):
@@ -83,11 +83,11 @@ def _texture(height: int, width: int, seed: int) -> tuple[NDArray[np.uint8], NDA
     shape = (height + _TRAVEL, width + _TRAVEL)
     texture = np.zeros(shape)
     # Edges of 32, 8 and 2 pixels in equal shares: h264 of 320x240 then takes 0.4 ms a frame to decode, as a real
-    # camera's does.
+    # camera's video does.
     for blob in (32, 8, 2):
         coarse = rng.random((shape[0] // blob + 1, shape[1] // blob + 1))
         texture += coarse.repeat(blob, 0).repeat(blob, 1)[: shape[0], : shape[1]]
-    # Cells of 4 pixels would lose too much contrast to the full range.
+    # At full range, cells of 4 pixels would lose too much contrast.
     strength = 1.0 if min(height, width) >= 64 else 0.5
     texture = (texture - texture.min()) * (strength * (_TEXTURE_RANGE - 1) / np.ptp(texture))
     noise = rng.integers(0, _NOISE_RANGE, shape, dtype=np.uint8)

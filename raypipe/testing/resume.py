@@ -1,4 +1,4 @@
-"""The contract of every resumable iterator, as one function."""
+"""The contract of every resumable iterator, as a function that tests it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -11,32 +11,32 @@ from raypipe.text import counted
 
 
 class Resumable(Protocol):
-    """An iterator over batches whose place can be saved and restored."""
+    """An iterator over batches that can save and restore its position."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches from the current place on."""
+        """Yield the batches from the current position on."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last batch handed out, as JSON values."""
+        """Return the position after the last yielded batch, as JSON values."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved place."""
+        """Move to a saved position."""
         ...
 
 
 def assert_resumes_exactly(make: Callable[[], Resumable]) -> None:
     """Stop after every batch in turn, restore into a fresh iterator, and require the same rest.
 
-    The state goes through JSON between the two, as it does in a checkpoint. Batches may be dicts, lists and
-    tuples of tensors, arrays and plain values; arrays are the same if dtype, shape and values are.
+    The state passes through JSON on the way, as it does in a checkpoint. Batches may be dicts, lists and tuples of
+    tensors, arrays and plain values; arrays are equal if their dtype, shape and values are.
 
     Args:
-        make: gives a fresh iterator at its start; called twice per batch.
+        make: returns a fresh iterator at its start; called once for the whole, then twice per stop.
 
     Raises:
-        AssertionError: a rest differs; it names the batch after which, and the first that differs.
+        AssertionError: a rest differs; names the batch that it stopped after, and the first one that differs.
     """
     whole = list(make())
     for stop in range(len(whole) + 1):

@@ -1,7 +1,7 @@
 """The rows of a made dataset: numpy columns, Arrow tables, parquet files.
 
 A row's values are a pure function of (episode, frame, seed): ``state[0]`` and ``action[0]`` are the episode,
-``state[1]`` and ``action[1]`` the frame, the rest smooth curves. So a row tells which one it is.
+``state[1]`` and ``action[1]`` the frame, the rest smooth curves. So every row shows its episode and frame.
 """
 
 import io
@@ -26,7 +26,7 @@ _IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRange:
-    """Episodes ``start..stop`` of a dataset, and the number of the first one's first row."""
+    """Episodes ``start..stop`` of a dataset, and the dataset's row number at which the first one starts."""
 
     start: int
     stop: int
@@ -34,7 +34,7 @@ class EpisodeRange:
 
 
 def episode_ranges(spec: SynthSpec, per_file: int) -> list[EpisodeRange]:
-    """Return the episodes of each file, `per_file` to a file (in v2.x always 1)."""
+    """Return the episodes of each file, with `per_file` in a file (in v2.x always 1)."""
     step = per_file if spec.is_packed else 1
     first_rows = np.concatenate([[0], np.cumsum(spec.lengths)])
     starts = range(0, len(spec.lengths), step)
@@ -42,7 +42,7 @@ def episode_ranges(spec: SynthSpec, per_file: int) -> list[EpisodeRange]:
 
 
 def row_columns(spec: SynthSpec, episodes: EpisodeRange) -> dict[str, NDArray[Any]]:
-    """Return the columns of some episodes by feature, images aside, in the order of info.json."""
+    """Return the columns of some episodes by feature, without images, in the order of info.json."""
     lengths = np.array(spec.lengths[episodes.start : episodes.stop])
     episode = np.repeat(np.arange(episodes.start, episodes.stop), lengths)
     frame = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -69,7 +69,7 @@ def task_numbers(
 
 
 def write_rows(spec: SynthSpec, episodes: EpisodeRange, path: Path) -> None:
-    """Write the parquet file of some episodes, its row groups cut as `spec.row_groups` says."""
+    """Write the parquet file of some episodes, with row groups as `spec.row_groups` says."""
     table = _table(spec, episodes)
     lengths = spec.lengths[episodes.start : episodes.stop]
     if spec.row_groups == "per-episode":
@@ -91,7 +91,7 @@ def _curves(spec: SynthSpec, dim: int, episode: NDArray[np.int64], frame: NDArra
     phase = episode[:, None] + number + spec.seed
     values: NDArray[Any] = np.sin(frame[:, None] * (0.05 * number) + phase)
     values[:, 0] = episode
-    # Floor: the action's curves run half a frame ahead, its frame number does not.
+    # Round down: the action's curves run half a frame ahead, but its frame number does not.
     values[:, 1:2] = np.floor(frame[:, None])[:, : dim - 1]
     curves: NDArray[np.float32] = values.astype(np.float32)
     return curves

@@ -1,6 +1,6 @@
-"""What a made dataset holds: its episodes, cameras, files and quirks.
+"""The contents of a made dataset: its episodes, cameras, files and quirks.
 
-Only the choices and their checks. Nothing here writes a file or knows a codec's options.
+Holds only the choices and their checks. Nothing here writes a file or knows a codec's options.
 """
 
 import random
@@ -28,7 +28,7 @@ GRID_SHAPE = (2, 3)
 """Shape of the extra feature `observation.grid`."""
 
 _MIN_SIZE = {"h264": 32, "hevc": 64, "vp9": 32, "av1": 64}
-"""x265 (3.5) writes past its memory where a frame is narrower than its largest block."""
+"""x265 (3.5) writes past its memory if a frame is narrower than its largest block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +43,23 @@ class CameraSpec:
     width: int = 64
 
     kind: CameraKind = "video"
-    """``video``: mp4. ``image``: PNG inside the parquet rows. ``depth``: mp4 with 12-bit HEVC without loss.
+    """``video``: mp4. ``image``: PNG inside the parquet rows. ``depth``: mp4 with lossless 12-bit HEVC.
     ``depth-image``: TIFF of 16-bit millimetres inside the rows."""
 
     codec: Codec = "h264"
     """For ``video`` only; a depth video is always HEVC."""
 
     gop: int = 2
-    """A keyframe every so many frames; 2 is what LeRobot's recorder writes."""
+    """Frames from one keyframe to the next; LeRobot's recorder writes 2."""
 
     b_frames: int = 0
-    """B-frames between two others (h264 and hevc); 0 as fast decoding wants it."""
+    """B-frames between two other frames (h264 and hevc); 0 decodes fast."""
 
     crf: int = 30
-    """Quality of a lossy codec; 30 is what LeRobot's recorder uses."""
+    """Quality of a lossy codec; LeRobot's recorder uses 30."""
 
     shape_order: ShapeOrder = "hwc"
-    """Order in which info.json writes this camera's `shape`; both are met in real datasets."""
+    """Order in which info.json writes this camera's `shape`; real datasets have both."""
 
     def __post_init__(self) -> None:
         _check_choice("kind", self.kind, get_args(CameraKind))
@@ -91,7 +91,7 @@ class CameraSpec:
         size = f"{self.height}x{self.width}"
         if min(self.height, self.width) < least:
             raise ConfigError(f"camera {self.name!r} is {size}; {codec} needs {least}x{least} or more")
-        # yuv420p halves the chroma planes.
+        # yuv420p halves the height and width of the chroma planes.
         if self.kind == "video" and (self.height % 2 or self.width % 2):
             raise ConfigError(f"camera {self.name!r} is {size}; a video needs an even height and width")
 
@@ -107,7 +107,7 @@ class SynthSpec:
     version: Version = "v3.0"
 
     lengths: tuple[int, ...] = (7, 1, 12, 5, 9)
-    """Frames of each episode. By default odd ones and a single frame, where joins go wrong."""
+    """Frames of each episode. The default has odd lengths and a single frame, since joins go wrong there."""
 
     fps: int = 10
 
@@ -121,31 +121,31 @@ class SynthSpec:
     """Episode e has task ``e % len(tasks)``."""
 
     two_tasks: bool = False
-    """Whether the second half of an episode has the task after that."""
+    """Whether the second half of an episode has the next task."""
 
     episodes_per_data_file: int = 3
-    """v3.0 only; v2.x has one."""
+    """v3.0 only; v2.x has one per file."""
 
     episodes_per_video_file: int = 3
-    """v3.0 only; v2.x has one."""
+    """v3.0 only; v2.x has one per file."""
 
     episodes_per_meta_file: int = 1000
-    """v3.0 only: rows of one file under meta/episodes."""
+    """v3.0 only: rows in one file under meta/episodes."""
 
     row_groups: RowGroups | int = "per-episode"
-    """A number cuts every so many rows, across episodes, as some converters do."""
+    """A number gives the rows of each group, which then cross episodes, as some converters write them."""
 
     gap_frames: int = 0
-    """v3.0 only: frames of no episode between two episodes of an mp4."""
+    """v3.0 only: frames without an episode between two episodes of an mp4."""
 
     join: Join = "encode"
-    """``concat`` makes a clip per episode and copies the streams into one mp4, as LeRobot's recorder does."""
+    """``concat`` encodes a clip per episode and copies the streams into one mp4, as LeRobot's recorder does."""
 
     drop_columns: tuple[DroppedColumn, ...] = ()
-    """Columns to leave out, as some real datasets do."""
+    """Columns to leave out; some real datasets lack them."""
 
     extra_features: tuple[ExtraFeature, ...] = ()
-    """A bool, a (2, 3) float32 and a string feature."""
+    """A bool, a float32 and a string feature; the float32 one has the shape (2, 3)."""
 
     chunks_size: int = 1000
     """Files in one chunk folder (v2.x: episodes)."""
@@ -158,7 +158,7 @@ class SynthSpec:
     """``textured`` costs about as much to decode as a real camera; for benchmarks."""
 
     seed: int = 0
-    """Phases of the curves in state and action, and the texture."""
+    """Sets the phases of the curves in state and action, and the texture."""
 
     def __post_init__(self) -> None:
         _check_choice("version", self.version, get_args(Version))
@@ -208,7 +208,7 @@ class SynthSpec:
 
 
 def varied_lengths(num_episodes: int, mean: int, seed: int) -> tuple[int, ...]:
-    """Return lengths that differ by up to a third from `mean`; the same for the same seed."""
+    """Return lengths that differ by up to a third from `mean`; the same seed gives the same lengths."""
     _check_at_least("the number of episodes", num_episodes, 1)
     _check_at_least("the mean length", mean, 1)
     generator = random.Random(seed)
@@ -216,7 +216,7 @@ def varied_lengths(num_episodes: int, mean: int, seed: int) -> tuple[int, ...]:
 
 
 def numbered_cameras(num_cameras: int, size: str, codec: str, gop: int) -> tuple[CameraSpec, ...]:
-    """Return cameras of one kind, with `size` as ``WIDTHxHEIGHT``."""
+    """Return cameras that differ only in their names, with `size` as ``WIDTHxHEIGHT``."""
     _check_at_least("the number of cameras", num_cameras, 0)
     match = re.fullmatch(r"(\d+)x(\d+)", size)
     if not match:

@@ -4,9 +4,9 @@ A stamp is a board of 8 x 8 light and dark cells over the whole frame, 64 bits i
 
     episode 22 | frame 22 | camera 4 | checksum 16
 
-Cells scale with the frame and are read at their centres, in luma, against the middle of the lightest and
-the darkest cell. So a stamp outlives lossy coding, chroma subsampling, resizing and a change of value range;
-not a crop or a flip, which the checksum tells.
+Cells scale with the frame. `read_stamp` reads them at their centres, in luma, and splits at the middle of the lightest
+and the darkest cell. So a stamp survives lossy coding, chroma subsampling, resizing and a change of value range. It
+does not survive a crop or a flip, which the checksum detects.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError, DecodeError
 
 GAP_EPISODE = 2**22 - 1
-"""The episode number in the stamp of a frame that lies between two episodes of an mp4."""
+"""The episode number in the stamp of a frame between two episodes of an mp4."""
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -28,13 +28,13 @@ _EPISODE_BITS = 22
 _FRAME_BITS = 22
 _CAMERA_BITS = 4
 _CHECKSUM_BITS = 16
-# From splitmix64: odd, and with no structure that a counter would meet.
+# From splitmix64: odd, and without a structure that matches a counter.
 _MULTIPLIER = 0xBF58476D1CE4E5B9
 # Keeps the checksum of payload 0 from being 0, so that a black frame has no valid stamp.
 _SALT = 0x9E3779B97F4A7C15
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 _DARK, _LIGHT = 32, 208
-# Red above blue, so that swapped channels show.
+# Red is above blue, so that swapped channels show.
 _TINT = np.array([16, 0, -16], dtype=np.int16)
 
 
@@ -56,7 +56,7 @@ class Stamp:
 
 
 def draw_stamp(stamp: Stamp, height: int, width: int) -> NDArray[np.uint8]:
-    """Return a frame that shows `stamp`, (H, W, 3) uint8, its red above its blue."""
+    """Return a frame that shows `stamp`, (H, W, 3) uint8, with more red than blue."""
     board = stamp_boards(stamp.episode, np.array([stamp.frame]), stamp.camera)
     luma = spread_cells(np.where(board, np.int16(_LIGHT), np.int16(_DARK)), height, width)[0]
     frame: NDArray[np.uint8] = (luma[..., None] + _TINT).astype(np.uint8)
@@ -71,7 +71,7 @@ def read_stamp(frame: Any) -> Stamp:
             of any number type and range.
 
     Raises:
-        DecodeError: the checksum is wrong: the frame has no stamp, or it is damaged.
+        DecodeError: the checksum is wrong: the frame has no stamp, or is damaged.
     """
     luma = _luma_of(np.asarray(frame))
     rows, columns = (_cell_weights(size) for size in luma.shape)
@@ -90,7 +90,7 @@ def read_stamp(frame: Any) -> Stamp:
 
 
 def stamp_boards(episode: int, frames: NDArray[np.int64], camera: int) -> NDArray[np.bool_]:
-    """Return the cells of frames of one episode and camera, (N, 8, 8), true where light."""
+    """Return the cells of frames of one episode and camera, (N, 8, 8), true for light."""
     payload = (
         (np.uint64(episode) << np.uint64(_CAMERA_BITS + _FRAME_BITS))
         | (frames.astype(np.uint64) << np.uint64(_CAMERA_BITS))
@@ -104,7 +104,7 @@ def stamp_boards(episode: int, frames: NDArray[np.int64], camera: int) -> NDArra
 def spread_cells(boards: NDArray[_Scalar], height: int, width: int) -> NDArray[_Scalar]:
     """Return `boards` at full size, (N, 8, 8) to (N, H, W)."""
     rows, columns = ((2 * np.arange(size) + 1) * _CELLS // (2 * size) for size in (height, width))
-    # Columns first: then 8 rows are gathered pixel by pixel, and whole rows are copied.
+    # Spread columns first: only 8 rows are then gathered pixel by pixel, and whole rows are copied after that.
     return boards[:, :, columns][:, rows]
 
 
@@ -135,7 +135,7 @@ def _cell_weights(size: int) -> NDArray[np.float32]:
     pixels = np.arange(size)
     cells = np.arange(_CELLS)[:, None]
     starts, stops = (cells + 0.25) * size / _CELLS, (cells + 0.75) * size / _CELLS
-    # By overlap, so that a frame of 20 pixels is read as well as one of 32.
+    # Weight pixels by their overlap, so that a frame of 20 pixels is read as well as one of 32.
     overlaps = np.minimum(pixels + 1, stops) - np.maximum(pixels, starts)
     weights: NDArray[np.float32] = overlaps.clip(0).astype(np.float32)
     weights /= weights.sum(axis=1, keepdims=True)

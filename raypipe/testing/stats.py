@@ -1,6 +1,6 @@
 """Statistics of a made dataset, as LeRobot stores them: by episode, and over all episodes.
 
-Exact for rows. For cameras from at most 4 frames an episode, drawn again: before coding loss.
+Those of rows are exact. Those of cameras come from at most 4 frames an episode, drawn again, before coding loss.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _FRAMES_PER_EPISODE = 4
 
 
 def episode_stats(spec: SynthSpec, episodes: EpisodeRange) -> list[dict[str, MadeStats]]:
-    """Return the statistics of each of some episodes by feature; strings have none."""
+    """Return the statistics of each of the episodes, by feature; strings have none."""
     columns = row_columns(spec, episodes)
     stats = []
     start = 0
@@ -36,7 +36,7 @@ def episode_stats(spec: SynthSpec, episodes: EpisodeRange) -> list[dict[str, Mad
 def combine_stats(stats: list[dict[str, MadeStats]]) -> dict[str, MadeStats]:
     """Return the statistics of a dataset from those of its episodes.
 
-    Min, max, mean and std are exact; quantiles are the widest of the episodes', as in LeRobot since 2026.
+    Min, max, mean and std are exact. Quantiles are the widest of the episodes', as in LeRobot since 2026.
     """
     return {name: _combine([episode[name] for episode in stats]) for name in stats[0]}
 
@@ -69,7 +69,7 @@ def _describe_camera(spec: SynthSpec, camera_number: int, episode: int) -> MadeS
     length = spec.lengths[episode]
     chosen = np.unique(np.linspace(0, length - 1, min(length, _FRAMES_PER_EPISODE)).astype(np.int64))
     camera = spec.cameras[camera_number]
-    # As in LeRobot: every so many pixels, here for about 75 x 75 of them.
+    # As in LeRobot, take every n-th pixel: here about 75 x 75 of them.
     step = max(1, min(camera.height, camera.width) // 75)
     frames = draw_frames(spec, camera_number, episode, chosen)[..., ::step, ::step]
     is_depth = camera.is_depth

@@ -1,8 +1,7 @@
-"""The mp4 files of a made dataset.
+"""Writes the mp4 files of a made dataset.
 
-Colour is encoded by torchcodec, depth (12-bit HEVC) by the `ffmpeg` command, which also joins clips without
-encoding again. This module decides codec options; not which frames
-are in a file.
+torchcodec encodes colour. The `ffmpeg` command encodes depth (12-bit HEVC) and joins clips without encoding again. This
+module decides codec options, but not which frames are in a file.
 """
 
 import shutil
@@ -25,8 +24,8 @@ from raypipe.testing.spec import CameraSpec, SynthSpec
 
 _ENCODERS = {"h264": "libx264", "av1": "libsvtav1", "hevc": "libx265", "vp9": "libvpx-vp9"}
 SAME_BYTES: Final = "cpu-independent=1"
-"""Option of x264. Without it, its AVX-512 code reads past the last row of macroblocks where their number in a row is no
-multiple of 8: what is written depends on what the heap held before, and on the CPU."""
+"""Option of x264. Without it, its AVX-512 code reads past the last row of macroblocks if their number in a row is not a
+multiple of 8: the output then depends on the earlier contents of the heap, and on the CPU."""
 
 _PRESETS = {"h264": "veryfast", "hevc": "ultrafast"}
 _COPY_OPTIONS = ["-c", "copy", "-movflags", "+faststart"]
@@ -35,7 +34,7 @@ _INSTALL = "apt-get install ffmpeg (or: conda install -c conda-forge ffmpeg; bre
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameRun:
-    """Frames ``0..num_frames`` of one episode, in a row in one mp4; a gap is a run of `GAP_EPISODE`."""
+    """Frames ``0..num_frames`` of one episode, consecutive in an mp4; a gap is a run of `GAP_EPISODE`."""
 
     episode: int
     num_frames: int
@@ -53,7 +52,7 @@ class VideoFile:
 def encoders() -> dict[str, str]:
     """Return the codecs that can be written here, each with the name of FFmpeg's encoder.
 
-    Each encoder is tried on one frame, once per process: about 20 ms each.
+    Tries each encoder on one frame, once per process: about 20 ms each.
     """
     return {codec: name for codec, name in _ENCODERS.items() if has_encoder(codec)}
 
@@ -91,8 +90,8 @@ def check_tools(spec: SynthSpec) -> None:
 def write_video(spec: SynthSpec, file: VideoFile) -> list[tuple[float, float]]:
     """Write an mp4 and return when each of its runs starts and stops, in seconds of that mp4.
 
-    With ``join="encode"`` a time is a frame number over fps. With ``join="concat"`` it is the sum of the
-    clips' durations up to there, float additions included, as LeRobot's recorder has it.
+    With ``join="encode"`` a time is a frame number over fps. With ``join="concat"`` it is the sum of the durations of
+    the clips before it, with the rounding of float additions, as in LeRobot's recorder.
     """
     file.path.parent.mkdir(parents=True, exist_ok=True)
     if _is_joined(spec):
@@ -151,30 +150,30 @@ def _coding(camera: CameraSpec, *, fps: int) -> VideoCoding:
 
 def _preset(camera: CameraSpec) -> str | None:
     if camera.codec == "av1":
-        # 12 is LeRobot's. With longer GOPs, SVT-AV1 above 8 leaves a changed cell as it was in the frame before, in
-        # up to 1 frame of 12.
+        # LeRobot uses 12. With longer GOPs, SVT-AV1 above 8 leaves a changed cell as it was in the frame before, in up
+        # to 1 frame of 12.
         return "12" if camera.gop <= 2 else "8"
     return _PRESETS.get(camera.codec)
 
 
 def _codec_options(camera: CameraSpec) -> dict[str, int | str]:
-    """Return options that put keyframes exactly `gop` apart, on one thread."""
+    """Return options that place keyframes exactly `gop` apart, on one thread."""
     if camera.codec == "h264":
-        # b_strategy 0: B-frames where they are asked for, not where x264 finds that they pay.
+        # b_strategy 0: B-frames wherever the spec asks for them, not only where x264 finds that they pay.
         order = {"bf": camera.b_frames, "b_strategy": 0}
         return {"g": camera.gop, "sc_threshold": 0, "threads": 1, "x264-params": SAME_BYTES, **order}
     if camera.codec == "hevc":
         return {"g": camera.gop, "x265-params": _x265_params(camera)}
     if camera.codec == "vp9":
-        # deadline 1 is "realtime"; torchcodec takes numbers only. Without b=0, crf is capped by a bitrate.
+        # deadline 1 is "realtime"; torchcodec takes numbers only. Without b=0, a bitrate limit overrides crf.
         speed = {"deadline": 1, "cpu-used": 8, "lag-in-frames": 0, "auto-alt-ref": 0}
         return {"g": camera.gop, "b": 0, "threads": 1, **speed}
     return {"g": camera.gop, "svtav1-params": "lp=1"}
 
 
 def _x265_params(camera: CameraSpec) -> str:
-    # Closed GOPs, as a joined clip must not refer to the one before it. Small blocks and no early skipping, as x265
-    # else leaves a changed cell of a 32 x 32 frame as it was in the frame before, in 1 frame of 300.
+    # Closed GOPs, since a joined clip must not refer to the one before it. Small blocks and no early skipping, since
+    # x265 otherwise leaves a changed cell of a 32 x 32 frame as it was in the frame before, in 1 frame of 300.
     return (
         f"log-level=none:pools=1:frame-threads=1:scenecut=0:open-gop=0:keyint={camera.gop}:"
         f"min-keyint={camera.gop}:bframes={camera.b_frames}:b-adapt=0:"

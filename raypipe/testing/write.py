@@ -1,6 +1,6 @@
-"""Write a made dataset to disk: rows, videos, then meta/.
+"""Writes a made dataset to disk: rows, videos, then meta/.
 
-Decides which episodes share a file. The layout of each version is in `meta`, values in `rows` and `pixels`.
+Decides which episodes share a file. `meta` has the layout of each version, `rows` and `pixels` the values.
 """
 
 import os
@@ -16,21 +16,20 @@ from raypipe.testing.stamp import GAP_EPISODE
 from raypipe.testing.video import FrameRun, VideoFile, check_tools, write_video
 from raypipe.text import count_bar
 
-# Drawing and encoding keep one core busy per file; more would only take them from others.
+# Drawing and encoding keep one core busy per file; more threads would only take cores from other work.
 _NUM_THREADS = 2
 
 
 def write_dataset(root: str | os.PathLike[str], spec: SynthSpec, *, progress: bool = False) -> Path:
     """Write the dataset that `spec` describes to the folder `root`, and return it as a path.
 
-    meta/ is written last: a folder without it was not finished. The same spec gives the same rows, metadata
-    and stamps.
+    meta/ is written last, so a folder without it is unfinished. The same spec gives the same rows, metadata and stamps.
 
     Args:
-        progress: show a bar, if a person looks.
+        progress: show a bar, at a terminal or in a notebook.
 
     Raises:
-        ConfigError: `root` is not empty, or FFmpeg here lacks what `spec` needs; nothing was written then.
+        ConfigError: `root` is not empty, or FFmpeg here lacks what `spec` needs; then nothing was written.
     """
     folder = Path(root)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -1,23 +1,23 @@
-"""Checks a dataset before it is trained on: what is wrong, where, and what to do. Writes nothing into it.
+"""Checks a dataset before training: what is wrong, where, and what to do. Writes nothing into the dataset.
 
 ::
 
     outline.py    meta/, as much of it as can be read        Outline
     structure.py  keys, counts, files, the episode table     findings, and the units of work
-    promises.py   what files are held against                Promises
+    promises.py   what the files must agree with             Promises
     data.py       one data file, with frames.py, values.py   DataResult     a unit of work
     video.py      one video file, with container.py          VideoResult    a unit of work
     deep.py       every pixel of one file
-    summary.py    what is kept of every episode              columns, O(episodes)
-    whole.py      what only all files together tell          pure
+    summary.py    the few numbers kept of every episode      columns, O(episodes)
+    whole.py      what only all files together show          pure
     stats.py      the stored statistics against the values
-    run.py        all of it, in this process or on Ray       validate_dataset -> Report
+    run.py        all steps, in this process or on Ray       validate_dataset -> Report
     mixture.py    the same for every dataset of a mixture    validate_mixture -> MixtureReport
     findings.py, kinds.py, mixture_report.py                 the values
     report.py, exclude.py, table.py, page.py                 for people and for the pipeline
     mixture_table.py, mixture_page.py                        the same for a mixture
 
-A bad file is a finding, never the end: whatever else can be checked is.
+A bad file is a finding and stops nothing: validate checks everything else that it can.
 """
 
 from typing import TYPE_CHECKING

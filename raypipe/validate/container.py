@@ -1,7 +1,7 @@
-"""What an mp4 says of itself: frames, codec, size, and where its last byte should be. Reads its index only.
+"""What an mp4 says about itself: frames, codec, size, and where its last byte should be. Reads only its index.
 
-`raypipe.format.mp4_index` reads when frames are shown, which is all that the pipeline needs; this reads the rest of the
-same box.
+`raypipe.format.mp4_index` reads when frames are shown, which is all that the pipeline needs. This module reads the
+rest of the same box.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError, as_damage
 
-# One reading of the box serves both: a video of 10,000 frames has 200 kB of it, and a remote one costs a request.
+# Read the box once for both: it takes 200 kB for a video of 10,000 frames, and one request if the video is remote.
 from raypipe.format import (
     VideoFormat,
     VideoIndex,
@@ -32,20 +32,20 @@ class Container:
     """The index of an mp4."""
 
     index: VideoIndex | None
-    """None for a kind of mp4 whose frames only decoding tells."""
+    """None if only decoding shows which frames the mp4 has."""
     format: VideoFormat
     end_byte: NDArray[np.int64]
-    """Behind the last byte of every frame, in the order in which they are shown."""
+    """The byte after the end of every frame, in the order in which frames are shown."""
     size_bytes: int
     is_reordered: bool
-    """Whether frames are stored in another order than shown."""
+    """Whether the file stores frames in another order than it shows them."""
 
 
 def read_container(storage: Storage, name: str) -> Container:
     """Return the index of the mp4 `name`.
 
     Raises:
-        DatasetError: the file is no mp4, or cut off.
+        DatasetError: the file is not an mp4, or is cut off.
     """
     size_bytes = storage.size_bytes(name)
     with storage.open_file(name) as stream, as_damage(lambda error: _damaged(storage, name, size_bytes, error)):
@@ -78,7 +78,7 @@ def _parse(moov: bytes, size_bytes: int) -> Container:
 
 
 def _sample_ends(samples: bytes) -> NDArray[np.int64]:
-    """Return the byte behind every sample, in the order in which they are stored; 0 where its place is not plain."""
+    """Return the byte after the end of every sample, in stored order; all 0 if the index gives no plain offsets."""
     sizes = sample_sizes(samples)
     try:
         return sample_offsets(samples, sizes) + sizes

@@ -1,4 +1,4 @@
-"""One data file, read once: its rows against what ``meta/`` promises of them."""
+"""Reads one data file once and checks its rows against the promises of ``meta/``."""
 
 import sys
 from collections.abc import Mapping
@@ -32,12 +32,12 @@ from raypipe.validate.values import Segments, blame, check_stored_kind, digest_e
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DataResult:
-    """What one data file tells."""
+    """The result of checking one data file."""
 
     unit: DataUnit
     findings: tuple[Finding, ...]
     columns: tuple[str, ...]
-    """Of the file, all of them; empty where it cannot be read."""
+    """All columns of the file; empty if it cannot be read."""
     num_rows: int
     summary: EpisodeSummary
     decoded_frames: int = 0
@@ -45,19 +45,19 @@ class DataResult:
 
 @dataclass(frozen=True, eq=False)
 class _File:
-    """The rows of a data file, the pixels aside."""
+    """The rows of a data file, without pixels."""
 
     table: pa.Table
     columns: tuple[str, ...]
     group_rows: NDArray[np.int64]
-    """Of the row groups that could be read."""
+    """The number of rows of each row group that could be read."""
     lost: frozenset[int] = frozenset()
-    """Episodes of the row groups that could not."""
+    """Episodes of the row groups that cannot be read."""
     failure: str = ""
 
 
 def check_data_file(promises: Promises, unit: DataUnit) -> DataResult:
-    """Return what is to say of one data file, and the summary of its episodes."""
+    """Return the findings on one data file, and the summary of its episodes."""
     try:
         file = retry_transient(lambda: _read_file(promises, unit.name))
     except (DatasetError, pa.ArrowException, OSError) as error:
@@ -86,11 +86,11 @@ def check_data_file(promises: Promises, unit: DataUnit) -> DataResult:
 
 
 def _read_file(promises: Promises, name: str) -> _File:
-    """Return the numbers of a data file: texts and images are not read."""
+    """Return the columns of numbers of a data file, without reading texts and images."""
     meta = promises.meta
     wanted = {feature.name for feature in meta.features.values() if feature.kind == "vector"} | set(INDEX_FEATURES)
     with open_parquet(meta.storage, name) as parquet:
-        # All files have the same names: kept once.
+        # All files have the same column names: interning keeps one copy.
         columns = tuple(map(sys.intern, parquet.schema_arrow.names))
         chosen = [column for column in columns if column in wanted and columns.count(column) == 1]
         groups = list(range(parquet.metadata.num_row_groups))
@@ -104,7 +104,7 @@ def _read_file(promises: Promises, name: str) -> _File:
 
 
 def _read_readable(promises: Promises, parquet: pq.ParquetFile, chosen: list[str], failure: str) -> _File:
-    """Return the row groups of a damaged file that can be read, and which episodes are in the others."""
+    """Return the readable row groups of a damaged file, and the episodes in the other ones."""
     parts, groups, lost = [parquet.schema_arrow.empty_table().select(chosen)], [], set()
     numbers = promises.meta.episodes.episode_index
     _, low, high = row_group_bounds(parquet.metadata)
@@ -130,7 +130,7 @@ def _check_lost(promises: Promises, unit: DataUnit, file: _File) -> list[Finding
 
 
 def _without_lost(promises: Promises, unit: DataUnit, file: _File) -> DataUnit:
-    """Return the unit without the episodes of which it is told already that they cannot be read."""
+    """Return the unit without the episodes that a finding already reports as unreadable."""
     numbers = promises.numbers(unit.rows)
     rows = tuple(row for row, number in zip(unit.rows, numbers, strict=True) if number not in file.lost)
     return DataUnit(name=unit.name, rows=rows)
@@ -143,7 +143,7 @@ def _index_feature(name: str) -> Feature:
 def _episode_numbers(
     promises: Promises, unit: DataUnit, table: pa.Table, findings: list[Finding]
 ) -> NDArray[np.int64] | None:
-    """Return the episode of every row; None where nobody can tell."""
+    """Return the episode of every row; None if the file does not tell."""
     if "episode_index" in table.column_names:
         values = read_column(table, _index_feature("episode_index"), unit.name)
         if not isinstance(values, Finding):
@@ -243,7 +243,7 @@ def _summarise(
 
 
 def _belongs(promises: Promises, unit: DataUnit, segments: Segments) -> NDArray[np.bool_]:
-    """Return which episodes are where the episode table places them; all where there is no table."""
+    """Return which episodes are where the episode table places them; all if there is no table."""
     if not promises.has_episodes:
         return np.ones(len(segments.numbers), np.bool_)
     return np.isin(segments.numbers, np.array(promises.numbers(unit.rows), np.int64))

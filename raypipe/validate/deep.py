@@ -1,10 +1,10 @@
-"""Every pixel of a file: decoded in file order, kept by nobody.
+"""Decodes every pixel of a file, in file order, and keeps none.
 
-A decoder that meets damaged data may raise, may crash, or may paint over the damage and say so only in FFmpeg's log.
-So the log is read too. What a decoder was doing when the process died is known to whoever started it.
+On damaged data a decoder may raise, may crash, or may paint over the damage and report it only in FFmpeg's log. So this
+module reads the log too. If the process dies, the process that started it knows what the decoder was doing.
 
-It proves that decoders do not complain, not that every pixel is right: 16 wrong bytes in a frame are told by H.264's
-decoder in most cases, by those of AV1, HEVC and VP9 in few, since these formats carry nothing to check against.
+A clean result proves that decoders do not complain, not that every pixel is right. With 16 wrong bytes in a frame,
+H.264's decoder complains in most cases, those of AV1, HEVC and VP9 in few: these formats carry nothing to check with.
 """
 
 import os
@@ -36,25 +36,25 @@ _PIECE_BYTES: Final = 16 << 20
 """As in `raypipe.decode.frames`: larger pieces cost page faults."""
 
 _LOOK_AHEAD: Final = 4
-"""Frames by which a decoder may read ahead of what it gives out, where frames are stored in another order."""
+"""How many frames a decoder may read ahead of its output if frames are stored in another order than shown."""
 
 _BLACK: Final = 16
-"""What black may come to in 0..255: decoders that take the narrow range of video for the full one give 16."""
+"""The largest value of black in 0..255: 16 from decoders that take the narrow range of video for the full one."""
 
 _LOG_LEVEL: Final = "TORCHCODEC_FFMPEG_LOG_LEVEL"
 _LOG_LINE: Final = re.compile(r"^\[\S+ @ 0x[0-9a-f]+\] (.*)$")
-"""How FFmpeg begins a line: ``[h264 @ 0x55d0c8] concealing 48 DC, 48 AC, 48 MV errors in I frame``."""
+"""How FFmpeg starts a line: ``[h264 @ 0x55d0c8] concealing 48 DC, 48 AC, 48 MV errors in I frame``."""
 _COMPLAINT: Final = re.compile(
     r"conceal|error|invalid|corrupt|illegal|damaged|overread|out of range|non-existing|no frame|failed|missing picture",
     re.IGNORECASE,
 )
-"""What decoders say of damaged data. They also tell their version, and give advice."""
+"""What decoders log about damaged data. They also log their version and advice."""
 
 
 def decode_video(
     promises: Promises, unit: VideoUnit, container: Container, spans: "VideoSpans"
 ) -> tuple[list[Finding], int]:
-    """Return the episodes of a video that cannot be decoded without errors, and how many frames were decoded."""
+    """Return the findings on a video that does not decode without errors, and how many frames were decoded."""
     from raypipe.decode import why_undecodable
 
     meta = promises.meta
@@ -106,7 +106,7 @@ def _black(num_frames: int, place: Place) -> Finding:
 
 
 def _check_unindexed(promises: Promises, unit: VideoUnit, reader: "_Reader") -> tuple[list[Finding], int]:
-    """Check a video whose frames were counted by decoding it when it was opened."""
+    """Check a video whose frames were counted by decoding it on opening."""
     from raypipe.format import episode_first_frame
     from raypipe.validate.video import VideoSpans
 
@@ -131,12 +131,12 @@ def _check_unindexed(promises: Promises, unit: VideoUnit, reader: "_Reader") -> 
 
 
 class _Reader:
-    """Decodes one video under the eyes of the log."""
+    """Decodes one video and watches FFmpeg's log."""
 
     def __init__(self, storage: Storage, name: str, container: Container, codes: DepthCodes | None) -> None:
         self.container = container
         self._codes = codes
-        # The nearest distance stands for what was not measured too.
+        # The nearest distance also marks pixels that were not measured.
         self._black = _BLACK if codes is None else 1000 * codes.min_m if codes.is_declared else 0.0
         self._storage = storage
         self._name = name
@@ -145,16 +145,16 @@ class _Reader:
         """Whether all frames of the last `decode` are black."""
 
     def open(self) -> str:
-        """Open the video afresh; return what the decoder says to that, empty if nothing."""
+        """Open the video again; return the decoder's complaint, empty if there is none."""
         from raypipe.decode import open_video
 
-        # torchcodec sets the level of the log when it opens a file.
+        # torchcodec sets the log level when it opens a file.
         with read_decoder_log() as log:
             self.video = open_video(self._storage, self._name, self._codes)
         return f"the decoder says: {log[0]}" if log else ""
 
     def decode(self, first: int, stop: int) -> tuple[int, str] | None:
-        """Decode frames ``[first, stop)``; return the frame at which it went wrong and what was said, or None."""
+        """Decode frames ``[first, stop)``; return the first bad frame and the complaint, or None."""
         self.is_black = True
         size = max(1, _PIECE_BYTES // max(1, 3 * self.container.format.height * self.container.format.width))
         for start in range(first, stop, size):
@@ -174,8 +174,8 @@ class _Reader:
         return f"the decoder says: {log[0]}" if log else ""
 
     def _locate(self, frames: NDArray[np.int64], said: str) -> tuple[int, str]:
-        """Return the first of some frames that goes wrong when they are decoded one by one."""
-        # A decoder that has failed once is not asked again.
+        """Return the first frame that fails when decoded alone, and its complaint; else the first one and `said`."""
+        # Open the video again: a decoder that has failed once is not used further.
         self.open()
         for frame in frames:
             alone = self._decode_piece(np.array([frame]))
@@ -187,14 +187,14 @@ class _Reader:
 
 @contextmanager
 def read_decoder_log() -> Iterator[list[str]]:
-    """Collect what decoders complain of in FFmpeg's log while the body runs; the list is filled when it ends.
+    """Collect decoders' complaints from FFmpeg's log while the body runs; the list fills when the body ends.
 
-    FFmpeg writes to the process's standard error, whatever Python's is. Anything else that is written there meanwhile
-    is passed on afterwards. Not for use by several threads at once.
+    FFmpeg writes to the process's standard error, whatever Python's is. Other text that is written there meanwhile is
+    passed on afterwards. Only one thread at a time may use this.
     """
     lines: list[str] = []
     before = os.environ.get(_LOG_LEVEL)
-    # Concealment is told at this level, not among the errors.
+    # FFmpeg logs concealment at this level, not among the errors.
     os.environ[_LOG_LEVEL] = "INFO"
     sys.stderr.flush()
     kept = os.dup(2)
@@ -221,7 +221,7 @@ def read_decoder_log() -> Iterator[list[str]]:
 
 @contextmanager
 def _read_av_log(lines: list[str]) -> Iterator[None]:
-    """Collect what PyAV's decoders complain of: it has an FFmpeg of its own, whose log goes to Python."""
+    """Collect the complaints of PyAV's decoders: PyAV has its own FFmpeg, which logs to Python."""
     try:
         from av import logging
     except ImportError:
@@ -238,7 +238,7 @@ def _read_av_log(lines: list[str]) -> Iterator[None]:
 
 
 def decode_images(promises: Promises, unit: DataUnit) -> tuple[list[Finding], int]:
-    """Return what is wrong with the images of a data file, and how many were decoded."""
+    """Return the findings on the images of a data file, and how many images were decoded."""
     findings: list[Finding] = []
     decoded: Counter[tuple[int, str]] = Counter()
     not_black: set[tuple[int, str]] = set()
@@ -254,7 +254,7 @@ def decode_images(promises: Promises, unit: DataUnit) -> tuple[list[Finding], in
             if said or is_lit:
                 not_black.add(key)
     except DatasetError as error:
-        # Which episodes the rest of the file has is not known.
+        # The episodes in the rest of the file are unknown.
         findings.append(make_finding("image-undecodable", one_line(error), Place(file=unit.name)))
     for episode, camera in decoded.keys() - not_black:
         place = Place(file=unit.name, episodes=(episode,), feature=camera)
@@ -263,7 +263,7 @@ def decode_images(promises: Promises, unit: DataUnit) -> tuple[list[Finding], in
 
 
 def _look(stored: Any, feature: Feature, episode: int) -> tuple[str, bool]:
-    """Return why an image cannot be decoded, empty where it can; and whether it is anything but black."""
+    """Return why an image cannot be decoded, empty if it can; and whether any pixel is brighter than black."""
     from raypipe.decode import decode_image
 
     try:
@@ -275,7 +275,7 @@ def _look(stored: Any, feature: Feature, episode: int) -> tuple[str, bool]:
 
 
 def _stored_images(promises: Promises, unit: DataUnit) -> Iterator[tuple[int, Feature, Any]]:
-    """Yield the images inside the rows of a data file, with their episode and camera."""
+    """Yield the images in the rows of a data file, with their episode and camera."""
     meta = promises.meta
     cameras = [meta.features[name] for name in meta.cameras if meta.features[name].kind == "image"]
     with (
@@ -291,12 +291,12 @@ def _stored_images(promises: Promises, unit: DataUnit) -> Iterator[tuple[int, Fe
             episodes = [_plain_number(value) for value in batch.column("episode_index").to_pylist()]
             for feature in chosen:
                 for episode, stored in zip(episodes, batch.column(feature.name), strict=True):
-                    # Rows of no episode are a finding of their own.
+                    # Rows without an episode get a finding of their own.
                     if episode is not None:
                         yield episode, feature, stored.as_py()
 
 
 def _plain_number(value: Any) -> int | None:
-    """Return the number of a row; some writers make lists of one number."""
+    """Return the number of a row; some writers store a list of one number."""
     one = value[0] if isinstance(value, list) and len(value) == 1 else value
     return one if isinstance(one, int) else None

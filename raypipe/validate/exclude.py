@@ -1,4 +1,4 @@
-"""The numbers of bad episodes in a small text file: written for the pipeline's ``exclude``, and read back."""
+"""Writes the numbers of bad episodes to a small text file for the pipeline's ``exclude``, and reads it back."""
 
 import json
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from raypipe.validate.mixture_report import MixtureReport
 
 
 def bad_episodes(report: Report) -> dict[int, Finding]:
-    """Return the episodes to which an error belongs, ascending, each with its first error."""
+    """Return the episodes that have an error, ascending, each with its first error."""
     bad: dict[int, Finding] = {}
     for finding in report.findings:
         if finding.severity == "error":
@@ -30,9 +30,9 @@ def format_exclude_file(report: Report) -> str:
 
 
 def format_mixture_exclude_file(report: MixtureReport) -> str:
-    """Return what to write under each dataset in the mixture file, so that its bad episodes are left out.
+    """Return the selections to write under the datasets in the mixture file so that their bad episodes are left out.
 
-    In the language of that file. What a member selects already is part of it, since a key stands once.
+    The text is TOML or YAML, like that file. It repeats what a member already selects, since a key may occur only once.
     """
     is_toml = report.mixture.lower().endswith(".toml")
     lines = [f"# {report.mixture}: episodes that raypipe validate found bad"]
@@ -55,13 +55,13 @@ def format_mixture_exclude_file(report: MixtureReport) -> str:
 
 
 def _given(selection: SelectionSpec) -> dict[str, Any]:
-    """Return the fields that are not as they are by default."""
+    """Return the fields that differ from their defaults."""
     plain = asdict(SelectionSpec())
     return {name: value for name, value in asdict(selection).items() if value != plain[name]}
 
 
 def read_exclude_file(path: str | Path) -> tuple[int, ...]:
-    """Return the episode numbers in an exclude file, ascending, each once.
+    """Return the episode numbers in an exclude file, ascending, without repeats.
 
     Raises:
         ConfigError: a line is neither a number, nor empty, nor a comment.

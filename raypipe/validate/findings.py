@@ -1,7 +1,7 @@
-"""What validate has to say: a `Finding` each, in a `Report`. Values only.
+"""The values that validate returns: each `Finding`, and the `Report` with all of them.
 
-Every kind of finding is listed in `KINDS`, with how bad it is and what to do. Names of kinds are stable: people
-filter by them.
+`KINDS` lists every kind of finding, with its severity and its remedy. The names of kinds are stable: people filter by
+them.
 """
 
 from collections import Counter
@@ -21,36 +21,36 @@ _EXIT_CODES: dict[Severity, int] = {"note": 0, "warning": 1, "error": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where something is; the parts that do not apply are empty."""
+    """Where a finding is; parts that do not apply are empty."""
 
     dataset: str = ""
-    """The name of a member, in findings of a mixture."""
+    """The member's name, in findings on a mixture."""
     file: str = ""
     """Relative to the root of the dataset."""
     episodes: tuple[int, ...] = ()
-    """LeRobot's numbers."""
+    """LeRobot's episode numbers."""
     feature: str = ""
-    """A feature; a camera is one."""
+    """A feature, which may be a camera."""
     frames: tuple[int, ...] = ()
-    """A few frames that show it: of the file for a video, of the episode for rows."""
+    """A few frames that show the problem, counted in the file for a video and in the episode for rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that validate has to say."""
+    """One thing that validate reports."""
 
     kind: str
     """One of `KINDS`."""
     severity: Severity
     place: Place
     message: str
-    """With the values: both sides of a mismatch."""
+    """Shows the values: both sides of a mismatch."""
     remedy: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What was looked at."""
+    """How much validate looked at."""
 
     episodes: int
     frames: int
@@ -72,7 +72,7 @@ class Report:
     counts: Counts
     elapsed_s: float
     summary: "EpisodeSummary"
-    """What was measured of every episode; not part of the JSON."""
+    """What validate measured of every episode; not part of the JSON."""
 
     @property
     def severity(self) -> Severity | Literal["none"]:
@@ -86,7 +86,7 @@ class Report:
 
     @property
     def tally(self) -> dict[str, int]:
-        """The number of findings of each kind that was found, the worst first."""
+        """The number of findings of each kind that occurs, worst first."""
         return dict(Counter(finding.kind for finding in self.findings))
 
     def to_json(self) -> dict[str, Any]:
@@ -123,14 +123,14 @@ def make_finding(kind: str, message: str, place: Place, *, severity: Severity | 
     """Return a finding with the severity and the remedy of its kind.
 
     Args:
-        severity: where a kind may be better or worse than it usually is.
+        severity: replaces the kind's severity if this case is better or worse than usual.
     """
     known = KINDS[kind]
     return Finding(kind=kind, severity=severity or known.severity, place=place, message=message, remedy=known.remedy)
 
 
 def worst_first(findings: list[Finding], root: str) -> tuple[Finding, ...]:
-    """Return findings ordered by severity, kind and place, with the root in their remedies' commands."""
+    """Return the findings ordered by severity, kind and place, with the root filled into the commands of remedies."""
     ranks = {name: rank for rank, name in enumerate(reversed(_EXIT_CODES))}
     ordered = sorted(
         findings,

@@ -1,4 +1,4 @@
-"""The frames of the episodes in one data file: which there are, in which order, and when. Pure."""
+"""Checks the frames of the episodes in one data file: which exist, in which order, and when. Pure."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def find_segments(episode: NDArray[np.int64], frame: NDArray[np.int64] | None) -
 
 
 def count_frames(segments: Segments, frame: NDArray[np.int64] | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the distinct frames of every episode, and whether they count 0, 1, 2, ... each once."""
+    """Return the number of distinct frames of every episode, and whether they count 0, 1, 2, ... each once."""
     num_frames = segments.counts.copy()
     is_sound = np.ones(len(num_frames), np.bool_)
     if frame is None or not len(frame):
@@ -44,7 +44,7 @@ def count_frames(segments: Segments, frame: NDArray[np.int64] | None) -> tuple[N
 def check_frames(
     unit: DataUnit, promises: Promises, segments: Segments, frame: NDArray[np.int64] | None
 ) -> list[Finding]:
-    """Return what is wrong with the rows of the episodes: too few, too many, doubled, in disorder, of no episode."""
+    """Return findings on the rows of the episodes: too few, too many, doubled, out of order, or of no episode."""
     num_frames, is_sound = count_frames(segments, frame)
     findings = _check_order(unit, segments, is_sound)
     promised = _promised_lengths(unit, promises)
@@ -86,10 +86,10 @@ def _promised_lengths(unit: DataUnit, promises: Promises) -> dict[int, int]:
 def _check_episode(
     frame: NDArray[np.int64], num_frames: int, count: int, length: int
 ) -> tuple[str, str, tuple[int, ...]] | None:
-    """Return kind, message and frames of what is wrong with the frame numbers of one episode.
+    """Return kind, message and frames of the problem with one episode's frame numbers.
 
     Args:
-        frame: the ``frame_index`` of its rows, ascending; empty where there is no such column.
+        frame: the ``frame_index`` of its rows, ascending; empty if there is no such column.
     """
     doubled = np.unique(frame[1:][np.diff(frame) == 0])
     if len(doubled):
@@ -98,7 +98,7 @@ def _check_episode(
             f"once"
         )
         return "rows-duplicated", message, tuple(doubled[:MAX_FRAMES].tolist())
-    # A promised length may be any number: some frames beyond those that are there tell enough.
+    # A promised length may be any number: naming a few frames past the last one is enough.
     promised = np.arange(min(length, len(frame) + MAX_FRAMES)) if len(frame) else np.zeros(0, np.int64)
     missing = np.setdiff1d(promised, frame)[:MAX_FRAMES]
     if count != length:
@@ -146,7 +146,7 @@ def check_index(
     """Return the episodes whose ``index`` does not go up by one with every frame."""
     findings = []
     jumps = np.diff(index) != 1
-    # The step into the next episode is judged with all files at hand.
+    # `raypipe.validate.whole` judges the step into the next episode.
     jumps[segments.starts[1:] - 1] = False
     for position in np.flatnonzero(np.logical_or.reduceat(np.append(jumps, False), segments.starts) & is_sound):
         rows = _rows(index, segments, int(position))
@@ -158,9 +158,9 @@ def check_index(
 
 
 def check_tasks(unit: DataUnit, promises: Promises, segments: Segments, task_index: NDArray[np.int64]) -> list[Finding]:
-    """Return the episodes with a ``task_index`` that is no task, or one that the episode table does not list for them.
+    """Return findings on episodes whose ``task_index`` is not a task, or not one that the episode table lists for them.
 
-    None where the dataset has no tasks.
+    Empty if the dataset has no tasks.
     """
     known = promises.meta.tasks.texts
     if not promises.has_tasks or not known:
@@ -176,14 +176,14 @@ def check_tasks(unit: DataUnit, promises: Promises, segments: Segments, task_ind
         rows = _rows(task_index, segments, int(position))
         texts = listed.get(number, frozenset())
         others = [task for task in np.unique(rows).tolist() if known[task] not in texts]
-        # A table that lists nothing contradicts nothing; one that lists what is no task is told as such.
+        # A table that lists nothing contradicts nothing. Texts that are no task get a finding in `structure`.
         if others and texts and texts <= set(known.values()):
             findings.append(_contradiction(unit, number, np.flatnonzero(rows == others[0]), known[others[0]], texts))
     return findings
 
 
 def _listed_tasks(unit: DataUnit, promises: Promises) -> dict[int, frozenset[str]]:
-    """Return the texts that the episode table lists for the episodes of a file, by their numbers."""
+    """Return the task texts that the episode table lists for each episode of a file, by episode number."""
     listed = promises.meta.episodes.tasks.take(list(unit.rows)).to_pylist() if unit.rows else []
     return {
         number: promises.meta.tasks.named(texts)
@@ -226,7 +226,7 @@ def _unresolved(
 def measure_timestamps(
     segments: Segments, timestamp: NDArray[Any], fps: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the first timestamp of every episode, its largest drift from there, signed, and its median step."""
+    """Return each episode's first timestamp, its largest drift from there (signed), and its median step."""
     stamps = timestamp.astype(np.float64)
     offset = stamps[segments.starts]
     frame = np.arange(len(stamps)) - np.repeat(segments.starts, segments.counts)

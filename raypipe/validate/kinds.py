@@ -1,11 +1,11 @@
-"""The kinds of findings: how bad each is, what it means, what to do."""
+"""The kinds of findings: the severity, the meaning and the remedy of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 Severity = Literal["error", "warning", "note"]
-"""``error``: training fails, or trains on wrong values. ``warning``: costs or risks something. ``note``: as it is."""
+"""``error``: training fails, or trains on wrong values. ``warning``: costs or risks something. ``note``: to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Kind:
     severity: Severity
     meaning: str
     remedy: str
-    """``ROOT`` stands for the root of the dataset."""
+    """The report puts the root of the dataset in the place of ``ROOT``."""
 
 
 _LEAVE_OUT = (
@@ -30,12 +30,12 @@ _EDIT_OR_LEAVE_OUT = f"correct meta/info.json if it is wrong; if the file is, {_
 
 
 def _deep(remedy: str) -> str:
-    # Without it the exclude file would lack them.
+    # Without --deep, the exclude file would lack these episodes.
     return remedy.replace("validate ROOT", "validate ROOT --deep")
 
 
 KINDS: Final[Mapping[str, Kind]] = {
-    # a mixture: ROOT stands for its file
+    # a mixture: ROOT is its file
     "member-unusable": Kind(
         "error",
         "a dataset of the mixture cannot be opened with what the file says of it",

@@ -1,7 +1,7 @@
-"""Checks a mixture: that its datasets open and fit together as training would have them, then every one of them.
+"""Checks a mixture: whether its datasets open and fit together as in training, then every dataset.
 
-A dataset that cannot be opened is a finding and does not keep the others from being checked. Each is checked whole,
-whatever the mixture selects or drops of it: a choice in the file may change, the files should be sound all the same.
+A dataset that cannot be opened is a finding; the others are still checked. Each dataset is checked whole, whatever the
+mixture selects or drops: a choice in the file may change, and the files should be sound all the same.
 """
 
 import time
@@ -38,15 +38,15 @@ _UNUSABLE: Final = "member-unusable"
 def validate_mixture(
     path: str, *, deep: bool = False, where: CheckWhere = "auto", progress: bool = False
 ) -> MixtureReport:
-    """Return all that is wrong with the mixture file at `path` and with its datasets, one after the other.
+    """Return the findings on the mixture file at `path` and on its datasets, which are checked one after the other.
 
     Args:
         deep: also decode every frame of every camera.
-        where: as for one dataset. ``auto`` is settled by all datasets together, and Ray is started once.
-        progress: show a bar for every dataset, if a person looks.
+        where: as for one dataset. ``auto`` decides by the size of all datasets together, and Ray starts once.
+        progress: show a bar for every dataset, at a terminal or in a notebook.
 
     Raises:
-        ConfigError: the file cannot be read, or describes no mixture.
+        ConfigError: the file cannot be read, or does not describe a mixture.
     """
     check_where(where)
     started = time.monotonic()
@@ -59,7 +59,7 @@ def validate_mixture(
     options: dict[str, Any] = {"deep": deep, "where": "ray" if on_ray else "process", "progress": progress}
     with running_ray() if on_ray else nullcontext():
         reports, lost = _validate_all(members, options)
-    # Those that could not be opened are told of already.
+    # `together` already reports the datasets that cannot be opened.
     findings += [*together.findings, *(finding for finding in lost if finding.place.dataset in together.usable)]
     return MixtureReport(
         mixture=path,
@@ -73,17 +73,17 @@ def validate_mixture(
 
 @dataclass(frozen=True, kw_only=True)
 class Together:
-    """What the members of a mixture are as one."""
+    """How the members fit together as one mixture."""
 
     findings: tuple[Finding, ...]
     usable: Mapping[str, Dataset]
-    """The datasets that can be opened, by name; each of the others is told of in a finding."""
+    """The datasets that can be opened, by name; each of the others has a finding."""
 
 
 def check_members(spec: MixtureSpec, *, progress: bool = False) -> Together:
-    """Return what keeps the members from being one mixture, and what is done to make them one."""
+    """Return what keeps the members from being one mixture, and what the mixture does to make them fit."""
     with warnings.catch_warnings():
-        # What is skipped is a finding.
+        # Findings report what is skipped.
         warnings.simplefilter("ignore", UserWarning)
         findings, usable, known = _open(spec, progress=progress)
         positions = [position for position, one in enumerate(spec.members) if one.name in usable]
@@ -94,18 +94,18 @@ def check_members(spec: MixtureSpec, *, progress: bool = False) -> Together:
         except RaypipeError as error:
             findings.append(make_finding("mixture-misfit", str(error), Place()))
         else:
-            # What is odd about one dataset is for its own report.
+            # What is odd about one dataset belongs in its own report.
             notes = [note.text for note in mixture.notes if note not in known and not note.name]
             findings += [make_finding("mixture-note", text, Place()) for text in notes]
     return Together(findings=tuple(findings), usable=usable)
 
 
 def _open(spec: MixtureSpec, *, progress: bool) -> tuple[list[Finding], dict[str, Dataset], tuple[MemberNote, ...]]:
-    """Return what is to say of members that cannot be opened, the datasets of the others, and notes on opening."""
+    """Return findings on members that cannot be opened, the datasets of the others, and notes on opening."""
     try:
         opened = open_members(spec.members, on_bad_dataset="skip", progress=progress)
     except RaypipeError as error:
-        # Worse than bad data, or nothing else: one message tells of all. The others are still seen together.
+        # Something worse than bad data, or no dataset opens: the message covers all. Still look at each one alone.
         with ThreadPoolExecutor(NUM_THREADS["remote"]) as pool:
             alone = list(pool.map(_open_alone, spec.members))
         usable = {one.name: found.datasets[0] for one, found in zip(spec.members, alone, strict=True) if found}
@@ -121,7 +121,7 @@ def _open(spec: MixtureSpec, *, progress: bool) -> tuple[list[Finding], dict[str
 
 
 def _open_alone(member: MemberSpec) -> Opened | None:
-    """Return the dataset of one member; None where it cannot be opened."""
+    """Return the dataset of one member; None if it cannot be opened."""
     try:
         return open_members((member,), progress=False)
     except RaypipeError:
@@ -129,7 +129,7 @@ def _open_alone(member: MemberSpec) -> Opened | None:
 
 
 def _validate_all(members: Sequence[MemberSpec], options: dict[str, Any]) -> tuple[dict[str, Report], list[Finding]]:
-    """Return the report of every member, a root that several have looked at once, and those that have none."""
+    """Return every member's report, and findings on members without one; a root that several share is read once."""
     by_root: dict[str, Report] = {}
     reports: dict[str, Report] = {}
     lost: list[Finding] = []
@@ -146,9 +146,9 @@ def _validate_all(members: Sequence[MemberSpec], options: dict[str, Any]) -> tup
 
 
 def _are_small(datasets: Sequence[Dataset], *, deep: bool) -> bool:
-    """Return whether all datasets together would be small as one."""
+    """Return whether the datasets together are as small as one small dataset."""
     frames = sum(dataset.meta.num_frames for dataset in datasets)
-    # Files are counted last: that takes a while where there are many.
+    # Count files last: that takes a while if there are many.
     return is_small(frames, 0, deep) and is_small(frames, sum(_count_files(one.meta) for one in datasets), deep)
 
 

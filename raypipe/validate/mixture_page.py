@@ -13,14 +13,14 @@ from raypipe.validate.page import MAX_THUMBNAILS, format_document, format_lines,
 from raypipe.validate.table import fold_findings
 
 _MAX_DRAWN: Final = 60
-"""Datasets with plots, the worst: drawing them takes some tenths of a second each."""
+"""How many datasets get plots, the worst first: drawing them takes some tenths of a second each."""
 
 _MAX_PICTURES: Final = 120
-"""Thumbnails of all datasets together, which is some tens of megabytes."""
+"""Thumbnails of all datasets together: some tens of megabytes."""
 
 
 def format_mixture_page(report: MixtureReport) -> str:
-    """Return the report as an HTML page; draws the plots and decodes the frames of its thumbnails."""
+    """Return the report as an HTML page; draws the plots and decodes the frames for the thumbnails."""
     with_findings = sum(bool(one.findings) for one in report.reports.values())
     most = min(MAX_THUMBNAILS, max(1, _MAX_PICTURES // max(1, with_findings)))
     drawn = set(worst_members(report)[:_MAX_DRAWN])
@@ -48,7 +48,7 @@ def format_mixture_page(report: MixtureReport) -> str:
 
 
 def _own_findings(findings: Sequence[Finding]) -> list[str]:
-    """Return the findings of the mixture as paragraphs of full width: a message may be a table of its own."""
+    """Return the mixture's own findings as paragraphs of full width: a message may be a table of its own."""
     parts = [
         f"<h3><span class='{fold.severity}'>{fold.severity}</span> <code>{fold.kind}</code>: "
         f"{html.escape(KINDS[fold.kind].meaning)}</h3><pre>{html.escape(own_text(fold))}</pre>"

@@ -1,4 +1,4 @@
-"""What validate has to say of a mixture: its own findings, and the report of every dataset. Values only."""
+"""The values that validate returns for a mixture: its own findings, and the report of every dataset."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,19 +14,19 @@ class MixtureReport:
     """The findings of a mixture and of its datasets."""
 
     mixture: str
-    """The file, as it was given."""
+    """The path of the file, as the caller gave it."""
     members: tuple[MemberSpec, ...]
     """Those with a weight above 0, in the order of the file."""
     is_deep: bool
     findings: tuple[Finding, ...]
-    """Of the mixture: whether the datasets open and fit together. The worst first."""
+    """On the mixture itself: whether the datasets open and fit together. Worst first."""
     reports: Mapping[str, Report]
-    """By the name of the member, in their order; a dataset that is not there has none."""
+    """By member name, in the members' order; a dataset that is not there has no report."""
     elapsed_s: float
 
     @property
     def all_findings(self) -> tuple[Finding, ...]:
-        """Those of the mixture, then those of every dataset."""
+        """The findings on the mixture, then those on every dataset."""
         return (*self.findings, *(found for report in self.reports.values() for found in report.findings))
 
     @property
@@ -41,7 +41,7 @@ class MixtureReport:
 
     @property
     def counts(self) -> Counts:
-        """What was looked at in all datasets; one that two members share counts once."""
+        """How much validate looked at in all datasets; a dataset that two members share counts once."""
         parts = [asdict(report.counts) for report in {id(report): report for report in self.reports.values()}.values()]
         return Counts(**{name: sum(part[name] for part in parts) for name in Counts.__dataclass_fields__})
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _MAX_ROWS: Final = 40
-"""Rows of the overview, and datasets whose findings are listed; the JSON and the page have all."""
+"""Most rows of the overview, and most datasets with their findings listed; the JSON and the page have all."""
 
 
 def mixture_summary_lines(report: MixtureReport) -> list[tuple[str, str]]:
-    """Return what was looked at and what came of it, as names and texts."""
+    """Return what validate looked at and what it found, as names and texts."""
     lost = len(report.members) - len(report.reports)
     return [
         ("mixture", report.mixture),
@@ -29,7 +29,7 @@ def mixture_summary_lines(report: MixtureReport) -> list[tuple[str, str]]:
 
 
 def mixture_findings_table(report: MixtureReport) -> "Group":
-    """Return the report for a terminal; of many datasets the worst."""
+    """Return the report for a terminal; if there are many datasets, only the worst."""
     from rich.console import Group
     from rich.text import Text
 
@@ -38,7 +38,7 @@ def mixture_findings_table(report: MixtureReport) -> "Group":
         parts += [_paragraph(fold), Text()]
     parts += [_overview(report), Text()]
     told = [name for name in worst_members(report) if name in report.reports and report.reports[name].findings]
-    # Notes of hundreds of datasets would bury what matters.
+    # Notes on hundreds of datasets would bury what matters.
     shown = told if len(told) <= _MAX_ROWS else [name for name in told if report.reports[name].exit_code][:_MAX_ROWS]
     for name in shown:
         one = report.reports[name]
@@ -52,14 +52,14 @@ def mixture_findings_table(report: MixtureReport) -> "Group":
 
 
 def worst_members(report: MixtureReport) -> list[str]:
-    """Return the names of all members, the worst first; of equals in their order."""
+    """Return the names of all members, worst first; equals keep their order."""
     severities = {name: list(count_severities(one.findings).values()) for name, one in report.reports.items()}
     unchecked = [member.name for member in report.members if member.name not in report.reports]
     return [*unchecked, *sorted(severities, key=lambda name: [-number for number in severities[name]])]
 
 
 def own_text(fold: Fold) -> str:
-    """Return what findings of the mixture say, with the datasets that they are about, as lines."""
+    """Return what findings on the mixture say, and on which datasets, as lines."""
     lines = [f"{f'{one.place.dataset}: ' * bool(one.place.dataset)}{one.message}" for one in fold.findings[:_MAX_ROWS]]
     more = len(fold.findings) - len(lines)
     lines += [f"and {more} more: --json has all"] if more else []
@@ -67,7 +67,7 @@ def own_text(fold: Fold) -> str:
 
 
 def _paragraph(fold: Fold) -> "Text":
-    """Return findings of the mixture as lines of text: a message may be a table of its own."""
+    """Return findings on the mixture as lines of text: a message may be a table of its own."""
     from rich.text import Text
 
     return Text.assemble(

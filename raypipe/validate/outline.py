@@ -1,7 +1,7 @@
-"""``meta/`` of a dataset that may be damaged: as much of it as can be read, and what could not be.
+"""Reads as much as possible of a ``meta/`` that may be damaged, and reports the rest.
 
-A sound dataset comes out as `read_metadata` gives it. Otherwise its parts are read one by one, and each that fails is
-a finding and is left empty: no episodes, no tasks, a frame rate of NaN, the usual path templates.
+A sound dataset gives the same result as `read_metadata`. Otherwise the parts are read one by one. A part that fails is
+a finding and stays empty: no episodes, no tasks, a frame rate of NaN, the usual path templates.
 """
 
 from collections.abc import Mapping
@@ -41,18 +41,18 @@ DAMAGE = (
     *(DatasetError, pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     RecursionError,
 )
-"""As what damage in ``meta/`` may come up: a text that is no UTF-8, a number where a list should be."""
+"""The errors that damage in ``meta/`` causes: text that is not UTF-8, a number in place of a list."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outline:
-    """What a dataset says of itself, and the files that are there."""
+    """What a dataset says about itself, and the files that exist."""
 
     meta: DatasetMeta
     info: Mapping[str, Any]
     files: tuple[str, ...]
     has_episodes: bool
-    """False where the episode table could not be read: nothing is promised then."""
+    """False if the episode table cannot be read; then nothing is promised."""
     has_tasks: bool
     findings: tuple[Finding, ...]
 
@@ -61,7 +61,7 @@ def read_outline(storage: Storage) -> Outline:
     """Return the outline of the dataset at `storage`; lists all files and reads ``meta/``.
 
     Raises:
-        DatasetError: there is nothing at all at that place.
+        DatasetError: there is nothing at all at this place.
     """
     if not storage.exists():
         raise DatasetError(f"no such folder: {storage.uri!r}. Give the root of a LeRobot dataset, as a path or a URI.")
@@ -75,7 +75,7 @@ def read_outline(storage: Storage) -> Outline:
 
 
 def _fit_templates(outline: Outline) -> Outline:
-    """Return the outline with the templates by which the files are there, where those of ``info.json`` give none."""
+    """Return the outline with path templates that fit the files, if those of ``info.json`` fit none."""
     fitting = outline.meta.find_fitting_templates(outline.files)
     given = {"data_path": outline.meta.data_template, "video_path": outline.meta.video_template}
     findings = [
@@ -91,7 +91,7 @@ def _fit_templates(outline: Outline) -> Outline:
 
 
 def _salvage(storage: Storage, files: tuple[str, ...], failure: Exception) -> Outline:
-    """Read part by part what could not be read as a whole."""
+    """Return the outline, read part by part, of a ``meta/`` that cannot be read as a whole."""
     findings: list[Finding] = []
     info = _salvage_info(storage, findings)
     version, is_packed = _salvage_version(info, files, findings)
@@ -132,7 +132,7 @@ def _salvage_info(storage: Storage, findings: list[Finding]) -> dict[str, Any]:
 
 
 def _salvage_version(info: Mapping[str, Any], files: tuple[str, ...], findings: list[Finding]) -> tuple[str, bool]:
-    """Return the version, and whether files hold several episodes; by the look of the files if it is not said."""
+    """Return the version, and whether files hold several episodes; judged by the files if ``info.json`` is silent."""
     looks_packed = any(name.startswith(f"{FOLDER}/") for name in files)
     version = str(info.get("codebase_version", "missing"))
     if version not in VERSIONS:
@@ -173,7 +173,7 @@ def _salvage_episodes(
         for key in ("total_episodes", "chunks_size")
         if isinstance(info.get(key), int) and not isinstance(info[key], bool) and info[key] > 0
     }
-    # Without a count, a missing table would pass for a dataset of no episodes.
+    # Without a count, a missing table would pass for a dataset without episodes.
     try:
         return read_episodes(storage, {"total_episodes": 1, **counts}, videos, is_packed=is_packed), True
     except DAMAGE as error:

@@ -1,6 +1,6 @@
-"""The report as one HTML file that needs nothing else: plots and thumbnails are inside it.
+"""The report as one self-contained HTML file, with plots and thumbnails inside it.
 
-Decodes a few frames for the thumbnails, and never those of a video that crashed its decoder.
+Decodes a few frames for the thumbnails, but none of a video that crashed its decoder.
 """
 
 import base64
@@ -22,12 +22,12 @@ from raypipe.validate.table import Fold, fold_findings, summary_lines
 
 MAX_THUMBNAILS: Final = 24
 _MAX_DETAILS: Final = 200
-"""Findings listed under a line of the table; the JSON has all of them."""
+"""How many findings are listed under a line of the table; the JSON has all."""
 
 _WIDTH_INCHES: Final = 4.6
 _HEIGHT_INCHES: Final = 2.9
 _LOG_SCALE_FROM: Final = 100
-"""Findings of one kind from which on the scale is logarithmic."""
+"""The scale is logarithmic if a kind has more findings than this."""
 _COLOURS = {"error": "#b3261e", "warning": "#b26a00", "note": "#5f6368"}
 _STYLE: Final = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; color: #1f1f1f; }
@@ -58,13 +58,13 @@ class PagePicture:
 
 
 def format_page(report: Report) -> str:
-    """Return the report as an HTML page; draws the plots and decodes the frames of its thumbnails."""
+    """Return the report as an HTML page; draws the plots and decodes the frames for the thumbnails."""
     heading = f"<h1>raypipe validate: <span class='{report.severity}'>{report.severity}</span></h1>"
     return format_document(f"raypipe validate {report.root}", [heading, *report_parts(report)])
 
 
 def format_document(title: str, parts: Sequence[str]) -> str:
-    """Return a whole HTML document of parts that are HTML already; the title is text."""
+    """Return a whole HTML document; the parts are HTML already, the title is text."""
     return (
         f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}</title>"
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
@@ -74,10 +74,10 @@ def format_document(title: str, parts: Sequence[str]) -> str:
 def report_parts(
     report: Report, *, tag: str = "h2", has_plots: bool = True, most_thumbnails: int = MAX_THUMBNAILS
 ) -> list[str]:
-    """Return the parts of a page on one dataset; draws the plots and decodes the frames of its thumbnails.
+    """Return the parts of a page on one dataset; draws the plots and decodes the frames for the thumbnails.
 
     Args:
-        tag: of the headings.
+        tag: the HTML tag of the headings.
     """
     thumbnails = read_thumbnails(open_storage(report.root), report.findings, most=most_thumbnails)
     parts = [format_lines(summary_lines(report))]
@@ -139,7 +139,7 @@ def _details(fold: Fold) -> str:
 
 
 def draw_plots(report: Report) -> list[PagePicture]:
-    """Return the plots: lengths of episodes, findings by kind, and drift of timestamps where some was found."""
+    """Return the plots: episode lengths, findings by kind, and timestamp drift if there is any."""
     plots = []
     summary = report.summary
     if len(summary):
@@ -215,7 +215,7 @@ def _draw_drift(
 
 
 def read_thumbnails(storage: Storage, findings: Sequence[Finding], *, most: int = MAX_THUMBNAILS) -> list[PagePicture]:
-    """Return the frames that video findings point at, as far as they can be decoded, up to `most`."""
+    """Return up to `most` frames that video findings point at, without those that cannot be decoded."""
     pictures: list[PagePicture] = []
     for finding in findings:
         if finding.kind in ("video-crash", "video-unreadable") or not finding.place.file.endswith(".mp4"):
@@ -233,7 +233,7 @@ def read_thumbnails(storage: Storage, findings: Sequence[Finding], *, most: int 
 
 
 def _read_frame(storage: Storage, name: str, frame: int) -> NDArray[np.uint8] | None:
-    """Return a frame ``(H, W, 3)``; None where it cannot be decoded, which the finding tells."""
+    """Return a frame ``(H, W, 3)``; None if it cannot be decoded, which a finding reports."""
     from raypipe.decode import open_video
 
     try:

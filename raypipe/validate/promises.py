@@ -1,4 +1,4 @@
-"""What ``meta/`` promises, in the form in which it travels to whoever looks into a file."""
+"""What ``meta/`` promises, in a form that can be sent to the task that checks a file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from raypipe.validate.outline import DAMAGE, Outline
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Promises:
-    """What the files of a dataset are held against."""
+    """What the files of a dataset must agree with."""
 
     meta: DatasetMeta
     has_episodes: bool
-    """False where the episode table could not be read."""
+    """False if the episode table cannot be read."""
     has_tasks: bool
     to_timestamp: Mapping[str, NDArray[np.float64]]
-    """By camera, for every row of the episode table; NaN where it is not said."""
+    """By camera, for every row of the episode table; NaN where the table has no value."""
     to_index: NDArray[np.float64]
-    """``dataset_to_index`` for every row of the episode table; NaN where it is not said."""
+    """``dataset_to_index`` for every row of the episode table; NaN where the table has no value."""
     has_from_index: bool
-    """Whether ``from_index`` of the episode table was stored, and not counted from the lengths."""
+    """True if the episode table stores ``from_index``, false if raypipe counted it from the lengths."""
     is_deep: bool
     findings: tuple[Finding, ...] = ()
-    """On the parts of the episode table that only validate reads."""
+    """On those parts of the episode table that only validate reads."""
 
     def numbers(self, rows: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the numbers of the episodes in these rows of the table."""
+        """Return the episode numbers of these rows of the table."""
         return tuple(self.meta.episodes.episode_index[list(rows)].tolist())
 
 
@@ -58,7 +58,7 @@ def _end_column(camera: str) -> str:
 
 
 def _read_stored(outline: Outline, findings: list[Finding]) -> dict[str, NDArray[np.float64]]:
-    """Return columns of the episode table in the order of its rows, as floats; NaN where a file lacks one."""
+    """Return columns of the episode table in row order, as floats; NaN where a file lacks a column."""
     meta = outline.meta
     names = ["dataset_from_index", "dataset_to_index", *(_end_column(name) for name in meta.episodes.videos)]
     columns = {name: np.full(len(meta.episodes), np.nan) for name in names}
@@ -70,6 +70,6 @@ def _read_stored(outline: Outline, findings: list[Finding]) -> dict[str, NDArray
                 if name in columns:
                     columns[name][rows] = table.column(name).cast("float64").to_numpy()
         except DAMAGE as error:
-            # The columns that the pipeline needs were read.
+            # Only a warning: the columns that the pipeline needs were read.
             findings.append(make_finding("episodes-unreadable", one_line(error), Place(file=file), severity="warning"))
     return columns

@@ -11,7 +11,7 @@ from raypipe.validate.mixture_report import MixtureReport
 def write_report(
     report: Report | MixtureReport, *, exclude_file: Path | None = None, html_file: Path | None = None
 ) -> None:
-    """Write the report to the files that are given; its `to_json` is for programs."""
+    """Write the report to the given files, for people and for the pipeline; for programs there is `to_json`."""
     if exclude_file is not None:
         _write(exclude_file, _format_exclude_file(report))
     if html_file is not None:

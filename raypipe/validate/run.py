@@ -1,4 +1,4 @@
-"""Checks a whole dataset: plans the units of work, has them done, and puts together what they tell.
+"""Checks a whole dataset: plans the units of work, runs them, and joins their results.
 
 ::
 
@@ -6,8 +6,8 @@
                                  |
             structure + whole + stats  ->  Report
 
-A unit is one file. Units are packed into tasks of some size, since a task costs Ray about a millisecond, and a fixed
-number of tasks is in flight. A task that raises is an error of raypipe; bad data makes findings.
+A unit is one file. A task takes several units, since it costs Ray about a millisecond, and a fixed number of tasks is
+in flight. A task that raises shows a bug in raypipe; bad data makes findings.
 """
 
 import time
@@ -35,27 +35,27 @@ Advance = Callable[[int], None]
 
 _TASK_FRAMES: Final = 50_000
 _TASK_FILES: Final = 64
-"""A task has about so many rows, and no more files: some tenths of a second."""
+"""The most rows of a task, and the most files: some tenths of a second of work."""
 
 _SMALL_FRAMES: Final = {False: 500_000, True: 20_000}
 _SMALL_FILES: Final = 500
-"""Up to here a dataset is checked sooner than Ray starts; fewer frames if they are decoded."""
+"""Up to this size, checking takes less time than starting Ray; the limit is lower if frames are decoded."""
 
 
 def validate_dataset(
     root: str, *, deep: bool = False, where: CheckWhere = "auto", progress: bool = False, title: str = "checking files"
 ) -> Report:
-    """Return all that is wrong with the dataset at `root`; reads every data file, and the index of every video.
+    """Return all findings on the dataset at `root`; reads every data file, and the index of every video.
 
     Args:
         deep: also decode every frame of every camera.
         where: ``process`` runs in this process, ``ray`` on a Ray cluster, and ``auto`` in this process if the dataset
             is small.
-        progress: show a bar, if a person looks.
-        title: what stands before the bar.
+        progress: show a bar, at a terminal or in a notebook.
+        title: the text before the bar.
 
     Raises:
-        DatasetError: there is no folder at `root`. Everything else that is wrong with a dataset is a finding.
+        DatasetError: there is no folder at `root`. Everything else that is wrong is a finding.
     """
     check_where(where)
     started = time.monotonic()
@@ -83,7 +83,7 @@ def validate_dataset(
 
 
 def check_rows(outline: Outline) -> tuple[Finding, ...]:
-    """Return what the rows of a dataset tell, as `validate_dataset` does; reads every data file, in this process."""
+    """Return the findings of `validate_dataset` on the rows of a dataset; reads every data file, in this process."""
     promises = read_promises(outline, is_deep=False)
     data = [check_data_file(promises, unit) for unit in plan_units(outline)[0] if isinstance(unit, DataUnit)]
     findings = [*promises.findings, *(finding for result in data for finding in result.findings)]
@@ -93,19 +93,19 @@ def check_rows(outline: Outline) -> tuple[Finding, ...]:
 def _check_together(
     outline: Outline, promises: Promises, data: Sequence[DataResult]
 ) -> tuple[list[Finding], EpisodeSummary]:
-    """Return what only all data files together tell, and the summary of all episodes."""
+    """Return the findings that need all data files together, and the summary of all episodes."""
     summary = join_summaries([result.summary for result in data])
     return [*check_whole(promises, data, summary), *check_stats(promises, outline.files, summary)], summary
 
 
 def check_where(where: str) -> None:
-    """Raise if `where` is none of the places where files can be checked."""
+    """Raise a `ConfigError` if `where` is not a place where files can be checked."""
     if where not in get_args(CheckWhere):
         raise ConfigError(f"where is {where!r}{suggest(where, get_args(CheckWhere))}")
 
 
 def is_small(num_frames: int, num_files: int, deep: bool) -> bool:
-    """Return whether so much is checked in this process sooner than Ray starts."""
+    """Return whether checking this much here takes less time than starting Ray."""
     return num_files <= _SMALL_FILES and num_frames <= _SMALL_FRAMES[deep]
 
 
@@ -121,7 +121,7 @@ def _count(promises: Promises, results: Sequence[FileResult]) -> Counts:
 
 
 def check_unit(promises: Promises, unit: Unit) -> FileResult:
-    """Return what one file tells."""
+    """Return the result of checking one file."""
     if not isinstance(unit, DataUnit):
         return check_video_file(promises, unit)
     result = check_data_file(promises, unit)
@@ -134,7 +134,7 @@ def check_unit(promises: Promises, unit: Unit) -> FileResult:
 
 
 def pack_units(promises: Promises, units: Sequence[Unit]) -> list[list[Unit]]:
-    """Return the units in tasks of some size; a video that is decoded is a task of its own, as it may crash."""
+    """Return the units packed into tasks; a video to decode is a task of its own, since it may crash."""
     tasks: list[list[Unit]] = []
     frames, kind = 0, ""
     for unit in units:
@@ -166,15 +166,15 @@ def _check_units(promises: Promises, units: Sequence[Unit]) -> list[FileResult]:
 
 
 def _run_on_ray(promises: Promises, units: Sequence[Unit], advance: Advance) -> list[FileResult]:
-    """Run the units as Ray tasks, a bounded number in flight; results are in the order in which they come."""
+    """Run the units as Ray tasks, a bounded number in flight; return the results in the order of completion."""
     import ray
 
     from raypipe.storage import share_gate
 
     with running_ray():
-        # What this process has asked of the Hub counts too.
+        # Counts what this process has already asked of the Hub, too.
         share_gate()
-        # Bad data raises nothing, so what raises is a defect and is not tried again; what crashes is tried once more.
+        # Bad data raises nothing, so an error is a bug and is not retried. A crash is retried once.
         task = ray.remote(num_cpus=1, max_retries=1, retry_exceptions=False)(_check_units)
         shared = ray.put(promises)
         waiting = pack_units(promises, units)[::-1]
@@ -191,7 +191,7 @@ def _run_on_ray(promises: Promises, units: Sequence[Unit], advance: Advance) -> 
                 found: list[FileResult] = ray.get(done[0])
             except ray.exceptions.WorkerCrashedError as error:
                 if len(chosen) > 1:
-                    # One of them is to blame: each on its own.
+                    # One of these units crashed: run each alone.
                     waiting += [[unit] for unit in chosen]
                     continue
                 found = [_crashed(promises, chosen[0], error)]
@@ -211,7 +211,7 @@ def _crashed(promises: Promises, unit: Unit, error: Exception) -> FileResult:
 
 @contextmanager
 def running_ray() -> Iterator[None]:
-    """Use the Ray that is there, or have one while the body runs."""
+    """Use the running Ray, or start one for the time of the body."""
     import ray
 
     if ray.is_initialized():

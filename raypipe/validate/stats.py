@@ -1,6 +1,6 @@
-"""The stored statistics against the values: those of the dataset, and those of every episode where they are stored.
+"""Compares the stored statistics with the values: those of the dataset, and those by episode if there are any.
 
-Only features of rows are compared. A camera's statistics are an estimate from a few pixels.
+Compares only features of rows. A camera's statistics are an estimate from a few pixels.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,24 +20,25 @@ from raypipe.validate.promises import Promises
 from raypipe.validate.summary import EpisodeSummary
 
 _BOUND_TOLERANCE = 1e-4
-"""Of a feature's largest value: room for float32 and for decimals in JSON."""
+"""Share of a feature's largest value: room for float32 and for decimals in JSON."""
 
 _MEAN_TOLERANCE = 1e-3
-"""Of a feature's range: writers add up in float32."""
+"""Share of a feature's range: writers add up in float32."""
 
 _FLAT_STD = 1e-3
-"""A quarter of a step of 8 bits, as a deviation of all pixels of a camera: a picture of one colour has more noise."""
+"""A quarter of an 8-bit step, as the standard deviation of all pixels of a camera: even pictures of one colour have
+more noise."""
 
 _BATCH_ROWS = 1000
-"""Episodes whose statistics are in memory at once."""
+"""How many episodes' statistics are in memory at once."""
 
 Stored = Mapping[str, Mapping[str, Any]]
 
 
 def check_stats(promises: Promises, files: Sequence[str], summary: EpisodeSummary) -> list[Finding]:
-    """Return where stored statistics are missing, cannot be read, or are not those of the values.
+    """Return where stored statistics are missing, cannot be read, or do not match the values.
 
-    An episode that has not its promised rows is told already: its values are not blamed on the statistics.
+    Episodes without their promised rows are not compared: another finding reports them.
     """
     storage = promises.meta.storage
     if not summary.moments:
@@ -89,7 +90,7 @@ def _check_global(storage: Storage, summary: EpisodeSummary, cameras: Sequence[s
 
 
 def _check_flat(stored: Stored, cameras: Sequence[str]) -> list[Finding]:
-    """Return the cameras whose deviation cannot be that of pictures: pixels divided by it would be in the thousands."""
+    """Return the cameras whose deviation is too small for pictures: pixels divided by it would be in the thousands."""
     findings = []
     for name in cameras:
         try:
@@ -119,7 +120,7 @@ def _check_episodes(
     except DAMAGE as error:
         findings.append(make_finding("stats-unreadable", one_line(error), Place(file=file)))
         return findings
-    # The columns of v3.0 are there for all episodes of a file or for none.
+    # In v3.0, a file has the columns for all its episodes or for none.
     if not seen.all() and file == PER_EPISODE:
         lost = tuple(numbers[~seen].tolist())
         findings.append(
@@ -176,13 +177,13 @@ def _compare(stored: Any, true: Mapping[str, NDArray[Any]], place: Place) -> lis
 
 
 def bound_room(low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.float64]:
-    """Return by how much a stored end of a range may differ from that of the values."""
+    """Return by how much a stored minimum or maximum may differ from that of the values."""
     scale = np.maximum(np.abs(low), np.abs(high)).astype(np.float64)
     return np.asarray(_BOUND_TOLERANCE * scale + 1e-6)
 
 
 def _read_lines(storage: Storage) -> Iterator[tuple[int, Stored]]:
-    """Yield the statistics of v2.1, an episode at a time."""
+    """Yield the statistics of v2.1, one episode at a time."""
     with storage.open_file(PER_EPISODE) as stream:
         for number, line in enumerate(read_lines(stream), start=1):
             if not line.strip():
@@ -196,7 +197,7 @@ def _read_lines(storage: Storage) -> Iterator[tuple[int, Stored]]:
 
 
 def _read_columns(storage: Storage, name: str, features: Sequence[str]) -> Iterator[tuple[int, Stored]]:
-    """Yield the statistics of v3.0, an episode at a time, read by row group."""
+    """Yield the statistics of v3.0, one episode at a time; reads by row group."""
     wanted = {f"stats/{f}/{s}": (f, s) for f in features for s in ("min", "max", "mean", "count")}
     try:
         with open_parquet(storage, name) as parquet:

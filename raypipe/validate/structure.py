@@ -1,4 +1,4 @@
-"""What ``meta/`` and the list of files tell, before any of them is opened. Pure."""
+"""What ``meta/`` and the list of files show, before any file is opened. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.outline import INFO, Outline
 
 _KEYS = ("total_episodes", "total_frames", "total_tasks", "chunks_size", "data_path", "robot_type")
-"""Keys that every writer gives and that raypipe can do without."""
+"""Keys that every writer stores and that raypipe can do without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ Unit = DataUnit | VideoUnit
 
 
 def plan_units(outline: Outline) -> tuple[list[Unit], list[Finding]]:
-    """Return the files to look into, and what is to say of those that are not there or not named."""
+    """Return the files to check, and findings on files that are missing or that nothing names."""
     meta, there = outline.meta, set(outline.files)
     data = _by_file(meta.data_file(row) for row in range(len(meta.episodes)))
     findings = [_missing(meta, name, rows, "") for name, rows in data.items() if name not in there]
@@ -57,14 +57,14 @@ def plan_units(outline: Outline) -> tuple[list[Unit], list[Finding]]:
         units += [VideoUnit(name=name, camera=camera, rows=rows) for name, rows in videos.items() if name in there]
     if outline.has_episodes:
         return units, [*findings, *_extra_files(outline.files, named)]
-    # Nothing is promised: what is there is looked at for itself.
+    # Without an episode table nothing is promised: check every file on its own.
     units += [DataUnit(name=name, rows=()) for name in outline.files if _is_below(name, "data", ".parquet")]
     units += [VideoUnit(name=name, camera="", rows=()) for name in outline.files if _is_below(name, "videos", ".mp4")]
     return units, findings
 
 
 def check_structure(outline: Outline) -> list[Finding]:
-    """Return what is to say of ``info.json`` and of the episode table."""
+    """Return the findings on ``info.json`` and on the episode table."""
     findings = [*outline.findings, *_check_keys(outline.info), *_check_layout(outline)]
     findings += [
         make_finding("feature-unknown", why, Place(file=INFO, feature=name))
@@ -126,7 +126,7 @@ def _extra_files(files: Sequence[str], named: set[str]) -> list[Finding]:
 
 
 def _check_keys(info: Mapping[str, Any]) -> list[Finding]:
-    """Return the keys that are missing and have a default; those without one are told by the outline."""
+    """Return findings on missing keys that have a default; the outline reports those without one."""
     return [
         make_finding("info-key", f"{key} is missing", Place(file=INFO, feature=key), severity="warning")
         for key in _KEYS
@@ -158,7 +158,7 @@ def _check_counts(outline: Outline) -> list[Finding]:
         is_told = any(f.kind == "count-mismatch" and f.place.feature == key for f in outline.findings)
         if key not in info or info[key] == count or is_told or (key == "total_tasks" and not outline.has_tasks):
             continue
-        # Only the datasets of v2.x have these two, and nobody reads them.
+        # Only v2.x datasets have these two, and no program reads them.
         is_unused = key in ("total_videos", "total_chunks")
         if is_unused and meta.is_packed:
             continue
@@ -187,7 +187,7 @@ def _check_numbers(meta: DatasetMeta) -> list[Finding]:
 
 
 def _check_task_texts(meta: DatasetMeta) -> list[Finding]:
-    """Return the texts in the episode table that are no task; numbers of tasks pass too, as some datasets have them."""
+    """Return findings on texts in the episode table that are not tasks; some datasets have task numbers, which pass."""
     if not len(meta.tasks):
         return []
     texts = pc.unique(pc.list_flatten(meta.episodes.tasks.combine_chunks())).to_pylist()

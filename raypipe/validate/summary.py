@@ -1,4 +1,4 @@
-"""What is kept of every episode while a dataset is checked: a few numbers, as columns."""
+"""The few numbers that validate keeps of every episode while it checks a dataset, as columns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 class Moments:
     """Minimum, maximum and mean of a feature in each episode: ``(episodes, numbers)`` float32.
 
-    NaN where an episode has none, or has values that are not finite.
+    NaN if an episode has no values, or values that are not finite.
     """
 
     minimum: NDArray[np.float32]
@@ -22,25 +22,25 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpisodeSummary:
-    """What was measured of the episodes whose rows could be read, in columns of equal length."""
+    """The measurements of the episodes whose rows can be read, as columns of equal length."""
 
     episode_index: NDArray[np.int64]
     num_frames: NDArray[np.int64]
     """Distinct frames in the rows."""
     first_index: NDArray[np.int64]
-    """``index`` of the first frame; -1 where the rows have none."""
+    """``index`` of the first frame; -1 if the rows have none."""
     is_sound: NDArray[np.bool_]
-    """Whether frames count 0, 1, 2, ... each once; the columns below mean something then."""
+    """Whether frames count 0, 1, 2, ... each once. The columns below are meaningful only then."""
     offset_s: NDArray[np.float64]
-    """The first timestamp; NaN where there is none."""
+    """The first timestamp; NaN if there is none."""
     drift_s: NDArray[np.float64]
-    """The timestamp furthest from ``first + frame / fps``, signed."""
+    """By how much timestamps differ from ``first + frame / fps`` at most, signed."""
     step_s: NDArray[np.float64]
-    """The median step of timestamps; NaN below two frames."""
+    """The median step of timestamps; NaN with fewer than two frames."""
     digest: NDArray[np.uint64]
-    """A hash of the values of all features, frame by frame; 0 where they never change."""
+    """A hash of the values of all features, frame by frame; 0 if they never change."""
     moments: Mapping[str, Moments]
-    """By feature of rows, the index columns aside."""
+    """By feature of rows, without the index columns."""
 
     def __len__(self) -> int:
         return len(self.episode_index)

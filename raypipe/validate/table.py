@@ -1,4 +1,4 @@
-"""Findings for a person at a terminal: one line for all that are alike."""
+"""Findings for a person at a terminal: one line for findings that are alike."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim", "none": "green"}
-"""Of a terminal, by severity."""
+"""The terminal's colour for each severity."""
 _SHOWN_RUNS = 6
 
 
@@ -39,7 +39,7 @@ class Fold:
 
     @property
     def place(self) -> str:
-        """Where the findings are, shortened."""
+        """Where the findings are, in short form."""
         parts = [self.feature] if self.feature else []
         if self.files:
             parts.append(self.files[0] + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""))
@@ -49,13 +49,13 @@ class Fold:
 
     @property
     def message(self) -> str:
-        """What the first of them says, and how many say the like."""
+        """What the first finding says, and how many are like it."""
         more = len(self.findings) - 1
         return self.findings[0].message + (f" (and {more} more like it)" if more else "")
 
 
 def fold_findings(findings: Iterable[Finding]) -> list[Fold]:
-    """Return the findings with those of the same kind, severity and feature put together, in their order."""
+    """Return the findings folded by kind, severity and feature, in their order."""
     alike: dict[tuple[str, Severity, str], list[Finding]] = defaultdict(list)
     for finding in findings:
         alike[finding.kind, finding.severity, finding.place.feature].append(finding)
@@ -66,7 +66,7 @@ def fold_findings(findings: Iterable[Finding]) -> list[Fold]:
 
 
 def format_runs(numbers: Sequence[int], most: int = _SHOWN_RUNS) -> str:
-    """Return ascending numbers as runs: ``0-2, 5, 7-9``, the last ones left out beyond `most` runs."""
+    """Return ascending numbers as runs, such as ``0-2, 5, 7-9``; shows at most `most` runs."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -79,7 +79,7 @@ def format_runs(numbers: Sequence[int], most: int = _SHOWN_RUNS) -> str:
 
 
 def summary_lines(report: Report) -> list[tuple[str, str]]:
-    """Return what was looked at and what came of it, as names and texts."""
+    """Return what validate looked at and what it found, as names and texts."""
     return [
         ("root", report.root),
         ("format", f"{report.version}, {report.fps:g} fps"),
@@ -89,7 +89,7 @@ def summary_lines(report: Report) -> list[tuple[str, str]]:
 
 
 def count_lines(counts: Counts, *, is_deep: bool) -> list[tuple[str, str]]:
-    """Return what was looked at, as names and texts."""
+    """Return what validate looked at, as names and texts."""
     decoded = f", {counted(counts.decoded_frames, 'camera frame')} decoded" if is_deep else ""
     return [
         ("looked at", f"{counted(counts.episodes, 'episode')}, {counted(counts.frames, 'frame')}"),
@@ -104,7 +104,7 @@ def severity_text(findings: Iterable[Finding]) -> str:
 
 
 def findings_table(report: Report) -> "Group":
-    """Return the report for a terminal: what was looked at, then a table with a row for findings that are alike."""
+    """Return the report for a terminal: what validate looked at, then a table with a row per fold."""
     from rich.console import Group
     from rich.text import Text
 
@@ -128,7 +128,7 @@ def lines_table(lines: Iterable[tuple[str, str]]) -> "Table":
 
 
 def folds_table(findings: Iterable[Finding]) -> "Table":
-    """Return findings as a table for a terminal, a row for those that are alike."""
+    """Return a table for a terminal, with a row for findings that are alike."""
     from rich.table import Table
     from rich.text import Text
 
@@ -139,7 +139,7 @@ def folds_table(findings: Iterable[Finding]) -> "Table":
         table.add_column(title, overflow="fold")
     for fold in fold_findings(findings):
         severity = Text(fold.severity, style=STYLES[fold.severity])
-        # Names of files and tasks are data: no markup in them.
+        # Names of files and tasks are data: do not read markup in them.
         cells = [Text(text) for text in (fold.kind, fold.place, fold.message, fold.findings[0].remedy)]
         table.add_row(severity, *cells)
     return table

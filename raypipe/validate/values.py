@@ -1,4 +1,4 @@
-"""The values of the features in one data file: types, shapes, empty and unfinite values, moments. Pure."""
+"""Checks the values of the features in one data file: types, shapes, empty and non-finite values, moments. Pure."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -16,22 +16,22 @@ from raypipe.validate.findings import Finding, Place, make_finding
 from raypipe.validate.summary import Moments
 
 MAX_FRAMES = 8
-"""Frames that a finding names."""
+"""How many frames a finding names at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """The episodes of one data file, as runs of its rows after they were put in order."""
+    """The episodes of one data file, as runs of its rows after sorting."""
 
     numbers: NDArray[np.int64]
     starts: NDArray[np.int64]
     counts: NDArray[np.int64]
     order: NDArray[np.int64]
-    """The file's row at each place of the order."""
+    """The file's row at each position of the sorted rows."""
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the file has its rows in this order already."""
+        """Whether the file already has its rows in this order."""
         return bool(np.array_equal(self.order, np.arange(len(self.order))))
 
 
@@ -52,9 +52,9 @@ def stored_kind(kind: pa.DataType) -> str:
 
 
 def read_column(table: pa.Table, feature: Feature, name: str) -> NDArray[Any] | Finding:
-    """Return the values of a feature as the pipeline gives them, or what keeps it from doing so.
+    """Return the values of a feature as the pipeline gives them, or a finding if the pipeline cannot read them.
 
-    The finding names no episode: see `blame`.
+    The finding names no episode; `blame` adds the episodes.
     """
     kind = stored_kind(table.schema.field(feature.name).type)
     if not kind:
@@ -68,7 +68,7 @@ def read_column(table: pa.Table, feature: Feature, name: str) -> NDArray[Any] | 
 
 
 def _reason(table: pa.Table, feature: Feature, kind: str) -> tuple[str, str]:
-    """Return the kind of finding and the message for a column that the pipeline refuses."""
+    """Return kind and message of the finding on a column that the pipeline refuses."""
     column = table.column(feature.name)
     if column.null_count or _inner_nulls(column):
         return (
@@ -94,7 +94,7 @@ def _inner_nulls(column: pa.ChunkedArray) -> bool:
 
 
 def blame(finding: Finding, table: pa.Table, feature: Feature, episode: NDArray[np.int64]) -> Finding:
-    """Return the finding with the episodes whose own rows show it."""
+    """Return the finding with the episodes whose own rows cause it."""
     bad = [
         int(number)
         for number in np.unique(episode)
@@ -105,7 +105,7 @@ def blame(finding: Finding, table: pa.Table, feature: Feature, episode: NDArray[
 
 
 def check_stored_kind(table: pa.Table, feature: Feature, name: str) -> list[Finding]:
-    """Return a note where a column is of another kind than declared and its values are right all the same."""
+    """Return a note if a column is stored as another kind than declared, though its values can be read as declared."""
     stored = table.schema.field(feature.name).type
     kind, wanted = stored_kind(stored), np.dtype(feature.dtype).kind.replace("u", "i")
     if kind == wanted or feature.name in INDEX_FEATURES:
@@ -117,7 +117,7 @@ def check_stored_kind(table: pa.Table, feature: Feature, name: str) -> list[Find
 def measure_feature(
     values: NDArray[Any], feature: Feature, segments: Segments, name: str
 ) -> tuple[Moments, list[Finding]]:
-    """Return the moments of a feature in each episode, and where it is not finite.
+    """Return the moments of a feature in each episode, and findings on values that are not finite.
 
     Args:
         values: in the order of the segments.
@@ -173,7 +173,7 @@ def _named(feature: Feature, number: int) -> str:
 def digest_episodes(
     values: Mapping[str, NDArray[Any]], moments: Mapping[str, Moments], segments: Segments
 ) -> NDArray[np.uint64]:
-    """Return a hash of the values of every episode; 0 for one whose values never change, which tell nothing."""
+    """Return a hash of the values of every episode; 0 if they never change, since such values tell nothing."""
     digests = np.zeros(len(segments.numbers), np.uint64)
     changes = np.zeros(len(segments.numbers), np.bool_)
     for part in moments.values():
@@ -189,5 +189,5 @@ def _digest(parts: Sequence[NDArray[Any]]) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(np.ascontiguousarray(part).view(np.uint8).reshape(-1).data)
-    # 0 stands for none.
+    # 0 means no hash.
     return int.from_bytes(digest.digest(), "little") or 1

@@ -1,4 +1,4 @@
-"""One video file: what its index says, against its episodes and what ``info.json`` declares."""
+"""Checks the index of one video file against its episodes and against what ``info.json`` declares."""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,15 @@ from raypipe.validate.promises import Promises
 from raypipe.validate.structure import VideoUnit
 
 LONG_GOP = 60
-"""Frames between keyframes above which it is worth a note: LeRobot's recorder has 2, an encoder's own choice is 250."""
+"""A larger distance between keyframes is worth a note: LeRobot's recorder writes 2 frames, encoders choose 250."""
 
 _RATE_TOLERANCE = 0.01
-"""29.97 passes for 30, 24 not for 25."""
+"""29.97 passes for 30, but 24 does not pass for 25."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VideoResult:
-    """What one video file tells."""
+    """The result of checking one video file."""
 
     unit: VideoUnit
     findings: tuple[Finding, ...]
@@ -32,10 +32,10 @@ class VideoResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VideoSpans:
-    """The episodes of one video file, in the order in which they are in it."""
+    """The episodes of one video file, in file order."""
 
     rows: NDArray[np.int64]
-    """Of the episode table."""
+    """Rows of the episode table."""
     first: NDArray[np.int64]
     length: NDArray[np.int64]
     drift_s: NDArray[np.float64]
@@ -45,7 +45,7 @@ class VideoSpans:
 
 
 def check_video_file(promises: Promises, unit: VideoUnit) -> VideoResult:
-    """Return what is to say of one video file; decodes it, if the promises are deep."""
+    """Return the findings on one video file; decodes it if the promises are deep."""
     try:
         container = retry_transient(lambda: read_container(promises.meta.storage.for_a_look(), unit.name))
     except (DatasetError, OSError) as error:
@@ -71,7 +71,7 @@ def check_video_file(promises: Promises, unit: VideoUnit) -> VideoResult:
 
 
 def find_spans(promises: Promises, unit: VideoUnit, container: Container) -> VideoSpans:
-    """Return where the episodes of a file are in it, as the pipeline finds them."""
+    """Return where the episodes of a file are, found as the pipeline finds them."""
     rows = np.array(unit.rows, np.int64)
     index, episodes = container.index, promises.meta.episodes
     if index is None or not len(rows) or not len(index):
@@ -81,7 +81,7 @@ def find_spans(promises: Promises, unit: VideoUnit, container: Container) -> Vid
     firsts = first_frames(episodes.videos[unit.camera].from_timestamp[rows], length, index.pts_s)
     is_near = firsts.is_counted | (firsts.drift_s <= 0.5 / promises.meta.fps) | np.isnan(promises.meta.fps)
     is_stored = _stored(container)
-    # Frames of an episode that the file has but whose bytes are cut off are not there.
+    # A frame in the index whose bytes are cut off counts as missing.
     cut = np.concatenate([[0], np.cumsum(~is_stored)])
     stop = np.minimum(firsts.frame + length, len(index))
     is_whole = (firsts.frame + length <= len(index)) & (cut[stop] == cut[firsts.frame])
@@ -105,7 +105,7 @@ def _place(promises: Promises, unit: VideoUnit, rows: tuple[int, ...], frames: t
 
 
 def _check_declared(promises: Promises, unit: VideoUnit, container: Container, feature: Feature) -> list[Finding]:
-    """Return where the file is not of the declared codec, size or rate, and whether its keyframes are far apart."""
+    """Return where codec, size or rate are not as declared, and whether keyframes are far apart."""
     place, findings = _place(promises, unit, ()), []
     found = container.format
     if feature.codec and not same_codec(feature.codec, found.codec):
@@ -130,7 +130,7 @@ def _check_declared(promises: Promises, unit: VideoUnit, container: Container, f
 
 
 def _check_frames(promises: Promises, unit: VideoUnit, container: Container, spans: VideoSpans) -> list[Finding]:
-    """Return what is wrong with the frames that the episodes should have in the file."""
+    """Return findings on the frames that the episodes should have in the file."""
     assert container.index is not None
     count, pts_s = len(container.index), container.index.pts_s
     if not count:
@@ -153,7 +153,7 @@ def _check_frames(promises: Promises, unit: VideoUnit, container: Container, spa
 def _late(
     promises: Promises, unit: VideoUnit, row: int, first: int, is_counted: bool, pts_s: NDArray[np.float64]
 ) -> Finding:
-    """Return the finding on an episode whose ``from_timestamp`` is not that of its first frame."""
+    """Return the finding on an episode whose ``from_timestamp`` is not the time of its first frame."""
     start = float(promises.meta.episodes.videos[unit.camera].from_timestamp[row])
     found = f"by the lengths it starts with frame {first}" if is_counted else f"the nearest frame is {first}"
     message = f"from_timestamp is {start:.4f} s; {found}, at {pts_s[first]:.4f} s of {counted(len(pts_s), 'frame')}"
@@ -162,7 +162,7 @@ def _late(
 
 
 def _check_bytes(promises: Promises, unit: VideoUnit, container: Container, spans: VideoSpans) -> list[Finding]:
-    """Return the episodes whose frames lie behind the end of the file: its index may stand before them."""
+    """Return the episodes with frames past the end of the file: an index in front of them survives a cut."""
     is_cut = ~_stored(container)
     if not is_cut.any():
         return []
@@ -183,7 +183,7 @@ def _check_bytes(promises: Promises, unit: VideoUnit, container: Container, span
 
 
 def _check_neighbours(promises: Promises, unit: VideoUnit, spans: VideoSpans, count: int) -> list[Finding]:
-    """Return episodes that share frames, and videos with frames to spare where an episode has its own file."""
+    """Return episodes that share frames, and, where an episode has its own file, videos with frames to spare."""
     findings = []
     stops = spans.first + spans.length
     for position in np.flatnonzero(stops[:-1] > spans.first[1:]):
@@ -200,7 +200,7 @@ def _check_neighbours(promises: Promises, unit: VideoUnit, spans: VideoSpans, co
 
 
 def _check_ends(promises: Promises, unit: VideoUnit, spans: VideoSpans, is_late: NDArray[np.bool_]) -> list[Finding]:
-    """Return episodes whose ``to_timestamp`` is not a length after ``from_timestamp``."""
+    """Return episodes whose ``to_timestamp`` minus ``from_timestamp`` is not their length."""
     fps = promises.meta.fps
     rows = spans.rows
     start = promises.meta.episodes.videos[unit.camera].from_timestamp[rows]
@@ -209,7 +209,7 @@ def _check_ends(promises: Promises, unit: VideoUnit, spans: VideoSpans, is_late:
     )
     off = stop - start - spans.length / fps
     findings = []
-    # A start that is wrong is told already.
+    # Another finding reports a wrong start.
     for position in np.flatnonzero((np.abs(off) > 0.5 / fps) & ~is_late):
         message = (
             f"to_timestamp is {stop[position]:.4f} s; {counted(int(spans.length[position]), 'frame')} from "

@@ -1,4 +1,4 @@
-"""What only all files of a dataset together tell: rates, numbering, columns, doubles. Pure."""
+"""What only all files of a dataset together show: rates, numbering, columns, duplicates. Pure."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ from raypipe.validate.promises import Promises
 from raypipe.validate.summary import EpisodeSummary
 
 LEROBOT_TOLERANCE_S = 1e-4
-"""How far LeRobot lets a row's timestamp be from its video frame's."""
+"""How far LeRobot lets a row's timestamp differ from its video frame's."""
 
 _RATE_TOLERANCE = 0.1
-"""A wall clock drifts by a few percent; the wrong one of two usual rates is off by more."""
+"""A wall clock drifts by a few percent; confusing two usual rates gives a larger error."""
 
 
 def check_whole(promises: Promises, results: Sequence[DataResult], summary: EpisodeSummary) -> list[Finding]:
-    """Return what is to say with the results of all data files at hand."""
+    """Return the findings that need the results of all data files."""
     files = _data_files(promises, summary)
     return [
         *_check_columns(promises, results),
@@ -35,7 +35,7 @@ def check_whole(promises: Promises, results: Sequence[DataResult], summary: Epis
 
 
 def _data_files(promises: Promises, summary: EpisodeSummary) -> list[str]:
-    """Return the data file of every episode of the summary; empty names where no table tells."""
+    """Return the data file of every episode of the summary; empty names if there is no episode table."""
     if not promises.has_episodes:
         return [""] * len(summary)
     rows = np.searchsorted(promises.meta.episodes.episode_index, summary.episode_index)
@@ -70,7 +70,7 @@ def _missing_column(
     place = Place(file=lacking[0].unit.name, feature=name)
     if name in INDEX_FEATURES and (is_everywhere or not is_declared):
         if name == "episode_index" and promises.meta.is_packed:
-            # Told with each file: rows of several episodes cannot be told apart.
+            # Reported for each file: without the column, rows of several episodes cannot be told apart.
             return []
         return [make_finding("column-derived", f"no column {name!r} in {counted(len(lacking), 'data file')}", place)]
     if is_everywhere:
@@ -114,7 +114,7 @@ def _judge_timestamps(offset: float, drift: float, fps: float, num_frames: int) 
         )
     if abs(offset) > 0.5 / fps:
         return "timestamp-offset", f"the first timestamp is {offset:.4f} s, {offset * fps:.2f} frames from 0"
-    # Timestamps are float32: at an hour they are 0.2 ms apart.
+    # Timestamps are float32: after an hour they are 0.2 ms apart.
     rounding = float(np.spacing(np.float32(num_frames / fps)))
     off = max(abs(drift), abs(offset), abs(offset + drift))
     if off > LEROBOT_TOLERANCE_S + rounding:
@@ -123,15 +123,15 @@ def _judge_timestamps(offset: float, drift: float, fps: float, num_frames: int) 
 
 
 def _check_numbering(promises: Promises, summary: EpisodeSummary, files: Sequence[str]) -> list[Finding]:
-    """Return the episodes at which ``index`` does not go on where the episode before it ended.
+    """Return the episodes whose ``index`` does not continue from the end of the episode before.
 
-    Where rows and table disagree on a length, it may go on by either.
+    If rows and table disagree on a length, it may continue by either.
     """
     if not promises.has_episodes or not len(summary):
         return []
     episodes = promises.meta.episodes
     rows = np.searchsorted(episodes.episode_index, summary.episode_index)
-    # An episode that starts at 0 with nothing before it stands for what precedes the first.
+    # An imaginary empty episode at index 0 comes before the first one.
     first = np.concatenate([[0], summary.first_index])
     start = np.concatenate([[0], (np.cumsum(episodes.length) - episodes.length)[rows]])
     extra = np.concatenate([[0], summary.num_frames - episodes.length[rows]])
@@ -147,7 +147,7 @@ def _check_numbering(promises: Promises, summary: EpisodeSummary, files: Sequenc
 
 
 def _check_ranges(promises: Promises, summary: EpisodeSummary) -> list[Finding]:
-    """Return the episodes whose stored range of ``index`` is not that of their rows."""
+    """Return the episodes whose stored range of ``index`` does not match their rows."""
     if not promises.has_from_index or not promises.has_episodes:
         return []
     episodes = promises.meta.episodes
@@ -165,7 +165,7 @@ def _check_ranges(promises: Promises, summary: EpisodeSummary) -> list[Finding]:
 
 
 def _check_constants(meta: DatasetMeta, summary: EpisodeSummary) -> list[Finding]:
-    """Return the features of which some numbers are the same in every frame of the dataset."""
+    """Return the features with numbers that are the same in every frame of the dataset."""
     findings = []
     if summary.num_frames.sum() < 2:
         return []
