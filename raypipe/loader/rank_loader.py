@@ -177,7 +177,7 @@ class RankLoader:
 
     @property
     def rank(self) -> int:
-        """This loader's rank."""
+        """The rank of this loader."""
         return self._job.rank
 
     @property
