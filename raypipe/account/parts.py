@@ -1,7 +1,7 @@
-"""What was handed to the trainer, as values: parts, which merge over ranks, and the account that they make.
+"""Represent what ranks handed to the trainer as values: parts, which merge over ranks, and the account of all parts.
 
-A *part* is what ranks handed over from where a pass of an epoch began up to some state. It is built from the frames in
-the batches, never from the plan: else the two could not differ.
+A *part* is what ranks handed over from the beginning of a pass of an epoch up to some state. It comes from the frames
+in the batches, never from the plan: otherwise the two could not differ.
 
 ::
 
@@ -9,8 +9,8 @@ the batches, never from the plan: else the two could not differ.
     |---- part, 4 ranks ----|-- part, 4 ranks --|- part, 3 ranks -|---- part ...
     start                   restart             restart, new leg
 
-    part    emitted   runs of frames, each rank's together
-            repeated  runs: the tail's repeats, and what stands in for batches of bad data
+    part    emitted   runs of frames, of all ranks together
+            repeated  runs: repeats of the tail, and stand-ins for batches of bad data
             skipped   runs by episode, with the reason
             ranks     for each: frames, frames per lane, and a digest of their order
 """
@@ -36,7 +36,7 @@ class Skip:
     dataset: int
     episode: int
     frames: Runs
-    """On the axis of accounts, each once."""
+    """Frames on the axis of accounts, each once."""
 
     why: str
     """The first line of the error."""
@@ -59,7 +59,7 @@ class RankRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What ranks handed over from one start of an epoch's pass up to one state."""
+    """What ranks handed over from the start of a pass up to one state."""
 
     epoch: int
     legs: tuple[Leg, ...]
@@ -77,7 +77,7 @@ class Part:
 
     num_steps: int
     ranks: tuple[RankRecord, ...]
-    """By rank: one in a rank's own part, all when they are merged."""
+    """Records by rank: one in a rank's own part, all in a merged part."""
 
     emitted: Runs
     repeated: Runs
@@ -100,7 +100,7 @@ class Part:
 
     @cached_property
     def digest(self) -> str:
-        """Of everything in the part but `before`."""
+        """Digest of everything in the part except `before`."""
         skips = [(skip.dataset, skip.episode, skip.why) for skip in self.skipped]
         runs = [self.emitted, self.repeated, *(skip.frames for skip in self.skipped)]
         told = [self.epoch, list(map(astuple, self.legs)), self.spec.to_dict(), self.selection, self.world_size]
@@ -120,22 +120,22 @@ class Part:
 
     @property
     def start_key(self) -> tuple[Any, ...]:
-        """What tells where, by whom and which time the part begins; equal on all ranks and at every later state."""
+        """Identifies the start of the part: place, attempt and turn. Equal on all ranks and at every later state."""
         return (*self.place_key, self.attempt, self.turn)
 
     @property
     def place_key(self) -> tuple[Any, ...]:
-        """What tells where the part begins."""
+        """Identifies the place where the part begins."""
         return (self.epoch, self.legs, self.spec, self.selection, self.world_size, self.per_lane)
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks whose record is not here, and who are not known to have died before they wrote it."""
+        """Ranks without a record here, except those in `torn`."""
         present = {*self.torn, *(record.rank for record in self.ranks)}
         return tuple(rank for rank in range(self.world_size) if rank not in present)
 
     def describe(self) -> str:
-        """Return where the part begins and how far it goes, in words."""
+        """Return in words where the part begins and how far it goes."""
         leg = self.legs[-1]
         return (
             f"epoch {self.epoch}, leg {len(self.legs)} ({counted(leg.lanes, 'lane')}) from frame "
@@ -146,7 +146,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What an account is of, and up to where."""
+    """What an account covers, and up to which state."""
 
     root: str
     selection: dict[str, Any]
@@ -166,27 +166,27 @@ class Header:
 
     @property
     def order_state(self) -> OrderState:
-        """The state up to which the account goes."""
+        """The state at which the account ends."""
         return OrderState.from_dict(self.state)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Parts in the order in which the run did them, of one rank or of all."""
+    """The parts of one rank or of all, in the order in which the run did them."""
 
     header: Header
     parts: tuple[Part, ...]
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks that have no record in some part."""
+        """Ranks that lack a record in any part."""
         return tuple(sorted({rank for part in self.parts for rank in part.missing_ranks}))
 
 
 def merge_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Return parts of several ranks as parts of all: those with the same start and as many steps become one.
+    """Return the parts of several ranks, merging those with the same start and number of steps.
 
-    Parts keep the order of their first appearance. Ranks that stopped after different steps stay apart.
+    Parts keep the order of their first appearance. Parts of ranks that stopped after different steps stay separate.
 
     Raises:
         RaypipeError: two parts hold the record of the same rank.
@@ -198,7 +198,7 @@ def merge_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def merge_accounts(accounts: Iterable[Account]) -> Account:
-    """Return the accounts of ranks as one, with the header of the first; the chain of each ends with it.
+    """Return the accounts of ranks as one, with the header of the first. Merging ends their digest chains.
 
     Raises:
         RaypipeError: there is none, they are of different runs or states, or two hold the record of the same rank.
@@ -218,7 +218,7 @@ def merge_accounts(accounts: Iterable[Account]) -> Account:
 
 
 def merge_skips(skips: Iterable[Skip]) -> tuple[Skip, ...]:
-    """Return one entry for every episode, by dataset and episode, with its first reason; every frame once."""
+    """Return one entry per dataset and episode, with its first reason and every frame once."""
     groups: dict[tuple[int, int], list[Skip]] = {}
     for skip in skips:
         groups.setdefault((skip.dataset, skip.episode), []).append(skip)
@@ -254,9 +254,9 @@ def _merge_group(parts: list[Part]) -> Part:
 
 
 def _without_copies(parts: list[Part]) -> list[Part]:
-    """Return parts without those whose records another has too.
+    """Return the parts without those whose records another part also has.
 
-    A rank that died before it wrote its file anew has left an earlier one, with a part that another rank carries since.
+    A rank that died before it updated its file left an earlier one, with a part that another rank carries since then.
     """
     kept: list[Part] = []
     for part in sorted(parts, key=lambda part: -len(part.ranks)):
