@@ -122,7 +122,7 @@ class Ledger:
             closed, last = self._pages
             page = Page(world, rank, self._attempt)
             key = page.part().start_key
-            # A pass without steps counts as soon as it begins. If it is interrupted there, it begins again.
+            # A pass without steps counts as soon as it begins. If it was interrupted and begins again, count it once.
             if last is not None and last.counts and (last.num_handed or last.part().start_key[:-1] != key[:-1]):
                 closed = (*closed, last.part())
             page.turn = len({part.turn for part in closed if (*part.place_key, part.attempt) == key[:-1]})

@@ -48,13 +48,13 @@ class RankRecord:
 
     rank: int
     num_frames: int
-    """Frames emitted, repeats not counted."""
+    """Frames emitted, without repeats."""
 
     lanes: tuple[tuple[int, int], ...]
-    """(lane, frames that it gave, skipped ones included and repeats not), by lane."""
+    """(lane, number of its frames, skipped ones included and repeats not), by lane."""
 
     digest: str
-    """Of the frames of every batch in their order, repeats left out; see `FrameDigest`."""
+    """Digest of the frames of every batch in order, without repeats; see `FrameDigest`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +63,13 @@ class Part:
 
     epoch: int
     legs: tuple[Leg, ...]
-    """As at the part's start."""
+    """The legs at the part's start."""
 
     spec: OrderSpec
     """The order at the part's start: tail and span length may change between epochs."""
 
     selection: str
-    """Which frames are anchors, as `describe_selection` says it."""
+    """Which frames are anchors, in the words of `describe_selection`."""
 
     world_size: int
     per_lane: int
@@ -84,19 +84,19 @@ class Part:
     skipped: tuple[Skip, ...] = ()
 
     attempt: str = ""
-    """The start of the run's processes that recorded it: tells a part that was carried along from one done again."""
+    """Name of the start that recorded the part; distinguishes a part carried along from one that was done again."""
 
     turn: int = 0
-    """Parts with the same start that the attempt recorded before: more than 0 if it went back to do frames again."""
+    """Number of earlier parts of the attempt with the same start; above 0 if it went back to repeat frames."""
 
     torn: tuple[int, ...] = ()
-    """Ranks that died before they wrote it down, though the state was saved: what they did cannot be proved."""
+    """Ranks that died before they wrote the part although the state was saved. What they did cannot be proved."""
 
     before: str = field(default="", compare=False)
-    """Digest of all that its account has before it; see `raypipe.account.seal`."""
+    """Digest of everything before it in its account; see `raypipe.account.seal`."""
 
     listed: tuple[tuple[int, Runs], ...] = field(default=(), compare=False)
-    """Of a part that is merged from those of ranks: by rank, the frames that its own file has, skipped ones too."""
+    """In a merged part: by rank, the frames in that rank's own file, including skipped ones."""
 
     @cached_property
     def digest(self) -> str:
@@ -153,13 +153,13 @@ class Header:
     """The fields of the `SelectionSpec`."""
 
     state: dict[str, Any]
-    """The `OrderState` up to which the account goes, as its JSON object."""
+    """The `OrderState` at which the account ends, as a JSON object."""
 
     name: str = "train"
-    """Of the loader."""
+    """The loader's name."""
 
     members: tuple[dict[str, Any], ...] = ()
-    """Of a mixture: name, root and the fields of the selection of every dataset; `root` and `selection` are empty."""
+    """Name, root and selection fields of every dataset of a mixture; then `root` and `selection` are empty."""
 
     head: str = field(default="", compare=False)
     """Digest of the account of one rank, this header included; see `raypipe.account.seal`."""

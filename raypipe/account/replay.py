@@ -45,13 +45,13 @@ class RankReplay:
     digest: str
 
     repeated: Runs
-    """Repeats of the tail, those of skipped frames included."""
+    """Repeats of the tail, including those of skipped frames."""
 
     least_stand_ins: int
-    """Batches of which every frame was skipped: each must have a repeat in its place."""
+    """Batches in which every frame was skipped: each must have a repeat in its place."""
 
     most_stand_ins: int
-    """The same and those whose repeats, too, may have been left out, since the epoch has skipped their frames."""
+    """The same, plus batches whose repeats may also have been left out because the epoch skipped their frames."""
 
 
 class Replay:

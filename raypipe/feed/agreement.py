@@ -140,7 +140,7 @@ class RollCall:
         raise ResumeError(verdict)
 
     def missing(self) -> list[int]:
-        """Return the ranks that others wait for; none if nobody waits."""
+        """Return the ranks that others wait for; none if no rank waits."""
         with self._changed:
             return sorted(set(range(self._num_ranks)) - set(self._waiting)) if self._waiting else []
 

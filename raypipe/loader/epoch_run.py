@@ -265,7 +265,7 @@ class EpochRun:
         return f"{counted(self._num_received, 'span')}, {counted(decoded, 'frame')} so far"
 
     def live(self) -> Live:
-        """Return what the rank holds now, and what it has decoded."""
+        """Return what the rank holds now, and what it has decoded so far."""
         counts, videos = [decoder.counts() for decoder in self._context.decoders], self._context.videos
         rows, clips = self._assembler.rows, self._assembler.clips.store
         return Live(

@@ -265,8 +265,9 @@ class RankLoader:
                 return state, parts
 
     def load_account(self, parts: Iterable[Part]) -> None:
-        """Carry on the parts of the account that led to the loaded state. Call it on rank 0 only, after loading.
+        """Carry on the parts of the account that led to the loaded state. Call it after loading.
 
+        Only rank 0 carries the parts of a checkpoint; pass none on other ranks.
         Episodes that those parts list as bad count towards `BadDataSpec.max_bad_episodes`. If the mixture has changed,
         the account starts over: the earlier epochs are in the account of the earlier checkpoint.
         """

@@ -81,7 +81,7 @@ class Pipeline:
             dataset: a `Dataset` from `open_dataset`, or a `Mixture`, with or without windows; or a path, URI or Hub id
                 to open.
             batch_size: frames per rank; ``{"size": 512, "scope": "global"}`` is over all ranks.
-            seed: of the order.
+            seed: seed of the order.
             delta_timestamps: windows in seconds, as in LeRobot.
             features: features in a batch, including cameras, as in `Dataset.select_features` and
                 `Mixture.select_features`; None takes all. The pipeline reads and decodes only these.
