@@ -1,23 +1,23 @@
-"""The account of a run: which frames were handed to the trainer, and whether that is every frame exactly once.
+"""Record which frames a run handed to the trainer, and check that this is every frame exactly once.
 
 ::
 
     runs.py            multisets of frames as runs                                Runs
     axis.py            one number for every frame of every dataset                FrameAxis
-    parts.py           what was handed over from a start up to a state            Part, Account
-    ledger.py          what a rank writes down, batch by batch                    Ledger, Page
+    parts.py           what ranks handed over from a start up to a state          Part, Account
+    ledger.py          what a rank records, batch by batch                        Ledger, Page
     file.py            an account as a parquet file                               write_account, read_account
-    keeping.py         such files in a checkpoint, and beside checkpoints         AccountKeeper
-    replay.py          what the plan says of a part: frames, order, counts        Replay
-    chain.py           which parts count: each begins where the one before ended  Chain
+    keeping.py         writes such files into and beside checkpoints              AccountKeeper
+    replay.py          frames, order and counts of a part according to the plan   Replay
+    chain.py           which parts count: each begins where the previous ended    Chain
     seal.py            the digests that chain the parts of an account             seal_account
     gather.py          the files of a checkpoint as one account, torn or not      gather_account
-    part_check.py      one part against the plan
-    epoch_verdict.py   what a check says of an epoch                              EpochVerdict
+    part_check.py      checks one part against the plan
+    epoch_verdict.py   the result of a check for one epoch                        EpochVerdict
     verdict.py         emitted, skipped, left over, to come: each frame once?     check_account
     folder.py          the accounts of a checkpoint or of a run's folder          RunAccount
 
-What is recorded comes from the batches and never from the plan, so a check by the plan can fail. The commands
+The record comes from the batches and never from the plan, so checking it against the plan can find errors. The commands
 ``raypipe account`` and ``raypipe where``, which also open the datasets, are in `raypipe.views.info`.
 """
 

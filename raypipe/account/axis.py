@@ -1,4 +1,4 @@
-"""The axis on which accounts count: one whole number for every frame of every dataset of a run.
+"""Number the frames of accounts: one integer for every frame of every dataset of a run.
 
 ::
 
@@ -6,10 +6,10 @@
     episode 0   episode 1      episode 4     episode 0
     0 ... 9     10 ... 24      25 ... 31     2**40 ... 2**40 + 7         numbered by the lengths of the episodes
 
-Within a dataset the number is LeRobot's `index` where the dataset counts as LeRobot does, so a person can look it up.
-Frames that follow each other in an episode follow each other here, so an episode is one run. An epoch of a mixture, or
-one of frames with weights, may go through several laps of a dataset: those after its first one are numbered behind each
-other, so a frame that comes twice has two numbers.
+Within a dataset the number is LeRobot's `index`, if the dataset counts as LeRobot does, so a person can look it up.
+Consecutive frames of an episode have consecutive numbers, so an episode is one run. An epoch of a mixture, or one with
+weights, may go through several laps of a dataset. The numbers of each lap follow those of the lap before, so a frame
+that comes twice has two numbers.
 """
 
 from collections.abc import Sequence
@@ -26,22 +26,22 @@ from raypipe.plan import EpisodeIndex, Ints, OrderSpec, anchor_runs, first_laps,
 from raypipe.text import frames_text
 
 DATASET_BITS: Final = 40
-"""Frames of one dataset are numbered below 2**40, which leaves 23 bits for datasets."""
+"""Bits for the frames of one dataset; they leave 23 bits for datasets."""
 
 
 def frame_numbers(dataset: NDArray[Any] | int, index: Ints) -> Ints:
     """Return the numbers of frames on the axis of accounts.
 
     Args:
-        dataset: position of the dataset in the mixture, one for all or one for each.
-        index: dataset-wide numbers of frames, counted by the lengths of the episodes in ascending order.
+        dataset: position of the dataset in the mixture; one for all frames, or one for each.
+        index: dataset-wide frame numbers, counted by the lengths of the episodes in ascending order.
     """
     return np.asarray((np.asarray(dataset, dtype=np.int64) << DATASET_BITS) | index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameRange:
-    """Frames that follow each other, with the names that a person knows them by."""
+    """Consecutive frames, in the terms that a user knows."""
 
     dataset: str
     episode: int
@@ -49,15 +49,15 @@ class FrameRange:
 
     start: int
     stop: int
-    """Frame numbers within the episode; numbers on the axis where there is no episode."""
+    """Frame numbers within the episode; numbers on the axis if `episode` is -1."""
 
     times: int = 1
     lap: int = 0
-    """Laps of the dataset that the epoch had begun before, in a mixture or with weights."""
+    """The lap of the dataset in the epoch, counted from 0; in a mixture or with weights."""
 
     @property
     def num_frames(self) -> int:
-        """Frames, each as often as it counts."""
+        """Number of frames, each counted `times` times."""
         return (self.stop - self.start) * self.times
 
     def describe(self) -> str:
@@ -73,7 +73,7 @@ class FrameRange:
 
 @dataclass(frozen=True, kw_only=True)
 class FrameAxis:
-    """Where every episode of every dataset of a run lies on the axis, as columns; see `lay_out`."""
+    """The position on the axis of every episode of every dataset of a run, as columns; see `lay_out`."""
 
     names: tuple[str, ...]
     dataset: Ints
@@ -88,7 +88,7 @@ class FrameAxis:
 
     @cached_property
     def sizes(self) -> Ints:
-        """Frames of every dataset, selected or not."""
+        """Number of frames of every dataset, selected or not."""
         sizes = np.zeros(len(self.names), dtype=np.int64)
         np.add.at(sizes, self.dataset, self.length)
         return sizes
@@ -97,9 +97,9 @@ class FrameAxis:
         """Return the number of frame 0 of each of these episodes.
 
         Args:
-            dataset: position of the dataset of each.
-            episode: LeRobot's number of each.
-            lap: of each; counted from the first one of its dataset in the epoch.
+            dataset: position of the dataset, per episode.
+            episode: LeRobot's `episode_index`, per episode.
+            lap: lap, per episode, counted from the first of its dataset in the epoch.
 
         Raises:
             DatasetError: the datasets have no such episode.
@@ -119,7 +119,7 @@ class FrameAxis:
         return np.asarray(starts + self.sizes[dataset] * lap)
 
     def expected(self, index: EpisodeIndex, spec: OrderSpec, epoch: int) -> Runs:
-        """Return what an epoch must emit: the anchor frames of an index by their rates, or the shares of a mixture."""
+        """Return the frames that an epoch must emit: the anchors of an index by rate, or the shares of a mixture."""
         keys = make_keys(index, spec, epoch)
         runs = anchor_runs(index, keys)
         dataset = index.dataset[runs.row]
@@ -130,7 +130,7 @@ class FrameAxis:
         return count_values(start[owner] + frame)
 
     def name_of(self, dataset: int) -> str:
-        """Return how messages call a dataset; nothing where it stands alone."""
+        """Return the name of a dataset for messages; empty for a single dataset."""
         if not 0 <= dataset < len(self.names):
             return f"dataset {dataset}, which the run does not have"
         return self.names[dataset] if len(self.names) > 1 else ""
@@ -148,7 +148,7 @@ class FrameAxis:
         return tuple(ranges)
 
     def _name_first(self, start: int, stop: int, times: int) -> FrameRange:
-        """Return the frames of ``[start, stop)`` that lie in one episode, or in none, from `start` on."""
+        """Return the first frames of ``[start, stop)`` that lie in one episode, or in none."""
         lap, moved = self._lap_of(start)
         row = int(np.searchsorted(self.first, start - moved, side="right")) - 1
         first = int(self.first[row]) + moved if row >= 0 else 0
@@ -166,7 +166,7 @@ class FrameAxis:
         )
 
     def _lap_of(self, number: int) -> tuple[int, int]:
-        """Return the lap of a number, and how far that lap is behind the first one."""
+        """Return the lap of a number, and the offset of that lap from the first."""
         dataset, place = number >> DATASET_BITS, number & ((1 << DATASET_BITS) - 1)
         size = int(self.sizes[dataset]) if dataset < len(self.names) else 0
         lap = place // size if self.has_laps and size else 0
@@ -177,9 +177,9 @@ def lay_out(names: Sequence[str], episodes: Sequence[tuple[Ints, Ints]], *, has_
     """Return the axis of datasets.
 
     Args:
-        names: of the datasets, as in the mixture.
-        episodes: for every dataset the numbers of all its episodes, selected or not, ascending, and their lengths.
-        has_laps: whether they are a mixture, of which an epoch may go through a dataset more than once.
+        names: names of the datasets in the mixture.
+        episodes: per dataset, the ascending numbers of all its episodes, selected or not, and their lengths.
+        has_laps: whether an epoch may go through a dataset more than once, as in a mixture.
     """
     firsts = [frame_numbers(i, np.cumsum(length) - length) for i, (_, length) in enumerate(episodes)]
     return FrameAxis(

@@ -1,7 +1,7 @@
-"""Which parts of an account count: each must begin where the one before it ended.
+"""Find which parts of an account count: each must begin where the one before it ended.
 
-A run may go back: a loop that begins an epoch again, or loads an earlier state, hands frames over a second time. What
-lies after the place to which it went back is *rolled back*; what lies before counts.
+A run may go back: a loop that restarts an epoch or loads an earlier state hands frames over a second time. Frames after
+the place to which it went back are *rolled back*; those before it count.
 
 ::
 
@@ -21,29 +21,29 @@ from raypipe.text import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A part in its place."""
+    """A part in its chain."""
 
     part: Part
     num_steps: int
     """Steps that count: all, unless the run went back into the part."""
 
     gap: str = ""
-    """What is wrong between the part before and this one; empty if nothing is."""
+    """The problem between the previous part and this one; empty if there is none."""
 
     error: str = ""
-    """Why there is no plan of this part; empty if there is one."""
+    """Why this part has no plan; empty if it has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """The parts of one epoch that count, in order, and those that were rolled back as a whole."""
+    """The parts of one epoch that count, in order, and those that were rolled back entirely."""
 
     links: tuple[Link, ...]
     rolled_back: tuple[Part, ...]
 
 
 def link_parts(parts: tuple[Part, ...], replay: Replay) -> Chain:
-    """Return the parts of one epoch, given in the order in which they were recorded, as a chain."""
+    """Return the parts of one epoch as a chain; `parts` are in the order of recording."""
     links: list[Link] = []
     rolled_back: list[Part] = []
     for part in parts:
@@ -59,9 +59,9 @@ def link_parts(parts: tuple[Part, ...], replay: Replay) -> Chain:
 
 
 def drop_later_epochs(parts: tuple[Part, ...], state: OrderState) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """Return the parts that count, and those of epochs before which the run went back later.
+    """Return the parts that count, and those of epochs that the run later went back before.
 
-    A run that stands at the start of an epoch has gone back before all that is recorded of it.
+    If the state is at the start of an epoch, the run has gone back before everything recorded of that epoch.
     """
     kept: list[Part] = []
     dropped: list[Part] = []
@@ -75,7 +75,7 @@ def drop_later_epochs(parts: tuple[Part, ...], state: OrderState) -> tuple[tuple
 
 
 def end_legs(link: Link, replay: Replay) -> tuple[Leg, ...]:
-    """Return the legs of the state in which the steps of a link end, for an epoch that is not over."""
+    """Return the legs of the state after the steps of a link, for an epoch that is not over."""
     position = replay.world(link.part).steps.position_after(link.num_steps)
     *before, last = link.part.legs
     return tuple(leg for leg in (*before, replace(last, frames_per_lane=position)) if leg.frames_per_lane)
@@ -112,17 +112,17 @@ def _find_gap(before: Link | None, part: Part, replay: Replay) -> str:
 
 
 def _order_of(part: Part) -> tuple[object, ...]:
-    """Return what may not change within an epoch."""
+    """Return the values that must not change within an epoch."""
     return order_fields(part.spec), part.selection
 
 
 def order_fields(spec: OrderSpec) -> tuple[object, ...]:
-    """Return the fields of an order that may not change within an epoch."""
+    """Return the fields of an order that must not change within an epoch."""
     return spec.seed, spec.shuffle, spec.span_frames, spec.clip_frames, spec.tail, spec.lanes
 
 
 def _is_before(link: Link, part: Part, replay: Replay) -> bool:
-    """Return whether a part begins at or after the end of a link, be there a gap or not."""
+    """Return whether a part begins at or after the end of a link, with or without a gap."""
     legs, begin = link.part.legs, part.legs
     if len(begin) < len(legs) or begin[: len(legs) - 1] != legs[:-1]:
         return False
@@ -132,7 +132,7 @@ def _is_before(link: Link, part: Part, replay: Replay) -> bool:
 
 
 def _steps_to(link: Link, part: Part, replay: Replay) -> int:
-    """Return after how many steps of a link a part begins, or the leg before it ends; 0 if not inside the link."""
+    """Return the step of a link where a part begins, or where the leg before it ends; 0 if not inside the link."""
     legs, begin = link.part.legs, part.legs
     if len(begin) < len(legs) or begin[: len(legs) - 1] != legs[:-1] or not _is_same(begin[len(legs) - 1], legs[-1]):
         return 0

@@ -1,4 +1,4 @@
-"""What a check says of one epoch: counts, and by name all that is not as it should be."""
+"""`EpochVerdict`: the result of a check for one epoch, with counts and a list of everything wrong."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,12 +8,12 @@ from raypipe.account.axis import FrameRange
 from raypipe.text import counted
 
 _MAX_SHOWN: Final = 20
-"""Lines of each kind in `EpochVerdict.describe`; the JSON has all."""
+"""Most lines of each kind in `EpochVerdict.describe`; the JSON has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedFrames:
-    """Frames of an episode that were left out, and why."""
+    """Frames of an episode that were left out, with the reason."""
 
     dataset: str
     episode: int
@@ -22,7 +22,7 @@ class SkippedFrames:
 
     @property
     def num_frames(self) -> int:
-        """How many."""
+        """Number of frames left out."""
         return sum(frames.num_frames for frames in self.frames)
 
     def describe(self) -> str:
@@ -33,25 +33,25 @@ class SkippedFrames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochVerdict:
-    """What became of the frames of one epoch."""
+    """What happened to the frames of one epoch."""
 
     epoch: int
     is_finished: bool
     num_frames: int
-    """Frames of the epoch, by the selection."""
+    """Frames of the epoch according to the selection."""
 
     num_emitted: int
     num_repeated: int
     num_left_over: int
-    """Frames that could not be shared out equally, or that ``tail="drop"`` leaves."""
+    """Frames that could not be divided equally among the ranks, or that ``tail="drop"`` leaves."""
 
     num_to_come: int
     num_rolled_back: int
-    """Frames handed over after a state to which the run went back; they were, or will be, handed over again. At least
-    so many: what a rank did in the last 2 s or so before a SIGKILL, it had no time to write down."""
+    """Frames handed over after a state to which the run went back; they were, or will be, handed over again. There may
+    be more: a rank cannot record what it did in the last 2 s or so before a SIGKILL."""
 
     num_unrecorded: int = 0
-    """Frames of steps that the state counts, of ranks that died before they wrote their part of the checkpoint."""
+    """Frames of steps that the state counts, but whose ranks died before they wrote their part of the checkpoint."""
 
     skipped: tuple[SkippedFrames, ...] = ()
 
@@ -63,11 +63,11 @@ class EpochVerdict:
     out_of_order: tuple[str, ...] = ()
     missing_ranks: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
-    """Where a part does not begin at the end of the one before."""
+    """Places where a part does not begin at the end of the one before."""
 
     unchecked: str = ""
-    """Why the epoch cannot be checked, where the run chose its frames otherwise than the later epochs: then the counts
-    are of what was recorded, and nothing is said of what is missing."""
+    """Why the epoch cannot be checked: the run selected its frames differently from later epochs. The counts are then
+    those of the record, and the verdict says nothing of missing frames."""
 
     @property
     def num_skipped(self) -> int:
@@ -76,12 +76,12 @@ class EpochVerdict:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every frame is accounted for exactly once, and all were handed over in the order of the plan."""
+        """Whether every frame is accounted for exactly once, and the run handed over all in the order of the plan."""
         wrong = (self.missing, self.doubled, self.foreign, self.out_of_order, self.missing_ranks, self.gaps)
         return not any(wrong) and not self.unchecked
 
     def describe(self) -> tuple[str, ...]:
-        """Return the verdict as lines: one that says it all, then what was skipped and what is wrong."""
+        """Return the verdict as lines: a summary, then what was skipped and what is wrong."""
         return (
             f"epoch {self.epoch}: {self._summary()}",
             *_shown(

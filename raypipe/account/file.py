@@ -1,4 +1,4 @@
-"""An account as one parquet file: a row per run, and everything else as JSON in the schema's metadata.
+"""Read and write an account as one parquet file: a row per run, all else as JSON in the schema's metadata.
 
 ::
 
@@ -7,7 +7,7 @@
     0     skipped    0    300    410   1
     1     repeated  -1    17     18    1
 
-Ten thousand runs take about 50 kB. A reader sees the old file or the new one, never a part.
+Ten thousand runs take about 50 kB. A reader sees the old file or the new one, never a partial one.
 """
 
 import json
@@ -49,11 +49,11 @@ _SCHEMA: Final = pa.schema(
 
 
 def write_account(path: str | os.PathLike[str], account: Account, filesystem: Any = None) -> None:
-    """Write an account, whole or not at all; folders are made as needed.
+    """Write an account atomically; create folders as needed.
 
     Args:
-        path: the file, in the terms of `filesystem`.
-        filesystem: of pyarrow or of fsspec; None is the local one.
+        path: the file, as a path of `filesystem`.
+        filesystem: of pyarrow or fsspec; None is the local one.
     """
     content = dump_account(account)
     arrow = _arrow_filesystem(filesystem)
@@ -74,7 +74,7 @@ def read_account(path: str | os.PathLike[str], filesystem: Any = None) -> Accoun
     """Return the account in a file.
 
     Raises:
-        DatasetError: the file is missing or damaged, or of another version.
+        DatasetError: the file is missing or damaged, or has another version.
     """
     place = str(path) if filesystem is not None else os.path.abspath(path)
     try:
@@ -86,7 +86,7 @@ def read_account(path: str | os.PathLike[str], filesystem: Any = None) -> Accoun
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the state up to which the account in a local file goes, unchecked; nothing where it cannot be read."""
+    """Return the state at which the account in a local file ends, unchecked; empty if the file is unreadable."""
     try:
         told = parse_json((pq.read_schema(path).metadata or {})[_KEY])
         return dict(told["header"]["state"])
@@ -120,7 +120,7 @@ def load_account(content: bytes, place: str) -> Account:
     """Return the account in the content of a file; `place` names it in errors.
 
     Raises:
-        DatasetError: it is damaged or of another version.
+        DatasetError: it is damaged or has another version.
     """
 
     def describe(error: Exception) -> DatasetError:
@@ -228,7 +228,7 @@ def _load_part(saved: Mapping[str, Any], number: int, runs: Mapping[RunKey, Runs
 
 
 def _check_parts(parts: tuple[Part, ...]) -> None:
-    """Raise where a part is there twice, or of no epoch: no rank writes that."""
+    """Raise if a part occurs twice or belongs to no epoch: no rank writes that."""
     seen: set[tuple[Any, ...]] = set()
     for part in parts:
         _check_kinds(part)
@@ -241,7 +241,7 @@ def _check_parts(parts: tuple[Part, ...]) -> None:
 
 
 def _check_kinds(part: Part) -> None:
-    """Raise where a part has something else than the numbers and texts that ranks write."""
+    """Raise if a part has anything but the numbers and texts that ranks write."""
     numbers = [part.epoch, part.world_size, part.per_lane, part.num_steps, part.turn, *part.torn]
     texts = [part.selection, part.attempt, part.before]
     for record in part.ranks:
@@ -274,7 +274,7 @@ def _known_keys(parts: tuple[Part, ...]) -> set[RunKey]:
 
 
 def _split_runs(table: pa.Table) -> dict[RunKey, Runs]:
-    """Return the runs of every part and kind, checked to be in the form in which they are written."""
+    """Return the runs of every part and kind; raise if they are not in the form that ranks write."""
     kinds = table.column("kind").cast(pa.string())
     kind = np.array([_KINDS.index(name) for name in kinds.unique().to_pylist()], dtype=np.int64)
     kind = kind[kinds.dictionary_encode().combine_chunks().indices.to_numpy()] if len(table) else kind
@@ -294,7 +294,7 @@ def _split_runs(table: pa.Table) -> dict[RunKey, Runs]:
 
 
 def _as_tuples(selection: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a selection with tuples, which JSON has made lists."""
+    """Return the fields of a selection with JSON's lists turned back into tuples."""
 
     def change(value: Any) -> Any:
         return tuple(map(change, value)) if isinstance(value, list) else value

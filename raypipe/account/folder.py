@@ -1,4 +1,4 @@
-"""The accounts that a run has left behind: in its checkpoints, and in what its ranks wrote down while running.
+"""Read the accounts that a run left: in its checkpoints, and in the files that its ranks wrote while running.
 
 ::
 
@@ -6,9 +6,9 @@
     raypipe-account/train/2026-08-01T10-00-00/rank-00000-of-00004.parquet   by start of the run, newest last
     raypipe-account/train/saved/0123456789abcdef/rank-00001-of-00004.parquet    by state: completes a checkpoint
 
-Takes the account of the last attempt where all its ranks stopped after the same step, as they do when a run ends, and
-no checkpoint of that attempt goes further. Else that of the newest checkpoint. All other attempts tell what was rolled
-back.
+Takes the account of the last attempt if all its ranks stopped after the same step, as they do when a run ends, and no
+checkpoint of that attempt goes further; else the account of the newest checkpoint. All other attempts show which frames
+were rolled back.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ from raypipe.storage import Storage, open_storage, retry_transient
 from raypipe.text import parse_json
 
 CHECKPOINT_FOLDER: Final = "raypipe/account"
-"""In a checkpoint: below it a folder for every loader, by name."""
+"""The folder in a checkpoint with a subfolder per loader name."""
 
 RUN_FOLDER: Final = "raypipe-account"
-"""In a run's folder: below it a folder for every loader, and in it one for every attempt."""
+"""The folder in a run's folder with a subfolder per loader name, each with one per attempt."""
 
 SAVED_FOLDER: Final = "saved"
-"""Beside the attempts: what ranks that put nothing into a checkpoint wrote down for it, by `state_key`."""
+"""The folder beside the attempts for accounts of ranks that put nothing into a checkpoint, by `state_key`."""
 
 BEFORE_FOLDER: Final = "before"
-"""Beside the accounts of a checkpoint: those that they replaced."""
+"""The folder beside the accounts of a checkpoint for those that they replaced."""
 
 DEFAULT_NAME: Final = "train"
 
@@ -50,14 +50,14 @@ _SAVED: Final = re.compile(rf"^(?:.*/)?{RUN_FOLDER}/(?P<name>[^/]+)/{SAVED_FOLDE
 
 @dataclass(frozen=True, kw_only=True)
 class RunAccount:
-    """The account of a run, and what else is known of it."""
+    """The account of a run, and what else its folder says."""
 
     account: Account
     place: str
-    """The folder that it was read from."""
+    """The folder from which the account was read."""
 
     attempts: tuple[Part, ...]
-    """What the other attempts wrote down."""
+    """The parts that the other attempts recorded."""
 
     problem: str = ""
     """Why the account is not complete; empty if it is."""
@@ -78,12 +78,12 @@ def read_run_account(folder: str | os.PathLike[str], name: str = "") -> RunAccou
 
     Args:
         folder: a path or an fsspec URI.
-        name: of the loader; empty: the only one, or ``train`` where there are several.
+        name: the loader's name; if empty, the only loader, or ``train`` if there are several.
 
     Raises:
-        ConfigError: there is no account in the folder, or none of that name.
+        ConfigError: the folder has no account, or none of that name.
         DatasetError: a file is damaged.
-        RaypipeError: no account is complete enough to be checked.
+        RaypipeError: no account is complete enough to check.
     """
     storage = open_storage(folder)
     if not storage.exists():
@@ -106,25 +106,25 @@ def _read_newest(storage: Storage, name: str) -> RunAccount:
 
 @dataclass(frozen=True, kw_only=True)
 class _FileSet:
-    """The files of the ranks of one world in one folder of an attempt, or all of a checkpoint."""
+    """The files of one attempt and world size, or all files of a checkpoint."""
 
     name: str
     place: str
-    """The checkpoint, or the run's folder of an attempt; relative."""
+    """The checkpoint, or for an attempt the run's folder; relative."""
 
     folder: str
     attempt: str
-    """Empty in a checkpoint."""
+    """Empty for a checkpoint."""
 
     world_size: int
-    """0 in a checkpoint, which may hold files of two."""
+    """0 for a checkpoint, which may have files of two world sizes."""
 
     files: tuple[str, ...]
-    """Ascending; in a checkpoint those that were replaced come last."""
+    """Ascending; in a checkpoint the replaced files come last."""
 
 
 def _goes_further(storage: Storage, checkpoint: _FileSet, attempt: _FileSet) -> bool:
-    """Whether a checkpoint of an attempt is newer than what its ranks wrote down last."""
+    """Return whether a checkpoint is newer than the last record of its attempt's ranks."""
     parts = _read_file(storage, checkpoint.files[0]).parts
     is_of_attempt = any(part.attempt == attempt.attempt for part in parts)
     return is_of_attempt and _position(storage, checkpoint) > _position(storage, attempt)
@@ -168,7 +168,7 @@ def _pick_name(storage: Storage, sets: list[_FileSet], name: str) -> list[_FileS
 
 
 def _pick_run(storage: Storage, sets: list[_FileSet]) -> list[_FileSet]:
-    """Return the files of the one run in the folder; attempts of two runs must not be taken for one."""
+    """Return the files of the only run in the folder; attempts of two runs must not be mixed."""
     runs = sorted({one.place for one in sets if one.attempt})
     if len(runs) > 1:
         raise ConfigError(f"{storage.uri!r} holds {len(runs)} runs; give the folder of one: {', '.join(runs[:5])}")
@@ -177,9 +177,9 @@ def _pick_run(storage: Storage, sets: list[_FileSet]) -> list[_FileSet]:
 
 
 def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Account, str]:
-    """Return the first complete account, else the first that can be checked at all, with what it lacks.
+    """Return the first complete account, else the first that can be checked at all, with its problem.
 
-    A complete one does not stand in for a checkpoint that goes further and has lost a file: that must be told.
+    A complete account does not replace a checkpoint that goes further but lost a file: we must report that.
     """
     incomplete: list[tuple[_FileSet, Account, str]] = []
     problems = []
@@ -189,7 +189,7 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
         except DatasetError:
             raise
         except RaypipeError as error:
-            # Ranks of an attempt that died stopped after different steps.
+            # The ranks of an attempt that died stopped after different steps.
             problems.append(f"{storage.locate(one.folder)}: {error}")
             continue
         problem = _find_problem(one, found)
@@ -198,7 +198,7 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
         elif not any(_is_behind(found.account, lost) for files, lost, _ in incomplete if not files.attempt):
             return one, found.account, ""
     if incomplete:
-        # One that lost a file can be checked all the same: the frames of that rank are missing. Checkpoints first.
+        # An account that lost a file can still be checked: the frames of that rank are missing. Prefer checkpoints.
         return min(incomplete, key=lambda item: bool(item[0].attempt))
     raise RaypipeError(f"no account in {storage.uri!r} can be checked: {'; '.join(problems[:3])}")
 
@@ -230,7 +230,7 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
     """Return the account that leads to the state of a checkpoint.
 
     Raises:
-        DatasetError: the checkpoint has a state with another account.
+        DatasetError: the state and the account files of the checkpoint do not belong together.
     """
     folder = files.folder.removesuffix(f"/{files.name}").removesuffix("account")
     path = f"{folder}{files.name}.json"
@@ -272,13 +272,13 @@ def _read_saved(storage: Storage, path: str) -> dict[str, Any]:
 
 
 def _find_beside(storage: Storage, name: str, state: str) -> list[str]:
-    """Return what ranks that put nothing into the checkpoint left for a state."""
+    """Return the files for a state by ranks that put nothing into the checkpoint."""
     matches = ((path, _SAVED.match(path)) for path in storage.list_files())
     return [path for path, match in matches if match and (match["name"], match["state"]) == (name, state)]
 
 
 def _position(storage: Storage, files: _FileSet) -> tuple[int, int]:
-    """Return how far an account goes."""
+    """Return the place of an account's state."""
     return place_of(_read_file(storage, files.files[0]).header.order_state)
 
 

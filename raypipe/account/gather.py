@@ -1,10 +1,10 @@
-"""From the files of a checkpoint to the account that leads to its state.
+"""Combine the files of a checkpoint into the account that leads to its state.
 
-A checkpoint that is written over an earlier one may be torn: a rank died before it wrote its file, or rank 0 before it
-wrote the state. Every rank keeps the file that leads to the state of the folder, so a state that was not written over
-has all its files. Where the state is there and the newest file of a rank leads to an earlier one of the same run, that
-rank has no record of the last steps. The account says so and goes on: only those steps cannot be proved. No death makes
-a rank lose its newest file, or have one of another run, of a later state or of another rank: that is a problem.
+A checkpoint written over an earlier one may be torn: a rank died before it wrote its file, or rank 0 died before it
+wrote the state. Every rank keeps the file that leads to the state in the folder, so a state that was not overwritten
+has all its files. If the state is new, but the newest file of a rank leads to an earlier state of the same run, that
+rank has no record of the last steps. The account notes this: only those steps cannot be proved. A death never makes a
+rank lose its newest file, or leaves a file of another run, of a later state or of another rank. Those are problems.
 
 ::
 
@@ -23,38 +23,38 @@ from raypipe.errors import RaypipeError
 from raypipe.plan import OrderState
 
 HEAD: Final = "account"
-"""Beside a state in a checkpoint: the head of the chain of rank 0's account."""
+"""The key beside a state in a checkpoint that holds the head of rank 0's account chain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFiles:
-    """What ranks wrote for a checkpoint, by file name."""
+    """The accounts that ranks wrote for a checkpoint, by file name."""
 
     newest: Mapping[str, Account]
     before: Mapping[str, Account]
-    """What the newest replaced; of another number of ranks, those that rank 0 has put aside."""
+    """Those that the newest replaced, and those of another number of ranks that rank 0 put aside."""
 
     beside: Mapping[str, Account]
-    """Of ranks that put nothing into the checkpoint, for its state."""
+    """Those for its state by ranks that put nothing into the checkpoint."""
 
     @property
     def names(self) -> list[str]:
-        """The names of all, ascending."""
+        """All file names, ascending."""
         return sorted({*self.newest, *self.before, *self.beside})
 
     def of(self, name: str) -> list[Account]:
-        """Return what is there under a name, the newest first."""
+        """Return the accounts with this file name, the newest first."""
         return [found[name] for found in (self.newest, self.before, self.beside) if name in found]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """An account, and what is wrong with the files that it came from."""
+    """An account, and the problem with its files, if any."""
 
     account: Account
     world_size: int
     num_files: int
-    """Ranks of which there is a file: one that was lost is not there, whatever is left of it from before."""
+    """Ranks that have a file. A rank whose newest file is lost does not count, even if an earlier one is left."""
 
     problem: str = ""
 
@@ -63,11 +63,11 @@ def gather_account(files: CheckpointFiles, saved: Mapping[str, Any]) -> Gathered
     """Return the account of all ranks that leads to a state.
 
     Args:
-        files: all that there are, of any number of ranks.
-        saved: the state, with its head, as the checkpoint has it. Where it has no head, the newest file says the state.
+        files: all files, of any number of ranks.
+        saved: the checkpoint's state with its head. Without a head the newest file decides the state.
 
     Raises:
-        RaypipeError: there is no file, or two hold the record of the same rank.
+        RaypipeError: no file of rank 0 leads to the state, or two files have the record of the same rank.
     """
     first = _find_first(files, state_of_saved(saved))
     if first is None:
@@ -95,12 +95,12 @@ def gather_account(files: CheckpointFiles, saved: Mapping[str, Any]) -> Gathered
 
 
 def state_of_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a checkpoint that has the head of its account; nothing where it has none."""
+    """Return the state of a checkpoint without the head of its account; empty if it has no head."""
     return {key: value for key, value in saved.items() if key != HEAD} if saved.get(HEAD) else {}
 
 
 def _find_first(files: CheckpointFiles, state: Mapping[str, Any]) -> tuple[str, Account] | None:
-    """Return the file of the first rank; of two world sizes, the one that carries more of what was done before."""
+    """Return the file of the first rank; of two world sizes, the one that carries more earlier records."""
     firsts = {_world_of(name): name for name in reversed(files.names)}
     found = [
         (name, account)
@@ -120,7 +120,7 @@ def _rank_of(name: str) -> int:
 
 
 def _find_other_head(saved: Mapping[str, Any], head: str) -> str:
-    """Return how the state of a checkpoint was saved with another account, or does not say with which."""
+    """Return the problem if the checkpoint's head is missing or not that of its files; else an empty string."""
     told = saved.get(HEAD, "")
     if not saved or told == head:
         return ""
@@ -130,16 +130,16 @@ def _find_other_head(saved: Mapping[str, Any], head: str) -> str:
 
 
 def _find_other_rank(name: str, account: Account) -> str:
-    """Return whose record is in the file of a rank; rank 0 alone carries what others did."""
+    """Return the problem if a rank's file has the record of another rank, which only rank 0's may; else empty."""
     mine = _rank_of(name)
     others = {record.rank for part in account.parts for record in part.ranks} - {mine} if mine else set()
     return f"{name} holds the record of rank {min(others)}: it is the file of another rank" if others else ""
 
 
 def _find_untorn(name: str, account: Account, first: Account) -> str:
-    """Return why a file that does not lead to the state is not one that a dead rank left; `first` leads to it."""
+    """Return why a file that does not lead to the state cannot come from a dead rank; `first` leads to it."""
     mine, theirs = account.header, first.header
-    # A mixture may change between epochs, and its fingerprint with it.
+    # A mixture may change between epochs, which changes its fingerprint.
     for key in ("seed",) if "mixture" in theirs.state else ("seed", "fingerprint"):
         if mine.state.get(key) != theirs.state.get(key):
             return f"{name} is of another run: its {key} is {mine.state.get(key)!r}, not {theirs.state.get(key)!r}"
@@ -160,7 +160,7 @@ def place_of(state: OrderState) -> tuple[int, int]:
 
 
 def _add_torn(account: Account, torn: Sequence[Account]) -> Account:
-    """Return the account with what torn files have of the same parts; the rest of those ranks has no record."""
+    """Return the account with the records of the same parts from torn files; those ranks have no record of the rest."""
     known = {(*part.start_key, part.num_steps) for part in account.parts}
     theirs = [part for one in torn for part in one.parts]
     ranks = {record.rank for part in theirs for record in part.ranks if len(part.ranks) == 1}

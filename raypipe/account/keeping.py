@@ -1,15 +1,15 @@
-"""Accounts as files: in a checkpoint, and beside checkpoints while a run goes on.
+"""Keep accounts as files: in checkpoints, and beside them while a run goes on.
 
 ::
 
     run/checkpoint_.../raypipe/account/train/rank-00000-of-00004.parquet           what led to this checkpoint
     run/raypipe-account/train/20260105T101500.000000/rank-00000-of-00004.parquet   what an attempt has done so far
     run/raypipe-account/train/saved/0123456789abcdef/rank-00001-of-00004.parquet   what led to a state
-    run/raypipe-account/train/saved/0123456789abcdef/checkpoint                    it is that of a checkpoint
+    run/raypipe-account/train/saved/0123456789abcdef/checkpoint                    marks the state of a checkpoint
 
-The first are carried on when a run goes on from the checkpoint. The second tell what was handed over after it and is
-handed over again. The last are of ranks that put nothing into the checkpoint: all there is to tell them of it is that
-they stand at the same state, and that rank 0 has left a mark there.
+A run that resumes from a checkpoint carries on the first. The second show what it handed over after the checkpoint and
+hands over again. The third are of ranks that put nothing into the checkpoint. Such a rank knows about the checkpoint
+only because it has the same state, and because rank 0 left a mark there.
 """
 
 import shutil
@@ -32,23 +32,23 @@ from raypipe.storage import check_root, login_of, open_filesystem_of, retry_tran
 from raypipe.text import parse_json
 
 ACCOUNTS: Final = "account"
-"""The folder with accounts inside raypipe's folder of a checkpoint."""
+"""The folder for accounts inside raypipe's folder of a checkpoint."""
 
 _SAVED_KEPT: Final = 4
-"""Accounts beside checkpoints, and as many of other states: as many as Ray Train may have under way, and some."""
+"""Accounts to keep beside checkpoints, and as many of other states: more than Ray Train has under way at once."""
 
 _CHECKPOINT_MARK: Final = "checkpoint"
 
 _OF_PYARROW: Final = ("hdfs", "viewfs")
-"""Read and written by pyarrow itself; where a cluster has them, checkpoints are often there."""
+"""Schemes that pyarrow itself reads and writes; clusters that have them often keep checkpoints there."""
 
 _WRITE_EVERY_S: Final = 2.0
 _MOST_OF_TIME: Final = 0.01
-"""Of a training loop's time, at most so much goes into writing."""
+"""The largest share of a training loop's time to spend on writing."""
 
 
 class AccountKeeper:
-    """Writes the account of one rank to a folder of the run, again and again."""
+    """Writes the account of one rank to a folder of the run, repeatedly."""
 
     def __init__(self, folder: str, filesystem: pyarrow.fs.FileSystem | None, name: str) -> None:
         if filesystem is None:
@@ -63,43 +63,43 @@ class AccountKeeper:
         """Files, the oldest first."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Clocks are of one machine.
+        # A clock is valid only on this machine.
         return {**self.__dict__, "_due_at": 0.0}
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to write: every 2 s, or less often where that would cost a hundredth of the time."""
+        """Whether it is time to write: every 2 s, or less often if writing would take over 1% of the time."""
         return time.monotonic() > self._due_at
 
     def write(self, attempt: str, account: Callable[[], Account], rank: int, world_size: int) -> None:
-        """Write the account of an attempt as it is now."""
+        """Write the current account of an attempt."""
         started = time.monotonic()
         self._write(f"{self._folder}/{attempt}/{account_name(rank, world_size)}", account())
         now = time.monotonic()
         self._due_at = now + max(_WRITE_EVERY_S, (now - started) / _MOST_OF_TIME)
 
     def save(self, account: Account, rank: int, world_size: int) -> None:
-        """Write the account that leads to a state; the last few are kept, and the last few of checkpoints."""
+        """Write the account that leads to a state. Keeps the last few, and the last few of checkpoints."""
         path = f"{self._saved_folder(account.header.state)}/{account_name(rank, world_size)}"
         if not account.parts and self._is_there(path):
-            # Nothing was handed over since a restart from this very state: what led to it is there.
+            # The rank has handed over nothing since it restarted from this state, and the account that led here exists.
             return
         self._write(path, account)
         self._of_checkpoints.pop(path, None)
         for old in _add_last(self._saved, path, _SAVED_KEPT):
-            # By now rank 0 has marked it, if it is of a checkpoint: ranks report in step.
+            # If it belongs to a checkpoint, rank 0 has marked it by now, because ranks report in step.
             is_of_checkpoint = self._is_there(f"{old.rpartition('/')[0]}/{_CHECKPOINT_MARK}")
             for gone in _add_last(self._of_checkpoints, old, _SAVED_KEPT) if is_of_checkpoint else [old]:
                 self._delete(gone)
 
     def mark(self, state: Mapping[str, Any]) -> None:
-        """Note that a checkpoint has this state: what other ranks save for it stays, whatever they save after it."""
+        """Mark this state as that of a checkpoint, so that other ranks keep their accounts for it."""
         path = f"{self._saved_folder(state)}/{_CHECKPOINT_MARK}"
         with self._warning_once(path):
             self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
             with self._filesystem.open_output_stream(path) as file:
                 file.write(b"")
-        # Twice as many as other ranks keep accounts: none of them asks for an older one.
+        # Keep twice as many marks as other ranks keep accounts: no rank asks for an older one.
         for old in _add_last(self._marks, path, 2 * _SAVED_KEPT):
             self._delete(old)
 
@@ -110,7 +110,7 @@ class AccountKeeper:
         try:
             return bool(self._filesystem.get_file_info(path).type != pyarrow.fs.FileType.NotFound)
         except Exception:
-            # Better a file too many than an account that is lost.
+            # If in doubt assume that it exists: an extra file is better than a lost account.
             return True
 
     def _delete(self, path: str) -> None:
@@ -123,7 +123,7 @@ class AccountKeeper:
 
     @contextmanager
     def _warning_once(self, path: str) -> Iterator[None]:
-        """Let a storage that fails be warned of once, and the run go on."""
+        """Warn once if the storage fails, and let the run continue."""
         try:
             yield
         except Exception as error:
@@ -133,7 +133,7 @@ class AccountKeeper:
 
 
 def _add_last(paths: dict[str, None], path: str, most: int) -> list[str]:
-    """Put a path last, once; take out and return the first ones where there are more than `most`."""
+    """Move or add a path to the end; remove and return the first ones beyond `most`."""
     paths.pop(path, None)
     paths[path] = None
     gone = list(paths)[:-most]
@@ -143,10 +143,10 @@ def _add_last(paths: dict[str, None], path: str, most: int) -> list[str]:
 
 
 def open_filesystem(folder: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    """Return the file system of a path or URI, of those that pyarrow or fsspec know, and the path on it."""
+    """Return the file system of a path or URI, from pyarrow or fsspec, and the path on it."""
     if "://" not in folder:
         return pyarrow.fs.LocalFileSystem(), str(Path(folder).expanduser().absolute())
-    # Before pyarrow looks at it: what it does not know, it hands to fsspec.
+    # Check before pyarrow sees the URI: pyarrow passes unknown schemes to fsspec.
     check_root(folder, also=_OF_PYARROW)
     try:
         return pyarrow.fs.FileSystem.from_uri(folder)  # type: ignore[no-any-return]
@@ -159,10 +159,10 @@ def open_filesystem(folder: str) -> tuple[pyarrow.fs.FileSystem, str]:
 def write_rank_account(folder: Path, account: Account, rank: int, world_size: int) -> None:
     """Write the account of one rank into raypipe's folder of a checkpoint.
 
-    The one before stays beside it: until rank 0 has written the state, that is what the state of the folder belongs to.
-    However often ranks die in between, the file that leads to this state stays. It is copied, so that a rank that dies
-    here leaves a newest file: without one, it was lost. Rank 0 moves those of another number of ranks there, and
-    removes them when the state has gone on.
+    The previous account stays beside it, in `BEFORE_FOLDER`: until rank 0 writes the new state, the state in the folder
+    belongs to that one, and however often ranks die, the file that leads to this state stays. The rank copies it and
+    does not move it, so that it leaves a newest file even if it dies here; without one, the file would count as lost.
+    Rank 0 moves files of another number of ranks there, and removes them when the state has moved on.
     """
     accounts = folder / ACCOUNTS / account.header.name
     path, before = accounts / account_name(rank, world_size), accounts / BEFORE_FOLDER
@@ -178,7 +178,7 @@ def write_rank_account(folder: Path, account: Account, rank: int, world_size: in
 
 
 def _put_aside(accounts: Path, before: Path, ending: str, state: Mapping[str, Any]) -> None:
-    """Move the files of another number of ranks, and remove those moved before, unless they lead to `state`."""
+    """Move the files of another number of ranks aside, and remove those moved earlier unless they lead to `state`."""
     for old in before.glob("rank-*.parquet"):
         if not old.name.endswith(ending) and not _is_needed(old, state):
             old.unlink(missing_ok=True)
@@ -193,20 +193,20 @@ def _put_aside(accounts: Path, before: Path, ending: str, state: Mapping[str, An
 
 
 def _is_needed(path: Path, state: Mapping[str, Any]) -> bool:
-    """Return whether a file leads to the state of the folder, which is not yet written over."""
+    """Return whether a file leads to the state in the folder, which rank 0 has not overwritten yet."""
     return bool(state) and read_state(path) == state
 
 
 def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str) -> tuple[Part, ...]:
-    """Return what all ranks had handed over when they wrote a checkpoint; nothing where they wrote no account.
+    """Return what all ranks had handed over when they wrote a checkpoint; empty if they wrote no account.
 
-    Ranks that put nothing into the checkpoint have left theirs beside it. An account that is damaged is warned of: a
-    run goes on without it.
+    Also reads the accounts beside the checkpoint, of ranks that put nothing into it. If an account is damaged, this
+    warns and returns nothing, and the run continues without it.
 
     Args:
-        filesystem: of the checkpoint.
+        filesystem: file system of the checkpoint.
         folder: raypipe's folder in the checkpoint.
-        name: of the loader.
+        name: the loader's name.
     """
     try:
         saved = retry_transient(lambda: _read_saved(filesystem, f"{folder}/{name}.json"))
@@ -227,7 +227,7 @@ def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str
 
 
 def _read_saved(filesystem: pyarrow.fs.FileSystem, path: str) -> dict[str, Any]:
-    """Return a state with the head of its account; nothing where there is none, which is for others to tell."""
+    """Return a state with the head of its account; empty if the file is missing or damaged, which others report."""
     try:
         with filesystem.open_input_file(path) as file:
             saved = parse_json(file.read())

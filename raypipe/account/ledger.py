@@ -1,10 +1,10 @@
-"""`Ledger`: what one rank writes down as it hands batches over.
+"""`Ledger`: what one rank records as it hands batches over.
 
-Records frames that are in batches; knows of the plan only where a pass begins. Costs about 10 us a batch: values are
-kept as bytes, and some 65,536 of them at a time are turned into runs.
+Records the frames in batches; all it knows of the plan is where a pass begins. Costs about 10 us a batch: it keeps
+values as bytes and turns at least 65,536 at a time into runs.
 
 Ctrl-C may come between any two steps of the code. So every change here is one assignment that either happened or did
-not, and a batch counts by `Page.num_handed` alone.
+not, and only `Page.num_handed` decides which batches count.
 """
 
 import hashlib
@@ -23,66 +23,66 @@ from raypipe.plan import Ints, WorldPlan
 
 _VALUES_TO_COMPACT: Final = 1 << 16
 _VALUES_PER_RUN: Final = 4
-"""Where there are many runs, so many values for each are kept before all are sorted again: it is the costly part."""
+"""With many runs, wait for this many values per run before the next sort, which is the costly part."""
 
 _LITTLE: Final = np.dtype("<i8")
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Planned frames of one episode that a batch does not have, since they are bad data."""
+    """Planned frames of one episode that a batch lacks because they are bad data."""
 
     dataset: int
     episode: int
     numbers: Ints
-    """On the axis of accounts; without planned repeats."""
+    """Frames on the axis of accounts, without planned repeats."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handed:
-    """What one batch holds."""
+    """The frames of one batch."""
 
     numbers: Ints
     """(B,) frames on the axis of accounts, in the order of the batch."""
 
     is_repeat: NDArray[np.bool_]
-    """(B,) frames that were emitted before: by the tail, or in the place of a batch of bad data."""
+    """(B,) frames that were emitted before: repeats of the tail, or a stand-in for a batch of bad data."""
 
     lanes: Ints
-    """Lane of every planned frame that is no repeat, holes included."""
+    """Lane of every planned frame, holes included and repeats not."""
 
     holes: tuple[Hole, ...] = ()
 
     @property
     def num_skipped(self) -> int:
-        """Frames that were planned and are not there."""
+        """Number of planned frames that the batch lacks."""
         return sum(len(hole.numbers) for hole in self.holes)
 
 
 class FrameDigest:
     """A digest of the frames of batches: of their order, and of where each batch ends.
 
-    Repeats are left out. Which ones stand in for bad data is not known from the batch, and a check by the plan could
-    not tell them from those of the tail; as a multiset they are checked all the same.
+    It leaves repeats out. The batch does not say which of them stand in for bad data, and a check against the plan
+    could not tell those from repeats of the tail. The check still covers repeats as a multiset.
     """
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def copy(self) -> "FrameDigest":
-        """Return a digest that goes on from here, and leaves this one as it is."""
+        """Return an independent copy that continues from here."""
         copied = FrameDigest()
         copied._hash = self._hash.copy()
         return copied
 
     def add(self, content: bytes) -> None:
-        """Take in one batch: its frames, repeats left out, as little-endian 64-bit integers."""
+        """Add one batch: its frames without repeats, as little-endian 64-bit integers."""
         self._hash.update(len(content).to_bytes(8, "little") + content)
 
     def add_equal(self, numbers: Ints) -> None:
-        """Take in many batches of equal size, ``(S, B)``; the same as one after the other."""
+        """Add many batches of equal size, ``(S, B)``; same result as adding them one by one."""
         table = np.empty((numbers.shape[0], numbers.shape[1] + 1), dtype=_LITTLE)
         table[:, 0] = numbers.shape[1] * _LITTLE.itemsize
         table[:, 1:] = numbers
@@ -94,35 +94,35 @@ class FrameDigest:
 
 
 class Ledger:
-    """What one rank has handed over, part by part. Threads may share it.
+    """What one rank has handed over, part by part. Thread-safe.
 
     ::
 
         ledger = Ledger(prior=parts_of_the_checkpoint)      on one rank; the others begin with none
         page = ledger.begin(world, rank)                    where a pass begins: a start, a resume, an epoch
-        ledger.record(handed)                               for every batch, when it is handed over
-        ledger.parts()                                      to be saved with the state
+        ledger.record(handed)                               for every batch, when the rank hands it over
+        ledger.parts()                                      to save with the state
     """
 
     def __init__(self, prior: tuple[Part, ...] = (), *, attempt: str = "") -> None:
         """Begin with the parts of earlier starts.
 
         Args:
-            prior: parts that lead up to where the next pass begins, of all ranks. One rank carries them for all.
-            attempt: names this start of the run's processes; the same on all ranks.
+            prior: parts of all ranks that lead to where the next pass begins. One rank carries them for all.
+            attempt: name of this start of the run's processes; the same on all ranks.
         """
         self._attempt = attempt
         self._pages: tuple[tuple[Part, ...], Page | None] = (tuple(prior), None)
-        """The parts that are closed, and the page that is written on."""
+        """The closed parts, and the current page."""
         self._lock = threading.Lock()
 
     def begin(self, world: WorldPlan, rank: int) -> "Page":
-        """Note that a pass starts at ``world.plan.legs``, and return its page; what was recorded before is closed."""
+        """Return the page of a pass that starts at ``world.plan.legs``, and close the part before."""
         with self._lock:
             closed, last = self._pages
             page = Page(world, rank, self._attempt)
             key = page.part().start_key
-            # A pass without a step counts when it begins: one that was interrupted there begins again.
+            # A pass without steps counts as soon as it begins. If it was interrupted and begins again, count it once.
             if last is not None and last.counts and (last.num_handed or last.part().start_key[:-1] != key[:-1]):
                 closed = (*closed, last.part())
             page.turn = len({part.turn for part in closed if (*part.place_key, part.attempt) == key[:-1]})
@@ -130,7 +130,7 @@ class Ledger:
             return page
 
     def record(self, handed: Handed) -> None:
-        """Note a batch that is handed over."""
+        """Record a batch as handed over."""
         page = self._pages[1]
         if page is None:
             raise RaypipeError("a batch is recorded, and no pass has begun: call begin(world, rank) first")
@@ -138,13 +138,13 @@ class Ledger:
         page.num_handed += 1
 
     def parts(self) -> tuple[Part, ...]:
-        """Return the prior parts, those that are closed, and the current one up to now."""
+        """Return the prior parts, the closed ones, and the current one up to now."""
         with self._lock:
             closed, page = self._pages
             return (*closed, page.part()) if page is not None and page.counts else closed
 
     def __getstate__(self) -> dict[str, Any]:
-        # A hash that is under way cannot be sent: the copy has the part as it is now, closed.
+        # A running hash cannot be pickled, so close the current part in the copy.
         return {"prior": self.parts(), "attempt": self._attempt}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -152,18 +152,18 @@ class Ledger:
 
 
 class Page:
-    """The batches of one pass. A batch is written before it is handed over, and counts when it is.
+    """The batches of one pass. The loader writes a batch before handing it over; it counts once handed over.
 
     ::
 
         page.write(handed)
-        page.num_handed = 3     with nothing between the two lines at which Python could raise KeyboardInterrupt:
+        page.num_handed = 3     Python cannot raise KeyboardInterrupt between these two lines:
         yield batch             the loop has the batch if and only if it counts
     """
 
     def __init__(self, world: WorldPlan, rank: int, attempt: str) -> None:
         self.num_handed = 0
-        """Batches that the training loop has: the first so many that were written."""
+        """Number of written batches that the training loop has received."""
         self.turn = 0
         self._start: dict[str, Any] = {
             "epoch": world.plan.epoch,
@@ -179,15 +179,15 @@ class Page:
         self._lock = threading.Lock()
         self._num_buffered = 0
         self._written: tuple[_Sums, list[_Entry]] = (_Sums.nothing(world.plan.leg.lanes), [])
-        """What was added up of the first batches, and the entries of later ones."""
+        """The sums of the first batches, and the entries of later ones."""
 
     @property
     def counts(self) -> bool:
-        """Whether something was done, or there is nothing to do: then it tells that the epoch is over."""
+        """Whether the page is worth a part: it has batches, or no steps at all, which shows that the epoch is over."""
         return self.num_handed > 0 or self._is_without_steps
 
     def write(self, handed: Handed) -> None:
-        """Take in the batch that is handed over next."""
+        """Write the batch that the loader hands over next."""
         entry = _make_entry(handed)
         with self._lock:
             sums, entries = self._written
@@ -197,7 +197,7 @@ class Page:
                 self._compact()
 
     def part(self) -> Part:
-        """Return what was handed over so far."""
+        """Return what the rank has handed over so far."""
         with self._lock:
             sums = self._compact()
         served = np.flatnonzero(sums.lanes)
@@ -227,7 +227,7 @@ class Page:
 
 
 class _Entry(NamedTuple):
-    """One batch, copied: a training loop may write over its own."""
+    """One batch, copied because a training loop may overwrite its own."""
 
     emitted: bytes
     repeated: bytes
@@ -237,7 +237,7 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sums:
-    """Batches added up."""
+    """The sums of several batches."""
 
     digest: FrameDigest
     lanes: Ints
@@ -253,7 +253,7 @@ class _Sums:
         return cls(digest=FrameDigest(), lanes=lanes, emitted=empty_runs(), repeated=empty_runs())
 
     def plus(self, entries: Sequence[_Entry]) -> "_Sums":
-        """Return the sums with more batches; these stay as they are."""
+        """Return new sums that include more batches."""
         if not entries:
             return self
         digest = self.digest.copy()

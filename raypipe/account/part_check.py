@@ -1,4 +1,4 @@
-"""One part against the plan: frames that were not planned there, other orders, other counts, other repeats."""
+"""Check one part against the plan: unplanned frames, and differences in order, counts and repeats."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,12 +10,12 @@ from raypipe.text import counted, either
 
 
 def check_part(part: Part, replay: Replay, epoch_skipped: Runs) -> Iterator[str]:
-    """Yield what is not as planned.
+    """Yield every difference from the plan.
 
     Args:
-        part: one of which there is a plan.
-        replay: of the datasets.
-        epoch_skipped: what any part of the epoch skipped.
+        part: a part that has a plan.
+        replay: the replay of the datasets.
+        epoch_skipped: all frames that any part of the epoch skipped.
     """
     skipped = add_runs(*(skip.frames for skip in part.skipped))
     yield from _check_frames(part, replay, skipped)
@@ -50,7 +50,7 @@ def _check_frames(part: Part, replay: Replay, skipped: Runs) -> Iterator[str]:
 
 
 def _check_listed(part: Part, replay: Replay) -> Iterator[str]:
-    """Yield frames that stand in the file of another rank than the one that had them."""
+    """Yield frames in the file of a rank that another rank had."""
     for rank, frames in part.listed:
         wrong = subtract_runs(frames, replay.frames(part, 0, part.num_steps, (rank,)))
         if wrong:
@@ -62,7 +62,7 @@ def _check_listed(part: Part, replay: Replay) -> Iterator[str]:
 
 
 def _check_skips(part: Part, axis: FrameAxis) -> Iterator[str]:
-    """Yield skips whose frames are not of the episode that they name."""
+    """Yield skips with frames outside the episode that they name."""
     for skip in part.skipped:
         found = {(frames.dataset, frames.episode) for frames in axis.name_frames(skip.frames)}
         if found != {(axis.name_of(skip.dataset), skip.episode)}:

@@ -1,7 +1,7 @@
-"""What was handed to the trainer, as values: parts, which merge over ranks, and the account that they make.
+"""Represent what ranks handed to the trainer as values: parts, which merge over ranks, and the account of all parts.
 
-A *part* is what ranks handed over from where a pass of an epoch began up to some state. It is built from the frames in
-the batches, never from the plan: else the two could not differ.
+A *part* is what ranks handed over from the beginning of a pass of an epoch up to some state. It comes from the frames
+in the batches, never from the plan: otherwise the two could not differ.
 
 ::
 
@@ -9,8 +9,8 @@ the batches, never from the plan: else the two could not differ.
     |---- part, 4 ranks ----|-- part, 4 ranks --|- part, 3 ranks -|---- part ...
     start                   restart             restart, new leg
 
-    part    emitted   runs of frames, each rank's together
-            repeated  runs: the tail's repeats, and what stands in for batches of bad data
+    part    emitted   runs of frames, of all ranks together
+            repeated  runs: repeats of the tail, and stand-ins for batches of bad data
             skipped   runs by episode, with the reason
             ranks     for each: frames, frames per lane, and a digest of their order
 """
@@ -36,7 +36,7 @@ class Skip:
     dataset: int
     episode: int
     frames: Runs
-    """On the axis of accounts, each once."""
+    """Frames on the axis of accounts, each once."""
 
     why: str
     """The first line of the error."""
@@ -48,28 +48,28 @@ class RankRecord:
 
     rank: int
     num_frames: int
-    """Frames emitted, repeats not counted."""
+    """Frames emitted, without repeats."""
 
     lanes: tuple[tuple[int, int], ...]
-    """(lane, frames that it gave, skipped ones included and repeats not), by lane."""
+    """(lane, number of its frames, skipped ones included and repeats not), by lane."""
 
     digest: str
-    """Of the frames of every batch in their order, repeats left out; see `FrameDigest`."""
+    """Digest of the frames of every batch in order, without repeats; see `FrameDigest`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What ranks handed over from one start of an epoch's pass up to one state."""
+    """What ranks handed over from the start of a pass up to one state."""
 
     epoch: int
     legs: tuple[Leg, ...]
-    """As at the part's start."""
+    """The legs at the part's start."""
 
     spec: OrderSpec
     """The order at the part's start: tail and span length may change between epochs."""
 
     selection: str
-    """Which frames are anchors, as `describe_selection` says it."""
+    """Which frames are anchors, in the words of `describe_selection`."""
 
     world_size: int
     per_lane: int
@@ -77,30 +77,30 @@ class Part:
 
     num_steps: int
     ranks: tuple[RankRecord, ...]
-    """By rank: one in a rank's own part, all when they are merged."""
+    """Records by rank: one in a rank's own part, all in a merged part."""
 
     emitted: Runs
     repeated: Runs
     skipped: tuple[Skip, ...] = ()
 
     attempt: str = ""
-    """The start of the run's processes that recorded it: tells a part that was carried along from one done again."""
+    """Name of the start that recorded the part; distinguishes a part carried along from one that was done again."""
 
     turn: int = 0
-    """Parts with the same start that the attempt recorded before: more than 0 if it went back to do frames again."""
+    """Number of earlier parts of the attempt with the same start; above 0 if it went back to repeat frames."""
 
     torn: tuple[int, ...] = ()
-    """Ranks that died before they wrote it down, though the state was saved: what they did cannot be proved."""
+    """Ranks that died before they wrote the part although the state was saved. What they did cannot be proved."""
 
     before: str = field(default="", compare=False)
-    """Digest of all that its account has before it; see `raypipe.account.seal`."""
+    """Digest of everything before it in its account; see `raypipe.account.seal`."""
 
     listed: tuple[tuple[int, Runs], ...] = field(default=(), compare=False)
-    """Of a part that is merged from those of ranks: by rank, the frames that its own file has, skipped ones too."""
+    """In a merged part: by rank, the frames in that rank's own file, including skipped ones."""
 
     @cached_property
     def digest(self) -> str:
-        """Of everything in the part but `before`."""
+        """Digest of everything in the part except `before`."""
         skips = [(skip.dataset, skip.episode, skip.why) for skip in self.skipped]
         runs = [self.emitted, self.repeated, *(skip.frames for skip in self.skipped)]
         told = [self.epoch, list(map(astuple, self.legs)), self.spec.to_dict(), self.selection, self.world_size]
@@ -120,22 +120,22 @@ class Part:
 
     @property
     def start_key(self) -> tuple[Any, ...]:
-        """What tells where, by whom and which time the part begins; equal on all ranks and at every later state."""
+        """Identifies the start of the part: place, attempt and turn. Equal on all ranks and at every later state."""
         return (*self.place_key, self.attempt, self.turn)
 
     @property
     def place_key(self) -> tuple[Any, ...]:
-        """What tells where the part begins."""
+        """Identifies the place where the part begins."""
         return (self.epoch, self.legs, self.spec, self.selection, self.world_size, self.per_lane)
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks whose record is not here, and who are not known to have died before they wrote it."""
+        """Ranks without a record here, except those in `torn`."""
         present = {*self.torn, *(record.rank for record in self.ranks)}
         return tuple(rank for rank in range(self.world_size) if rank not in present)
 
     def describe(self) -> str:
-        """Return where the part begins and how far it goes, in words."""
+        """Return in words where the part begins and how far it goes."""
         leg = self.legs[-1]
         return (
             f"epoch {self.epoch}, leg {len(self.legs)} ({counted(leg.lanes, 'lane')}) from frame "
@@ -146,47 +146,47 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What an account is of, and up to where."""
+    """What an account covers, and up to which state."""
 
     root: str
     selection: dict[str, Any]
     """The fields of the `SelectionSpec`."""
 
     state: dict[str, Any]
-    """The `OrderState` up to which the account goes, as its JSON object."""
+    """The `OrderState` at which the account ends, as a JSON object."""
 
     name: str = "train"
-    """Of the loader."""
+    """The loader's name."""
 
     members: tuple[dict[str, Any], ...] = ()
-    """Of a mixture: name, root and the fields of the selection of every dataset; `root` and `selection` are empty."""
+    """Name, root and selection fields of every dataset of a mixture; then `root` and `selection` are empty."""
 
     head: str = field(default="", compare=False)
     """Digest of the account of one rank, this header included; see `raypipe.account.seal`."""
 
     @property
     def order_state(self) -> OrderState:
-        """The state up to which the account goes."""
+        """The state at which the account ends."""
         return OrderState.from_dict(self.state)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Parts in the order in which the run did them, of one rank or of all."""
+    """The parts of one rank or of all, in the order in which the run did them."""
 
     header: Header
     parts: tuple[Part, ...]
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks that have no record in some part."""
+        """Ranks that lack a record in any part."""
         return tuple(sorted({rank for part in self.parts for rank in part.missing_ranks}))
 
 
 def merge_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Return parts of several ranks as parts of all: those with the same start and as many steps become one.
+    """Return the parts of several ranks, merging those with the same start and number of steps.
 
-    Parts keep the order of their first appearance. Ranks that stopped after different steps stay apart.
+    Parts keep the order of their first appearance. Parts of ranks that stopped after different steps stay separate.
 
     Raises:
         RaypipeError: two parts hold the record of the same rank.
@@ -198,7 +198,7 @@ def merge_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def merge_accounts(accounts: Iterable[Account]) -> Account:
-    """Return the accounts of ranks as one, with the header of the first; the chain of each ends with it.
+    """Return the accounts of ranks as one, with the header of the first. Merging ends their digest chains.
 
     Raises:
         RaypipeError: there is none, they are of different runs or states, or two hold the record of the same rank.
@@ -218,7 +218,7 @@ def merge_accounts(accounts: Iterable[Account]) -> Account:
 
 
 def merge_skips(skips: Iterable[Skip]) -> tuple[Skip, ...]:
-    """Return one entry for every episode, by dataset and episode, with its first reason; every frame once."""
+    """Return one entry per dataset and episode, with its first reason and every frame once."""
     groups: dict[tuple[int, int], list[Skip]] = {}
     for skip in skips:
         groups.setdefault((skip.dataset, skip.episode), []).append(skip)
@@ -254,9 +254,9 @@ def _merge_group(parts: list[Part]) -> Part:
 
 
 def _without_copies(parts: list[Part]) -> list[Part]:
-    """Return parts without those whose records another has too.
+    """Return the parts without those whose records another part also has.
 
-    A rank that died before it wrote its file anew has left an earlier one, with a part that another rank carries since.
+    A rank that died before it updated its file left an earlier one, with a part that another rank carries since then.
     """
     kept: list[Part] = []
     for part in sorted(parts, key=lambda part: -len(part.ranks)):

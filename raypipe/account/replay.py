@@ -1,7 +1,7 @@
-"""What the plan says of a part: which frames, in which order, and how many of every lane.
+"""Compute what a part must have according to the plan: which frames, in which order, and how many of every lane.
 
-The one place where an account meets the plan. Plans legs anew, and goes through the batches of a rank many at once:
-four to eight million frames a second, in memory of a plan and a chunk of batches.
+Only this module joins accounts with the plan. It plans legs again and goes through many batches of a rank at once: four
+to eight million frames a second, in the memory of a plan and a chunk of batches.
 """
 
 from collections.abc import Collection
@@ -32,29 +32,30 @@ from raypipe.plan import (
 )
 
 _PLANS_KEPT: Final = 3
-"""Of a million episodes a plan takes some 60 MB; a part and the one before it are looked at in turn."""
+"""Plans to keep, because the check alternates between a part and the one before. For a million episodes a plan takes
+some 60 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankReplay:
-    """What a rank must have recorded if it handed over what was planned, less what was skipped."""
+    """What a rank must have recorded if it handed over the plan minus the skipped frames."""
 
     num_frames: int
     lanes: tuple[tuple[int, int], ...]
     digest: str
 
     repeated: Runs
-    """Repeats of the tail, those of skipped frames included."""
+    """Repeats of the tail, including those of skipped frames."""
 
     least_stand_ins: int
-    """Batches of which every frame was skipped: each must have a repeat in its place."""
+    """Batches in which every frame was skipped: each must have a repeat in its place."""
 
     most_stand_ins: int
-    """The same and those whose repeats, too, may have been left out, since the epoch has skipped their frames."""
+    """The same, plus batches whose repeats may also have been left out because the epoch skipped their frames."""
 
 
 class Replay:
-    """Plans of the parts of a run, made when they are asked for."""
+    """The plans of a run's parts, made on demand."""
 
     def __init__(self, index: EpisodeIndex, axis: FrameAxis) -> None:
         self.index = index
@@ -63,10 +64,10 @@ class Replay:
         self._plans: dict[tuple[Any, ...], EpochPlan] = {}
 
     def world(self, part: Part) -> WorldPlan:
-        """Return the plan of a part, standing where the part begins.
+        """Return the plan of a part, from where the part begins.
 
         Raises:
-            RaypipeError: there is no such plan of these frames.
+            RaypipeError: these frames have no such plan.
         """
         if part.selection != self.selection:
             raise ConfigError(self.chosen_otherwise(part))
@@ -80,7 +81,7 @@ class Replay:
         return f"its frames were chosen otherwise: {part.selection} there, and {self.selection} of the dataset here"
 
     def frames(self, part: Part, first: int, stop: int, ranks: Collection[int] = ()) -> Runs:
-        """Return the frames of the steps [first, stop) of a part on `ranks`, or on all, repeats left out."""
+        """Return the frames of steps [first, stop) of a part on `ranks`, or on all if empty, without repeats."""
         world = self.world(part)
         lanes = range(world.plan.leg.lanes)
         begins = [_position(world, lane, first) for lane in lanes]
@@ -89,20 +90,20 @@ class Replay:
         return self._frames_between(world, begins, ends)
 
     def frames_after(self, part: Part, num_steps: int) -> Runs:
-        """Return the frames of the epoch that are left after so many steps of a part."""
+        """Return the frames of the epoch that remain after `num_steps` steps of a part."""
         world = self.world(part)
         lanes = range(world.plan.leg.lanes)
         begins = [_position(world, lane, num_steps) for lane in lanes]
         return self._frames_between(world, begins, world.plan.frames_per_lane.tolist())
 
     def rank(self, part: Part, rank: int, skipped: Runs, epoch_skipped: Runs) -> RankReplay:
-        """Return what a rank must have recorded in a part that left the frames `skipped` out.
+        """Return what a rank must have recorded in a part that left out the frames `skipped`.
 
         Args:
-            part: one of which there is a plan.
-            rank: below its world size.
-            skipped: what the part skipped.
-            epoch_skipped: what any part of the epoch skipped; the tail may ask for such a frame again, in vain.
+            part: a part that has a plan.
+            rank: below the part's world size.
+            skipped: the frames that the part skipped.
+            epoch_skipped: the frames that any part of the epoch skipped. The tail may try to repeat such a frame.
         """
         world, digest = self.world(part), FrameDigest()
         plan = world.rank(rank)

@@ -1,4 +1,4 @@
-"""Multisets of whole numbers as runs: what an account holds instead of a row per frame.
+"""Represent multisets of integers as runs, which an account stores instead of a row per frame.
 
 ::
 
@@ -7,8 +7,8 @@
     stop       7   9   13
     times      1   2    1
 
-Runs are in one canonical form (ascending, disjoint, none that could be joined), so equal multisets are equal values.
-All operations are vectorised and cost a sort of the runs.
+Runs have one canonical form (ascending, disjoint, none that could be joined), so equal multisets are equal values. All
+operations are vectorised and cost a sort of the runs.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from raypipe.plan import Ints, ragged_arange
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """A multiset: every value of ``[start[i], stop[i])`` is in it ``times[i]`` times.
+    """A multiset that has every value of ``[start[i], stop[i])`` ``times[i]`` times.
 
-    Made by the functions of this module, which keep the canonical form; ``len`` counts runs.
+    Create it with the functions of this module, which keep the canonical form. ``len`` counts runs.
     """
 
     start: Ints
@@ -47,7 +47,7 @@ class Runs:
 
     @property
     def num_values(self) -> int:
-        """How many values there are, each as often as it is in the multiset."""
+        """Number of values, counting repetitions."""
         return int(((self.stop - self.start) * self.times).sum())
 
     def times_of(self, values: Ints) -> Ints:
@@ -105,27 +105,27 @@ def add_runs(*runs: Runs) -> Runs:
 
 
 def subtract_runs(a: Runs, b: Runs) -> Runs:
-    """Return what `a` has more often than `b`, and by how often."""
+    """Return the values that `a` has more often than `b`, as often as the difference."""
     return _combine(a, b, lambda x, y: np.maximum(x - y, 0))
 
 
 def intersect_runs(a: Runs, b: Runs) -> Runs:
-    """Return what both have: every value as often as in the one that has it less often."""
+    """Return the intersection: every value as often as in the one that has it less often."""
     return _combine(a, b, np.minimum)
 
 
 def unite_runs(a: Runs, b: Runs) -> Runs:
-    """Return what either has: every value as often as in the one that has it more often."""
+    """Return the union: every value as often as in the one that has it more often."""
     return _combine(a, b, np.maximum)
 
 
 def keep_values(a: Runs, b: Runs) -> Runs:
-    """Return the values of `a` that are in `b` at all, as often as `a` has them."""
+    """Return the values of `a` that `b` also has, as often as `a` has them."""
     return _combine(a, b, lambda x, y: np.where(y > 0, x, 0))
 
 
 def runs_beyond_once(a: Runs) -> Runs:
-    """Return the surplus of values that are there more than once."""
+    """Return the repetitions of values beyond the first."""
     return _combine(a, empty_runs(), lambda x, _: np.maximum(x - 1, 0))
 
 
@@ -142,14 +142,14 @@ def _combine(a: Runs, b: Runs, times: Callable[[Ints, Ints], Ints]) -> Runs:
 def _from_changes(start: Ints, stop: Ints, times: Ints) -> Runs:
     points, place = np.unique(np.concatenate([start, stop]), return_inverse=True)
     changes = np.zeros(len(points), dtype=np.int64)
-    # `np.add.at` and not a weighted `bincount`, which adds floats.
+    # Not a weighted `bincount`, which adds floats.
     np.add.at(changes, place[: len(start)], times)
     np.subtract.at(changes, place[len(start) :], times)
     return _from_levels(points, np.cumsum(changes))
 
 
 def _from_levels(points: Ints, levels: Ints) -> Runs:
-    """Return the multiset in which every value from one point up to the next is there as often as the level says."""
+    """Return the multiset that has every value from ``points[i]`` up to the next point ``levels[i]`` times."""
     is_change: NDArray[np.bool_] = levels != np.append(0, levels[:-1])
     points, levels = points[is_change], levels[is_change]
     if not len(points):

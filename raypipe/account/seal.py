@@ -1,4 +1,4 @@
-"""The chain of digests through an account: what was written is what is read, and nothing before it is gone.
+"""Chain digests through an account, so that a reader detects changed or missing parts.
 
 ::
 
@@ -8,11 +8,11 @@
     part 2      before = digest of (part 1's before, part 1)
     header      head   = digest of (part 2's before, part 2, the header)
 
-A rank seals its account when it takes it; a checkpoint has the head of rank 0's beside the state. A part that is
-changed, moved, left out or put in breaks the chain from there on, and so does a changed header. There is no secret in
-it: who rewrites a whole chain is found by the plan, as far as the plan can tell.
+A rank seals its account when it takes it. A checkpoint has the head of rank 0's account beside the state. Changing,
+moving, removing or inserting a part breaks the chain from there on, and so does changing the header. The chain has no
+secret: if someone rewrites all of it, only the check against the plan can find out, as far as the plan can tell.
 
-Accounts that were written before there was a chain have none, and are read as they are.
+Accounts from before the chain existed have none; they are read without this check.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ from raypipe.account.parts import Account, Header, Part
 
 
 def seal_account(header: Header, parts: Sequence[Part]) -> Account:
-    """Return the account of these parts, with the chain through them."""
+    """Return the account of these parts with their digest chain."""
     *befores, end = _chain(header, parts)
     chained = tuple(replace(part, before=before) for part, before in zip(parts, befores, strict=True))
     return Account(header=replace(header, head=_digest(end, _header_fields(header))), parts=chained)
 
 
 def find_break(account: Account) -> str:
-    """Return where an account is not what was sealed, in words; empty if it is, or if it never had a chain."""
+    """Return in words where an account differs from its seal; empty if nowhere, or if it never had a chain."""
     *befores, end = _chain(account.header, account.parts)
     has_chain = account.header.head or any(part.before for part in account.parts)
     for part, before in zip(account.parts, befores, strict=True):
@@ -44,7 +44,7 @@ def find_break(account: Account) -> str:
 
 
 def _chain(header: Header, parts: Sequence[Part]) -> Iterator[str]:
-    """Yield what every part has before it, and at last what comes after all."""
+    """Yield the digest before every part, and last the head."""
     before = _digest("", [header.state.get("fingerprint"), header.state.get("seed"), header.name])
     for part in parts:
         yield before

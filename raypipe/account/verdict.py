@@ -1,12 +1,12 @@
-"""`check_account`: was every frame handed over exactly once, in the order of the plan?
+"""`check_account`: check that every frame was handed over exactly once, in the order of the plan.
 
 ::
 
     emitted + skipped + left over + to come + unrecorded  =  the frames of the epoch, each once
 
-The first two were recorded; the plan says what it leaves over where the epoch has ended, what is to come where it has
-not, and what ranks had to hand over whose record a torn checkpoint lost. Whatever is missing, doubled, foreign or out
-of order is listed by name.
+The first two come from the record, the others from the plan: the frames left over if the epoch has ended, those to come
+if it has not, and those of ranks whose record a torn checkpoint lost. The verdict names all frames that are missing,
+doubled, foreign or out of order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,14 +31,14 @@ def check_account(
 ) -> tuple[EpochVerdict, ...]:
     """Return a verdict for every epoch of an account, and for those that were begun and rolled back.
 
-    Goes through every frame once more by the plan: four to eight million a second, in memory of the runs.
+    Goes through every frame of the plan once more: four to eight million a second, in the memory of the runs.
 
     Args:
         index: the frames of an epoch, by the selection of the account.
-        axis: of all episodes of the datasets.
-        account: of all ranks.
-        attempts: parts that ranks wrote down while running, perhaps beyond what was saved: what they handed over and
-            the account does not have was rolled back. Those of another mixture, before this one, take no part.
+        axis: the axis of all episodes of the datasets.
+        account: the account of all ranks.
+        attempts: parts that ranks recorded while running, perhaps beyond the saved state. Frames in them that the
+            account lacks were rolled back. Parts of an earlier mixture are ignored.
 
     Raises:
         ResumeError: the account is of other datasets, or its state is damaged.
@@ -57,7 +57,7 @@ def check_account(
         rolled_back[part.epoch] = add_runs(rolled_back.get(part.epoch, empty_runs()), part.emitted)
     begun = _begun_epochs(parts, state, since)
     last = max(begun, default=-1)
-    # If no part of the last epoch has this selection, the account may lie about it: no epoch goes unchecked then.
+    # If no part of the last epoch has this selection, the account may give a wrong one: then check every epoch.
     is_borne_out = any(part.epoch == last and part.selection == replay.selection for part in parts)
     verdicts = []
     for epoch in sorted({*begun, *rolled_back}):
@@ -76,7 +76,7 @@ def check_account(
 
 
 def _unchecked(parts: Sequence[Part], replay: Replay, rolled_back: Runs) -> EpochVerdict:
-    """Return the verdict on an earlier epoch of other frames or weights: an account has the selection of its last."""
+    """Return the verdict on an earlier epoch with other frames or weights: the account has only the last selection."""
     num_emitted = sum(part.emitted.num_values for part in parts)
     told = replay.chosen_otherwise(parts[-1])
     return EpochVerdict(
@@ -94,17 +94,17 @@ def _unchecked(parts: Sequence[Part], replay: Replay, rolled_back: Runs) -> Epoc
 
 @dataclass(frozen=True, kw_only=True)
 class _EpochCheck:
-    """One epoch, with everything that its verdict is made of."""
+    """One epoch, with everything that its verdict needs."""
 
     epoch: int
     chain: Chain
     replay: Replay
     spec: OrderSpec
     is_left: bool
-    """Whether the run has gone on to a later epoch."""
+    """Whether the run has moved on to a later epoch."""
 
     gaps: tuple[str, ...]
-    """What is wrong between the parts and the state."""
+    """The problems between the parts and the state."""
 
     def verdict(self, attempted: Runs) -> EpochVerdict:
         axis, links = self.replay.axis, self.chain.links
@@ -139,7 +139,7 @@ class _EpochCheck:
 
     @cached_property
     def _uncounted(self) -> tuple[Runs, ...]:
-        """For every part the frames of the steps that do not count, since the run went back before them."""
+        """Per part, the frames of the steps that do not count because the run went back before them."""
         return tuple(
             empty_runs()
             if link.num_steps == link.part.num_steps
@@ -162,13 +162,13 @@ class _EpochCheck:
 
     @cached_property
     def _unrecorded(self) -> Runs:
-        """What ranks had to hand over who died before they wrote it down."""
+        """The planned frames of ranks that died before they recorded them."""
         links = [link for link in self.chain.links if link.part.torn and not link.error]
         return add_runs(*(self.replay.frames(one.part, 0, one.num_steps, one.part.torn) for one in links))
 
     @cached_property
     def _rest(self) -> tuple[Runs, Runs, str]:
-        """The frames left over, those to come, and what is wrong about the end of the epoch."""
+        """The frames left over, those to come, and the problem at the end of the epoch, if any."""
         nothing = empty_runs()
         if not self.chain.links:
             told = f"nothing of epoch {self.epoch} was recorded, and the run has gone on to a later one"
@@ -184,14 +184,14 @@ class _EpochCheck:
         return nothing, rest, ""
 
     def _gone_back(self) -> Iterator[Runs]:
-        """Yield the frames that the run handed over and then went back before."""
+        """Yield the frames that the run handed over and later went back before."""
         for part in self.chain.rolled_back:
             yield part.emitted
         for link, out in zip(self.chain.links, self._uncounted, strict=True):
             yield intersect_runs(link.part.emitted, out)
 
     def _check_parts(self) -> Iterator[str]:
-        """Yield what is out of order."""
+        """Yield every difference of the parts from the plan."""
         skipped = add_runs(*(skip.frames for link in self.chain.links for skip in link.part.skipped))
         for link in self.chain.links:
             if not link.error:
@@ -199,9 +199,9 @@ class _EpochCheck:
 
 
 def _begun_epochs(parts: Sequence[Part], state: OrderState, since: int) -> range:
-    """Return the epochs of which something must be recorded: from the first of the run up to the last, or the state.
+    """Return the epochs that must have a record: from the run's first up to the last recorded one, or the state's.
 
-    Not from the first part on: else a lost beginning would go unseen.
+    Does not start at the first part, because a lost beginning would then go unnoticed.
     """
     stop = state.epoch + 1 if state.legs else state.epoch
     return range(since, max([stop, *(part.epoch + 1 for part in parts)]))
@@ -217,7 +217,7 @@ def _find_other_seeds(chain: Chain, state: OrderState) -> Iterator[str]:
 
 
 def _check_end(chain: Chain, state: OrderState, replay: Replay) -> str:
-    """Return what is wrong between the last part and the state up to which the account is said to go."""
+    """Return the problem between the last part and the state at which the account claims to end."""
     ends: tuple[int, tuple[Any, ...]] = (state.epoch, ())
     if chain.links:
         last = chain.links[-1]
@@ -233,7 +233,7 @@ def _check_end(chain: Chain, state: OrderState, replay: Replay) -> str:
 
 
 def _find_other_order(chain: Chain, state: OrderState) -> str:
-    """Return what the state says of the order of its epoch that the parts of the epoch do not."""
+    """Return in words how the state's order differs from that of the parts of its epoch."""
     if not state.legs or not chain.links:
         return ""
     part = chain.links[-1].part
@@ -251,10 +251,10 @@ def _words(legs: Sequence[Any]) -> str:
 
 
 def _rolled_back(parts: Sequence[Part], attempts: Sequence[Part]) -> dict[int, Runs]:
-    """Return by epoch the frames that attempts handed over and the account does not have."""
+    """Return, by epoch, the frames that attempts handed over and the account lacks."""
     groups: dict[tuple[Any, ...], Runs] = {}
     for part in attempts:
-        # The same part may be there as a rank wrote it down, and merged, as a later attempt carries it along.
+        # The same part may occur twice: as a rank recorded it, and merged, as a later attempt carries it along.
         groups[part.start_key] = unite_runs(groups.get(part.start_key, empty_runs()), part.emitted)
     kept: dict[tuple[Any, ...], Runs] = {}
     for part in parts:

@@ -1,30 +1,30 @@
-"""Rows to a rank: blocks of rows, read by the rank itself or by Ray Data, and what the ranks agree on.
+"""Bring blocks of rows to each rank, which reads them itself or gets them from Ray Data; and keep the ranks in step.
 
 ::
 
-    block_context.py     what a task or a rank knows of the datasets and of their schema        BlockContext
-    read_blocks.py       read_rows      the rows of a span and of its windows' reach         one row per frame read
+    block_context.py     the datasets, schema and specs that a task or a rank needs             BlockContext
+    read_blocks.py       read_rows      the rows of a span and those its windows reach       one row per frame read
                          add_windows    row features with their windows                      one row per frame to emit
-    packing.py           spans as rows of an Arrow table, in and out                            PackedSpan
-    opened_block.py      on the rank: arrays again                                              SpanBlock
+    packing.py           packs spans into rows of an Arrow table, and unpacks them              PackedSpan
+    opened_block.py      on the rank: from the table back to arrays                             SpanBlock
     spec.py              how blocks travel                                                      FeedSpec
     local.py             the rank reads its own rows; no Ray                                    LocalFeed
-    order.py             the order in which blocks are fed, so that Ray's split keeps to ranks  feed_order     pure
-    own_rows.py          the first blocks of a rank, read by itself while Ray starts
+    order.py             the feed order, with which Ray's split sends each block to its rank    feed_order     pure
+    own_rows.py          the first blocks of a rank, which it reads while Ray starts
     ray_source.py        one read task, one block; the settings of Ray Data                     Ray
-    ray_cluster.py       starts a local Ray, and tells whether one has what is needed           Ray
+    ray_cluster.py       starts a local Ray, and checks that the cluster has enough             Ray
     feeder.py            the actor that opens Ray Datasets from plans                           Ray
     groups.py            ranks that share a split of Ray, and their blocks of a pass           FeedGroup
     agreement.py         ranks compare their places, and share a list of bad data               Meeting
-    remote_agreement.py  the same between processes that torchrun has started                   RemoteMeeting
-    bad_data.py          the policy on data that cannot be read, and what was left out          BadDataSpec, SkipList
+    remote_agreement.py  the same between processes that torchrun started                       RemoteMeeting
+    bad_data.py          the policy on unreadable data, and the list of what was left out       BadDataSpec, SkipList
     metrics.py           the figures of a run on one rank                                       LoaderStats, Meter
     prometheus.py        the same on the metrics port of a Ray node
 
-Blocks are plain functions on tables, without Ray. The first row of a span carries its identity in the column `HEADER`;
-a block may pack several spans, also of unlike datasets: its columns have the names, dtypes and widths of the schema.
-**Nothing here raises for bad data**: the block keeps its planned rows and carries the error to the rank, since a task
-that fails, or a row too few, would upset Ray's split for all ranks.
+Plain functions on tables make the blocks, without Ray. The first row of a span carries its identity in the column
+`HEADER`. A block may pack several spans, even of different datasets: its columns have the names, dtypes and widths of
+the schema. **Nothing here raises for bad data**: the block keeps its planned rows and carries the error to the rank. A
+failed task or a missing row would upset Ray's split for all ranks.
 """
 
 from typing import TYPE_CHECKING

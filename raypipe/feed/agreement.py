@@ -1,8 +1,8 @@
-"""Where the ranks of a pipeline meet: they compare their places before the first batch, and share a list of bad data.
+"""Compare the places of a pipeline's ranks before the first batch, and share a list of bad data.
 
-A run whose ranks differ in state, seed, data or batch size would train on frames twice and miss others without a word.
-One `Meeting` serves all ranks. It lives in the feeder's actor, or in the process of the ranks; `remote_meeting` reaches
-the one of rank 0 from the other processes of ``torchrun``.
+If ranks differed in state, seed, data or batch size, the run would silently train on some frames twice and miss others.
+One `Meeting` serves all ranks. It lives in the feeder's actor, or in the process of the ranks. Under ``torchrun`` it is
+in rank 0's process, and the other processes reach it by `remote_agreement`.
 """
 
 import threading
@@ -22,7 +22,7 @@ from raypipe.text import counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a rank asks for: the rest of an epoch. Equal on all ranks."""
+    """A rank's request for the rest of an epoch. Equal on all ranks."""
 
     order: OrderSpec
     epoch: int
@@ -30,14 +30,14 @@ class Ask:
     world_size: int
     batch: BatchSpec
     fingerprint: str
-    """Of the plan, as the rank computed it."""
+    """Fingerprint of the plan, computed by the rank."""
 
     shares: Shares | None = None
-    """Of a mixture: its datasets stand where the state says that the ranks have loaded."""
+    """The shares of a mixture, with its datasets at the positions of the loaded state."""
 
 
 def ask_for(world: WorldPlan) -> Ask:
-    """Return what a rank asks for that goes on with a plan."""
+    """Return the request of a rank that continues with a plan."""
     plan = world.plan
     return Ask(
         order=plan.spec,
@@ -51,12 +51,12 @@ def ask_for(world: WorldPlan) -> Ask:
 
 
 def name_attempt() -> str:
-    """Return a name for a start of the ranks, the same for all of them: accounts are sorted by it, no order is."""
+    """Return a name for a start, to give to all ranks. Accounts sort by it; the order of frames does not use it."""
     return datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
 
 
 class PassPlace(NamedTuple):
-    """Which pass over the rest of an epoch it is: the same on all ranks."""
+    """Identifies a pass over the rest of an epoch; the same on all ranks."""
 
     series: int
     number: int
@@ -68,18 +68,18 @@ class PassPlace(NamedTuple):
         return PassPlace(self.series, self.number + 1)
 
     def is_over_at(self, place: "PassPlace") -> bool:
-        """Whether all ranks are done with this pass when one asks for that at `place`.
+        """Return whether all ranks are done with this pass once one of them asks for the pass at `place`.
 
-        Ranks begin a series together. Within one, a rank that fetches ahead is two passes before the last at most. A
-        late request of an earlier series ends nothing of a later one.
+        Ranks begin a series together. Within a series, a rank that fetches ahead is at most two passes ahead of the
+        last one. A late request of an earlier series does not end passes of a later one.
         """
         return self.series < place.series or (self.series == place.series and self.number < place.number - 2)
 
 
 class RollCall:
-    """Waits until every rank begins a series of passes, and compares what they ask for.
+    """Waits until every rank begins a series of passes, and compares their requests.
 
-    A rank begins one when it starts, and when it has left its order by a break or a loaded state.
+    A rank begins a series when it starts, and when it has left its order by a break or a loaded state.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -89,15 +89,15 @@ class RollCall:
         self._num_series = 0
 
     def answer(self, rank: int, ask: Ask, left: PassPlace | None = None) -> int:
-        """Return the number of the series, the same for all ranks, when all ask for the same.
+        """Return the number of the series, the same for all ranks, once all have made the same request.
 
         Args:
-            rank: who asks.
-            ask: what for.
-            left: the last pass that it has opened before.
+            rank: the rank that asks.
+            ask: its request.
+            left: the last pass that it opened before.
 
         Raises:
-            ResumeError: all ranks are here and do not; names those that differ. Or this rank has asked again meanwhile.
+            ResumeError: the requests differ; names the ranks. Or this rank has asked for something else meanwhile.
         """
         answer = _Outcome(ask, left)
         with self._changed:
@@ -119,10 +119,11 @@ class RollCall:
     def go_on(self, rank: int, place: PassPlace) -> None:
         """Note that a rank begins a pass of its series at `place`, as all others must.
 
-        A rank that is behind may still begin passes that others have left: those that they never opened tell.
+        A rank that is behind may still begin a pass that others opened and then left. It may not begin one that they
+        never opened.
 
         Raises:
-            ResumeError: others have left the series before this pass and wait for all to do so; they get it too.
+            ResumeError: other ranks left the series before this pass and wait for all to do so; they raise it too.
         """
         with self._changed:
             others = [number for number in sorted(self._waiting) if self._waiting[number].has_left_before(place)]
@@ -139,7 +140,7 @@ class RollCall:
         raise ResumeError(verdict)
 
     def missing(self) -> list[int]:
-        """Return the ranks that others wait for; none if nobody waits."""
+        """Return the ranks that others wait for; none if no rank waits."""
         with self._changed:
             return sorted(set(range(self._num_ranks)) - set(self._waiting)) if self._waiting else []
 
@@ -160,7 +161,7 @@ class _Outcome:
 
 
 def describe_difference(asks: Mapping[int, Ask]) -> str:
-    """Return who asks for what where it is not the same; an empty string where it is."""
+    """Return which ranks ask for what if their requests differ; an empty string if they are equal."""
     groups: dict[Ask, list[int]] = {}
     for rank, ask in sorted(asks.items()):
         groups.setdefault(ask, []).append(rank)
@@ -186,13 +187,13 @@ def _describe(ask: Ask) -> str:
 
 
 class Meeting:
-    """What the ranks of one pipeline share. Threads may call it at once: a rank that waits for others holds one."""
+    """The shared state of a pipeline's ranks. Thread-safe; a rank that waits for others blocks its thread."""
 
     def __init__(self, bad_data: BadDataSpec, index: EpisodeIndex, num_ranks: int) -> None:
         """Begin without any rank.
 
         Args:
-            num_ranks: that must come before one goes on; 1 where a rank is looked at without the others.
+            num_ranks: how many ranks must arrive before any continues; 1 to look at one rank without the others.
         """
         num_episodes = len(np.unique(np.stack([index.dataset, index.episode]), axis=1).T)
         self._given = (bad_data, index, num_ranks)
@@ -218,12 +219,12 @@ class Meeting:
         return self._given[1]
 
     def begin(self, rank: int, ask: Ask, place: PassPlace | None) -> PassPlace:
-        """Return the place of a pass, when all ranks ask for the same.
+        """Return the place of a pass, if all ranks make the same request.
 
-        Without a place the rank begins a series of passes: that waits until all ranks do.
+        Without a place the rank begins a series of passes, and waits until all ranks do.
 
         Raises:
-            ResumeError: ranks ask for different things; every rank gets it.
+            ResumeError: the requests differ; raised on every rank.
         """
         if place is None:
             place = PassPlace(self._roll_call.answer(rank, ask, self._places.get(rank)), 0)
@@ -241,32 +242,32 @@ class Meeting:
         self._roll_call.go_on(rank, place)
 
     def missing_ranks(self) -> list[int]:
-        """Return the ranks that have not asked while others wait for them."""
+        """Return the ranks that others wait for; none if no rank waits."""
         return self._roll_call.missing()
 
     def report_bad(self, span: BadSpan) -> None:
         """Note a span that a rank leaves out.
 
         Raises:
-            DatasetError: more episodes are bad than may be.
+            DatasetError: more episodes are bad than the policy allows.
         """
         self._skips.add(span)
 
     def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes as bad that were left out before this start."""
+        """Count episodes that an earlier start left out as bad."""
         self._skips.note(episodes)
 
     def tell(self, rank: int, stats: LoaderStats) -> None:
-        """Note the figures of a rank."""
+        """Store the figures of a rank."""
         self._stats[rank] = stats
 
     def figures(self) -> dict[int, LoaderStats]:
-        """Return the figures that each rank has told last."""
+        """Return the latest figures of each rank."""
         return dict(self._stats)
 
 
 def describe_waiting(rank: int, world_size: int, missing: Sequence[int], wait_s: float) -> str:
-    """Return what a rank says that has waited for others for a while."""
+    """Return the warning of a rank that has waited long for others."""
     return (
         f"rank {rank} of {world_size} has waited {wait_s:g} s for {name_ranks(missing)} to start the epoch. Every rank "
         f"must iterate its loader, all at once."

@@ -1,7 +1,7 @@
-"""What becomes of data that cannot be read or decoded: the policy, and the list of what was left out.
+"""Define the policy on data that cannot be read or decoded, and the list of what was left out.
 
-A span that is left out keeps its positions in the order, as holes: no other frame moves, batches with holes are shorter
-on their rank, and every rank does the same steps. The feeder keeps one `SkipList` for all ranks.
+A span that is left out keeps its positions in the order, as holes. No other frame moves, a batch with holes is shorter
+on its rank, and every rank does the same steps. The ranks' `Meeting` keeps one `SkipList` for all.
 """
 
 import math
@@ -24,14 +24,14 @@ class BadDataSpec:
     """What a pipeline does about data that cannot be read or decoded."""
 
     on_bad_episode: OnBadEpisode = "raise"
-    """ "raise" ends the run on the rank that needs the data; "skip" leaves the span out, lists it, and goes on."""
+    """ "raise" ends the run on the rank that needs the data; "skip" leaves the span out, lists it, and continues."""
 
     max_bad_episodes: int | float = 0.01
-    """With "skip", how many episodes of a run may be bad: a count, or below 1 a share of all, of which at least one may
-    be. One more ends the run, with the list: a path that is wrong or a disk that is gone is no bad episode."""
+    """With "skip", how many episodes of a run may be bad: a count or, below 1, a share of all episodes, which allows at
+    least one. One more ends the run with the list, because then a wrong path or a lost disk is the likely cause."""
 
     check_finite: bool = True
-    """Whether NaN and infinite values of actions and observations are bad data. They would end in the weights."""
+    """Whether NaN and infinite values of actions and observations are bad data. They would reach the weights."""
 
     def __post_init__(self) -> None:
         known = get_args(OnBadEpisode)
@@ -45,14 +45,14 @@ class BadDataSpec:
             raise ConfigError(f"max_bad_episodes must be a count, or a share between 0 and 1, got {most!r}")
 
     def budget(self, num_episodes: int) -> int:
-        """Return how many of so many episodes may be bad."""
+        """Return how many of `num_episodes` may be bad."""
         if isinstance(self.max_bad_episodes, int) or self.max_bad_episodes >= 1:
             return int(self.max_bad_episodes)
         return max(1, int(self.max_bad_episodes * num_episodes)) if self.max_bad_episodes else 0
 
 
 RAISE: Final = BadDataSpec()
-"""Where nothing is said: bad data ends the run."""
+"""The default: bad data ends the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,12 @@ class BadSpan:
     why: str
 
     def describe(self) -> str:
-        """Return a line that says which frames of what, and why."""
+        """Return a line with the dataset, the frames and the reason."""
         return f"episode {self.episode} of {self.root!r}, {frames_text(self.start, self.stop)}: {self.why}"
 
 
 class SkipList:
-    """The spans that ranks have left out, and how many episodes may still be bad. Threads share it."""
+    """The spans that ranks have left out, and how many episodes may still be bad. Thread-safe."""
 
     def __init__(self, spec: BadDataSpec, num_episodes: int) -> None:
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class SkipList:
         self._before: dict[tuple[int, int], str] = {}
 
     def note(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes, by dataset and number, that were left out before, with the reason of each."""
+        """Count episodes that were left out before. Maps (dataset, episode) to the reason."""
         with self._lock:
             self._before.update(episodes)
 
@@ -91,7 +91,7 @@ class SkipList:
         """Note a span.
 
         Raises:
-            DatasetError: more episodes are bad than may be; lists them.
+            DatasetError: more episodes are bad than the policy allows; lists them.
         """
         with self._lock:
             self._first.setdefault((span.dataset, span.episode), span)
@@ -112,15 +112,15 @@ class SkipList:
             )
 
     def spans(self) -> list[BadSpan]:
-        """Return the first bad span of every episode, in the order in which they were found."""
+        """Return the first bad span of every episode, in the order of discovery."""
         with self._lock:
             return list(self._first.values())
 
 
 def merge_spans(spans: "list[BadSpan]") -> "list[BadSpan]":
-    """Return the same frames in fewer spans: what touches in an episode is one, with the reason of the first.
+    """Return the same frames in fewer spans: spans of an episode that touch become one, with the first reason.
 
-    A damaged video is bad clip by clip, and nobody wants to read a line for each.
+    A damaged video is bad clip by clip, which would give a line for each.
     """
     merged: list[BadSpan] = []
     for span in spans:
@@ -141,6 +141,6 @@ def _touches(one: "BadSpan", other: "BadSpan") -> bool:
 
 
 def describe_spans(spans: "list[BadSpan]") -> str:
-    """Return a line per span; of many, the first ones and how many more there are."""
+    """Return a line per span; if there are many, the first ones and the number of the rest."""
     lines = [f"  {span.describe()}" for span in spans[:_MAX_SHOWN]]
     return "\n".join([*lines, *([f"  and {len(spans) - _MAX_SHOWN} more"] if len(spans) > _MAX_SHOWN else [])])

@@ -1,4 +1,4 @@
-"""`BlockContext`: what a task or a rank needs to make and open blocks, of one dataset or of several unlike ones."""
+"""`BlockContext`: what a task or a rank needs to make and open blocks, of one dataset or of a mixture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
     from raypipe.decode import FrameDecoder, VideoPool
 
 _OPEN_FILES: Final = 128
-"""Data files of a mixture that a process keeps open. A footer is mostly some kilobytes, and of a file with 1,000 row
-groups a megabyte; opening it anew takes 10 ms then."""
+"""Data files of a mixture that a process keeps open. A footer is usually a few kilobytes. With 1,000 row groups it is a
+megabyte, and opening the file again takes 10 ms."""
 
 _TRAINED_ON: Final = ("action", "observation")
-"""Features of which a value that is no number would end in the weights; a reward may be unknown."""
+"""Prefixes of features in which a NaN would reach the weights. A reward may be unknown, so it is not one of them."""
 
 
 @dataclass(frozen=True)
 class BlockContext:
-    """Everything that a task or a rank needs to make and open blocks; a process receives it once."""
+    """Everything that a task or a rank needs to make and open blocks. A process receives it once."""
 
     datasets: tuple[Dataset, ...]
     decode: DecodeSpec
     bad_data: BadDataSpec = RAISE
 
     schema: Schema | None = None
-    """Of a mixture. None where a dataset stands alone, whose schema is its own: read `batch_schema`."""
+    """The schema of a mixture; None for a single dataset, which has its own. Read `batch_schema` instead."""
 
     robot_types: tuple[str, ...] = ()
-    """What the robots of a mixture are called, one per dataset; empty: as the datasets say."""
+    """Robot types in a mixture, one per dataset; if empty, those of the datasets apply."""
 
     names: tuple[str, ...] = ()
-    """What the datasets of a mixture are called; empty: nothing, where one stands alone."""
+    """Names of the datasets in a mixture; empty for a single dataset."""
 
     keep: KeepSpec | None = None
-    """Keeps decoded frames on the nodes that decode them; None decodes them whenever they are needed."""
+    """Keeps decoded frames on the nodes that decode them; None decodes them each time."""
 
     decoded_bytes: int = 0
-    """All frames of a run that may be kept."""
+    """Size of all decoded frames of a run, which `keep` may keep."""
 
     @cached_property
     def batch_schema(self) -> Schema:
-        """What a batch is made of."""
+        """The schema of a batch."""
         return schema_of(self.datasets[0]) if self.schema is None else self.schema
 
     @cached_property
@@ -61,9 +61,9 @@ class BlockContext:
 
     @cached_property
     def stored(self) -> tuple[Mapping[str, Feature], ...]:
-        """Per dataset, by own name, what is read from its rows: the features that the schema maps, and index columns.
+        """Per dataset, by the dataset's own names, the features to read from its rows, including stored images.
 
-        Images that are stored in rows are among them.
+        These are the features that the schema maps, and the index columns.
         """
         stored = []
         for dataset, member in zip(self.datasets, self.batch_schema.members, strict=True):
@@ -73,7 +73,7 @@ class BlockContext:
 
     @cached_property
     def trained_on(self) -> tuple[frozenset[str], ...]:
-        """Per dataset, the own names of features that must hold numbers, by their own name or that in the mixture."""
+        """Per dataset, its names of features that must be finite: actions and observations, here or in the mixture."""
         return tuple(
             frozenset(
                 own for name, own in member.rows.items() if name.startswith(_TRAINED_ON) or own.startswith(_TRAINED_ON)
@@ -83,9 +83,9 @@ class BlockContext:
 
     @cached_property
     def blanks(self) -> Mapping[str, NDArray[Any]]:
-        """By camera of a batch, black frames for samples of datasets that lack it: ``(T, height, width, channels)``.
+        """By camera, black frames for samples of datasets without it: ``(T, height, width, channels)``.
 
-        They take no memory, and say the shape and dtype of a sample.
+        They take no memory. Their shape and dtype are those of a sample.
         """
         schema, blanks = self.batch_schema, {}
         for camera in schema.cameras:
@@ -96,7 +96,7 @@ class BlockContext:
 
     @cached_property
     def readers(self) -> tuple[RowReader, ...]:
-        """A row reader per dataset; together they keep a bounded number of files open."""
+        """A row reader per dataset; together they keep a limited number of files open."""
         files = OpenFiles() if len(self.datasets) == 1 else OpenFiles(_OPEN_FILES)
         pairs = zip(self.datasets, self.stored, strict=True)
         return tuple(RowReader(dataset.meta, list(stored), files) for dataset, stored in pairs)
@@ -107,7 +107,7 @@ class BlockContext:
         from raypipe.decode import FrameDecoder
 
         folder = KeepFolder(self.keep, self.decoded_bytes) if self.keep is not None else None
-        # Together they keep no more videos open than one would.
+        # Together they keep no more videos open than a single decoder would.
         return tuple(
             FrameDecoder(dataset.meta, self.decode.by_own_names(member.cameras), self.videos, folder)
             for dataset, member in zip(self.datasets, self.batch_schema.members, strict=True)
@@ -115,61 +115,61 @@ class BlockContext:
 
     @cached_property
     def videos(self) -> "VideoPool":
-        """The videos that are open in this process."""
+        """The videos open in this process."""
         from raypipe.decode import VideoPool
 
         return VideoPool(self.decode.open_videos)
 
     @cached_property
     def batch_buffers(self) -> BatchBuffers:
-        """Memory for the pixels of batches: all epochs of a rank use the same."""
+        """Memory for the pixels of batches, shared by all epochs of a rank."""
         return BatchBuffers()
 
     @cached_property
     def frame_pool(self) -> FramePool:
-        """Memory for frames that wait: all epochs of a rank use the same."""
+        """Memory for waiting frames, shared by all epochs of a rank."""
         return FramePool()
 
     @cached_property
     def has_images(self) -> bool:
-        """Whether some dataset stores images in its rows."""
+        """Whether any dataset stores images in its rows."""
         members = enumerate(self.batch_schema.members)
         return any(self.stores_images(number, own) for number, one in members for own in one.cameras.values())
 
     @cached_property
     def pixel_bytes(self) -> int:
-        """Memory of one decoded frame of every camera."""
+        """Bytes of one decoded frame of every camera together."""
         return sum(int(np.prod(blank.shape[1:])) * blank.dtype.itemsize for blank in self.blanks.values())
 
     def home_video(self, request: ClipRequest) -> str:
-        """Return what a clip is decoded from, where nodes keep such files, or frames of them; else nothing."""
+        """Return a name for the source of a clip, if nodes keep its file or its frames; else an empty string."""
         meta = self.datasets[request.dataset].meta
         if request.stored is not None:
             return ""
         video = f"{meta.root}/{meta.video_file(request.row, request.camera)}"
         if meta.storage.cache is not None and meta.storage.is_remote:
             return video
-        # By episode: of a local dataset one file may hold all of them.
+        # Add the episode, because one file of a local dataset may hold all of them.
         return f"{video} {request.row}" if self.keep is not None else ""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Open files and decoders stay behind: each process opens its own.
+        # Leave out open files and decoders: each process opens its own.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def member_of(self, request: SpanRequest) -> MemberMap:
-        """Return what the dataset of a span gives."""
+        """Return the member map of a span's dataset."""
         return self.batch_schema.members[request.dataset]
 
     def stores_images(self, dataset: int, camera: str) -> bool:
-        """Return whether a dataset has a camera, by its own name, as images in rows."""
+        """Return whether a dataset stores a camera as images in rows; `camera` is the dataset's own name."""
         return self.datasets[dataset].features[camera].kind == "image"
 
     def frame_numbers(self, dataset: RowFrames, episode: RowFrames, frame: RowFrames, lap: RowFrames) -> RowFrames:
-        """Return the number of every frame on the axis of accounts, which holds all datasets; see `frame_numbers`.
+        """Return the number of every frame on the accounts' axis, which covers all datasets; see `frame_numbers`.
 
         Args:
-            lap: which pass over its dataset a frame is of, counted from the first of the epoch: numbers of the next lap
-                follow those of the whole dataset.
+            lap: the pass over its dataset that each frame belongs to, counted from the first of the epoch. The numbers
+                of a lap follow those of the whole lap before.
         """
         numbers = np.empty(len(frame), dtype=np.int64)
         for i in np.unique(dataset).tolist():
@@ -190,14 +190,15 @@ class BlockContext:
 def shown_frames(
     context: BlockContext, request: SpanRequest, camera: str, anchors: RowFrames | None = None, clip_frames: int = 0
 ) -> RowFrames:
-    """Return the frames of a camera, by its own name, that are decoded for samples of a span, ascending.
+    """Return the frames of a camera to decode for samples of a span, ascending.
 
-    Where bad clips are left out, those are what the whole clips of the samples show: whether a clip is bad depends
-    neither on where a run was interrupted nor on where a span was cut.
+    Under ``on_bad_episode="skip"`` these are all frames that the samples' whole clips show. So whether a clip is bad
+    does not depend on where a run was interrupted or a span was cut.
 
     Args:
-        anchors: the samples; all of the span that are still to be emitted, where nothing is said.
-        clip_frames: how the samples are cut into clips where the order does not say it.
+        camera: the dataset's own name.
+        anchors: the samples; None takes all those of the span that are still to be emitted.
+        clip_frames: the clip length if the order does not set one.
     """
     dataset, _, length = context.find_episode(request)
     anchors = request.anchors if anchors is None else anchors

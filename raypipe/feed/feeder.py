@@ -1,17 +1,17 @@
 """The feeder: one small actor per pipeline and attempt that opens Ray Datasets from explicit plans.
 
-Ranks ask it for the blocks of an epoch; it plans, interleaves the ranks' queues so that Ray's split delivers each block
-to its rank, and hands out an iterator per rank. A request names everything that decides the order, so the answer does
-not depend on how often or when it is asked.
+Ranks ask it for the blocks of an epoch. It plans, interleaves the ranks' queues so that Ray's split delivers each block
+to its rank, and returns an iterator per rank. A request contains everything that decides the order, so the answer does
+not depend on when or how often a rank asks.
 
 ::
 
     series  -> groups of ranks (`ranks_per_split`)    one Dataset and split each: an executor does 50 to 100 blocks/s
      epoch  -> chapters (`blocks_per_chapter`)        one after the other: Ray's cost of a start grows with the blocks
 
-A split serves a series, epoch after epoch: a new one takes Ray a second or two, and leaves every rank with an open
-socket to a process that has ended. Whenever all its ranks have begun a chapter, it asks the feeder for the blocks. A
-series that some rank has left may leave calls behind in its split, so the next one has another.
+A split serves a whole series, epoch after epoch. A new split takes Ray a second or two, and leaves every rank with an
+open socket to a process that has ended. When all its ranks have begun a chapter, the split asks the feeder for the
+blocks. If a rank leaves a series, calls may remain in its split, so the next series gets a new one.
 """
 
 import atexit
@@ -51,7 +51,7 @@ _FIRST_BLOCK: Final = "raypipe-first-block"
 _RAY_THREADS: Final = frozenset(
     {"raypipe-receive", "raypipe-assemble", "raypipe-next-epoch", _FIRST_BLOCK, "iter_threaded"}
 )
-"""Of ours and of Ray Data, those that wait for blocks, or for clips that tasks decode."""
+"""Threads of ours and of Ray Data that wait for blocks, or for clips that tasks decode."""
 
 _LOSSES: Final = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
 _LOST: Final = (
@@ -62,7 +62,7 @@ _LOST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a rank gets."""
+    """The feeder's answer to a rank."""
 
     iterator: Any
     """A Ray `DataIterator` over the rank's blocks of one chapter."""
@@ -71,7 +71,7 @@ class Ticket:
 
 
 class Feeder(Meeting):
-    """Opens epochs. Runs as an actor, whose calls come in a thread each; see `start_feeder`."""
+    """Opens epochs. Runs as an actor with one thread per call; see `start_feeder`."""
 
     def __init__(self, context: BlockContext, index: EpisodeIndex, spec: FeedSpec, world_size: int) -> None:
         super().__init__(context.bad_data, index, world_size)
@@ -82,13 +82,13 @@ class Feeder(Meeting):
         self._splits: dict[_SplitKey, _Split] = {}
 
     def open_chapter(self, rank: int, ask: Ask, place: PassPlace, chapter: int) -> Ticket:
-        """Return the rank's part of one chapter of a pass, which all ranks ask for at the same place; once each."""
+        """Return the rank's part of one chapter of a pass. Every rank asks once, with the same place."""
         with self._lock:
             if place not in self._passes:
                 self._passes[place] = _plan_groups(self._index, ask, self._spec)
-                # Every rank is done with older ones: it has asked for two later ones, or begun anew.
+                # Every rank is done with older passes: it has asked for two later ones, or begun another series.
                 self._passes = {old: one for old, one in self._passes.items() if not old.is_over_at(place)}
-                # A split's actor lives as long as someone holds an iterator; ranks hold theirs while they read.
+                # A split's actor lives as long as an iterator exists; ranks hold theirs while they read.
                 self._splits = {
                     key: one for key, one in self._splits.items() if key.series >= place.series or not one.is_begun
                 }
@@ -100,33 +100,33 @@ class Feeder(Meeting):
             return Ticket(iterators[taken], group.num_chapters, int(group.resident[taken]))
 
     def take_blocks(self, key: "_SplitKey") -> list[BlockRequest]:
-        """Return the blocks of the chapter that the ranks of a split have asked for last: all of them have by then."""
+        """Return the blocks of the chapter that the ranks of a split asked for last. By then all of them have asked."""
         with self._lock:
             split = self._splits[key]
             split.is_begun = True
             group, chapter = split.asked
             return group.chapter_blocks(chapter)
 
-    # A thread of their own for these two: what a rank tells last is what counts, and what is asked for afterwards.
+    # These two share a separate thread, which keeps their order: a later `figures` sees the latest `tell` of a rank.
     @ray.method(concurrency_group=_FIGURES)  # type: ignore[untyped-decorator]
     def tell(self, rank: int, stats: LoaderStats) -> None:
-        """Note the figures of a rank."""
+        """Store the figures of a rank."""
         super().tell(rank, stats)
 
     @ray.method(concurrency_group=_FIGURES)  # type: ignore[untyped-decorator]
     def figures(self) -> dict[int, LoaderStats]:
-        """Return the figures that each rank has told last."""
+        """Return the latest figures of each rank."""
         return super().figures()
 
     def shared_context(self) -> "list[ray.ObjectRef[BlockContext]]":
-        """Return the reference by which tasks know the datasets of this pipeline; in a list, where Ray leaves it be."""
+        """Return the reference to this pipeline's context, for tasks; in a list, so that Ray does not resolve it."""
         return [self._context]
 
     def _split(self, key: "_SplitKey", num_ranks: int) -> list[Any]:
-        # Here, and not with this module: ranks shall meet before Ray Data is imported.
+        # Import here, so that ranks can meet before Ray Data is imported.
         from raypipe.feed.ray_source import build_dataset, split_dataset
 
-        # Ray does not count an actor's handle of itself: the split's actor, which gets it, does not keep the feeder.
+        # Ray does not count an actor's handle to itself, so passing it to the split's actor does not keep the feeder.
         feeder = ray.get_runtime_context().current_actor
         return split_dataset(build_dataset(self._context, lambda: ray.get(feeder.take_blocks.remote(key))), num_ranks)
 
@@ -138,11 +138,11 @@ class _SplitKey(NamedTuple):
 
 @dataclass
 class _Split:
-    """What a group of ranks reads from in a series of passes."""
+    """The split from which a group of ranks reads in a series of passes."""
 
     iterators: list[Any]
     asked: tuple[FeedGroup, int]
-    """The group, in the pass that ranks have asked for last, and the chapter."""
+    """The group in the pass, and the chapter, that the ranks asked for last."""
 
     is_begun: bool = False
     """Whether Ray has the blocks of that chapter."""
@@ -164,7 +164,7 @@ def _plan_groups(index: EpisodeIndex, ask: Ask, spec: FeedSpec) -> list[FeedGrou
 
 
 class FeederSource:
-    """The blocks of a rank, from a feeder; a `BlockSource`."""
+    """Gets the blocks of a rank from a feeder; a `BlockSource`."""
 
     def __init__(
         self,
@@ -178,26 +178,26 @@ class FeederSource:
         """Prepare to ask a feeder.
 
         Args:
-            feeder: of all ranks.
-            lone: where a rank without others meets itself. It starts a feeder of its own, when it asks for blocks.
+            feeder: the feeder of all ranks.
+            lone: the meeting of a single rank, which starts its own feeder when it needs blocks from Ray.
         """
         assert (feeder is None) != (lone is None), "either ranks share a feeder, or there is one rank"
         self._context = context
         self._started = feeder
         self._is_owner = feeder is not None
-        """Whether this process has started the feeder."""
+        """Whether this process started the feeder."""
         self._spec = spec
         self._lone = lone
         self._gauges: dict[tuple[str, int], RankGauges] = {}
         self.attempt = attempt
 
     def __getstate__(self) -> dict[str, Any]:
-        # Counters count what one process has seen. A copy of a lone rank counts passes anew, and needs a feeder anew.
+        # Counters are per process. The copy of a lone rank restarts its count of passes and needs a new feeder.
         started = None if self._lone is not None else self._started
         return {**self.__dict__, "_gauges": {}, "_is_owner": False, "_started": started}
 
     def feeder(self) -> Any:
-        """Return the feeder, which a lone rank starts when it needs one."""
+        """Return the feeder; a lone rank starts it on the first call."""
         with _starting:
             if self._started is None:
                 assert self._lone is not None
@@ -206,14 +206,14 @@ class FeederSource:
             return self._started
 
     def assigned_cpus(self) -> int:
-        """Return the CPUs that Ray gave to this process; in a driver, those that the system lets it use."""
+        """Return the number of CPUs that Ray assigned to this process; in a driver, what the system lets it use."""
         runtime = ray.get_runtime_context()
         if runtime.worker.mode != ray.WORKER_MODE:
             return len(os.sched_getaffinity(0))
         return max(1, int(runtime.get_assigned_resources().get("CPU", 0)))
 
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "RayFeed":
-        """Return the blocks that the rest of a plan sends to one rank, when all ranks ask for the same."""
+        """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same."""
         share_gate()
         ask = ask_for(world)
         place = self._begin(rank, ask, place)
@@ -233,7 +233,7 @@ class FeederSource:
         return opened
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:
-        """Return what decodes the clips of a rank: its own threads, or tasks on the cluster."""
+        """Return the executor that decodes the clips of a rank: its own threads, or tasks on the cluster."""
         if context.decode.where != "cluster":
             return ThreadExecutor(lambda: context.decoders, num_threads, context.frame_pool)
         (shared,) = _get(self.feeder().shared_context.remote())
@@ -250,32 +250,32 @@ class FeederSource:
         )
 
     def go_on(self, rank: int, place: PassPlace) -> None:
-        """Note that a rank begins the pass that follows its last one; raises where others have left the order."""
+        """Note that a rank begins the pass after its last one; raise if other ranks have left the order."""
         self._meet("go_on", rank, place)
 
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
-        """Show the figures of a rank on Ray's metrics port, and tell them to the other ranks."""
+        """Publish the figures of a rank on Ray's metrics port and to the meeting."""
         gauges = self._gauges.setdefault((name, rank), RankGauges(name, rank))
         gauges.show(stats)
         if self._lone is None:
-            # Nobody waits for it.
+            # Do not wait for the answer.
             self.feeder().tell.remote(rank, stats)
 
     def collect(self) -> dict[int, LoaderStats]:
-        """Return the figures of all ranks, as they told them last."""
+        """Return the latest published figures of all ranks."""
         figures: dict[int, LoaderStats] = self._meet("figures")
         return figures
 
     def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes as bad that were left out before this start."""
+        """Count episodes that an earlier start left out as bad."""
         self._meet("note_bad", dict(episodes))
 
     def report_bad(self, span: BadSpan) -> None:
-        """Note for all ranks that a span is left out; raises where more episodes are bad than may be."""
+        """Note for all ranks that a span is left out; raise if more episodes are bad than the policy allows."""
         self._meet("report_bad", span)
 
     def _meet(self, call: str, *arguments: Any) -> Any:
-        """Call a method of the ranks' `Meeting`, wherever it is."""
+        """Call a method of the ranks' `Meeting`, in this process or in the feeder."""
         if self._lone is not None:
             return getattr(self._lone, call)(*arguments)
         return _get(getattr(self.feeder(), call).remote(*arguments))
@@ -302,7 +302,7 @@ class _Chapters:
 
     @property
     def ticket(self) -> Ticket:
-        """The rank's part of the first chapter, asked for once; waits for the feeder to plan."""
+        """The rank's part of the first chapter. The first read asks the feeder, and waits for it to plan."""
         with self._lock:
             if self._ticket is None:
                 self._ticket = _get(self._open(0))
@@ -331,9 +331,9 @@ class RayFeed:
     """The blocks of one rank for the rest of an epoch; a `BlockFeed`.
 
     Ray takes seconds to send the first block: it starts a process for the split and one for the task. Until then the
-    rank reads its own rows, where it can. The plan says which rows they are, so it does not matter who reads them. A
-    rank without others that has room for the whole pass, such as one over a validation set, does not ask Ray at all.
-    With others it must: Ray's split begins when all ranks have asked.
+    rank reads its own rows, if it can. The plan says which rows they are, so it does not matter who reads them. A lone
+    rank with room for the whole pass, for example over a validation set, does not ask Ray at all. With other ranks it
+    must ask, because Ray's split begins only when all ranks have asked.
     """
 
     is_remote = True
@@ -359,23 +359,23 @@ class RayFeed:
 
     @property
     def resident_spans(self) -> int:
-        """How many spans the rank must be ready to hold; while it reads for itself, what its own batches need."""
+        """How many spans the rank must be ready to hold; while it reads itself, what its own batches need."""
         if self._own is not None and self._is_reading:
             return self._own.room
         return self._chapters.ticket.resident_spans
 
     def end(self) -> None:
-        """End the feeder, and with it the splits of all ranks: nobody reads any more."""
+        """End the feeder, and with it the splits of all ranks. Call it when no rank reads any more."""
         if self._is_asked:
             ray.kill(self._chapters.feeder())
 
     @property
     def is_complete(self) -> bool:
-        """Whether all blocks were read here, and Ray has none for this rank."""
+        """Whether the rank read all blocks itself, so that Ray has none for it."""
         return not self._is_asked and self._own is not None and self._own.is_all_read
 
     def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
-        """Yield blocks that are read here, until Ray sends its first; all of them where Ray is not asked."""
+        """Yield blocks that the rank reads itself until Ray sends its first; all blocks if Ray was not asked."""
         if self._own is None or not (is_waited_for or self._is_own_enough):
             return
         self._is_reading = True
@@ -386,11 +386,11 @@ class RayFeed:
         self._is_reading = False
 
     def blocks(self) -> Iterator[pa.Table]:
-        """Yield all blocks of Ray in arrival order."""
+        """Return an iterator over all of Ray's blocks in arrival order."""
         if not self._is_asked:
             self._ask()
         first, rest = self._first.result()
-        # They hold a block and open files, which nobody needs any more.
+        # Drop both: they hold a block and open files, which are not needed any more.
         self._first, self._own = Future(), None
         return chain(first, rest)
 
@@ -405,16 +405,16 @@ class RayFeed:
 _starting = threading.Lock()
 
 _own_feeds: "weakref.WeakSet[RayFeed]" = weakref.WeakSet()
-"""Feeds of feeders that this process has started, for as long as somebody reads them."""
+"""Feeds whose feeder this process started, while they are being read."""
 
 
 @atexit.register
 def end_feeders(wait_s: float = 5.0) -> None:
-    """End the feeders that this process has started, and wait for the threads that read from them.
+    """End the feeders that this process started, and wait for the threads that read from them.
 
-    Called when the interpreter ends; call it before ``ray.shutdown()`` while loaders are under way. In Ray 2.60 a
-    thread that stands in a call when Ray ends uses freed memory: the process ends with SIGSEGV, or Ray ends it. With
-    the feeder its splits end, and every call that waits for one.
+    Python calls it when the interpreter ends. Call it yourself before ``ray.shutdown()`` if loaders are still being
+    iterated. In Ray 2.60 a thread that is in a call when Ray ends uses freed memory: the process ends with SIGSEGV, or
+    Ray ends it. Ending the feeder ends its splits, and so every call that waits for one.
     """
     feeds = list(_own_feeds)
     threads = [thread for thread in threading.enumerate() if thread.name in _RAY_THREADS]
@@ -434,7 +434,7 @@ def _task_decoders(context: "ray.ObjectRef[BlockContext]") -> Sequence[Any]:
 
 
 def _get(answer: Any) -> Any:
-    """Return an answer of the feeder; an error of raypipe is raised as it is, without Ray's words around it."""
+    """Return an answer of the feeder; raise an error of raypipe without Ray's wrapper."""
     try:
         return ray.get(answer)
     except ray.exceptions.RayTaskError as error:
@@ -447,13 +447,13 @@ def _get(answer: Any) -> Any:
 
 
 def start_feeder(context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, world_size: int) -> Any:
-    """Start a feeder as an actor without a CPU of its own, on this node; it lives as long as its handle."""
-    # What this process has asked of the Hub, to open the dataset, counts for the cluster.
+    """Return the handle of a new feeder, an actor on this node that reserves no CPU. It lives as long as the handle."""
+    # Count this process's requests to the Hub, from opening the dataset, for the whole cluster.
     share_gate()
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=False
     )
-    # All ranks may wait in a call at once, each for this epoch and the one that it fetches ahead.
+    # All ranks may wait in calls at once, each for the current epoch and the one that it fetches ahead.
     num_threads = 2 * world_size + 2
     actor = ray.remote(
         num_cpus=0, max_concurrency=num_threads, concurrency_groups={_FIGURES: 1}, scheduling_strategy=strategy

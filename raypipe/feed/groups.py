@@ -1,4 +1,4 @@
-"""Ranks that share a split of Ray, and the blocks that they get in one pass, chapter by chapter."""
+"""Group ranks that share a split of Ray, and list their blocks of one pass, chapter by chapter."""
 
 from collections.abc import Sequence
 
@@ -37,10 +37,10 @@ class FeedGroup:
         return [*fillers, *(self._requests(i) for i in range(first, stop))]
 
     def _fillers(self, first: int) -> list[int]:
-        """Return the rows of a filler per rank that put a later chapter's split where the one before left off.
+        """Return the rows of a filler per rank, which bring a later chapter's split to where the last one ended.
 
-        Ray counts rows from 0 in every chapter; the feed order goes on counting. One row more than needed for each,
-        since a block of no rows would go anywhere.
+        Ray counts rows from 0 in every chapter, while the feed order keeps counting. Each filler has one row more than
+        needed, because Ray could send a block without rows to any rank.
         """
         if not first:
             return []

@@ -1,7 +1,7 @@
-"""The local feed: a rank's own process reads and windows the rows of its spans. No Ray is imported, started or needed.
+"""The local feed: a rank's own process reads and windows the rows of its spans, without importing or starting Ray.
 
-The plan says which spans a rank reads and in what order, so its batches are those of the Ray feed, bit for bit. Ranks
-meet as they do there: in one `Meeting`, in this process or in that of rank 0.
+The plan decides which spans a rank reads and in what order, so the batches equal those of the Ray feed bit for bit. As
+there, the ranks share one `Meeting`, in this process or in that of rank 0.
 """
 
 import os
@@ -31,7 +31,7 @@ class LocalSource:
     """The blocks of one rank, read in its own process; a `BlockSource`."""
 
     def __init__(self, context: BlockContext, meeting: Meeting | RemoteMeeting, spec: FeedSpec, attempt: str) -> None:
-        # Readers of its own: a reader is not for several threads, and the rank's may be used by another one.
+        # Copy the context to get separate readers: a reader is not thread-safe, and another thread may use the rank's.
         self._reading = replace(context)
         self._lock = threading.Lock()
         self._meeting = meeting
@@ -45,51 +45,51 @@ class LocalSource:
         self.__dict__.update(state, _lock=threading.Lock())
 
     def assigned_cpus(self) -> int:
-        """Return the CPUs that the system lets this process use."""
+        """Return the number of CPUs that the system lets this process use."""
         return len(os.sched_getaffinity(0))
 
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "LocalFeed":
-        """Return the blocks that the rest of a plan sends to one rank, when all ranks ask for the same."""
+        """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same."""
         with self._warning_of_waiting(rank, world.world_size):
             place = self._meeting.begin(rank, ask_for(world), place)
         return LocalFeed(self, world, rank, place)
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:  # noqa: ARG002
-        """Return threads of this process."""
+        """Return an executor that decodes in threads of this process."""
         return ThreadExecutor(lambda: context.decoders, num_threads, context.frame_pool)
 
     def go_on(self, rank: int, place: PassPlace) -> None:
-        """Note that a rank begins the pass that follows its last one; raises where others have left the order."""
+        """Note that a rank begins the pass after its last one; raise if other ranks have left the order."""
         self._meeting.go_on(rank, place)
 
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:  # noqa: ARG002
-        """Tell the figures of a rank to the other ranks."""
+        """Send the figures of a rank to the meeting."""
         self._meeting.tell(rank, stats)
 
     def collect(self) -> dict[int, LoaderStats]:
-        """Return the figures of all ranks, as they told them last."""
+        """Return the latest published figures of all ranks."""
         return self._meeting.figures()
 
     def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes as bad that were left out before this start."""
+        """Count episodes that an earlier start left out as bad."""
         self._meeting.note_bad(episodes)
 
     def report_bad(self, span: BadSpan) -> None:
-        """Note for all ranks that a span is left out; raises where more episodes are bad than may be."""
+        """Note for all ranks that a span is left out; raise if more episodes are bad than the policy allows."""
         self._meeting.report_bad(span)
 
     def read_blocks(self, plan: RankPlan) -> Iterator[pa.Table]:
-        """Yield the blocks of a plan in arrival order, each read when it is asked for."""
+        """Yield the blocks of a plan in arrival order, reading each one on demand."""
         num_spans, size = len(plan.queue), self._spans_per_block
         for first in range(0, num_spans, size):
             stop = min(first + size, num_spans)
-            # The next epoch may be read while this one ends.
+            # Lock, because another thread may read the next epoch while this one ends.
             with self._lock:
                 table = read_block(self._reading, plan, first, stop)
             yield table
 
     def plan_room(self, world: WorldPlan, plan: RankPlan) -> int:
-        """Return how many spans the rank holds at once: other ranks do not matter here."""
+        """Return how many spans the rank holds at once, which does not depend on other ranks here."""
         return room_for(world, plan, self._spans_per_block)
 
     @contextmanager
@@ -121,11 +121,11 @@ class LocalFeed:
         self.place = place
 
     def report_bad(self, span: BadSpan) -> None:
-        """Note for all ranks that a span is left out; raises where more episodes are bad than may be."""
+        """Note for all ranks that a span is left out; raise if more episodes are bad than the policy allows."""
         self._source.report_bad(span)
 
     def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:  # noqa: ARG002
-        """Yield nothing: what is here is what `blocks` gives."""
+        """Yield nothing: `blocks` yields them all."""
         return iter(())
 
     def blocks(self) -> Iterator[pa.Table]:

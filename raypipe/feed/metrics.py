@@ -1,4 +1,4 @@
-"""The figures of a run on one rank: how fast, and what it waited for."""
+"""Measure a run on one rank: its speed, and what it waited for."""
 
 import threading
 import time
@@ -10,19 +10,19 @@ from typing import Any, Final
 from raypipe.storage import num_requests
 
 STAGES: Final = ("read", "decode", "transport", "assembly")
-"""Where a batch may be late."""
+"""The stages that can make a batch late."""
 
 _HARDLY: Final = 0.02
-"""Below this share of its time a training loop does not wait for data."""
+"""If a training loop waits for less than this share of its time, the figures say that it waits for nothing."""
 
 
 RECENT_STEPS: Final = 100
-"""Steps that the recent figures are of: some seconds to minutes of training."""
+"""Steps that the recent figures cover: some seconds to minutes of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentStats:
-    """The figures of the last steps, `RECENT_STEPS` at most: a slow start does not stay in them."""
+    """The figures of the last steps, at most `RECENT_STEPS`, so that a slow start drops out."""
 
     steps: int = 0
     samples_per_s: float = 0.0
@@ -33,7 +33,7 @@ class RecentStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """What one rank's loader did since it was made, and in `recent` what it does now."""
+    """The figures of one rank's loader since it was created; `recent` has those of the last steps."""
 
     samples: int
     batches: int
@@ -42,35 +42,35 @@ class LoaderStats:
     first_batch_s: float
     """From the start of the last iteration to its first batch."""
     wait_s: float
-    """Time in which the training loop waited for a batch."""
+    """Time that the training loop waited for batches."""
     step_s: float
-    """Time in which the training loop did something else."""
+    """Time that the training loop spent on anything else."""
     wait_share: float
-    """``wait_s / (wait_s + step_s)``: 0 where data is never waited for."""
+    """``wait_s / (wait_s + step_s)``; 0 if the training loop never waits for data."""
     fetch_s: float
-    """Time in which a batch waited for blocks, also while others were ready for the training loop."""
+    """Time that batches waited for blocks, even while others were ready for the training loop."""
     assemble_s: float
-    """Time spent putting batches together, also while others were ready."""
+    """Time spent assembling batches, even while others were ready."""
     read_wait_s: float
-    """The part of `wait_s` in which the rows of the batch were being read, or waited for a CPU to be read."""
+    """The part of `wait_s` in which the rows of the batch were being read, or waited for a CPU."""
     decode_wait_s: float
-    """The part in which its pixels were being decoded, here or in tasks."""
+    """The part of `wait_s` in which its pixels were being decoded, here or in tasks."""
     transport_wait_s: float
-    """The part in which its rows or pixels were done and on their way to this rank."""
+    """The part of `wait_s` in which its rows or pixels were finished and in transit to this rank."""
     assembly_wait_s: float
-    """The part in which it was being put together."""
+    """The part of `wait_s` in which it was being assembled."""
     decode_s: float
     """Time spent decoding, summed over threads or tasks."""
     decoded_frames: int
     kept_frames: int
-    """Frames that were not decoded but read from those that ``keep_frames`` keeps on the node."""
+    """Frames read from those that ``keep_frames`` keeps on the node, instead of decoded."""
     skipped_frames: int
-    """Samples that were left out as bad data, where the policy says so."""
+    """Samples left out as bad data, under ``on_bad_episode="skip"``."""
     emitted_frames: int
-    """Samples times cameras: frames that windows show besides are not counted, since they are decoded once too."""
+    """Samples times cameras. The other frames of a window do not count, because they, too, are decoded once."""
     decoded_per_emitted: float
-    """1 where each frame is decoded once; more where windows reach out of a clip, or after a resume within one; less
-    where frames are kept."""
+    """1 if each frame is decoded once; more if windows reach out of a clip, or after a resume within one; less if
+    frames are kept."""
     received_blocks: int
     received_bytes: int
     waiting_spans: int
@@ -81,22 +81,22 @@ class LoaderStats:
     held_bytes: int
     """Decoded frames that have not left yet."""
     in_flight_bytes: int
-    """Frames that are asked for and not taken yet."""
+    """Frames that were requested and not taken yet."""
     peak_clip_bytes: int
-    """The most that was held and in flight at once, of the current epoch."""
+    """Maximum of held plus in-flight bytes in the current epoch."""
     decoder_opens: int
-    """Videos that were opened for decoding in this process."""
+    """Videos that this process opened for decoding."""
     decoder_reuses: int
-    """Clips that were decoded by a decoder that was open already."""
+    """Clips decoded by a decoder that was already open."""
     requests: int
-    """Sent to the Hub and other remote storage: by this process since the loader was made, whatever it was for, and by
-    the tasks that read for this rank."""
+    """Requests to the Hub and other remote storage: all by this process since the loader was created, and those by
+    tasks that read for this rank."""
     recent: RecentStats = RecentStats()
-    """Of the last steps."""
+    """The figures of the last steps."""
 
     @property
     def waits_for(self) -> str:
-        """The stage that the training loop waits for most, one of `STAGES`; "nothing" where it hardly waits."""
+        """The stage that the training loop waits for most, one of `STAGES`; "nothing" if it hardly waits."""
         seconds = (self.read_wait_s, self.decode_wait_s, self.transport_wait_s, self.assembly_wait_s)
         return _name_wait(self.wait_share, seconds)
 
@@ -111,7 +111,7 @@ def _name_wait(wait_share: float, seconds: Iterable[float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What the thread that puts batches together did from when to when, by `time.perf_counter`."""
+    """What the assembling thread did between two times of `time.perf_counter`."""
 
     stage: str
     """One of `STAGES`."""
@@ -120,17 +120,17 @@ class Interval:
 
 
 def split_wait(stage: str, begin: float, end: float, done: float) -> list[Interval]:
-    """Return what was waited for: the stage until it was done, and then the way to this rank.
+    """Return the intervals of a wait: for the stage until it was done, then for the transport to this rank.
 
     Args:
-        done: when another process was done; infinity where the stage ran here.
+        done: when the other process was done; infinity if the stage ran here.
     """
     arrived = min(max(done, begin), end)
     return [Interval(stage, begin, arrived), Interval("transport", arrived, end)]
 
 
 def share_wait(begin: float, end: float, intervals: Sequence[Interval], rest: str) -> dict[str, float]:
-    """Return by stage how much of a training loop's wait was spent on it; `rest` gets what no interval covers."""
+    """Return, by stage, how much of a training loop's wait went to it; stage `rest` gets what no interval covers."""
     parts = dict.fromkeys(STAGES, 0.0)
     for interval in intervals:
         parts[interval.stage] += max(0.0, min(end, interval.end) - max(begin, interval.begin))
@@ -140,7 +140,7 @@ def share_wait(begin: float, end: float, intervals: Sequence[Interval], rest: st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldStats:
-    """The figures of all ranks of a run, as far as they have told them."""
+    """The figures of all ranks of a run that have published theirs."""
 
     num_ranks: int
     samples_per_s: float
@@ -148,14 +148,14 @@ class WorldStats:
     wait_share: float
     """The mean over the ranks."""
     worst_rank: int
-    """The one that waits most; with collectives all others wait for it."""
+    """The rank that waits most; with collectives all others wait for it."""
     worst_wait_share: float
     waits_for: str
     """What the worst rank waits for: one of `STAGES`, or "nothing"."""
     skipped_frames: int
-    """Samples that all ranks together have left out as bad data."""
+    """Samples that all ranks together left out as bad data."""
     requests: int
-    """Sent to remote storage by all ranks and the tasks that read for them."""
+    """Requests to remote storage by all ranks and the tasks that read for them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as a JSON object."""
@@ -163,10 +163,10 @@ class WorldStats:
 
 
 def sum_up(ranks: Mapping[int, LoaderStats], *, recent: bool = False) -> WorldStats:
-    """Return the figures of a world from those of its ranks, of which there is at least one.
+    """Return the figures of a world from those of its ranks, at least one.
 
     Args:
-        recent: speed and waiting of the last steps, in place of those since the start.
+        recent: give speed and waiting of the last steps, not since the start.
     """
     told = {rank: stats.recent if recent else stats for rank, stats in ranks.items()}
     worst = max(told, key=lambda rank: (told[rank].wait_share, -rank))
@@ -206,7 +206,7 @@ class _Totals:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step of a training loop: what it did, what it waited for, and what it got."""
+    """One step of a training loop: its times, its samples, and its wait by stage."""
 
     step_s: float
     wait_s: float
@@ -229,7 +229,7 @@ def _sum_recent(steps: Sequence[_Step]) -> RecentStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What a rank holds and has decoded at one moment."""
+    """What a rank holds at one moment, and what it has decoded so far."""
 
     spans: int = 0
     waiting_spans: int = 0
@@ -245,7 +245,7 @@ class Live:
 
 
 class Meter:
-    """Adds up what happens on a rank; its threads share it."""
+    """Adds up what happens on a rank. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -272,7 +272,7 @@ class Meter:
                 setattr(self._sums, name, getattr(self._sums, name) + amount)
 
     def note(self, intervals: Sequence[Interval]) -> None:
-        """Take in what the assembling thread did; called before the batch that it was for is handed over."""
+        """Take in what the assembling thread did. Call it before that batch is handed over."""
         with self._lock:
             self._intervals.extend(intervals)
             for interval in intervals:
@@ -281,7 +281,7 @@ class Meter:
                 setattr(self._sums, field, seconds)
 
     def start_iteration(self) -> None:
-        """Note that the training loop begins to iterate: it waits from now on."""
+        """Note that the training loop begins to iterate and waits from now on."""
         self._left_at = 0.0
         self._started_at = time.perf_counter()
 
@@ -297,7 +297,7 @@ class Meter:
         waited = now - self._asked_at
         if not self._left_at:
             self._first_batch_s = waited
-        # Before the first batch the rest is the start of whatever reads.
+        # Before the first batch, the rest of the wait is the start-up of the readers.
         rest = "assembly" if self._left_at else "read"
         with self._lock:
             intervals, self._intervals = self._intervals, []

@@ -1,4 +1,4 @@
-"""A span on its rank: arrays again, with what its dataset lacks filled in."""
+"""Open blocks on a rank: turn spans back into arrays, and fill in the features that a dataset lacks."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from raypipe.feed.packing import PackedSpan, SpanRequest, as_numpy, as_values, u
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanBlock:
-    """A span as a rank receives it: arrays that are views on the block. Names are those of the schema."""
+    """A span as a rank receives it: arrays that are views on the block, under the names of the schema."""
 
     request: SpanRequest
     num_rows: int
     error: tuple[str, str]
-    """Class and message of what is wrong with the data; empty strings where all is well."""
+    """Class and message of the error in the data; empty strings if there is none."""
     columns: dict[str, Any]
     """Row features and their padding: arrays ``(rows, ...)``, or lists for text."""
     stored_images: dict[str, dict[int, Any]]
-    """By camera and frame, what the rows hold of an image."""
+    """Stored images by camera and frame."""
     num_requests: int
-    """Sent to remote storage by the task that made the block, for this span."""
+    """Requests to remote storage that the task sent for this span."""
     finished_at: float
-    """When the task that made the block was done with all its spans, in seconds since 1970 by the clock of its node."""
+    """When the task finished all spans of the block, in seconds since 1970 by the clock of its node."""
 
     def check(self) -> None:
-        """Raise the error that the block carries, as the class that it had in the task."""
+        """Raise the error that the block carries, in its original class."""
         kind, message = self.error
         if kind:
             raise getattr(errors, kind, DatasetError)(message)
@@ -79,11 +79,11 @@ def _open_rows(context: BlockContext, span: PackedSpan, request: SpanRequest) ->
 
 
 def _fill(schema: Schema, name: str, num_rows: int) -> Any:
-    """Return what stands for a feature that a dataset lacks: zeros, or empty texts and lists."""
+    """Return the values of a feature that a dataset lacks: zeros, or empty texts and lists."""
     feature = schema.features[name]
     if feature.kind == "vector":
         return np.zeros((num_rows, *schema.value_shape(name)), dtype=feature.dtype)
     window = range(schema.windows.get(name, 0))
-    # A list for every sample: a transform may write to it.
+    # Make a list for every sample, because a transform may write to it.
     empty: Callable[[], Any] = str if feature.kind == "string" else list
     return [[empty() for _ in window] if name in schema.windows else empty() for _ in range(num_rows)]

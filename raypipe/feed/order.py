@@ -1,7 +1,7 @@
-"""The order in which blocks are fed to Ray, so that Ray's split delivers each to its planned rank.
+"""Compute the order in which to feed blocks to Ray, so that Ray's split delivers each to its planned rank.
 
-Decides the interleaving of the ranks' queues. ``streaming_split(equal=False)`` with ``preserve_order`` gives every
-arriving block to the output with the fewest rows so far, ties to the lowest index: neither timing nor demand matters.
+Interleaves the ranks' queues. ``streaming_split(equal=False)`` with ``preserve_order`` gives every arriving block to
+the output with the fewest rows so far, ties to the lowest index. Neither timing nor demand matters.
 
 ::
 
@@ -12,10 +12,10 @@ arriving block to the output with the fewest rows so far, ties to the lowest ind
               rows       5    3    4    2    4    4
     rows so far  0 | 0   5|0  5|3  5|7  7|7  11|7
 
-Every block goes in when its rank has the fewest rows, i.e. blocks are fed in the order of the rows that precede them in
-their own queue, ties to the lowest rank. It works for queues of any shape whose totals differ by at most one row,
-extras on the lowest ranks: if the rank with the fewest rows had nothing left, a rank with something left would be at or
-above it and end at most one above, so it would be a lower rank at the same count, and would have come first.
+We feed a block when its rank has the fewest rows: that is, in the order of the rows before each block in its own queue,
+ties to the lowest rank. This works for queues of any shape if their totals differ by at most one row and the extras are
+on the lowest ranks. Proof: suppose the rank with the fewest rows had nothing left. A rank with something left is at or
+above that count and ends at most one above it. So it is a lower rank at the same count, and comes first.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from raypipe.plan import Ints, Steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """Blocks in the order in which they are fed, as columns."""
+    """Blocks in feed order, as columns."""
 
     rank: NDArray[np.int32]
     first: Ints
@@ -45,14 +45,14 @@ class Feed:
 
 
 def feed_order(queues: Sequence[Ints], *, spans_per_block: int = 1) -> Feed:
-    """Return the interleaving of the ranks' queues that Ray's split takes apart again.
+    """Return the interleaving of the ranks' queues that Ray's split separates again.
 
     Args:
-        queues: for every rank the rows of its spans in arrival order.
+        queues: for every rank the number of rows of its spans in arrival order.
         spans_per_block: consecutive spans of a queue that travel in one block.
 
     Raises:
-        AssertionError: no order of these blocks does it; a plan never has such queues.
+        AssertionError: no such order exists; a plan never has such queues.
     """
     if spans_per_block < 1:
         raise ConfigError(f"spans_per_block must be at least 1, got {spans_per_block}")
@@ -71,13 +71,13 @@ def feed_order(queues: Sequence[Ints], *, spans_per_block: int = 1) -> Feed:
 def resident_spans(feed: Feed, lives: Sequence[tuple[Ints, Ints]], steps: Steps) -> Ints:
     """Return for every rank how many spans it must be able to hold.
 
-    Ray balances rows, not need: a block that one rank needs now may stand behind blocks that others need later. Ranks
-    that go on pulling until they hold this many never block each other.
+    Ray balances rows, not demand: a block that one rank needs now may queue behind blocks that others need later. Ranks
+    never block each other if each keeps pulling until it holds this many spans.
 
     ::
 
         feed       a0   b0   b1   a1        rank a needs a1 in step 3, rank b needs b1 in step 9:
-                                  ^         b must take b1 in step 3, or a waits for ever
+                                  ^         b must take b1 in step 3, or a never gets a1
 
     Args:
         feed: the feed order of the queues of all ranks.
@@ -87,7 +87,7 @@ def resident_spans(feed: Feed, lives: Sequence[tuple[Ints, Ints]], steps: Steps)
     admitted = np.zeros(len(feed), dtype=np.int64)
     for rank, (need, _) in enumerate(lives):
         mine = feed.rank == rank
-        # The merge of several lanes is approximate, so a block is needed when any of its spans is.
+        # The merge of several lanes is approximate, so a block is needed when any one of its spans is.
         admitted[mine] = np.minimum.reduceat(need, feed.first[mine]) if len(need) else 0
     pulled_by = np.minimum.accumulate(admitted[::-1])[::-1]
     starts = steps.starts()
@@ -101,7 +101,7 @@ def resident_spans(feed: Feed, lives: Sequence[tuple[Ints, Ints]], steps: Steps)
 
 
 def simulate_split(num_rows: Ints, world_size: int) -> NDArray[np.int32]:
-    """Return the rank to which Ray's split sends each of these blocks: fewest rows so far, ties to the lowest."""
+    """Return the rank to which Ray's split sends each block: fewest rows so far, ties to the lowest."""
     heap = list(range(world_size))
     tops = [heapreplace(heap, heap[0] + rows) for rows in (num_rows * world_size).tolist()]
     return (np.array(tops, dtype=np.int64) % world_size).astype(np.int32)
@@ -114,7 +114,7 @@ def _pack(queue: Ints, spans_per_block: int) -> Ints:
 
 
 def _check_feasible(rank: NDArray[np.int32], before: Ints, queues: Sequence[Ints]) -> None:
-    # A rank that has got everything must not have the fewest rows while a block is still to come.
+    # While a block is still to come, a rank that already has everything must not have the fewest rows.
     if not len(rank):
         return
     latest = before == before.max()

@@ -1,6 +1,6 @@
-"""The first rows of a rank, read in its own process while Ray starts.
+"""Read the first rows of a rank in its own process while Ray starts.
 
-Gives the blocks that Ray will send, in the same order and packed the same way, so that the rank can take up Ray's
+Yields the blocks that Ray will send, in the same order and packed the same way, so that the rank can switch to Ray's
 stream at any block.
 """
 
@@ -19,7 +19,7 @@ from raypipe.plan import RankPlan, WorldPlan
 
 
 def can_read_here(context: BlockContext) -> bool:
-    """Return whether a rank reads rows itself: it decodes the videos of the same folders, and nothing is fetched."""
+    """Return whether a rank can read rows itself: it decodes the videos, and all datasets are local."""
     return context.decode.where != "cluster" and all(dataset.meta.storage.is_local for dataset in context.datasets)
 
 
@@ -30,23 +30,23 @@ def read_block(context: BlockContext, plan: RankPlan, first: int, stop: int) -> 
 
 
 def room_for(world: WorldPlan, plan: RankPlan, spans_per_block: int) -> int:
-    """Return how many spans a rank holds at once for its own batches, whatever other ranks need."""
+    """Return how many spans a rank holds at once for its own batches, regardless of other ranks."""
     feed = feed_order([plan.queue.num_rows], spans_per_block=spans_per_block)
     return int(resident_spans(feed, [plan.lives()], world.steps)[0])
 
 
 class OwnRows:
-    """The first blocks of a rank; used by one thread."""
+    """The first blocks of a rank. For one thread."""
 
     def __init__(self, context: BlockContext, world: WorldPlan, rank: int, spec: FeedSpec) -> None:
         assert spec.spans_per_block != BY_SIZE, "a pipeline decides it before it opens a feed"
-        # Readers of its own: a reader is not for several threads.
+        # Copy the context to get separate readers: a reader is not thread-safe.
         self._context = replace(context)
         self._world = world
         self._plan = world.rank(rank)
         self._spans_per_block: int = spec.spans_per_block
         self.is_all_read = False
-        """Whether `blocks` has given all blocks of the pass."""
+        """Whether `blocks` has yielded all blocks of the pass."""
 
     @cached_property
     def room(self) -> int:
@@ -59,9 +59,9 @@ class OwnRows:
         return self.room >= len(self._plan.queue)
 
     def blocks(self) -> Iterator[pa.Table]:
-        """Yield blocks, as many as there is room for; ends before one with bad data.
+        """Yield blocks while there is room; stop before one with an error.
 
-        Whether that is bad data or a file that only other nodes have, the task that reads it tells.
+        The error may be bad data, or a file that only other nodes have: the task that reads the block finds out.
         """
         num_spans, size = len(self._plan.queue), self._spans_per_block
         for first in range(0, num_spans, size):

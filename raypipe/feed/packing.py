@@ -1,7 +1,7 @@
-"""Spans as rows of an Arrow table: how they are packed into a block on one side and taken out on the other.
+"""Pack spans into the rows of an Arrow table, and unpack them on the rank.
 
 The first row of a span carries its header in the column `HEADER`; a block may pack several spans. The rows of a span
-are the frames to emit, and a span with an error keeps its planned rows without columns.
+are the frames to emit. A span with an error keeps its planned rows, without columns.
 """
 
 import json
@@ -20,7 +20,7 @@ RowFrames = NDArray[np.int64]
 
 HEADER: Final = "raypipe_span"
 IMAGES: Final = "raypipe_images"
-"""Images that the rows of a span store, of all frames that its samples show: in its first row."""
+"""The column with a span's stored images, of all frames that its samples show, in the span's first row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class SpanRequest:
     epoch: int
     dataset: int
     lap: int
-    """Which pass over its dataset the span is of: in a mixture an episode may come twice in an epoch."""
+    """The pass over the dataset that the span belongs to. In a mixture an episode may come twice in an epoch."""
     episode: int
     start: int
     stop: int
@@ -38,9 +38,9 @@ class SpanRequest:
     place: int
     """Position in the lane's queue."""
     clip_frames: int = 0
-    """Frames of a clip; 0 where a clip is a whole span."""
+    """Frames of a clip; 0 if a clip is a whole span."""
     frames: tuple[int, ...] = ()
-    """The frames to emit where they are not all of [start, stop): what an interrupted epoch left of the span."""
+    """The frames to emit if an interrupted epoch left only some of [start, stop); empty for all."""
 
     @property
     def anchors(self) -> RowFrames:
@@ -68,29 +68,29 @@ def span_request(plan: RankPlan, arrival: int) -> SpanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanHeader:
-    """What the first row of a span says of it."""
+    """The header in the first row of a span."""
 
     request: SpanRequest | None
-    """None in a filler."""
+    """None for a filler."""
     num_rows: int
     first: int = 0
     """The frame of the first row read."""
     error: tuple[str, str] = ("", "")
     read_s: float = 0.0
     num_requests: int = 0
-    """To remote storage, for this span."""
+    """Requests to remote storage for this span."""
     finished_at: float = 0.0
-    """Seconds since 1970 when the last stage of the task was done with the span."""
+    """When the last stage of the task finished the span, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedSpan:
-    """One span of a block on its way: its header, its columns, and stored images by camera."""
+    """One span of a block in transit: its header, its columns, and stored images by camera."""
 
     header: SpanHeader
     columns: dict[str, pa.Array]
     images: dict[str, tuple[RowFrames, list[Any]]]
-    """Ascending frames, and what the rows hold of each."""
+    """By camera: ascending frames, and the stored image of each."""
 
 
 def pack_spans(spans: Sequence[PackedSpan]) -> pa.Table:
@@ -119,7 +119,7 @@ def unpack_spans(table: pa.Table) -> Iterator[PackedSpan]:
         columns = {}
         for name in table.column_names:
             array = table.column(name).slice(begin, header.num_rows)
-            # A filler and a span with an error have no columns: packed with others, they are padded with nulls.
+            # A filler and a span with an error have no columns; packing pads them with nulls.
             if name not in (HEADER, IMAGES) and header.request is not None and not header.error[0]:
                 columns[name] = only_chunk(array)
         yield PackedSpan(header, columns, pickle.loads(images) if images else {})
@@ -154,7 +154,7 @@ def only_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def as_array(values: NDArray[Any]) -> pa.Array:
-    """Return an Arrow array with a row per entry of the first axis, sharing the memory where it can."""
+    """Return an Arrow array with a row per entry of the first axis; it shares the memory if possible."""
     if values.ndim == 1:
         return pa.array(values)
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
@@ -162,23 +162,23 @@ def as_array(values: NDArray[Any]) -> pa.Array:
 
 
 def as_bytes(array: pa.Array) -> pa.Array:
-    """Return texts, lists and structs as bytes, of which `as_values` makes the same values.
+    """Return texts, lists and structs as bytes, from which `as_values` restores the same values.
 
-    Files and datasets store them in types that do not go into one column, as dictionaries and plain strings, and
-    structs of unlike fields would gain each other's there.
+    Files and datasets store them in types that do not fit into one column, such as dictionaries and plain strings; and
+    structs with different fields would gain each other's fields.
     """
     return pa.array([pickle.dumps(value) for value in array.to_pylist()], pa.large_binary())
 
 
 def as_values(array: pa.Array) -> list[Any]:
-    """Return what `as_bytes` was given, after `take_windows`: a list for every window."""
+    """Return the values given to `as_bytes`, after `take_windows`: a list for every window."""
     if pa.types.is_list(array.type):
         return [[pickle.loads(value) for value in window] for window in array.to_pylist()]
     return [pickle.loads(value) for value in array.to_pylist()]
 
 
 def take_windows(array: pa.Array, wanted: RowFrames) -> pa.Array:
-    """Return the values at `wanted`, ``(rows,)`` or ``(rows, T)``: with a window, lists of them."""
+    """Return the values at `wanted`, ``(rows,)`` or ``(rows, T)``; for a window, lists of values."""
     taken = array.take(pa.array(wanted.reshape(-1)))
     if wanted.ndim == 1:
         return taken
@@ -186,15 +186,15 @@ def take_windows(array: pa.Array, wanted: RowFrames) -> pa.Array:
 
 
 def as_numpy(array: pa.Array, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return what `as_array` was given, as a view where Arrow allows it."""
+    """Return the array given to `as_array`, as a view if Arrow allows it."""
     flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
     values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
     return values.reshape(len(array), *shape)
 
 
 def as_objects(values: Sequence[Any]) -> NDArray[Any]:
-    """Return one object per value, also where the values are lists of equal length."""
-    # Filled one by one: numpy would make a table of lists of equal length.
+    """Return an array with one object per value, even if the values are lists of equal length."""
+    # Fill one by one: from lists of equal length numpy would make a 2-D array.
     objects = np.empty(len(values), dtype=object)
     for i, value in enumerate(values):
         objects[i] = value

@@ -1,6 +1,6 @@
-"""The figures of a rank as Prometheus metrics, on the metrics port of its Ray node.
+"""Publish the figures of a rank as Prometheus metrics, on the metrics port of its Ray node.
 
-Ray's metrics exist once per process and name, whatever the number of loaders: pipeline and rank are tags.
+Ray has one metric per process and name, however many loaders there are, so pipeline and rank are tags.
 """
 
 from functools import cache
@@ -27,7 +27,7 @@ COUNTERS: Final = {
     "raypipe_requests": ("requests", "Requests to remote storage, of the rank and of the tasks that read for it."),
     "raypipe_decode_seconds": ("decode_s", "Time spent decoding, summed over threads and tasks."),
 }
-"""By metric: the field of `LoaderStats`, and the description. Prometheus adds ``_total``."""
+"""For each metric, the field of `LoaderStats` and the description. Prometheus adds ``_total``."""
 
 GAUGES: Final = {
     "raypipe_live_bytes": ("live_bytes", "Memory of the rows and decoded frames at hand."),
@@ -43,9 +43,9 @@ class RankGauges:
         self._told = dict.fromkeys(COUNTERS, 0.0)
 
     def show(self, stats: LoaderStats) -> None:
-        """Publish the figures as they are now."""
+        """Publish the current figures."""
         if stats.samples < self._told["raypipe_samples"]:
-            # Another loader of the rank: its figures begin anew.
+            # Lower than before: another loader of the rank, whose figures started from 0.
             self._told = dict.fromkeys(COUNTERS, 0.0)
         for name, (field, text) in COUNTERS.items():
             value = float(getattr(stats, field))

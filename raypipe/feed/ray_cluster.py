@@ -1,4 +1,4 @@
-"""The Ray cluster that a pipeline uses: starting one, and whether it has what the pipeline needs."""
+"""Start a local Ray cluster if needed, and check that the cluster has enough for the pipeline."""
 
 import logging
 from typing import Final
@@ -11,13 +11,13 @@ _WAIT_S: Final = 60.0
 
 
 def check_free_cpu(wait_s: float = _WAIT_S) -> None:
-    """Raise where no CPU is left for tasks: Ray would wait for one for ever, without a word.
+    """Raise if no CPU is left for tasks: Ray would silently wait without end.
 
-    CPUs that other tasks hold come free; those that actors hold do not. A task of our own tells which it is.
+    CPUs held by tasks come free; those held by actors do not. A probe task finds out which.
     """
     if ray.available_resources().get("CPU", 0) >= 1:
         return
-    # Named outright: else the placement group of the trainer that asks would take it.
+    # Set the strategy, or the task would run in the placement group of the calling trainer.
     probe = ray.remote(num_cpus=1, scheduling_strategy="DEFAULT")(lambda: None).remote()
     ready, _ = ray.wait([probe], timeout=wait_s)
     if ready:
@@ -32,10 +32,10 @@ def check_free_cpu(wait_s: float = _WAIT_S) -> None:
 
 
 def start_ray() -> None:
-    """Use the Ray that is there, or start a local one and say so."""
+    """Use the Ray that this process is connected to; else call `ray.init` and print the number of CPUs."""
     if ray.is_initialized():
         return
-    # That authentication is on is good news, which Ray tells as a warning; that it is off is shown.
+    # Ray logs "authentication is enabled" as a warning: hide it. Show the one that it is off.
     told = logging.getLogger("ray._private.authentication.authentication_token_setup")
     told.addFilter(_is_no_good_news)
     try:
@@ -50,7 +50,7 @@ def _is_no_good_news(record: logging.LogRecord) -> bool:
 
 
 def check_object_store(live_bytes: int) -> None:
-    """Raise where the frames on their way to all ranks would fill more than half of the cluster's object store."""
+    """Raise if the frames in transit to all ranks would fill more than half of the cluster's object store."""
     size = sum(node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"])
     if live_bytes > size / 2:
         raise ConfigError(
@@ -61,7 +61,7 @@ def check_object_store(live_bytes: int) -> None:
 
 
 def has_spare_cpu_nodes() -> bool:
-    """Return whether the cluster has nodes with CPUs and no GPU beside nodes with GPUs."""
+    """Return whether the cluster has CPU-only nodes besides nodes with GPUs."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     has_gpu = any(resources.get("GPU", 0) for resources in nodes)
     return has_gpu and any(resources.get("CPU", 0) >= 1 and not resources.get("GPU", 0) for resources in nodes)

@@ -1,6 +1,6 @@
-"""Blocks as Ray Data sees them: one read task, one block, in the order in which they are fed.
+"""Give blocks to Ray Data: one read task per block, in feed order.
 
-The Ray Data settings that raypipe needs are all here, on the dataset's own context, each with its reason.
+`data_context` has all Ray Data settings that raypipe needs, on the dataset's own context, each with its reason.
 """
 
 import logging
@@ -28,7 +28,7 @@ Blocks = Sequence[BlockRequest] | Callable[[], Sequence[BlockRequest]]
 
 
 class SpanDatasource(Datasource):  # type: ignore[misc]
-    """Blocks to read, in order: a list, or a function that gives those of each execution when it begins."""
+    """Blocks to read, in order: a list, or a function that returns those of each execution when it begins."""
 
     def __init__(self, context: "ray.ObjectRef[BlockContext]", blocks: Blocks) -> None:
         self._context = context
@@ -36,7 +36,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # First in the actor that runs the split, before it executes anything.
+        # Runs in the split's actor before it executes anything.
         _quieten()
 
     def get_name(self) -> str:
@@ -44,7 +44,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         return "Spans"
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """Return None: sizes are not known before reading."""
+        """Return None: reading a block is the only way to know its size."""
         return None
 
     def get_read_tasks(
@@ -53,7 +53,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         per_task_row_limit: int | None = None,  # noqa: ARG002
         data_context: DataContext | None = None,
     ) -> list[ReadTask]:
-        """Return one task per block. Ray calls this several times; with a context to execute, without one to count."""
+        """Return one task per block. Ray calls this several times: with a context to execute, without one to count."""
         blocks = self._blocks
         if callable(blocks):
             blocks = [] if data_context is None else blocks()
@@ -63,26 +63,26 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 def build_dataset(context: "ray.ObjectRef[BlockContext]", blocks: Blocks) -> "ray.data.Dataset":
     """Return the Ray Dataset whose blocks are `blocks`: rows with their windows."""
     with DataContext.current(data_context(DataContext.get_current())):
-        # Ray cuts the blocks of fewer tasks than it is told to make, and lets more of them be.
+        # Ask for 1 block: Ray splits the blocks if there are fewer tasks than the number, and accepts more tasks.
         dataset = ray.data.read_datasource(SpanDatasource(context, blocks), override_num_blocks=1)
-        # batch_size=None keeps a block whole, and Ray fuses such a map with the read.
+        # batch_size=None keeps a block whole, and lets Ray fuse the map with the read.
         return dataset.map_batches(_add_windows(context), batch_size=None, batch_format="pyarrow", zero_copy_batch=True)
 
 
 def as_samples(
     dataset: "ray.data.Dataset", context: "ray.ObjectRef[BlockContext]", columns: Callable[..., dict[str, Any]]
 ) -> "ray.data.Dataset":
-    """Return the dataset with plain columns, one row per sample, for people who go on with Ray Data.
+    """Return the dataset with plain columns, one row per sample, for use with Ray Data.
 
     Args:
-        dataset: what `build_dataset` returns.
+        dataset: from `build_dataset`.
         context: the same as there.
-        columns: makes the columns of one span.
+        columns: returns the columns of one span.
     """
 
     def samples(table: pa.Table) -> dict[str, Any]:
         fetched = fetch_context(context)
-        # A task keeps its id when Ray tries it again: deaths of others are not its own.
+        # A task keeps its id when Ray retries it, so its journal does not count deaths of other tasks.
         with journal_scope(ray.get_runtime_context().get_task_id()):
             spans = [columns(fetched, block) for block in open_block(fetched, table)]
         return {
@@ -96,17 +96,17 @@ def as_samples(
 
 
 def data_context(current: DataContext) -> DataContext:
-    """Return a context in which Ray keeps blocks as they are planned."""
+    """Return a context in which Ray keeps the blocks as planned."""
     context = current.copy()
-    # One block per task, however large: a block that is cut or merged is no span any more.
+    # One block per task, however large: Ray must not split or merge spans.
     context.target_max_block_size = None
-    # Blocks reach the split in the order of the tasks: the feed order stands on it.
+    # Blocks reach the split in the order of the tasks, as the feed order requires.
     context.execution_options.preserve_order = True
-    # It would drop data without a word. Bad data travels inside its block.
+    # Ray would drop a failed block silently. Bad data travels inside its block instead.
     context.max_errored_blocks = 0
     # -1 is off: an evaluation may pause a loader for longer than any time-out.
     context.execution_no_progress_timeout_s = -1
-    # The loader shows progress of its own.
+    # The loader has its own progress bar.
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     return context
@@ -132,18 +132,18 @@ class _ReadBlock:
 
 
 def _quieten() -> None:
-    """Let Ray Data write what it notes of every execution to its file alone, in the actor that runs our splits.
+    """Make Ray Data log each execution only to its file, in the actor that runs our splits.
 
-    A validation pass would else print lines into the user's log each time. Warnings are shown.
+    Otherwise every validation pass would print lines into the user's log. Warnings still show.
     """
     if ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
         return
     for handler in logging.getLogger("ray.data").handlers:
         if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
             handler.setLevel(max(handler.level, logging.WARNING))
-    # It warns that its bars are off, as the loader wants them.
+    # Ray warns that its progress bars are off, which is what we want.
     logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
-    # Ray ends the actor by a signal, which may come while Python cleans up: a traceback in the user's log, of nothing.
+    # Ray ends the actor by a signal. If that comes while Python cleans up, it would log a meaningless traceback.
     sys.unraisablehook = _tell_unless_ended
 
 
@@ -158,11 +158,11 @@ def _metadata(block: BlockRequest) -> BlockMetadata:
 
 
 _fetched: dict[str, BlockContext] = {}
-"""Contexts of this worker process, with their open files: tasks of the same pipeline follow each other here."""
+"""Contexts of this worker process, with their open files, for later tasks of the same pipeline."""
 
 
 def fetch_context(context: "ray.ObjectRef[BlockContext]") -> BlockContext:
-    """Return the context that a reference stands for, the same in all tasks of this process."""
+    """Return the context behind a reference; all tasks of this process share it."""
     key = context.hex()
     if key not in _fetched:
         while len(_fetched) >= 2:
@@ -173,5 +173,5 @@ def fetch_context(context: "ray.ObjectRef[BlockContext]") -> BlockContext:
 
 
 def split_dataset(dataset: "ray.data.Dataset", num_ranks: int) -> list[Any]:
-    """Return an iterator per rank; blocks go to the rank with the fewest rows so far, ties to the lowest."""
+    """Return an iterator per rank; a block goes to the rank with the fewest rows so far, ties to the lowest."""
     return list(dataset.streaming_split(num_ranks, equal=False))

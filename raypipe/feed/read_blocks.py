@@ -1,9 +1,8 @@
-"""What tasks make of spans: their rows, with windows. Pixels do not travel with them.
+"""Read the rows of spans and gather their windows, in tasks or on the rank. Decoded pixels do not travel with them.
 
-Rows get the names, dtypes and widths of the schema when they are read, since a block packs spans of unlike files and
-datasets. Cameras have their names in the schema too: one name may stand for frames of other sizes in another dataset.
-What a dataset lacks does not travel: the rank fills it in. Nothing here raises for bad data: it becomes the error of
-its span.
+Rows get the names, dtypes and widths of the schema when they are read, because a block packs spans of different files
+and datasets. Cameras, too, have their schema names; frames of one name may differ in size between datasets. The rank
+fills in features that a dataset lacks. Nothing here raises for bad data: it becomes the error of its span.
 """
 
 import time
@@ -39,7 +38,7 @@ from raypipe.text import counted
 def read_rows(
     context: BlockContext, requests: Sequence[SpanRequest], sleep: Callable[[float], None] = time.sleep
 ) -> pa.Table:
-    """Return the rows of the spans and of their windows' reach, or their errors."""
+    """Return the rows of the spans and those that their windows reach, or the spans' errors."""
     return _packed(context, [_read_span(context, request, sleep) for request in requests])
 
 
@@ -49,7 +48,7 @@ def add_windows(context: BlockContext, table: pa.Table) -> pa.Table:
 
 
 def filler_block(num_rows: int) -> pa.Table:
-    """Return a block of rows that stand for nothing: it moves Ray's row counts, and the rank throws it away."""
+    """Return a block of empty rows. It only advances Ray's row counts; the rank discards it."""
     return pack_spans([PackedSpan(SpanHeader(request=None, num_rows=num_rows), {}, {})])
 
 
@@ -68,22 +67,22 @@ def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[flo
         header = replace(span.header, read_s=read_s, num_requests=requests, finished_at=time.time())
         return replace(span, header=header)
     except Exception as error:
-        # Of any class: libraries raise many where bytes make no sense to them.
+        # Catch any class: libraries raise many kinds of errors for damaged bytes.
         if not is_data_fault(error):
             raise
         return _failed(context, request, error)
 
 
 def _read_reach(context: BlockContext, request: SpanRequest) -> PackedSpan:
-    """Return the values of all rows that windows of the span show.
+    """Return the values of all rows that windows of the whole span show.
 
-    Also of a span of which some frames were emitted before: what is bad about it was bad then.
+    It reads the whole span even if some frames were emitted before, so that the span is bad now if it was bad then.
     """
     dataset, row, length = context.find_episode(request)
     before, after = dataset.window.reach(list(context.stored[request.dataset]))
     start, stop = request.start, request.stop
     if context.has_images and request.clip_frames and context.bad_data.on_bad_episode == "skip":
-        # The images of whole clips, some of whose frames a cut may have given to another span.
+        # Read the images of whole clips: a cut may have put some of their frames into another span.
         start -= start % request.clip_frames
         stop += -stop % request.clip_frames
     first, stop = max(start + before, 0), min(stop + after, length)
@@ -124,17 +123,17 @@ def _widened(values: NDArray[Any], feature: Feature, place: str, first: int) -> 
     values = _cast(values, feature, place, first)
     if feature.shape == (1,) or values.shape[1:] == feature.shape:
         return values
-    # A scalar has no axis of its own; where it is a vector in other datasets, it is one number of it.
+    # A scalar that is a vector in other datasets becomes the vector's first number.
     narrow = values.reshape(len(values), -1)
     return np.pad(narrow, ((0, 0), (0, feature.shape[0] - narrow.shape[1])))
 
 
 def _cast(values: NDArray[Any], feature: Feature, place: str, first: int) -> NDArray[Any]:
-    """Return values in the dtype of the schema; raise if one of them would become another."""
+    """Return values in the dtype of the schema; raise if the cast would change a value."""
     cast = values.astype(feature.dtype, copy=False)
     if cast.dtype == values.dtype:
         return cast
-    # Compared in their own dtype: as float64, whole numbers beyond 2**53 would seem equal. Beyond 2**63 there is none.
+    # Compare in the original dtype: as float64, different integers beyond 2**53 seem equal. No int64 reaches 2**63.
     with np.errstate(invalid="ignore"):
         is_other = (cast >= 2.0**63) | (cast.astype(values.dtype) != values)
     if is_other.any():
@@ -148,7 +147,7 @@ def _cast(values: NDArray[Any], feature: Feature, place: str, first: int) -> NDA
 
 
 def _image_bytes(array: pa.Array) -> pa.Array:
-    """Return stored images as bytes alone: some writers put them in structs, beside a path."""
+    """Return stored images as plain bytes: some writers put them in structs, next to a path."""
     if pa.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
         array = pc.struct_field(array, "bytes")
     is_bytes = pa.types.is_binary(array.type) or pa.types.is_binary_view(array.type)
@@ -188,7 +187,7 @@ def _numbers(schema: Schema, span: PackedSpan, name: str) -> NDArray[Any]:
 
 
 def _represented(context: BlockContext, span: PackedSpan, request: SpanRequest, actions: NDArray[Any]) -> NDArray[Any]:
-    """Return the windows of actions relative to the state of each anchor; numbers that pad a width stay 0."""
+    """Return the action windows relative to the state of each anchor. Numbers that pad the width stay 0."""
     dataset, schema = context.datasets[request.dataset], context.batch_schema
     assert dataset.actions is not None
     name = dataset.actions.spec.to
@@ -224,7 +223,7 @@ def _check_finite(values: NDArray[Any], name: str, first: int, place: str) -> No
 def _guarded(
     stage: Callable[[BlockContext, PackedSpan, SpanRequest], PackedSpan], context: BlockContext, span: PackedSpan
 ) -> PackedSpan:
-    """Run a stage on a span; what is wrong with its data becomes the span's error."""
+    """Return the span after a stage; bad data becomes the span's error."""
     request = span.header.request
     if request is None or span.header.error[0]:
         return span
@@ -238,11 +237,11 @@ def _guarded(
 
 
 def _packed(context: BlockContext, spans: Sequence[PackedSpan]) -> pa.Table:
-    """Return the block of these spans; where they do not go into one table, the block of their errors."""
+    """Return the block of these spans; if they do not fit into one table, a block with their errors."""
     try:
         return pack_spans(spans)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        # What has an error keeps it: storage that does not answer is no bad data.
+        # A span keeps an error it already has: unreachable storage must not turn into bad data.
         sound = {i: span.header.request for i, span in enumerate(spans) if not span.header.error[0]}
         requests = {i: request for i, request in sound.items() if request is not None}
         places = [f"episode {one.episode} of {context.datasets[one.dataset].meta.root!r}" for one in requests.values()]
@@ -263,7 +262,7 @@ def _failed(context: BlockContext, request: SpanRequest, error: Exception) -> Pa
         text = f"cannot read episode {request.episode} of {dataset.meta.root!r} in {file!r}: {kind}: {one_line(error)}"
         kind = DatasetError.__name__
     if is_transient(error):
-        # Storage that does not answer is no bad data: it may not be left out.
+        # Unreachable storage is not bad data, so the span must not be left out.
         kind = DownloadError.__name__
     message = "; ".join([text, *getattr(error, "__notes__", ())])
     return PackedSpan(SpanHeader(request=request, num_rows=len(request.anchors), error=(kind, message)), {}, {})

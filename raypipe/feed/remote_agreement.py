@@ -1,7 +1,7 @@
-"""The `Meeting` of rank 0, reached from other processes: those that ``torchrun`` or Accelerate has started.
+"""Reach the `Meeting` of rank 0 from the other processes that ``torchrun`` or Accelerate started.
 
-Rank 0 serves it on a port of its own. A caller proves that it knows the key of the run, which travels through torch's
-process group, before anything is unpickled. A call is a connection: a rank calls a few times an epoch.
+Rank 0 serves it on its own port. A caller first proves that it knows the run's key, which travels through torch's
+process group; only then does rank 0 unpickle anything. Every call opens a connection: a rank makes few calls an epoch.
 """
 
 import os
@@ -26,13 +26,13 @@ _CALLS: Final = frozenset({"begin", "go_on", "missing_ranks", "report_bad", "not
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class RemoteMeeting:
-    """Has the methods of `Meeting`, and calls those of rank 0's."""
+    """Forwards the methods of `Meeting` to rank 0."""
 
     address: tuple[str, int]
     key: bytes
 
     def begin(self, rank: int, ask: Ask, place: PassPlace | None) -> PassPlace:
-        """Return the place of a pass, when all ranks ask for the same."""
+        """Return the place of a pass, if all ranks make the same request."""
         answer: PassPlace = self._call("begin", rank, ask, place)
         return answer
 
@@ -50,17 +50,17 @@ class RemoteMeeting:
         self._call("report_bad", span)
 
     def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes as bad that were left out before this start."""
+        """Count episodes that an earlier start left out as bad."""
         self._call("note_bad", dict(episodes))
 
     def tell(self, rank: int, stats: LoaderStats) -> None:
-        """Note the figures of a rank."""
-        # The figures are for people: where rank 0 has ended first, nobody reads them.
+        """Store the figures of a rank."""
+        # Ignore it if rank 0 has ended first: the figures are only for people to read.
         with suppress(RaypipeError):
             self._call("tell", rank, stats)
 
     def figures(self) -> dict[int, LoaderStats]:
-        """Return the figures that each rank has told last."""
+        """Return the latest figures of each rank."""
         # As in `tell`.
         with suppress(RaypipeError):
             answer: dict[int, LoaderStats] = self._call("figures")
@@ -87,13 +87,13 @@ class RemoteMeeting:
 
 
 def serve_meeting(meeting: Meeting, host: str) -> RemoteMeeting:
-    """Serve a meeting from this process for as long as what is returned lives; copies of it go to the other ranks.
+    """Return a proxy for a meeting that this process serves as long as the proxy lives. Send copies to other ranks.
 
     Args:
-        host: the name of this machine, as the others reach it.
+        host: the name under which the other processes reach this machine.
     """
     key = os.urandom(32)
-    # A machine may know its own name by an address that others do not: with others it listens on all of its own.
+    # A machine may resolve its own name to an address that others cannot reach, so with others listen on all addresses.
     listener = Listener((LOOPBACK if host == LOOPBACK else "0.0.0.0", 0), backlog=512)
     port = listener.address[1]
     remote, is_over = RemoteMeeting((host, port), key), threading.Event()
@@ -104,7 +104,7 @@ def serve_meeting(meeting: Meeting, host: str) -> RemoteMeeting:
 
 def _stop(is_over: threading.Event, port: int) -> None:
     is_over.set()
-    # Whoever accepts callers wakes up with the next one.
+    # Connect once, to wake the thread that waits in `accept`.
     with suppress(OSError):
         socket.create_connection((LOOPBACK, port), timeout=1.0).close()
 
@@ -115,15 +115,15 @@ def _serve(listener: Listener, meeting: Meeting, key: bytes, is_over: threading.
             try:
                 caller = listener.accept()
             except OSError:
-                # No descriptor is free, perhaps.
+                # Perhaps no file descriptor is free.
                 is_over.wait(0.1)
                 continue
-            # In a thread of its own: one that says nothing holds up nobody.
+            # A thread per caller, so that a silent one does not block the others.
             threading.Thread(target=_answer, args=(caller, meeting, key), daemon=True).start()
 
 
 def _answer(caller: "Connection[Any, Any]", meeting: Meeting, key: bytes) -> None:
-    # One that goes away or does not know the key is no caller.
+    # Ignore callers that disconnect or do not know the key.
     with caller, suppress(OSError, EOFError, AuthenticationError):
         deliver_challenge(caller, key)
         answer_challenge(caller, key)
@@ -138,6 +138,6 @@ def _answer(caller: "Connection[Any, Any]", meeting: Meeting, key: bytes) -> Non
 
 
 def _send_at_once(connection: "Connection[Any, Any]") -> None:
-    """Let small messages go without waiting for the answer to the one before: 40 ms a call else."""
+    """Send small messages at once; otherwise TCP waits for the previous answer, 40 ms a call."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -13,17 +13,17 @@ class FeedSpec:
     """How blocks travel. Nothing here changes the order."""
 
     spans_per_block: int | Literal["by_size"] = BY_SIZE
-    """Consecutive spans of a rank that share a block. A block costs Ray 20 to 40 ms of CPU however small it is, so by
-    default blocks are packed up to 8 MB. The local feed reads one span at a time unless this says otherwise."""
+    """Consecutive spans of a rank that share a block. A block costs Ray 20 to 40 ms of CPU, however small, so the
+    default packs up to 8 MB into one. The local feed reads one span at a time unless you give a number."""
 
     ranks_per_split: int = 16
-    """Ranks that share one Ray Dataset: one executor does 50 to 100 blocks/s."""
+    """Ranks that share one Ray Dataset; one executor does 50 to 100 blocks/s."""
 
     blocks_per_chapter: int = 5000
-    """Blocks of one execution of a Ray Dataset."""
+    """Blocks per execution of a Ray Dataset."""
 
     prefetch_blocks: int = 4
-    """Blocks that a rank fetches ahead of the one that it opens."""
+    """Blocks that a rank fetches ahead of the one it opens."""
 
     def __post_init__(self) -> None:
         for name in ("spans_per_block", "ranks_per_split", "blocks_per_chapter", "prefetch_blocks"):

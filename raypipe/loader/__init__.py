@@ -1,18 +1,18 @@
-"""The rank: from blocks of rows to torch batches, and where it is, as a small state.
+"""Turn a rank's blocks of rows into torch batches, and keep its position as a small state.
 
 ::
 
     spec.py          what a rank does with its blocks                              LoaderSpec
-    job.py           what a rank loads, and where its blocks come from             RankJob
+    job.py           what a rank loads, and who supplies its blocks                RankJob
     live_rows.py     the rows of the spans at hand                                 LiveRows
-    clips.py         the clips that a batch needs, and what each is made of        BatchClips
+    clips.py         the clips that a batch needs, and the frames of each          BatchClips
     batch.py         a batch in the keys, dtypes and shapes of LeRobot             BatchBuilder
-    assembly.py      batches from the spans at hand, also where some are bad       Assembler
-    transforms.py    what users change about samples and batches
+    assembly.py      batches from the spans at hand, without the bad ones          Assembler
+    transforms.py    users' transforms of samples and batches
     epoch_run.py     one pass over the rest of an epoch: threads, blocks, batches  EpochRun
     position.py      a pass, and how far it is                                     Stand
-    next_epoch.py    the run of the epoch that follows, started early              Ahead
-    rank_loader.py   all of that                                                   RankLoader
+    next_epoch.py    the run of the next epoch, started early                      Ahead
+    rank_loader.py   the loader that users iterate, composed of the above          RankLoader
 """
 
 from typing import TYPE_CHECKING

@@ -1,11 +1,11 @@
-"""Batches from the spans at hand on a rank, also where some of them are bad and left out.
+"""Build batches from the spans at hand on a rank, leaving out the bad ones.
 
 ::
 
     planned     a3  b0  c7  b2  a1        b is bad: its rows, or the clip of these frames
     handed      a3      c7      a1        a shorter batch; the frames of b are holes
     planned     b4  b1
-    handed      x0                        some good frame, marked as a repeat: no batch is empty
+    handed      x0                        a good frame, marked as a repeat, so that no batch is empty
 """
 
 from collections.abc import Callable
@@ -44,19 +44,19 @@ _TRIM_BYTES: Final = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A batch, and what it holds."""
+    """A batch, with the record of its frames."""
 
     batch: dict[str, Any]
-    """As the user's transform left it: nothing is known of its keys."""
+    """The return value of the user's transform; its keys can be anything."""
     handed: Handed
     num_emitted: int
-    """Frames of cameras that the samples' datasets have, windows not counted."""
+    """Samples times the cameras of their datasets, without windows."""
     ready: Any
-    """When it is, for `wait_for`."""
+    """The CUDA event for `wait_for`; None on the CPU."""
 
 
 class Assembler:
-    """Builds the batches of one rank from the rows and clips at hand; used by one thread."""
+    """Builds the batches of one rank from the rows and clips at hand. For one thread."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Assembler:
     ) -> None:
         self.rows = LiveRows()
         self.bad_spans: list[BadSpan] = []
-        """What was left out so far."""
+        """The spans left out so far."""
         self.report_bad: Callable[[BadSpan], None] = _report_to_nobody
-        """Called with every span or clip that is left out; may raise."""
+        """Called with the first bad span or clip of every episode; may raise."""
         self._context = context
         self._plan = world.rank(rank)
         self.clips = BatchClips(context, self._plan, self.rows, executor, most_bytes)
@@ -88,22 +88,22 @@ class Assembler:
         self._bad_clips: dict[ClipKey, str] = {}
         self._left_bytes = 0
         self._builder = BatchBuilder(context, self._plan, self.rows, self.clips.store)
-        # A thread's number of cores is settled when it first asks: the caller's, which may train, now, before a thread
-        # of ours sets its own to 1 (`use_one_core`) and the caller finds that number.
+        # torch fixes a thread's number of cores when the thread first asks. Ask now for the calling thread, which may
+        # train: after our threads call `use_one_core` it would get 1.
         torch.get_num_threads()
 
     def is_bad(self, arrival: int) -> bool:
-        """Return whether a span is left out."""
+        """Return whether the span is left out."""
         return arrival in self._bad
 
     def leave_out(self, arrival: int, error: DatasetError) -> None:
-        """Make holes of what is left of a span, where the policy says so; else raise the error."""
+        """Turn the rest of a span into holes if the policy is "skip"; else raise the error."""
         request = self.clips.request(arrival)
         self._bad[arrival] = self._note_bad(request, request.start, request.stop, error)
         self.clips.store.drop_spans([arrival])
 
     def leave_out_clip(self, key: ClipKey, error: DatasetError) -> None:
-        """Make holes of the frames of a clip, where the policy says so; else raise the error."""
+        """Turn the frames of a clip into holes if the policy is "skip"; else raise the error."""
         self._bad_clips[key] = self._note_bad(self.clips.request(key[0]), *self.clips.frames_of(key), error)
 
     def _note_bad(self, request: SpanRequest, start: int, stop: int, error: DatasetError) -> str:
@@ -125,7 +125,7 @@ class Assembler:
         return why
 
     def build(self, batch: Batch) -> Built:
-        """Return the batch, without what is left out, when all its clips are there."""
+        """Return the batch without the frames left out. Call it when all its clips are ready."""
         keys = self.clips.keys(batch)
         is_hole = np.array([key[0] in self._bad or key in self._bad_clips for key in keys], dtype=np.bool_)
         kept = select_samples(batch, ~is_hole) if is_hole.any() else batch
@@ -145,7 +145,7 @@ class Assembler:
         self.clips.leave(batch, keys)
         self._left_bytes += len(keys) * self._context.pixel_bytes
         if self._left_bytes > max(_TRIM_BYTES, self.clips.store.peak_bytes):
-            # Rare enough that what is let go is mostly used again, often enough that memory stays flat.
+            # Rare enough that most freed memory is reused first, and often enough that memory stays flat.
             self._left_bytes = 0
             trim_memory()
         changed = samples if self._pool is None else self._pool.change(samples)
@@ -153,16 +153,16 @@ class Assembler:
         return Built(finished, handed, int(self._num_cameras[kept.span].sum()), ready)
 
     def close(self) -> None:
-        """Let go of all rows and frames; the list of what was left out stays."""
+        """Release all rows and frames; keep the list of bad spans."""
         self.rows.clear()
         self.clips.store.clear()
         if self._pool is not None:
             self._pool.close()
-        # It holds the feed, and with it the actors that serve it.
+        # The callback refers to the feed, and so to the actors that serve it.
         self.report_bad = _report_to_nobody
 
     def retire(self, arrivals: list[int]) -> None:
-        """Let spans go that no later batch asks for."""
+        """Release spans that no later batch needs."""
         self.rows.retire(arrivals)
         self.clips.retire(arrivals)
         if self._bad_clips:
@@ -191,9 +191,9 @@ class Assembler:
 
     @cached_property
     def _stand_in(self) -> dict[str, Any]:
-        """A batch of one sample, marked as a repeat: the first frame of the first episode that can be read.
+        """A batch of one sample, marked as a repeat: the first frame of the first readable episode.
 
-        The same on every rank, on any number of ranks and after any restart.
+        It is the same on every rank, with any number of ranks and after any restart.
         """
         context = self._context
         for i in range(len(self._index)):
@@ -228,7 +228,7 @@ class Assembler:
 
 
 def select_samples(batch: Batch, is_kept: NDArray[np.bool_]) -> Batch:
-    """Return a batch with some of its samples."""
+    """Return the batch with only the samples of `is_kept`."""
     return replace(
         batch,
         span=batch.span[is_kept],
@@ -239,7 +239,7 @@ def select_samples(batch: Batch, is_kept: NDArray[np.bool_]) -> Batch:
 
 
 def _copy(batch: dict[str, Any]) -> dict[str, Any]:
-    # A transform or a training loop may write to its batch.
+    # Copy, because a transform or a training loop may write to its batch.
     return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
 
 
@@ -248,7 +248,7 @@ def _report_to_nobody(_: BadSpan) -> None:
 
 
 def _move(batch: dict[str, Any], device: str) -> dict[str, Any]:
-    """Copy tensors to a device; torch keeps and reuses the pinned memory that they pass through."""
+    """Return the batch with its tensors on a device. On the way torch uses pinned memory, which it keeps and reuses."""
     is_pinned = device.startswith("cuda")
     moved = {}
     for key, value in batch.items():

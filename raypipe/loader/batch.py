@@ -1,11 +1,11 @@
-"""A batch as the training loop gets it: the keys, dtypes and shapes of LeRobot's collated samples.
+"""Build a batch for the training loop, with the keys, dtypes and shapes of LeRobot's collated samples.
 
-Cameras are ``(B, channels, height, width)``, or ``(B, T, channels, height, width)`` with a window of several frames; in
-memory the channels come last, as FFmpeg writes them and as convolutions on a GPU want them. Beside LeRobot's keys a
-batch has ``dataset_index`` and ``augment_seed``, and ``is_repeat`` where frames may come twice: with ``tail="wrap"``
-and with ``on_bad_episode="skip"``. A batch of a mixture has ``dataset`` and ``robot_type`` too, the names of every
-sample's dataset and robot, and the masks of its schema; the cameras that a robot lacks are black. Where actions are
-relative, ``action_representation`` says of every sample to what.
+Cameras are ``(B, channels, height, width)``, or ``(B, T, channels, height, width)`` with a window of several frames. In
+memory the channels come last, as FFmpeg writes them and as GPU convolutions prefer. Besides LeRobot's keys a batch has
+``dataset_index`` and ``augment_seed``. It has ``is_repeat`` if frames may come twice: with ``tail="wrap"`` and with
+``on_bad_episode="skip"``. A batch of a mixture also has ``dataset`` and ``robot_type``, the names of every sample's
+dataset and robot, and the masks of its schema; cameras that a robot lacks are black. If actions are relative,
+``action_representation`` says for every sample relative to what.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ class BatchBuilder:
         self._length = _episode_lengths(context, plan)
 
     def build(self, batch: Batch, keys: list[ClipKey]) -> dict[str, Any]:
-        """Return a batch as tensors on the CPU, cameras as uint8; `keys` says the clip of every sample."""
+        """Return a batch as tensors on the CPU, cameras as uint8; `keys` gives the clip of every sample."""
         rows = self._rows.take_rows(batch)
         dataset_index = self._plan.queue.dataset[batch.span].astype(np.int64)
         built = self._cameras(batch, keys, dataset_index)
@@ -53,7 +53,7 @@ class BatchBuilder:
         return built
 
     def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the batch with cameras in the dtype asked for; on the device: bytes were copied, not floats."""
+        """Return the batch with cameras in `camera_dtype`. Runs on the device, so that bytes are copied, not floats."""
         if self._context.decode.camera_dtype == "uint8":
             return batch
         return {
@@ -85,9 +85,9 @@ class BatchBuilder:
     def _slots(
         self, camera: str, batch: Batch, dataset_index: NDArray[np.int64]
     ) -> tuple[RowFrames, NDArray[np.bool_]]:
-        """Return the frame behind every window slot of a camera ``(B, T)``, and which are padding.
+        """Return the frame behind every window slot of a camera ``(B, T)``, and which slots are padding.
 
-        All slots of a robot that lacks the camera are.
+        For a robot without the camera all slots are padding.
         """
         schema = self._context.batch_schema
         shape = (len(batch.frame), schema.windows.get(camera, 1))
@@ -109,7 +109,7 @@ class BatchBuilder:
 
 
 def _episode_lengths(context: BlockContext, plan: RankPlan) -> RowFrames:
-    """Return by arrival number how many frames the episode of a span has."""
+    """Return, by arrival number, how many frames the span's episode has."""
     length = np.zeros(len(plan.queue), dtype=np.int64)
     for number, dataset in enumerate(context.datasets):
         mine, episodes = plan.queue.dataset == number, dataset.meta.episodes
@@ -118,9 +118,9 @@ def _episode_lengths(context: BlockContext, plan: RankPlan) -> RowFrames:
 
 
 def span_columns(context: BlockContext, block: SpanBlock) -> dict[str, Any]:
-    """Return a span as columns of samples, cameras ``(rows, [T,] channels, height, width)``: for users of Ray Data.
+    """Return a span as columns of samples, for users of Ray Data. Decodes the span's frames here, in one pass.
 
-    Decodes the span's frames here, in one pass.
+    Cameras are ``(rows, [T,] channels, height, width)``.
     """
     block.check()
     schema, number = context.batch_schema, block.request.dataset
@@ -141,7 +141,7 @@ def span_columns(context: BlockContext, block: SpanBlock) -> dict[str, Any]:
 
 
 def _span_camera(context: BlockContext, block: SpanBlock, camera: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return the frames of a camera in every window of a span, and which of them are padding: all of a black one."""
+    """Return the frames of a camera in every window of a span, and which are padding: all if the camera is missing."""
     request = block.request
     dataset, row, length = context.find_episode(request)
     own, blank = context.member_of(request).cameras.get(camera), context.blanks[camera]
@@ -159,9 +159,9 @@ def _span_camera(context: BlockContext, block: SpanBlock, camera: str) -> tuple[
 
 
 def _origins(context: BlockContext, dataset_index: NDArray[np.int64]) -> dict[str, list[str]]:
-    """Return the keys that name the dataset and the robot of every sample, and how its actions are represented.
+    """Return the keys with the dataset and robot of every sample, and with the representation of its actions.
 
-    A dataset that stands alone has no names.
+    A single dataset has no dataset and robot keys.
     """
     specs = {str(one.actions.spec): one.actions.spec for one in context.datasets if one.actions is not None}
     told = {f"{spec.feature}{REPRESENTATION}": [text] * len(dataset_index) for text, spec in specs.items()}

@@ -1,7 +1,7 @@
-"""The clips of a rank's batches: which a batch needs, and what each is made of.
+"""Decide which clips a rank's batches need, and which frames each clip has.
 
-Joins the plan, which says when a frame leaves, with the store, which has it decoded by then. Looks ahead of the batch
-that is assembled, as far as memory allows.
+Joins the plan, which says when a frame leaves, with the store, which has it decoded by then. Requests clips ahead of
+the batch being assembled, as far as memory allows.
 """
 
 from collections import deque
@@ -20,15 +20,15 @@ from raypipe.loader.live_rows import LiveRows
 from raypipe.plan import Batch, Ints, RankPlan, clip_bound, unclipped_frames
 
 _FETCH_THREADS: Final = 8
-"""They ask for what comes next; the bytes themselves come in threads of the cache. Of a video that is kept by parts
-they read the index first, one request after the other, and mostly wait: so there are more than cores."""
+"""Threads that request the next files; threads of the cache download the bytes. For a video cached in parts they first
+read its index, one request after the other, and mostly wait. So there may be more of them than cores."""
 
 _MOST_FETCHES: Final = 4096
-"""Older ones are done by then."""
+"""Fetches to remember; older ones are done by then."""
 
 
 class BatchClips:
-    """What the batches of one rank need of the clip store. Used by the thread that assembles."""
+    """Requests and releases the clips of one rank's batches. For the assembling thread."""
 
     def __init__(
         self, context: BlockContext, plan: RankPlan, rows: LiveRows, executor: ClipExecutor, most_bytes: int
@@ -51,7 +51,7 @@ class BatchClips:
         ]
 
     def _clip_sizes(self, most_bytes: int) -> Ints:
-        """Return how many frames are decoded together, by dataset."""
+        """Return, by dataset, how many frames are decoded together."""
         plan, num_datasets = self._plan, len(self._context.datasets)
         if plan.keys.clip_frames:
             return np.array(plan.keys.clip_frames, dtype=np.int64)
@@ -63,27 +63,27 @@ class BatchClips:
         return list(zip(batch.span.tolist(), (batch.frame // self._sizes[batch.span]).tolist(), strict=True))
 
     def frames_of(self, key: ClipKey) -> tuple[int, int]:
-        """Return the frames of its episode that a clip spans: first, and one behind the last."""
+        """Return the range ``start, stop`` of the episode's frames that a clip spans."""
         size, request = int(self._sizes[key[0]]), self.request(key[0])
         _, _, length = self._context.find_episode(request)
         return key[1] * size, min((key[1] + 1) * size, length)
 
     def leave(self, batch: Batch, keys: list[ClipKey]) -> None:
-        """Let go of what the samples of a batch show; a repeat shows what was counted before."""
+        """Release the frames that a batch shows. A repeat releases nothing: its frames were counted before."""
         samples = zip(keys, batch.frame.tolist(), batch.is_repeat.tolist(), strict=True)
         self.store.leave((key, frame) for key, frame, is_repeat in samples if not is_repeat)
 
     def retire(self, arrivals: list[int]) -> None:
-        """Let go of what is left of spans."""
+        """Release what is left of these spans."""
         self.store.drop_spans(arrivals)
         for arrival in arrivals:
             self._requests.pop(arrival, None)
 
     def ahead(self, batches: Iterator[Batch], num_ahead: int, is_bad: Callable[[int], bool]) -> Iterator[Batch]:
-        """Yield batches one by one; before, have the clips decoded that it and up to `num_ahead` later ones need.
+        """Yield batches one by one, each after requesting its clips and those of up to `num_ahead` later batches.
 
         Args:
-            is_bad: whether a span is left out, by its arrival number: nothing of it is decoded.
+            is_bad: whether the span with this arrival number is left out; its clips are not decoded.
         """
         coming: deque[Batch] = deque()
         num_asked = 0
@@ -98,7 +98,7 @@ class BatchClips:
             num_asked = max(0, num_asked - 1)
 
     def ask_next(self, batch: Batch, is_bad: Callable[[int], bool]) -> None:
-        """Have the clips of a batch decoded, whatever memory they take: its rows are at hand, and it is next."""
+        """Request the clips of the next batch, however much memory they take. Call it when its rows are at hand."""
         self._ask(batch, is_bad, is_next=True)
 
     def _ask(self, batch: Batch, is_bad: Callable[[int], bool], *, is_next: bool) -> bool:
@@ -130,7 +130,7 @@ class BatchClips:
         return OpenedClip(
             requests={camera: self._request(key, row, camera, own, anchors) for camera, own in cameras.items()},
             num_uses=len(anchors),
-            # What the tail repeats may have left before: its frames stay as long as their clip does.
+            # The tail may repeat a frame that has already left, so frames stay as long as their clip does.
             has_windows=self._has_windows[request.dataset] or self._plan.steps.num_repeats > 0,
         )
 
@@ -153,31 +153,31 @@ class BatchClips:
 
 
 class FileFetcher:
-    """Starts to fetch the files of spans that come next, where they are remote and read in this process.
+    """Starts to fetch the remote files of the next spans that this process reads.
 
-    The plan says which they are long before they come.
+    The plan names these files long before their spans come.
     """
 
     def __init__(self, context: BlockContext, plan: RankPlan) -> None:
         self.fetches_rows = False
-        """Whether this process reads the rows too."""
+        """Whether this process also reads the rows."""
         self._fetches_videos = context.decode.where != "cluster"
         self._context = context
         self._plan = plan
         self._pool = ThreadPoolExecutor(_FETCH_THREADS, thread_name_prefix="raypipe-ahead")
         self._fetches: deque[Future[bool]] = deque(maxlen=_MOST_FETCHES)
-        """Ahead, and perhaps not begun."""
+        """Fetches ahead, some perhaps not begun."""
 
     def look_ahead(self, arrivals: range) -> None:
-        """Start to fetch what spans with these arrival numbers read."""
+        """Start to fetch the files of the spans with these arrival numbers."""
         for arrival in arrivals if self.fetches_rows or self._fetches_videos else ():
             storage = self._context.datasets[int(self._plan.queue.dataset[arrival])].meta.storage
             if storage.cache is not None and storage.cache.prefetch and not storage.is_local:
-                # On a thread of its own: which bytes a span needs may be known only after a look at its video.
+                # In a thread, because finding which bytes a span needs may take a look at its video.
                 self._pool.submit(self._fetch, span_request(self._plan, arrival))
 
     def close(self) -> None:
-        """Fetch nothing more ahead; what has begun ends."""
+        """Start no more fetches; let those that have begun finish."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         while self._fetches:
             self._fetches.popleft().cancel()
@@ -195,7 +195,7 @@ class FileFetcher:
         return self._context.decoders[request.dataset].prefetch(row, own, frames)
 
     def _begin(self, fetch: Callable[[], Future[bool] | None]) -> None:
-        # What fails here is met again, and told, by whoever reads or decodes the span.
+        # Ignore errors: the code that reads or decodes the span meets and reports them.
         with suppress(RaypipeError, OSError, NotImplementedError):
             begun = fetch()
             if begun is not None and not begun.done():

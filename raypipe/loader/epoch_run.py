@@ -1,4 +1,4 @@
-"""One pass over the rest of an epoch on a rank: the threads between its blocks and its batches.
+"""Run one pass over the rest of an epoch on a rank: the threads that turn its blocks into batches.
 
 ::
 
@@ -6,9 +6,9 @@
                                       +-> assembler -> queue -> next(run)
     plan -> clips, decoded ahead -----+
 
-The *receiver* pulls blocks of rows and checks that each is the one that the plan expects next. The *assembler* has the
-clips of the next batches decoded, waits for the rows and clips of the very next one, and builds it. An error in either
-reaches ``next(run)``.
+The *receiver* pulls blocks of rows and checks that each is the next one of the plan. The *assembler* requests the clips
+of the next batches, waits for the rows and clips of the very next batch, and builds it. ``next(run)`` raises an error
+of either thread.
 """
 
 import math
@@ -49,27 +49,27 @@ class BlockFeed(Protocol):
     """The blocks of one rank for the rest of an epoch."""
 
     place: PassPlace
-    """Of this pass."""
+    """The place of this pass."""
 
     is_remote: bool
-    """Whether other processes make the blocks: what they ask of remote storage is counted there."""
+    """Whether other processes make the blocks. Those count their own requests to remote storage."""
 
     @property
     def resident_spans(self) -> int:
-        """How many spans the rank must be ready to hold, or ranks could wait for each other for ever."""
+        """How many spans the rank must be ready to hold; with less room the ranks could deadlock."""
         ...
 
     def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
-        """Yield first blocks that are at hand before `blocks` gives them; perhaps none, perhaps all.
+        """Yield the first blocks that are available before `blocks` yields them: none, some or all.
 
         Args:
-            is_waited_for: whether the training loop is in this epoch, and not in the one before.
+            is_waited_for: whether the training loop is already in this epoch, not in the one before.
         """
         ...
 
     @property
     def is_complete(self) -> bool:
-        """Whether `first_blocks` has given all blocks, and `blocks` has none for this rank."""
+        """Whether `first_blocks` has yielded all blocks, so that `blocks` has none for this rank."""
         ...
 
     def blocks(self) -> Iterator[pa.Table]:
@@ -77,28 +77,28 @@ class BlockFeed(Protocol):
         ...
 
     def report_bad(self, span: BadSpan) -> None:
-        """Note for all ranks that a span is left out; raises where more episodes are bad than may be."""
+        """Note for all ranks that a span is left out; raise if more episodes are bad than the policy allows."""
         ...
 
 
 class _Closed(Exception):  # noqa: N818
-    """The run was closed: its threads end."""
+    """Ends a thread of a run that was closed."""
 
 
 _END: Any = object()
 
 _QUEUED: Final = 1
-"""Batches that are being put together or wait to be taken: what comes later waits as clips, which others may share."""
+"""Batches being assembled or waiting for the training loop. Later ones wait as clips, which batches can share."""
 
 _LOOK_EVERY_S: Final = 0.2
-"""How often a thread that waits looks whether the run is given up."""
+"""How often a waiting thread checks whether the run was given up."""
 
 _LEAST_AHEAD: Final = 8
-"""Spans whose remote files are fetched before there is room for them."""
+"""Spans whose remote files we fetch before there is room for them."""
 
 
 class EpochRun:
-    """The batches of one rank for the rest of an epoch; an iterator that is used once."""
+    """The batches of one rank for the rest of an epoch. Iterate it once."""
 
     def __init__(
         self,
@@ -128,21 +128,21 @@ class EpochRun:
         self._changed = threading.Condition(self._lock)
         self._arrived: dict[int, SpanBlock] = {}
         self._is_asked_out = threading.Event()
-        """Set when the clips of all batches have been asked for: from then on the next epoch may ask for its own."""
+        """Set when the assembler has requested the clips of all batches. The next epoch may then request its own."""
         self._num_received = 0
         self._num_looked_at = 0
-        """Spans whose remote files were asked for."""
+        """Spans whose remote files were requested."""
         self._is_received = False
         self._num_retired = 0
         self._num_handed = 0
         self._is_closed = False
         self._is_given_up = False
         self._is_over = False
-        # Not `queue.Queue`: Ctrl-C within its Python code may leave it locked for ever.
+        # Not `queue.Queue`: Ctrl-C inside its Python code may leave it locked.
         self._batches: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._places: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """One for every batch that may be put into `_batches`: none before the epoch before has ended, whose last two
-        batches are still in memory."""
+        """One item per batch that the assembler may put into `_batches`. Empty until the previous epoch has ended,
+        because its last two batches are still in memory."""
         self._threads: list[threading.Thread] = []
         self._before: EpochRun | None = None
 
@@ -151,7 +151,7 @@ class EpochRun:
 
         Args:
             feed: the rank's blocks.
-            before: the run of the epoch before, which has received all its blocks; the two share their room.
+            before: the run of the previous epoch, which has received all its blocks; the two share their room.
         """
         self.place = feed.place
         self._assembler.report_bad = feed.report_bad
@@ -164,10 +164,10 @@ class EpochRun:
             thread.start()
 
     def begin(self, record: Callable[[Handed], None], follow: "Callable[[EpochRun], None]") -> None:
-        """Note that the run is iterated from now on, and that the run before it has ended.
+        """Note that iteration of this run begins, and that the previous run has ended.
 
         Args:
-            record: called with what every batch holds, before it is returned.
+            record: called with the contents of each batch before `__next__` returns it.
             follow: called once, when the last block has arrived.
         """
         self._record = record
@@ -205,22 +205,22 @@ class EpochRun:
         return batch
 
     def close(self) -> None:
-        """End the threads; safe to call twice, after the last batch, and in the middle of an epoch."""
+        """End the threads. Safe to call twice, after the last batch, and in the middle of an epoch."""
         is_done = self._num_handed == self.num_steps
         if not is_done:
-            # By the lock itself: Ctrl-C within the Python code of a condition may leave it locked for ever.
+            # Take the lock itself: Ctrl-C inside the Python code of a condition may leave it locked.
             with self._lock:
                 self._is_closed = True
                 self._changed.notify_all()
             self._places.put(None)
         try:
-            # Before the threads end, which may take as long as a fetch: nothing more is begun.
+            # Stop new work first: the threads may take as long as a fetch to end.
             self._fetcher.close()
             self._executor.close()
             self._join(is_done=is_done)
         finally:
             if not is_done:
-                # Whoever still iterates is told that it is over.
+                # End an iteration in another thread.
                 self._drain()
                 self._batches.put(_END)
             self._is_over = True
@@ -232,40 +232,40 @@ class EpochRun:
             while thread.is_alive() and thread is not threading.current_thread():
                 thread.join(timeout=0.05)
                 if not is_done and thread is self._threads[0]:
-                    # The receiver may stand in a call of Ray that ends with the next block: it is left to it.
+                    # Do not wait for the receiver: it may be in a call of Ray that returns only with the next block.
                     break
 
     def _let_go(self) -> None:
-        # What the assembler began in between.
+        # Again, for work that the assembler began after the first close.
         self._executor.close()
         self._fetcher.close()
         assembling = self._threads[-1] if self._threads else threading.current_thread()
         if assembling is threading.current_thread() or not assembling.is_alive():
             self._assembler.close()
-        # Whoever holds this run holds little.
+        # A reference to a closed run must not keep much in memory.
         self._before = None
         self._follow = self._record = _do_nothing
 
     def give_up(self) -> None:
-        """Let the threads end by themselves, without waiting for them.
+        """Tell the threads to end, without waiting for them.
 
-        Takes no lock: Python may call it between any two lines of any thread, when the loader is gone.
+        Takes no lock: when the loader is collected, Python may call this between any two lines of any thread.
         """
         self._is_given_up = self._is_closed = True
         self._places.put(None)
 
     @property
     def bad_spans(self) -> list[BadSpan]:
-        """What was left out so far, under a policy that does so."""
+        """The spans left out so far, under ``on_bad_episode="skip"``."""
         return list(self._assembler.bad_spans)
 
     def describe_start(self) -> str:
-        """Return how far the first batch is."""
+        """Return the progress towards the first batch, in words."""
         decoded = sum(decoder.counts().frames for decoder in self._context.decoders) if self._num_received else 0
         return f"{counted(self._num_received, 'span')}, {counted(decoded, 'frame')} so far"
 
     def live(self) -> Live:
-        """Return what the rank holds now, and what it has decoded."""
+        """Return what the rank holds now, and what it has decoded so far."""
         counts, videos = [decoder.counts() for decoder in self._context.decoders], self._context.videos
         rows, clips = self._assembler.rows, self._assembler.clips.store
         return Live(
@@ -297,7 +297,7 @@ class EpochRun:
         except BaseException as error:
             self._fail(error)
         finally:
-            # Where nobody waited for this thread, it lets go of what it worked with.
+            # If `close` did not wait for this thread, the thread itself releases the resources.
             if (self._is_given_up or self._is_over) and threading.current_thread() is self._threads[-1]:
                 self._let_go()
 
@@ -327,7 +327,7 @@ class EpochRun:
         follow(self)
 
     def _take_blocks(self, feed: BlockFeed, tables: Iterator[pa.Table]) -> int:
-        """Take in blocks from the first on, without spans that are here already; return how many spans came."""
+        """Take in blocks from the first on, skipping spans already received; return how many spans came."""
         arrival = 0
         for table in tables:
             if self._is_closed:
@@ -347,16 +347,16 @@ class EpochRun:
         return arrival
 
     def _look_ahead(self, resident_spans: int) -> None:
-        """Let remote files of the spans that come next be fetched."""
-        # All that there is room for, not what has come: at the start that is what the first batch waits for, and Ray
-        # takes a while to send the first block.
+        """Fetch the remote files of the next spans."""
+        # Count the room, not the blocks received: at the start the first batch waits for these files, and Ray takes a
+        # while to send the first block.
         room = max(self._num_received, self._num_retired + resident_spans)
         stop = min(len(self._plan.queue), room + max(_LEAST_AHEAD, resident_spans // 4))
         self._fetcher.look_ahead(range(self._num_looked_at, stop))
         self._num_looked_at = max(self._num_looked_at, stop)
 
     def _check_identity(self, request: SpanRequest, i: int) -> None:
-        """Raise if Ray sent another block than the plan expects: everything after it would be wrong."""
+        """Raise if Ray sent a block that the plan does not expect here: everything after it would be wrong."""
         planned = _identity(span_request(self._plan, i)) if i < len(self._plan.queue) else ()
         came = _identity(request)
         if came != planned:
@@ -369,13 +369,13 @@ class EpochRun:
     def _wait_for_room(self, resident_spans: int) -> None:
         with self._changed:
             while self._num_resident() >= resident_spans and not self._is_closed:
-                # The run before does not tell this one when it lets a span go.
+                # The previous run does not notify this one when it releases a span, so poll more often.
                 self._changed.wait(timeout=0.05 if self._before else _LOOK_EVERY_S)
             if self._is_closed:
                 raise _Closed
 
     def _num_resident(self) -> int:
-        """Return how many spans the rank holds, with those of an epoch that is ending, which needs nothing of this."""
+        """Return how many spans the rank holds, including those of the ending epoch."""
         before = self._before
         if before is not None and before._is_over:
             before = self._before = None
@@ -385,7 +385,7 @@ class EpochRun:
         use_one_core()
         assembler, num_admitted = self._assembler, 0
         before = self._before
-        # Its clips take the room of this epoch's until they are asked for.
+        # The previous epoch has the room for clips until it has requested all of its own.
         while before is not None and not before._is_asked_out.wait(timeout=_LOOK_EVERY_S) and not self._is_closed:
             pass
         del before
@@ -441,7 +441,7 @@ class EpochRun:
         return built
 
     def _wait_for_place(self) -> None:
-        """Wait until the batch before is taken."""
+        """Wait until the training loop has taken the previous batch."""
         has_place = False
         while not has_place and not self._is_closed:
             with suppress(queue.Empty):
@@ -452,7 +452,7 @@ class EpochRun:
 
 
 def _as_counter(at: float) -> float:
-    """Return a time in seconds since 1970, by whichever clock, as this process's counter; infinity where it is 0."""
+    """Return seconds since 1970, by any machine's clock, as a value of `time.perf_counter`; infinity for 0."""
     return time.perf_counter() - (time.time() - at) if at else math.inf
 
 

@@ -1,4 +1,4 @@
-"""What a rank loads, and where its blocks come from."""
+"""Define `RankJob`, what a rank loads, and `BlockSource`, which supplies its blocks."""
 
 import warnings
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from raypipe.plan import BatchSpec, EpisodeIndex, OrderSpec, OrderState, Selecti
 
 
 class BlockSource(Protocol):
-    """Where ranks get their blocks."""
+    """Supplies the blocks of the ranks."""
 
     def assigned_cpus(self) -> int:
         """Return how many CPUs this process may use."""
@@ -22,44 +22,44 @@ class BlockSource(Protocol):
 
     @property
     def attempt(self) -> str:
-        """The name of this start of the ranks: later ones sort behind earlier ones."""
+        """The name of this start of the ranks. Names sort by time of the start."""
         ...
 
     def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes, by dataset and number, as bad that were left out before this start, and say why."""
+        """Count episodes that an earlier start left out as bad. Maps (dataset, episode) to the reason."""
         ...
 
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> BlockFeed:
         """Return the blocks that the rest of a plan sends to one rank.
 
         Args:
-            world: the plan, at the position from which it goes on.
+            world: the plan, from the position where it continues.
             rank: the rank that asks.
-            place: of this pass, where it follows one before; None where the rank begins: at its start, and when it has
-                left its order by a break or a loaded state.
+            place: place of this pass if it follows the one before. None if the rank begins a series: at its start, and
+                after a break or a loaded state.
         """
         ...
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:
-        """Return what decodes the clips of a rank."""
+        """Return the executor that decodes the clips of a rank."""
         ...
 
     def go_on(self, rank: int, place: PassPlace) -> None:
-        """Note that a rank begins the pass that follows its last one; raises where other ranks left the order."""
+        """Note that a rank begins the pass after its last one; raise if other ranks have left the order."""
         ...
 
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
-        """Show the figures of a rank to those who watch the run."""
+        """Publish the figures of a rank."""
         ...
 
     def collect(self) -> dict[int, LoaderStats]:
-        """Return the figures of all ranks, as they published them last."""
+        """Return the latest published figures of all ranks."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankJob:
-    """What a rank loads: the frames, their order, and who it is among how many."""
+    """What a rank loads: the frames, their order, its rank and the world size."""
 
     context: BlockContext
     index: EpisodeIndex
@@ -68,35 +68,35 @@ class RankJob:
     rank: int
     world_size: int
     selection: SelectionSpec
-    """Which `index` was made with: for the account."""
+    """The selection behind `index`; the account records it."""
 
     mixture: Mixture | None = None
-    """Where the datasets are members of one; it has their selections."""
+    """The mixture of which the datasets are members; it has their selections. None for a single dataset."""
 
     live_bytes: int
     """Memory for decoded frames."""
 
     derived: frozenset[str] = frozenset()
-    """Fields of `order` that were computed from the memory budget and not given: a state's own hold."""
+    """Fields of `order` that raypipe derived from the memory budget. A loaded state's own values replace them."""
 
     allow_mixture_change: bool = False
-    """Whether a state of another mixture may be gone on from, between epochs."""
+    """Whether a run may resume, between epochs, from a state of another mixture."""
 
     @property
     def dataset(self) -> Dataset | Mixture:
-        """What the batches are made of."""
+        """The dataset or mixture that the batches come from."""
         return self.mixture or self.context.datasets[0]
 
     def order_of(self, state: OrderState) -> OrderSpec:
-        """Return the order to go on with from a state.
+        """Return the order with which to resume from a state.
 
-        What nobody gave is not computed again: with another batch size, memory budget or version of raypipe it would
-        be something else, and the state belongs to its own.
+        Derived fields come from the state. Computed again, they could differ with another batch size, memory budget or
+        version of raypipe, and the state is only valid for its own values.
         """
         saved = {name: getattr(state.spec, name) for name in self.derived}
         clips = saved.get("clip_frames")
         if isinstance(clips, tuple) and len(clips) != len(self.index.dataset_names):
-            # Of another mixture, before which the run stands.
+            # The state has the clip sizes of another mixture; the run is between epochs.
             del saved["clip_frames"]
         return replace(self.order, **saved)
 
@@ -106,10 +106,10 @@ ACTIONS: Final = "actions"
 
 
 def with_source(state: dict[str, Any], dataset: Dataset | Mixture) -> dict[str, Any]:
-    """Return a state that also says where its dataset was read: root, commit and layout.
+    """Return the state with the source of its dataset: root, commit and layout.
 
-    That of a mixture has the revisions of its members already. It says how actions are represented, where it is not as
-    the dataset stores them.
+    The state of a mixture already has its members' revisions. If actions are not as stored, the state also names their
+    representation.
     """
     told = {} if isinstance(dataset, Mixture) else {SOURCE: asdict(dataset.meta.source)}
     representation = _representation(dataset)
@@ -122,7 +122,7 @@ def _representation(dataset: Dataset | Mixture) -> str:
 
 
 def warn_of_other_actions(state: Mapping[str, Any], dataset: Dataset | Mixture) -> None:
-    """Warn where a state was saved with actions in another representation: the policy has learned that one."""
+    """Warn if the state has actions in another representation, which is the one that the policy has learned."""
     saved, now = state.get(ACTIONS, ABSOLUTE), _representation(dataset)
     if saved != now:
         warnings.warn(
@@ -133,7 +133,7 @@ def warn_of_other_actions(state: Mapping[str, Any], dataset: Dataset | Mixture) 
 
 
 def warn_of_other_source(state: Mapping[str, Any], dataset: Dataset | Mixture) -> None:
-    """Warn where a state was saved of the same frames in another place: a copy may have other pixels."""
+    """Warn if the state's frames came from another source: a copy may have other pixels."""
     if isinstance(dataset, Mixture) or not isinstance(state.get(SOURCE), Mapping):
         return
     now = asdict(dataset.meta.source)

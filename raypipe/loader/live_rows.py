@@ -1,6 +1,6 @@
-"""The rows of the spans at hand on a rank.
+"""Hold the rows of the spans at hand on a rank.
 
-Rows lie in one pool per column, so that a batch is one indexed copy per column.
+There is one pool per column, so a batch takes one indexed copy per column.
 
 ::
 
@@ -25,15 +25,15 @@ from raypipe.plan import Batch, Ints
 _FIRST_CAPACITY: Final = 1024
 
 _SPARE_BYTES: Final = 1 << 29
-"""Resident memory beside what the C library has handed out, of which code and other libraries are some 300 MB."""
+"""Resident memory beyond what the C library has handed out; code and other libraries are some 300 MB of it."""
 
 
 def trim_memory() -> bool:
-    """Give memory that is free inside the C library's pools back to the system, if it is much and the library can.
+    """Return free memory of the C library's pools to the system, if it is a lot; return whether this was done.
 
-    Decoders and frames of many sizes come and go in several threads, and glibc's pools fragment: without this a rank
-    that opens thousands of videos grows by a gigabyte and more. Where the pools are used again there is little to give,
-    and giving it would cost the page faults of taking it back: a tenth of the decoding time.
+    Decoders and frames of many sizes come and go in several threads, and glibc's pools fragment. Without this a rank
+    that opens thousands of videos grows by a gigabyte or more. If the pools are being reused there is little to return,
+    and taking it back would cost page faults: a tenth of the decoding time.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
@@ -45,7 +45,7 @@ def trim_memory() -> bool:
 
 
 def spare_bytes(library: ctypes.CDLL) -> int:
-    """Return how much more memory is resident than the C library has handed out; a large number if it cannot tell."""
+    """Return the resident bytes beyond what the C library has handed out; a large number if it cannot tell."""
     if not hasattr(library, "mallinfo2"):
         return sys.maxsize
     library.mallinfo2.restype = _Mallinfo2
@@ -75,7 +75,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 class RowPool:
-    """Rows of spans, one array per column, with places that are used again."""
+    """Rows of spans in one array per column; it reuses free places."""
 
     def __init__(self) -> None:
         self._columns: dict[str, NDArray[Any]] = {}
@@ -83,7 +83,7 @@ class RowPool:
         self._num_free = _FIRST_CAPACITY
 
     def add(self, columns: Mapping[str, Any], num_rows: int) -> Ints:
-        """Copy rows in; return the place of each."""
+        """Return the place of each row, after copying the rows in."""
         if num_rows > self._num_free:
             self._grow(num_rows)
         self._num_free -= num_rows
@@ -96,11 +96,11 @@ class RowPool:
 
     def take(self, places: Ints) -> dict[str, NDArray[Any]]:
         """Return the rows at `places`: one indexed copy per column."""
-        # For rows of several numbers `take` needs a quarter of the time of an index.
+        # For rows of several numbers `take` needs a quarter of the time of indexing.
         return {name: values.take(places, axis=0) for name, values in self._columns.items()}
 
     def free(self, places: Ints) -> None:
-        """Let the rows at `places` be written over."""
+        """Allow later rows to overwrite those at `places`."""
         self._free[self._num_free : self._num_free + len(places)] = places
         self._num_free += len(places)
 
@@ -127,7 +127,7 @@ class RowPool:
 
 
 class LiveRows:
-    """The rows of the spans at hand on a rank. Not for use by several threads at once."""
+    """The rows of the spans at hand on a rank. Not thread-safe."""
 
     def __init__(self) -> None:
         self._rows = RowPool()
@@ -142,24 +142,24 @@ class LiveRows:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rows, without images that they store."""
+        """Memory of the rows in bytes, without stored images."""
         return self._rows.num_bytes
 
     def admit(self, arrival: int, block: SpanBlock) -> None:
-        """Take a span in."""
+        """Add a span."""
         self._places[arrival] = self._rows.add(block.columns, block.num_rows)
         if block.stored_images:
             self._images[arrival] = block.stored_images
 
     def retire(self, arrivals: Iterable[int]) -> None:
-        """Let spans go; those that were never admitted, since no batch asks for them, too."""
+        """Release spans. Ignores those never admitted, because no batch needed them."""
         for arrival in arrivals:
             if arrival in self._places:
                 self._rows.free(self._places.pop(arrival))
                 self._images.pop(arrival, None)
 
     def clear(self) -> None:
-        """Let all spans go."""
+        """Release all spans."""
         self._rows, self._places, self._images = RowPool(), {}, {}
 
     def take_rows(self, batch: Batch) -> dict[str, NDArray[Any]]:
@@ -169,5 +169,5 @@ class LiveRows:
         return self._rows.take(places)
 
     def stored_images(self, arrival: int, camera: str) -> Mapping[int, Any]:
-        """Return by frame what the rows of a span at hand hold of a camera's images."""
+        """Return, by frame, a camera's images that the rows of a span store."""
         return self._images[arrival][camera]

@@ -1,4 +1,4 @@
-"""How a loader starts its runs, and `Ahead`: the run of the epoch that follows, while the one before it ends."""
+"""Start the runs of a loader, and start the next epoch's run (`Ahead`) while the current one ends."""
 
 import threading
 import weakref
@@ -15,7 +15,7 @@ from raypipe.loader.spec import LoaderSpec
 
 @dataclass(frozen=True)
 class RunStarter:
-    """Starts the runs of one loader, and does not hold it: a thread that starts one does not keep the loader alive."""
+    """Starts the runs of one loader without a reference to it, so the starting thread does not keep it alive."""
 
     job: RankJob
     source: BlockSource
@@ -23,7 +23,7 @@ class RunStarter:
     meter: Meter
 
     def start(self, stand: Stand, place: PassPlace | None, before: EpochRun | None = None) -> EpochRun:
-        """Return the run of a pass that begins where `stand` is; waits for the other ranks."""
+        """Return the run of a pass that begins at `stand`. Waits for the other ranks."""
         job, threads = self.job, self.spec.num_threads
         num_threads = self.source.assigned_cpus() if threads == ASSIGNED_CPUS else threads
         executor = self.source.open_executor(job.context, num_threads, self.meter)
@@ -38,7 +38,7 @@ class RunStarter:
 
 
 class Ahead:
-    """The run of the next epoch, being started by a thread. It is given up when nobody holds this object any more."""
+    """The run of the next epoch, which a thread starts. When Python collects this object, the run is given up."""
 
     def __init__(self, stand: Stand, begin: Callable[[], EpochRun]) -> None:
         self.stand = stand
@@ -48,18 +48,18 @@ class Ahead:
         self._giving_up.atexit = False
 
     def wait(self) -> EpochRun:
-        """Return the run, when it is ready; it is still given up with this object, until `release`."""
+        """Return the run when it is ready. It still ends with this object, until you call `release`."""
         started = self._start.wait()
         if isinstance(started, BaseException):
             raise started
         return started
 
     def release(self) -> None:
-        """Leave the run to whoever has it."""
+        """Hand the run over to the caller of `wait`: it no longer ends with this object."""
         self._giving_up.detach()
 
     def discard(self) -> None:
-        """Close the run, when it is ready; what went wrong with it is nobody's concern."""
+        """Close the run when it is ready, and ignore an error in starting it."""
         started = self._start.wait()
         if isinstance(started, EpochRun):
             started.close()
@@ -78,7 +78,7 @@ class _Start:
         return self._result
 
     def give_up(self) -> None:
-        # Python may call this between any two lines of any thread: it waits for nothing and takes no lock.
+        # Python may call this between any two lines of any thread, so it must not wait or take a lock.
         self._is_given_up = True
         if isinstance(self._result, EpochRun):
             self._result.give_up()

@@ -1,7 +1,7 @@
-"""`Stand`: where a loader stands, as one object: a pass over the rest of an epoch, and how far it is.
+"""`Stand`: a loader's position as one object, a pass over the rest of an epoch and how far it is.
 
-A loader moves by putting another stand in the place of its own. Whoever reads one, in any thread, sees one plan, one
-step and one ledger, which belong together.
+A loader moves by replacing its stand. So any thread that reads the stand gets a plan, a step and a ledger that belong
+together.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from raypipe.plan import (
 
 @dataclass(eq=False, kw_only=True)
 class Stand:
-    """A place in the order from which a pass begins, and what was handed over since."""
+    """A place in the order where a pass begins, and what the loader has handed over since."""
 
     job: RankJob
     index: EpisodeIndex
@@ -33,9 +33,9 @@ class Stand:
     """Where the pass begins."""
     ledger: Ledger
     is_loaded: bool = False
-    """Whether a loaded state says that the pass begins here."""
+    """Whether the pass begins here because of a loaded state."""
     page: Page | None = None
-    """Of the pass, when it has begun; `Page.num_handed` is the step."""
+    """The ledger's page of the pass; None until it begins. `Page.num_handed` is the step."""
 
     @cached_property
     def world(self) -> WorldPlan:
@@ -45,7 +45,7 @@ class Stand:
 
     @property
     def num_handed(self) -> int:
-        """Batches of the pass that the training loop has."""
+        """Batches of the pass that the training loop has received."""
         return self.page.num_handed if self.page is not None else 0
 
     @property
@@ -55,7 +55,7 @@ class Stand:
 
     @property
     def epoch(self) -> int:
-        """The epoch in which the next batch is."""
+        """The epoch of the next batch."""
         return self.at.epoch + self.is_over
 
     @property
@@ -65,13 +65,13 @@ class Stand:
 
     @property
     def num_steps(self) -> int:
-        """Batches of the whole of that epoch, as these ranks would do it from its start."""
+        """Batches of that whole epoch, if these ranks did it from its start."""
         here = self.following if self.is_over else self
         is_rest = any(leg.frames_per_lane for leg in here.at.legs)
         return (here.beginning if is_rest else here).world.num_steps
 
     def state(self) -> OrderState:
-        """Return the state after the last batch that was handed over."""
+        """Return the state after the last batch handed over."""
         num_handed = self.num_handed
         if self.page is not None and num_handed == self.world.num_steps:
             return state_of(self.world.plan).next_epoch()
@@ -91,14 +91,14 @@ class Stand:
         """Return the stand at the start of an epoch.
 
         Args:
-            is_first: whether the run has not begun: then lanes that the user gave are not replaced; see `first_leg`.
+            is_first: whether the run has not begun yet; it then keeps the lanes that the user gave; see `first_leg`.
         """
         batch = None if is_first else self.job.batch
         at = start(self.at.spec, world_size=self.job.world_size, batch=batch, epoch=epoch)
         return replace(self, at=at, is_loaded=False, page=None)
 
     def onward(self) -> "Stand":
-        """Return a stand at the same place from which another pass can begin; itself where none has."""
+        """Return a stand at the same place where another pass can begin; itself if no pass has begun."""
         if self.page is None:
             return self
         if self.is_over:
@@ -107,12 +107,12 @@ class Stand:
             return replace(self, page=None)
         world = self.world.at(self.num_handed)
         moved = replace(self, at=replace(self.at, legs=world.plan.legs), is_loaded=False, page=None)
-        # Planned already.
+        # Avoid planning again.
         moved.world = world
         return moved
 
     def __getstate__(self) -> dict[str, Any]:
-        # A page is of one process, and a plan is soon made again.
+        # Leave out the page, which is valid only in this process, and the plan, which is cheap to make again.
         here = self.onward()
         kept = {name: getattr(here, name) for name in ("job", "index", "at", "ledger", "is_loaded")}
         return {**kept, "page": None}

@@ -1,7 +1,7 @@
-"""`RankLoader`: the torch batches of one rank, and where it stands, as a small state.
+"""`RankLoader`: the torch batches of one rank, and its position as a small state.
 
-What the user holds is counted, not what is prefetched: the state after a batch is the same whatever was read ahead.
-A batch counts in the very moment in which the training loop gets it: Ctrl-C comes before both or after both.
+The state counts batches that the training loop has received, not prefetched ones, so it does not depend on what was
+read ahead. Counting a batch and yielding it are atomic: Ctrl-C comes before both or after both.
 """
 
 import os
@@ -45,20 +45,20 @@ class _Iteration:
     run: EpochRun | None = None
     is_open: bool = True
     ended_by: str = ""
-    """The call from outside that ended it."""
+    """The loader's method that ended it from outside, such as ``close()``."""
 
 
 class RankLoader:
-    """The batches of one rank, and where it stands.
+    """The batches of one rank, and its position.
 
-    ``iter(loader)`` gives the rest of the current epoch; then the loader stands at the next one. Without ``shuffle``,
-    which is for evaluation, it gives the whole epoch again after a break; the first one after `load_state_dict` goes on
-    from that state. It is picklable as long as no iteration is under way. All ranks must do the same things in the same
-    order: iterate, break, load.
+    ``iter(loader)`` yields the rest of the current epoch and then moves the loader to the next. Without ``shuffle``
+    (for evaluation) an iteration after a break yields the whole epoch again; the first one after `load_state_dict`
+    resumes from that state. You can pickle a loader while nothing iterates it. All ranks must do the same things in the
+    same order: iterate, break, load.
     """
 
     name: str
-    """What the run calls it: the file of its state in a checkpoint, and the tag of its metrics."""
+    """The loader's name in the run: names the file of its state in a checkpoint, and tags its metrics."""
 
     def __init__(self, job: RankJob, source: BlockSource, spec: LoaderSpec, name: str = "train") -> None:
         self.name = name
@@ -71,11 +71,11 @@ class RankLoader:
         self._lock = threading.Lock()
         self._num_loads = 0
         self._has_begun = False
-        """Whether it was loaded or iterated before."""
+        """Whether the loader has loaded a state or been iterated."""
         self._skipped: list[BadSpan] = []
         self._keeper: AccountKeeper | None = None
         self._place: PassPlace | None = None
-        """Of the last pass, where the next one follows it: it has reached the end of its epoch."""
+        """Place of the last pass, if that reached the end of its epoch, so that the next pass follows it; else None."""
         self._last_epoch = spec.num_epochs - 1
         self._ahead: Ahead | None = None
         self._iteration: _Iteration | None = None
@@ -84,7 +84,7 @@ class RankLoader:
         self._stand = Stand(job=job, index=job.index, at=at, ledger=ledger)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the batches that are left of the current epoch; without ``shuffle`` all of it, see the class."""
+        """Yield the remaining batches of the current epoch; without ``shuffle`` all of it, see the class."""
         return self._iterate(goes_on=False)
 
     def _iterate(self, *, goes_on: bool) -> Generator[dict[str, Any], None, None]:
@@ -97,7 +97,7 @@ class RankLoader:
                 run, page = self._open_run(iteration, goes_on=goes_on)
                 yield from self._hand_over(iteration, run, page, bar)
             finally:
-                # Twice: Ctrl-C may have come within the first.
+                # Twice, because Ctrl-C may interrupt the first call.
                 try:
                     self._finish(iteration)
                 finally:
@@ -113,7 +113,7 @@ class RankLoader:
             if self._iteration is not iteration:
                 break
             num_handed += 1
-            # Python looks for Ctrl-C at calls and jumps: not between these two lines.
+            # Python checks for Ctrl-C only at calls and jumps, so it cannot come between these two lines.
             page.num_handed = num_handed
             yield batch
         if num_handed < run.num_steps:
@@ -138,7 +138,7 @@ class RankLoader:
             )
 
     def _first_waits_for(self) -> str:
-        """Return what the first batch of an iteration waits for; may be asked by another thread."""
+        """Return what the first batch of an iteration waits for. Another thread may call this."""
         run = self._run
         return run.describe_start() if run is not None else "opening the feed"
 
@@ -148,11 +148,11 @@ class RankLoader:
         return iteration.run if iteration is not None else None
 
     def __len__(self) -> int:
-        """Batches of the whole epoch in which the next batch is, wherever the loader stands; the same on every rank."""
+        """Batches in the whole epoch of the next batch, not only those left; the same on every rank."""
         return self._stand.num_steps
 
     def __repr__(self) -> str:
-        """Tell who it is, where it stands, and of what its batches are."""
+        """Show name, rank, position, batch size, device and dataset."""
         job, stand = self._job, self._stand
         who = f"{self.name!r}, rank {job.rank} of {job.world_size}"
         where = f"epoch {stand.epoch}, {stand.num_left} of {counted(len(self), 'batch')} left"
@@ -161,44 +161,44 @@ class RankLoader:
 
     @property
     def steps_left(self) -> int:
-        """Batches that are left of an iteration under way, or that the next one gives; the same on every rank."""
+        """Batches left in the current iteration, or else in the next one; the same on every rank."""
         stand = self._stand
         return stand.beginning.num_left if self._iteration is None and _starts_over(stand) else stand.num_left
 
     @property
     def dataset(self) -> Dataset | Mixture:
-        """What the batches are made of; its `features` and `stats` are what a policy is built from."""
+        """The dataset or mixture behind the batches; build a policy from its `features` and `stats`."""
         return self._job.dataset
 
     @property
     def settings(self) -> LoaderSpec:
-        """What it does with its blocks; `with_settings` changes it."""
+        """The loader's spec; `with_settings` returns a loader with another."""
         return self._spec
 
     @property
     def rank(self) -> int:
-        """Who it is among the ranks."""
+        """The rank of this loader."""
         return self._job.rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._job.world_size
 
     @property
     def epoch(self) -> int:
-        """The epoch in which the next batch is."""
+        """The epoch of the next batch."""
         return self._stand.epoch
 
     def steps(self, num_steps: int) -> Iterator[dict[str, Any]]:
-        """Yield the next `num_steps` batches, across the ends of epochs; after a break too, also without shuffle."""
+        """Yield the next `num_steps` batches, across epochs. After a break it continues, also without shuffle."""
         return self._steps(check_whole("num_steps", num_steps, 0, _MOST))
 
     def _steps(self, left: int) -> Iterator[dict[str, Any]]:
         while left:
             stand = self._stand
             self._last_epoch = max(self._last_epoch, stand.epoch + (left > stand.num_left))
-            # Closed by name: where Python drops an iterator it swallows Ctrl-C.
+            # Close explicitly: when Python collects an iterator it swallows Ctrl-C.
             with closing(self._iterate(goes_on=True)) as batches:
                 for batch in batches:
                     left -= 1
@@ -207,7 +207,7 @@ class RankLoader:
                         return
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of another epoch; does nothing if the loader is in that epoch already."""
+        """Go to the start of another epoch; do nothing if the loader is in that epoch already."""
         epoch = check_whole("epoch", epoch, 0, _MOST)
         if epoch == self.epoch:
             return
@@ -215,14 +215,14 @@ class RankLoader:
         self._stand = self._stand.start_of(epoch, is_first=not self._has_begun)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands, as a small JSON object: the same on every rank."""
+        """Return the loader's position as a small JSON object, the same on every rank."""
         return with_source(self._stand.state().to_dict(), self._job.dataset)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, also of another number of ranks or another batch size.
+        """Resume from a saved state; its number of ranks and batch size may differ from this loader's.
 
         Raises:
-            ResumeError: the state belongs to another order; shows both sides.
+            ResumeError: the state belongs to another order; the message shows both.
         """
         saved, index = follow_state(
             OrderState.from_dict(state), self._job.index, allow_mixture_change=self._job.allow_mixture_change
@@ -236,15 +236,15 @@ class RankLoader:
 
     def _go_back(self, stand: Stand) -> None:
         if self._has_begun:
-            # What was handed over since then is rolled back: the account goes on under another name, the same on all
-            # ranks, whichever of them carries parts.
+            # The account rolls back what the loader handed over since then, and continues under another attempt name.
+            # The name is the same on all ranks, whichever of them carries parts.
             self._num_loads += 1
         self._has_begun = True
         stand.ledger = Ledger(_of_this_mixture(stand, stand.ledger.parts()), attempt=self._attempt)
         self._stand = stand
 
     def account(self) -> Account:
-        """Return what this rank has handed over, by epoch and leg, with the parts that it carries of earlier ones."""
+        """Return what this rank has handed over, by epoch and leg, plus the parts of earlier starts that it carries."""
         job = self._job
         state, parts = self._read_place()
         header = Header(
@@ -257,7 +257,7 @@ class RankLoader:
         return seal_account(header, parts)
 
     def _read_place(self) -> tuple[OrderState, tuple[Part, ...]]:
-        """Return where the loader stands, and the parts that lead there, also while another thread iterates."""
+        """Return the state and the parts that lead to it, consistent even while another thread iterates."""
         while True:
             stand = self._stand
             num_handed, parts, state = stand.num_handed, stand.ledger.parts(), stand.state()
@@ -265,10 +265,11 @@ class RankLoader:
                 return state, parts
 
     def load_account(self, parts: Iterable[Part]) -> None:
-        """Carry the parts of an account on that led to the loaded state; on one rank, rank 0. Call it after loading.
+        """Carry on the parts of the account that led to the loaded state. Call it after loading.
 
-        Episodes that were bad before count in `BadDataSpec.max_bad_episodes`. Where the mixture has changed, the
-        account begins anew: the epochs before are in that of the checkpoint before.
+        Only rank 0 carries the parts of a checkpoint; pass none on other ranks.
+        Episodes that those parts list as bad count towards `BadDataSpec.max_bad_episodes`. If the mixture has changed,
+        the account starts over: the earlier epochs are in the account of the earlier checkpoint.
         """
         stand = self._stand.onward()
         carried = _of_this_mixture(stand, parts)
@@ -279,19 +280,19 @@ class RankLoader:
             self._source.note_bad(known)
 
     def keep_account(self, folder: str | Path, filesystem: "pyarrow.fs.FileSystem | None" = None) -> None:
-        """Write the account to a folder from now on, every 2 s or so and after every epoch: for `raypipe account`.
+        """Write the account to a folder from now on, about every 2 s and after every epoch, for `raypipe account`.
 
-        So it is known afterwards what was handed over after the last checkpoint, and again after a restart.
+        It then shows which frames the run handed over after its last checkpoint, and again after a restart.
 
         Args:
-            folder: of the run, for all ranks and attempts; a path or URI.
-            filesystem: of the folder, where it is no plain path or URI.
+            folder: the run's folder, for all ranks and attempts; a path or URI.
+            filesystem: the file system of `folder`, if that is neither a plain path nor a URI.
         """
         self._keeper = AccountKeeper(str(folder), filesystem, self.name)
 
     @property
     def skipped(self) -> tuple[BadSpan, ...]:
-        """What this rank has left out as bad data since it was made, where the policy says so."""
+        """The bad spans that this loader has left out since it was created, under ``on_bad_episode="skip"``."""
         run = self._run
         return tuple(dict.fromkeys([*self._skipped, *(run.bad_spans if run else ())]))
 
@@ -301,20 +302,20 @@ class RankLoader:
         return self._meter.read(run.live() if run else self._last_live)
 
     def world_stats(self, *, recent: bool = False) -> WorldStats:
-        """Return the figures of all ranks together: which one waits most, and for what.
+        """Return the figures of all ranks together, such as the rank that waits most, and for what.
 
         Args:
-            recent: speed and waiting of the last steps, in place of those since the start; see `LoaderStats.recent`.
+            recent: give speed and waiting of the last steps, not since the start; see `LoaderStats.recent`.
         """
         return sum_up(self.rank_stats(), recent=recent)
 
     def rank_stats(self) -> dict[int, LoaderStats]:
-        """Return the figures of every rank that has told them, by rank; asks where the ranks meet."""
+        """Return, by rank, the figures of every rank that has published them. Calls the ranks' meeting."""
         self._publish()
         return {**self._source.collect(), self._job.rank: self.stats()}
 
     def with_settings(self, **settings: Unpack[LoaderSettings]) -> "RankLoader":
-        """Return this rank's loader with other fields of `LoaderSpec`, standing where this one stands."""
+        """Return this rank's loader with other fields of `LoaderSpec`, at the same position."""
         changed = RankLoader(self._job, self._source, change_spec(self._spec, settings), self.name)
         changed.load_state_dict(self.state_dict())
         changed._num_loads, changed._has_begun = self._num_loads, self._has_begun
@@ -323,7 +324,7 @@ class RankLoader:
         return changed
 
     def close(self) -> None:
-        """End an iteration that is under way, and what was fetched ahead."""
+        """End the current iteration, and the next epoch's run if that was started ahead."""
         self._leave_order("close()")
 
     def __enter__(self) -> "RankLoader":
@@ -335,7 +336,8 @@ class RankLoader:
     def __getstate__(self) -> dict[str, Any]:
         if self._iteration is not None or self._ahead is not None:
             raise ConfigError("this loader is being iterated and cannot be sent elsewhere; call close() first")
-        # A place is of one process: the copy begins anew. Clocks are of one machine.
+        # A place is valid only in this process, so the copy begins a series of its own. A clock is valid only on this
+        # machine.
         return {**self.__dict__, "_lock": None, "_place": None, "_published_at": 0.0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -350,17 +352,17 @@ class RankLoader:
             self._keeper.write(self._attempt, self.account, self._job.rank, self._job.world_size)
 
     def save_account(self) -> None:
-        """Write the account beside the run's checkpoints, under the state that it leads to.
+        """Write the account beside the run's checkpoints, keyed by the state that it leads to.
 
-        For a rank that puts nothing into a checkpoint: whoever goes on from it finds the account there.
+        Call it on a rank that puts nothing into a checkpoint. A run that resumes from the checkpoint finds it there.
         """
         if self._keeper is not None:
             self._keeper.save(self.account(), self._job.rank, self._job.world_size)
 
     def mark_checkpoint(self) -> None:
-        """Note beside the run's checkpoints that one has this state: what other ranks save for it stays.
+        """Mark the current state as that of a checkpoint, so that the accounts of other ranks for it are kept.
 
-        For rank 0, which alone knows.
+        Call it on rank 0: only rank 0 knows.
         """
         if self._keeper is not None:
             self._keeper.mark(self.state_dict())
@@ -384,7 +386,7 @@ class RankLoader:
             place, self._place = self._place.following if self._place else None, None
             ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.stand is not stand or place is None):
-            # Ctrl-C came before it was given up.
+            # Ctrl-C came before `_leave_order` could give it up.
             ahead.discard()
             ahead = place = None
         if ahead is not None:
@@ -406,10 +408,10 @@ class RankLoader:
             raise
 
     def _look_ahead(self, run: EpochRun) -> None:
-        """Start the next epoch, if it is known to follow; called when the last block of `run` has arrived.
+        """Start the next epoch if it is sure to follow. `run` calls this when its last block has arrived.
 
-        Only for the run that is being iterated: one that was fetched ahead may have all its blocks long before, and
-        one that was left may get its last block after it.
+        Does so only for the run that is being iterated. A run fetched ahead may have all its blocks long before its
+        turn, and an abandoned run may get its last block late.
         """
         with self._lock:
             iteration = self._iteration
@@ -426,12 +428,12 @@ class RankLoader:
             self._keep_account()
 
     def _end(self, iteration: _Iteration) -> bool:
-        """End an iteration; return whether it was under way: another one may have begun, after a break from outside."""
+        """End an iteration. Return False if it is not the current one: a call may have ended it, and another begun."""
         with self._lock:
             iteration.is_open = False
         run = iteration.run
         if run is not None:
-            # Also where it was ended from outside while it opened the run.
+            # Close it also if a call ended the iteration while it was opening the run.
             run.close()
         if self._iteration is not iteration:
             return False
@@ -444,12 +446,12 @@ class RankLoader:
             self._place = run.place
         else:
             self._leave_order()
-        # Last: what was interrupted before is done again.
+        # Do this last: if Ctrl-C interrupts anything above, the second call of `_finish` repeats it.
         self._iteration = None
         return True
 
     def _note_skips(self, run: EpochRun) -> None:
-        # In a mixture a span may come once in every lap of an epoch.
+        # In a mixture a span may come up once in every lap of an epoch.
         bad = [span for span in dict.fromkeys(run.bad_spans) if span not in self._skipped]
         if bad:
             self._skipped.extend(bad)
@@ -460,7 +462,7 @@ class RankLoader:
             )
 
     def _leave_order(self, ended_by: str = "") -> None:
-        """Give up what is under way: the next blocks are asked for anew, together with the other ranks."""
+        """End the current iteration and the run ahead. The next iteration starts together with all other ranks."""
         iteration = self._iteration
         if iteration is not None and ended_by:
             iteration.ended_by = ended_by
@@ -473,7 +475,7 @@ class RankLoader:
 
 
 def _starts_over(stand: Stand) -> bool:
-    """Return whether an iteration begins at the start of the epoch, and not where the last one has left it."""
+    """Return whether the next iteration begins at the start of the epoch, not where the last one left off."""
     is_rest = any(leg.frames_per_lane for leg in stand.at.legs) or stand.num_handed > 0
     return (
         not stand.at.spec.shuffle and is_rest and not stand.is_over and not (stand.is_loaded and not stand.num_handed)
@@ -486,7 +488,7 @@ def _of_this_mixture(stand: Stand, parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def _call_alive(method: "weakref.WeakMethod[Any]", run: EpochRun) -> None:
-    # A run that nobody iterates any more does not keep its loader alive.
+    # The weak reference lets the loader go although a run still refers to its method.
     found = method()
     if found is not None:
         found(run)

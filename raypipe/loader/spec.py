@@ -1,4 +1,4 @@
-"""`LoaderSpec`: what a rank does with its blocks; and where a setting lives that was given to the wrong call."""
+"""`LoaderSpec`, what a rank does with its blocks; and hints for a setting that the user passed to the wrong call."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     import torch
 
 Transform = Callable[[dict[str, Any], "torch.Tensor"], dict[str, Any]]
-"""A user's change of a batch: gets the batch and the ``augment_seed`` of every sample, returns a batch."""
+"""A user's transform of a batch: takes the batch and the ``augment_seed`` of every sample, returns a batch."""
 
 SampleTransform = Callable[[dict[str, Any], int], dict[str, Any]]
-"""A user's change of a sample: gets it and its ``augment_seed``, returns a sample. Threads call it at once."""
+"""A user's transform of a sample: takes the sample and its ``augment_seed``, returns a sample. Several threads call it
+concurrently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,27 +26,27 @@ class LoaderSpec:
     """What a rank does with its blocks."""
 
     prefetch_batches: int = 4
-    """Batches ahead of the one that is put together whose clips are being decoded; fewer where memory is short."""
+    """How many batches ahead of the one being assembled to decode clips for; fewer if memory is short."""
 
     num_threads: int | Literal["assigned"] = ASSIGNED_CPUS
     """Decoding threads; see `DecodeSpec.num_threads`."""
 
     device: str = "cpu"
-    """Where batches are handed over."""
+    """The torch device on which the training loop receives batches."""
 
     transform: Transform | None = None
-    """A user's change of every batch; runs in the assembling thread, on `device`: on one core, or with CUDA in a stream
-    of its own."""
+    """A user's transform of every batch. It runs in the assembling thread, on `device`: on one CPU core, or with CUDA
+    in a separate stream."""
 
     sample_transform: SampleTransform | None = None
-    """A user's change of every sample, before `transform` and before the copy to `device`, cameras still uint8; runs in
-    `num_threads` threads. In both, torch's random numbers come from the samples' seeds."""
+    """A user's transform of every sample, before `transform` and before the copy to `device`; cameras are still uint8.
+    It runs in `num_threads` threads. In both transforms torch draws random numbers from the samples' seeds."""
 
     num_epochs: int = 1
-    """Epochs that will be iterated. The first blocks of an epoch that follows are fetched while this one ends."""
+    """Epochs that you will iterate. While one ends, the loader already fetches the first blocks of the next."""
 
     progress: bool = True
-    """Whether rank 0 shows a bar; only where a person looks, at a terminal or a notebook."""
+    """Whether rank 0 shows a progress bar; it does so only in a terminal or a notebook."""
 
     def __post_init__(self) -> None:
         for name in ("prefetch_batches", "num_epochs"):
@@ -68,7 +69,7 @@ class LoaderSettings(TypedDict, total=False):
 
 
 def change_spec(spec: LoaderSpec, settings: Mapping[str, Any]) -> LoaderSpec:
-    """Return a spec with some fields changed; an unknown one is a `ConfigError`."""
+    """Return the spec with some fields changed; raise `ConfigError` for an unknown one."""
     check_names(settings, LoaderSettings.__annotations__, "a loader has no setting")
     return replace(spec, **settings)
 
@@ -96,11 +97,11 @@ _ELSEWHERE: Final = {
     **{name: f"it is a part of the pipeline: rp.Pipeline(..., {name}=...)" for name in ("batch_size", "seed")},
     **{name: f"it is said on opening: rp.open_dataset(root, {name}=...)" for name in ("revision", "cameras")},
 }
-"""Names that people know from elsewhere, torch's DataLoader above all."""
+"""Names that users know from other libraries, mostly torch's DataLoader, and what to use instead."""
 
 
 def check_names(given: Iterable[str], known: Iterable[str], wrong: str) -> None:
-    """Raise a `ConfigError` for a name that is not `known`: it says where that lives, or the nearest name.
+    """Raise `ConfigError` for a name that is not `known`, with the place of that setting or the nearest name.
 
     Args:
         wrong: the beginning of the message, before the name.

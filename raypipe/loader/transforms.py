@@ -1,13 +1,13 @@
-"""What users change about samples and batches: single samples in a pool of threads, whole batches on their device.
+"""Run users' transforms: of single samples in a pool of threads, of whole batches on their device.
 
 ::
 
     samples  --sample_transform-->  stack  --copy-->  device  --transform-->  batch
-               threads of the rank                     a CUDA stream of its own
+               threads of the rank                     a separate CUDA stream
 
-Within both, torch's random numbers come from the seeds of the samples: the same whatever thread, rank or attempt has
-the sample, and nothing is taken from the generator that training uses. Python's and numpy's are the user's to seed, and
-dropout and scripted modules are not covered: they draw where no generator can be given.
+In both, torch draws random numbers from the seeds of the samples. So they do not depend on the thread, rank or attempt,
+and training's generator stays untouched. Users seed Python's and numpy's generators themselves. Dropout and scripted
+modules are not covered, because they draw where no generator can be passed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,16 +32,16 @@ _TAKE_GENERATOR: Final = frozenset(
         *(torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.random_, torch.Tensor.bernoulli_),
         *(torch.Tensor.bernoulli, torch.Tensor.multinomial, torch.Tensor.exponential_, torch.Tensor.log_normal_),
         *(torch.Tensor.cauchy_, torch.Tensor.geometric_, torch.poisson, torch.binomial),
-        # What torch.distributions draws Beta, Dirichlet and Gamma from.
+        # torch.distributions draws Beta, Dirichlet and Gamma from these.
         *(torch._standard_gamma, torch._sample_dirichlet),
     )
 )
 _OF_SHAPE: Final = {torch.rand_like: torch.rand, torch.randn_like: torch.randn, torch.randint_like: torch.randint}
-"""Those that take no generator, and what gives the same."""
+"""Functions that take no generator, and the equivalent that does."""
 
 
 class SeededRandom(TorchFunctionMode):
-    """Gives torch's random numbers of this thread a generator of their own, on each device."""
+    """Makes torch draw this thread's random numbers from a separate generator per device."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class SeededRandom(TorchFunctionMode):
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch, with the generator where it takes one and none was given."""
+        """Call a function of torch, passing the generator if it takes one and the caller gave none."""
         kwargs = kwargs or {}
         if func in _OF_SHAPE:
             kwargs = {name: value for name, value in kwargs.items() if name != "memory_format"}
@@ -71,7 +71,7 @@ class SeededRandom(TorchFunctionMode):
 
 
 class SamplePool:
-    """Changes the samples of a batch, each alone, in as many threads as decode; used by one thread."""
+    """Transforms the samples of a batch one by one, in as many threads as decode. For one calling thread."""
 
     def __init__(self, change: SampleTransform, num_threads: int) -> None:
         self._change = change
@@ -87,7 +87,7 @@ class SamplePool:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def change(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the batch of the changed samples, in their order; what no sample has changed stays as it is."""
+        """Return the batch of the transformed samples, in order. A feature that no sample changes stays as it is."""
         seeds = batch["augment_seed"].tolist()
         samples = [{name: value[i] for name, value in batch.items()} for i in range(len(seeds))]
         changed = list(self._pool.map(self._change_one, [dict(one) for one in samples], seeds))
@@ -129,19 +129,19 @@ def _join(name: str, batch: dict[str, Any], samples: list[dict[str, Any]], chang
 
 @contextmanager
 def seeded_batch(seeds: torch.Tensor) -> Iterator[None]:
-    """Seed torch's random numbers of this thread by the samples of a batch, while the body runs."""
+    """Seed this thread's torch random numbers from a batch's samples while the body runs."""
     with SeededRandom(int(seeds.sum())):
         yield
 
 
 class SideStream:
-    """A CUDA stream for copies of batches and their transforms, so that they run beside training; else nothing."""
+    """A CUDA stream that copies and transforms batches while training runs. On the CPU it does nothing."""
 
     def __init__(self, device: str) -> None:
         self._stream = _open_stream(device) if device.startswith("cuda") else None
 
     def run(self, work: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], Any]:
-        """Return what `work` gives, and when it is done, for `wait_for`; None where there is nothing to wait for."""
+        """Return the result of `work`, and the event for `wait_for`, which is None on the CPU."""
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
             batch = work()
             return batch, self._stream.record_event() if self._stream is not None else None
@@ -149,15 +149,15 @@ class SideStream:
 
 @cache
 def _open_stream(device: str) -> Any:
-    """Return the stream of a device: one for all epochs, since torch keeps free memory of each by itself."""
+    """Return the stream of a device. All epochs share it, because torch keeps free memory per stream."""
     stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    # What a user has made for a transform comes before it.
+    # Wait for work that the user queued before for a transform, such as its weights.
     stream.wait_stream(torch.cuda.default_stream(device))
     return stream
 
 
 def wait_for(batch: Any, ready: Any) -> None:
-    """Let the stream of the calling thread wait for a batch of a `SideStream`, and keep its memory until it is used."""
+    """Make the calling thread's stream wait for a batch of a `SideStream`, and keep its memory until used there."""
     if ready is not None:
         stream = torch.cuda.current_stream(ready.device)
         stream.wait_event(ready)

@@ -1,9 +1,9 @@
-"""The flow, composed: the settings of all stages, and where each stage runs.
+"""Compose the stages of the flow: their settings, and where each stage runs.
 
 ::
 
     config.py     the specs of all stages, from specs or plain dicts                      PipelineConfig
-    memory.py     how large a frame is, and what a memory budget makes of the order       measure_members
+    memory.py     how large a frame is, and which order fits the memory budget            measure_members
     pipeline.py   composes the stages, and alone decides where each runs                  Pipeline
 """
 

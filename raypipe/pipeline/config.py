@@ -1,4 +1,4 @@
-"""`PipelineConfig`: the specs of all stages, composed; from specs or plain dicts, as `PipelineParts` names them."""
+"""Compose `PipelineConfig`, the specs of all stages, from the specs or plain dicts that `PipelineParts` lists."""
 
 import os
 import warnings
@@ -29,10 +29,10 @@ from raypipe.storage import CacheSpec, Storage, retry_transient
 from raypipe.text import counted, make_mapping, make_spec, parse_bytes
 
 _ROW_BLOCK_BYTES = 8 << 20
-"""Ray's cost of a block is the same for 10 and for 3,000 rows."""
+"""Size up to which spans share a block: a block costs Ray the same for 10 and for 3,000 rows."""
 
 _LISTING_THREADS: Final = 32
-"""As many as open the remote members of a mixture."""
+"""The same number of threads opens the remote members of a mixture."""
 
 NO_CACHE: Final = "off"
 
@@ -40,49 +40,50 @@ _BAD_DATA: Final = frozenset(one.name for one in fields(BadDataSpec))
 
 
 class PipelineParts(TypedDict, total=False):
-    """What a `Pipeline` may be given by name, beside its dataset, batch size, seed, windows and features.
+    """The keyword arguments of `Pipeline` besides dataset, batch size, seed, windows, features and actions.
 
-    A part that has a spec is one, or a dict of its fields.
+    A part that has a spec takes the spec or a dict of its fields.
     """
 
     selection: SelectionSpec | Mapping[str, Any]
     """Which episodes and frames."""
 
     weights: Any
-    """How often frames come: those of the selection, or a function of the episode table; see `settle_selection`."""
+    """How often each frame comes: the selection's weights, or a function of the episode table; see
+    `settle_selection`."""
 
     order: OrderSpec | Mapping[str, Any]
     """Shuffling, live spans and clips, the end of an epoch."""
 
     decode: DecodeSpec | Mapping[str, Any]
-    """Where frames are decoded, in how many threads, to what size."""
+    """Where to decode frames, in how many threads, to what size."""
 
     feed: FeedSpec | Mapping[str, Any]
     """How rows travel through Ray."""
 
     live_bytes: int | float | str
-    """Memory of a rank for decoded frames, as a number or ``"2GB"``; decides clip length, live spans and span length
-    where ``order`` does not."""
+    """Memory per rank for decoded frames, as a number or ``"2GB"``. It decides the clip length, live spans and span
+    length that ``order`` does not set."""
 
     cache: CacheSpec | Mapping[str, Any] | Literal["off"]
-    """Where files of remote storage are kept."""
+    """Where to keep files of remote storage."""
 
     keep_frames: bool | KeepSpec | Mapping[str, Any]
-    """True or a spec decodes each frame once, and keeps it on the node's disk for later epochs."""
+    """True or a spec decodes each frame once and keeps it on the node's disk for later epochs."""
 
     on_bad_episode: OnBadEpisode
-    """See `BadDataSpec`, also for the next two."""
+    """See `BadDataSpec` for this and the next two."""
 
     max_bad_episodes: int | float
     check_finite: bool
 
     allow_mixture_change: bool
-    """Whether a run may go on, between epochs, from a state of another mixture."""
+    """Whether a run may resume, between epochs, from a state of another mixture."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """Everything that decides what a pipeline yields and how; nothing in it depends on the cluster."""
+    """Everything that decides what a pipeline yields and how. It does not depend on the cluster."""
 
     dataset: Dataset | Mixture
     batch: BatchSpec
@@ -92,23 +93,23 @@ class PipelineConfig:
     bad_data: BadDataSpec
     feed: FeedSpec
     budget: LiveBudget
-    """What decided the order where it was not given: memory of a rank for decoded frames, and what it buys."""
+    """Memory per rank for decoded frames, and the order fields that raypipe derived from it."""
 
     derived: frozenset[str] = frozenset()
     """Fields of `order` that the budget decided."""
 
     allow_mixture_change: bool = False
-    """Whether a run may go on, between epochs, from a state of another mixture."""
+    """Whether a run may resume, between epochs, from a state of another mixture."""
 
     cache: CacheSpec | None = field(default_factory=CacheSpec)
-    """Keeps files of remote datasets on the nodes that read them; None reads them from afar whenever they are used."""
+    """Keeps files of remote datasets on the nodes that read them. None reads from remote storage every time."""
 
     keep: KeepSpec | None = None
     """Keeps decoded frames on the nodes that decode them; None decodes them in every epoch."""
 
     @property
     def mixture(self) -> Mixture | None:
-        """The mixture, where it is no dataset that stands alone."""
+        """The mixture; None for a single dataset."""
         return self.dataset if isinstance(self.dataset, Mixture) else None
 
     def index(self) -> EpisodeIndex:
@@ -126,7 +127,7 @@ class PipelineConfig:
 
 
 def as_dataset(given: Any) -> Dataset | Mixture:
-    """Return a dataset or mixture as it is, and opens what is at a root."""
+    """Return a dataset or mixture unchanged; open a path, URI or Hub id."""
     if isinstance(given, Dataset | Mixture):
         return given
     if isinstance(given, str | os.PathLike):
@@ -138,7 +139,7 @@ def as_dataset(given: Any) -> Dataset | Mixture:
 
 
 def compose_config(dataset: Dataset | Mixture, parts: PipelineParts, *, batch_size: Any, seed: int) -> PipelineConfig:
-    """Return the config of a pipeline; clips, live spans and span length that are not given come from `live_bytes`.
+    """Return the config of a pipeline; derive clips, live spans and span length from `live_bytes` unless given.
 
     Args:
         batch_size: frames per rank, or a `BatchSpec` or a dict of its fields.
@@ -201,7 +202,7 @@ def _warn_of_large_batch(batch: BatchSpec, index: EpisodeIndex) -> None:
 
 
 def warn_of_long_gop(budget: LiveBudget, members: Sequence[MemberCost]) -> None:
-    """Say what far keyframes cost, and both remedies with figures."""
+    """Warn what distant keyframes cost, and give both remedies with figures."""
     interval = max(camera.keyframe_interval for member in members for camera in member.cameras)
     warnings.warn(
         f"the videos have a keyframe every {interval} frames only: in live_bytes={budget.live_bytes:_} decoding "
@@ -214,16 +215,17 @@ def warn_of_long_gop(budget: LiveBudget, members: Sequence[MemberCost]) -> None:
 
 
 def _check_windows(schema: Schema) -> None:
-    """Raise for a window on a column that says which sample it is: a batch needs one number of it."""
+    """Raise for a window on a column that identifies the sample: a batch needs one value of it per sample."""
     wrong = [name for name in ("frame_index", "episode_index", "task_index") if name in schema.windows]
     if wrong:
         raise ConfigError(f"{', '.join(wrong)} cannot have a window in a pipeline: it says which sample a row is of")
 
 
 def share_cache(datasets: Sequence[Dataset], cache: CacheSpec | None) -> tuple[Dataset, ...]:
-    """Return datasets whose rows and videos are read through this cache of the node; local ones as they are.
+    """Return the datasets, remote ones set to read rows and videos through the node's cache.
 
-    Each knows how many bytes the others have, which take room of it too. Lists those that were opened without that.
+    Each remote dataset also gets the total bytes of the others, because they share the cache's room. With several
+    remote datasets and a cache this lists the files of those whose size is not known yet.
     """
     remote = {one.meta.storage.uri: one.meta.storage for one in datasets if one.meta.storage.is_remote}
     sizes = dict.fromkeys(remote, 0)
@@ -249,12 +251,12 @@ def _with_storage(dataset: Dataset, storage: Storage) -> Dataset:
 
 
 def make_cache(value: Any) -> CacheSpec | None:
-    """Return the cache that `value` says: a spec, a dict of its fields, or ``"off"`` for none."""
+    """Return the cache spec for `value`: a spec, a dict of its fields, or ``"off"``, which gives None."""
     return None if value == NO_CACHE else make_spec(CacheSpec, value, "cache")
 
 
 def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:
-    """Return the decode spec; where it does not say the cameras' dtype or size, the dataset's holds."""
+    """Return the decode spec; the dataset supplies the cameras' dtype or size if `decode` does not set it."""
     if isinstance(dataset, Mixture):
         spec, size = make_spec(DecodeSpec, decode, "decode"), dataset.spec.resize
         if ORIGINAL_SIZE not in (spec.resize, size) and (spec.resize, spec.fit) != (size, dataset.spec.fit):
@@ -274,11 +276,10 @@ def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:
 
 
 def spans_per_block(config: PipelineConfig) -> int:
-    """Return how many spans share a block, where that is left to their size.
+    """Return how many spans share a block under ``spans_per_block="by_size"``.
 
-    Ray takes 20 to 40 ms of CPU for a block, however small it is. So blocks are packed up to 8 MB. They hold at most
-    an eighth of the live spans, since a rank holds up to a block more than it needs. Blocks with stored images are one
-    span each.
+    Ray takes 20 to 40 ms of CPU for a block, however small. So a block packs spans up to 8 MB, but at most an eighth
+    of the live spans, because a rank holds up to one block more than it needs. With stored images a block is one span.
     """
     dataset, order = config.dataset, config.order
     datasets, schema = dataset.datasets if isinstance(dataset, Mixture) else (dataset,), schema_for(dataset)

@@ -1,4 +1,4 @@
-"""How large a frame is, and what a memory budget makes of the order: the defaults of a pipeline, without Ray."""
+"""Compute the defaults of a pipeline without Ray: how large a frame is, and which order fits the memory budget."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -25,16 +25,16 @@ from raypipe.plan import (
 from raypipe.text import make_spec, parse_bytes
 
 _USUAL_BATCH: Final = 64
-"""What a rank takes of a global batch whose ranks are not known yet."""
+"""Frames per rank that we assume of a global batch, because the number of ranks is not known yet."""
 
 
 def schema_for(dataset: Dataset | Mixture) -> Schema:
-    """Return what batches are made of."""
+    """Return the schema of the batches."""
     return dataset.schema if isinstance(dataset, Mixture) else schema_of(dataset)
 
 
 def row_bytes(dataset: Dataset | Mixture) -> int:
-    """Return the bytes of one sample without its cameras: windows are kept gathered."""
+    """Return the bytes of one sample without its cameras; each window counts in full."""
     schema = schema_for(dataset)
     return sum(
         feature.frame_bytes * schema.windows.get(name, 1)
@@ -44,7 +44,7 @@ def row_bytes(dataset: Dataset | Mixture) -> int:
 
 
 def measure_members(dataset: Dataset | Mixture, decode: DecodeSpec) -> tuple[MemberCost, ...]:
-    """Return what decides the memory and the cost of every dataset; looks at one video of each camera."""
+    """Return the figures that decide memory and cost, per dataset. Reads one video of each camera."""
     schema = schema_for(dataset)
     datasets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
     rows = row_bytes(dataset)
@@ -71,7 +71,7 @@ def _num_pixels(feature: Feature) -> int:
 
 
 def _stored_bytes(dataset: Dataset, cameras: Iterable[str]) -> int:
-    """Return the mean bytes of the images that a row stores, by the size of the first data file."""
+    """Return the mean bytes of the images that a row stores, estimated from the size of the first data file."""
     images = [dataset.features[name] for name in cameras if dataset.features[name].kind == "image"]
     if not images:
         return 0
@@ -84,7 +84,7 @@ def _stored_bytes(dataset: Dataset, cameras: Iterable[str]) -> int:
 
 
 def index_frames(dataset: Dataset | Mixture, selection: SelectionSpec | None = None) -> EpisodeIndex:
-    """Return the frames of an epoch; of a mixture each member has its own selection."""
+    """Return the frames of an epoch. In a mixture each member has its own selection."""
     selection = selection or SelectionSpec()
     if isinstance(dataset, Mixture):
         if selection != SelectionSpec():
@@ -97,7 +97,7 @@ def index_frames(dataset: Dataset | Mixture, selection: SelectionSpec | None = N
 
 
 def decode_spec_of(dataset: Dataset | Mixture) -> DecodeSpec:
-    """Return how a pipeline decodes where nothing is said: a mixture says the size."""
+    """Return how a pipeline decodes by default; a mixture sets the size."""
     if isinstance(dataset, Mixture):
         return DecodeSpec(resize=dataset.spec.resize, fit=dataset.spec.fit)
     return DecodeSpec()
@@ -111,13 +111,13 @@ def open_with_order(
     live_bytes: int | str = DEFAULT_LIVE_BYTES,
     selection: SelectionSpec | None = None,
 ) -> tuple[Dataset | Mixture, OrderSpec, DecodeSpec]:
-    """Return what is at `root`, and how a pipeline of it orders and decodes: what `given` lacks is chosen as there.
+    """Return the dataset at `root` with the order and decode spec that a pipeline of it would use.
 
-    A pipeline with windows, frames of another size, another `selection` or other `live_bytes` may choose other spans:
-    what ``print(pipe)`` shows holds.
+    Order fields that `given` lacks get a pipeline's defaults. A pipeline with windows, another frame size, another
+    `selection` or other `live_bytes` may choose other spans: trust what ``print(pipe)`` shows.
     """
     with warnings.catch_warnings():
-        # Which cameras and datasets are left out is what `raypipe info` tells.
+        # `raypipe info` reports which cameras and datasets are left out.
         warnings.simplefilter("ignore", UserWarning)
         dataset = open_dataset(root)
     decode = decode_spec_of(dataset)
@@ -143,9 +143,9 @@ def choose_live(
     *,
     live_bytes: int = DEFAULT_LIVE_BYTES,
 ) -> LiveBudget:
-    """Return live spans, span length and clip length as a pipeline takes them where `order` does not say them."""
+    """Return the live spans, span length and clip length that a pipeline uses; those in `order` stay."""
     known = {name: order.get(name) for name in ("live_spans", "span_frames", "clip_frames")}
-    # A wrong value is an error of the order, which names it; here it would only be a wrong size.
+    # Let `OrderSpec` reject a wrong value by name; below it would only give a wrong size.
     given = {name: value for name, value in known.items() if value is not None}
     checked = make_spec(OrderSpec, {"seed": 0, **given}, "order")
     checked.clip_sizes(len(index.dataset_names))

@@ -10,7 +10,7 @@
     decode.clips            clips, decoded ahead of need            threads of the rank, or Ray tasks on any node
     loader.RankLoader       receive rows, assemble batches          rank
 
-Ray is imported where it is used: a pipeline on the local feed needs none.
+Functions import Ray when they need it: a pipeline on the local feed runs without Ray.
 """
 
 import sys
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     from raypipe.mixture import MixtureStats
 
 Transport = Literal["auto", "local", "ray"]
-"""Who reads the rows: the rank's own process, or Ray Data. "auto" is Ray where this process is connected to one, or
-where clips are decoded on a cluster; else local. Batches are the same."""
+"""Who reads the rows: the rank's own process, or Ray Data. "auto" means Ray if this process is connected to one or
+decodes clips on a cluster, else local. The batches are the same."""
 
 
 class Pipeline:
-    """A dataset, an order and a batch size: what training is fed with.
+    """A dataset, an order and a batch size: the source of training batches.
 
-    Parts may be given as specs or as plain dicts of their fields::
+    Give parts as specs or as plain dicts of their fields::
 
         pipe = rp.Pipeline(ds, batch_size=64, seed=0, delta_timestamps={"action": [0.0, 0.1]}, decode={"where": "rank"})
         for batch in pipe.loader(): ...
@@ -75,16 +75,17 @@ class Pipeline:
         actions: ActionSpec | Mapping[str, Any] | None = None,
         **parts: Unpack[PipelineParts],
     ) -> None:
-        """Compose and check a pipeline; touches neither rows nor Ray.
+        """Compose and check a pipeline, without reading rows or starting Ray.
 
         Args:
-            dataset: what `open_dataset` returns, or a `Mixture`; perhaps `windowed`. A path, URI or Hub id is opened.
+            dataset: a `Dataset` from `open_dataset`, or a `Mixture`, with or without windows; or a path, URI or Hub id
+                to open.
             batch_size: frames per rank; ``{"size": 512, "scope": "global"}`` is over all ranks.
-            seed: of the order.
+            seed: seed of the order.
             delta_timestamps: windows in seconds, as in LeRobot.
-            features: what batches hold, cameras among it, as `Dataset.select_features` and `Mixture.select_features`
-                choose it; all where nothing is said. Nothing else is read or decoded.
-            actions: ``{"mode": "relative"}`` or ``{"mode": "delta"}``: actions less the state; see `ActionSpec`.
+            features: features in a batch, including cameras, as in `Dataset.select_features` and
+                `Mixture.select_features`; None takes all. The pipeline reads and decodes only these.
+            actions: ``{"mode": "relative"}`` or ``{"mode": "delta"}``: actions minus the state; see `ActionSpec`.
             parts: see `PipelineParts`: ``selection``, ``order``, ``decode``, ``feed``, ``cache`` and ``keep_frames``,
                 each a spec or a dict of its fields; ``weights``, how often frames come; ``live_bytes="2GB"``;
                 ``on_bad_episode="skip"`` and the other fields of `BadDataSpec`; ``allow_mixture_change=True``.
@@ -106,7 +107,7 @@ class Pipeline:
         return {"config": self.config}
 
     def __repr__(self) -> str:
-        """Tell what was picked and what it costs."""
+        """Show the chosen settings and what they cost."""
         order, budget = self.config.order, self.config.budget
         span = "whole episodes" if order.span_frames == WHOLE_EPISODE else counted(int(order.span_frames), "frame")
         clips = "no clips" if order.clip_frames == WHOLE_SPAN else f"clips of {order.clip_frames}"
@@ -124,36 +125,36 @@ class Pipeline:
 
     @cached_property
     def stats(self) -> "Stats | MixtureStats":
-        """What a `Normaliser` scales the batches by: the stored statistics, and of relative actions their own.
+        """The statistics by which a `Normaliser` scales the batches.
 
-        Those are of the frames that the pipeline selects, computed once and kept; the others are as the dataset stores
-        them.
+        They are as the dataset stores them, except for relative actions: raypipe computes those once, over the frames
+        that the pipeline selects, and keeps them.
         """
         dataset = self.config.dataset
         return dataset.stats if isinstance(dataset, Mixture) else dataset.stats_of(self._index)
 
     def plan(self, *, epoch: int = 0, world_size: int = 1) -> WorldPlan:
-        """Return the plan of a whole epoch on `world_size` ranks; reads nothing.
+        """Return the plan of a whole epoch on `world_size` ranks, without reading files.
 
-        As of a run that began with this dataset or mixture: a loader that goes on from a changed mixture plans by its
-        state.
+        It is the plan of a run that began with this dataset or mixture. A loader that resumes after the mixture changed
+        plans from its state instead.
         """
         begin = start(self.config.order, world_size=world_size, epoch=epoch)
         plan = plan_epoch(self._index, begin.spec, epoch=epoch, legs=begin.legs)
         return plan_world(plan, world_size=world_size, batch=self.config.batch)
 
     def state_at(self, step: int, *, world_size: int = 1) -> dict[str, Any]:
-        """Return the state after `step` batches of a run that never changed its ranks: a lost checkpoint, rebuilt."""
+        """Return the state after `step` batches of a run with a constant number of ranks, as its checkpoint had it."""
         return with_source(state_at(self.plan(world_size=world_size), step).to_dict(), self.config.dataset)
 
     def loader(
         self, *, rank: int = 0, world_size: int = 1, transport: Transport = "auto", **settings: Unpack[LoaderSettings]
     ) -> RankLoader:
-        """Return the loader of a single rank, in this process. Where Ray is not running already, none is started.
+        """Return the loader of a single rank, in this process. By default it does not start Ray.
 
         Args:
-            rank: with `world_size`, whose batches to give, of so many ranks. Such a loader waits for no other rank: it
-                is for looking at what a rank gets, not for training. It needs the local transport.
+            rank: the rank to load, of `world_size`. With several ranks this loader does not wait for the others: use it
+                to look at what a rank gets, not for training. It needs the local transport.
             world_size: see `rank`.
             transport: see `Transport`.
             settings: the fields of `LoaderSpec`: ``prefetch_batches``, ``device``, ``transform``, ``num_threads``.
@@ -182,9 +183,9 @@ class Pipeline:
         transport: Transport = "auto",
         **settings: Unpack[LoaderSettings],
     ) -> list[RankLoader]:
-        """Return the loaders of all ranks; all must be iterated at once.
+        """Return the loaders of all ranks. Iterate all of them concurrently.
 
-        Those of Ray may be sent to other processes; local ones are for threads of this process.
+        You may send Ray loaders to other processes. Local loaders are for threads of this process.
         """
         config, spec = self._resolved(self.transport(transport)), self._loader_spec(settings)
         if self.transport(transport) == "ray":
@@ -193,12 +194,12 @@ class Pipeline:
         return self._local_loaders(config, meeting, world_size, spec, name)
 
     def served_loaders(self, world_size: int, *, host: str, name: str) -> list[RankLoader]:
-        """Return local loaders for ranks in processes of their own, which meet in this one.
+        """Return local loaders for ranks in separate processes, which compare their places in this process.
 
-        They meet for as long as the first of them lives here; the others go to their processes by pickle.
+        Keep the first loader here: the meeting ends with it. Send the others to their processes by pickle.
 
         Args:
-            host: the name of this machine, as the others reach it.
+            host: the name under which the other processes reach this machine.
         """
         config, spec = self._resolved("local"), self._loader_spec({})
         meeting = serve_meeting(Meeting(config.bad_data, self._index, world_size), host)
@@ -238,7 +239,7 @@ class Pipeline:
 
     def _job(self, config: PipelineConfig, rank: int, world_size: int) -> RankJob:
         return RankJob(
-            # One for each: decoders count what they do.
+            # A context per rank, because decoders count their own work.
             context=config.block_context(),
             index=self._index,
             order=config.order,
@@ -253,12 +254,12 @@ class Pipeline:
         )
 
     def batch_at(self, step: int, *, rank: int = 0, world_size: int = 1, epoch: int = 0) -> dict[str, Any]:
-        """Return one batch of a run that never changed its ranks, without running to it; reads only what it needs.
+        """Return one batch of a run with a constant number of ranks, reading only what that batch needs.
 
-        `raypipe where` names the frames of such a batch; this gives its tensors, to look at a spike of the loss.
+        `raypipe where` names the frames of the batch; this returns its tensors, for example to examine a loss spike.
 
         Args:
-            step: which batch of the epoch, from 0.
+            step: index of the batch in the epoch, from 0.
         """
         plan = self.plan(epoch=epoch, world_size=world_size)
         if not 0 <= step < plan.num_steps:
@@ -274,17 +275,17 @@ class Pipeline:
             return next(iter(loader))
 
     def live_bytes(self, *, world_size: int = 1) -> int:
-        """Return the most bytes of rows and decoded frames that a rank has at hand in an epoch."""
+        """Return the most bytes of rows and decoded frames that a rank holds at any time in an epoch."""
         members = measure_members(self.config.dataset, self.config.decode)
         return report_plan(
             self.plan(world_size=world_size), members, live_bytes=self.config.budget.live_bytes
         ).live_bytes
 
     def to_ray(self, *, epoch: int = 0) -> "ray.data.Dataset":
-        """Return one epoch as a Ray Dataset, for people who go on with Ray Data.
+        """Return one epoch as a Ray Dataset, for use with Ray Data.
 
-        A row is a sample with its windows and decoded cameras; a block is a span, in the order of the plan's spans. The
-        order of frames over spans is the loader's doing, and is not in it.
+        A row is a sample with its windows and decoded cameras. A block is a span; blocks come in the plan's order. The
+        dataset does not mix frames across spans: the loader does that.
         """
         import ray
 
@@ -297,7 +298,7 @@ class Pipeline:
         return as_samples(build_dataset(context, blocks), context, span_columns)
 
     def _resolved(self, transport: Literal["local", "ray"]) -> PipelineConfig:
-        """Return the config with what depends on where it runs decided; starts a local Ray where one is needed."""
+        """Return the config with every setting that depends on the transport decided; "ray" may start a local Ray."""
         config, decode, feed = self.config, self.config.decode, self.config.feed
         if transport == "local":
             return replace(config, decode=replace(decode, where="rank"))
@@ -311,7 +312,7 @@ class Pipeline:
         return replace(config, decode=decode, feed=feed)
 
     def _ahead_bytes(self) -> int:
-        """Return the most decoded frames that a rank asks for ahead of need: every sample may open a clip."""
+        """Return the most bytes of decoded frames that a rank requests ahead, as if every sample opened a clip."""
         members = measure_members(self.config.dataset, self.config.decode)
         sizes = self.config.order.clip_sizes(len(members)) or (1,) * len(members)
         largest = max(member.clip_bytes(size) for member, size in zip(members, sizes, strict=True))
@@ -327,5 +328,5 @@ class Pipeline:
 def is_ray_running() -> bool:
     """Return whether this process is connected to a Ray."""
     ray = sys.modules.get("ray")
-    # A module that is being imported by another thread has no such name yet.
+    # While another thread imports the module it lacks this name.
     return bool(ray is not None and getattr(ray, "is_initialized", bool)())

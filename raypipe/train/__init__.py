@@ -1,23 +1,23 @@
-"""Training workers: pipelines in, a loader per worker out, and the data's place inside the checkpoint.
+"""Give each training worker its loader, and save the position in the data inside the checkpoint.
 
 ::
 
     trainer = TorchTrainer(train_loop, ..., **rp.train.ingest(train=pipe, val=val_pipe))
 
     def train_loop(config):
-        loader = rp.train.get_loader("train")             this rank's; stands where the checkpoint stands
+        loader = rp.train.get_loader("train")             this rank's; resumes from the checkpoint
         for batch in loader: ...
         rp.train.report(metrics, checkpoint_dir, loader)  ray.train.report with the data's state inside
 
-Every start of the worker group, the first or after a failure, with as many workers or others, makes new feeders and new
-loaders; where they go on is in the checkpoint alone. Without Ray Train, in processes that ``torchrun`` or Accelerate
-has started, `share_loader` gives each its loader.
+Every start of the worker group creates new feeders and loaders: the first start, a restart after a failure, and a start
+with another number of workers. Only the checkpoint says where they resume. Without Ray Train, call `share_loader` in
+each process that ``torchrun`` or Accelerate starts.
 
 ::
 
     workers.py   ingest, get_loader, report   workers of Ray Train; imports Ray when one of its names is used
     group.py     share_loader                 processes of torchrun or Accelerate; needs no Ray
-    states.py    write_states, restore        the data's place and account in a folder, or a checkpoint of any trainer
+    states.py    write_states, restore        the data's position and account, in a checkpoint folder of any trainer
 """
 
 from typing import TYPE_CHECKING

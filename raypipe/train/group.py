@@ -1,4 +1,4 @@
-"""Loaders for processes that ``torchrun``, Accelerate or the like has started: one for each, by rank 0's pipeline."""
+"""Give each process that ``torchrun``, Accelerate or the like started a loader of rank 0's pipeline."""
 
 import os
 import pickle
@@ -17,18 +17,19 @@ from raypipe.pipeline import Pipeline, Transport
 def share_loader(
     pipeline: Pipeline, name: str = "train", *, transport: Transport = "auto", **settings: Unpack[LoaderSettings]
 ) -> RankLoader:
-    """Return this process's loader in a group that ``torchrun``, Accelerate or the like has started.
+    """Return this process's loader in a group that ``torchrun``, Accelerate or the like started.
 
     Call it in every process, after ``torch.distributed.init_process_group`` and, with NCCL, after
-    ``torch.cuda.set_device``: the processes exchange small objects through the group. Each process reads its own rows.
-    The ranks compare their places in the process of rank 0, on a free port of its machine, so it must outlive their
-    iterations. Do not let Accelerate prepare the loader: it would share out each rank's batches a second time.
+    ``torch.cuda.set_device``: the processes exchange small objects through the group. With the local transport each
+    process reads its own rows, and the ranks compare their positions in the process of rank 0, on a free port of its
+    machine; so that process must outlive their iterations. Do not let Accelerate prepare the loader: it would split
+    each rank's batches a second time.
 
     Args:
-        pipeline: the same in every process; that of rank 0 counts.
+        pipeline: the same in every process; raypipe uses rank 0's.
         name: see `RankLoader.name`.
-        transport: see `Transport`; rank 0's counts. With "ray" all processes must reach the same Ray: give its address
-            by ``RAY_ADDRESS``, or start them on a node of the cluster. The feeder lives as long as rank 0's process.
+        transport: see `Transport`; raypipe uses rank 0's. With "ray" all processes must reach the same Ray: set
+            ``RAY_ADDRESS``, or start them on a node of the cluster. The feeder lives as long as rank 0's process.
         settings: the fields of `LoaderSpec`.
     """
     if not dist.is_initialized():
@@ -47,7 +48,7 @@ def share_loader(
             cluster = _cluster_address() if pipeline.transport(transport) == "ray" else ""
             shared = [(pickle.dumps(loaders), pipeline.config.decode.num_threads, cluster)]
         except Exception as error:
-            # The others wait for the broadcast: they shall hear of it.
+            # The other ranks wait for the broadcast, so send them the error.
             dist.broadcast_object_list([error], src=0)
             raise
     dist.broadcast_object_list(shared, src=0)
@@ -57,9 +58,9 @@ def share_loader(
     if cluster:
         _join_cluster(cluster, rank)
     if num_threads == ASSIGNED_CPUS:
-        # Processes that a launcher has given cores of their own share them with nobody.
+        # Only processes on the same node with the same CPU affinity share cores.
         settings.setdefault("num_threads", max(1, len(homes[rank][1]) // homes.count(homes[rank])))
-    # Rank 0 keeps its own: the ranks meet for as long as it lives.
+    # Rank 0 keeps its original loader, which keeps the ranks' meeting alive.
     own: RankLoader = loaders[0] if rank == 0 else pickle.loads(content)[rank]
     return own.with_settings(**settings)
 
@@ -67,7 +68,7 @@ def share_loader(
 def _make_loaders(pipeline: Pipeline, transport: Transport, name: str, nodes: list[str]) -> list[RankLoader]:
     if pipeline.transport(transport) == "ray":
         return pipeline.loaders(len(nodes), name=name, transport="ray")
-    # torchrun starts rank 0 on the machine of this name.
+    # torchrun starts rank 0 on the machine named by MASTER_ADDR.
     host = LOOPBACK if len(set(nodes)) == 1 else os.environ.get("MASTER_ADDR", nodes[0])
     return pipeline.served_loaders(len(nodes), host=host, name=name)
 

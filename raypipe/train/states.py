@@ -1,4 +1,4 @@
-"""What a run saves of its loaders: the data's place, one JSON file each; the account of what led there; figures."""
+"""Save and restore what a run keeps of its loaders: position (a JSON file each), account and figures."""
 
 import json
 from pathlib import Path
@@ -16,10 +16,10 @@ STATE_FOLDER: Final = "raypipe"
 
 
 def write_states(checkpoint_dir: str | Path, *loaders: RankLoader) -> None:
-    """Write where loaders stand, and the account of what led there, into a folder that becomes a checkpoint.
+    """Write the loaders' states and accounts into a folder that becomes a checkpoint.
 
-    The state is written by rank 0, the account by every rank that calls it. Where rank 0 alone does, the account is
-    not complete, and the state is.
+    Rank 0 writes the state; every rank that calls this writes its own account. If only rank 0 calls it, the state is
+    complete and the account is not.
     """
     names = [loader.name for loader in loaders]
     if len(set(names)) < len(names):
@@ -31,14 +31,14 @@ def write_states(checkpoint_dir: str | Path, *loaders: RankLoader) -> None:
         write_rank_account(folder, account, loader.rank, loader.world_size)
         if loader.rank == 0:
             path = folder / f"{loader.name}.json"
-            # Whole or not at all: the folder may hold the state of an earlier step.
+            # Replace atomically: the folder may hold the state of an earlier step.
             saved = {**account.header.state, HEAD: account.header.head}
             path.with_suffix(".new").write_text(json.dumps(saved, indent=2))
             path.with_suffix(".new").replace(path)
 
 
 def restore(checkpoint_dir: str | Path, loader: RankLoader) -> bool:
-    """Let a loader go on from a folder that `write_states` wrote to; returns whether it has a state of the loader."""
+    """Resume a loader from a folder that `write_states` wrote; return whether the folder has its state."""
     state = read_state(checkpoint_dir, loader.name)
     if state is None:
         return False
@@ -48,15 +48,15 @@ def restore(checkpoint_dir: str | Path, loader: RankLoader) -> bool:
 
 
 def go_on(loader: RankLoader, state: dict[str, Any], filesystem: pyarrow.fs.FileSystem, path: str) -> None:
-    """Let a loader go on from a state and the account beside it, in the folder `path` of a checkpoint."""
+    """Resume a loader from a state and the account beside it, in the folder `path` of a checkpoint."""
     loader.load_state_dict(state)
-    # One rank carries what all of them did before; what the others have done since then is rolled back.
+    # Rank 0 carries the earlier parts of all ranks. The other ranks drop what they did since the checkpoint.
     folder = f"{path}/{STATE_FOLDER}"
     loader.load_account(read_rank_accounts(filesystem, folder, loader.name) if loader.rank == 0 else ())
 
 
 def read_state(checkpoint_dir: str | Path, name: str = "train") -> dict[str, Any] | None:
-    """Return the state of the loader `name` in a folder that `write_states` wrote to; None if it has none."""
+    """Return the state of the loader `name` in a folder that `write_states` wrote; None if it has none."""
     path = Path(checkpoint_dir) / STATE_FOLDER / f"{name}.json"
     return parse_state(path.read_bytes(), str(path)) if path.exists() else None
 
@@ -72,10 +72,10 @@ def parse_state(content: bytes, place: str) -> dict[str, Any]:
 
 
 def loader_metrics(loader: RankLoader) -> dict[str, Any]:
-    """Return the figures of the run for a log or `ray.train.report`: of all ranks together, and of this one.
+    """Return figures of all ranks together and of this one, for a log or `ray.train.report`.
 
-    Keys begin with the loader's name: ``train/samples_per_s`` and ``train/wait_share`` are of all ranks and the last
-    steps, ``train/worst_rank`` is the one that waits most and ``train/waits_for`` what it waits for.
+    Keys begin with the loader's name. ``train/samples_per_s`` and ``train/wait_share`` cover all ranks over the last
+    steps; ``train/worst_rank`` is the rank that waits most, and ``train/waits_for`` is what it waits for.
     """
     world, mine = loader.world_stats(recent=True), loader.stats()
     figures = {**world.to_dict(), "first_batch_s": mine.first_batch_s, "live_bytes": mine.live_bytes}

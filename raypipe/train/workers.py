@@ -1,4 +1,4 @@
-"""Workers of Ray Train: pipelines in, a loader per worker out. See `raypipe.train`."""
+"""Give each worker of Ray Train its loaders of the pipelines. See `raypipe.train`."""
 
 import warnings
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def ingest(**pipelines: Pipeline) -> dict[str, Any]:
 
 
 class PipelineDataConfig(ray.train.DataConfig):  # type: ignore[misc]
-    """Gives every training worker its loaders; Ray's own config slices blocks and drops rows."""
+    """Gives every training worker its loaders. Ray's own config would slice blocks and drop rows."""
 
     def configure(self, datasets: Mapping[str, Pipeline], world_size: int, *_: Any, **__: Any) -> list[dict[str, Any]]:
         """Return the loaders of every worker; Ray calls this at every start of the worker group."""
@@ -35,14 +35,14 @@ class PipelineDataConfig(ray.train.DataConfig):  # type: ignore[misc]
 
 
 def get_loader(name: str = "train", **settings: Unpack[LoaderSettings]) -> RankLoader:
-    """Return this worker's loader of the pipeline `name`, standing where the checkpoint of the run stands.
+    """Return this worker's loader of the pipeline `name`, positioned where the run's checkpoint left off.
 
     Call it on every worker. Without a checkpoint, or with one that has no state of this loader, it starts at epoch 0.
 
     Args:
-        name: as given to `ingest`.
-        settings: the fields of `LoaderSpec`, such as ``num_epochs``, ``transform`` and ``device``, which is the
-            worker's GPU where it has one.
+        name: the keyword given to `ingest`.
+        settings: the fields of `LoaderSpec`, such as ``num_epochs``, ``transform`` and ``device``. The default device
+            is the worker's GPU, if it has one.
     """
     try:
         # Without worker processes (num_workers=0) Ray asserts that it knows the name.
@@ -72,9 +72,9 @@ def get_loader(name: str = "train", **settings: Unpack[LoaderSettings]) -> RankL
 
 
 def _keep_account(loader: RankLoader) -> None:
-    """Let a loader write its account beside the run's checkpoints.
+    """Make a loader write its account beside the run's checkpoints.
 
-    Ray Train tells workers where the run is stored by an interface for developers only; it is used here alone.
+    Ray Train exposes the run's storage only through an interface for developers; only this function uses it.
     """
     try:
         storage = ray.train.get_context().get_storage()
@@ -87,14 +87,14 @@ def _keep_account(loader: RankLoader) -> None:
 def report(metrics: Mapping[str, Any], checkpoint_dir: str | Path | None, *loaders: RankLoader) -> None:
     """Report metrics and a checkpoint, as `ray.train.report` does, with the state of `loaders` inside.
 
-    Call it on every worker. The state is the same on all of them, so rank 0 writes it. The account of what it handed
-    over each writes itself: into the checkpoint if it gives a folder, else beside the checkpoints of the run.
+    Call it on every worker. The state is the same on all of them, so rank 0 writes it. Each worker writes its own
+    account: into the checkpoint if it passes a folder, else beside the checkpoints of the run.
 
     Args:
-        metrics: as Ray Train takes them.
-        checkpoint_dir: a folder with what this worker saves; None where it saves nothing. Rank 0 must give one, or
-            nothing is saved.
-        loaders: those whose state is saved; the same on every worker.
+        metrics: as for `ray.train.report`.
+        checkpoint_dir: a folder with this worker's files; None if it saves nothing. Without a folder from rank 0
+            raypipe saves no state.
+        loaders: the loaders to save; the same on every worker.
     """
     if checkpoint_dir is None:
         for loader in loaders:
@@ -109,7 +109,7 @@ def report(metrics: Mapping[str, Any], checkpoint_dir: str | Path | None, *loade
 
 
 def read_checkpoint(checkpoint: ray.train.Checkpoint, name: str = "train") -> dict[str, Any] | None:
-    """Return the state of the loader `name` in a checkpoint; None if it has none. Reads that file alone."""
+    """Return the state of the loader `name` in a checkpoint; None if it has none. Reads only that file."""
     path = f"{checkpoint.path}/{STATE_FOLDER}/{name}.json"
     try:
         with checkpoint.filesystem.open_input_file(path) as file:
