@@ -13,30 +13,30 @@
       | loader.RankLoader         torch batches   resumable iterator, one per rank                rank
       v train.get_loader          Ray Train       a loader per training worker
 
-A rank reads its own rows (`feed.local`), or gets them from Ray Data (`feed.feeder`): the batches are the same. Pixels
-do not travel with rows: a rank knows from the plan which clips it needs next, and has them decoded.
+A rank reads its own rows (`feed.local`) or gets them from Ray Data (`feed.feeder`); the batches are the same. Pixels
+do not travel with rows: the plan tells a rank which clips it needs next, and the rank has them decoded.
 
-The rooms, each entered through its door, from the lowest to the highest::
+The rooms, from the lowest layer to the highest. Import each through its door, its ``__init__.py``::
 
     errors     one class per person who must act
-    text       what people and files say, and what raypipe says: settings, limits, messages, progress bars
+    text       text in and out: settings, limits, messages, progress bars
     storage    names to bytes: local, fsspec, Hub, the node's cache, the budget of requests
-    format     what a LeRobot dataset is: meta/ of v2.0, v2.1 and v3.0, rows, the index of an mp4
+    format     the files of a LeRobot dataset: meta/ of v2.0, v2.1 and v3.0, rows, the index of an mp4
     plan       the order of an epoch, pure
     decode     frames by number, and frames into an mp4
     dataset    one dataset, opened: samples one at a time, windows, actions, selections
     mixture    many unlike datasets as one, their statistics, and the normaliser
-    account    what was handed over, and whether that is every frame once
+    account    the record of what was handed over, and the check that every frame was handed over once
     feed       rows to a rank: blocks, the local feed, Ray Data, agreement of ranks, bad data, figures
     loader     the rank: rows at hand, batches, the state
     pipeline   the settings of all stages, composed
     train      Ray Train, torchrun, checkpoints
     lerobot    LeRobot's policies and its trainer on raypipe's batches
-    views      what people look at: `raypipe show`; `views/info`: `raypipe info`, `stats`, `account` and `where`
+    views      pages and tables for people: `raypipe show`; `views/info`: `raypipe info`, `stats`, `account`, `where`
     testing, validate, reshard, bench    tools
     cli        the command line
 
-Importing this package imports neither torch nor Ray: each name is loaded when it is first used.
+Importing this package imports neither torch nor Ray: each name is loaded on first use.
 """
 
 import sys
@@ -124,13 +124,13 @@ __version__ = _version("raypipe")
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a room's door: a name is loaded from its module when somebody asks for it.
+    """Return the ``__getattr__`` of a room's door: it loads a name from its module on first use.
 
-    So a room is entered through its door, and a process still imports only the modules whose names it uses.
+    Callers import from the door, yet a process imports only the modules it uses.
 
     Args:
         package: the room.
-        homes: its modules, and the names of each that the door gives, with spaces between them.
+        homes: the names that the door exports, by module, separated by spaces.
     """
     modules = {name: f"{package}.{module}" for module, names in homes.items() for name in names.split()}
 
