@@ -11,7 +11,7 @@
     frames.py        the frames of a span of one camera, in one pass     FrameDecoder
     clips.py         clips, decoded ahead of need, held until used       ClipStore
     tasks.py         clips decoded by Ray tasks                          TaskExecutor
-    buffers.py       reusable memory for pixels                          FramePool
+    buffers.py       reusable memory for frames, and for batches         FramePool, BatchBuffers
     journal.py       what a process was decoding when it died            Journal
     isolated.py      decoding in a subprocess                            decode_isolated
     video_writer.py  frames into an mp4                                  open_writer

@@ -24,7 +24,8 @@
 Plain functions on tables make the blocks, without Ray. The first row of a span carries its identity in the column
 `HEADER`. A block may pack several spans, even of different datasets: its columns have the names, dtypes and widths of
 the schema. **Nothing here raises for bad data**: the block keeps its planned rows and carries the error to the rank. A
-failed task or a missing row would upset Ray's split for all ranks.
+failed task or a missing row would upset Ray's split for all ranks. There `loader.assembly` makes a `BadSpan` of it,
+`agreement` counts it against the policy of `bad_data`, and the holes of the batch take it to the account.
 """
 
 from typing import TYPE_CHECKING

@@ -7,9 +7,9 @@ in this order:
 
     spec.py        what a user decides about the order               OrderSpec, BatchSpec
     keyhash.py     the keyed hashes behind the order                 OrderKeys
-    index.py       which frames are anchors                          EpisodeIndex
+    index.py       which frames are anchors, of which dataset        EpisodeIndex, Shares, SelectionSpec
     rates.py       every n-th frame, and weights: how often each     Rates
-    shares.py      what an epoch takes of each dataset of a mixture  Shares
+    shares.py      what an epoch takes of each dataset of a mixture  interleave
     spans.py       runs cut into spans, ordered by a keyed hash      Spans
     lanes.py       spans shared out to lanes, equal up to one frame  LaneQueues
     livewindow.py  the order in which a lane emits its frames        Lane

@@ -7,8 +7,8 @@
     cache.py      the layout of the Hub's cache: refs, listings, snapshots        find_snapshot, HubPlace
     resolve.py    resolves a revision to a commit                                 resolve
     receive.py    one file, continued after a break and verified                  Receiver
-    fetch.py      files of a commit, verified and put in place                    fetch_files, list_files
-    files.py      a commit as a filesystem, read by range                         HubFiles
+    fetch.py      what `raypipe download` puts in place, verified; the listing     fetch_files, list_files
+    files.py      what a run reads: whole files, verified by hash, or ranges      HubFiles
 
 huggingface_hub reads the variables ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE``. Nothing here
 knows what a LeRobot dataset is.
