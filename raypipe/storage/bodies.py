@@ -6,10 +6,9 @@ time, at the pace of `raypipe.storage.request_budget`.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
-
-from fsspec.asyn import sync
 
 from raypipe.errors import DownloadError
 from raypipe.storage.request_budget import Pace
@@ -38,17 +37,57 @@ def fetch_object(
         asked: the arguments of ``GetObject``.
         tell: is called with the bytes that have come in all; may raise to stop it.
     """
-    fd, received = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), [0]
+    file, received = _Target(target), [0]
 
     def write(start: int, piece: bytes) -> None:
         received[0] += len(piece)
         tell(received[0])
-        os.pwrite(fd, piece, start)
+        file.write(start, piece)
 
     try:
-        sync(filesystem.loop, _fetch_parts, filesystem, asked, size_bytes, write)
+        _wait_for(filesystem, _fetch_parts(filesystem, asked, size_bytes, write))
     finally:
-        os.close(fd)
+        file.close()
+
+
+class _Target:
+    """A file that parts are written to in any order, by a thread that may go on after the one that closes it."""
+
+    def __init__(self, path: str) -> None:
+        self._lock = threading.Lock()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._is_closed = False
+
+    def write(self, start: int, piece: bytes) -> None:
+        """Write all bytes of a piece.
+
+        Raises:
+            DownloadError: the file is closed. Its number may be that of another file by now.
+        """
+        left = memoryview(piece)
+        with self._lock:
+            if self._is_closed:
+                raise DownloadError(f"{len(piece)} bytes came after the transfer had ended")
+            while left:
+                written = os.pwrite(self._fd, left, start)
+                start, left = start + written, left[written:]
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            os.close(self._fd)
+
+
+def _wait_for(filesystem: Any, transfer: Coroutine[Any, Any, None]) -> None:
+    """Wait for a transfer in the thread of fsspec, and cancel it where the wait is interrupted.
+
+    fsspec's own `sync` leaves it running there after Ctrl-C.
+    """
+    future = asyncio.run_coroutine_threadsafe(transfer, filesystem.loop)
+    try:
+        future.result()
+    finally:
+        future.cancel()
 
 
 async def _fetch_parts(filesystem: Any, asked: dict[str, Any], size_bytes: int, write: Write) -> None:
@@ -121,7 +160,7 @@ def read_object(filesystem: Any, asked: dict[str, Any], start: int, stop: int) -
     """Return the bytes ``[start, stop)`` of an object of S3; of an answer that has more, a little more."""
     pieces: list[bytes] = []
     asked = _ranged(asked, start, stop)
-    sync(filesystem.loop, _read_into, filesystem, asked, (start, stop), lambda _, piece: pieces.append(piece))
+    _wait_for(filesystem, _read_into(filesystem, asked, (start, stop), lambda _, piece: pieces.append(piece)))
     return b"".join(pieces)
 
 

@@ -1,7 +1,11 @@
 """S3 that fails: a run ends with right data, or an error that names file, root and cause; no half file is kept."""
 
+import os
+import signal
+import threading
 import time
 import tracemalloc
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -265,3 +269,28 @@ def test_a_body_that_goes_on_behind_what_was_asked_for_is_left_there(s3, root, f
 
     assert peak < 16 << 20
     assert_nothing_wrong_is_kept(tmp_path, folder)
+
+
+def test_ctrl_c_in_a_transfer_writes_to_no_other_file(s3, root, folder, tmp_path):
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+    assert storage.exists(VIDEO)
+    press = threading.Timer(0.5, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+    s3.fail(VIDEO, drip_s=0.01, before=press.start)
+
+    with pytest.raises(KeyboardInterrupt):
+        storage.read_bytes(VIDEO)
+
+    with ExitStack() as opened:
+        # One of them has the number of the file that was closed.
+        others = [opened.enter_context(open(tmp_path / str(number), "w+b")) for number in range(20)]
+        time.sleep(0.5)
+        assert [other.read() for other in others] == [b""] * 20
+    assert_nothing_wrong_is_kept(tmp_path, folder)
+
+
+def test_a_disk_that_takes_less_than_it_is_given_leaves_no_holes(s3, root, folder, tmp_path, monkeypatch):
+    write = os.pwrite
+    monkeypatch.setattr("raypipe.storage.bodies.os.pwrite", lambda fd, piece, start: write(fd, piece[:100], start))
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+
+    assert storage.read_bytes(VIDEO) == (Path(folder) / VIDEO).read_bytes()
