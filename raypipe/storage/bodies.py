@@ -8,6 +8,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from itertools import count
 from typing import Any, Final
 
 from raypipe.errors import DownloadError
@@ -127,25 +128,32 @@ async def _fetch_part(filesystem: Any, asked: dict[str, Any], part: tuple[int, i
         write(start, piece)
         at = start + len(piece)
 
-    for failed in range(1, filesystem.retries):
+    for failed in count(1):
+        # Not tried again here: s3fs has, for minutes.
+        body = await _open_body(filesystem, asked)
         try:
-            return await _read_into(filesystem, asked, (at, stop), note)
+            return await _read_into(body, (at, stop), note)
         except S3_RETRYABLE_ERRORS:
             if at >= stop:
                 return None
-            await asyncio.sleep(_FIRST_WAIT_S * 2**failed)
-            asked = _ranged(asked, at, stop)
-    return await _read_into(filesystem, asked, (at, stop), note)
+            if failed >= filesystem.retries:
+                raise
+        await asyncio.sleep(_FIRST_WAIT_S * 2**failed)
+        asked = _ranged(asked, at, stop)
+    return None
 
 
 def _ranged(asked: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
     return {**asked, "Range": f"bytes={start}-{stop - 1}"}
 
 
-async def _read_into(filesystem: Any, asked: dict[str, Any], part: tuple[int, int], write: Write) -> None:
+async def _open_body(filesystem: Any, asked: dict[str, Any]) -> Any:
+    return (await filesystem._call_s3("get_object", **asked))["Body"]
+
+
+async def _read_into(body: Any, part: tuple[int, int], write: Write) -> None:
     """Write a body as it comes; one that goes on behind its part is left there."""
     start, stop = part
-    body = (await filesystem._call_s3("get_object", **asked))["Body"]
     try:
         async for piece in Pace().follow_async(_pieces(body)):
             write(start, piece)
@@ -159,8 +167,12 @@ async def _read_into(filesystem: Any, asked: dict[str, Any], part: tuple[int, in
 def read_object(filesystem: Any, asked: dict[str, Any], start: int, stop: int) -> bytes:
     """Return the bytes ``[start, stop)`` of an object of S3; of an answer that has more, a little more."""
     pieces: list[bytes] = []
-    asked = _ranged(asked, start, stop)
-    _wait_for(filesystem, _read_into(filesystem, asked, (start, stop), lambda _, piece: pieces.append(piece)))
+
+    async def read() -> None:
+        body = await _open_body(filesystem, _ranged(asked, start, stop))
+        await _read_into(body, (start, stop), lambda _, piece: pieces.append(piece))
+
+    _wait_for(filesystem, read())
     return b"".join(pieces)
 
 

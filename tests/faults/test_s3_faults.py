@@ -294,3 +294,13 @@ def test_a_disk_that_takes_less_than_it_is_given_leaves_no_holes(s3, root, folde
     storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
 
     assert storage.read_bytes(VIDEO) == (Path(folder) / VIDEO).read_bytes()
+
+
+def test_a_slow_answer_is_asked_for_as_often_as_s3fs_does_and_not_more(s3, root, tmp_path):
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+    s3.fail(VIDEO, times=1000, delay_s=0.8)
+
+    with pytest.raises(DownloadError, match=r"[Tt]imeout"):
+        storage.read_bytes(VIDEO)
+
+    assert s3.keys[f"{root.rpartition('/')[2]}/{VIDEO}"] == 2
