@@ -304,3 +304,25 @@ def test_a_slow_answer_is_asked_for_as_often_as_s3fs_does_and_not_more(s3, root,
         storage.read_bytes(VIDEO)
 
     assert s3.keys[f"{root.rpartition('/')[2]}/{VIDEO}"] == 2
+
+
+def test_the_same_damage_every_time_is_an_error_where_another_etag_was_right(s3, root, folder, tmp_path):
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+    assert storage.read_bytes(ROWS) == (Path(folder) / ROWS).read_bytes()
+    s3.fail(VIDEO, times=1000, content=altered(folder, VIDEO))
+
+    with pytest.raises(DownloadError, match="other bytes came than the storage has, 2 times"):
+        storage.read_bytes(VIDEO)
+
+    assert_nothing_wrong_is_kept(tmp_path, folder)
+
+
+def test_an_object_with_a_key_of_its_own_is_read_where_another_etag_was_right(s3, root, folder, tmp_path):
+    content = (Path(folder) / VIDEO).read_bytes()
+    s3.put(f"{root.rpartition('/')[2]}/{VIDEO}", altered(folder, VIDEO), ServerSideEncryption="aws:kms")
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+    assert storage.read_bytes(ROWS) == (Path(folder) / ROWS).read_bytes()
+    # As S3 has it: an ETag that is the sum of other bytes.
+    s3.fail(VIDEO, times=1000, content=content)
+
+    assert storage.read_bytes(VIDEO) == content
