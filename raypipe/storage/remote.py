@@ -29,7 +29,7 @@ from raypipe.storage.hub import HubFiles, leaves_folder
 from raypipe.storage.node_cache import FileCache, Progress
 from raypipe.storage.request_budget import count_requests
 from raypipe.storage.retry import retry_transient
-from raypipe.storage.streams import open_asked
+from raypipe.storage.streams import open_asked, open_named
 from raypipe.text import MOST_JSON_BYTES
 
 _VERSION_KEYS: Final = (
@@ -277,7 +277,7 @@ class Remote:
         """
         if self.is_listable:
             self._count(1)
-            return self.filesystem.open(self._locate(name), "rb")
+            return open_named(self.filesystem.open(self._locate(name), "rb"), naming)
         entry = self._look(name)
         if not entry.size_bytes:
             # A server that makes a page as it sends it does not tell how large it is.

@@ -326,3 +326,17 @@ def test_an_object_with_a_key_of_its_own_is_read_where_another_etag_was_right(s3
     s3.fail(VIDEO, times=1000, content=content)
 
     assert storage.read_bytes(VIDEO) == content
+
+
+WITHOUT_CACHE = {"slow": {"delay_s": 0.6}, "cut": {"cut_after": 0}, "truncated": {"truncate_to": 100}}
+
+
+@pytest.mark.parametrize("file", [ROWS, VIDEO], ids=["rows", "video"])
+@pytest.mark.parametrize("name", WITHOUT_CACHE)
+def test_storage_that_fails_is_no_bad_data_without_a_cache(s3, root, monkeypatch, name, file):
+    monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.01,))
+    pipe = Pipeline(open_dataset(root), batch_size=6, seed=0, order=ORDER, cache="off", on_bad_episode="skip")
+    s3.fail(file, times=10_000, **WITHOUT_CACHE[name])
+
+    with pytest.raises(DownloadError, match=rf"cannot reach .*{file}"):
+        list(local_loader(pipe))
