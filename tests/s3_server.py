@@ -106,8 +106,8 @@ class S3Server:
         self.reset()
         return f"s3://{self.bucket}/{name}"
 
-    def put(self, key, content):
-        self._client.put_object(Bucket=self.bucket, Key=key, Body=content)
+    def put(self, key, content, **more):
+        self._client.put_object(Bucket=self.bucket, Key=key, Body=content, **more)
 
     def remove(self, key):
         self._client.delete_object(Bucket=self.bucket, Key=key)

@@ -7,10 +7,10 @@ has the same ``IfMatch``, if the caller gives an ETag.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from itertools import count
 from typing import Any, Final
-
-from fsspec.asyn import sync
 
 from raypipe.errors import DownloadError
 from raypipe.storage.request_budget import Pace
@@ -39,17 +39,57 @@ def fetch_object(
         asked: the arguments of ``GetObject``.
         tell: called with the number of bytes received so far; may raise to stop the fetch.
     """
-    fd, received = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), [0]
+    file, received = _Target(target), [0]
 
     def write(start: int, piece: bytes) -> None:
         received[0] += len(piece)
         tell(received[0])
-        os.pwrite(fd, piece, start)
+        file.write(start, piece)
 
     try:
-        sync(filesystem.loop, _fetch_parts, filesystem, asked, size_bytes, write)
+        _wait_for(filesystem, _fetch_parts(filesystem, asked, size_bytes, write))
     finally:
-        os.close(fd)
+        file.close()
+
+
+class _Target:
+    """A file that parts are written to in any order, by a thread that may go on after the one that closes it."""
+
+    def __init__(self, path: str) -> None:
+        self._lock = threading.Lock()
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._is_closed = False
+
+    def write(self, start: int, piece: bytes) -> None:
+        """Write all bytes of a piece.
+
+        Raises:
+            DownloadError: the file is closed. Its number may be that of another file by now.
+        """
+        left = memoryview(piece)
+        with self._lock:
+            if self._is_closed:
+                raise DownloadError(f"{len(piece)} bytes came after the transfer had ended")
+            while left:
+                written = os.pwrite(self._fd, left, start)
+                start, left = start + written, left[written:]
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            os.close(self._fd)
+
+
+def _wait_for(filesystem: Any, transfer: Coroutine[Any, Any, None]) -> None:
+    """Wait for a transfer in the thread of fsspec, and cancel it where the wait is interrupted.
+
+    fsspec's own `sync` leaves it running there after Ctrl-C.
+    """
+    future = asyncio.run_coroutine_threadsafe(transfer, filesystem.loop)
+    try:
+        future.result()
+    finally:
+        future.cancel()
 
 
 async def _fetch_parts(filesystem: Any, asked: dict[str, Any], size_bytes: int, write: Write) -> None:
@@ -89,25 +129,32 @@ async def _fetch_part(filesystem: Any, asked: dict[str, Any], part: tuple[int, i
         write(start, piece)
         at = start + len(piece)
 
-    for failed in range(1, filesystem.retries):
+    for failed in count(1):
+        # Not tried again here: s3fs has, for minutes.
+        body = await _open_body(filesystem, asked)
         try:
-            return await _read_into(filesystem, asked, (at, stop), note)
+            return await _read_into(body, (at, stop), note)
         except S3_RETRYABLE_ERRORS:
             if at >= stop:
                 return None
-            await asyncio.sleep(_FIRST_WAIT_S * 2**failed)
-            asked = _ranged(asked, at, stop)
-    return await _read_into(filesystem, asked, (at, stop), note)
+            if failed >= filesystem.retries:
+                raise
+        await asyncio.sleep(_FIRST_WAIT_S * 2**failed)
+        asked = _ranged(asked, at, stop)
+    return None
 
 
 def _ranged(asked: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
     return {**asked, "Range": f"bytes={start}-{stop - 1}"}
 
 
-async def _read_into(filesystem: Any, asked: dict[str, Any], part: tuple[int, int], write: Write) -> None:
+async def _open_body(filesystem: Any, asked: dict[str, Any]) -> Any:
+    return (await filesystem._call_s3("get_object", **asked))["Body"]
+
+
+async def _read_into(body: Any, part: tuple[int, int], write: Write) -> None:
     """Write a body as it arrives; stop once it goes past its part."""
     start, stop = part
-    body = (await filesystem._call_s3("get_object", **asked))["Body"]
     try:
         async for piece in Pace().follow_async(_pieces(body)):
             write(start, piece)
@@ -121,8 +168,12 @@ async def _read_into(filesystem: Any, asked: dict[str, Any], part: tuple[int, in
 def read_object(filesystem: Any, asked: dict[str, Any], start: int, stop: int) -> bytes:
     """Return the bytes ``[start, stop)`` of an object of S3; a little more if the server sends more."""
     pieces: list[bytes] = []
-    asked = _ranged(asked, start, stop)
-    sync(filesystem.loop, _read_into, filesystem, asked, (start, stop), lambda _, piece: pieces.append(piece))
+
+    async def read() -> None:
+        body = await _open_body(filesystem, _ranged(asked, start, stop))
+        await _read_into(body, (start, stop), lambda _, piece: pieces.append(piece))
+
+    _wait_for(filesystem, read())
     return b"".join(pieces)
 
 

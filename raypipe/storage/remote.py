@@ -29,7 +29,7 @@ from raypipe.storage.hub import HubFiles, leaves_folder
 from raypipe.storage.node_cache import FileCache, Progress
 from raypipe.storage.request_budget import count_requests
 from raypipe.storage.retry import retry_transient
-from raypipe.storage.streams import open_asked
+from raypipe.storage.streams import open_asked, open_named
 from raypipe.text import MOST_JSON_BYTES
 
 _VERSION_KEYS: Final = (
@@ -89,6 +89,8 @@ class Remote:
         self._met_bytes = 0
         self._has_md5 = True
         """Whether ETags of S3 are MD5 sums of the content, as far as is known."""
+        self._met_md5 = False
+        """Whether one of them was: then one that is not tells of other bytes, where S3 names no key."""
         self._lock = threading.Lock()
         self._listing_lock = threading.Lock()
         self._entries: dict[str, ListedFile] | None = None
@@ -185,20 +187,28 @@ class Remote:
         """
         sums: list[str] = []
         told = entry.stamp.partition(", ETag ")[2].strip('"') if self._has_md5 else ""
-        while told not in sums:
+        while len(sums) < _TRIES_OF_MD5:
             bodies.fetch_object(self.filesystem, asked, entry.size_bytes, target, progress)
             if not _MD5.fullmatch(told):
                 return
             with open(target, "rb") as stream:
                 sums.append(hashlib.file_digest(stream, partial(hashlib.md5, usedforsecurity=False)).hexdigest())
-            if told not in sums and sums[-1] in sums[:-1]:
+            if sums[-1] == told:
+                self._met_md5 = True
+                return
+            if sums[-1] in sums[:-1]:
+                if self._met_md5 and not self._has_key(asked):
+                    break
                 # The same sum twice: the ETag of an encrypted object, or of some stores, is not the MD5.
                 self._has_md5 = False
                 return
-            if len(sums) == _TRIES_OF_MD5:
-                raise DownloadError(
-                    f"other bytes came than the storage has, {len(sums)} times: their MD5 is not {told}"
-                )
+        raise DownloadError(f"other bytes came than the storage has, {len(sums)} times: their MD5 is not {told}")
+
+    def _has_key(self, asked: dict[str, Any]) -> bool:
+        """Return whether an object of S3 is encrypted with a key that somebody chose: its ETag is no sum then."""
+        self._count(1)
+        told = self.filesystem.call_s3("head_object", **asked)
+        return told.get("ServerSideEncryption", "AES256") != "AES256" or "SSECustomerAlgorithm" in told
 
     def fetch_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of a file; raise if it is not the listed version."""
@@ -267,7 +277,7 @@ class Remote:
         """
         if self.is_listable:
             self._count(1)
-            return self.filesystem.open(self._locate(name), "rb")
+            return open_named(self.filesystem.open(self._locate(name), "rb"), naming)
         entry = self._look(name)
         if not entry.size_bytes:
             # A server that generates a page while sending it does not give a size.

@@ -3,6 +3,7 @@
 import io
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import IO, Any, Final
 
 from raypipe.storage.node_cache import HeldFile
@@ -12,6 +13,9 @@ AHEAD_BYTES: Final = 5 << 20
 
 AskPart = Callable[[int, int], bytes]
 """Returns all of the bytes ``[start, stop)``."""
+
+Naming = Callable[[], AbstractContextManager[None]]
+"""Gives the errors of its body the name of the file."""
 
 
 class HeldStream(io.BufferedReader):
@@ -34,6 +38,11 @@ class HeldStream(io.BufferedReader):
 def open_asked(size_bytes: int, ask: AskPart) -> IO[bytes]:
     """Return a file that asks for each part as it is read, with some bytes ahead."""
     return io.BufferedReader(_AskedFile(size_bytes, ask), min(AHEAD_BYTES, size_bytes))
+
+
+def open_named(stream: IO[bytes], naming: Naming) -> IO[bytes]:
+    """Return a file of fsspec of which errors in reading have the name."""
+    return io.BufferedReader(_NamedFile(stream, naming))
 
 
 class SizedFile(io.RawIOBase):
@@ -85,3 +94,36 @@ class _AskedFile(SizedFile):
         """Return the rest with one request; the default implementation asks for pieces."""
         start, self._position = self._position, max(self._position, self._size)
         return self._ask(start, self._size) if start < self._size else b""
+
+
+class _NamedFile(SizedFile):
+    """Reads what the filesystem has opened, which may have the same object for all who open a file."""
+
+    def __init__(self, stream: IO[bytes], naming: Naming) -> None:
+        self._stream, self._naming = stream, naming
+        stream.seek(0, os.SEEK_END)
+        super().__init__(stream.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer, or less of it."""
+        view = memoryview(buffer).cast("B")
+        content = self._read(len(view))
+        view[: len(content)] = content
+        return len(content)
+
+    def readall(self) -> bytes:
+        """Return the rest as one read, where the default makes many."""
+        return self._read(max(0, self._size - self._position))
+
+    def _read(self, size: int) -> bytes:
+        with self._naming():
+            self._stream.seek(self._position)
+            content = self._stream.read(size)
+        self._position += len(content)
+        return content
+
+    def close(self) -> None:
+        """Close the file of the filesystem too."""
+        if not self.closed:
+            self._stream.close()
+        super().close()

@@ -49,6 +49,8 @@ class WebFiles(HTTPFileSystem):  # type: ignore[misc]
     @asynccontextmanager
     async def _answer(self, url: str, asked: dict[str, Any]) -> AsyncIterator[Any]:
         session = await self.set_session()
+        # aiohttp asks for packed bodies otherwise, of which a range is a part of the packed bytes.
+        asked = {**asked, "headers": {**asked.get("headers", {}), "Accept-Encoding": "identity"}}
         patience = ClientTimeout(total=None, connect=SILENCE_S, sock_connect=SILENCE_S, sock_read=SILENCE_S)
         async with session.get(self.encode_url(url), timeout=patience, **asked) as response:
             yield response

@@ -1,7 +1,11 @@
 """S3 that fails: a run ends with right data, or an error that names file, root and cause; no half file is kept."""
 
+import os
+import signal
+import threading
 import time
 import tracemalloc
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -265,3 +269,74 @@ def test_a_body_that_goes_on_behind_what_was_asked_for_is_left_there(s3, root, f
 
     assert peak < 16 << 20
     assert_nothing_wrong_is_kept(tmp_path, folder)
+
+
+def test_ctrl_c_in_a_transfer_writes_to_no_other_file(s3, root, folder, tmp_path):
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+    assert storage.exists(VIDEO)
+    press = threading.Timer(0.5, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+    s3.fail(VIDEO, drip_s=0.01, before=press.start)
+
+    with pytest.raises(KeyboardInterrupt):
+        storage.read_bytes(VIDEO)
+
+    with ExitStack() as opened:
+        # One of them has the number of the file that was closed.
+        others = [opened.enter_context(open(tmp_path / str(number), "w+b")) for number in range(20)]
+        time.sleep(0.5)
+        assert [other.read() for other in others] == [b""] * 20
+    assert_nothing_wrong_is_kept(tmp_path, folder)
+
+
+def test_a_disk_that_takes_less_than_it_is_given_leaves_no_holes(s3, root, folder, tmp_path, monkeypatch):
+    write = os.pwrite
+    monkeypatch.setattr("raypipe.storage.bodies.os.pwrite", lambda fd, piece, start: write(fd, piece[:100], start))
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+
+    assert storage.read_bytes(VIDEO) == (Path(folder) / VIDEO).read_bytes()
+
+
+def test_a_slow_answer_is_asked_for_as_often_as_s3fs_does_and_not_more(s3, root, tmp_path):
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+    s3.fail(VIDEO, times=1000, delay_s=0.8)
+
+    with pytest.raises(DownloadError, match=r"[Tt]imeout"):
+        storage.read_bytes(VIDEO)
+
+    assert s3.keys[f"{root.rpartition('/')[2]}/{VIDEO}"] == 2
+
+
+def test_the_same_damage_every_time_is_an_error_where_another_etag_was_right(s3, root, folder, tmp_path):
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+    assert storage.read_bytes(ROWS) == (Path(folder) / ROWS).read_bytes()
+    s3.fail(VIDEO, times=1000, content=altered(folder, VIDEO))
+
+    with pytest.raises(DownloadError, match="other bytes came than the storage has, 2 times"):
+        storage.read_bytes(VIDEO)
+
+    assert_nothing_wrong_is_kept(tmp_path, folder)
+
+
+def test_an_object_with_a_key_of_its_own_is_read_where_another_etag_was_right(s3, root, folder, tmp_path):
+    content = (Path(folder) / VIDEO).read_bytes()
+    s3.put(f"{root.rpartition('/')[2]}/{VIDEO}", altered(folder, VIDEO), ServerSideEncryption="aws:kms")
+    storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+    assert storage.read_bytes(ROWS) == (Path(folder) / ROWS).read_bytes()
+    # As S3 has it: an ETag that is the sum of other bytes.
+    s3.fail(VIDEO, times=1000, content=content)
+
+    assert storage.read_bytes(VIDEO) == content
+
+
+WITHOUT_CACHE = {"slow": {"delay_s": 0.6}, "cut": {"cut_after": 0}, "truncated": {"truncate_to": 100}}
+
+
+@pytest.mark.parametrize("file", [ROWS, VIDEO], ids=["rows", "video"])
+@pytest.mark.parametrize("name", WITHOUT_CACHE)
+def test_storage_that_fails_is_no_bad_data_without_a_cache(s3, root, monkeypatch, name, file):
+    monkeypatch.setattr("raypipe.storage.retry.RETRY_WAITS_S", (0.01,))
+    pipe = Pipeline(open_dataset(root), batch_size=6, seed=0, order=ORDER, cache="off", on_bad_episode="skip")
+    s3.fail(file, times=10_000, **WITHOUT_CACHE[name])
+
+    with pytest.raises(DownloadError, match=rf"cannot reach .*{file}"):
+        list(local_loader(pipe))

@@ -1,6 +1,7 @@
 """A dataset behind a plain web server, as fsspec reads it: no listing, no versions but dates, and no retries."""
 
 import functools
+import gzip
 import http.server
 import threading
 from collections import Counter
@@ -41,6 +42,8 @@ class WebServer:
         """Whether it tells when a file was written, and how large it is."""
         self.faults = {}
         """By the end of a path: what each next request is answered with, a status or ``"hang up"``."""
+        self.packs = "never"
+        """Whether it sends files as gzip: never, where it is asked for that, always."""
         server = self
 
         class Handler(http.server.SimpleHTTPRequestHandler):
@@ -64,16 +67,25 @@ class WebServer:
                     self.send_error(server.folder_status)
                 elif not Path(self.translate_path(self.path)).exists():
                     self.send_error(server.missing_status)
+                elif self.command == "GET" and self.is_to_be_packed():
+                    # A range is then one of the packed bytes.
+                    self.send_part(gzip.compress(Path(self.translate_path(self.path)).read_bytes()), "gzip")
                 elif server.has_parts and "Range" in self.headers:
                     self.send_part(Path(self.translate_path(self.path)).read_bytes())
                 else:
                     rightly()
 
-            def send_part(self, content):
-                start, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-                part = content[start : last + 1]
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(content)}")
+            def is_to_be_packed(self):
+                is_asked = "gzip" in self.headers.get("Accept-Encoding", "")
+                return server.packs == "always" or (server.packs == "asked" and is_asked)
+
+            def send_part(self, content, code="identity"):
+                asked = self.headers.get("Range", "bytes=0-")
+                start, _, last = asked.removeprefix("bytes=").partition("-")
+                part = content[int(start) : int(last) + 1 if last else None]
+                self.send_response(206 if "Range" in self.headers else 200)
+                self.send_header("Content-Encoding", code)
+                self.send_header("Content-Range", f"bytes {start}-{int(start) + len(part) - 1}/{len(content)}")
                 self.send_header("Content-Length", str(len(part)))
                 self.end_headers()
                 self.wfile.write(part)
@@ -375,3 +387,25 @@ def test_a_web_server_that_gives_whole_files_alone_is_told_of(server, local, tmp
         stream.seek(5)
         with pytest.raises(DownloadError, match=rf"bytes from 5 of '{name}' came: .* whole files alone\. Give the"):
             stream.read(10)
+
+
+def test_a_web_server_is_asked_for_no_packed_body(server, local):
+    server.packs, server.has_parts = "asked", True
+    video = next(local.rglob("*.mp4"))
+    name, content = video.relative_to(local).as_posix(), video.read_bytes()
+    storage = Storage(f"{server.address}/arm")
+
+    assert storage.read_range(name, 100, 200) == content[100:200]
+    assert storage.read_bytes(name) == content
+    with storage.open_file(name) as stream:
+        stream.seek(300)
+        assert stream.read(100) == content[300:400]
+
+
+@pytest.mark.parametrize("kept", [CacheSpec(), None])
+def test_a_web_server_that_packs_whole_files_all_the_same_is_read(server, local, kept):
+    server.packs = "always"
+
+    content = Storage(f"{server.address}/arm", kept).read_bytes("meta/info.json")
+
+    assert content == (local / "meta/info.json").read_bytes()
