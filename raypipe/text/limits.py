@@ -12,8 +12,9 @@ FREE_BYTES: Final = 1 << 29
 """What the values of a parquet file may take in memory however small the file is: a million episodes with 30 columns
 take half of it."""
 
-MOST_RATIO: Final = 16
-"""How many times its own size the values of a larger file may take. Real rows are 1 to 4 times as large in memory."""
+MOST_RATIO: Final = 64
+"""How many times its own size the values of a larger file may take. Real rows are 1 to 4 times as large in memory, and
+10 to 40 times where most of a state is padded with zeros; to take gigabytes, a file must have tens of megabytes."""
 
 MOST_JSON_BYTES: Final = 1 << 28
 """Of a JSON document, of an answer, and of a line of JSON lines. The statistics of an episode have kilobytes, the
