@@ -6,6 +6,7 @@ fetched once more, and only if that is the same, the file is bad.
 
 import os
 import threading
+import traceback
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -43,7 +44,8 @@ def open_cache(spec: CacheSpec) -> FileCache:
 def read_twice(read: Callable[[], Copied], copies: "Callable[[], Copies | None]", close: Callable[[], None]) -> Copied:
     """Return what `read` returns; where it meets bad data, what it then returns of copies that were fetched once more.
 
-    A file that is still bad then is bad where it comes from, and not fetched again for that by this process.
+    A file that is still bad then is bad where it comes from, and not fetched again for that by this process. Where
+    there is no room to fetch it once more, nobody knows, and it is taken for bad.
 
     Args:
         copies: tells what the node keeps of the file; None where that is nothing.
@@ -54,15 +56,26 @@ def read_twice(read: Callable[[], Copied], copies: "Callable[[], Copies | None]"
         return read()
     except Exception as error:
         kept = copies() if _is_bad_data(error) else None
-        if kept is None or kept.file in _sure or not _renew(kept, begun):
+        if kept is None or kept.file in _sure:
             raise
-    close()
+        # First: what is open holds the old copy, and the new one would need room beside it.
+        close()
+        _clear_frames(error)
+        if not _renew(kept, begun):
+            raise
     try:
         return read()
     except Exception as error:
         if _is_bad_data(error):
             _sure.add(kept.file)
         raise
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go what readers that failed had open: their frames, and so the error, refer to it."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _is_bad_data(error: Exception) -> bool:
@@ -81,20 +94,22 @@ class Copies:
 
 
 def _renew(kept: Copies, begun: int) -> bool:
-    """Fetch copies once more, unless another thread has since `begun`; return whether there are any."""
+    """Fetch copies once more, unless another thread has since `begun`; return whether reading them again may help."""
     with _renewing:
         if _count_of[kept.file] > begun:
             return True
         is_other = [kept.cache.renew(*one) for one in kept.wanted]
-        _count_of[""] += 1
-        _count_of[kept.file] = _count_of[""]
+        is_renewed = bool(is_other) and None not in is_other
+        if is_renewed:
+            _count_of[""] += 1
+            _count_of[kept.file] = _count_of[""]
     if True in is_other:
         warnings.warn(
             f"what this node keeps of {kept.file} in {kept.cache.folder!r} was damaged, and is fetched again. Look at "
             f"the disk (dmesg) if that happens often.",
             stacklevel=2,
         )
-    return any(one is not None for one in is_other)
+    return is_renewed
 
 
 _count_of: "Counter[str]" = Counter()

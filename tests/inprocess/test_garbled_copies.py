@@ -1,5 +1,6 @@
 """Copies in the cache of a node that the disk has garbled: they are fetched again, and the dataset is not blamed."""
 
+import errno
 import warnings
 from pathlib import Path
 
@@ -160,3 +161,50 @@ def test_a_copy_in_use_is_replaced_under_its_user(remote, tmp_path):
 
 def ledger_of(tmp_path):
     return int((tmp_path / "cache/ledger").read_bytes())
+
+
+def fail_with(error):
+    def fail(*_arguments, **_options):
+        raise error
+
+    return fail
+
+
+def a_file_in_a_small_cache(remote, tmp_path):
+    """A storage whose cache has room for one copy of a file, and a reader of it that opens it and meets bad data."""
+    probe = Storage(remote, CacheSpec(folder=str(tmp_path / "probe")))
+    right = probe.read_bytes("meta/info.json")
+    storage = Storage(remote, CacheSpec(folder=str(tmp_path / "cache"), max_bytes=len(right) * 3 // 2))
+
+    def read():
+        stream = storage.open_file("meta/info.json")
+        if stream.read() != right:
+            raise DatasetError("no sense")
+        return right
+
+    assert read() == right
+    for path in cached_files(tmp_path):
+        garble(path)
+    return storage, read, right
+
+
+def test_what_a_reader_that_failed_had_open_takes_no_room_of_the_new_copy(remote, tmp_path):
+    storage, read, right = a_file_in_a_small_cache(remote, tmp_path)
+
+    with pytest.warns(UserWarning, match=FOUND):
+        assert storage.read_again("meta/info.json", read) == right
+
+
+def test_bad_data_in_a_copy_that_another_has_open_in_a_full_cache_is_bad_data(remote, tmp_path):
+    storage, read, _ = a_file_in_a_small_cache(remote, tmp_path)
+
+    with storage.hold("meta/info.json"), pytest.raises(DatasetError, match="no sense"):
+        storage.read_again("meta/info.json", read)
+
+
+def test_bad_data_in_a_copy_on_a_full_disk_is_bad_data(remote, memory, tmp_path, monkeypatch):
+    storage, read, _ = a_file_in_a_small_cache(remote, tmp_path)
+    monkeypatch.setattr(type(memory), "get_file", fail_with(OSError(errno.ENOSPC, "No space left on device")))
+
+    with storage.hold("meta/info.json"), pytest.raises(DatasetError, match="no sense"):
+        storage.read_again("meta/info.json", read)

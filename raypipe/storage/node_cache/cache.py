@@ -156,22 +156,27 @@ class FileCache:
     def renew(self, key: str, fetch: Fetch, size: int | None = None) -> bool | None:
         """Fetch a file once more in place of the copy that is there; return whether that one was of another content.
 
-        For a file whose content makes no sense: the disk may have garbled it. Those who hold the copy keep it. None
-        where there is no copy.
+        For a file whose content makes no sense: the disk may have garbled it. Those who hold the copy keep it. False
+        where there is no copy: whoever uses the file next fetches it. None where there is no room for another one
+        beside the copy.
         """
-        wanted = _check_wanted(key, fetch, size)
+        wanted, watch = _check_wanted(key, fetch, size), Watch()
         old = _digest(self._ledger.path_of(key))
         if old is None:
-            return None
+            return False
         claim = self._ledger.claim(key, is_ahead=False, wait=True)
         try:
             if _digest(claim.path) != old:
                 # Another has done it meanwhile.
                 return True
-            with HeldFile(fetch_file(self._ledger, claim, wanted, Watch())) as held:
+            with HeldFile(fetch_file(self._ledger, claim, wanted, watch)) as held:
                 self._count("misses")
                 self._count("bytes_fetched", os.path.getsize(held.path))
                 return _digest(held.path) != old
+        except Exception as error:
+            if watch.was_refused or is_disk_full(error):
+                return None
+            raise
         finally:
             self._ledger.drop(claim)
 
