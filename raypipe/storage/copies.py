@@ -1,7 +1,7 @@
 """Copies of remote files on this node: the cache that keeps them, and what is done where one makes no sense.
 
-A disk may garble a copy after it came whole. So bad data in a copy are no proof: what the node keeps of the file is
-fetched once more, and only if that is the same, the file is bad.
+A disk may garble a copy after it came whole. So bad data in a copy are no proof: unless the copy has the sum that the
+storage tells, what the node keeps of the file is fetched once more, and only if that is the same, the file is bad.
 """
 
 import os
@@ -91,6 +91,8 @@ class Copies:
     """Its place and version."""
     wanted: Sequence[tuple[str, Fetch, int]]
     """What `FileCache.hold` takes for each."""
+    is_sound: Callable[[], bool]
+    """Whether they are known to be what the storage has: then only reading them again can help."""
 
 
 def _renew(kept: Copies, begun: int) -> bool:
@@ -98,7 +100,7 @@ def _renew(kept: Copies, begun: int) -> bool:
     with _renewing:
         if _count_of[kept.file] > begun:
             return True
-        is_other = [kept.cache.renew(*one) for one in kept.wanted]
+        is_other = [False] if kept.is_sound() else [kept.cache.renew(*one) for one in kept.wanted]
         is_renewed = bool(is_other) and None not in is_other
         if is_renewed:
             _count_of[""] += 1

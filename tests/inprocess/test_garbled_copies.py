@@ -2,17 +2,21 @@
 
 import errno
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
 import pytest
 from batches import frames_of_all, local_loader, varied_spec
+from hub_server import HubServer
+from s3_server import S3Server
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import DatasetError, DownloadError
 from raypipe.format import forget_indexes
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, Storage, copies
+from raypipe.storage.hub import resolve
 from raypipe.testing import write_dataset
 
 FOUND = "fetched again"
@@ -208,3 +212,43 @@ def test_bad_data_in_a_copy_on_a_full_disk_is_bad_data(remote, memory, tmp_path,
 
     with storage.hold("meta/info.json"), pytest.raises(DatasetError, match="no sense"):
         storage.read_again("meta/info.json", read)
+
+
+@pytest.mark.parametrize("is_garbled", [False, True])
+@pytest.mark.parametrize("kind", ["hub", "s3"])
+def test_a_copy_that_has_the_sum_of_its_storage_is_not_fetched_again(kind, is_garbled, local, tmp_path):
+    name = "meta/tasks.parquet"
+
+    with opened_server(kind, local, tmp_path) as (server, root, num_fetched):
+        storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+        right, contents = storage.read_bytes(name), []
+        if is_garbled:
+            for path in cached_files(tmp_path):
+                garble(path)
+        server.reset()
+
+        def read():
+            contents.append(storage.read_bytes(name))
+            raise DatasetError("no sense")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(DatasetError, match="no sense"):
+                storage.read_again(name, read)
+
+        assert num_fetched(name) == int(is_garbled)
+        assert contents[1] == right
+        assert (contents[0] != right) is is_garbled
+
+
+@contextmanager
+def opened_server(kind, folder, tmp_path):
+    """Give a server, the root of a dataset on it, and a function that tells how often a file was sent."""
+    if kind == "s3":
+        with S3Server() as server, server.as_s3():
+            root = server.add("arm", folder)
+            yield server, root, lambda name: server.keys[f"arm/{name}"]
+        return
+    with HubServer() as server, server.as_hub(tmp_path / "hub"):
+        server.add_repo("lab/arm", folder, tags=("v3.0",))
+        yield server, resolve("lab/arm").uri, lambda _: server.counts["lfs"]

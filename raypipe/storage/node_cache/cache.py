@@ -153,6 +153,10 @@ class FileCache:
             lock = self._obtain_on_full_disk(wanted)
         return HeldFile(lock)
 
+    def path_of(self, key: str) -> str:
+        """Return where the file that `key` stands for is, if it is there."""
+        return self._ledger.path_of(key)
+
     def renew(self, key: str, fetch: Fetch, size: int | None = None) -> bool | None:
         """Fetch a file once more in place of the copy that is there; return whether that one was of another content.
 
