@@ -29,8 +29,7 @@ class CheckedRun:
         """0 where every epoch is exact, 2 where of some that cannot be told, and 1 where one is not."""
         if self.is_exact:
             return 0
-        is_wrong = self.run.problem or any(not one.is_exact and not one.unchecked for one in self.verdicts)
-        return 1 if is_wrong else 2
+        return 1 if self.run.problem or any(one.is_wrong for one in self.verdicts) else 2
 
     def describe(self) -> tuple[str, ...]:
         """Return all verdicts as lines."""
