@@ -257,8 +257,11 @@ class Storage:
         wanted = [whole] if whole is not None else []
         wanted += [self._part(name, *part) for part in list_parts(self.uri, name)]
         cache, file = open_cache(self.cache), f"{self.locate(name)} {entry.stamp}"
-        # A sum is of a whole file.
-        is_sound = partial(self._remote.has_sum, name, cache.path_of(whole[0])) if whole else lambda: False
+
+        def is_sound() -> bool:
+            # A sum is of a whole file.
+            return whole is not None and self._remote.has_sum(name, cache.path_of(whole[0]))
+
         return Copies(cache=cache, file=file, wanted=wanted, is_sound=is_sound)
 
     def prefetch(self, name: str) -> "Future[bool] | None":
