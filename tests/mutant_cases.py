@@ -875,8 +875,8 @@ MUTANTS: Final = (
         "Proof",
         "parts of another seed are taken",
         "account/verdict.py",
-        "if link.part.spec.seed != state.spec.seed:",
-        "if link.part.spec.seed < 0:",
+        "if part.spec.seed != state.spec.seed:",
+        "if part.spec.seed < 0:",
         (f"{DOCTORED}::test_a_doctored_account_with_a_new_chain_is_found_by_the_plan",),
     ),
     Mutant(

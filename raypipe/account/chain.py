@@ -10,6 +10,7 @@ the place to which it went back are *rolled back*; those before it count.
     counts       |---- a ----|-- b-|---- c ----|      and the rest of b is rolled back
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from raypipe.account.parts import Part
@@ -103,17 +104,39 @@ def _find_gap(before: Link | None, part: Part, replay: Replay) -> str:
         return "" if is_start else f"nothing leads up to {part.describe()}: what came before it is not in the account"
     if before.error:
         return ""
-    if _order_of(part) != _order_of(before.part):
-        return f"{part.describe()} has another order or selection than the part before it"
+    if order_of(part) != order_of(before.part):
+        return another_order(part)
     ends = end_legs(before, replay)
     if part.legs == ends or (part.legs[:-1] == ends and not part.legs[-1].frames_per_lane):
         return ""
     return f"{part.describe()} does not begin where the part before it ends: {before.part.describe()}"
 
 
-def _order_of(part: Part) -> tuple[object, ...]:
-    """Return the values that must not change within an epoch."""
+def order_of(part: Part) -> tuple[object, ...]:
+    """Return what may not change within an epoch."""
     return order_fields(part.spec), part.selection
+
+
+def another_order(part: Part) -> str:
+    """Return what is wrong with a part of another order than the part before it, in words."""
+    return f"{part.describe()} has another order or selection than the part before it"
+
+
+def keep_parts(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts of one epoch before whose beginning the run did not go back later: for that no plan is needed.
+
+    A part that the chain counts is among them.
+    """
+    kept: list[Part] = []
+    for part in parts:
+        while kept and _begin(kept[-1]) >= _begin(part):
+            kept.pop()
+        kept.append(part)
+    return kept
+
+
+def _begin(part: Part) -> int:
+    return sum(leg.lanes * leg.frames_per_lane for leg in part.legs)
 
 
 def order_fields(spec: OrderSpec) -> tuple[object, ...]:

@@ -66,8 +66,8 @@ class EpochVerdict:
     """Places where a part does not begin at the end of the one before."""
 
     unchecked: str = ""
-    """Why the epoch cannot be checked: the run selected its frames differently from later epochs. The counts are then
-    those of the record, and the verdict says nothing of missing frames."""
+    """Why the epoch cannot be checked, where the run chose its frames otherwise than the later epochs: then the counts
+    are of what was recorded, and of what is wrong only that is told which needs no plan."""
 
     @property
     def num_skipped(self) -> int:
@@ -75,10 +75,15 @@ class EpochVerdict:
         return sum(skip.num_frames for skip in self.skipped)
 
     @property
-    def is_exact(self) -> bool:
-        """Whether every frame is accounted for exactly once, and the run handed over all in the order of the plan."""
+    def is_wrong(self) -> bool:
+        """Whether anything is not as it should be."""
         wrong = (self.missing, self.doubled, self.foreign, self.out_of_order, self.missing_ranks, self.gaps)
-        return not any(wrong) and not self.unchecked
+        return any(wrong)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every frame is accounted for exactly once, and all were handed over in the order of the plan."""
+        return not self.is_wrong and not self.unchecked
 
     def describe(self) -> tuple[str, ...]:
         """Return the verdict as lines: a summary, then what was skipped and what is wrong."""
@@ -101,7 +106,7 @@ class EpochVerdict:
         return {**asdict(self), "num_skipped": self.num_skipped, "is_exact": self.is_exact}
 
     def _summary(self) -> str:
-        if self.unchecked:
+        if self.unchecked and not self.is_wrong:
             return f"cannot be checked: {self.unchecked}"
         if self.is_exact:
             so_far = "" if self.is_finished else " so far"
@@ -116,7 +121,9 @@ class EpochVerdict:
         for word, lines in (("out of order", self.out_of_order), ("without a rank", self.missing_ranks)):
             if lines:
                 found.append(f"{len(lines)} {word}")
-        return "NOT exactly once: " + ", ".join([*found, *([counted(len(self.gaps), "gap")] if self.gaps else [])])
+        rest = f"; the rest cannot be checked: {self.unchecked}" if self.unchecked else ""
+        gaps = [counted(len(self.gaps), "gap")] if self.gaps else []
+        return "NOT exactly once: " + ", ".join([*found, *gaps]) + rest
 
 
 def _shown(word: str, lines: Sequence[str]) -> list[str]:

@@ -12,10 +12,21 @@ doubled, foreign or out of order.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from raypipe.account.axis import FrameAxis
-from raypipe.account.chain import Chain, Link, drop_later_epochs, end_legs, is_finished, link_parts, order_fields
+from raypipe.account.chain import (
+    Chain,
+    another_order,
+    drop_later_epochs,
+    end_legs,
+    is_finished,
+    keep_parts,
+    link_parts,
+    order_fields,
+    order_of,
+)
 from raypipe.account.epoch_verdict import EpochVerdict, SkippedFrames
 from raypipe.account.part_check import check_part
 from raypipe.account.parts import Account, Part, Skip, merge_skips
@@ -63,22 +74,26 @@ def check_account(
     for epoch in sorted({*begun, *rolled_back}):
         own = tuple(part for part in parts if part.epoch == epoch)
         if is_borne_out and epoch < last and own and all(part.selection != replay.selection for part in own):
-            verdicts.append(_unchecked(own, replay, rolled_back.get(epoch, empty_runs())))
+            verdicts.append(_unchecked(own, replay, rolled_back.get(epoch, empty_runs()), state))
             continue
         chain = link_parts(own, replay)
         end_gap = _check_end(chain, state, replay) if epoch == last else ""
         is_left = epoch < max(*begun, state.epoch, -1)
         spec = chain.links[0].part.spec if chain.links else state.spec
-        gaps = tuple(_find_other_seeds(chain, state)) + ((end_gap,) if end_gap else ())
+        gaps = tuple(_find_other_seeds([link.part for link in chain.links], state)) + ((end_gap,) if end_gap else ())
         check = _EpochCheck(epoch=epoch, chain=chain, replay=replay, spec=spec, is_left=is_left, gaps=gaps)
         verdicts.append(check.verdict(rolled_back.get(epoch, empty_runs())))
     return tuple(verdicts)
 
 
-def _unchecked(parts: Sequence[Part], replay: Replay, rolled_back: Runs) -> EpochVerdict:
-    """Return the verdict on an earlier epoch with other frames or weights: the account has only the last selection."""
+def _unchecked(parts: Sequence[Part], replay: Replay, rolled_back: Runs, state: OrderState) -> EpochVerdict:
+    """Return the verdict on an earlier epoch of other frames or weights: an account has the selection of its last.
+
+    There is no plan of such an epoch. What is wrong by its parts alone is told.
+    """
     num_emitted = sum(part.emitted.num_values for part in parts)
-    told = replay.chosen_otherwise(parts[-1])
+    told, kept = replay.chosen_otherwise(parts[-1]), keep_parts(parts)
+    mixed = [another_order(part) for before, part in pairwise(kept) if order_of(part) != order_of(before)]
     return EpochVerdict(
         epoch=parts[0].epoch,
         is_finished=False,
@@ -88,6 +103,8 @@ def _unchecked(parts: Sequence[Part], replay: Replay, rolled_back: Runs) -> Epoc
         num_left_over=0,
         num_to_come=0,
         num_rolled_back=rolled_back.num_values,
+        missing_ranks=tuple(_name_missing_ranks(kept)),
+        gaps=(*_find_other_seeds(kept, state), *mixed),
         unchecked=f"{told}. Check it by a checkpoint from before the change",
     )
 
@@ -129,7 +146,7 @@ class _EpochCheck:
             doubled=axis.name_frames(doubled),
             foreign=axis.name_frames(subtract_runs(surplus, doubled)),
             out_of_order=tuple(self._check_parts()),
-            missing_ranks=tuple(_name_missing_ranks(links)),
+            missing_ranks=tuple(_name_missing_ranks([link.part for link in links])),
             gaps=tuple(text for text in (*gaps, unfinished, *self.gaps) if text),
         )
 
@@ -207,12 +224,12 @@ def _begun_epochs(parts: Sequence[Part], state: OrderState, since: int) -> range
     return range(since, max([stop, *(part.epoch + 1 for part in parts)]))
 
 
-def _find_other_seeds(chain: Chain, state: OrderState) -> Iterator[str]:
-    for link in chain.links:
-        if link.part.spec.seed != state.spec.seed:
+def _find_other_seeds(parts: Sequence[Part], state: OrderState) -> Iterator[str]:
+    for part in parts:
+        if part.spec.seed != state.spec.seed:
             yield (
-                f"{link.part.describe()} has the seed {link.part.spec.seed}, and the state of the account "
-                f"{state.spec.seed}: it is of another run"
+                f"{part.describe()} has the seed {part.spec.seed}, and the state of the account {state.spec.seed}: "
+                f"it is of another run"
             )
 
 
@@ -279,8 +296,8 @@ def _name_skips(axis: FrameAxis, skips: Sequence[Skip]) -> tuple[SkippedFrames, 
     )
 
 
-def _name_missing_ranks(links: Sequence[Link]) -> Iterator[str]:
-    for link in links:
-        if link.part.missing_ranks:
-            ranks = ", ".join(map(str, link.part.missing_ranks))
-            yield f"{link.part.describe()}: no record of rank {ranks}"
+def _name_missing_ranks(parts: Sequence[Part]) -> Iterator[str]:
+    for part in parts:
+        if part.missing_ranks:
+            ranks = ", ".join(map(str, part.missing_ranks))
+            yield f"{part.describe()}: no record of rank {ranks}"

@@ -1,11 +1,12 @@
 """Copies of remote files on this node: the cache that keeps them, and what to do about a damaged one.
 
-A disk may damage a copy that arrived whole, so bad data in a copy does not prove that the file is bad. raypipe fetches
-the node's copies once more; only if the new ones are the same is the file bad.
+A disk may garble a copy after it came whole. So bad data in a copy are no proof: unless the copy has the sum that the
+storage tells, what the node keeps of the file is fetched once more, and only if that is the same, the file is bad.
 """
 
 import os
 import threading
+import traceback
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -43,7 +44,8 @@ def open_cache(spec: CacheSpec) -> FileCache:
 def read_twice(read: Callable[[], Copied], copies: "Callable[[], Copies | None]", close: Callable[[], None]) -> Copied:
     """Return what `read` returns; after bad data, fetch the node's copies again and return the second result.
 
-    A file that is still bad is bad at its source; this process does not fetch it again for that reason.
+    A file that is still bad then is bad where it comes from, and not fetched again for that by this process. Where
+    there is no room to fetch it once more, nobody knows, and it is taken for bad.
 
     Args:
         copies: returns what the node keeps of the file; None if it keeps nothing.
@@ -54,15 +56,26 @@ def read_twice(read: Callable[[], Copied], copies: "Callable[[], Copies | None]"
         return read()
     except Exception as error:
         kept = copies() if _is_bad_data(error) else None
-        if kept is None or kept.file in _sure or not _renew(kept, begun):
+        if kept is None or kept.file in _sure:
             raise
-    close()
+        # First: what is open holds the old copy, and the new one would need room beside it.
+        close()
+        _clear_frames(error)
+        if not _renew(kept, begun):
+            raise
     try:
         return read()
     except Exception as error:
         if _is_bad_data(error):
             _sure.add(kept.file)
         raise
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go what readers that failed had open: their frames, and so the error, refer to it."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _is_bad_data(error: Exception) -> bool:
@@ -77,24 +90,28 @@ class Copies:
     file: str
     """Path and version of the file."""
     wanted: Sequence[tuple[str, Fetch, int]]
-    """The arguments of `FileCache.hold` for each copy."""
+    """What `FileCache.hold` takes for each."""
+    is_sound: Callable[[], bool]
+    """Whether they are known to be what the storage has: then only reading them again can help."""
 
 
 def _renew(kept: Copies, begun: int) -> bool:
-    """Fetch copies again, unless another thread has done so since `begun`; return whether there are any."""
+    """Fetch copies once more, unless another thread has since `begun`; return whether reading them again may help."""
     with _renewing:
         if _count_of[kept.file] > begun:
             return True
-        is_other = [kept.cache.renew(*one) for one in kept.wanted]
-        _count_of[""] += 1
-        _count_of[kept.file] = _count_of[""]
+        is_other = [False] if kept.is_sound() else [kept.cache.renew(*one) for one in kept.wanted]
+        is_renewed = bool(is_other) and None not in is_other
+        if is_renewed:
+            _count_of[""] += 1
+            _count_of[kept.file] = _count_of[""]
     if True in is_other:
         warnings.warn(
             f"what this node keeps of {kept.file} in {kept.cache.folder!r} was damaged, and is fetched again. Look at "
             f"the disk (dmesg) if that happens often.",
             stacklevel=2,
         )
-    return any(one is not None for one in is_other)
+    return is_renewed
 
 
 _count_of: "Counter[str]" = Counter()

@@ -179,6 +179,19 @@ class Remote:
             self._answered(name, lambda: self.filesystem.get_file(path, target, callback=_Told(progress)))
             self._check_version(name, entry)
 
+    def has_sum(self, name: str, copy: str) -> bool:
+        """Return whether a local copy of a file has the sum that the storage tells; false where it tells none."""
+        try:
+            if isinstance(self.filesystem, HubFiles):
+                return self.filesystem.has_hash(self._locate(name), copy)
+            told = self._md5_of(self.entries[name]) if self._is_s3 else ""
+            return bool(_MD5.fullmatch(told)) and _md5_of_file(copy) == told
+        except OSError:
+            return False
+
+    def _md5_of(self, entry: ListedFile) -> str:
+        return entry.stamp.partition(", ETag ")[2].strip('"') if self._has_md5 else ""
+
     def _fetch_object(self, asked: dict[str, Any], entry: ListedFile, target: str, progress: Progress) -> None:
         """Write an object of S3 and compare its MD5 with the ETag, if the object was uploaded in one part.
 
@@ -186,13 +199,12 @@ class Remote:
             DownloadError: the bytes are not those that were stored.
         """
         sums: list[str] = []
-        told = entry.stamp.partition(", ETag ")[2].strip('"') if self._has_md5 else ""
+        told = self._md5_of(entry)
         while len(sums) < _TRIES_OF_MD5:
             bodies.fetch_object(self.filesystem, asked, entry.size_bytes, target, progress)
             if not _MD5.fullmatch(told):
                 return
-            with open(target, "rb") as stream:
-                sums.append(hashlib.file_digest(stream, partial(hashlib.md5, usedforsecurity=False)).hexdigest())
+            sums.append(_md5_of_file(target))
             if sums[-1] == told:
                 self._met_md5 = True
                 return
@@ -357,6 +369,11 @@ class _Told(Callback):  # type: ignore[misc]
 
     def call(self, *_: Any, **__: Any) -> None:
         self._progress(int(self.value))
+
+
+def _md5_of_file(path: str) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
 
 
 def _check_part(name: str, start: int, stop: int, content: bytes) -> None:

@@ -253,7 +253,13 @@ class Storage:
         whole = self._whole(name)
         wanted = [whole] if whole is not None else []
         wanted += [self._part(name, *part) for part in list_parts(self.uri, name)]
-        return Copies(cache=open_cache(self.cache), file=f"{self.locate(name)} {entry.stamp}", wanted=wanted)
+        cache, file = open_cache(self.cache), f"{self.locate(name)} {entry.stamp}"
+
+        def is_sound() -> bool:
+            # A sum is of a whole file.
+            return whole is not None and self._remote.has_sum(name, cache.path_of(whole[0]))
+
+        return Copies(cache=cache, file=file, wanted=wanted, is_sound=is_sound)
 
     def prefetch(self, name: str) -> "Future[bool] | None":
         """Start to fetch a remote file into the cache of this node, if there is a cache with room.

@@ -12,8 +12,9 @@ FREE_BYTES: Final = 1 << 29
 """Memory that the values of a parquet file may take, however small the file: a million episodes of 30 columns take
 half of it."""
 
-MOST_RATIO: Final = 16
-"""The values of a larger file may take this many times its size. Real rows are 1 to 4 times as large in memory."""
+MOST_RATIO: Final = 64
+"""How many times its own size the values of a larger file may take. Real rows are 1 to 4 times as large in memory, and
+10 to 40 times where most of a state is padded with zeros; to take gigabytes, a file must have tens of megabytes."""
 
 MOST_JSON_BYTES: Final = 1 << 28
 """For a JSON document, an answer, or a line of JSON lines. The statistics of an episode take kilobytes, the listing of

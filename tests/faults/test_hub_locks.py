@@ -10,6 +10,7 @@ from hub_server import HubServer
 
 from raypipe.dataset import download_dataset
 from raypipe.errors import DownloadError
+from raypipe.storage.hub.cache import cache_place, locked
 from raypipe.storage.hub.files import open_files
 from raypipe.storage.hub.resolve import resolve
 
@@ -66,6 +67,28 @@ def test_a_holder_that_is_at_work_is_waited_for(hub, tmp_path):
     worker.join()
 
     assert report.num_files == 1
+
+
+@pytest.mark.filterwarnings("ignore:waits for the lock")
+def test_a_holder_that_fetches_nothing_yet_is_waited_for(hub, monkeypatch):
+    monkeypatch.setattr("raypipe.storage.hub.cache._TOUCH_S", 0.3, raising=False)
+    place = cache_place(resolve(REPO))
+    is_held = threading.Event()
+
+    def compare_hashes():
+        with locked(place):
+            is_held.set()
+            time.sleep(5)
+
+    holder = threading.Thread(target=compare_hashes)
+    holder.start()
+    is_held.wait()
+
+    report = download_dataset(REPO)
+    holder.join()
+
+    assert report.num_files == 1
+    assert "raypipe-lock" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_lock_of_the_listing_that_another_holds_for_ever_does_not_keep_readers_from_asking(hub, tmp_path):

@@ -412,6 +412,49 @@ def test_an_earlier_epoch_with_a_forged_selection_is_neither_exact_nor_hides_the
     assert (checked.is_exact, checked.exit_code) == (False, 2)
 
 
+@pytest.mark.parametrize(
+    ("epoch", "doctor", "told"),
+    [
+        (0, lambda part: replace(part, spec=replace(part.spec, seed=4)), "has the seed 4"),
+        (0, lambda part: replace(part, ranks=part.ranks[:1] if part.ranks[0].rank == 0 else ()), "no record of rank 1"),
+        (1, lambda part: replace(part, selection=f"of others {len(part.legs)}"), "another order or selection"),
+    ],
+    ids=["seed", "rank", "selections"],
+)
+def test_what_is_wrong_by_the_parts_alone_is_told_of_an_epoch_of_another_selection(runs, tmp_path, epoch, doctor, told):
+    def forge(parts):
+        return [doctor(replace(part, selection="of others")) if part.epoch == epoch else part for part in parts]
+
+    folder = forged_folder(runs, tmp_path, lambda checkpoint: checkpoint.parts(forge, 0, 1, 2))
+
+    checked = check_run(folder)
+    lines = checked.verdicts[epoch].describe()
+
+    assert [bool(one.unchecked) for one in checked.verdicts] == [number == epoch for number in range(4)]
+    assert checked.exit_code == 1
+    assert lines[0].startswith(f"epoch {epoch}: NOT exactly once: 1 ")
+    assert "the rest cannot be checked: its frames were chosen otherwise" in lines[0]
+    assert told in "\n".join(lines[1:])
+
+
+def test_parts_that_were_rolled_back_prove_nothing_wrong_of_an_epoch_of_another_selection():
+    run = HandRun(make_index([9, 9, 12, 20]), SPEC)
+    run.start(2, 3)
+    begin = run.state
+    run.steps(2)
+    run.go_back(begin)
+    run.steps(run.world.num_steps + 1)
+    first, *others = run.account().parts
+    changed = [replace(one, selection="of others") if one.epoch == 0 else one for one in others]
+    first = replace(first, selection="of yet others", ranks=first.ranks[:1])
+    account = replace(run.account(), parts=(first, *changed))
+
+    verdicts = check_account(run.index, run.axis, account)
+
+    assert [bool(one.unchecked) for one in verdicts] == [True, False]
+    assert [one.is_wrong for one in verdicts] == [False, False]
+
+
 @pytest.mark.parametrize("chosen", ["last", "all"])
 def test_a_forged_selection_of_the_last_epoch_is_an_error(runs, tmp_path, chosen):
     def forge(parts):

@@ -1,17 +1,22 @@
 """Copies in the cache of a node that the disk has garbled: they are fetched again, and the dataset is not blamed."""
 
+import errno
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
 import pytest
 from batches import frames_of_all, local_loader, varied_spec
+from hub_server import HubServer
+from s3_server import S3Server
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import DatasetError, DownloadError
 from raypipe.format import forget_indexes
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, Storage, copies
+from raypipe.storage.hub import resolve
 from raypipe.testing import write_dataset
 
 FOUND = "fetched again"
@@ -160,3 +165,90 @@ def test_a_copy_in_use_is_replaced_under_its_user(remote, tmp_path):
 
 def ledger_of(tmp_path):
     return int((tmp_path / "cache/ledger").read_bytes())
+
+
+def fail_with(error):
+    def fail(*_arguments, **_options):
+        raise error
+
+    return fail
+
+
+def a_file_in_a_small_cache(remote, tmp_path):
+    """A storage whose cache has room for one copy of a file, and a reader of it that opens it and meets bad data."""
+    probe = Storage(remote, CacheSpec(folder=str(tmp_path / "probe")))
+    right = probe.read_bytes("meta/info.json")
+    storage = Storage(remote, CacheSpec(folder=str(tmp_path / "cache"), max_bytes=len(right) * 3 // 2))
+
+    def read():
+        stream = storage.open_file("meta/info.json")
+        if stream.read() != right:
+            raise DatasetError("no sense")
+        return right
+
+    assert read() == right
+    for path in cached_files(tmp_path):
+        garble(path)
+    return storage, read, right
+
+
+def test_what_a_reader_that_failed_had_open_takes_no_room_of_the_new_copy(remote, tmp_path):
+    storage, read, right = a_file_in_a_small_cache(remote, tmp_path)
+
+    with pytest.warns(UserWarning, match=FOUND):
+        assert storage.read_again("meta/info.json", read) == right
+
+
+def test_bad_data_in_a_copy_that_another_has_open_in_a_full_cache_is_bad_data(remote, tmp_path):
+    storage, read, _ = a_file_in_a_small_cache(remote, tmp_path)
+
+    with storage.hold("meta/info.json"), pytest.raises(DatasetError, match="no sense"):
+        storage.read_again("meta/info.json", read)
+
+
+def test_bad_data_in_a_copy_on_a_full_disk_is_bad_data(remote, memory, tmp_path, monkeypatch):
+    storage, read, _ = a_file_in_a_small_cache(remote, tmp_path)
+    monkeypatch.setattr(type(memory), "get_file", fail_with(OSError(errno.ENOSPC, "No space left on device")))
+
+    with storage.hold("meta/info.json"), pytest.raises(DatasetError, match="no sense"):
+        storage.read_again("meta/info.json", read)
+
+
+@pytest.mark.parametrize("is_garbled", [False, True])
+@pytest.mark.parametrize("kind", ["hub", "s3"])
+def test_a_copy_that_has_the_sum_of_its_storage_is_not_fetched_again(kind, is_garbled, local, tmp_path):
+    name = "meta/tasks.parquet"
+
+    with opened_server(kind, local, tmp_path) as (server, root, num_fetched):
+        storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
+        right, contents = storage.read_bytes(name), []
+        if is_garbled:
+            for path in cached_files(tmp_path):
+                garble(path)
+        server.reset()
+
+        def read():
+            contents.append(storage.read_bytes(name))
+            raise DatasetError("no sense")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(DatasetError, match="no sense"):
+                storage.read_again(name, read)
+
+        assert num_fetched(name) == int(is_garbled)
+        assert contents[1] == right
+        assert (contents[0] != right) is is_garbled
+
+
+@contextmanager
+def opened_server(kind, folder, tmp_path):
+    """Give a server, the root of a dataset on it, and a function that tells how often a file was sent."""
+    if kind == "s3":
+        with S3Server() as server, server.as_s3():
+            root = server.add("arm", folder)
+            yield server, root, lambda name: server.keys[f"arm/{name}"]
+        return
+    with HubServer() as server, server.as_hub(tmp_path / "hub"):
+        server.add_repo("lab/arm", folder, tags=("v3.0",))
+        yield server, resolve("lab/arm").uri, lambda _: server.counts["lfs"]

@@ -42,6 +42,10 @@ _WAIT_S = 600.0
 """How long to wait for a lock while nothing changes in the folder that its holder writes to."""
 
 _LOOK_S: Final = 1.0
+
+_TOUCH_S = 5.0
+"""After which a holder shows again that it is at work."""
+
 _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 _SNAPSHOTS: dict[tuple[str, str], str] = {}
@@ -121,14 +125,30 @@ def folder_place(source: HubSource, out: str | os.PathLike[str]) -> HubPlace:
 def locked(place: HubPlace) -> Iterator[None]:
     """Let one process at a time download to a place, on one node or on a shared file system."""
     place.lock.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(place.lock, place.partial):
+    with _lock(place.lock, place.partial), _touched(place.partial):
         yield
 
 
-def keep_lock(place: HubPlace) -> None:
-    """Show the processes that wait for a place's lock that its holder is working, even if it only compares hashes."""
+@contextmanager
+def _touched(folder: Path) -> Iterator[None]:
+    """Show those who wait for a lock that its holder lives: also where it compares hashes, or the Hub lets it wait."""
+    ended = threading.Event()
+
+    def touch() -> None:
+        while not ended.wait(_TOUCH_S):
+            with suppress(OSError):
+                os.utime(folder)
+
+    # Whoever may not write there fetches nothing, and needs no such folder.
     with suppress(OSError):
-        os.utime(place.partial)
+        folder.mkdir(parents=True, exist_ok=True)
+    toucher = threading.Thread(target=touch, name="raypipe-lock", daemon=True)
+    toucher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        toucher.join()
 
 
 @contextmanager

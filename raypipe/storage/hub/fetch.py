@@ -22,7 +22,6 @@ from raypipe.storage.hub.cache import (
     HubPlace,
     Listing,
     download_command,
-    keep_lock,
     read_listing,
     write_file,
     write_listing,
@@ -144,7 +143,6 @@ class _FetchJob:
             blob_lock = self._blob_locks.setdefault(file.content_hash, threading.Lock())
         try:
             with blob_lock:
-                keep_lock(self._place)
                 if self._is_complete(name, file):
                     self._advance(file.size_bytes)
                     return None

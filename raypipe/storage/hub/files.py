@@ -99,8 +99,8 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
     def fetch(self, path: str, target: str, progress: Callable[[int], None]) -> None:
         """Write a whole file to `target`, verified by its hash; `progress` may raise to stop it."""
         file, received, kept = self._file(path), [0], cache_place(self._source).folder / self._name(path)
-        if kept.is_file() and size_of(kept) == file.size_bytes and hash_of(kept, file) == file.content_hash:
-            # The file was downloaded to the Hub's cache before.
+        if self.has_hash(path, kept):
+            # A part of the dataset was downloaded before.
             progress(file.size_bytes)
             shutil.copyfile(kept, target)
             return
@@ -112,6 +112,11 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         receiver = Receiver(self._client, self._source, advance)
         name = self._name(path)
         self._client.attempt(self._ask(path), lambda: receiver.receive(name, file, Path(target)))
+
+    def has_hash(self, path: str, copy: str | Path) -> bool:
+        """Return whether a local copy of a file has the hash that the Hub lists."""
+        file, kept = self._file(path), Path(copy)
+        return kept.is_file() and size_of(kept) == file.size_bytes and hash_of(kept, file) == file.content_hash
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> AbstractBufferedFile:
         size = self._file(path).size_bytes

@@ -153,25 +153,34 @@ class FileCache:
             lock = self._obtain_on_full_disk(wanted)
         return HeldFile(lock)
 
+    def path_of(self, key: str) -> str:
+        """Return where the file that `key` stands for is, if it is there."""
+        return self._ledger.path_of(key)
+
     def renew(self, key: str, fetch: Fetch, size: int | None = None) -> bool | None:
         """Fetch a file again to replace its copy; return whether the old copy had another content.
 
-        For a copy with bad content, which the disk may have damaged. Readers that hold the old copy keep it. Return
-        None if there is no copy.
+        For a file whose content makes no sense: the disk may have garbled it. Those who hold the copy keep it. False
+        where there is no copy: whoever uses the file next fetches it. None where there is no room for another one
+        beside the copy.
         """
-        wanted = _check_wanted(key, fetch, size)
+        wanted, watch = _check_wanted(key, fetch, size), Watch()
         old = _digest(self._ledger.path_of(key))
         if old is None:
-            return None
+            return False
         claim = self._ledger.claim(key, is_ahead=False, wait=True)
         try:
             if _digest(claim.path) != old:
                 # Another process has replaced it meanwhile.
                 return True
-            with HeldFile(fetch_file(self._ledger, claim, wanted, Watch())) as held:
+            with HeldFile(fetch_file(self._ledger, claim, wanted, watch)) as held:
                 self._count("misses")
                 self._count("bytes_fetched", os.path.getsize(held.path))
                 return _digest(held.path) != old
+        except Exception as error:
+            if watch.was_refused or is_disk_full(error):
+                return None
+            raise
         finally:
             self._ledger.drop(claim)
 

@@ -29,8 +29,7 @@ class CheckedRun:
         """0 if every epoch is exact, 1 if one is not or the account has a problem, 2 if some cannot be checked."""
         if self.is_exact:
             return 0
-        is_wrong = self.run.problem or any(not one.is_exact and not one.unchecked for one in self.verdicts)
-        return 1 if is_wrong else 2
+        return 1 if self.run.problem or any(one.is_wrong for one in self.verdicts) else 2
 
     def describe(self) -> tuple[str, ...]:
         """Return all verdicts as lines."""

@@ -21,7 +21,7 @@ def verdict_table(checked: CheckedRun) -> "Table":
     table.add_column("verdict")
     for verdict in checked.verdicts:
         counts = [f"{getattr(verdict, f'num_{name}'):,}" for name in _COLUMNS]
-        word = "not checked" if verdict.unchecked else "exactly once" if verdict.is_exact else "NOT exactly once"
+        word = "NOT exactly once" if verdict.is_wrong else "not checked" if verdict.unchecked else "exactly once"
         table.add_row(str(verdict.epoch), *counts, word)
     return table
 
