@@ -130,5 +130,6 @@ class FramePool:
     def give_back(self, frames: Iterable[Pixels]) -> None:
         """Let the memory of frames be used again: nobody looks at them any more."""
         with self._lock:
-            for pixels in frames:
+            # Frames of clips that were in flight come after the last store has left.
+            for pixels in frames if self.num_stores > 0 else ():
                 self._free.setdefault((pixels.shape, pixels.dtype), []).append(pixels)
