@@ -361,14 +361,15 @@ class ClipStore:
         missing = sum(self._open(key).num_bytes for key in wanted if key not in self._clips)
         self._again_bytes += missing // _AGAIN_SHARE
         # Those that began last stay longest.
-        for key in [key for key in reversed(self._clips) if key not in wanted]:
-            clip = self._clips[key]
-            if self.num_bytes + missing <= self._most_bytes or self._again_bytes < clip.opened.num_bytes:
+        for key in [key for key in reversed(self._clips) if key not in wanted and self._clips[key].frames]:
+            if self.num_bytes + missing <= self._most_bytes:
                 return
-            if clip.frames:
-                self._again_bytes -= clip.opened.num_bytes
-                self._opened[key] = clip.left()
-                self._free(self._clips.pop(key))
+            left = self._clips[key].left()
+            if self._again_bytes < left.num_bytes:
+                return
+            self._again_bytes -= left.num_bytes
+            self._opened[key] = left
+            self._free(self._clips.pop(key))
 
     def wait(self, keys: Iterable[ClipKey]) -> dict[ClipKey, DatasetError]:
         """Wait for clips; return the errors of those that are found to be bad now."""

@@ -193,6 +193,25 @@ def test_frames_of_later_batches_make_room_for_the_next_one_and_are_decoded_agai
     assert store.num_bytes == 0
 
 
+def test_room_is_made_by_clips_that_are_there_and_costs_what_is_left_of_them():
+    executor = Executor()
+
+    def open_clip(key):
+        return opener(100 if key[0] == 9 else 10)(key)
+
+    store, begun = ClipStore(open_clip, executor, 100, FramePool()), [(number, 0) for number in range(3)]
+    # The large clip stays in flight.
+    store.ask([*begun, (9, 0)], is_next=True)
+    store.wait(begun)
+    store.leave((key, frame) for key in begun for frame in range(8))
+
+    store.ask([(3, 0)], is_next=True)
+    store.ask(begun, is_next=True)
+
+    # Some 70 bytes may be decoded again, less than a whole clip: two frames are left of each of the three, 60 bytes.
+    assert executor.asked[5:] == [(0, 8, 9), (1, 8, 9), (2, 8, 9)]
+
+
 def test_a_clip_that_made_room_and_whose_span_is_left_out_is_not_decoded_again():
     executor = Executor()
     store, begun = ClipStore(opener(2), executor, 40, FramePool()), [(0, 0), (1, 0)]
