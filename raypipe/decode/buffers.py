@@ -105,7 +105,9 @@ class FramePool:
             free = self._free.setdefault((shape, np.dtype(dtype)), [])
             if not free:
                 frame_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-                num_frames = min(_MOST_IN_SLAB, max(1, _SLAB_BYTES // max(1, frame_bytes)))
+                num_in_slab = min(_MOST_IN_SLAB, max(1, _SLAB_BYTES // max(1, frame_bytes)))
+                # Without a store nothing uses the rest of a slab.
+                num_frames = num_in_slab if self.num_stores > 0 else 1
                 free.extend(np.empty((num_frames, *shape), dtype))
             return free.pop()
 

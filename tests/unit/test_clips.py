@@ -369,6 +369,16 @@ def test_frames_that_come_after_the_last_store_has_left_are_not_kept():
     assert pool.take((4,), np.uint8) is not late
 
 
+def test_a_pool_without_a_store_takes_memory_for_one_frame_at_a_time():
+    pool = FramePool()
+    alone = pool.take((4,), np.uint8)
+    pool.enter()
+    first, second = pool.take((4,), np.uint8), pool.take((4,), np.uint8)
+
+    assert alone.base.nbytes == 4
+    assert first.base is second.base
+
+
 def test_storage_that_does_not_answer_is_no_bad_data():
     store = ClipStore(opener(2), Executor(errors={0: DownloadError("no answer")}), most_bytes=1000, pool=FramePool())
     store.ask([(0, 0)], is_next=True)
