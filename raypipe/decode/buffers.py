@@ -105,7 +105,9 @@ class FramePool:
             free = self._free.setdefault((shape, np.dtype(dtype)), [])
             if not free:
                 frame_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-                num_frames = min(_MOST_IN_SLAB, max(1, _SLAB_BYTES // max(1, frame_bytes)))
+                num_in_slab = min(_MOST_IN_SLAB, max(1, _SLAB_BYTES // max(1, frame_bytes)))
+                # Without a store nothing uses the rest of a slab.
+                num_frames = num_in_slab if self.num_stores > 0 else 1
                 free.extend(np.empty((num_frames, *shape), dtype))
             return free.pop()
 
@@ -130,5 +132,6 @@ class FramePool:
     def give_back(self, frames: Iterable[Pixels]) -> None:
         """Take back the memory of frames for reuse; the caller must not read them any more."""
         with self._lock:
-            for pixels in frames:
+            # Frames of clips that were in flight come after the last store has left.
+            for pixels in frames if self.num_stores > 0 else ():
                 self._free.setdefault((pixels.shape, pixels.dtype), []).append(pixels)

@@ -15,8 +15,8 @@ and the executor decides where to decode them.
 
 import threading
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 ClipKey = tuple[int, int]
 """The span of a clip, by its arrival number on the rank, and the number of the clip in its episode."""
 
-_NOTHING: Final = 0
 _AHEAD_SHARE: Final = 4
 """A quarter of the memory may be in flight: enough that decoding never waits, little enough that the rest is held."""
 
@@ -101,6 +100,10 @@ class Pending(Protocol):
 
     def result(self) -> Sequence[Pixels]:
         """Wait for the frames and return them; raise what decoding raised."""
+        ...
+
+    def drop(self, pool: FramePool) -> None:
+        """Ask for the frames no more: those in memory of `pool` go back to it once they are there."""
         ...
 
 
@@ -205,6 +208,15 @@ class _ThreadClip:
     def result(self) -> list[Pixels]:
         assert self.job is not None, "what was submitted is flushed before it is waited for"
         return take_clip(self.job.result(), self.number)
+
+    def drop(self, pool: FramePool) -> None:
+        assert self.job is not None, "what was submitted is flushed before it is dropped"
+        self.job.add_done_callback(lambda _: self._give_back(pool))
+
+    def _give_back(self, pool: FramePool) -> None:
+        # A bad clip has no frames, nor has one that was not begun when the executor was closed.
+        with suppress(RaypipeError, OSError, CancelledError, IndexError):
+            pool.give_back(self.result())
 
 
 class ThreadExecutor:
@@ -349,14 +361,15 @@ class ClipStore:
         missing = sum(self._open(key).num_bytes for key in wanted if key not in self._clips)
         self._again_bytes += missing // _AGAIN_SHARE
         # The clips that began last go first: they would stay longest.
-        for key in [key for key in reversed(self._clips) if key not in wanted]:
-            clip = self._clips[key]
-            if self.num_bytes + missing <= self._most_bytes or self._again_bytes < clip.opened.num_bytes:
+        for key in [key for key in reversed(self._clips) if key not in wanted and self._clips[key].frames]:
+            if self.num_bytes + missing <= self._most_bytes:
                 return
-            if clip.frames:
-                self._again_bytes -= clip.opened.num_bytes
-                self._opened[key] = clip.left()
-                self._free(self._clips.pop(key))
+            left = self._clips[key].left()
+            if self._again_bytes < left.num_bytes:
+                return
+            self._again_bytes -= left.num_bytes
+            self._opened[key] = left
+            self._free(self._clips.pop(key))
 
     def wait(self, keys: Iterable[ClipKey]) -> dict[ClipKey, DatasetError]:
         """Wait for clips; return the errors of those that turn out to be bad."""
@@ -423,18 +436,20 @@ class ClipStore:
                 self._drop((arrival, clip))
 
     def _receive(self, clip: _HeldClip) -> None:
-        size = clip.opened.num_bytes
-        clip.is_ready = True
-        try:
-            for camera, pending in clip.pending.items():
-                numbers = clip.opened.requests[camera].frames.tolist()
-                clip.frames[camera] = dict(zip(numbers, pending.result(), strict=True))
-        except DatasetError as error:
-            clip.error, clip.frames = error, {}
-        clip.pending = {}
-        clip.is_pooled = not self._executor.is_shared
-        self.in_flight_bytes -= size
-        self.held_bytes += size if clip.error is None else _NOTHING
+        clip.is_ready, clip.is_pooled = True, not self._executor.is_shared
+        # Of every camera, also behind a bad one: memory of frames that nobody receives is not used again.
+        for camera in list(clip.pending):
+            request = clip.opened.requests[camera]
+            try:
+                frames = clip.pending.pop(camera).result()
+                clip.frames[camera] = dict(zip(request.frames.tolist(), frames, strict=True))
+                self.held_bytes += request.num_bytes
+            except DatasetError as error:
+                clip.error = clip.error or error
+            finally:
+                self.in_flight_bytes -= request.num_bytes
+        if clip.error is not None:
+            self._free(clip)
 
     def _drop(self, key: ClipKey) -> None:
         left = self._by_span.get(key[0], set())
@@ -448,8 +463,10 @@ class ClipStore:
             self._free(clip)
 
     def _free(self, clip: _HeldClip) -> None:
-        if not clip.is_ready:
-            self.in_flight_bytes -= clip.opened.num_bytes
+        pending, clip.pending = clip.pending, {}
+        for camera, one in pending.items():
+            self.in_flight_bytes -= clip.opened.requests[camera].num_bytes
+            one.drop(self._pool)
         # Remove them from the clip first: memory given back twice would hold two frames at once.
         by_camera, clip.frames = clip.frames, {}
         for camera, frames in by_camera.items():

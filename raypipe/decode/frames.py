@@ -108,7 +108,12 @@ class FrameDecoder:
             with self._lock:
                 self._counts.kept_frames += len(found)
         if len(missing):
-            decoded = self._decode(row, camera, missing, span or (int(frames[0]), int(frames[-1]) + 1)).cpu().numpy()
+            try:
+                span = span or (int(frames[0]), int(frames[-1]) + 1)
+                decoded = self._decode(row, camera, missing, span).cpu().numpy()
+            except BaseException:
+                pool.give_back(found.values())
+                raise
             if kept is not None:
                 self._write_kept(kept, row, camera, missing, decoded)
             found.update(zip(missing.tolist(), map(pool.keep, decoded), strict=True))

@@ -207,23 +207,28 @@ class KeptVideo:
         try:
             with _open(self.path, os.O_RDONLY) as file:
                 for frame, check in zip(frames.tolist(), self._read_checks(file, frames), strict=True):
-                    if check != _ABSENT:
-                        pixels = pool.take(self.shape, self.dtype)
-                        if self._read_frame(file, frame, check, pixels.reshape(-1).view(np.uint8)):
-                            found[frame] = pixels
+                    if check != _ABSENT and (pixels := self._read_frame(file, frame, check, pool)) is not None:
+                        found[frame] = pixels
         except FileNotFoundError:
             pass
         except OSError as error:
             self.folder.warn(str(error))
         return found
 
-    def _read_frame(self, file: io.FileIO, frame: int, check: bytes, into: Bytes) -> bool:
+    def _read_frame(self, file: io.FileIO, frame: int, check: bytes, pool: FramePool) -> Pixels | None:
         slot = self.first_slot + frame
-        file.seek(self._pixels_at + slot * self._frame_bytes)
-        if file.readinto(into.data) == len(into) and check_of(self.key, slot, into) == check:
-            return True
+        pixels, is_whole = pool.take(self.shape, self.dtype), False
+        try:
+            into = pixels.reshape(-1).view(np.uint8)
+            file.seek(self._pixels_at + slot * self._frame_bytes)
+            is_whole = file.readinto(into.data) == len(into) and check_of(self.key, slot, into) == check
+        finally:
+            if not is_whole:
+                pool.give_back([pixels])
+        if is_whole:
+            return pixels
         self.folder.warn(f"frame {slot} of {self.path!r} is damaged, and is decoded anew")
-        return False
+        return None
 
     def _read_checks(self, file: io.FileIO, frames: FrameNumbers) -> list[bytes]:
         first, last = int(frames[0]), int(frames[-1])

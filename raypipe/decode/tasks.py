@@ -14,7 +14,7 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raypipe.decode.buffers import Pixels
+from raypipe.decode.buffers import FramePool, Pixels
 from raypipe.decode.clips import ClipRequest, DecodedClip, take_clip, try_clip
 from raypipe.decode.journal import journal_scope
 from raypipe.storage import num_requests
@@ -77,6 +77,9 @@ class _PendingClip:
         if self.group.task is None and self.group.requests:
             self.executor.start(self.group)
         return self.group.take(self.number)
+
+    def drop(self, pool: FramePool) -> None:
+        """Do nothing: the frames lie in an object of the object store, which goes with its group."""
 
 
 @dataclass

@@ -18,11 +18,13 @@ from mixture_cases import write_unlike
 
 from raypipe.dataset import open_dataset
 from raypipe.decode import kept
+from raypipe.decode.buffers import FramePool
 from raypipe.decode.frames import FrameDecoder
 from raypipe.decode.journal import Journal
 from raypipe.decode.keep_spec import KeepSpec
 from raypipe.decode.kept import KeepFolder, survey_kept
 from raypipe.decode.spec import DecodeSpec
+from raypipe.errors import DecodeError
 from raypipe.mixture import Mixture
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, Storage
@@ -275,6 +277,58 @@ def test_a_damaged_frame_is_told_once(root, wanted, tmp_path):
         assert_same_frames(frames_of(Kept(root, tmp_path)), wanted)
 
     assert len(told) == 1
+
+
+class CountedPool(FramePool):
+    """Counts the frames that are out."""
+
+    num_out = 0
+
+    def take(self, shape, dtype):
+        self.num_out += 1
+        return super().take(shape, dtype)
+
+    def give_back(self, frames):
+        given = list(frames)
+        self.num_out -= len(given)
+        super().give_back(given)
+
+
+def read_error(*_):
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def decode_error(*_):
+    raise DecodeError("bad video")
+
+
+@pytest.mark.parametrize("kind", ["damaged", "unreadable"])
+def test_memory_of_a_frame_that_cannot_be_read_is_given_back(root, tmp_path, monkeypatch, kind):
+    frames_of(Kept(root, tmp_path), rows=[0])
+    if kind == "unreadable":
+        monkeypatch.setattr(kept, "check_of", read_error)
+    for path in files_in(tmp_path) if kind == "damaged" else ():
+        content = path.read_bytes()
+        path.write_bytes(content[: -3 * FRAME_BYTES] + bytes(3 * FRAME_BYTES))
+    decoder, pool = Kept(root, tmp_path), CountedPool()
+
+    with pytest.warns(UserWarning, match=r"is damaged|Input/output error"):
+        found = decoder.read_clip(0, TOP, np.arange(LENGTHS[0]), pool)
+
+    assert decoder.counts().frames > 0
+    assert pool.num_out == len(found) == LENGTHS[0]
+
+
+def test_memory_of_kept_frames_is_given_back_where_the_others_cannot_be_decoded(root, tmp_path, monkeypatch):
+    kept_one = Kept(root, tmp_path)
+    kept_one.decode_video(0, TOP, np.arange(9))
+    decoder, pool = Kept(root, tmp_path), CountedPool()
+    monkeypatch.setattr(FrameDecoder, "_decode", decode_error)
+
+    with pytest.raises(DecodeError, match="bad video"):
+        decoder.read_clip(0, TOP, np.arange(LENGTHS[0]), pool)
+
+    assert (decoder.counts().kept_frames, pool.num_out) == (9, 0)
 
 
 def test_half_the_space_gives_half_the_hits_in_every_epoch_and_keeps_the_bound(tmp_path):

@@ -18,6 +18,13 @@ from raypipe.plan import DEFAULT_LIVE_BYTES, CameraCost, MemberCost, OrderSpec, 
 FRAME_BYTES = 10
 
 
+class Decoded(Future):
+    """Frames that are there."""
+
+    def drop(self, pool):
+        pass
+
+
 class Executor:
     """Decodes at once; counts what it was asked for."""
 
@@ -30,7 +37,7 @@ class Executor:
 
     def submit(self, request):
         self.asked.append((request.row, *request.frames.tolist()))
-        future = Future()
+        future = Decoded()
         error = self.errors.get(request.row)
         if error is not None:
             future.set_exception(error)
@@ -65,6 +72,19 @@ class StampDecoder:
         if row == 13:
             raise DatasetError("bad")
         return [pool.keep(frame) for frame in frames.astype(np.uint8).reshape(-1, 1, 1, 1)]
+
+
+class SlabPool(FramePool):
+    """Notes which slabs frames have come from."""
+
+    def __init__(self):
+        super().__init__()
+        self.slabs = {}
+
+    def take(self, shape, dtype):
+        pixels = super().take(shape, dtype)
+        self.slabs[id(pixels.base)] = pixels.base
+        return pixels
 
 
 def shown(store, key):
@@ -173,6 +193,25 @@ def test_frames_of_later_batches_make_room_for_the_next_one_and_are_decoded_agai
     assert store.num_bytes == 0
 
 
+def test_room_is_made_by_clips_that_are_there_and_costs_what_is_left_of_them():
+    executor = Executor()
+
+    def open_clip(key):
+        return opener(100 if key[0] == 9 else 10)(key)
+
+    store, begun = ClipStore(open_clip, executor, 100, FramePool()), [(number, 0) for number in range(3)]
+    # The large clip stays in flight.
+    store.ask([*begun, (9, 0)], is_next=True)
+    store.wait(begun)
+    store.leave((key, frame) for key in begun for frame in range(8))
+
+    store.ask([(3, 0)], is_next=True)
+    store.ask(begun, is_next=True)
+
+    # Some 70 bytes may be decoded again, less than a whole clip: two frames are left of each of the three, 60 bytes.
+    assert executor.asked[5:] == [(0, 8, 9), (1, 8, 9), (2, 8, 9)]
+
+
 def test_a_clip_that_made_room_and_whose_span_is_left_out_is_not_decoded_again():
     executor = Executor()
     store, begun = ClipStore(opener(2), executor, 40, FramePool()), [(0, 0), (1, 0)]
@@ -268,6 +307,76 @@ def test_threads_decode_several_clips_to_a_job_and_a_bad_one_spares_the_others()
     assert [np.concatenate(clip.result()).ravel().tolist() for clip in clips] == [[2, 3]] * 15
     assert len({id(clip.job) for clip in clips}) == 4
     executor.close()
+
+
+def bad_beside_good(bad):
+    """Clips of two cameras, of which one is bad."""
+
+    def open_clip(key):
+        good = opener(3)(key).requests["top"]
+        requests = {one: replace(good, row=13 if one == bad else 0, camera=one) for one in ("top", "wrist")}
+        return OpenedClip(requests, 3, has_windows=False)
+
+    return open_clip
+
+
+@pytest.mark.parametrize("bad", ["top", "wrist"])
+def test_memory_of_the_good_camera_of_bad_clips_is_used_again(bad):
+    pool = SlabPool()
+    executor = ThreadExecutor(lambda: [StampDecoder()], num_threads=1, pool=pool)
+    store = ClipStore(bad_beside_good(bad), executor, 10_000, pool)
+
+    for span in range(1000):
+        store.ask([(span, 0)], is_next=True)
+        assert list(store.wait([(span, 0)])) == [(span, 0)]
+        assert store.num_bytes == 0
+        store.leave([((span, 0), frame) for frame in range(3)])
+
+    # 3,000 frames were decoded, and a slab holds 1,024.
+    assert len(pool.slabs) == 1
+    executor.close()
+
+
+@pytest.mark.parametrize("bad", ["top", "neither"])
+def test_memory_of_clips_that_are_dropped_in_flight_is_used_again(bad, caplog):
+    pool = SlabPool()
+    executor = ThreadExecutor(lambda: [StampDecoder()], num_threads=1, pool=pool)
+    store = ClipStore(bad_beside_good(bad), executor, 10_000, pool)
+
+    for span in range(0, 2000, 2):
+        store.ask([(span, 0)], is_next=True)
+        store.drop_spans([span])
+        assert store.num_bytes == 0
+        # What is asked later is decoded later.
+        store.ask([(span + 1, 0)], is_next=True)
+        store.wait([(span + 1, 0)])
+        store.drop_spans([span + 1])
+
+    assert len(pool.slabs) == 1
+    # What a thread meets in clips that nobody waits for is nobody's concern.
+    assert caplog.records == []
+    executor.close()
+
+
+def test_frames_that_come_after_the_last_store_has_left_are_not_kept():
+    pool = FramePool()
+    pool.enter()
+    late = pool.take((4,), np.uint8)
+
+    pool.leave()
+    pool.give_back([late])
+
+    assert pool.take((4,), np.uint8) is not late
+
+
+def test_a_pool_without_a_store_takes_memory_for_one_frame_at_a_time():
+    pool = FramePool()
+    alone = pool.take((4,), np.uint8)
+    pool.enter()
+    first, second = pool.take((4,), np.uint8), pool.take((4,), np.uint8)
+
+    assert alone.base.nbytes == 4
+    assert first.base is second.base
 
 
 def test_storage_that_does_not_answer_is_no_bad_data():
