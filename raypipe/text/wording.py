@@ -48,7 +48,7 @@ def cut_inside(text: str, most: int) -> str:
 
 def how_to_install(extra: str) -> str:
     """Return the command that installs an extra of raypipe from its own origin: a clone, a URL or an index."""
-    clone = Path(__file__).parents[1]
+    clone = Path(__file__).parents[2]
     if (clone / "pyproject.toml").exists():
         return f"pip install --editable '{clone}[{extra}]'"
     # pip writes direct_url.json for packages that did not come from an index.
