@@ -110,7 +110,7 @@ LASTING = {
     "slow": ({"delay_s": 0.6}, "[Tt]imeout"),
     "cut": ({"cut_after": 100}, "Error"),
     "truncated": ({"truncate_to": 100}, "ContentLengthError|IncompleteRead|PayloadError"),
-    "short": ({"content": b"sorry"}, "5 (of the [0-9]+ bytes|were fetched)"),
+    "short": ({"content": b"sorry"}, "5 of the [0-9]+ bytes|other bytes came than the storage has"),
     "long": ({"content": b"x" * (1 << 20)}, "bytes"),
 }
 
@@ -340,3 +340,13 @@ def test_storage_that_fails_is_no_bad_data_without_a_cache(s3, root, monkeypatch
 
     with pytest.raises(DownloadError, match=rf"cannot reach .*{file}"):
         list(local_loader(pipe))
+
+
+@pytest.mark.parametrize("file", [ROWS, VIDEO], ids=["rows", "video"])
+@pytest.mark.parametrize("name", WITHOUT_CACHE)
+def test_storage_that_fails_for_a_while_costs_no_episode_without_a_cache(s3, root, dataset, name, file):
+    pipe = Pipeline(open_dataset(root), batch_size=6, seed=0, order=ORDER, cache="off", on_bad_episode="skip")
+    # As often as s3fs asks.
+    s3.fail(file, times=2, **WITHOUT_CACHE[name])
+
+    assert_all_of(list(local_loader(pipe)), dataset)
