@@ -104,8 +104,8 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
         claims, numbers_bytes = [], 0
         for number, leaf in self._leaves(names):
             is_text, is_listed = leaf.physical_type == "BYTE_ARRAY", leaf.max_repetition_level > 0
-            stored_width = _WIDTHS.get(leaf.physical_type, max(leaf.length, 1))
-            width = min(stored_width, self._arrow_widths.get(number, stored_width))
+            # Of short numbers too: parquet has none, and Arrow reads all as 32 bits before it makes them short.
+            width = _WIDTHS.get(leaf.physical_type, max(leaf.length, 1))
             if not is_text and not is_listed:
                 # Without looking at each row group: a table may have thousands.
                 numbers_bytes += sum(num_rows) * width
@@ -114,7 +114,7 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
             values = sum(max(rows, chunk.num_values) for rows, chunk in zip(num_rows, chunks, strict=True))
             # What is stored has these values, or the texts that they name: it is not taken beside them.
             stored = sum(max(chunk.total_uncompressed_size, 0) for chunk in chunks)
-            numbers_bytes += max(values * width, stored * width // stored_width)
+            numbers_bytes += max(values * width, stored)
             largest = max(map(_value_bytes, chunks), default=0) if is_text else 0
             claims.append(_Claim(leaf.path, values, largest, is_listed))
         self._check(numbers_bytes)
@@ -128,15 +128,6 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
         names = [{".".join(one[:end]) for end in range(1, len(one) + 1)} for one in parts]
         return [(known, number, leaf) for known, (number, leaf) in zip(names, leaves, strict=True)]
 
-    @functools.cached_property
-    def _arrow_widths(self) -> dict[int, int]:
-        """The bytes of a number in memory, by its column: parquet has none of 8 or 16 bits and stores 32."""
-        kinds = [kind for field in self.schema_arrow for kind in _leaf_types(field.type)]
-        if len(kinds) != self.metadata.num_columns:
-            return {}
-        is_number = pa.types.is_primitive
-        return {number: (kind.bit_width + 7) // 8 for number, kind in enumerate(kinds) if is_number(kind)}
-
     def _leaves(self, names: Sequence[str]) -> list[tuple[int, pq.ColumnSchema]]:
         wanted = set(names)
         return [(number, leaf) for known, number, leaf in self._all_leaves if not known.isdisjoint(wanted)]
@@ -145,7 +136,7 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
         if num_bytes > self.most_bytes:
             raise pa.ArrowInvalid(
                 f"its values take {num_bytes:,} bytes or more, and those of a file of its size may take "
-                f"{self.most_bytes:,}: write it again with values of its own, or in several files"
+                f"{self.most_bytes:,}: write it again with values of its own, in smaller row groups or several files"
             )
 
 
@@ -158,23 +149,6 @@ class _Claim:
     value_bytes: int
     """The largest text that the file may store once and refer to often."""
     is_listed: bool
-
-
-def _leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield the types of the columns of parquet that a type is stored in, in their order."""
-    while isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if isinstance(kind, pa.StructType):
-        inner = [field.type for field in kind]
-    elif isinstance(kind, pa.MapType):
-        inner = [kind.key_type, kind.item_type]
-    elif isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
-        inner = [kind.value_type]
-    else:
-        yield kind
-        return
-    for one in inner:
-        yield from _leaf_types(one)
 
 
 def _value_bytes(chunk: pq.ColumnChunkMetaData) -> int:
