@@ -180,7 +180,7 @@ def public_functions(module: str) -> list[str]:
 def test_drawings_of_docstrings_are_drawn_without_their_colons(site):
     page = (site / "api" / "train.html").read_text()
 
-    assert "stands where the checkpoint stands" in page
+    assert "resumes from the checkpoint" in page
     assert "<p>::</p>" not in page
 
 

@@ -210,8 +210,10 @@ class _ThreadClip:
         return take_clip(self.job.result(), self.number)
 
     def drop(self, pool: FramePool) -> None:
-        assert self.job is not None, "what was submitted is flushed before it is dropped"
-        self.job.add_done_callback(lambda _: self._give_back(pool))
+        # A loop that is left closes the store in its own thread, maybe between `submit` and `flush` of another: then
+        # the executor is closed, and decodes it no more.
+        if self.job is not None:
+            self.job.add_done_callback(lambda _: self._give_back(pool))
 
     def _give_back(self, pool: FramePool) -> None:
         # A bad clip has no frames, nor has one that was not begun when the executor was closed.
