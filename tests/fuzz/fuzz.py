@@ -102,7 +102,11 @@ def _run_worker(site: str, seed: int, stop: int, counts: Counts, deadline: float
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment(site), start_new_session=True
     ) as process:
         lines, said = _lines_of(process), _tail_of(process)
-        folder = json.loads(next(lines) or "{}").get("folder", "")
+        begun = next(lines)
+        if not begun:
+            process.wait(timeout=_SILENT_S)
+            raise RuntimeError(f"a worker of {site} has not begun: {b''.join(said)[-3000:].decode(errors='replace')}")
+        folder = json.loads(begun).get("folder", "")
         try:
             for line in lines:
                 if line is None or line == "":

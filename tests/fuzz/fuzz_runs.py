@@ -145,8 +145,8 @@ def write_mixture(folder: Path) -> Path:
     path = folder / "mix.yaml"
     path.write_text(
         "datasets:\n"
-        "  small: {root: small, selection: {exclude: [1], every: 1}}\n"
-        "  large: {root: large, weight: 2.5, rename: {next.done: done}, robot_type: arm, max_laps: 3}\n"
+        "  small: {root: small, rename: {next.done: done}, selection: {exclude: [1], every: 1}}\n"
+        "  large: {root: large, weight: 2.5, rename: {next.done: done}, robot_type: arm}\n"
         "temperature: 2\n"
     )
     return path
@@ -168,7 +168,7 @@ class MixtureSite(Site):
 
     def _make_sound(self) -> None:
         path = self.folder / "mix.yaml"
-        for line in (", max_laps: 3", ", robot_type: arm", ", rename: {next.done: done}"):
+        for line in (", robot_type: arm", ", rename: {next.done: done}"):
             try:
                 read_mixture_file(str(path))
             except RaypipeError:
