@@ -35,7 +35,8 @@ def test_fifty_epochs_leave_what_three_do(pipe):
             sizes.append(resident_bytes())
             if epoch % 10 == 2:
                 seen.append(footprint())
-        most = max(descriptors[:3])
+        # An epoch that left one open would leave 47. Threads of a Ray that this process has used open some of their own.
+        most = max(descriptors[:3]) + 5
         settled = settled_descriptors(most)
         del loader, _
         after = wait_until_within(before)
