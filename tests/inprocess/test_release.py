@@ -35,7 +35,7 @@ def test_fifty_epochs_leave_what_three_do(pipe):
             sizes.append(resident_bytes())
             if epoch % 10 == 2:
                 seen.append(footprint())
-        # An epoch that left one open would leave 47. Threads of a Ray that this process has used open some of their own.
+        # An epoch that left one open would leave 47. Threads of a Ray that this process has used open some themselves.
         most = max(descriptors[:3]) + 5
         settled = settled_descriptors(most)
         del loader, _
