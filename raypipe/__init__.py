@@ -123,8 +123,8 @@ __all__ = [
 __version__ = _version("raypipe")
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a room's door: it loads a name from its module on first use.
+def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
+    """Return ``__all__`` and ``__getattr__`` of a room's door, which loads a name from its module on first use.
 
     Callers import from the door, yet a process imports only the modules it uses.
 
@@ -139,7 +139,7 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(modules[name]), name)
 
-    return load
+    return sorted(modules), load
 
 
 _MOVED = {"actions": "dataset", "config": "pipeline", "download": "dataset", "metrics": "feed", "skips": "feed"}

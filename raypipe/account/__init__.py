@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from raypipe.account.seal import seal_account
     from raypipe.account.verdict import check_account
 else:
-    __getattr__ = lazy_names(
+    __all__, __getattr__ = lazy_names(
         __name__,
         {
             "axis": "DATASET_BITS FrameAxis frame_numbers lay_out",
@@ -56,37 +56,3 @@ else:
             "verdict": "check_account",
         },
     )
-
-__all__ = [
-    "DATASET_BITS",
-    "HEAD",
-    "Account",
-    "AccountKeeper",
-    "EpochVerdict",
-    "FrameAxis",
-    "Handed",
-    "Header",
-    "Hole",
-    "Ledger",
-    "Page",
-    "Part",
-    "Replay",
-    "RunAccount",
-    "Runs",
-    "Skip",
-    "add_runs",
-    "check_account",
-    "count_values",
-    "drop_later_epochs",
-    "empty_runs",
-    "frame_numbers",
-    "lay_out",
-    "link_parts",
-    "merge_accounts",
-    "merge_parts",
-    "read_rank_accounts",
-    "read_run_account",
-    "seal_account",
-    "subtract_runs",
-    "write_rank_account",
-]

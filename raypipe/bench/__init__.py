@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from raypipe.bench.spec import BenchSpec
     from raypipe.bench.table import bench_table, compare_table
 else:
-    __getattr__ = lazy_names(
+    __all__, __getattr__ = lazy_names(
         __name__,
         {
             "plot": "check_plot plot_bench",
@@ -40,16 +40,3 @@ else:
             "table": "bench_table compare_table",
         },
     )
-
-__all__ = [
-    "BenchReport",
-    "BenchSpec",
-    "Setting",
-    "bench_table",
-    "check_plot",
-    "compare",
-    "compare_table",
-    "plot_bench",
-    "read_report",
-    "run_bench",
-]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from raypipe.dataset.selection import index_dataset, settle_selection
     from raypipe.dataset.windows import TOLERANCE_S, WindowSpec, window_from_offsets, window_rows
 else:
-    __getattr__ = lazy_names(
+    __all__, __getattr__ = lazy_names(
         __name__,
         {
             "action_stats": "RepresentedStats",
@@ -59,41 +59,3 @@ else:
             "windows": "TOLERANCE_S WindowSpec window_from_offsets window_rows",
         },
     )
-
-__all__ = [
-    "ABSOLUTE",
-    "DIM_IS_PAD",
-    "IS_MISSING",
-    "REPRESENTATION",
-    "TOLERANCE_S",
-    "ActionMap",
-    "ActionSpec",
-    "Dataset",
-    "DownloadReport",
-    "DownloadSpec",
-    "MemberMap",
-    "RepresentedStats",
-    "SampleSpec",
-    "Schema",
-    "Timestamps",
-    "WindowSpec",
-    "check_cameras",
-    "check_window",
-    "download_dataset",
-    "find_dims",
-    "find_missing_cameras",
-    "index_dataset",
-    "is_pattern",
-    "kept_features",
-    "knowing_rows",
-    "map_actions",
-    "open_dataset",
-    "parse_episodes",
-    "report_lines",
-    "schema_of",
-    "settle_selection",
-    "unreadable_cameras",
-    "why_missing",
-    "window_from_offsets",
-    "window_rows",
-]

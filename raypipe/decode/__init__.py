@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from raypipe.decode.video_writer import FrameSink, VideoCoding, open_writer
     from raypipe.decode.videos import OpenVideo, VideoPool, open_video
 else:
-    __getattr__ = lazy_names(
+    __all__, __getattr__ = lazy_names(
         __name__,
         {
             "buffers": "BatchBuffers FramePool",
@@ -81,44 +81,3 @@ else:
             "videos": "OpenVideo VideoPool open_video",
         },
     )
-
-__all__ = [
-    "ASSIGNED_CPUS",
-    "ORIGINAL_SIZE",
-    "BatchBuffers",
-    "CameraDtype",
-    "ClipExecutor",
-    "ClipKey",
-    "ClipRequest",
-    "ClipStore",
-    "DecodeSpec",
-    "Fit",
-    "FrameDecoder",
-    "FramePool",
-    "FrameSink",
-    "KeepFolder",
-    "KeepSpec",
-    "OpenVideo",
-    "OpenedClip",
-    "Resize",
-    "TaskExecutor",
-    "ThreadExecutor",
-    "VideoCoding",
-    "VideoPool",
-    "check_decodable",
-    "check_device",
-    "check_fit",
-    "check_resize",
-    "clear_kept",
-    "decode_image",
-    "frames_folder",
-    "journal_scope",
-    "make_keep",
-    "open_video",
-    "open_writer",
-    "resize_frames",
-    "size_of",
-    "survey_kept",
-    "use_one_core",
-    "why_undecodable",
-]

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from raypipe.feed.remote_agreement import LOOPBACK, RemoteMeeting, serve_meeting
     from raypipe.feed.spec import BY_SIZE, FeedSpec
 else:
-    __getattr__ = lazy_names(
+    __all__, __getattr__ = lazy_names(
         __name__,
         {
             "agreement": "Meeting PassPlace name_attempt",
@@ -77,50 +77,3 @@ else:
             "spec": "BY_SIZE FeedSpec",
         },
     )
-
-__all__ = [
-    "BY_SIZE",
-    "LOOPBACK",
-    "STAGES",
-    "BadDataSpec",
-    "BadSpan",
-    "BlockContext",
-    "FeedSpec",
-    "FeederSource",
-    "Interval",
-    "Live",
-    "LoaderStats",
-    "LocalSource",
-    "Meeting",
-    "Meter",
-    "OnBadEpisode",
-    "PassPlace",
-    "RecentStats",
-    "RemoteMeeting",
-    "RowFrames",
-    "SpanBlock",
-    "SpanRequest",
-    "WorldStats",
-    "add_windows",
-    "as_objects",
-    "as_samples",
-    "build_dataset",
-    "check_object_store",
-    "describe_spans",
-    "feed_order",
-    "filler_block",
-    "has_spare_cpu_nodes",
-    "merge_spans",
-    "name_attempt",
-    "open_block",
-    "read_rows",
-    "resident_spans",
-    "serve_meeting",
-    "shown_frames",
-    "simulate_split",
-    "span_request",
-    "split_wait",
-    "start_feeder",
-    "start_ray",
-    "sum_up",
-]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from raypipe.loader.rank_loader import RankLoader
     from raypipe.loader.spec import LoaderSettings, LoaderSpec, Transform, change_spec, check_names
 else:
-    __getattr__ = lazy_names(
+    __all__, __getattr__ = lazy_names(
         __name__,
         {
             "batch": "span_columns",
@@ -34,15 +34,3 @@ else:
             "spec": "LoaderSettings LoaderSpec Transform change_spec check_names",
         },
     )
-
-__all__ = [
-    "LoaderSettings",
-    "LoaderSpec",
-    "RankJob",
-    "RankLoader",
-    "Transform",
-    "change_spec",
-    "check_names",
-    "span_columns",
-    "with_source",
-]

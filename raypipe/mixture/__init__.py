@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from raypipe.mixture.spec import MemberSpec, MixtureSpec
     from raypipe.mixture.stats import MemberStats, MixtureStats, mixture_stats
 else:
-    __getattr__ = lazy_names(
+    __all__, __getattr__ = lazy_names(
         __name__,
         {
             "file": "is_mixture_file read_mixture_file",
@@ -42,23 +42,3 @@ else:
             "stats": "MemberStats MixtureStats mixture_stats",
         },
     )
-
-__all__ = [
-    "NUM_THREADS",
-    "Member",
-    "MemberNote",
-    "MemberSpec",
-    "MemberStats",
-    "Mixture",
-    "MixtureSpec",
-    "MixtureStats",
-    "Normaliser",
-    "Opened",
-    "is_mixture_file",
-    "mixture_stats",
-    "only_members",
-    "open_dataset",
-    "open_members",
-    "read_mixture_file",
-    "with_weight",
-]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from raypipe.pipeline.memory import index_frames, measure_members, open_with_order, schema_for
     from raypipe.pipeline.pipeline import Pipeline, Transport
 else:
-    __getattr__ = lazy_names(
+    __all__, __getattr__ = lazy_names(
         __name__,
         {
             "config": "PipelineParts",
@@ -24,13 +24,3 @@ else:
             "pipeline": "Pipeline Transport",
         },
     )
-
-__all__ = [
-    "Pipeline",
-    "PipelineParts",
-    "Transport",
-    "index_frames",
-    "measure_members",
-    "open_with_order",
-    "schema_for",
-]

@@ -26,18 +26,10 @@ if TYPE_CHECKING:
     from raypipe.reshard.run import reshard_dataset
     from raypipe.reshard.spec import ReshardReport, ReshardSpec, parse_spec, report_lines
 else:
-    __getattr__ = lazy_names(
+    __all__, __getattr__ = lazy_names(
         __name__,
         {
             "run": "reshard_dataset",
             "spec": "ReshardReport ReshardSpec parse_spec report_lines",
         },
     )
-
-__all__ = [
-    "ReshardReport",
-    "ReshardSpec",
-    "parse_spec",
-    "report_lines",
-    "reshard_dataset",
-]

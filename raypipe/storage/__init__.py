@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from raypipe.storage.spec import CacheSpec
     from raypipe.storage.writing import check_writable, inside, save_figure, write_whole
 else:
-    __getattr__ = lazy_names(
+    __all__, __getattr__ = lazy_names(
         __name__,
         {
             "cluster_budget": "share_gate",
@@ -67,43 +67,3 @@ else:
             "writing": "check_writable inside save_figure write_whole",
         },
     )
-
-__all__ = [
-    "REFUSED",
-    "CacheSpec",
-    "Client",
-    "Fetched",
-    "FileCache",
-    "HubFile",
-    "HubFiles",
-    "HubPlace",
-    "HubSource",
-    "RangedFile",
-    "Storage",
-    "cache_place",
-    "check_file",
-    "check_root",
-    "check_writable",
-    "fetch_files",
-    "folder_place",
-    "inside",
-    "is_plain_path",
-    "is_repo_id",
-    "is_transient",
-    "list_files",
-    "locked",
-    "login_of",
-    "num_requests",
-    "open_cache",
-    "open_filesystem_of",
-    "open_root",
-    "open_storage",
-    "parse_pinned",
-    "remote_stamp",
-    "resolve",
-    "retry_transient",
-    "save_figure",
-    "share_gate",
-    "take_login",
-    "write_whole",
-]

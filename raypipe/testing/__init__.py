@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from raypipe.testing.video import encoders, has_encoder
     from raypipe.testing.write import write_dataset
 else:
-    __getattr__ = lazy_names(
+    _, __getattr__ = lazy_names(
         __name__,
         {
             "resume": "Resumable assert_resumes_exactly",

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         span_text,
     )
 else:
-    __getattr__ = lazy_names(
+    __all__, __getattr__ = lazy_names(
         __name__,
         {
             "limits": (
@@ -60,41 +60,3 @@ else:
             "wording": "constant_text counted cut_inside either frames_text how_to_install plural span_text",
         },
     )
-
-__all__ = [
-    "BODY_CODES",
-    "FREE_BYTES",
-    "MOST_ALIKE_FRAMES",
-    "MOST_COUNT",
-    "MOST_INDEX_BYTES",
-    "MOST_JSON_BYTES",
-    "MOST_LANES",
-    "MOST_NUMBERS",
-    "MOST_PIXELS",
-    "MOST_RATIO",
-    "MOST_TEXT_BYTES",
-    "MOST_VIDEO_FRAMES",
-    "MOST_YAML_NODES",
-    "Bar",
-    "constant_text",
-    "count_bar",
-    "counted",
-    "cut_inside",
-    "echo",
-    "either",
-    "frames_text",
-    "how_to_install",
-    "is_shown",
-    "join_within",
-    "make_mapping",
-    "make_spec",
-    "open_console",
-    "parse_bytes",
-    "parse_json",
-    "plural",
-    "print_table",
-    "progress_bar",
-    "read_lines",
-    "run_to_an_end",
-    "span_text",
-]

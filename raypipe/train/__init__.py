@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from raypipe.train.states import STATE_FOLDER, loader_metrics, read_state, restore, write_states
     from raypipe.train.workers import PipelineDataConfig, get_loader, ingest, read_checkpoint, report
 else:
-    __getattr__ = lazy_names(
+    _, __getattr__ = lazy_names(
         __name__,
         {
             "group": "share_loader",

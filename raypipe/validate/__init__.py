@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from raypipe.validate.table import fold_findings as fold_findings
     from raypipe.validate.table import format_runs as format_runs
 else:
-    __getattr__ = lazy_names(
+    _, __getattr__ = lazy_names(
         __name__,
         {
             "exclude": "bad_episodes format_exclude_file format_mixture_exclude_file read_exclude_file",

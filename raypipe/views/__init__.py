@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from raypipe.views.run import Recording, RunView, record, view_run
     from raypipe.views.view import Picture, View
 else:
-    __getattr__ = lazy_names(
+    _, __getattr__ = lazy_names(
         __name__,
         {
             "batch": "BatchView view_batch",
