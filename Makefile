@@ -24,7 +24,7 @@ demo: $(READY) ffmpeg  ## Write a dataset, train, lose a worker, resume on other
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) ffmpeg  ## Run all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python tests/run.py
 
 test-lerobot: $(LEROBOT_READY) ffmpeg-lerobot  ## Run tests beside LeRobot 0.6: those without Ray, and those of its policies and trainer
 	@$(LEROBOT_VENV)/bin/python -m pytest tests/unit tests/inprocess tests/test_lerobot_example.py
