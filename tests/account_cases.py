@@ -14,8 +14,7 @@ from plan_cases import plan_resumed, plan_start
 from raypipe.account import Account, FrameAxis, Handed, Header, Hole, Ledger, lay_out, merge_parts
 from raypipe.account.file import write_account
 from raypipe.account.folder import CHECKPOINT_FOLDER, RUN_FOLDER, account_name
-from raypipe.account.gather import HEAD
-from raypipe.account.seal import seal_account
+from raypipe.account.parts import HEAD, seal_account
 from raypipe.plan import EpisodeIndex, OrderSpec, OrderState, WorldPlan, state_after, state_of
 
 CHECKER = Path(__file__).parents[1] / "examples/check_account.py"

@@ -73,7 +73,7 @@ MUTANTS: Final = (
     Mutant(
         "Order",
         "spans are admitted one tick late",
-        "plan/livewindow.py",
+        "plan/lanes.py",
         "lo = np.where(number < window, 0, number + 1 - (window + 1) // 2)",
         "lo = np.where(number < window, 0, number + 2 - (window + 1) // 2)",
         (GOLDEN,),
@@ -81,7 +81,7 @@ MUTANTS: Final = (
     Mutant(
         "Order",
         "frames of a span have no phase of their own",
-        "plan/livewindow.py",
+        "plan/lanes.py",
         "hashed += span_key >> _JITTER_SHIFT",
         "hashed += span_key[:1] >> _JITTER_SHIFT",
         (GOLDEN,),
@@ -137,7 +137,7 @@ MUTANTS: Final = (
     Mutant(
         "Exactly once",
         "the last lane with an extra frame does not give it",
-        "plan/steps.py",
+        "plan/lanes.py",
         "return int(lane < self.extras and step == self.num_steps - 1)",
         "return int(lane < self.extras - 1 and step == self.num_steps - 1)",
         (STEPS,),
@@ -145,7 +145,7 @@ MUTANTS: Final = (
     Mutant(
         "Exactly once",
         "the last step is not emitted",
-        "plan/emit.py",
+        "plan/rank.py",
         "for short in range(steps.num_full, steps.num_steps):",
         "for short in range(steps.num_full, steps.num_steps - 1):",
         (f"{PROMISES}::test_every_frame_is_emitted_once_and_ranks_have_equal_steps",),
@@ -169,7 +169,7 @@ MUTANTS: Final = (
     Mutant(
         "Exactly once",
         "repeats of the tail are not marked",
-        "plan/emit.py",
+        "plan/rank.py",
         "is_repeat=np.ones((1, num_repeats), dtype=np.bool_),",
         "is_repeat=np.zeros((1, num_repeats), dtype=np.bool_),",
         (f"{PROMISES}::test_every_frame_is_emitted_once_and_ranks_have_equal_steps",),
@@ -177,7 +177,7 @@ MUTANTS: Final = (
     Mutant(
         "Exactly once",
         "the tail repeats the frame before the last ones",
-        "plan/emit.py",
+        "plan/rank.py",
         "return lane.between(lane.cursor(max(0, end - num_repeats)), self.part.end)",
         "return lane.between(lane.cursor(max(0, end - num_repeats - 1)), self.part.end)",
         (PROMISES,),
@@ -185,7 +185,7 @@ MUTANTS: Final = (
     Mutant(
         "Exactly once",
         "rows of a begun span are counted from its start",
-        "plan/emit.py",
+        "plan/rank.py",
         "np.sort(self._orders[place][sent:end]), frame[mine])",
         "np.sort(self._orders[place][:end]), frame[mine])",
         (f"{PROMISES}::test_a_resume_after_every_batch_is_as_if_the_run_had_never_stopped",),
@@ -193,7 +193,7 @@ MUTANTS: Final = (
     Mutant(
         "Exactly once",
         "a block is let go one frame too early",
-        "plan/emit.py",
+        "plan/rank.py",
         "np.flatnonzero((left[low:high] == 0) & (used > 0))",
         "np.flatnonzero((left[low:high] <= 1) & (used > 0))",
         (f"{PROMISES}::test_every_frame_is_emitted_once_and_ranks_have_equal_steps",),
@@ -201,7 +201,7 @@ MUTANTS: Final = (
     Mutant(
         "Exactly once",
         "the plan does not list the last frame that is left over",
-        "plan/world.py",
+        "plan/epoch.py",
         "self.lane_frames(lane, self.steps.end(number), lane.num_frames)",
         "self.lane_frames(lane, self.steps.end(number), max(self.steps.end(number), lane.num_frames - 1))",
         (f"{PROMISES}::test_every_frame_is_emitted_once_and_ranks_have_equal_steps",),
@@ -242,7 +242,7 @@ MUTANTS: Final = (
     Mutant(
         "Equal steps",
         "a last batch that is full takes the extra frames too",
-        "plan/steps.py",
+        "plan/lanes.py",
         "is_split = bool(extras) and last == per_lane > 1",
         "is_split = False",
         (STEPS,),
@@ -250,7 +250,7 @@ MUTANTS: Final = (
     Mutant(
         "Equal steps",
         "tail='drop' keeps a last batch that is not full",
-        "plan/steps.py",
+        "plan/lanes.py",
         "return Steps(position=position, per_lane=per_lane, num_full=rest // per_lane)",
         "return Steps(position=position, per_lane=per_lane, num_full=-(-rest // per_lane))",
         (f"{PROMISES}::test_every_frame_is_emitted_once_and_ranks_have_equal_steps",),
@@ -258,7 +258,7 @@ MUTANTS: Final = (
     Mutant(
         "Equal steps",
         "tail='wrap' has no step for extra frames alone",
-        "plan/steps.py",
+        "plan/lanes.py",
         "num_steps = -(-(rest + bool(extras)) // per_lane)",
         "num_steps = max(1, -(-rest // per_lane))",
         (STEPS,),
@@ -274,7 +274,7 @@ MUTANTS: Final = (
     Mutant(
         "Equal steps",
         "a lane with an extra frame gets as many repeats as the others",
-        "plan/steps.py",
+        "plan/lanes.py",
         "return self.num_repeats - self.extra(lane, step) if",
         "return self.num_repeats if",
         (f"{PROMISES}::test_every_frame_is_emitted_once_and_ranks_have_equal_steps",),
@@ -282,7 +282,7 @@ MUTANTS: Final = (
     Mutant(
         "Equal steps",
         "a step of one frame takes an extra one",
-        "plan/steps.py",
+        "plan/lanes.py",
         "extras=extras if per_lane > 1 else 0,",
         "extras=extras,",
         (STEPS,),
@@ -370,7 +370,7 @@ MUTANTS: Final = (
     Mutant(
         "Exact resume",
         "the rest of a leg begins a full step early",
-        "plan/steps.py",
+        "plan/lanes.py",
         "return self.position + full * self.per_lane + sum(self.short[: num_steps - full])",
         "return self.position + max(0, full - 1) * self.per_lane + sum(self.short[: num_steps - full])",
         (STATE,),
@@ -378,7 +378,7 @@ MUTANTS: Final = (
     Mutant(
         "Mixing",
         "half of the live spans are live",
-        "plan/livewindow.py",
+        "plan/lanes.py",
         "return min(self.live_spans, len(self))",
         "return min(max(1, self.live_spans // 2), len(self))",
         (MIXING,),
@@ -386,7 +386,7 @@ MUTANTS: Final = (
     Mutant(
         "Mixing",
         "the window fills slowly at the start of an epoch",
-        "plan/livewindow.py",
+        "plan/lanes.py",
         "lo = np.where(number < window, 0, number + 1 - (window + 1) // 2)",
         "lo = np.maximum(0, number + 1 - (window + 1) // 2)",
         (MIXING,),
@@ -530,7 +530,7 @@ MUTANTS: Final = (
     Mutant(
         "The first batch",
         "a batch waits for one span more",
-        "plan/emit.py",
+        "plan/rank.py",
         "needed = np.maximum.accumulate(columns.span.max(axis=1, initial=num_needed - 1)) + 1",
         "needed = np.maximum.accumulate(columns.span.max(axis=1, initial=num_needed - 1)) + 2",
         (f"{PROMISES}::test_first_batch_waits_for_the_spans_of_its_own_frames_only",),
@@ -546,7 +546,7 @@ MUTANTS: Final = (
     Mutant(
         "The first batch",
         "places within a tick are not told apart",
-        "plan/livewindow.py",
+        "plan/lanes.py",
         "return np.asarray((self.ends[tick] << FRACTION_BITS) + fraction * np.diff(self.ends)[tick])",
         "return np.asarray(self.ends[tick] << FRACTION_BITS)",
         (f"{PROMISES}::test_first_batch_waits_for_the_spans_of_its_own_frames_only",),
@@ -554,7 +554,7 @@ MUTANTS: Final = (
     Mutant(
         "Mixtures",
         "the smallest remainders are rounded up",
-        "plan/shares.py",
+        "plan/spans.py",
         "key=lambda i: (frames[i] - parts[i], i))",
         "key=lambda i: (parts[i] - frames[i], i))",
         (SHARES,),
@@ -562,7 +562,7 @@ MUTANTS: Final = (
     Mutant(
         "Mixtures",
         "of equal remainders the last is rounded up",
-        "plan/shares.py",
+        "plan/spans.py",
         "key=lambda i: (frames[i] - parts[i], i))",
         "key=lambda i: (frames[i] - parts[i], -i))",
         (SHARES,),
@@ -570,7 +570,7 @@ MUTANTS: Final = (
     Mutant(
         "Mixtures",
         "a share begins one frame early",
-        "plan/shares.py",
+        "plan/spans.py",
         "np.maximum(begin - first, 0)",
         "np.maximum(begin - first - 1, 0)",
         (SHARES,),
@@ -578,7 +578,7 @@ MUTANTS: Final = (
     Mutant(
         "Mixtures",
         "a share ends one frame early",
-        "plan/shares.py",
+        "plan/spans.py",
         "np.maximum(last - end, 0)",
         "np.maximum(last - end + 1, 0)",
         (SHARES,),
@@ -594,7 +594,7 @@ MUTANTS: Final = (
     Mutant(
         "Mixtures",
         "a changed mixture begins where the one before began",
-        "plan/shares.py",
+        "plan/state.py",
         "position = saved.begins(epoch)[was]",
         "position = saved.positions[was]",
         (SHARES,),
@@ -602,7 +602,7 @@ MUTANTS: Final = (
     Mutant(
         "Mixtures",
         "datasets come one after the other",
-        "plan/shares.py",
+        "plan/spans.py",
         "np.argsort(((place + jitter) << bits) // num_frames,",
         "np.argsort(((place + jitter) << bits) // num_frames.max(),",
         (SHARES,),
@@ -610,7 +610,7 @@ MUTANTS: Final = (
     Mutant(
         "Mixtures",
         "a dataset of which other frames are selected begins the lap that it was in",
-        "plan/shares.py",
+        "plan/state.py",
         "return -(-position // saved.sizes[was]) * given.sizes[now]",
         "return position // saved.sizes[was] * given.sizes[now]",
         (SHARES,),
@@ -626,7 +626,7 @@ MUTANTS: Final = (
     Mutant(
         "Mixtures",
         "another revision is no change",
-        "plan/shares.py",
+        "plan/state.py",
         'is_known = what != "revision" or UNVERSIONED not in (one, other)',
         'is_known = what != "revision"',
         (SHARES,),
@@ -794,7 +794,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "the order of frames is not compared",
-        "account/part_check.py",
+        "account/replay.py",
         "if record.digest != replay.digest:",
         "if not record.digest:",
         (f"{VERDICT}::test_another_order_with_the_same_frames_is_always_caught",),
@@ -802,7 +802,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "the lanes of a rank are not compared",
-        "account/part_check.py",
+        "account/replay.py",
         "if record.lanes != replay.lanes:",
         "if not replay.lanes and record.lanes:",
         (f"{VERDICT}::test_a_doctored_part_is_always_caught",),
@@ -810,7 +810,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "repeats that nobody planned are not counted",
-        "account/part_check.py",
+        "account/replay.py",
         "if not least <= num_more <= most:",
         "if num_more < least:",
         (f"{VERDICT}::test_a_doctored_part_is_always_caught",),
@@ -818,7 +818,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a skip may name any episode",
-        "account/part_check.py",
+        "account/replay.py",
         "if found != {(axis.name_of(skip.dataset), skip.episode)}:",
         "if not found:",
         (f"{DOCTORED}::test_a_doctored_account_with_a_new_chain_is_found_by_the_plan",),
@@ -834,7 +834,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a part need not begin where the one before ends",
-        "account/chain.py",
+        "account/replay.py",
         "if part.legs == ends or (part.legs[:-1] == ends and not part.legs[-1].frames_per_lane):",
         "if part.legs:",
         (f"{VERDICT}::test_a_missing_leg_is_told_where_it_is_missing",),
@@ -842,7 +842,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "the first part need not be at the start of its epoch",
-        "account/chain.py",
+        "account/replay.py",
         'return "" if is_start else f"nothing leads',
         'return "" if part.legs else f"nothing leads',
         (f"{VERDICT}::test_a_missing_leg_is_told_where_it_is_missing",),
@@ -882,7 +882,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "the chain of digests is not followed",
-        "account/seal.py",
+        "account/parts.py",
         "if has_chain and part.before != before:",
         "if has_chain and not before:",
         (f"{DOCTORED}::test_a_doctored_account_never_passes",),
@@ -890,7 +890,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "the head of the checkpoint is not compared",
-        "account/gather.py",
+        "account/parts.py",
         "if not saved or told == head:",
         "if told:",
         (f"{DOCTORED}::test_an_account_that_was_sealed_anew_is_not_that_of_the_checkpoint",),
@@ -898,7 +898,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "the file before the last one is not kept",
-        "account/keeping.py",
+        "account/file.py",
         "copied.replace(before / path.name)",
         "copied.unlink()",
         (f"{ACCOUNT}::test_a_torn_checkpoint_does_not_make_the_account_inexact",),
@@ -906,7 +906,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a newest file that was removed counts as never written",
-        "account/gather.py",
+        "account/parts.py",
         "left = [other for other in mine if other in files.newest] or mine",
         "left = mine",
         (f"{ACCOUNT}::test_a_newest_file_that_is_gone_is_lost_and_not_torn_though_an_older_one_stands_beside_it",),
@@ -914,7 +914,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "what other ranks wrote for the last checkpoint is removed",
-        "account/keeping.py",
+        "account/folder.py",
         "for gone in _add_last(self._of_checkpoints, old, _SAVED_KEPT) if is_of_checkpoint else [old]:",
         "for gone in [old]:",
         (f"{ACCOUNT}::test_accounts_of_the_last_checkpoint_stay_however_many_reports_without_one_follow",),
@@ -930,7 +930,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a state without a head is taken",
-        "account/gather.py",
+        "account/parts.py",
         "if not saved or told == head:",
         "if not told or told == head:",
         (f"{DOCTORED}::test_files_that_were_damaged_or_exchanged_are_found",),
@@ -938,7 +938,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a file of another rank is taken for that of its name",
-        "account/gather.py",
+        "account/parts.py",
         "- {mine} if mine else set()",
         "- {mine} if mine < 0 else set()",
         (f"{DOCTORED}::test_files_that_were_damaged_or_exchanged_are_found",),
@@ -946,7 +946,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a file of another run counts as torn",
-        "account/gather.py",
+        "account/parts.py",
         '("seed",) if "mixture" in theirs.state else ("seed", "fingerprint")',
         "()",
         (f"{DOCTORED}::test_files_that_were_damaged_or_exchanged_are_found",),
@@ -954,7 +954,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a file of a later state counts as torn",
-        "account/gather.py",
+        "account/parts.py",
         "if here > there:",
         "if here > there and not here:",
         (f"{DOCTORED}::test_files_that_were_damaged_or_exchanged_are_found",),
@@ -962,7 +962,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a file with all steps and an earlier state counts as torn",
-        "account/gather.py",
+        "account/parts.py",
         "if here < there and lasts[0] & lasts[1]:",
         "if here == there and lasts[0] & lasts[1]:",
         (f"{DOCTORED}::test_a_forged_account_is_found_although_its_chain_is_new",),
@@ -978,7 +978,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "frames in the file of another rank pass",
-        "account/part_check.py",
+        "account/replay.py",
         "wrong = subtract_runs(frames, replay.frames(part, 0, part.num_steps, (rank,)))",
         "wrong = subtract_runs(frames, replay.frames(part, 0, part.num_steps))",
         (f"{DOCTORED}::test_a_forged_account_is_found_although_its_chain_is_new",),
@@ -994,7 +994,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a repeat of a frame that no dataset has passes",
-        "account/part_check.py",
+        "account/replay.py",
         "if foreign := [frames for frames in replay.axis.name_frames(part.repeated) if frames.episode < 0]:",
         "if foreign := [frames for frames in replay.axis.name_frames(part.repeated) if frames.episode < -1]:",
         (f"{DOCTORED}::test_a_forged_account_is_found_although_its_chain_is_new",),
@@ -1010,7 +1010,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "two torn writes lose what leads to the state",
-        "account/keeping.py",
+        "account/file.py",
         "if path.exists() and not _is_needed(before / path.name, state):",
         "if path.exists():",
         (f"{ACCOUNT}::test_however_often_rank_0_dies_before_the_state_is_written_what_leads_to_it_stays",),
@@ -1018,7 +1018,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "files of another number of ranks that lead to the state are removed",
-        "account/keeping.py",
+        "account/file.py",
         "if not old.name.endswith(ending) and not _is_needed(old, state):",
         "if not old.name.endswith(ending):",
         (f"{ACCOUNT}::test_however_often_rank_0_dies_before_the_state_is_written_what_leads_to_it_stays",),
@@ -1026,7 +1026,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a newer file of another number of ranks is put over what leads to the state",
-        "account/keeping.py",
+        "account/file.py",
         "        if _is_needed(before / old.name, state):\n",
         "        if not state:\n",
         (f"{ACCOUNT}::test_however_often_rank_0_dies_before_the_state_is_written_what_leads_to_it_stays",),
@@ -1034,7 +1034,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a torn checkpoint whose files were put aside is lost",
-        "account/gather.py",
+        "account/parts.py",
         "left = [other for other in mine if other in files.newest] or mine",
         "left = [other for other in mine if other in files.newest]",
         (f"{ACCOUNT}::test_a_torn_checkpoint_of_another_world_stays_told_when_rank_0_of_the_next_one_dies",),

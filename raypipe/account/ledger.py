@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.account.frames import Runs, add_runs, count_values, empty_runs
 from raypipe.account.parts import Part, RankRecord, Skip, merge_skips
-from raypipe.account.runs import Runs, add_runs, count_values, empty_runs
 from raypipe.errors import RaypipeError
 from raypipe.plan import Ints, WorldPlan
 

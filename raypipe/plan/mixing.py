@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
-from raypipe.plan.epoch import EpochPlan
+from raypipe.plan.epoch import EpochPlan, WorldPlan
 from raypipe.plan.keyhash import Ints
-from raypipe.plan.livewindow import Lane
+from raypipe.plan.lanes import Lane
 from raypipe.plan.rates import ragged_arange
-from raypipe.plan.shares import anchor_runs, run_frames
-from raypipe.plan.world import WorldPlan
+from raypipe.plan.spans import anchor_runs, run_frames
 from raypipe.text import either
 
 LAGS: Final = (1, 10, 100)

@@ -1,18 +1,282 @@
-"""One rank's part of a plan: its spans in arrival order, and its batches as index arrays.
+"""One rank's part of a plan: its spans in arrival order, and its batches as index arrays, many at once.
 
-Decides how a rank's lanes merge into one queue; its blocks arrive in the order of that queue.
+A block holds the frames of one span that are still to be emitted, in file order. Blocks arrive in the order of the
+rank's queue, which merges its lanes. A batch gives the block and the row of every frame:
+
+::
+
+    batch     span   0   2   1   0   2   ...           which block, by arrival number
+              row   17   3  40   5  11   ...           which row of it
+              done  1                                  blocks that no later batch asks for
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.plan.emit import Batch, BatchChunk, RankLane, block_frames, emit_chunks
 from raypipe.plan.keyhash import Ints, OrderKeys
-from raypipe.plan.steps import Steps
+from raypipe.plan.lanes import Cursor, Lane, Run, Steps
+from raypipe.plan.spans import order_frames
+
+_FIRST_CHUNK_FRAMES: Final = 1 << 12
+"""Small, so that the first batch does not wait for many others; every chunk is twice as large as the one before."""
+
+_CHUNK_FRAMES: Final = 1 << 17
+"""Large enough for the cost of a chunk to vanish, small enough for its columns to stay in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One batch of a rank as positions in blocks."""
+
+    step: int
+    span: Ints
+    """(B,) arrival number of the block of every frame."""
+
+    row: Ints
+    """(B,) row of that block."""
+
+    frame: Ints
+    """(B,) frame number within the episode."""
+
+    is_repeat: NDArray[np.bool_]
+    """(B,) True for frames that ``tail="wrap"`` emits a second time."""
+
+    num_needed: int
+    """Blocks that must have arrived: all with a smaller arrival number."""
+
+    done: Ints
+    """Arrival numbers of blocks that no later batch asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchChunk:
+    """Consecutive batches of equal size, one per row of the (S, B) columns; see `Batch`."""
+
+    step: int
+    span: Ints
+    row: Ints
+    frame: Ints
+    is_repeat: NDArray[np.bool_]
+    num_needed: Ints
+    done: Ints
+    done_ends: Ints
+    """Batch i is followed by ``done[done_ends[i] : done_ends[i + 1]]``."""
+
+    def batches(self) -> Iterator[Batch]:
+        """Return the batches one by one, as views."""
+        needed, ends = self.num_needed.tolist(), self.done_ends.tolist()
+        for i in range(len(self.span)):
+            yield Batch(
+                step=self.step + i,
+                span=self.span[i],
+                row=self.row[i],
+                frame=self.frame[i],
+                is_repeat=self.is_repeat[i],
+                num_needed=needed[i],
+                done=self.done[ends[i] : ends[i + 1]],
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLane:
+    """A lane as its rank serves it: where sending starts, where emission starts, and where both end."""
+
+    number: int
+    lane: Lane
+    sent: Cursor
+    emitted: Cursor
+    end: Cursor
+    end_position: int
+
+    @cached_property
+    def sent_counts(self) -> Ints:
+        """Frames of every span that are not sent, because they are already emitted."""
+        return self.sent.spread(0, len(self.lane), self.lane.spans.count)
+
+    @cached_property
+    def end_counts(self) -> Ints:
+        """Frames of every span that are emitted by the end of the lane."""
+        return self.end.spread(0, len(self.lane), self.lane.spans.count)
+
+
+def emit_chunks(
+    parts: Sequence[RankLane], arrivals: Sequence[Ints], steps: Steps, keys: OrderKeys
+) -> Iterator[BatchChunk]:
+    """Return the batches of the lanes of one rank, many at once.
+
+    Memory holds one chunk and the order of the live frames. `arrivals` has, for every lane, the arrival number on the
+    rank of the span at each place of the lane's queue.
+    """
+    emitters = [_LaneEmitter(part, numbers, keys) for part, numbers in zip(parts, arrivals, strict=True)]
+    left = _count_uses(emitters, steps, 1 + max(int(numbers.max(initial=-1)) for numbers in arrivals))
+    num_needed = 0
+    for first, stop in _chunk_steps(steps, len(parts)):
+        columns = _join([emitter.emit(steps, first, stop) for emitter in emitters])
+        needed = np.maximum.accumulate(columns.span.max(axis=1, initial=num_needed - 1)) + 1
+        num_needed = int(needed[-1])
+        done, done_ends = _find_done(columns.span, left, is_last=stop == steps.num_steps)
+        yield BatchChunk(
+            step=first,
+            span=columns.span,
+            row=columns.row,
+            frame=columns.frame,
+            is_repeat=columns.is_repeat,
+            num_needed=needed,
+            done=done,
+            done_ends=done_ends,
+        )
+
+
+def block_frames(part: RankLane, place: int, keys: OrderKeys) -> Ints:
+    """Return the frames that the block of the span at `place` holds, in file order: one per row."""
+    frames, _ = order_frames(part.lane.spans.take(slice(place, place + 1)), keys)
+    return np.sort(frames[part.sent_counts[place] : part.end_counts[place]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LaneColumns:
+    span: Ints
+    row: Ints
+    frame: Ints
+    is_repeat: NDArray[np.bool_]
+
+
+class _LaneEmitter:
+    """Walks a lane forward and computes the frame order of a span once, at its first frame."""
+
+    def __init__(self, part: RankLane, arrivals: Ints, keys: OrderKeys) -> None:
+        self.part = part
+        self.arrivals = arrivals
+        self._keys = keys
+        self._cursor = part.emitted
+        self._orders: dict[int, Ints] = {}
+        spans = part.lane.spans
+        self._is_partial = part.end_counts - part.sent_counts < spans.stop - spans.start
+
+    def emit(self, steps: Steps, first: int, stop: int) -> _LaneColumns:
+        """Return the frames of the steps [first, stop), (S, frames per step); pass a step with extras alone."""
+        number = self.part.number
+        position = steps.position_after(stop) + steps.extra(number, stop - 1)
+        end = self.part.lane.cursor(position)
+        emitted = self._gather(self.part.lane.between(self._cursor, end), stop - first)
+        self._cursor = end
+        num_repeats = steps.repeats(number, stop - 1)
+        if not num_repeats:
+            return emitted
+        again = self._gather(self.repeated(num_repeats), 1)
+        return _join([emitted, _tile(again, num_repeats)])
+
+    def repeated(self, num_repeats: int) -> Run:
+        """Return the last frames of the lane, as many of `num_repeats` as it has."""
+        lane, end = self.part.lane, self.part.end_position
+        return lane.between(lane.cursor(max(0, end - num_repeats)), self.part.end)
+
+    def _gather(self, run: Run, num_steps: int) -> _LaneColumns:
+        frame, row = self._frames_and_rows(run)
+        span = self.arrivals[run.span].reshape(num_steps, -1)
+        return _LaneColumns(
+            span=span,
+            row=row[run.order].reshape(span.shape),
+            frame=frame[run.order].reshape(span.shape),
+            is_repeat=np.zeros(span.shape, dtype=np.bool_),
+        )
+
+    def _frames_and_rows(self, run: Run) -> tuple[Ints, Ints]:
+        self._admit(run)
+        places = run.first + np.flatnonzero(run.taken)
+        begins, counts = run.begin[places - run.first], run.taken[places - run.first]
+        pieces = [
+            self._orders[place][begin : begin + count]
+            for place, begin, count in zip(places.tolist(), begins.tolist(), counts.tolist(), strict=True)
+        ]
+        frame = np.concatenate([np.empty(0, dtype=np.int64), *pieces])
+        row = frame - np.repeat(self.part.lane.spans.start[places], counts)
+        ends = np.cumsum(counts)
+        for i in np.flatnonzero(self._is_partial[places]).tolist():
+            mine, place = slice(ends[i] - counts[i], ends[i]), int(places[i])
+            sent, end = self.part.sent_counts[place], self.part.end_counts[place]
+            row[mine] = np.searchsorted(np.sort(self._orders[place][sent:end]), frame[mine])
+        return frame, row
+
+    def _admit(self, run: Run) -> None:
+        for place in [place for place in self._orders if place < run.first]:
+            del self._orders[place]
+        wanted = (run.first + np.flatnonzero(run.taken)).tolist()
+        new = np.array([place for place in wanted if place not in self._orders], dtype=np.int64)
+        frames, offsets = order_frames(self.part.lane.spans.take(new), self._keys)
+        self._orders.update(zip(new.tolist(), np.split(frames, offsets[1:-1]), strict=False))
+
+
+def _chunk_steps(steps: Steps, num_lanes: int) -> Iterator[tuple[int, int]]:
+    step, frames = 0, _FIRST_CHUNK_FRAMES
+    while step < steps.num_full:
+        stop = min(steps.num_full, step + max(1, frames // (steps.per_lane * num_lanes)))
+        yield step, stop
+        step, frames = stop, min(2 * frames, _CHUNK_FRAMES)
+    for short in range(steps.num_full, steps.num_steps):
+        yield short, short + 1
+
+
+def _join(parts: Sequence[_LaneColumns]) -> _LaneColumns:
+    if len(parts) == 1:
+        return parts[0]
+    return _LaneColumns(
+        span=np.concatenate([part.span for part in parts], axis=1),
+        row=np.concatenate([part.row for part in parts], axis=1),
+        frame=np.concatenate([part.frame for part in parts], axis=1),
+        is_repeat=np.concatenate([part.is_repeat for part in parts], axis=1),
+    )
+
+
+def _tile(columns: _LaneColumns, num_repeats: int) -> _LaneColumns:
+    again = np.arange(num_repeats) % columns.span.shape[1]
+    return _LaneColumns(
+        span=columns.span[:, again],
+        row=columns.row[:, again],
+        frame=columns.frame[:, again],
+        is_repeat=np.ones((1, num_repeats), dtype=np.bool_),
+    )
+
+
+def _count_uses(emitters: Sequence[_LaneEmitter], steps: Steps, num_spans: int) -> Ints:
+    """Return how many times frames of every span will be emitted, by arrival number."""
+    uses = np.zeros(num_spans, dtype=np.int64)
+    for emitter in emitters:
+        part, counts = emitter.part, emitter.part.lane.spans.count
+        coming = part.end_counts - part.emitted.spread(0, len(part.lane), counts)
+        places = np.flatnonzero(coming)
+        uses[emitter.arrivals[places]] = coming[places]
+        num_repeats = steps.repeats(part.number, steps.num_steps - 1)
+        if num_repeats:
+            span = emitter.arrivals[emitter.repeated(num_repeats).span]
+            np.add.at(uses, span[np.arange(num_repeats) % len(span)], 1)
+    return uses
+
+
+def _find_done(span: Ints, left: Ints, *, is_last: bool) -> tuple[Ints, Ints]:
+    """Subtract a chunk's uses from `left`; return the blocks that are done, by step, and where each step's begin."""
+    num_steps = len(span)
+    low, high = int(span.min(initial=len(left))), int(span.max(initial=-1)) + 1
+    used = np.bincount(span.ravel() - low, minlength=max(0, high - low))
+    # Of several values assigned to one place, NumPy keeps the last: the last step that uses the span.
+    last_step = np.full(max(0, high - low), -1)
+    last_step[span.ravel() - low] = np.repeat(np.arange(num_steps), span.shape[1])
+    left[low:high] -= used
+    done = low + np.flatnonzero((left[low:high] == 0) & (used > 0))
+    order = np.argsort(last_step[done - low], kind="stable")
+    ends = np.searchsorted(last_step[done - low][order], np.arange(num_steps + 1))
+    left[done] = -1
+    done = done[order]
+    if is_last:
+        # Blocks that were sent only to balance the lanes leave with the last batch.
+        done = np.concatenate([done, np.flatnonzero(left >= 0)])
+        ends[-1] = len(done)
+    return done, ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

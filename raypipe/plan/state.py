@@ -24,15 +24,34 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from raypipe.errors import ConfigError, ResumeError, as_damage
-from raypipe.plan.epoch import EpochPlan
+from raypipe.plan.epoch import EpochPlan, WorldPlan, check_start
 from raypipe.plan.index import EpisodeIndex, Shares, describe_selection
 from raypipe.plan.keyhash import ORDER_VERSION
-from raypipe.plan.shares import describe_changes, go_on_with, shares_from_dict, shares_to_dict
+from raypipe.plan.spans import UNVERSIONED
 from raypipe.plan.spec import WORLD_SIZE, BatchSpec, Leg, OrderSpec, check_whole, check_world_size, first_leg, is_served
-from raypipe.plan.world import WorldPlan, check_start
 from raypipe.text import counted
 
 _MAX_SHOWN: Final = 30
+
+
+_COMPARED: Final = ("data", "selected frames", "frames per epoch", "revision")
+
+
+_COLUMNS: Final = {
+    "name": "names",
+    "fingerprint": "fingerprints",
+    "selection": "selections",
+    "size": "sizes",
+    "frames": "frames",
+    "position": "positions",
+    "revision": "revisions",
+}
+"""The keys of a dataset in a state, with their fields of `Shares`."""
+
+
+_KINDS: Final[dict[str, Any]] = {
+    column: int if column in ("sizes", "frames", "positions") else str for column in _COLUMNS.values()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,3 +284,62 @@ def _emitted(legs: Sequence[Leg]) -> tuple[Leg, ...]:
 
 def _differs(name: str, saved: object, given: object) -> str:
     return f"the saved state belongs to another order: {name} is {saved!r} in the state and {given!r} here."
+
+
+def describe_changes(saved: Shares, given: Shares) -> tuple[str, ...]:
+    """Return in words how two mixtures differ; empty if a run may pass from one to the other unchanged."""
+    before, now = _by_name(saved), _by_name(given)
+    lines = [f"{name!r} is in the state and not here" for name in before if name not in now]
+    lines += [f"{name!r} is here and not in the state" for name in now if name not in before]
+    for name in (name for name in before if name in now):
+        for what, one, other in zip(_COMPARED, before[name], now[name], strict=True):
+            is_known = what != "revision" or UNVERSIONED not in (one, other)
+            if one != other and is_known:
+                lines.append(f"{what} of {name!r}: {one} in the state, {other} here")
+    if not lines and saved.names != given.names:
+        lines.append(f"the order of the datasets: {', '.join(saved.names)} in the state, {', '.join(given.names)} here")
+    return tuple(lines)
+
+
+def _by_name(shares: Shares) -> dict[str, tuple[Any, ...]]:
+    rows = zip(shares.fingerprints, shares.selections, shares.frames, shares.revisions, strict=True)
+    return dict(zip(shares.names, rows, strict=True))
+
+
+def go_on_with(saved: Shares, given: Shares, *, epoch: int) -> Shares:
+    """Return `given` with every dataset that `saved` has with the same data at the position it had at `epoch`.
+
+    A dataset with another selection of frames begins its next lap: the rest of the lap before is of another order.
+    """
+    if not describe_changes(saved, given):
+        return replace(given, since=saved.since, positions=saved.positions)
+    positions = [_position(name, saved, given, epoch) for name in given.names]
+    return replace(given, since=epoch, positions=tuple(positions))
+
+
+def _position(name: str, saved: Shares, given: Shares, epoch: int) -> int:
+    if name not in saved.names:
+        return 0
+    was, now = saved.names.index(name), given.names.index(name)
+    if saved.fingerprints[was] != given.fingerprints[now]:
+        return 0
+    position = saved.begins(epoch)[was]
+    if saved.selections[was] == given.selections[now]:
+        return position
+    return -(-position // saved.sizes[was]) * given.sizes[now]
+
+
+def shares_to_dict(shares: Shares) -> dict[str, Any]:
+    """Return shares as a JSON object."""
+    columns = [getattr(shares, column) for column in _COLUMNS.values()]
+    return {
+        "since": shares.since,
+        "members": [dict(zip(_COLUMNS, row, strict=True)) for row in zip(*columns, strict=True)],
+    }
+
+
+def shares_from_dict(saved: Any) -> Shares:
+    """Return the shares from a JSON object; raises `KeyError`, `TypeError` or `ValueError` if it has none."""
+    members = saved["members"]
+    columns = {column: tuple(_KINDS[column](one[key]) for one in members) for key, column in _COLUMNS.items()}
+    return Shares(since=int(saved["since"]), **columns)

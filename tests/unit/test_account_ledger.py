@@ -9,8 +9,8 @@ from account_cases import HandRun
 from plan_cases import make_index, plan_start
 
 from raypipe.account import Handed, Hole, Ledger, merge_parts
+from raypipe.account.frames import count_values
 from raypipe.account.ledger import FrameDigest
-from raypipe.account.runs import count_values
 from raypipe.errors import RaypipeError
 from raypipe.plan import OrderSpec
 

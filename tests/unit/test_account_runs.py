@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.account.runs import (
+from raypipe.account.frames import (
     Runs,
     add_runs,
     count_ranges,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.plan.livewindow import open_lane
+from raypipe.plan.lanes import open_lane
 from raypipe.plan.spans import Spans
 
 MASK = 2**64 - 1
