@@ -171,8 +171,8 @@ class Replay:
 
     def _lane_frames(self, plan: EpochPlan, lane: Lane, begin: int, end: int) -> Runs:
         spans = lane.spans
-        before = lane.cursor(begin).spread(0, len(lane), spans.count)
-        taken = lane.cursor(end).spread(0, len(lane), spans.count) - before
+        before = lane.counts(lane.cursor(begin))
+        taken = lane.counts(lane.cursor(end)) - before
         is_whole = taken == spans.stop - spans.start
         whole, cut = np.flatnonzero(is_whole), np.flatnonzero((taken > 0) & ~is_whole)
         first = first_laps(plan.index, plan.epoch)

@@ -20,12 +20,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.errors import ConfigError, ResumeError
+from raypipe.errors import ConfigError
 from raypipe.plan.index import EpisodeIndex, describe_selection
-from raypipe.plan.keyhash import ORDER_VERSION, Ints, OrderKeys
-from raypipe.plan.lanes import Lane, LaneQueues, Steps, fill_lanes, open_lane, plan_steps
+from raypipe.plan.keyhash import ORDER_VERSION, Columns, Ints, OrderKeys
+from raypipe.plan.lanes import Lane, LaneQueues, Steps, fill_lanes, plan_steps
 from raypipe.plan.rank import RankLane, RankPlan
-from raypipe.plan.spans import Spans, cut_spans, first_laps, make_keys, order_frames
+from raypipe.plan.spans import Spans, cut_spans, first_laps, make_keys, order_frames, order_keys
 from raypipe.plan.spec import WHOLE_EPISODE, WORLD_SIZE, BatchSpec, Leg, OrderSpec, Tail, check_whole, first_leg
 from raypipe.text import counted
 
@@ -97,7 +97,7 @@ class EpochPlan:
 
     def lane(self, lane: int) -> Lane:
         """Return the queue of one lane with the lives of its spans."""
-        return _open(self.queues, lane, self.leg, self.keys)
+        return self.queues.lane(lane)
 
 
 def plan_epoch(index: EpisodeIndex, spec: OrderSpec, *, epoch: int, legs: Sequence[Leg] = ()) -> EpochPlan:
@@ -119,8 +119,8 @@ def plan_epoch(index: EpisodeIndex, spec: OrderSpec, *, epoch: int, legs: Sequen
     check_lanes(index, all_legs[0].lanes)
     spans = cut_spans(index, spec, keys)
     for leg in all_legs[:-1]:
-        spans = _spans_left(_share_out(spans, leg, keys), leg, keys)
-    queues = _share_out(spans, all_legs[-1], keys)
+        spans = _spans_left(fill_lanes(spans, leg, keys), leg, keys)
+    queues = fill_lanes(spans, all_legs[-1], keys)
     return EpochPlan(index=index, spec=spec, epoch=epoch, legs=all_legs, keys=keys, queues=queues)
 
 
@@ -133,53 +133,30 @@ def check_lanes(index: EpisodeIndex, lanes: int) -> None:
         )
 
 
-def _share_out(spans: Spans, leg: Leg, keys: OrderKeys) -> LaneQueues:
-    queues = fill_lanes(spans, leg.lanes, keys)
-    if leg.frames_per_lane > queues.frames[-1]:
-        raise ResumeError(
-            f"the saved leg {leg} has emitted {counted(leg.frames_per_lane, 'frame')} per lane, but this plan has "
-            f"{queues.frames[-1]} for it: the state belongs to another set of frames"
-        )
-    return queues
-
-
-def _open(queues: LaneQueues, lane: int, leg: Leg, keys: OrderKeys) -> Lane:
-    return open_lane(queues.lane(lane), leg.live_spans if keys.shuffle else 1)
-
-
 def _spans_left(queues: LaneQueues, leg: Leg, keys: OrderKeys) -> Spans:
     """Return what the leg has not emitted: spans it never reached, and begun ones with a floor, in the old order."""
     spans = queues.spans
     gone = np.zeros(len(spans), dtype=np.int64)
     for number in range(leg.lanes):
-        lane = _open(queues, number, leg, keys)
-        rows = queues.rows[queues.offsets[number] : queues.offsets[number + 1]]
-        gone[rows] = lane.cursor(leg.frames_per_lane).spread(0, len(lane), lane.spans.count)
+        lane = queues.lane(number)
+        gone[queues.rows_of(number)] = lane.counts(lane.cursor(leg.frames_per_lane))
     begun = np.flatnonzero((gone > 0) & (gone < spans.count))
-    frames, offsets = order_frames(spans.take(begun), keys)
-    owners = spans.take(begun)
-    floor = spans.floor.copy()
-    floor[begun] = keys.frame_keys(
-        keys.frame_bases(owners.dataset, owners.lap, owners.episode),
-        frames[offsets[:-1] + gone[begun]],
-        keys.clip_sizes(owners.dataset),
-    )
+    owners, floor = spans.take(begun), spans.floor.copy()
+    frames, offsets = order_frames(owners, keys)
+    floor[begun] = order_keys(owners, np.arange(len(owners)), frames[offsets[:-1] + gone[begun]], keys)
     left = replace(spans, floor=floor, count=spans.count - gone)
     return left.take(np.flatnonzero(left.count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frames:
-    """Frames as columns."""
+class Frames(Columns):
+    """Frames that lanes emit, in the order of emission."""
 
     dataset: NDArray[np.int32]
     lap: Ints
     episode: Ints
     frame: Ints
     is_repeat: NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.frame)
 
 
 def plan_world(plan: EpochPlan, *, world_size: int, batch: BatchSpec) -> "WorldPlan":
@@ -299,8 +276,9 @@ class WorldPlan:
             num_repeats = self.steps.repeats(number, step)
             if num_repeats:
                 again = self.lane_frames(lane, max(0, stop - num_repeats), stop)
-                parts.append(_repeat(again, num_repeats))
-        return _concat(parts)
+                again = again.take(np.arange(num_repeats) % len(again))
+                parts.append(replace(again, is_repeat=np.ones(num_repeats, dtype=np.bool_)))
+        return Frames.concat(parts)
 
     def lane_frames(self, lane: Lane, begin: int, end: int) -> Frames:
         """Return the frames that a lane emits from position `begin` to `end`; costs a sort of the live spans."""
@@ -333,7 +311,7 @@ class WorldPlan:
         for number in range(self.plan.leg.lanes):
             lane = self.plan.lane(number)
             parts.append(self.lane_frames(lane, self.steps.end(number), lane.num_frames))
-        return _concat(parts)
+        return Frames.concat(parts)
 
     def peak_live_frames(self) -> int:
         """Return the most frames that the live spans of a rank hold, over all ranks.
@@ -348,29 +326,8 @@ class WorldPlan:
         return RankLane(
             number=number,
             lane=lane,
-            sent=lane.cursor(self.steps.send_start(int(self.plan.frames_per_lane[-1]))),
+            sent_counts=lane.counts(lane.cursor(self.steps.send_start(int(self.plan.frames_per_lane[-1])))),
             emitted=lane.cursor(self.steps.position),
             end=lane.cursor(end),
             end_position=end,
         )
-
-
-def _repeat(frames: Frames, num_repeats: int) -> Frames:
-    again = np.arange(num_repeats) % len(frames)
-    return Frames(
-        dataset=frames.dataset[again],
-        lap=frames.lap[again],
-        episode=frames.episode[again],
-        frame=frames.frame[again],
-        is_repeat=np.ones(num_repeats, dtype=np.bool_),
-    )
-
-
-def _concat(parts: Sequence[Frames]) -> Frames:
-    return Frames(
-        dataset=np.concatenate([part.dataset for part in parts]),
-        lap=np.concatenate([part.lap for part in parts]),
-        episode=np.concatenate([part.episode for part in parts]),
-        frame=np.concatenate([part.frame for part in parts]),
-        is_repeat=np.concatenate([part.is_repeat for part in parts]),
-    )

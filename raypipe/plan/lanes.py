@@ -42,15 +42,18 @@ lanes. In the last step, lanes with an extra frame may give one more.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import heapify, heapreplace
 from typing import Final
 
 import numpy as np
 
+from raypipe.errors import ResumeError
 from raypipe.plan.keyhash import GOLDEN, Hashes, Ints, OrderKeys, mix
 from raypipe.plan.rates import ragged_arange
 from raypipe.plan.spans import Spans, frames_left
-from raypipe.plan.spec import Tail
+from raypipe.plan.spec import Leg, Tail
+from raypipe.text import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,24 +75,40 @@ class LaneQueues:
     frames: Ints
     """Frames per lane; lanes with one more come first."""
 
-    def lane(self, lane: int) -> Spans:
-        """Return the queue of one lane."""
-        return self.spans.take(self.rows[self.offsets[lane] : self.offsets[lane + 1]])
+    live_spans: int
+
+    def rows_of(self, lane: int) -> Ints:
+        """Return the rows of `spans` that one lane owns, in the order of its queue."""
+        return self.rows[self.offsets[lane] : self.offsets[lane + 1]]
+
+    def lane(self, lane: int) -> "Lane":
+        """Return the queue of one lane with the lives of its spans."""
+        return Lane(spans=self.spans.take(self.rows_of(lane)), live_spans=self.live_spans)
 
 
-def fill_lanes(spans: Spans, num_lanes: int, keys: OrderKeys) -> LaneQueues:
+def fill_lanes(spans: Spans, leg: Leg, keys: OrderKeys) -> LaneQueues:
     """Return `spans` shared out, with `shuffle` each to the emptiest lane, else in contiguous runs of file order.
 
     Totals differ by at most one frame, the lowest lanes have the extra ones, and fewer spans than lanes are cut. A lane
     is empty only if there are fewer frames than lanes.
+
+    Raises:
+        ResumeError: the leg has consumed more frames than it has.
     """
+    num_lanes = leg.lanes
     share, extras = divmod(int(spans.count.sum()), num_lanes)
+    if leg.frames_per_lane > share:
+        raise ResumeError(
+            f"the saved leg {leg} has emitted {counted(leg.frames_per_lane, 'frame')} per lane, but this plan has "
+            f"{share} for it: the state belongs to another set of frames"
+        )
     frames = np.full(num_lanes, share) + (np.arange(num_lanes) < extras)
     parent, lane, count = (_fill_emptiest if keys.shuffle else _fill_runs)(spans.count, frames)
     pieces = _cut_pieces(spans, parent, count, keys)
     rows = np.argsort(lane, kind="stable")
     offsets = np.searchsorted(lane[rows], np.arange(num_lanes + 1))
-    return LaneQueues(spans=pieces, rows=rows, offsets=offsets, frames=frames)
+    live_spans = leg.live_spans if keys.shuffle else 1
+    return LaneQueues(spans=pieces, rows=rows, offsets=offsets, frames=frames, live_spans=live_spans)
 
 
 def _fill_emptiest(counts: Ints, frames: Ints) -> tuple[Ints, Ints, Ints]:
@@ -213,14 +232,17 @@ class Run:
         return ragged_arange(self.begin, self.taken)[self.order]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lane:
     """The queue of one lane with the lives of its spans."""
 
     spans: Spans
     live_spans: int
-    ends: Ints
-    """``ends[k]``: frames of the first k spans."""
+
+    @cached_property
+    def ends(self) -> Ints:
+        """``ends[k]``: frames of the first k spans."""
+        return np.append(0, np.cumsum(self.spans.count))
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -260,6 +282,10 @@ class Lane:
             else:
                 high, above = middle, counts
         return Cursor(first=live.first, counts=live.count_to(wanted, below, above))
+
+    def counts(self, cursor: Cursor) -> Ints:
+        """Return how many frames of every span of the queue lie before a cursor."""
+        return cursor.spread(0, len(self), self.spans.count)
 
     def between(self, begin: Cursor, end: Cursor) -> Run:
         """Return the frames from `begin` to `end`, in emission order; costs one sort of them."""
@@ -333,11 +359,6 @@ class Lane:
             step=((hi - lo) << FRACTION_BITS) // count,
             key=self.spans.key[number],
         )
-
-
-def open_lane(spans: Spans, live_spans: int) -> Lane:
-    """Return the lane of a queue."""
-    return Lane(spans=spans, live_spans=live_spans, ends=np.append(0, np.cumsum(spans.count)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,14 @@ rank's queue, which merges its lanes. A batch gives the block and the row of eve
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.plan.keyhash import Ints, OrderKeys
+from raypipe.plan.keyhash import Columns, Ints, OrderKeys
 from raypipe.plan.lanes import Cursor, Lane, Run, Steps
 from raypipe.plan.spans import order_frames
 
@@ -88,58 +88,151 @@ class RankLane:
 
     number: int
     lane: Lane
-    sent: Cursor
+    sent_counts: Ints
+    """Frames of every span that are not sent, because they are already emitted."""
+
     emitted: Cursor
     end: Cursor
     end_position: int
 
     @cached_property
-    def sent_counts(self) -> Ints:
-        """Frames of every span that are not sent, because they are already emitted."""
-        return self.sent.spread(0, len(self.lane), self.lane.spans.count)
-
-    @cached_property
     def end_counts(self) -> Ints:
         """Frames of every span that are emitted by the end of the lane."""
-        return self.end.spread(0, len(self.lane), self.lane.spans.count)
+        return self.lane.counts(self.end)
 
-
-def emit_chunks(
-    parts: Sequence[RankLane], arrivals: Sequence[Ints], steps: Steps, keys: OrderKeys
-) -> Iterator[BatchChunk]:
-    """Return the batches of the lanes of one rank, many at once.
-
-    Memory holds one chunk and the order of the live frames. `arrivals` has, for every lane, the arrival number on the
-    rank of the span at each place of the lane's queue.
-    """
-    emitters = [_LaneEmitter(part, numbers, keys) for part, numbers in zip(parts, arrivals, strict=True)]
-    left = _count_uses(emitters, steps, 1 + max(int(numbers.max(initial=-1)) for numbers in arrivals))
-    num_needed = 0
-    for first, stop in _chunk_steps(steps, len(parts)):
-        columns = _join([emitter.emit(steps, first, stop) for emitter in emitters])
-        needed = np.maximum.accumulate(columns.span.max(axis=1, initial=num_needed - 1)) + 1
-        num_needed = int(needed[-1])
-        done, done_ends = _find_done(columns.span, left, is_last=stop == steps.num_steps)
-        yield BatchChunk(
-            step=first,
-            span=columns.span,
-            row=columns.row,
-            frame=columns.frame,
-            is_repeat=columns.is_repeat,
-            num_needed=needed,
-            done=done,
-            done_ends=done_ends,
-        )
-
-
-def block_frames(part: RankLane, place: int, keys: OrderKeys) -> Ints:
-    """Return the frames that the block of the span at `place` holds, in file order: one per row."""
-    frames, _ = order_frames(part.lane.spans.take(slice(place, place + 1)), keys)
-    return np.sort(frames[part.sent_counts[place] : part.end_counts[place]])
+    def repeated(self, num_repeats: int) -> Run:
+        """Return the last frames of the lane, as many of `num_repeats` as it has."""
+        lane, end = self.lane, self.end_position
+        return lane.between(lane.cursor(max(0, end - num_repeats)), self.end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LaneColumns:
+class SpanQueue(Columns):
+    """The spans that a rank receives, in arrival order."""
+
+    lane: NDArray[np.int32]
+    place: Ints
+    """Position in the lane's queue."""
+
+    dataset: NDArray[np.int32]
+    lap: Ints
+    """Which pass over its dataset the span belongs to."""
+
+    episode: Ints
+    start: Ints
+    stop: Ints
+
+    num_rows: Ints
+    """Rows of the block: the frames of [start, stop) still to be emitted, and those kept for repeats. Never 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlan:
+    """What one rank receives and emits."""
+
+    rank: int
+    lanes: tuple[RankLane, ...]
+    steps: Steps
+    keys: OrderKeys
+
+    @cached_property
+    def queue(self) -> SpanQueue:
+        """The rank's spans in arrival order: its lanes merged by when a span is first needed."""
+        queues = [_queue_lane(part) for part in self.lanes]
+        need = np.concatenate([_first_need(part, queue.place) for part, queue in zip(self.lanes, queues, strict=True)])
+        queue = SpanQueue.concat(queues)
+        return queue.take(np.lexsort((queue.lane, queue.place, need)))
+
+    def frames_of(self, arrival: int) -> Ints:
+        """Return the frame numbers that the block of this arrival number holds, in file order: one per row."""
+        number, place = int(self.queue.lane[arrival]), int(self.queue.place[arrival])
+        part = next(part for part in self.lanes if part.number == number)
+        frames, _ = order_frames(part.lane.spans.take(slice(place, place + 1)), self.keys)
+        return np.sort(frames[part.sent_counts[place] : part.end_counts[place]])
+
+    def lives(self) -> tuple[Ints, Ints]:
+        """Return the positions at which every queued span is admitted and retired, in frames emitted per lane.
+
+        Both ascend in a lane. A lane emits the span's frames at positions in [admitted, retired); with ``tail="wrap"``
+        the span stays for the repeats. Costs some 100 ms per 10,000 spans.
+        """
+        admitted, retired = np.zeros(len(self.queue), dtype=np.int64), np.zeros(len(self.queue), dtype=np.int64)
+        for part in self.lanes:
+            mine = self.queue.lane == part.number
+            lo, hi = part.lane.lives(self.queue.place[mine])
+            positions = part.lane.tick_positions()
+            leave = np.minimum(positions[hi], part.end_position)
+            num_repeats = self.steps.repeats(part.number, self.steps.num_steps - 1)
+            # Repeats come after the end, so the spans they use stay, and so do spans sent only to balance the lanes.
+            stays = (leave > part.end_position - num_repeats) | (leave <= self.steps.position)
+            leave[stays] = part.end_position + num_repeats
+            admitted[mine], retired[mine] = np.maximum(positions[lo], self.steps.position), leave
+        return admitted, retired
+
+    def batches(self) -> Iterator[Batch]:
+        """Return the rank's batches one by one."""
+        for chunk in self.chunks():
+            yield from chunk.batches()
+
+    def chunks(self) -> Iterator[BatchChunk]:
+        """Return the rank's batches, many at once, which costs less than one by one.
+
+        Memory holds one chunk and the order of the live frames.
+        """
+        emitters = [_LaneEmitter(part, self._arrivals(part), self.keys) for part in self.lanes]
+        left = _count_uses(emitters, self.steps, len(self.queue))
+        num_needed = 0
+        for first, stop in _chunk_steps(self.steps, len(self.lanes)):
+            columns = _LaneColumns.concat([emitter.emit(self.steps, first, stop) for emitter in emitters], axis=1)
+            needed = np.maximum.accumulate(columns.span.max(axis=1, initial=num_needed - 1)) + 1
+            num_needed = int(needed[-1])
+            done, done_ends = _find_done(columns.span, left, is_last=stop == self.steps.num_steps)
+            yield BatchChunk(
+                step=first,
+                span=columns.span,
+                row=columns.row,
+                frame=columns.frame,
+                is_repeat=columns.is_repeat,
+                num_needed=needed,
+                done=done,
+                done_ends=done_ends,
+            )
+
+    def _arrivals(self, part: RankLane) -> Ints:
+        """Return the arrival number of the span at each place of a lane's queue; -1 if it is not sent."""
+        numbers = np.full(len(part.lane), -1)
+        mine = np.flatnonzero(self.queue.lane == part.number)
+        numbers[self.queue.place[mine]] = mine
+        return numbers
+
+
+def _queue_lane(part: RankLane) -> SpanQueue:
+    num_rows = part.end_counts - part.sent_counts
+    place = np.flatnonzero(num_rows)
+    spans = part.lane.spans
+    return SpanQueue(
+        lane=np.full(len(place), part.number, dtype=np.int32),
+        place=place,
+        dataset=spans.dataset[place],
+        lap=spans.lap[place],
+        episode=spans.episode[place],
+        start=spans.start[place],
+        stop=spans.stop[place],
+        num_rows=num_rows[place],
+    )
+
+
+def _first_need(part: RankLane, place: Ints) -> Ints:
+    # Ordered by the next frame, not by admission: all spans of the first window are admitted at once, and the first
+    # batch should wait only for its own. A span sent only for repeats has no next frame; its last frame counts instead.
+    emitted = part.lane.counts(part.emitted)
+    return part.lane.estimate_positions(place, np.minimum(emitted, part.lane.spans.count - 1)[place])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LaneColumns(Columns):
+    """The frames of a lane in consecutive steps, (S, frames per step)."""
+
     span: Ints
     row: Ints
     frame: Ints
@@ -159,7 +252,7 @@ class _LaneEmitter:
         self._is_partial = part.end_counts - part.sent_counts < spans.stop - spans.start
 
     def emit(self, steps: Steps, first: int, stop: int) -> _LaneColumns:
-        """Return the frames of the steps [first, stop), (S, frames per step); pass a step with extras alone."""
+        """Return the frames of the steps [first, stop); pass a step with extras alone."""
         number = self.part.number
         position = steps.position_after(stop) + steps.extra(number, stop - 1)
         end = self.part.lane.cursor(position)
@@ -168,13 +261,10 @@ class _LaneEmitter:
         num_repeats = steps.repeats(number, stop - 1)
         if not num_repeats:
             return emitted
-        again = self._gather(self.repeated(num_repeats), 1)
-        return _join([emitted, _tile(again, num_repeats)])
-
-    def repeated(self, num_repeats: int) -> Run:
-        """Return the last frames of the lane, as many of `num_repeats` as it has."""
-        lane, end = self.part.lane, self.part.end_position
-        return lane.between(lane.cursor(max(0, end - num_repeats)), self.part.end)
+        again = self._gather(self.part.repeated(num_repeats), 1)
+        again = again.take((slice(None), np.arange(num_repeats) % again.span.shape[1]))
+        again = replace(again, is_repeat=np.ones((1, num_repeats), dtype=np.bool_))
+        return _LaneColumns.concat([emitted, again], axis=1)
 
     def _gather(self, run: Run, num_steps: int) -> _LaneColumns:
         frame, row = self._frames_and_rows(run)
@@ -222,38 +312,17 @@ def _chunk_steps(steps: Steps, num_lanes: int) -> Iterator[tuple[int, int]]:
         yield short, short + 1
 
 
-def _join(parts: Sequence[_LaneColumns]) -> _LaneColumns:
-    if len(parts) == 1:
-        return parts[0]
-    return _LaneColumns(
-        span=np.concatenate([part.span for part in parts], axis=1),
-        row=np.concatenate([part.row for part in parts], axis=1),
-        frame=np.concatenate([part.frame for part in parts], axis=1),
-        is_repeat=np.concatenate([part.is_repeat for part in parts], axis=1),
-    )
-
-
-def _tile(columns: _LaneColumns, num_repeats: int) -> _LaneColumns:
-    again = np.arange(num_repeats) % columns.span.shape[1]
-    return _LaneColumns(
-        span=columns.span[:, again],
-        row=columns.row[:, again],
-        frame=columns.frame[:, again],
-        is_repeat=np.ones((1, num_repeats), dtype=np.bool_),
-    )
-
-
 def _count_uses(emitters: Sequence[_LaneEmitter], steps: Steps, num_spans: int) -> Ints:
     """Return how many times frames of every span will be emitted, by arrival number."""
     uses = np.zeros(num_spans, dtype=np.int64)
     for emitter in emitters:
-        part, counts = emitter.part, emitter.part.lane.spans.count
-        coming = part.end_counts - part.emitted.spread(0, len(part.lane), counts)
+        part = emitter.part
+        coming = part.end_counts - part.lane.counts(part.emitted)
         places = np.flatnonzero(coming)
         uses[emitter.arrivals[places]] = coming[places]
         num_repeats = steps.repeats(part.number, steps.num_steps - 1)
         if num_repeats:
-            span = emitter.arrivals[emitter.repeated(num_repeats).span]
+            span = emitter.arrivals[part.repeated(num_repeats).span]
             np.add.at(uses, span[np.arange(num_repeats) % len(span)], 1)
     return uses
 
@@ -277,122 +346,3 @@ def _find_done(span: Ints, left: Ints, *, is_last: bool) -> tuple[Ints, Ints]:
         done = np.concatenate([done, np.flatnonzero(left >= 0)])
         ends[-1] = len(done)
     return done, ends
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanQueue:
-    """The spans that a rank receives, in arrival order, as columns."""
-
-    lane: NDArray[np.int32]
-    place: Ints
-    """Position in the lane's queue."""
-
-    dataset: NDArray[np.int32]
-    lap: Ints
-    """Which pass over its dataset the span belongs to."""
-
-    episode: Ints
-    start: Ints
-    stop: Ints
-
-    num_rows: Ints
-    """Rows of the block: the frames of [start, stop) still to be emitted, and those kept for repeats. Never 0."""
-
-    def __len__(self) -> int:
-        return len(self.episode)
-
-    @property
-    def is_whole(self) -> NDArray[np.bool_]:
-        """Which blocks hold every frame of [start, stop); `RankPlan.frames_of` lists the frames of the others."""
-        return np.asarray(self.num_rows == self.stop - self.start)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankPlan:
-    """What one rank receives and emits."""
-
-    rank: int
-    lanes: tuple[RankLane, ...]
-    steps: Steps
-    keys: OrderKeys
-
-    @cached_property
-    def queue(self) -> SpanQueue:
-        """The rank's spans in arrival order: its lanes merged by when a span is first needed."""
-        queues = [_queue_lane(part) for part in self.lanes]
-        need = np.concatenate([_first_need(part, queue.place) for part, queue in zip(self.lanes, queues, strict=True)])
-        place = np.concatenate([queue.place for queue in queues])
-        lane = np.concatenate([queue.lane for queue in queues])
-        order = np.lexsort((lane, place, need))
-        return SpanQueue(
-            lane=lane[order],
-            place=place[order],
-            dataset=np.concatenate([queue.dataset for queue in queues])[order],
-            lap=np.concatenate([queue.lap for queue in queues])[order],
-            episode=np.concatenate([queue.episode for queue in queues])[order],
-            start=np.concatenate([queue.start for queue in queues])[order],
-            stop=np.concatenate([queue.stop for queue in queues])[order],
-            num_rows=np.concatenate([queue.num_rows for queue in queues])[order],
-        )
-
-    def frames_of(self, arrival: int) -> Ints:
-        """Return the frame numbers that the block of this arrival number holds, in file order: one per row."""
-        number, place = int(self.queue.lane[arrival]), int(self.queue.place[arrival])
-        part = next(part for part in self.lanes if part.number == number)
-        return block_frames(part, place, self.keys)
-
-    def lives(self) -> tuple[Ints, Ints]:
-        """Return the positions at which every queued span is admitted and retired, in frames emitted per lane.
-
-        Both ascend in a lane. A lane emits the span's frames at positions in [admitted, retired); with ``tail="wrap"``
-        the span stays for the repeats. Costs some 100 ms per 10,000 spans.
-        """
-        admitted, retired = np.zeros(len(self.queue), dtype=np.int64), np.zeros(len(self.queue), dtype=np.int64)
-        for part in self.lanes:
-            mine = self.queue.lane == part.number
-            lo, hi = part.lane.lives(self.queue.place[mine])
-            positions = part.lane.tick_positions()
-            leave = np.minimum(positions[hi], part.end_position)
-            num_repeats = self.steps.repeats(part.number, self.steps.num_steps - 1)
-            # Repeats come after the end, so the spans they use stay, and so do spans sent only to balance the lanes.
-            stays = (leave > part.end_position - num_repeats) | (leave <= self.steps.position)
-            leave[stays] = part.end_position + num_repeats
-            admitted[mine], retired[mine] = np.maximum(positions[lo], self.steps.position), leave
-        return admitted, retired
-
-    def batches(self) -> Iterator[Batch]:
-        """Return the rank's batches one by one."""
-        for chunk in self.chunks():
-            yield from chunk.batches()
-
-    def chunks(self) -> Iterator[BatchChunk]:
-        """Return the rank's batches, many at once, which costs less than one by one."""
-        arrivals = [np.full(len(part.lane), -1) for part in self.lanes]
-        for part, numbers in zip(self.lanes, arrivals, strict=True):
-            mine = np.flatnonzero(self.queue.lane == part.number)
-            numbers[self.queue.place[mine]] = mine
-        return emit_chunks(self.lanes, arrivals, self.steps, self.keys)
-
-
-def _queue_lane(part: RankLane) -> SpanQueue:
-    num_rows = part.end_counts - part.sent_counts
-    place = np.flatnonzero(num_rows)
-    spans = part.lane.spans
-    return SpanQueue(
-        lane=np.full(len(place), part.number, dtype=np.int32),
-        place=place,
-        dataset=spans.dataset[place],
-        lap=spans.lap[place],
-        episode=spans.episode[place],
-        start=spans.start[place],
-        stop=spans.stop[place],
-        num_rows=num_rows[place],
-    )
-
-
-def _first_need(part: RankLane, place: Ints) -> Ints:
-    # Ordered by the next frame, not by admission: all spans of the first window are admitted at once, and the first
-    # batch should wait only for its own. A span sent only for repeats has no next frame; its last frame counts instead.
-    counts = part.lane.spans.count
-    emitted = part.emitted.spread(0, len(part.lane), counts)
-    return part.lane.estimate_positions(place, np.minimum(emitted, counts - 1)[place])

@@ -430,7 +430,7 @@ def emitted_frames(world: WorldPlan, steps: Ints) -> Ints:
     for number in range(world.plan.leg.lanes):
         lane = world.plan.lane(number)
         for i, step in enumerate(steps.tolist()):
-            counts = lane.cursor(world.steps.position_after(step)).spread(0, len(lane), lane.spans.count)
+            counts = lane.counts(lane.cursor(world.steps.position_after(step)))
             # Whole numbers below 2**53 are exact as floats.
             emitted[i] += np.bincount(lane.spans.dataset, weights=counts, minlength=num_datasets).astype(np.int64)
     return emitted

@@ -26,7 +26,7 @@ below it are gone.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.plan.index import EpisodeIndex, Shares, concat_indexes, describe_selection
-from raypipe.plan.keyhash import Hashes, Ints, OrderKeys
+from raypipe.plan.keyhash import Columns, Hashes, Ints, OrderKeys
 from raypipe.plan.rates import count_taken, frames_taken, list_taken, ragged_arange
 from raypipe.plan.spec import WHOLE_EPISODE, OrderSpec
 
@@ -44,7 +44,7 @@ UNVERSIONED: Final = "unversioned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnchorRuns:
+class AnchorRuns(Columns):
     """The anchor runs of one epoch, as columns."""
 
     row: Ints
@@ -53,10 +53,6 @@ class AnchorRuns:
     lap: Ints
     start: Ints
     stop: Ints
-
-    def take(self, rows: Ints | NDArray[np.bool_]) -> "AnchorRuns":
-        """Return some of the runs."""
-        return AnchorRuns(row=self.row[rows], lap=self.lap[rows], start=self.start[rows], stop=self.stop[rows])
 
 
 def split_frames(weights: Sequence[float], num_frames: int) -> tuple[int, ...]:
@@ -137,8 +133,7 @@ def anchor_runs(index: EpisodeIndex, keys: OrderKeys) -> AnchorRuns:
     for number, begin in enumerate(index.shares.begins(keys.epoch)):
         rows = order[borders[number] : borders[number + 1]]
         parts.append(_take_laps(index, rows, begin, begin + index.shares.frames[number], keys))
-    columns = [field.name for field in fields(AnchorRuns)]
-    return AnchorRuns(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns})
+    return AnchorRuns.concat(parts)
 
 
 def run_frames(index: EpisodeIndex, runs: AnchorRuns, keys: OrderKeys) -> tuple[Ints, Ints]:
@@ -233,7 +228,7 @@ _JITTER_BITS: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
+class Spans(Columns):
     """Spans in an order, as columns of equal length."""
 
     row: Ints
@@ -256,13 +251,6 @@ class Spans:
 
     count: Ints
     """Frames left: those of [start, stop) that the lap has, at or above the floor. Never 0."""
-
-    def __len__(self) -> int:
-        return len(self.episode)
-
-    def take(self, rows: Ints | slice) -> "Spans":
-        """Return the given rows, in that order."""
-        return Spans(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
 def cut_spans(index: EpisodeIndex, spec: OrderSpec, keys: OrderKeys) -> Spans:
@@ -307,12 +295,7 @@ def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
         owner, frame = np.repeat(np.arange(len(spans)), length), ragged_arange(spans.start, length)
     else:
         owner, frame = list_taken(keys.rates, keys, spans.row, spans.lap, spans.start, spans.stop)
-    clip_frames = keys.clip_sizes(spans.dataset)
-    order_key = keys.frame_keys(
-        keys.frame_bases(spans.dataset, spans.lap, spans.episode)[owner],
-        frame,
-        None if clip_frames is None else clip_frames[owner],
-    )
+    order_key = order_keys(spans, owner, frame, keys)
     if spans.floor.any():
         left = order_key >= spans.floor[owner]
         owner, frame, order_key = owner[left], frame[left], order_key[left]
@@ -322,6 +305,13 @@ def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
     elif keys.shuffle:
         frame = _sort_within(owner, frame - spans.start[owner], order_key) + spans.start[owner]
     return frame, np.append(0, np.cumsum(spans.count))
+
+
+def order_keys(spans: Spans, owner: Ints, frame: Ints, keys: OrderKeys) -> Hashes:
+    """Return the order key of every frame; frame i is of the span ``owner[i]``."""
+    bases = keys.frame_bases(spans.dataset, spans.lap, spans.episode)[owner]
+    clip_frames = np.array(keys.clip_frames, dtype=np.int64)[spans.dataset][owner] if keys.clip_frames else None
+    return keys.frame_keys(bases, frame, clip_frames)
 
 
 def frames_left(spans: Spans, row: int, keys: OrderKeys) -> Ints:

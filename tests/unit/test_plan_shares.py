@@ -126,7 +126,7 @@ def test_which_frames_an_epoch_takes_depends_neither_on_spans_nor_on_ranks(index
 @given(mixtures(), st.integers(0, 2**32), st.sampled_from(["episode", 1, 5]), st.integers(0, 5))
 def test_spans_come_so_that_at_every_prefix_each_dataset_has_its_share(index, seed, span_frames, epoch):
     spec = OrderSpec(seed=seed, span_frames=span_frames, lanes=1)
-    spans = plan_start(index, spec, world_size=1, epoch=epoch).plan.queues.lane(0)
+    spans = plan_start(index, spec, world_size=1, epoch=epoch).plan.queues.lane(0).spans
 
     shares, total = np.array(index.shares.frames), index.num_frames
     length = spans.stop - spans.start
