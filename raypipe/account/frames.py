@@ -52,11 +52,8 @@ class Runs:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Runs):
             return NotImplemented
-        return (
-            np.array_equal(self.start, other.start)
-            and np.array_equal(self.stop, other.stop)
-            and np.array_equal(self.times, other.times)
-        )
+        pairs = ((self.start, other.start), (self.stop, other.stop), (self.times, other.times))
+        return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -99,12 +96,17 @@ def count_values(values: Ints) -> Runs:
 
 def count_ranges(start: Ints, stop: Ints) -> Runs:
     """Return the multiset of ranges ``[start[i], stop[i])`` in any order; they may overlap and be empty."""
-    return _from_changes(start, stop, np.ones(len(start), dtype=np.int64))
+    return make_runs(start, stop, np.ones(len(start), dtype=np.int64))
 
 
 def make_runs(start: Ints, stop: Ints, times: Ints) -> Runs:
     """Return the multiset of weighted ranges, which may overlap, in canonical form."""
-    return _from_changes(start, stop, times)
+    points, place = np.unique(np.concatenate([start, stop]), return_inverse=True)
+    changes = np.zeros(len(points), dtype=np.int64)
+    # Not a weighted `bincount`, which adds floats.
+    np.add.at(changes, place[: len(start)], times)
+    np.subtract.at(changes, place[len(start) :], times)
+    return _from_levels(points, np.cumsum(changes))
 
 
 def add_runs(*runs: Runs) -> Runs:
@@ -112,11 +114,7 @@ def add_runs(*runs: Runs) -> Runs:
     present = [one for one in runs if len(one)]
     if len(present) < 2:
         return present[0] if present else empty_runs()
-    return _from_changes(
-        np.concatenate([one.start for one in present]),
-        np.concatenate([one.stop for one in present]),
-        np.concatenate([one.times for one in present]),
-    )
+    return make_runs(*(np.concatenate([getattr(one, name) for one in present]) for name in ("start", "stop", "times")))
 
 
 def subtract_runs(a: Runs, b: Runs) -> Runs:
@@ -139,11 +137,6 @@ def keep_values(a: Runs, b: Runs) -> Runs:
     return _combine(a, b, lambda x, y: np.where(y > 0, x, 0))
 
 
-def runs_beyond_once(a: Runs) -> Runs:
-    """Return the repetitions of values beyond the first."""
-    return _combine(a, empty_runs(), lambda x, _: np.maximum(x - 1, 0))
-
-
 def runs_once(a: Runs) -> Runs:
     """Return every value of `a` once."""
     return _combine(a, empty_runs(), lambda x, _: np.minimum(x, 1))
@@ -152,15 +145,6 @@ def runs_once(a: Runs) -> Runs:
 def _combine(a: Runs, b: Runs, times: Callable[[Ints, Ints], Ints]) -> Runs:
     points = np.unique(np.concatenate([a.start, a.stop, b.start, b.stop]))
     return _from_levels(points, times(a.times_of(points), b.times_of(points)))
-
-
-def _from_changes(start: Ints, stop: Ints, times: Ints) -> Runs:
-    points, place = np.unique(np.concatenate([start, stop]), return_inverse=True)
-    changes = np.zeros(len(points), dtype=np.int64)
-    # Not a weighted `bincount`, which adds floats.
-    np.add.at(changes, place[: len(start)], times)
-    np.subtract.at(changes, place[len(start) :], times)
-    return _from_levels(points, np.cumsum(changes))
 
 
 def _from_levels(points: Ints, levels: Ints) -> Runs:

@@ -33,11 +33,8 @@ from raypipe.account.replay import (
     another_order,
     check_part,
     drop_later_epochs,
-    end_legs,
-    is_finished,
     keep_parts,
     link_parts,
-    order_fields,
     order_of,
 )
 from raypipe.errors import ResumeError
@@ -325,7 +322,7 @@ class _EpochCheck:
         if last.error:
             return nothing, nothing, ""
         rest = self.replay.frames_after(last.part, last.num_steps)
-        if is_finished(last, self.replay):
+        if last.is_finished(self.replay):
             return rest, nothing, ""
         if self.is_left:
             return nothing, nothing, f"the run left epoch {self.epoch} before its end"
@@ -371,7 +368,7 @@ def _check_end(chain: Chain, state: OrderState, replay: Replay) -> str:
         last = chain.links[-1]
         if last.error:
             return ""
-        ends = (last.part.epoch + 1, ()) if is_finished(last, replay) else (last.part.epoch, end_legs(last, replay))
+        ends = (last.part.epoch + 1, ()) if last.is_finished(replay) else (last.part.epoch, last.end_legs(replay))
     if ends == (state.epoch, state.legs):
         return _find_other_order(chain, state)
     return (
@@ -385,7 +382,7 @@ def _find_other_order(chain: Chain, state: OrderState) -> str:
     if not state.legs or not chain.links:
         return ""
     part = chain.links[-1].part
-    if (order_fields(part.spec), part.selection) == (order_fields(state.spec), state.selection):
+    if order_of(part) == order_of(state):
         return ""
     return f"the state of the account has another order or selection than {part.describe()}"
 

@@ -268,11 +268,10 @@ class WorldPlan:
         if not 0 <= step < self.num_steps:
             raise ConfigError(f"step must be between 0 and {self.num_steps - 1}, got {step}")
         self._check_rank(rank)
-        begin, end = self.steps.position_after(step), self.steps.position_after(step + 1)
         parts = []
         for number in self.lanes_of(rank):
-            lane, stop = self.plan.lane(number), end + self.steps.extra(number, step)
-            parts.append(self.lane_frames(lane, begin, stop))
+            lane, stop = self.plan.lane(number), self.steps.after(number, step + 1)
+            parts.append(self.lane_frames(lane, self.steps.position_after(step), stop))
             num_repeats = self.steps.repeats(number, step)
             if num_repeats:
                 again = self.lane_frames(lane, max(0, stop - num_repeats), stop)

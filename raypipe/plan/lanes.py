@@ -454,9 +454,13 @@ class Steps:
         """Return how many repeats the lane gives to `step`."""
         return self.num_repeats - self.extra(lane, step) if self.num_repeats and step == self.num_steps - 1 else 0
 
+    def after(self, lane: int, num_steps: int) -> int:
+        """Return how many frames the lane has emitted after the next `num_steps` steps."""
+        return self.position_after(num_steps) + (self.extra(lane, num_steps - 1) if num_steps else 0)
+
     def end(self, lane: int) -> int:
         """Return how many frames the lane has emitted after the last step."""
-        return self.position_after(self.num_steps) + self.extra(lane, self.num_steps - 1)
+        return self.after(lane, self.num_steps)
 
     def send_start(self, share: int) -> int:
         """Return the position from which a rank needs frames: before `position` only if the last step repeats some.

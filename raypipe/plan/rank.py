@@ -254,8 +254,7 @@ class _LaneEmitter:
     def emit(self, steps: Steps, first: int, stop: int) -> _LaneColumns:
         """Return the frames of the steps [first, stop); pass a step with extras alone."""
         number = self.part.number
-        position = steps.position_after(stop) + steps.extra(number, stop - 1)
-        end = self.part.lane.cursor(position)
+        end = self.part.lane.cursor(steps.after(number, stop))
         emitted = self._gather(self.part.lane.between(self._cursor, end), stop - first)
         self._cursor = end
         num_repeats = steps.repeats(number, stop - 1)
