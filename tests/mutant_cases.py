@@ -715,8 +715,8 @@ MUTANTS: Final = (
         "Nothing is dropped silently",
         "frames that were left out are not counted",
         "loader/assembly.py",
-        "holes=self._holes(batch, keys, is_hole & ~batch.is_repeat),",
-        "holes=(),",
+        "skipped=self._skips(batch, keys, is_hole & ~batch.is_repeat),",
+        "skipped=(),",
         (f"{HOLES}::test_frames_of_bad_videos_are_left_out_and_no_other_frame_moves",),
     ),
     Mutant(
@@ -851,8 +851,8 @@ MUTANTS: Final = (
         "Proof",
         "the parts need not lead up to the state",
         "account/verdict.py",
-        "if ends == (state.epoch, state.legs):",
-        "if ends:",
+        "if ends != (state.epoch, state.legs):",
+        "if not ends:",
         (f"{VERDICT}::test_a_state_that_lags_behind_the_parts_is_caught",),
     ),
     Mutant(
@@ -987,8 +987,8 @@ MUTANTS: Final = (
         "Proof",
         "a part that is there twice counts once",
         "account/file.py",
-        "if key in seen:",
-        "if key in seen and not part.num_steps:",
+        "if part.key in seen:",
+        "if part.key in seen and not part.num_steps:",
         (f"{DOCTORED}::test_a_forged_account_is_found_although_its_chain_is_new",),
     ),
     Mutant(

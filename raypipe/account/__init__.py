@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         lay_out,
         subtract_runs,
     )
-    from raypipe.account.ledger import Handed, Hole, Ledger, Page
+    from raypipe.account.ledger import Handed, Ledger, Page
     from raypipe.account.parts import HEAD, Account, Header, Part, Skip, merge_accounts, merge_parts, seal_account
     from raypipe.account.replay import Replay, drop_later_epochs, link_parts
     from raypipe.account.verdict import EpochVerdict, check_account
@@ -45,7 +45,7 @@ else:
             "frames": (
                 "DATASET_BITS FrameAxis Runs add_runs count_values empty_runs frame_numbers lay_out subtract_runs"
             ),
-            "ledger": "Handed Hole Ledger Page",
+            "ledger": "Handed Ledger Page",
             "parts": "Account HEAD Header Part Skip merge_accounts merge_parts seal_account",
             "replay": "Replay drop_later_epochs link_parts",
             "verdict": "EpochVerdict check_account",

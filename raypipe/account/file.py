@@ -16,7 +16,7 @@ import os
 import shutil
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +55,8 @@ _KINDS: Final = ("emitted", "repeated", "skipped")
 _NO_SKIP: Final = -1
 _MOST: Final = 1 << 63
 _MOST_RANKS: Final = 1 << 20
+RunKey = tuple[int, str, int]
+
 _SCHEMA: Final = pa.schema(
     {
         "part": pa.int32(),
@@ -116,33 +118,18 @@ def read_account(path: str | os.PathLike[str], filesystem: Any = None) -> Accoun
     return load_account(content, place)
 
 
-def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the state at which the account in a local file ends, unchecked; empty if the file is unreadable."""
-    try:
-        told = parse_json((pq.read_schema(path).metadata or {})[_KEY])
-        return dict(told["header"]["state"])
-    except Exception as error:
-        if not is_data_fault(error):
-            raise
-        return {}
-
-
 def dump_account(account: Account) -> bytes:
     """Return an account as the content of its file."""
-    columns: dict[str, list[Any]] = {name: [] for name in _SCHEMA.names}
-    for number, part in enumerate(account.parts):
-        for kind, skip, runs in _listed(part):
-            size = len(runs)
-            columns["part"].append(np.full(size, number))
-            columns["kind"].append(np.full(size, _KINDS.index(kind)))
-            columns["skip"].append(np.full(size, skip))
-            columns["start"].append(runs.start)
-            columns["stop"].append(runs.stop)
-            columns["times"].append(runs.times)
-    joined = {name: np.concatenate([np.empty(0, dtype=np.int64), *arrays]) for name, arrays in columns.items()}
-    kinds = pa.DictionaryArray.from_arrays(pa.array(joined.pop("kind"), pa.int8()), pa.array(_KINDS))
-    table = pa.table({**{name: pa.array(values, _SCHEMA.field(name).type) for name, values in joined.items()}})
-    table = table.add_column(1, "kind", kinds).select(_SCHEMA.names)
+    listed = _list_runs(account.parts)
+    keys = np.array([(part, _KINDS.index(kind), skip) for part, kind, skip in listed], dtype=np.int64).reshape(-1, 3)
+    part, kind, skip = np.repeat(keys, [len(runs) for runs in listed.values()], axis=0).T
+    kinds = pa.DictionaryArray.from_arrays(pa.array(kind, pa.int8()), pa.array(_KINDS))
+    nothing = np.empty(0, dtype=np.int64)
+    ranges = [
+        np.concatenate([nothing, *(getattr(runs, name) for runs in listed.values())]) for name in _SCHEMA.names[3:]
+    ]
+    arrays = [pa.array(array, field.type) for array, field in zip((part, kinds, skip, *ranges), _SCHEMA, strict=True)]
+    table = pa.table(arrays, schema=_SCHEMA)
     told = {"version": ACCOUNT_VERSION, "header": asdict(account.header), "parts": list(map(_part_json, account.parts))}
     return _as_parquet(table.replace_schema_metadata({_KEY: json.dumps(told).encode()}))
 
@@ -189,16 +176,15 @@ def _parse_account(content: bytes, place: str) -> Account:
     runs = _split_runs(table.select(_SCHEMA.names))
     parts = tuple(_load_part(saved, number, runs) for number, saved in enumerate(told["parts"]))
     _check_parts(parts)
-    unknown = [key for key in runs if key not in _known_keys(parts)]
-    if unknown:
+    known = _list_runs(parts)
+    if unknown := [key for key in runs if key not in known]:
         raise ValueError(f"rows of no part or skip: {unknown[0]}")
     header = Header(**told["header"])
     _check_header(header)
     members = tuple({**one, "selection": _as_tuples(one["selection"])} for one in header.members)
     header = replace(header, selection=_as_tuples(header.selection), members=members)
     account = Account(header=header, parts=parts)
-    broken = find_break(account)
-    if broken:
+    if broken := find_break(account):
         raise ValueError(f"it was changed since: {broken}")
     return account
 
@@ -219,9 +205,14 @@ def _as_parquet(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _listed(part: Part) -> list[tuple[str, int, Runs]]:
-    skipped = [("skipped", number, skip.frames) for number, skip in enumerate(part.skipped)]
-    return [("emitted", _NO_SKIP, part.emitted), ("repeated", _NO_SKIP, part.repeated), *skipped]
+def _list_runs(parts: Sequence[Part]) -> dict[RunKey, Runs]:
+    """Return all runs of the parts by the number of the part, the kind, and the number of the skip."""
+    listed: dict[RunKey, Runs] = {}
+    for number, part in enumerate(parts):
+        listed[number, "emitted", _NO_SKIP] = part.emitted
+        listed[number, "repeated", _NO_SKIP] = part.repeated
+        listed |= {(number, "skipped", place): skip.frames for place, skip in enumerate(part.skipped)}
+    return listed
 
 
 def _part_json(part: Part) -> dict[str, Any]:
@@ -240,9 +231,6 @@ def _part_json(part: Part) -> dict[str, Any]:
         "before": part.before,
         **({"torn": part.torn} if part.torn else {}),
     }
-
-
-RunKey = tuple[int, str, int]
 
 
 def _load_part(saved: Mapping[str, Any], number: int, runs: Mapping[RunKey, Runs]) -> Part:
@@ -273,12 +261,11 @@ def _check_parts(parts: tuple[Part, ...]) -> None:
     seen: set[tuple[Any, ...]] = set()
     for part in parts:
         _check_kinds(part)
-        key = (*part.start_key, part.num_steps)
         if part.epoch < 0:
             raise ValueError(f"{part.describe()}: there is no such epoch")
-        if key in seen:
+        if part.key in seen:
             raise ValueError(f"{part.describe()}: it is there twice")
-        seen.add(key)
+        seen.add(part.key)
 
 
 def _check_kinds(part: Part) -> None:
@@ -308,10 +295,6 @@ def _check_header(header: Header) -> None:
     odd = [one for one in texts if not isinstance(one, str)] + [one for one in objects if not isinstance(one, dict)]
     if odd:
         raise ValueError(f"its header has {odd[0]!r}, which no rank writes there")
-
-
-def _known_keys(parts: tuple[Part, ...]) -> set[RunKey]:
-    return {(number, kind, skip) for number, part in enumerate(parts) for kind, skip, _ in _listed(part)}
 
 
 def _split_runs(table: pa.Table) -> dict[RunKey, Runs]:
@@ -381,7 +364,15 @@ def _put_aside(accounts: Path, before: Path, ending: str, state: Mapping[str, An
 
 def _is_needed(path: Path, state: Mapping[str, Any]) -> bool:
     """Return whether a file leads to the state in the folder, which rank 0 has not overwritten yet."""
-    return bool(state) and read_state(path) == state
+    if not state:
+        return False
+    try:
+        told = parse_json((pq.read_schema(path).metadata or {})[_KEY])
+        return bool(told["header"]["state"] == state)
+    except Exception as error:
+        if not is_data_fault(error):
+            raise
+        return False
 
 
 def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str) -> tuple[Part, ...]:
@@ -430,9 +421,7 @@ def _read_files(filesystem: pyarrow.fs.FileSystem, folder: str, name: str, saved
     states = [told] if told else [account.header.state for account in (newest or before).values()]
     keys = sorted({state_key(state) for state in states})
     found = [_read_folder(filesystem, f"{beside}/{key}") for key in keys]
-    return CheckpointFiles(
-        newest=newest, before=before, beside={file: one for accounts in found for file, one in accounts.items()}
-    )
+    return CheckpointFiles(newest, before, {file: one for accounts in found for file, one in accounts.items()})
 
 
 def _read_folder(filesystem: pyarrow.fs.FileSystem, folder: str) -> dict[str, Account]:

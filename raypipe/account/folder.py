@@ -45,7 +45,6 @@ from raypipe.account.parts import (
     Part,
     gather_account,
     merge_accounts,
-    place_of,
     state_of_saved,
 )
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, as_damage, noting, suggest
@@ -234,8 +233,8 @@ def _read_newest(storage: Storage, name: str) -> RunAccount:
     newest = sorted((one for one in sets if not one.attempt), key=lambda one: _position(storage, one), reverse=True)
     further = [one for one in newest if last and _goes_further(storage, one, last[0])]
     chosen, account, problem = _choose(storage, list(dict.fromkeys([*further, *last, *newest])))
-    others = [one for one in attempts if one.folder != chosen.folder]
-    parts = tuple(part for one in others for account in _read_files(storage, one) for part in account.parts)
+    others = [path for one in attempts if one.folder != chosen.folder for path in one.files]
+    parts = tuple(part for path in others for part in _read_file(storage, path).parts)
     return RunAccount(account=account, place=storage.locate(chosen.folder), attempts=parts, problem=problem)
 
 
@@ -320,7 +319,7 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
     problems = []
     for one in candidates:
         try:
-            found = _read_checkpoint(storage, one) if not one.attempt else _read_attempt(storage, one)
+            found = (_read_attempt if one.attempt else _read_checkpoint)(storage, one)
         except DatasetError:
             raise
         except RaypipeError as error:
@@ -330,16 +329,12 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
         problem = _find_problem(one, found)
         if problem:
             incomplete.append((one, found.account, problem))
-        elif not any(_is_behind(found.account, lost) for files, lost, _ in incomplete if not files.attempt):
+        elif not any(found.account.place < lost.place for files, lost, _ in incomplete if not files.attempt):
             return one, found.account, ""
     if incomplete:
         # An account that lost a file can still be checked: the frames of that rank are missing. Prefer checkpoints.
         return min(incomplete, key=lambda item: bool(item[0].attempt))
     raise RaypipeError(f"no account in {storage.uri!r} can be checked: {'; '.join(problems[:3])}")
-
-
-def _is_behind(account: Account, other: Account) -> bool:
-    return place_of(account.header.order_state) < place_of(other.header.order_state)
 
 
 def _find_problem(files: _FileSet, found: Gathered) -> str:
@@ -357,7 +352,7 @@ def _find_problem(files: _FileSet, found: Gathered) -> str:
 
 
 def _read_attempt(storage: Storage, files: _FileSet) -> Gathered:
-    account = merge_accounts(_read_files(storage, files))
+    account = merge_accounts(_read_file(storage, path) for path in files.files)
     return Gathered(account=account, world_size=files.world_size, num_files=len(files.files))
 
 
@@ -373,12 +368,11 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
     state = state_of_saved(saved) or _read_file(storage, files.files[0]).header.state
     newest = [path for path in files.files if path.rpartition("/")[0] == files.folder]
     before = [path for path in files.files if path not in newest]
-    beside = _find_beside(storage, files.name, state_key(state))
+    wanted = (files.name, state_key(state))
+    saves = ((path, _SAVED.match(path)) for path in storage.list_files())
+    beside = [path for path, match in saves if match and (match["name"], match["state"]) == wanted]
     found = CheckpointFiles(
-        **{
-            kind: {path.rpartition("/")[2]: _read_file(storage, path) for path in paths}
-            for kind, paths in (("newest", newest), ("before", before), ("beside", beside))
-        }
+        *({path.rpartition("/")[2]: _read_file(storage, path) for path in paths} for paths in (newest, before, beside))
     )
     try:
         gathered = gather_account(found, saved)
@@ -406,19 +400,8 @@ def _read_saved(storage: Storage, path: str) -> dict[str, Any]:
         raise ValueError(f"{saved!r} is no JSON object of a state")
 
 
-def _find_beside(storage: Storage, name: str, state: str) -> list[str]:
-    """Return the files for a state by ranks that put nothing into the checkpoint."""
-    matches = ((path, _SAVED.match(path)) for path in storage.list_files())
-    return [path for path, match in matches if match and (match["name"], match["state"]) == (name, state)]
-
-
 def _position(storage: Storage, files: _FileSet) -> tuple[int, int]:
-    """Return the place of an account's state."""
-    return place_of(_read_file(storage, files.files[0]).header.order_state)
-
-
-def _read_files(storage: Storage, files: _FileSet) -> list[Account]:
-    return [_read_file(storage, name) for name in files.files]
+    return _read_file(storage, files.files[0]).place
 
 
 def _read_file(storage: Storage, name: str) -> Account:

@@ -52,9 +52,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
-from raypipe.account.frames import Runs, add_runs, runs_once
+from raypipe.account.frames import Runs, add_runs, count_values, runs_once
 from raypipe.errors import RaypipeError
-from raypipe.plan import Leg, OrderSpec, OrderState
+from raypipe.plan import Ints, Leg, OrderSpec, OrderState
 from raypipe.text import counted
 
 
@@ -69,6 +69,12 @@ class Skip:
 
     why: str
     """The first line of the error."""
+
+    @classmethod
+    def of(cls, dataset: int, episode: int, numbers: Ints, why: str) -> "Skip":
+        """Return the skip of frames on the axis of accounts, for the text of an error."""
+        lines = why.strip().splitlines() or ["no reason was given"]
+        return cls(dataset=dataset, episode=episode, frames=count_values(numbers), why=lines[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,20 +138,18 @@ class Part:
         """Digest of everything in the part except `before`."""
         skips = [(skip.dataset, skip.episode, skip.why) for skip in self.skipped]
         runs = [self.emitted, self.repeated, *(skip.frames for skip in self.skipped)]
-        told = [self.epoch, list(map(astuple, self.legs)), self.spec.to_dict(), self.selection, self.world_size]
-        told += [
-            self.per_lane,
-            self.num_steps,
-            list(map(astuple, self.ranks)),
-            self.attempt,
-            self.turn,
-            skips,
-            self.torn,
-        ]
+        legs, ranks = list(map(astuple, self.legs)), list(map(astuple, self.ranks))
+        told = [self.epoch, legs, self.spec.to_dict(), self.selection, self.world_size, self.per_lane, self.num_steps]
+        told += [ranks, self.attempt, self.turn, skips, self.torn]
         digest = hashlib.blake2b(json.dumps([*told, list(map(len, runs))], sort_keys=True).encode(), digest_size=16)
         for column in (column for one in runs for column in (one.start, one.stop, one.times)):
             digest.update(column.astype("<i8").tobytes())
         return digest.hexdigest()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Identifies the part: its start and its number of steps. Equal on all ranks."""
+        return (*self.start_key, self.num_steps)
 
     @property
     def start_key(self) -> tuple[Any, ...]:
@@ -207,6 +211,12 @@ class Account:
     parts: tuple[Part, ...]
 
     @property
+    def place(self) -> tuple[int, int]:
+        """How far its state is: the epoch, and the frames emitted in it."""
+        state = self.header.order_state
+        return state.epoch, sum(leg.lanes * leg.frames_per_lane for leg in state.legs)
+
+    @property
     def missing_ranks(self) -> tuple[int, ...]:
         """Ranks that lack a record in any part."""
         return tuple(sorted({rank for part in self.parts for rank in part.missing_ranks}))
@@ -222,7 +232,7 @@ def merge_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
     """
     groups: dict[tuple[Any, ...], list[Part]] = {}
     for part in parts:
-        groups.setdefault((*part.start_key, part.num_steps), []).append(part)
+        groups.setdefault(part.key, []).append(part)
     return tuple(_merge_group(group) for group in groups.values())
 
 
@@ -334,7 +344,7 @@ HEAD: Final = "account"
 """The key beside a state in a checkpoint that holds the head of rank 0's account chain."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CheckpointFiles:
     """The accounts that ranks wrote for a checkpoint, by file name."""
 
@@ -453,27 +463,21 @@ def _find_untorn(name: str, account: Account, first: Account) -> str:
             return f"{name} is of another run: its {key} is {mine.state.get(key)!r}, not {theirs.state.get(key)!r}"
     if mine.name != theirs.name:
         return f"{name} is of a loader {mine.name!r}, not {theirs.name!r}"
-    here, there = place_of(mine.order_state), place_of(theirs.order_state)
+    here, there = account.place, first.place
     if here > there:
         return f"{name} leads to a later state than that of the checkpoint"
-    lasts = [{(*part.start_key, part.num_steps) for part in one.parts[-1:]} for one in (account, first)]
+    lasts = [{part.key for part in one.parts[-1:]} for one in (account, first)]
     if here < there and lasts[0] & lasts[1]:
         return f"{name} has all steps up to the state, and the header of an earlier one: it was changed"
     return ""
 
 
-def place_of(state: OrderState) -> tuple[int, int]:
-    """Return how far a state is: its epoch, and the frames emitted in it."""
-    return state.epoch, sum(leg.lanes * leg.frames_per_lane for leg in state.legs)
-
-
 def _add_torn(account: Account, torn: Sequence[Account]) -> Account:
     """Return the account with the records of the same parts from torn files; those ranks have no record of the rest."""
-    known = {(*part.start_key, part.num_steps) for part in account.parts}
+    known = {part.key for part in account.parts}
     theirs = [part for one in torn for part in one.parts]
     ranks = {record.rank for part in theirs for record in part.ranks if len(part.ranks) == 1}
-    kept = [part for part in theirs if (*part.start_key, part.num_steps) in known]
-    parts = merge_parts([*account.parts, *kept])
+    parts = merge_parts([*account.parts, *(part for part in theirs if part.key in known)])
     return replace(
         account,
         parts=tuple(

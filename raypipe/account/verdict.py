@@ -9,6 +9,7 @@ if it has not, and those of ranks whose record a torn checkpoint lost. The verdi
 doubled, foreign or out of order.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -29,6 +30,7 @@ from raypipe.account.frames import (
 from raypipe.account.parts import Account, Part, Skip, merge_skips
 from raypipe.account.replay import (
     Chain,
+    Link,
     Replay,
     another_order,
     check_part,
@@ -193,7 +195,7 @@ def check_account(
     rolled_back = _rolled_back(account.parts, [part for part in attempts if part.epoch >= since])
     parts, dropped = drop_later_epochs(account.parts, state)
     for part in dropped:
-        rolled_back[part.epoch] = add_runs(rolled_back.get(part.epoch, empty_runs()), part.emitted)
+        rolled_back[part.epoch] = add_runs(rolled_back[part.epoch], part.emitted)
     begun = _begun_epochs(parts, state, since)
     last = max(begun, default=-1)
     # If no part of the last epoch has this selection, the account may give a wrong one: then check every epoch.
@@ -202,7 +204,7 @@ def check_account(
     for epoch in sorted({*begun, *rolled_back}):
         own = tuple(part for part in parts if part.epoch == epoch)
         if is_borne_out and epoch < last and own and all(part.selection != replay.selection for part in own):
-            verdicts.append(_unchecked(own, replay, rolled_back.get(epoch, empty_runs()), state))
+            verdicts.append(_unchecked(own, replay, rolled_back[epoch], state))
             continue
         chain = link_parts(own, replay)
         end_gap = _check_end(chain, state, replay) if epoch == last else ""
@@ -210,7 +212,7 @@ def check_account(
         spec = chain.links[0].part.spec if chain.links else state.spec
         gaps = tuple(_find_other_seeds([link.part for link in chain.links], state)) + ((end_gap,) if end_gap else ())
         check = _EpochCheck(epoch=epoch, chain=chain, replay=replay, spec=spec, is_left=is_left, gaps=gaps)
-        verdicts.append(check.verdict(rolled_back.get(epoch, empty_runs())))
+        verdicts.append(check.verdict(rolled_back[epoch]))
     return tuple(verdicts)
 
 
@@ -254,7 +256,8 @@ class _EpochCheck:
     def verdict(self, attempted: Runs) -> EpochVerdict:
         axis, links = self.replay.axis, self.chain.links
         left_over, to_come, unfinished = self._rest
-        emitted, skips, unrecorded = self._emitted, self._skips, self._unrecorded
+        emitted = add_runs(*(subtract_runs(link.part.emitted, out) for link, out in self._links))
+        skips, unrecorded = self._skips, self._unrecorded
         total = add_runs(emitted, *(skip.frames for skip in skips), left_over, to_come, unrecorded)
         surplus = subtract_runs(total, self._expected)
         doubled = keep_values(surplus, self._expected)
@@ -283,25 +286,21 @@ class _EpochCheck:
         return self.replay.axis.expected(self.replay.index, self.spec, self.epoch)
 
     @cached_property
-    def _uncounted(self) -> tuple[Runs, ...]:
-        """Per part, the frames of the steps that do not count because the run went back before them."""
-        return tuple(
-            empty_runs()
-            if link.num_steps == link.part.num_steps
-            else self.replay.frames(link.part, link.num_steps, link.part.num_steps)
+    def _links(self) -> list[tuple[Link, Runs]]:
+        """The links, each with the frames of the steps that do not count because the run went back before them."""
+        return [
+            (link, self.replay.frames(link.part, link.num_steps, link.part.num_steps))
+            if link.num_steps < link.part.num_steps
+            else (link, empty_runs())
             for link in self.chain.links
-        )
-
-    @cached_property
-    def _emitted(self) -> Runs:
-        pairs = zip(self.chain.links, self._uncounted, strict=True)
-        return add_runs(*(subtract_runs(link.part.emitted, out) for link, out in pairs))
+        ]
 
     @cached_property
     def _skips(self) -> list[Skip]:
-        pairs = zip(self.chain.links, self._uncounted, strict=True)
         every = [
-            replace(skip, frames=subtract_runs(skip.frames, out)) for link, out in pairs for skip in link.part.skipped
+            replace(skip, frames=subtract_runs(skip.frames, out))
+            for link, out in self._links
+            for skip in link.part.skipped
         ]
         return [skip for skip in every if skip.frames]
 
@@ -332,7 +331,7 @@ class _EpochCheck:
         """Yield the frames that the run handed over and later went back before."""
         for part in self.chain.rolled_back:
             yield part.emitted
-        for link, out in zip(self.chain.links, self._uncounted, strict=True):
+        for link, out in self._links:
             yield intersect_runs(link.part.emitted, out)
 
     def _check_parts(self) -> Iterator[str]:
@@ -364,27 +363,19 @@ def _find_other_seeds(parts: Sequence[Part], state: OrderState) -> Iterator[str]
 def _check_end(chain: Chain, state: OrderState, replay: Replay) -> str:
     """Return the problem between the last part and the state at which the account claims to end."""
     ends: tuple[int, tuple[Any, ...]] = (state.epoch, ())
-    if chain.links:
-        last = chain.links[-1]
-        if last.error:
-            return ""
+    last = chain.links[-1] if chain.links else None
+    if last and last.error:
+        return ""
+    if last:
         ends = (last.part.epoch + 1, ()) if last.is_finished(replay) else (last.part.epoch, last.end_legs(replay))
-    if ends == (state.epoch, state.legs):
-        return _find_other_order(chain, state)
-    return (
-        f"the parts lead up to epoch {ends[0]}, {_words(ends[1])}, and the state of the account is at epoch "
-        f"{state.epoch}, {_words(state.legs)}"
-    )
-
-
-def _find_other_order(chain: Chain, state: OrderState) -> str:
-    """Return in words how the state's order differs from that of the parts of its epoch."""
-    if not state.legs or not chain.links:
-        return ""
-    part = chain.links[-1].part
-    if order_of(part) == order_of(state):
-        return ""
-    return f"the state of the account has another order or selection than {part.describe()}"
+    if ends != (state.epoch, state.legs):
+        return (
+            f"the parts lead up to epoch {ends[0]}, {_words(ends[1])}, and the state of the account is at epoch "
+            f"{state.epoch}, {_words(state.legs)}"
+        )
+    if last and state.legs and order_of(last.part) != order_of(state):
+        return f"the state of the account has another order or selection than {last.part.describe()}"
+    return ""
 
 
 def _words(legs: Sequence[Any]) -> str:
@@ -395,20 +386,19 @@ def _words(legs: Sequence[Any]) -> str:
     return f"after {words}" if words else "at its start"
 
 
-def _rolled_back(parts: Sequence[Part], attempts: Sequence[Part]) -> dict[int, Runs]:
+def _rolled_back(parts: Sequence[Part], attempts: Sequence[Part]) -> defaultdict[int, Runs]:
     """Return, by epoch, the frames that attempts handed over and the account lacks."""
-    groups: dict[tuple[Any, ...], Runs] = {}
+    groups: defaultdict[tuple[Any, ...], Runs] = defaultdict(empty_runs)
     for part in attempts:
         # The same part may occur twice: as a rank recorded it, and merged, as a later attempt carries it along.
-        groups[part.start_key] = unite_runs(groups.get(part.start_key, empty_runs()), part.emitted)
-    kept: dict[tuple[Any, ...], Runs] = {}
+        groups[part.start_key] = unite_runs(groups[part.start_key], part.emitted)
+    kept: defaultdict[tuple[Any, ...], Runs] = defaultdict(empty_runs)
     for part in parts:
-        kept[part.start_key] = add_runs(kept.get(part.start_key, empty_runs()), part.emitted)
-    found: dict[int, Runs] = {}
+        kept[part.start_key] = add_runs(kept[part.start_key], part.emitted)
+    found: defaultdict[int, Runs] = defaultdict(empty_runs)
     for key, emitted in groups.items():
-        beyond = subtract_runs(emitted, kept.get(key, empty_runs()))
-        if beyond:
-            found[key[0]] = add_runs(found.get(key[0], empty_runs()), beyond)
+        if beyond := subtract_runs(emitted, kept[key]):
+            found[key[0]] = add_runs(found[key[0]], beyond)
     return found
 
 

@@ -207,16 +207,15 @@ def resolve_live(
     span_frames, most_rows, num_spans = _choose_span(index, members, batch, live_bytes, live_spans, span_frames)
     wanted = min(live_spans or min(2 * batch, most_rows), num_spans)
     has_cameras = any(member.cameras for member in members)
-    choices = [_choose_clip(member, batch, live_bytes, wanted) for member in members]
+    sizes, ample_bytes = zip(*(_choose_clip(member, batch, live_bytes, wanted) for member in members), strict=True)
     if clip_frames is None and not has_cameras:
         clip_frames = WHOLE_SPAN
     if clip_frames is None:
-        sizes = tuple(choice.clip_frames for choice in choices)
         clip_frames = sizes if len(set(sizes)) > 1 else sizes[0]
     if live_spans is None:
         live_spans = _choose_spans(members, clip_frames, batch, live_bytes, most_rows)
     pairs = list(zip(members, _as_lengths(clip_frames, len(members)), strict=True))
-    is_long_gop = clip_frames != WHOLE_SPAN and any(choice.is_long_gop for choice in choices)
+    is_long_gop = clip_frames != WHOLE_SPAN and any(ample_bytes)
     return LiveBudget(
         span_frames=span_frames,
         clip_frames=clip_frames,
@@ -225,35 +224,24 @@ def resolve_live(
         clip_bytes=max(_need(member, length, batch, min(live_spans, num_spans)) for member, length in pairs),
         live_bytes=live_bytes,
         is_long_gop=is_long_gop,
-        ample_bytes=max(choice.ample_bytes for choice in choices) if is_long_gop else 0,
+        ample_bytes=max(ample_bytes) if is_long_gop else 0,
         decoded_bytes=decoded_bytes(index, members),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ClipChoice:
-    clip_frames: int
-    is_long_gop: bool = False
-    ample_bytes: int = 0
-
-
-def _choose_clip(member: MemberCost, batch: int, live_bytes: int, wanted: int) -> _ClipChoice:
-    """Return the clip length of a dataset that should have `wanted` live spans."""
-    lengths = list(_clip_choices(member))
+def _choose_clip(member: MemberCost, batch: int, live_bytes: int, wanted: int) -> tuple[int, int]:
+    """Return the clip length of a dataset that should have `wanted` live spans, and with a long GOP its ample bytes."""
+    lengths = _clip_choices(member)
     cost = {length: member.cost(length) for length in lengths}
     fitting = [length for length in lengths if _need(member, length, batch, wanted) <= live_bytes] or [1]
     best = _shortest_cheap(fitting, cost)
     interval = max([1, *(camera.keyframe_interval for camera in member.cameras)])
     if cost[best] <= LONG_GOP_COST or interval <= LONG_GOP_FRAMES:
-        return _ClipChoice(clip_frames=best)
+        return best, 0
     ample = _shortest_cheap(lengths, cost)
     bearable = [length for length in lengths if cost[length] <= LONG_GOP_COST]
     possible = [length for length in bearable if _need(member, length, batch, 1) <= live_bytes]
-    return _ClipChoice(
-        clip_frames=min(possible, default=best),
-        is_long_gop=True,
-        ample_bytes=_need(member, ample, batch, wanted),
-    )
+    return min(possible, default=best), _need(member, ample, batch, wanted)
 
 
 def _shortest_cheap(lengths: Sequence[int], cost: dict[int, float]) -> int:
@@ -261,7 +249,7 @@ def _shortest_cheap(lengths: Sequence[int], cost: dict[int, float]) -> int:
     return min(length for length in lengths if cost[length] <= _NEAR_CHEAPEST * least)
 
 
-def _clip_choices(member: MemberCost) -> Iterator[int]:
+def _clip_choices(member: MemberCost) -> list[int]:
     """Return clip lengths, ascending: powers of two, the midpoints between them, and keyframe intervals."""
     longest = 2 * max([1, *(camera.keyframe_interval for camera in member.cameras)])
     reach = max([0, *(max(camera.offsets) - min(camera.offsets) for camera in member.cameras)])
@@ -270,7 +258,7 @@ def _clip_choices(member: MemberCost) -> Iterator[int]:
     while size <= max(longest, 2 * reach):
         lengths |= {size, size * 3 // 2}
         size *= 2
-    return iter(sorted({1, *lengths}))
+    return sorted({1, *lengths})
 
 
 def _need(member: MemberCost, clip_frames: int, batch: int, live_spans: int) -> int:

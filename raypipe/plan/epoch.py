@@ -207,11 +207,10 @@ class WorldPlan:
         clips = f"of {' or '.join(map(str, sizes))} frames" if sizes else "none: a span is one clip"
         span = "whole episodes" if spec.span_frames == WHOLE_EPISODE else f"at most {spec.span_frames} frames each"
         live = self.plan.leg.live_spans if spec.shuffle else 1
-        batch = self.steps.per_lane * lanes // self.world_size
         return "\n".join(
             [
                 f"epoch {self.plan.epoch}, {'shuffled' if spec.shuffle else 'in file order'}, seed {spec.seed}",
-                f"  steps       {self.num_steps:,} of {batch:,} frames on each rank, the end {spec.tail!r}",
+                f"  steps       {self.num_steps:,} of {self.batch_size:,} frames on each rank, the end {spec.tail!r}",
                 f"  ranks       {self.world_size}, with {counted(lanes // self.world_size, 'lane')} each",
                 f"  frames      {int(self.frames_per_rank.sum()):,} to emit",
                 f"  spans       {int(self.spans_per_rank.sum()):,}, {span}",
@@ -220,6 +219,11 @@ class WorldPlan:
                 f"  left over   {counted(self.num_left_over, 'frame')}",
             ]
         )
+
+    @property
+    def batch_size(self) -> int:
+        """Frames of a full batch of a rank."""
+        return self.steps.per_lane * self.plan.leg.lanes // self.world_size
 
     @property
     def num_steps(self) -> int:

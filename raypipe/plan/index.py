@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError, hide_logins
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.rates import Rates, concat_rates, make_rates, ragged_arange
-from raypipe.plan.spec import check_whole
+from raypipe.plan.spec import store_whole
 from raypipe.text import counted, cut_inside, span_text
 
 ALL_EPISODES: Final = "all"
@@ -81,13 +81,11 @@ class SelectionSpec:
     mapping of episodes to weights (others have 1). `Pipeline` also takes a function of the episode table."""
 
     def __post_init__(self) -> None:
-        for name in ("drop_first_frames", "drop_last_frames"):
-            object.__setattr__(self, name, check_whole(name, getattr(self, name), 0, _MAX_FRAMES))
-        object.__setattr__(self, "min_frames", check_whole("min_frames", self.min_frames, 1, _MAX_FRAMES))
-        if self.max_frames != ANY_LENGTH:
-            most = check_whole("max_frames", self.max_frames, self.min_frames, _MAX_FRAMES, ANY_LENGTH)
-            object.__setattr__(self, "max_frames", most)
-        object.__setattr__(self, "every", check_whole("every", self.every, 1, _MAX_FRAMES))
+        store_whole(self, "drop_first_frames", 0, _MAX_FRAMES)
+        store_whole(self, "drop_last_frames", 0, _MAX_FRAMES)
+        store_whole(self, "min_frames", 1, _MAX_FRAMES)
+        store_whole(self, "max_frames", self.min_frames, _MAX_FRAMES, ANY_LENGTH)
+        store_whole(self, "every", 1, _MAX_FRAMES)
         object.__setattr__(self, "tasks", _check_tasks(self.tasks))
         object.__setattr__(self, "where", _check_where(self.where))
         object.__setattr__(self, "weights", _check_weights(self.weights))
@@ -243,13 +241,11 @@ def concat_indexes(indexes: Sequence[EpisodeIndex]) -> EpisodeIndex:
         raise ConfigError(f"the datasets of a mixture need different names, got {names}")
     offsets = np.cumsum([0] + [len(index.dataset_names) for index in indexes])
     shifted = [index.dataset + np.int32(offset) for index, offset in zip(indexes, offsets, strict=False)]
+    columns = ("episode", "length", "start", "stop")
     return EpisodeIndex(
         dataset_names=names,
         dataset=np.concatenate(shifted),
-        episode=np.concatenate([index.episode for index in indexes]),
-        length=np.concatenate([index.length for index in indexes]),
-        start=np.concatenate([index.start for index in indexes]),
-        stop=np.concatenate([index.stop for index in indexes]),
+        **{name: np.concatenate([getattr(index, name) for index in indexes]) for name in columns},
         fingerprint="+".join(index.fingerprint for index in indexes),
         rates=concat_rates([index.rates for index in indexes], [(index.start, index.stop) for index in indexes]),
         left_out=(sum(index.left_out[0] for index in indexes), sum(index.left_out[1] for index in indexes)),
@@ -333,7 +329,8 @@ def _check_parts(name: str, rates: Rates | None, num_frames: int) -> None:
 
 def passing_episodes(name: str, episode: Ints, length: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
     """Return which episodes pass the numbers, lengths and segments of a selection."""
-    passing = _selected(name, episode, selection) & _has_length(length, selection)
+    most = _MAX_FRAMES if isinstance(selection.max_frames, str) else selection.max_frames
+    passing = _selected(name, episode, selection) & (length >= selection.min_frames) & (length <= most)
     if selection.segments:
         passing &= np.isin(episode, [segment[0] for segment in selection.segments])
     return passing
@@ -347,11 +344,6 @@ def _selected(name: str, number: Ints, selection: SelectionSpec) -> NDArray[np.b
         _check_known(name, number, selection.episodes)
         wanted = np.isin(number, np.asarray(selection.episodes, dtype=np.int64))
     return wanted & ~np.isin(number, np.asarray(selection.exclude, dtype=np.int64))
-
-
-def _has_length(frames: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
-    most = _MAX_FRAMES if isinstance(selection.max_frames, str) else selection.max_frames
-    return np.asarray((frames >= selection.min_frames) & (frames <= most))
 
 
 def _check_tasks(given: Any) -> tuple[str, ...]:

@@ -291,13 +291,6 @@ def _possible_frames(rates: Rates, row: Ints, lap: Ints, start: Ints, stop: Ints
     return both >> _FRAME_BITS, both & ((1 << _FRAME_BITS) - 1)
 
 
-def frames_taken(rates: Rates, keys: OrderKeys, row: int, lap: int, start: int, stop: int) -> Ints:
-    """Return the frames of ``[start, stop)`` of one run that are in the lap, ascending."""
-    frame = np.arange(start, stop)
-    rows, laps = np.full(len(frame), row), np.full(len(frame), lap)
-    return frame[is_taken(rates, keys, rows, laps, frame)]
-
-
 def ragged_arange(start: Ints, length: Ints) -> Ints:
     """Return ``arange(start[i], start[i] + length[i])`` for every i, concatenated."""
     before = np.cumsum(length) - length

@@ -192,7 +192,7 @@ def report_plan(
         epoch=plan.epoch,
         world_size=world.world_size,
         lanes=plan.leg.lanes,
-        batch_size=_batch_size(world),
+        batch_size=world.batch_size,
         steps=world.num_steps,
         frames=frames,
         spans=spans,
@@ -213,31 +213,21 @@ def report_plan(
         resume_frames=_frames_before_first_batch(resumed),
         spans_per_1000_frames=1000 * spans / max(1, frames),
         mixing=mixing,
-        advice=_advise(world, members, mixing, held, live_bytes),
+        advice=(
+            *_advise_lanes(world),
+            *_advise_mixing(world, mixing),
+            *_advise_decoding(world, members, held.next_bytes, live_bytes),
+        ),
         members=report_members(world),
         selection=describe_frames(plan.index),
         rates=report_rates(plan.index),
     )
 
 
-def _advise(
-    world: WorldPlan, members: Sequence[MemberCost], mixing: Mixing, held: HeldPeak, live_bytes: int
-) -> tuple[str, ...]:
-    return (
-        *_advise_lanes(world),
-        *_advise_mixing(world, mixing),
-        *_advise_decoding(world, members, held.next_bytes, live_bytes),
-    )
-
-
 def _pixel_bytes(world: WorldPlan, members: Sequence[MemberCost], held: HeldPeak, live_bytes: int) -> int:
     """Return the bytes of the most decoded frames of a rank: of clips, and of two batches."""
-    batch_bytes = _batch_size(world) * max(member.sample_bytes for member in members)
+    batch_bytes = world.batch_size * max(member.sample_bytes for member in members)
     return max(held.next_bytes, min(held.num_bytes, clip_bound(live_bytes, batch_bytes))) + 2 * batch_bytes
-
-
-def _batch_size(world: WorldPlan) -> int:
-    return world.steps.per_lane * len(world.lanes_of(0))
 
 
 def _frames_before_first_batch(world: WorldPlan) -> int:
@@ -318,7 +308,7 @@ def unclipped_frames(keys: OrderKeys, span_bytes: int, live_bytes: int) -> int:
 def _advise_decoding(world: WorldPlan, members: Sequence[MemberCost], next_bytes: int, live_bytes: int) -> list[str]:
     if not any(member.cameras for member in members):
         return []
-    advice, batch = [], _batch_size(world)
+    advice, batch = [], world.batch_size
     if next_bytes > live_bytes:
         advice.append(
             f"a rank holds up to {_size(next_bytes)} of decoded frames, and live_bytes is {_size(live_bytes)}: lower "

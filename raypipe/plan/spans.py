@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError
 from raypipe.plan.index import EpisodeIndex, Shares, concat_indexes, describe_selection
 from raypipe.plan.keyhash import Columns, Hashes, Ints, OrderKeys
-from raypipe.plan.rates import count_taken, frames_taken, list_taken, ragged_arange
+from raypipe.plan.rates import count_taken, list_taken, ragged_arange
 from raypipe.plan.spec import WHOLE_EPISODE, OrderSpec
 
 UNVERSIONED: Final = "unversioned"
@@ -182,26 +182,9 @@ def _cut_ends(index: EpisodeIndex, runs: AnchorRuns, skipped: Ints, cut: Ints, k
         return replace(runs, start=runs.start + skipped, stop=runs.stop - cut)
     start, stop = runs.start.copy(), runs.stop.copy()
     for i in np.flatnonzero(skipped + cut).tolist():
-        frames = frames_taken(index.rates, keys, int(runs.row[i]), int(runs.lap[i]), int(start[i]), int(stop[i]))
+        _, frames = run_frames(index, runs.take(slice(i, i + 1)), keys)
         start[i], stop[i] = frames[skipped[i]], frames[len(frames) - cut[i] - 1] + 1
     return replace(runs, start=start, stop=stop)
-
-
-def interleave(place: Ints, num_frames: Ints, jitter: Ints) -> Ints:
-    """Return the order that spreads the spans of each dataset evenly over the epoch.
-
-    Each dataset's share of the epoch is stretched to the length of the whole epoch. There, the place of a span is one
-    of its own frames, chosen by `jitter`. So the spans of a dataset keep their order. At every prefix, the frames of a
-    dataset differ from its part by less than its longest span plus its part of the sum of all datasets' longest spans.
-
-    Args:
-        place: frames of its dataset before each span's jittered frame; ascending within a dataset.
-        num_frames: share of each span's dataset.
-        jitter: added to `place`; below the span's length.
-    """
-    # 2**62 holds the largest share times the steps of the common axis: with 2**40 frames these are 4 million.
-    bits = 62 - int(num_frames.max(initial=1)).bit_length()
-    return np.argsort(((place + jitter) << bits) // num_frames, kind="stable")
 
 
 def lap_sizes(index: EpisodeIndex) -> NDArray[np.int64]:
@@ -335,11 +318,19 @@ def _cut_runs(runs: AnchorRuns, spec: OrderSpec) -> AnchorRuns:
 
 
 def _interleave(spans: Spans, share: Ints) -> Ints:
-    """Return the interleaved order of spans that are listed dataset by dataset."""
+    """Return the order that spreads the spans of each dataset evenly over the epoch; `spans` come dataset by dataset.
+
+    Each dataset's share of the epoch is stretched to the length of the whole epoch. There, the place of a span is one
+    of its own frames, chosen by its hash. So the spans of a dataset keep their order. At every prefix, the frames of a
+    dataset differ from its part by less than its longest span plus its part of the sum of all datasets' longest spans.
+    """
+    num_frames = share[spans.dataset]
     before = np.cumsum(spans.count) - spans.count
     place = before - (np.cumsum(share) - share)[spans.dataset]
     jitter = (spans.key & np.uint64((1 << _JITTER_BITS) - 1)).view(np.int64) * spans.count >> _JITTER_BITS
-    return interleave(place, share[spans.dataset], jitter)
+    # 2**62 holds the largest share times the steps of the common axis: with 2**40 frames these are 4 million.
+    bits = 62 - int(num_frames.max(initial=1)).bit_length()
+    return np.argsort(((place + jitter) << bits) // num_frames, kind="stable")
 
 
 def _sort_within(owner: Ints, offset: Ints, order_key: Hashes) -> Ints:
