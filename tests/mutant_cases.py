@@ -137,7 +137,7 @@ MUTANTS: Final = (
     Mutant(
         "Exactly once",
         "the last lane with an extra frame does not give it",
-        "plan/lanes.py",
+        "plan/rank.py",
         "return int(lane < self.extras and step == self.num_steps - 1)",
         "return int(lane < self.extras - 1 and step == self.num_steps - 1)",
         (STEPS,),
@@ -242,7 +242,7 @@ MUTANTS: Final = (
     Mutant(
         "Equal steps",
         "a last batch that is full takes the extra frames too",
-        "plan/lanes.py",
+        "plan/rank.py",
         "is_split = bool(extras) and last == per_lane > 1",
         "is_split = False",
         (STEPS,),
@@ -250,7 +250,7 @@ MUTANTS: Final = (
     Mutant(
         "Equal steps",
         "tail='drop' keeps a last batch that is not full",
-        "plan/lanes.py",
+        "plan/rank.py",
         "return Steps(position=position, per_lane=per_lane, num_full=rest // per_lane)",
         "return Steps(position=position, per_lane=per_lane, num_full=-(-rest // per_lane))",
         (f"{PROMISES}::test_every_frame_is_emitted_once_and_ranks_have_equal_steps",),
@@ -258,7 +258,7 @@ MUTANTS: Final = (
     Mutant(
         "Equal steps",
         "tail='wrap' has no step for extra frames alone",
-        "plan/lanes.py",
+        "plan/rank.py",
         "num_steps = -(-(rest + bool(extras)) // per_lane)",
         "num_steps = max(1, -(-rest // per_lane))",
         (STEPS,),
@@ -274,7 +274,7 @@ MUTANTS: Final = (
     Mutant(
         "Equal steps",
         "a lane with an extra frame gets as many repeats as the others",
-        "plan/lanes.py",
+        "plan/rank.py",
         "return self.num_repeats - self.extra(lane, step) if",
         "return self.num_repeats if",
         (f"{PROMISES}::test_every_frame_is_emitted_once_and_ranks_have_equal_steps",),
@@ -282,7 +282,7 @@ MUTANTS: Final = (
     Mutant(
         "Equal steps",
         "a step of one frame takes an extra one",
-        "plan/lanes.py",
+        "plan/rank.py",
         "extras=extras if per_lane > 1 else 0,",
         "extras=extras,",
         (STEPS,),
@@ -370,7 +370,7 @@ MUTANTS: Final = (
     Mutant(
         "Exact resume",
         "the rest of a leg begins a full step early",
-        "plan/lanes.py",
+        "plan/rank.py",
         "return self.position + full * self.per_lane + sum(self.short[: num_steps - full])",
         "return self.position + max(0, full - 1) * self.per_lane + sum(self.short[: num_steps - full])",
         (STATE,),

@@ -10,8 +10,8 @@ in this order:
     index.py     which frames are anchors, of which dataset               EpisodeIndex, SelectionSpec
     rates.py     every n-th frame, and weights: how often each            Rates
     spans.py     what an epoch takes, cut into spans, in an order         Spans
-    lanes.py     spans shared out to lanes, their frames, their steps     LaneQueues, Lane, Steps
-    rank.py      a rank's blocks in arrival order, and batches            RankPlan, Batch
+    lanes.py     spans shared out to lanes, and the order of their frames  LaneQueues, Lane
+    rank.py      frames per step; a rank's blocks and its batches           Steps, RankPlan
     epoch.py     all of the above, and which rank emits which frames      EpochPlan, WorldPlan
     state.py     the position of a run, and how it resumes                OrderState
     budget.py    bytes -> clips, live spans and span length               LiveBudget, HeldPeak
@@ -71,9 +71,9 @@ if TYPE_CHECKING:
         passing_episodes,
     )
     from raypipe.plan.keyhash import ORDER_VERSION, Ints
-    from raypipe.plan.lanes import Lane, Steps
+    from raypipe.plan.lanes import Lane
     from raypipe.plan.mixing import NearRepeats, expected_distinct, measure_mixing
-    from raypipe.plan.rank import Batch, RankPlan
+    from raypipe.plan.rank import Batch, RankPlan, Steps
     from raypipe.plan.rates import ragged_arange
     from raypipe.plan.report import (
         AHEAD_BATCHES,
@@ -128,9 +128,9 @@ else:
                 "index_episodes passing_episodes"
             ),
             "keyhash": "Ints ORDER_VERSION",
-            "lanes": "Lane Steps",
+            "lanes": "Lane",
             "mixing": "NearRepeats expected_distinct measure_mixing",
-            "rank": "Batch RankPlan",
+            "rank": "Batch RankPlan Steps",
             "rates": "ragged_arange",
             "report": "AHEAD_BATCHES PlanReport describe_frames emitted_frames report_plan unclipped_frames",
             "spans": "anchor_runs first_laps lap_sizes make_keys mix_indexes order_frames run_frames split_frames",

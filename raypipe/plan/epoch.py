@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError
 from raypipe.plan.index import EpisodeIndex, describe_selection
 from raypipe.plan.keyhash import ORDER_VERSION, Columns, Ints, OrderKeys
-from raypipe.plan.lanes import Lane, LaneQueues, Steps, fill_lanes, plan_steps
-from raypipe.plan.rank import RankLane, RankPlan
+from raypipe.plan.lanes import Lane, LaneQueues, fill_lanes
+from raypipe.plan.rank import RankLane, RankPlan, Steps, plan_steps
 from raypipe.plan.spans import Spans, cut_spans, first_laps, make_keys, order_frames, order_keys
 from raypipe.plan.spec import WHOLE_EPISODE, WORLD_SIZE, BatchSpec, Leg, OrderSpec, Tail, check_whole, first_leg
 from raypipe.text import counted
