@@ -162,8 +162,8 @@ MUTANTS: Final = (
         "Exactly once",
         "a restart emits the last frame of every begun span again",
         "plan/epoch.py",
-        "frames[offsets[:-1] + gone[begun]],",
-        "frames[offsets[:-1] + gone[begun] - 1],",
+        "firsts = frames[offsets[:-1] + gone[begun]]",
+        "firsts = frames[offsets[:-1] + gone[begun] - 1]",
         (f"{PROMISES}::test_every_frame_is_emitted_once_over_any_history_of_restarts",),
     ),
     Mutant(

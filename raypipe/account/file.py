@@ -48,7 +48,6 @@ from raypipe.text import counted, parse_json
 ACCOUNTS: Final = "account"
 """The folder for accounts inside raypipe's folder of a checkpoint."""
 
-
 ACCOUNT_VERSION: Final = 1
 _KEY: Final = b"raypipe.account"
 _KINDS: Final = ("emitted", "repeated", "skipped")
@@ -68,14 +67,11 @@ _SCHEMA: Final = pa.schema(
     }
 )
 
-
 BEFORE_FOLDER: Final = "before"
 """The folder beside the accounts of a checkpoint for those that they replaced."""
 
-
 RUN_FOLDER: Final = "raypipe-account"
 """The folder in a run's folder with a subfolder per loader name, each with one per attempt."""
-
 
 SAVED_FOLDER: Final = "saved"
 """The folder beside the attempts for accounts of ranks that put nothing into a checkpoint, by `state_key`."""

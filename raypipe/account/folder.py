@@ -54,7 +54,6 @@ from raypipe.text import parse_json
 CHECKPOINT_FOLDER: Final = "raypipe/account"
 """The folder in a checkpoint with a subfolder per loader name."""
 
-
 DEFAULT_NAME: Final = "train"
 
 _FILE: Final = r"rank-(?P<rank>\d+)-of-(?P<world>\d+)\.parquet$"
@@ -63,6 +62,19 @@ _IN_CHECKPOINT: Final = re.compile(
 )
 _IN_RUN: Final = re.compile(rf"^(?:(?P<place>.*)/)?{RUN_FOLDER}/(?P<name>[^/]+)/(?P<attempt>[^/]+)/{_FILE}")
 _SAVED: Final = re.compile(rf"^(?:.*/)?{RUN_FOLDER}/(?P<name>[^/]+)/{SAVED_FOLDER}/(?P<state>[^/]+)/{_FILE}")
+
+_SAVED_KEPT: Final = 4
+"""Accounts to keep beside checkpoints, and as many of other states: more than Ray Train has under way at once."""
+
+_CHECKPOINT_MARK: Final = "checkpoint"
+
+_OF_PYARROW: Final = ("hdfs", "viewfs")
+"""Schemes that pyarrow itself reads and writes; clusters that have them often keep checkpoints there."""
+
+_WRITE_EVERY_S: Final = 2.0
+
+_MOST_OF_TIME: Final = 0.01
+"""The largest share of a training loop's time to spend on writing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,24 +90,6 @@ class RunAccount:
 
     problem: str = ""
     """Why the account is not complete; empty if it is."""
-
-
-_SAVED_KEPT: Final = 4
-"""Accounts to keep beside checkpoints, and as many of other states: more than Ray Train has under way at once."""
-
-
-_CHECKPOINT_MARK: Final = "checkpoint"
-
-
-_OF_PYARROW: Final = ("hdfs", "viewfs")
-"""Schemes that pyarrow itself reads and writes; clusters that have them often keep checkpoints there."""
-
-
-_WRITE_EVERY_S: Final = 2.0
-
-
-_MOST_OF_TIME: Final = 0.01
-"""The largest share of a training loop's time to spend on writing."""
 
 
 class AccountKeeper:

@@ -34,6 +34,9 @@ from raypipe.errors import DatasetError
 from raypipe.plan import EpisodeIndex, Ints, OrderSpec, anchor_runs, first_laps, make_keys, ragged_arange, run_frames
 from raypipe.text import frames_text
 
+DATASET_BITS: Final = 40
+"""Bits for the frames of one dataset; they leave 23 bits for datasets."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
@@ -156,10 +159,6 @@ def _from_levels(points: Ints, levels: Ints) -> Runs:
     assert levels[-1] == 0, f"runs do not end: level {levels[-1]} after {points[-1]}"
     is_run = levels[:-1] > 0
     return Runs(points[:-1][is_run], points[1:][is_run], levels[:-1][is_run])
-
-
-DATASET_BITS: Final = 40
-"""Bits for the frames of one dataset; they leave 23 bits for datasets."""
 
 
 def frame_numbers(dataset: NDArray[Any] | int, index: Ints) -> Ints:

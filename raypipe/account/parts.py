@@ -57,6 +57,9 @@ from raypipe.errors import RaypipeError
 from raypipe.plan import Ints, Leg, OrderSpec, OrderState
 from raypipe.text import counted
 
+HEAD: Final = "account"
+"""The key beside a state in a checkpoint that holds the head of rank 0's account chain."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Skip:
@@ -338,10 +341,6 @@ def _header_fields(header: Header) -> list[Any]:
 
 def _digest(before: str, content: Any) -> str:
     return hashlib.blake2b(json.dumps([before, content], sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-HEAD: Final = "account"
-"""The key beside a state in a checkpoint that holds the head of rank 0's account chain."""
 
 
 @dataclass(frozen=True)

@@ -78,11 +78,11 @@ class EpochVerdict:
 
     num_emitted: int
     num_repeated: int
-    num_left_over: int
+    num_left_over: int = 0
     """Frames that could not be divided equally among the ranks, or that ``tail="drop"`` leaves."""
 
-    num_to_come: int
-    num_rolled_back: int
+    num_to_come: int = 0
+    num_rolled_back: int = 0
     """Frames handed over after a state to which the run went back; they were, or will be, handed over again. There may
     be more: a rank cannot record what it did in the last 2 s or so before a SIGKILL."""
 
@@ -230,8 +230,6 @@ def _unchecked(parts: Sequence[Part], replay: Replay, rolled_back: Runs, state: 
         num_frames=num_emitted,
         num_emitted=num_emitted,
         num_repeated=sum(part.repeated.num_values for part in parts),
-        num_left_over=0,
-        num_to_come=0,
         num_rolled_back=rolled_back.num_values,
         missing_ranks=tuple(_name_missing_ranks(kept)),
         gaps=(*_find_other_seeds(kept, state), *mixed),

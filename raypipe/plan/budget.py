@@ -18,9 +18,10 @@ The order is known in advance, so `measure_held` counts the peak of decoded fram
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ from raypipe.plan.epoch import WorldPlan
 from raypipe.plan.index import EpisodeIndex
 from raypipe.plan.keyhash import Ints, mix
 from raypipe.plan.spans import cut_spans, make_keys
-from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, OrderSpec
+from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, ClipFrames, OrderSpec, SpanFrames
 
 DEFAULT_LIVE_BYTES: Final = 1 << 30
 
@@ -60,6 +61,11 @@ Measured: 0.13 for 640x480, 0.4 for 320x240. Without the limit, small frames, wh
 for little gain."""
 
 _CLIPS_SAMPLED: Final = 64
+
+_MOST_FRAMES: Final = 1 << 21
+"""Frames of a rank to look at. The peak comes soon after the start, when all live spans begin."""
+
+_CLIP_BITS: Final = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +150,8 @@ class MemberCost:
 class LiveBudget:
     """What a memory budget buys."""
 
-    span_frames: int | Literal["episode"]
-    clip_frames: int | tuple[int, ...] | Literal["span"]
+    span_frames: SpanFrames
+    clip_frames: ClipFrames
     live_spans: int
     cost: float
     """CPU of decoding, relative to decoding every frame once in file order; of the most expensive dataset."""
@@ -190,8 +196,8 @@ def resolve_live(
     batch: int,
     live_bytes: int = DEFAULT_LIVE_BYTES,
     live_spans: int | None = None,
-    clip_frames: int | tuple[int, ...] | Literal["span"] | None = None,
-    span_frames: int | Literal["episode"] | None = None,
+    clip_frames: ClipFrames | None = None,
+    span_frames: SpanFrames | None = None,
 ) -> LiveBudget:
     """Return clip length, live spans and span length for a budget; keeps those that the caller gives.
 
@@ -271,11 +277,7 @@ def _need(member: MemberCost, clip_frames: int, batch: int, live_spans: int) -> 
 
 
 def _choose_spans(
-    members: Sequence[MemberCost],
-    clip_frames: int | tuple[int, ...] | Literal["span"],
-    batch: int,
-    live_bytes: int,
-    most: int,
+    members: Sequence[MemberCost], clip_frames: ClipFrames, batch: int, live_bytes: int, most: int
 ) -> int:
     if isinstance(clip_frames, str):
         return most
@@ -287,7 +289,7 @@ def _choose_spans(
     return max(1, fitting)
 
 
-def _as_lengths(clip_frames: int | tuple[int, ...] | Literal["span"], num_members: int) -> tuple[int, ...]:
+def _as_lengths(clip_frames: ClipFrames, num_members: int) -> tuple[int, ...]:
     if isinstance(clip_frames, tuple):
         return clip_frames
     # Without clips, frames are decoded one by one if whole spans do not fit.
@@ -300,8 +302,8 @@ def _choose_span(
     batch: int,
     live_bytes: int,
     live_spans: int | None,
-    given: int | Literal["episode"] | None,
-) -> tuple[int | Literal["episode"], int, int]:
+    given: SpanFrames | None,
+) -> tuple[SpanFrames, int, int]:
     """Return the longest spans of which enough fit in the memory for rows, how many fit, and how many exist."""
     row_bytes, room = max(member.row_bytes for member in members), live_bytes // _ROW_SHARE
     wanted = live_spans or 2 * batch
@@ -316,12 +318,10 @@ def _choose_span(
 
 def _fitting_spans(lengths: Ints, num_frames: int) -> int:
     """Return how many consecutive spans a rank can hold in `num_frames` frames."""
-    low, high = 0, len(lengths)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if _resident_frames(lengths, middle) <= num_frames else (low, middle - 1)
+    sizes = range(1, len(lengths) + 1)
+    fitting = bisect_right(sizes, num_frames, key=lambda size: _resident_frames(lengths, size))
     # If all fit, any number may be live.
-    return low if low < len(lengths) else max(low, MOST_LIVE_SPANS)
+    return fitting if fitting < len(lengths) else max(fitting, MOST_LIVE_SPANS)
 
 
 def _check_batch_fits(members: Sequence[MemberCost], batch: int, live_bytes: int) -> None:
@@ -336,7 +336,7 @@ def _check_batch_fits(members: Sequence[MemberCost], batch: int, live_bytes: int
         )
 
 
-def _span_choices(index: EpisodeIndex) -> Iterator[int | Literal["episode"]]:
+def _span_choices(index: EpisodeIndex) -> Iterator[SpanFrames]:
     """Yield span lengths, longest first."""
     yield WHOLE_EPISODE
     size = 1 << (int((index.stop - index.start).max()).bit_length() - 1)
@@ -345,7 +345,7 @@ def _span_choices(index: EpisodeIndex) -> Iterator[int | Literal["episode"]]:
         size //= 2
 
 
-def _ordered_lengths(index: EpisodeIndex, span_frames: int | Literal["episode"]) -> Ints:
+def _ordered_lengths(index: EpisodeIndex, span_frames: SpanFrames) -> Ints:
     """Return the frames of every span that a span length gives, in a shuffled order.
 
     The order does not depend on the seed: two runs that differ only in it get the same spans.
@@ -365,12 +365,6 @@ def _resident_frames(lengths: Ints, live_spans: int) -> int:
     window = min(live_spans, len(lengths))
     peak = int((ends[window:] - ends[: len(ends) - window]).max())
     return min(int(ends[-1]), math.ceil(RESIDENT_PER_LIVE * peak))
-
-
-_MOST_FRAMES: Final = 1 << 21
-"""Frames of a rank to look at. The peak comes soon after the start, when all live spans begin."""
-
-_CLIP_BITS: Final = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from raypipe.plan.index import EpisodeIndex, describe_selection
 from raypipe.plan.keyhash import ORDER_VERSION, Columns, Ints, OrderKeys
 from raypipe.plan.lanes import Lane, LaneQueues, fill_lanes
 from raypipe.plan.rank import RankLane, RankPlan, Steps, plan_steps
-from raypipe.plan.spans import Spans, cut_spans, first_laps, make_keys, order_frames, order_keys
+from raypipe.plan.spans import Spans, cut_spans, first_laps, make_keys, order_frames
 from raypipe.plan.spec import WHOLE_EPISODE, WORLD_SIZE, BatchSpec, Leg, OrderSpec, Tail, check_whole, first_leg
 from raypipe.text import counted
 
@@ -143,7 +143,8 @@ def _spans_left(queues: LaneQueues, leg: Leg, keys: OrderKeys) -> Spans:
     begun = np.flatnonzero((gone > 0) & (gone < spans.count))
     owners, floor = spans.take(begun), spans.floor.copy()
     frames, offsets = order_frames(owners, keys)
-    floor[begun] = order_keys(owners, np.arange(len(owners)), frames[offsets[:-1] + gone[begun]], keys)
+    firsts = frames[offsets[:-1] + gone[begun]]
+    floor[begun] = keys.frame_keys(owners.dataset, owners.lap, owners.episode, np.arange(len(begun)), firsts)
     left = replace(spans, floor=floor, count=spans.count - gone)
     return left.take(np.flatnonzero(left.count))
 

@@ -34,7 +34,6 @@ SINGLE_DATASET: Final = "dataset"
 _MAX_FRAMES: Final = 1 << 24
 """Most frames of an episode: the key axis of a lane has 2**24 places per span. At 30 fps this is 155 hours."""
 
-
 _MOST_NUMBERS: Final = 1 << 40
 """Most numbers that the frames of a dataset take in an account."""
 

@@ -95,11 +95,7 @@ class OrderKeys:
         """Return one hash per span, which decides its place in the order and the jitter of its frames."""
         return _absorb(self._episode_keys(dataset, lap, episode, purpose="span"), start.view(np.uint64))
 
-    def frame_bases(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints) -> Hashes:
-        """Return one hash per span, from which `frame_keys` makes the keys of its frames."""
-        return self._episode_keys(dataset, lap, episode, purpose="frame")
-
-    def frame_keys(self, bases: Hashes, frame: Ints, clip_frames: Ints | None = None) -> Hashes:
+    def frame_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, owner: Ints, frame: Ints) -> Hashes:
         """Return the order keys of frames: distinct within an episode, and ascending in the order of emission.
 
         Without clips the upper half is a hash of (seed, lap, dataset, episode, frame), the lower half the frame's
@@ -109,12 +105,15 @@ class OrderKeys:
         episode's run stays "every key below a floor".
 
         Args:
-            clip_frames: clip length of every frame's dataset; None if a clip is a whole span.
+            dataset: of every span, as `lap` and `episode`.
+            owner: the span of every frame.
         """
         number = frame.view(np.uint64)
         if not self.shuffle:
             return number
-        if clip_frames is not None:
+        bases = self._episode_keys(dataset, lap, episode, purpose="frame")[owner]
+        if self.clip_frames:
+            clip_frames = np.array(self.clip_frames, dtype=np.int64)[dataset][owner]
             clip = _permute((frame // clip_frames).astype(np.uint32), bases >> np.uint64(32))
             return (clip.astype(np.uint64) << np.uint64(32)) | _permute(frame.astype(np.uint32), bases)
         hashed = number * np.uint64(GOLDEN)

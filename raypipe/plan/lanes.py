@@ -40,6 +40,17 @@ from raypipe.plan.spans import Spans, frames_left
 from raypipe.plan.spec import Leg
 from raypipe.text import counted
 
+FRACTION_BITS: Final = 24
+"""Bits of the key axis between two spans: a span of up to 2**24 frames has a key for each even if it lives for 1."""
+
+_FRAMES_TO_SORT: Final = 1 << 12
+"""For at most this many frames, one sort is faster than the rest of the binary search."""
+
+_COUNTS_AT_ONCE: Final = 1 << 20
+"""Bounds the memory of `tick_positions` to some 100 MB."""
+
+_JITTER_SHIFT: Final = np.uint64(64 - FRACTION_BITS + 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneQueues:
@@ -152,18 +163,6 @@ def _cut_pieces(spans: Spans, parent: Ints, count: Ints, keys: OrderKeys) -> Spa
         borders = left[np.cumsum(count[rows])[:-1]]
         start[rows[1:]], stop[rows[:-1]] = borders, borders
     return replace(pieces, start=start, stop=stop, count=count)
-
-
-FRACTION_BITS: Final = 24
-"""Bits of the key axis between two spans: a span of up to 2**24 frames has a key for each even if it lives for 1."""
-
-_FRAMES_TO_SORT: Final = 1 << 12
-"""For at most this many frames, one sort is faster than the rest of the binary search."""
-
-_COUNTS_AT_ONCE: Final = 1 << 20
-"""Bounds the memory of `tick_positions` to some 100 MB."""
-
-_JITTER_SHIFT: Final = np.uint64(64 - FRACTION_BITS + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ frame is.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from raypipe.plan.keyhash import Ints, OrderKeys
 from raypipe.plan.mixing import Mixing, measure_mixing
 from raypipe.plan.rates import mean_times
 from raypipe.plan.spans import lap_sizes
+from raypipe.plan.spec import ClipFrames, SpanFrames
 from raypipe.text import counted, plural
 
 AHEAD_BATCHES: Final = 4
@@ -40,6 +41,12 @@ _UNCLIPPED_FRAMES: Final = 16
 _GOOD_MIXING: Final = 0.95
 
 _DEAR: Final = 1.5
+
+_STEPS_LOOKED_AT: Final = 32
+
+_MOST_RATES: Final = 8
+_QUARTERS: Final = 4
+"""The report groups more than `_MOST_RATES` different rates by quarters of the frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +105,8 @@ class PlanReport:
 
     spans: int
     live_spans: int
-    span_frames: int | Literal["episode"]
-    clip_frames: int | tuple[int, ...] | Literal["span"]
+    span_frames: SpanFrames
+    clip_frames: ClipFrames
     fingerprint: str
 
     tail: str
@@ -183,6 +190,7 @@ def report_plan(
     plan, row_bytes = world.plan, max(member.row_bytes for member in members)
     clip_frames = decoded_together(world, members, live_bytes)
     held = measure_held(world, members, clip_frames, ahead_batches=AHEAD_BATCHES)
+    cost = max(member.cost(size) for member, size in zip(members, clip_frames, strict=True))
     pixel_bytes = _pixel_bytes(world, members, held, live_bytes)
     live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
     resumed = world.at(world.num_steps // 2)
@@ -206,7 +214,7 @@ def report_plan(
         live_bytes=live_frames * row_bytes + pixel_bytes,
         live_row_bytes=live_frames * row_bytes,
         live_pixel_bytes=pixel_bytes,
-        decode_cost=max(member.cost(size) for member, size in zip(members, clip_frames, strict=True)),
+        decode_cost=cost,
         decoded_bytes=decoded_bytes(plan.index, members),
         first_batch_frames=first_frames,
         first_batch_bytes=first_frames * row_bytes,
@@ -216,7 +224,7 @@ def report_plan(
         advice=(
             *_advise_lanes(world),
             *_advise_mixing(world, mixing),
-            *_advise_decoding(world, members, held.next_bytes, live_bytes),
+            *_advise_decoding(world, members, held.next_bytes, live_bytes, cost),
         ),
         members=report_members(world),
         selection=describe_frames(plan.index),
@@ -305,19 +313,19 @@ def unclipped_frames(keys: OrderKeys, span_bytes: int, live_bytes: int) -> int:
     return _UNCLIPPED_FRAMES if not keys.shuffle or span_bytes <= live_bytes else 1
 
 
-def _advise_decoding(world: WorldPlan, members: Sequence[MemberCost], next_bytes: int, live_bytes: int) -> list[str]:
+def _advise_decoding(
+    world: WorldPlan, members: Sequence[MemberCost], next_bytes: int, live_bytes: int, cost: float
+) -> list[str]:
     if not any(member.cameras for member in members):
         return []
-    advice, batch = [], world.batch_size
+    advice = []
     if next_bytes > live_bytes:
         advice.append(
             f"a rank holds up to {_size(next_bytes)} of decoded frames, and live_bytes is {_size(live_bytes)}: lower "
             f"live_spans from {world.plan.leg.live_spans}, or let raypipe choose it"
         )
-    pairs = zip(members, decoded_together(world, members, live_bytes), strict=True)
-    cost = max(member.cost(size) for member, size in pairs)
     if cost > _DEAR:
-        ample = resolve_live(world.plan.index, members, batch=batch, live_bytes=1 << 50)
+        ample = resolve_live(world.plan.index, members, batch=world.batch_size, live_bytes=1 << 50)
         advice.append(f"decoding costs {cost:.1f} times as much as in file order: {describe_remedies(members, ample)}")
     return advice
 
@@ -340,13 +348,6 @@ def _size(size_bytes: int) -> str:
 
 def _power_of_two(number: int) -> int:
     return 1 << max(0, number.bit_length() - 1)
-
-
-_STEPS_LOOKED_AT: Final = 32
-
-_MOST_RATES: Final = 8
-_QUARTERS: Final = 4
-"""The report groups more than `_MOST_RATES` different rates by quarters of the frames."""
 
 
 def report_rates(index: EpisodeIndex) -> tuple[RateReport, ...]:

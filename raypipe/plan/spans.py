@@ -42,6 +42,11 @@ from raypipe.plan.spec import WHOLE_EPISODE, OrderSpec
 UNVERSIONED: Final = "unversioned"
 """The revision of a dataset that has none."""
 
+_HASH_BITS: Final = 32
+
+_JITTER_BITS: Final = 24
+"""The jitter takes the low bits of a span's key: the high bits order a lap and would jitter all datasets alike."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnchorRuns(Columns):
@@ -204,12 +209,6 @@ def first_laps(index: EpisodeIndex, epoch: int) -> NDArray[np.int64]:
     return first if index.rates is None else first * index.rates.laps
 
 
-_HASH_BITS: Final = 32
-
-_JITTER_BITS: Final = 24
-"""The jitter takes the low bits of a span's key: the high bits order a lap and would jitter all datasets alike."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans(Columns):
     """Spans in an order, as columns of equal length."""
@@ -278,7 +277,7 @@ def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
         owner, frame = np.repeat(np.arange(len(spans)), length), ragged_arange(spans.start, length)
     else:
         owner, frame = list_taken(keys.rates, keys, spans.row, spans.lap, spans.start, spans.stop)
-    order_key = order_keys(spans, owner, frame, keys)
+    order_key = keys.frame_keys(spans.dataset, spans.lap, spans.episode, owner, frame)
     if spans.floor.any():
         left = order_key >= spans.floor[owner]
         owner, frame, order_key = owner[left], frame[left], order_key[left]
@@ -288,13 +287,6 @@ def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
     elif keys.shuffle:
         frame = _sort_within(owner, frame - spans.start[owner], order_key) + spans.start[owner]
     return frame, np.append(0, np.cumsum(spans.count))
-
-
-def order_keys(spans: Spans, owner: Ints, frame: Ints, keys: OrderKeys) -> Hashes:
-    """Return the order key of every frame; frame i is of the span ``owner[i]``."""
-    bases = keys.frame_bases(spans.dataset, spans.lap, spans.episode)[owner]
-    clip_frames = np.array(keys.clip_frames, dtype=np.int64)[spans.dataset][owner] if keys.clip_frames else None
-    return keys.frame_keys(bases, frame, clip_frames)
 
 
 def frames_left(spans: Spans, row: int, keys: OrderKeys) -> Ints:

@@ -33,9 +33,7 @@ from raypipe.text import counted
 
 _MAX_SHOWN: Final = 30
 
-
 _COMPARED: Final = ("data", "selected frames", "frames per epoch", "revision")
-
 
 _COLUMNS: Final = {
     "name": "names",
@@ -47,7 +45,6 @@ _COLUMNS: Final = {
     "revision": "revisions",
 }
 """The keys of a dataset in a state, with their fields of `Shares`."""
-
 
 _KINDS: Final[dict[str, Any]] = {
     column: int if column in ("sizes", "frames", "positions") else str for column in _COLUMNS.values()
