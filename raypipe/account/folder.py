@@ -232,7 +232,7 @@ def _read_newest(storage: Storage, name: str) -> RunAccount:
     return RunAccount(account=account, place=storage.locate(chosen.folder), attempts=parts, problem=problem)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _FileSet:
     """The files of one attempt and world size, or all files of a checkpoint."""
 
@@ -270,15 +270,8 @@ def _find_sets(storage: Storage) -> list[_FileSet]:
             continue
         groups.setdefault(key, []).append(path)
     return [
-        _FileSet(
-            name=name,
-            place=place,
-            folder=folder,
-            attempt=attempt,
-            world_size=world,
-            files=tuple(sorted(files, key=lambda path: (path.count("/"), path))),
-        )
-        for (name, place, folder, attempt, world), files in groups.items()
+        _FileSet(*key, files=tuple(sorted(files, key=lambda path: (path.count("/"), path))))
+        for key, files in groups.items()
     ]
 
 

@@ -46,7 +46,7 @@ Those are problems.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -309,34 +309,24 @@ def _without_copies(parts: list[Part]) -> list[Part]:
 
 def seal_account(header: Header, parts: Sequence[Part]) -> Account:
     """Return the account of these parts with their digest chain."""
-    *befores, end = _chain(header, parts)
-    chained = tuple(replace(part, before=before) for part, before in zip(parts, befores, strict=True))
-    return Account(header=replace(header, head=_digest(end, _header_fields(header))), parts=chained)
+    before = _digest("", [header.state.get("fingerprint"), header.state.get("seed"), header.name])
+    chained = []
+    for part in parts:
+        chained.append(replace(part, before=before))
+        before = _digest(before, part.digest)
+    told = [header.root, header.selection, header.state, header.name, list(header.members)]
+    return Account(header=replace(header, head=_digest(before, told)), parts=tuple(chained))
 
 
 def find_break(account: Account) -> str:
     """Return in words where an account differs from its seal; empty if nowhere, or if it never had a chain."""
-    *befores, end = _chain(account.header, account.parts)
-    has_chain = account.header.head or any(part.before for part in account.parts)
-    for part, before in zip(account.parts, befores, strict=True):
-        if has_chain and part.before != before:
+    if not account.header.head and not any(part.before for part in account.parts):
+        return ""
+    sealed = seal_account(account.header, account.parts)
+    for part, right in zip(account.parts, sealed.parts, strict=True):
+        if part.before != right.before:
             return f"what comes before {part.describe()} is not what was recorded before it"
-    if has_chain and account.header.head != _digest(end, _header_fields(account.header)):
-        return "its header or its last part is not what was recorded"
-    return ""
-
-
-def _chain(header: Header, parts: Sequence[Part]) -> Iterator[str]:
-    """Yield the digest before every part, and last the head."""
-    before = _digest("", [header.state.get("fingerprint"), header.state.get("seed"), header.name])
-    for part in parts:
-        yield before
-        before = _digest(before, part.digest)
-    yield before
-
-
-def _header_fields(header: Header) -> list[Any]:
-    return [header.root, header.selection, header.state, header.name, list(header.members)]
+    return "" if account.header.head == sealed.header.head else "its header or its last part is not what was recorded"
 
 
 def _digest(before: str, content: Any) -> str:

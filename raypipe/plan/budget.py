@@ -31,7 +31,7 @@ from raypipe.plan.epoch import WorldPlan
 from raypipe.plan.index import EpisodeIndex
 from raypipe.plan.keyhash import Ints, mix
 from raypipe.plan.spans import cut_spans, make_keys
-from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, ClipFrames, OrderSpec, SpanFrames
+from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, ClipLength, OrderSpec, SpanLength
 
 DEFAULT_LIVE_BYTES: Final = 1 << 30
 
@@ -150,8 +150,8 @@ class MemberCost:
 class LiveBudget:
     """What a memory budget buys."""
 
-    span_frames: SpanFrames
-    clip_frames: ClipFrames
+    span_frames: SpanLength
+    clip_frames: ClipLength
     live_spans: int
     cost: float
     """CPU of decoding, relative to decoding every frame once in file order; of the most expensive dataset."""
@@ -196,8 +196,8 @@ def resolve_live(
     batch: int,
     live_bytes: int = DEFAULT_LIVE_BYTES,
     live_spans: int | None = None,
-    clip_frames: ClipFrames | None = None,
-    span_frames: SpanFrames | None = None,
+    clip_frames: ClipLength | None = None,
+    span_frames: SpanLength | None = None,
 ) -> LiveBudget:
     """Return clip length, live spans and span length for a budget; keeps those that the caller gives.
 
@@ -277,7 +277,7 @@ def _need(member: MemberCost, clip_frames: int, batch: int, live_spans: int) -> 
 
 
 def _choose_spans(
-    members: Sequence[MemberCost], clip_frames: ClipFrames, batch: int, live_bytes: int, most: int
+    members: Sequence[MemberCost], clip_frames: ClipLength, batch: int, live_bytes: int, most: int
 ) -> int:
     if isinstance(clip_frames, str):
         return most
@@ -289,7 +289,7 @@ def _choose_spans(
     return max(1, fitting)
 
 
-def _as_lengths(clip_frames: ClipFrames, num_members: int) -> tuple[int, ...]:
+def _as_lengths(clip_frames: ClipLength, num_members: int) -> tuple[int, ...]:
     if isinstance(clip_frames, tuple):
         return clip_frames
     # Without clips, frames are decoded one by one if whole spans do not fit.
@@ -302,8 +302,8 @@ def _choose_span(
     batch: int,
     live_bytes: int,
     live_spans: int | None,
-    given: SpanFrames | None,
-) -> tuple[SpanFrames, int, int]:
+    given: SpanLength | None,
+) -> tuple[SpanLength, int, int]:
     """Return the longest spans of which enough fit in the memory for rows, how many fit, and how many exist."""
     row_bytes, room = max(member.row_bytes for member in members), live_bytes // _ROW_SHARE
     wanted = live_spans or 2 * batch
@@ -336,7 +336,7 @@ def _check_batch_fits(members: Sequence[MemberCost], batch: int, live_bytes: int
         )
 
 
-def _span_choices(index: EpisodeIndex) -> Iterator[SpanFrames]:
+def _span_choices(index: EpisodeIndex) -> Iterator[SpanLength]:
     """Yield span lengths, longest first."""
     yield WHOLE_EPISODE
     size = 1 << (int((index.stop - index.start).max()).bit_length() - 1)
@@ -345,7 +345,7 @@ def _span_choices(index: EpisodeIndex) -> Iterator[SpanFrames]:
         size //= 2
 
 
-def _ordered_lengths(index: EpisodeIndex, span_frames: SpanFrames) -> Ints:
+def _ordered_lengths(index: EpisodeIndex, span_frames: SpanLength) -> Ints:
     """Return the frames of every span that a span length gives, in a shuffled order.
 
     The order does not depend on the seed: two runs that differ only in it get the same spans.

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.plan.index import EpisodeIndex, describe_selection
-from raypipe.plan.keyhash import ORDER_VERSION, Columns, Ints, OrderKeys
+from raypipe.plan.keyhash import ORDER_VERSION, ColumnTable, Ints, OrderKeys
 from raypipe.plan.lanes import Lane, LaneQueues, fill_lanes
 from raypipe.plan.rank import RankLane, RankPlan, Steps, plan_steps
 from raypipe.plan.spans import Spans, cut_spans, first_laps, make_keys, order_frames
@@ -150,7 +150,7 @@ def _spans_left(queues: LaneQueues, leg: Leg, keys: OrderKeys) -> Spans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frames(Columns):
+class Frames(ColumnTable):
     """Frames that lanes emit, in the order of emission."""
 
     dataset: NDArray[np.int32]

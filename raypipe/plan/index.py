@@ -101,29 +101,46 @@ class SelectionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """What every epoch takes of each dataset of a mixture, and each one's position in its endless sequence of laps."""
+class DatasetShare:
+    """What every epoch takes of one dataset of a mixture, and its position in its endless sequence of laps."""
 
-    names: tuple[str, ...]
-    frames: tuple[int, ...]
-    """Frames that an epoch takes of each dataset."""
+    name: str
+    fingerprint: str
+    """The order fingerprint of the dataset."""
+
+    selection: str
+    """A digest of its anchor runs."""
+
+    size: int
+    """Anchor frames of the dataset: the length of its laps."""
+
+    frames: int
+    """Frames that an epoch takes of it."""
+
+    position: int
+    """Frames of its sequence that it had given before epoch `Shares.since`."""
+
+    revision: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """What every epoch takes of each dataset of a mixture."""
 
     since: int
     """The epoch from which these shares hold."""
 
-    positions: tuple[int, ...]
-    """Frames of its sequence that each dataset had given before epoch `since`."""
+    members: tuple[DatasetShare, ...]
 
-    fingerprints: tuple[str, ...]
-    """The order fingerprint of every dataset."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the datasets."""
+        return tuple(one.name for one in self.members)
 
-    sizes: tuple[int, ...]
-    """Anchor frames of every dataset: the length of its laps."""
-
-    selections: tuple[str, ...]
-    """A digest of the anchor runs of every dataset."""
-
-    revisions: tuple[str, ...]
+    @property
+    def frames(self) -> tuple[int, ...]:
+        """Frames that an epoch takes of each dataset."""
+        return tuple(one.frames for one in self.members)
 
     def begins(self, epoch: int) -> tuple[int, ...]:
         """Return how many frames of its sequence every dataset has given before `epoch`.
@@ -136,10 +153,7 @@ class Shares:
                 f"epoch {epoch} was of another mixture: this one holds since epoch {self.since}. Use the mixture that "
                 f"the run had then."
             )
-        return tuple(
-            position + (epoch - self.since) * frames
-            for position, frames in zip(self.positions, self.frames, strict=True)
-        )
+        return tuple(one.position + (epoch - self.since) * one.frames for one in self.members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +273,7 @@ def describe_selection(index: EpisodeIndex) -> str:
     for column in index.rates.digest_columns() if index.rates else ():
         digest.update(np.ascontiguousarray(column).data)
     if index.shares is not None:
-        taken = (index.shares.frames, index.shares.since, index.shares.positions)
+        taken = (index.shares.frames, index.shares.since, index.shares.begins(index.shares.since))
         digest.update(repr(taken).encode())
     return f"{len(index)} runs, {index.num_frames} frames, {digest.hexdigest()}"
 

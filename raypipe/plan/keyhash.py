@@ -1,4 +1,4 @@
-"""The keyed hashes behind the order, in numpy integers, and `Columns`, tables of such integers.
+"""The keyed hashes behind the order, in numpy integers, and `ColumnTable`, tables of such integers.
 
 Computes one number for every span and every frame from (seed, lap, dataset name, episode, frame) and nothing else. A
 lap is one pass over a dataset; for a single dataset it is the epoch. NumPy's Generator is not used: its streams may
@@ -28,7 +28,7 @@ _HIGH_HALF: Final = np.uint64(0xFFFFFFFF00000000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class ColumnTable:
     """A table: every field of a subclass is a column, all of equal length."""
 
     def __len__(self) -> int:

@@ -33,7 +33,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.plan.keyhash import Columns, Ints, OrderKeys
+from raypipe.plan.keyhash import ColumnTable, Ints, OrderKeys
 from raypipe.plan.lanes import Cursor, Lane, Run
 from raypipe.plan.spans import order_frames
 from raypipe.plan.spec import Tail
@@ -180,7 +180,7 @@ class RankLane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpanQueue(Columns):
+class SpanQueue(ColumnTable):
     """The spans that a rank receives, in arrival order."""
 
     lane: NDArray[np.int32]
@@ -303,7 +303,7 @@ def _first_need(part: RankLane, place: Ints) -> Ints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LaneColumns(Columns):
+class _LaneColumns(ColumnTable):
     """The frames of a lane in consecutive steps, (S, frames per step)."""
 
     span: Ints

@@ -29,7 +29,7 @@ from raypipe.plan.keyhash import Ints, OrderKeys
 from raypipe.plan.mixing import Mixing, measure_mixing
 from raypipe.plan.rates import mean_times
 from raypipe.plan.spans import lap_sizes
-from raypipe.plan.spec import ClipFrames, SpanFrames
+from raypipe.plan.spec import ClipLength, SpanLength
 from raypipe.text import counted, plural
 
 AHEAD_BATCHES: Final = 4
@@ -105,8 +105,8 @@ class PlanReport:
 
     spans: int
     live_spans: int
-    span_frames: SpanFrames
-    clip_frames: ClipFrames
+    span_frames: SpanLength
+    clip_frames: ClipLength
     fingerprint: str
 
     tail: str

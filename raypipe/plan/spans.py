@@ -34,8 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
-from raypipe.plan.index import EpisodeIndex, Shares, concat_indexes, describe_selection
-from raypipe.plan.keyhash import Columns, Hashes, Ints, OrderKeys
+from raypipe.plan.index import DatasetShare, EpisodeIndex, Shares, concat_indexes, describe_selection
+from raypipe.plan.keyhash import ColumnTable, Hashes, Ints, OrderKeys
 from raypipe.plan.rates import count_taken, list_taken, ragged_arange
 from raypipe.plan.spec import WHOLE_EPISODE, OrderSpec
 
@@ -49,7 +49,7 @@ _JITTER_BITS: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnchorRuns(Columns):
+class AnchorRuns(ColumnTable):
     """The anchor runs of one epoch, as columns."""
 
     row: Ints
@@ -99,17 +99,20 @@ def mix_indexes(
             )
     fingerprints = tuple(one.fingerprint for one in indexes)
     digest = hashlib.sha256(repr(list(zip(index.dataset_names, fingerprints, strict=True))).encode())
-    shares = Shares(
-        names=index.dataset_names,
-        frames=tuple(map(int, frames)),
-        since=0,
-        positions=(0,) * len(indexes),
-        fingerprints=fingerprints,
-        sizes=tuple(one.num_frames for one in indexes),
-        selections=tuple(describe_selection(one).rsplit(" ", 1)[-1] for one in indexes),
-        revisions=tuple(revisions) or (UNVERSIONED,) * len(indexes),
+    columns = zip(indexes, frames, revisions or (UNVERSIONED,) * len(indexes), strict=True)
+    members = tuple(
+        DatasetShare(
+            name=one.dataset_names[0],
+            fingerprint=one.fingerprint,
+            selection=describe_selection(one).rsplit(" ", 1)[-1],
+            size=one.num_frames,
+            frames=int(number),
+            position=0,
+            revision=revision,
+        )
+        for one, number, revision in columns
     )
-    return replace(index, fingerprint=digest.hexdigest()[:32], shares=shares)
+    return replace(index, fingerprint=digest.hexdigest()[:32], shares=Shares(since=0, members=members))
 
 
 def make_keys(index: EpisodeIndex, spec: OrderSpec, epoch: int) -> OrderKeys:
@@ -210,7 +213,7 @@ def first_laps(index: EpisodeIndex, epoch: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans(Columns):
+class Spans(ColumnTable):
     """Spans in an order, as columns of equal length."""
 
     row: Ints

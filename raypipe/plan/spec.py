@@ -14,8 +14,8 @@ from raypipe.text import MOST_LANES, counted, either
 
 Tail = Literal["short", "drop", "wrap"]
 BatchScope = Literal["rank", "global"]
-SpanFrames = int | Literal["episode"]
-ClipFrames = int | tuple[int, ...] | Literal["span"]
+SpanLength = int | Literal["episode"]
+ClipLength = int | tuple[int, ...] | Literal["span"]
 
 WHOLE_EPISODE: Final = "episode"
 """Value of `span_frames` that makes a span a whole episode (or a whole segment of one)."""

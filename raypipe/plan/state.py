@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from raypipe.errors import ConfigError, ResumeError, as_damage
 from raypipe.plan.epoch import EpochPlan, WorldPlan, check_start
-from raypipe.plan.index import EpisodeIndex, Shares, describe_selection
+from raypipe.plan.index import DatasetShare, EpisodeIndex, Shares, describe_selection
 from raypipe.plan.keyhash import ORDER_VERSION
 from raypipe.plan.spans import UNVERSIONED
 from raypipe.plan.spec import WORLD_SIZE, BatchSpec, Leg, OrderSpec, check_whole, check_world_size, first_leg, is_served
@@ -33,22 +33,13 @@ from raypipe.text import counted
 
 _MAX_SHOWN: Final = 30
 
-_COMPARED: Final = ("data", "selected frames", "frames per epoch", "revision")
-
-_COLUMNS: Final = {
-    "name": "names",
-    "fingerprint": "fingerprints",
-    "selection": "selections",
-    "size": "sizes",
-    "frames": "frames",
-    "position": "positions",
-    "revision": "revisions",
+_COMPARED: Final = {
+    "data": "fingerprint",
+    "selected frames": "selection",
+    "frames per epoch": "frames",
+    "revision": "revision",
 }
-"""The keys of a dataset in a state, with their fields of `Shares`."""
-
-_KINDS: Final[dict[str, Any]] = {
-    column: int if column in ("sizes", "frames", "positions") else str for column in _COLUMNS.values()
-}
+"""What is compared of two mixtures in words, with the fields of `DatasetShare`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,11 +276,12 @@ def _differs(name: str, saved: object, given: object) -> str:
 
 def describe_changes(saved: Shares, given: Shares) -> tuple[str, ...]:
     """Return in words how two mixtures differ; empty if a run may pass from one to the other unchanged."""
-    before, now = _by_name(saved), _by_name(given)
+    before, now = ({one.name: one for one in shares.members} for shares in (saved, given))
     lines = [f"{name!r} is in the state and not here" for name in before if name not in now]
     lines += [f"{name!r} is here and not in the state" for name in now if name not in before]
     for name in (name for name in before if name in now):
-        for what, one, other in zip(_COMPARED, before[name], now[name], strict=True):
+        for what, field in _COMPARED.items():
+            one, other = getattr(before[name], field), getattr(now[name], field)
             is_known = what != "revision" or UNVERSIONED not in (one, other)
             if one != other and is_known:
                 lines.append(f"{what} of {name!r}: {one} in the state, {other} here")
@@ -298,45 +290,36 @@ def describe_changes(saved: Shares, given: Shares) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _by_name(shares: Shares) -> dict[str, tuple[Any, ...]]:
-    rows = zip(shares.fingerprints, shares.selections, shares.frames, shares.revisions, strict=True)
-    return dict(zip(shares.names, rows, strict=True))
-
-
 def go_on_with(saved: Shares, given: Shares, *, epoch: int) -> Shares:
     """Return `given` with every dataset that `saved` has with the same data at the position it had at `epoch`.
 
     A dataset with another selection of frames begins its next lap: the rest of the lap before is of another order.
     """
-    if not describe_changes(saved, given):
-        return replace(given, since=saved.since, positions=saved.positions)
-    positions = [_position(name, saved, given, epoch) for name in given.names]
-    return replace(given, since=epoch, positions=tuple(positions))
+    if describe_changes(saved, given):
+        since, positions = epoch, [_position(now, saved, epoch) for now in given.members]
+    else:
+        since, positions = saved.since, [was.position for was in saved.members]
+    pairs = zip(given.members, positions, strict=True)
+    return Shares(since=since, members=tuple(replace(now, position=position) for now, position in pairs))
 
 
-def _position(name: str, saved: Shares, given: Shares, epoch: int) -> int:
-    if name not in saved.names:
+def _position(now: DatasetShare, saved: Shares, epoch: int) -> int:
+    was = next((one for one in saved.members if one.name == now.name), None)
+    if was is None or was.fingerprint != now.fingerprint:
         return 0
-    was, now = saved.names.index(name), given.names.index(name)
-    if saved.fingerprints[was] != given.fingerprints[now]:
-        return 0
-    position = saved.begins(epoch)[was]
-    if saved.selections[was] == given.selections[now]:
+    position = saved.begins(epoch)[saved.members.index(was)]
+    if was.selection == now.selection:
         return position
-    return -(-position // saved.sizes[was]) * given.sizes[now]
+    return -(-position // was.size) * now.size
 
 
 def shares_to_dict(shares: Shares) -> dict[str, Any]:
     """Return shares as a JSON object."""
-    columns = [getattr(shares, column) for column in _COLUMNS.values()]
-    return {
-        "since": shares.since,
-        "members": [dict(zip(_COLUMNS, row, strict=True)) for row in zip(*columns, strict=True)],
-    }
+    return {"since": shares.since, "members": [asdict(one) for one in shares.members]}
 
 
 def shares_from_dict(saved: Any) -> Shares:
     """Return the shares from a JSON object; raises `KeyError`, `TypeError` or `ValueError` if it has none."""
-    members = saved["members"]
-    columns = {column: tuple(_KINDS[column](one[key]) for one in members) for key, column in _COLUMNS.items()}
-    return Shares(since=int(saved["since"]), **columns)
+    kinds: dict[str, Any] = DatasetShare.__annotations__
+    members = [DatasetShare(**{name: kind(one[name]) for name, kind in kinds.items()}) for one in saved["members"]]
+    return Shares(since=int(saved["since"]), members=tuple(members))

@@ -337,6 +337,6 @@ def test_a_dataset_of_which_other_frames_are_selected_begins_its_next_lap():
     # Of 33 frames 2 epochs have taken 20: a lap is under way, and the next one is lap 1 of 27 frames.
     _, changed = follow_state(saved_state(selected((), [10, 4])), selected((3,), [10, 4]), allow_mixture_change=True)
 
-    assert changed.shares.positions == (27, 8)
+    assert tuple(one.position for one in changed.shares.members) == (27, 8)
     spans = plan_start(changed, OrderSpec(seed=1), world_size=1, epoch=2).plan.queues.spans
     assert set(spans.lap[spans.dataset == 0].tolist()) == {1}
