@@ -131,7 +131,7 @@ class Part:
     """Ranks that died before they wrote the part although the state was saved. What they did cannot be proved."""
 
     before: str = field(default="", compare=False)
-    """Digest of everything before it in its account; see `raypipe.account.parts`."""
+    """Digest of everything before it in its account: its seal."""
 
     listed: tuple[tuple[int, Runs], ...] = field(default=(), compare=False)
     """In a merged part: by rank, the frames in that rank's own file, including skipped ones."""
@@ -198,7 +198,7 @@ class Header:
     """Name, root and selection fields of every dataset of a mixture; then `root` and `selection` are empty."""
 
     head: str = field(default="", compare=False)
-    """Digest of the account of one rank, this header included; see `raypipe.account.parts`."""
+    """Digest of the account of one rank, this header included: its seal."""
 
     @property
     def order_state(self) -> OrderState:

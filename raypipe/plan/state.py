@@ -67,7 +67,7 @@ class OrderState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a JSON object."""
-        order = self.spec.to_dict()
+        order, shares = self.spec.to_dict(), self.shares
         seed = order.pop("seed")
         return {
             "order_version": self.order_version,
@@ -76,7 +76,7 @@ class OrderState:
             "epoch": self.epoch,
             "order": {**order, "selection": self.selection},
             "legs": [asdict(leg) for leg in self.legs],
-            **({"mixture": shares_to_dict(self.shares)} if self.shares else {}),
+            **({"mixture": {**asdict(shares), "members": list(map(asdict, shares.members))}} if shares else {}),
         }
 
     @classmethod
@@ -311,11 +311,6 @@ def _position(now: DatasetShare, saved: Shares, epoch: int) -> int:
     if was.selection == now.selection:
         return position
     return -(-position // was.size) * now.size
-
-
-def shares_to_dict(shares: Shares) -> dict[str, Any]:
-    """Return shares as a JSON object."""
-    return {"since": shares.since, "members": [asdict(one) for one in shares.members]}
 
 
 def shares_from_dict(saved: Any) -> Shares:
