@@ -193,7 +193,6 @@ def report_plan(
     cost = max(member.cost(size) for member, size in zip(members, clip_frames, strict=True))
     pixel_bytes = _pixel_bytes(world, members, held, live_bytes)
     live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
-    resumed = world.at(world.num_steps // 2)
     mixing = measure_mixing(world, near_frames=near_frames)
     frames, spans = int(world.frames_per_rank.sum()), len(plan.queues.spans)
     return PlanReport(
@@ -218,14 +217,10 @@ def report_plan(
         decoded_bytes=decoded_bytes(plan.index, members),
         first_batch_frames=first_frames,
         first_batch_bytes=first_frames * row_bytes,
-        resume_frames=_frames_before_first_batch(resumed),
+        resume_frames=_frames_before_first_batch(world.at(world.num_steps // 2)),
         spans_per_1000_frames=1000 * spans / max(1, frames),
         mixing=mixing,
-        advice=(
-            *_advise_lanes(world),
-            *_advise_mixing(world, mixing),
-            *_advise_decoding(world, members, held.next_bytes, live_bytes, cost),
-        ),
+        advice=(*_advise_order(world, mixing), *_advise_decoding(world, members, held.next_bytes, live_bytes, cost)),
         members=report_members(world),
         selection=describe_frames(plan.index),
         rates=report_rates(plan.index),
@@ -258,14 +253,12 @@ def _describe_tail(world: WorldPlan) -> str:
     return text + extras + repeats
 
 
-def _advise_lanes(world: WorldPlan) -> list[str]:
-    asked, used = world.plan.spec.lanes, world.plan.leg.lanes
+def _advise_order(world: WorldPlan, mixing: Mixing) -> list[str]:
+    asked, used, ranks = world.plan.spec.lanes, world.plan.leg.lanes, counted(world.world_size, "rank")
     if asked == used:
-        return []
-    return [
-        f"{asked} lanes do not share out over {counted(world.world_size, 'rank')}: this epoch has "
-        f"{counted(used, 'lane')}"
-    ]
+        return _advise_mixing(world, mixing)
+    told = f"{asked} lanes do not share out over {ranks}: this epoch has {counted(used, 'lane')}"
+    return [told, *_advise_mixing(world, mixing)]
 
 
 def _advise_mixing(world: WorldPlan, mixing: Mixing) -> list[str]:
