@@ -26,7 +26,7 @@ order of the rank's queue, which merges its lanes. A batch gives the block and t
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Final
 
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from raypipe.plan.keyhash import ColumnTable, Ints, OrderKeys
 from raypipe.plan.lanes import Cursor, Lane, Run
-from raypipe.plan.spans import order_frames
+from raypipe.plan.spans import SpanTable, order_frames
 from raypipe.plan.spec import Tail
 
 _FIRST_CHUNK_FRAMES: Final = 1 << 12
@@ -180,20 +180,12 @@ class RankLane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpanQueue(ColumnTable):
+class SpanQueue(SpanTable):
     """The spans that a rank receives, in arrival order."""
 
     lane: NDArray[np.int32]
     place: Ints
     """Position in the lane's queue."""
-
-    dataset: NDArray[np.int32]
-    lap: Ints
-    """Which pass over its dataset the span belongs to."""
-
-    episode: Ints
-    start: Ints
-    stop: Ints
 
     num_rows: Ints
     """Rows of the block: the frames of [start, stop) still to be emitted, and those kept for repeats. Never 0."""
@@ -282,17 +274,9 @@ class RankPlan:
 def _queue_lane(part: RankLane) -> SpanQueue:
     num_rows = part.end_counts - part.sent_counts
     place = np.flatnonzero(num_rows)
-    spans = part.lane.spans
-    return SpanQueue(
-        lane=np.full(len(place), part.number, dtype=np.int32),
-        place=place,
-        dataset=spans.dataset[place],
-        lap=spans.lap[place],
-        episode=spans.episode[place],
-        start=spans.start[place],
-        stop=spans.stop[place],
-        num_rows=num_rows[place],
-    )
+    columns = {field.name: getattr(part.lane.spans, field.name)[place] for field in fields(SpanTable)}
+    lane = np.full(len(place), part.number, dtype=np.int32)
+    return SpanQueue(lane=lane, place=place, num_rows=num_rows[place], **columns)
 
 
 def _first_need(part: RankLane, place: Ints) -> Ints:

@@ -213,13 +213,10 @@ def first_laps(index: EpisodeIndex, epoch: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans(ColumnTable):
-    """Spans in an order, as columns of equal length."""
+class SpanTable(ColumnTable):
+    """Which frames of which episodes spans are."""
 
-    row: Ints
-    """The run of the index that the span belongs to."""
-
-    dataset: np.typing.NDArray[np.int32]
+    dataset: NDArray[np.int32]
 
     lap: Ints
     """The pass over its dataset that the span belongs to: the epoch, except in a mixture or with rates."""
@@ -227,6 +224,14 @@ class Spans(ColumnTable):
     episode: Ints
     start: Ints
     stop: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans(SpanTable):
+    """Spans in an order."""
+
+    row: Ints
+    """The run of the index that the span belongs to."""
 
     key: Hashes
     """The span's hash. A piece of a cut span inherits its hash, and so its place in the order."""
