@@ -291,7 +291,8 @@ def test_a_state_of_a_single_dataset_is_none_of_a_mixture():
 def test_visits_stay_equal_over_a_change_of_weights(index, seed, epoch, data):
     spec, num = OrderSpec(seed=seed, lanes=1), len(index.dataset_names)
     frames = data.draw(st.lists(st.integers(1, 60), min_size=num, max_size=num))
-    changed = replace(index, shares=replace(index.shares, frames=tuple(frames)))
+    pairs = zip(index.shares.members, frames, strict=True)
+    changed = replace(index, shares=replace(index.shares, members=tuple(replace(one, frames=n) for one, n in pairs)))
     visits = [f for e in range(epoch) for f in emitted_of(plan_start(index, spec, world_size=1, epoch=e))]
 
     state, changed = follow_state(saved_state(index, epoch=epoch, spec=spec), changed, allow_mixture_change=True)
