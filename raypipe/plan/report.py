@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raypipe.plan.budget import (
     DEFAULT_LIVE_BYTES,
@@ -392,13 +391,15 @@ def report_members(world: WorldPlan) -> tuple[MemberReport, ...]:
         return ()
     taken, spans = np.array(index.shares.frames), world.plan.queues.spans
     num_spans = np.bincount(spans.dataset, minlength=len(taken))
-    sizes, deviation = lap_sizes(index), _find_deviation(world, taken / taken.sum())
+    sizes, shares = lap_sizes(index), taken / taken.sum()
+    emitted = emitted_frames(world, np.unique(np.linspace(0, world.num_steps, _STEPS_LOOKED_AT).astype(np.int64)))
+    deviation = np.abs(emitted - emitted.sum(axis=1, keepdims=True) * shares).max(axis=0)
     return tuple(
         MemberReport(
             name=name,
             frames=int(sizes[i]),
             epoch_frames=int(taken[i]),
-            share=float(taken[i] / taken.sum()),
+            share=float(shares[i]),
             laps=float(taken[i] / sizes[i]),
             spans=int(num_spans[i]),
             deviation=float(deviation[i]),
@@ -418,9 +419,3 @@ def emitted_frames(world: WorldPlan, steps: Ints) -> Ints:
             # Whole numbers below 2**53 are exact as floats.
             emitted[i] += np.bincount(lane.spans.dataset, weights=counts, minlength=num_datasets).astype(np.int64)
     return emitted
-
-
-def _find_deviation(world: WorldPlan, shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    steps = np.unique(np.linspace(0, world.num_steps, _STEPS_LOOKED_AT).astype(np.int64))
-    emitted = emitted_frames(world, steps)
-    return np.asarray(np.abs(emitted - emitted.sum(axis=1, keepdims=True) * shares).max(axis=0))

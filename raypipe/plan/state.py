@@ -177,10 +177,12 @@ def follow_state(
     changes = describe_changes(state.shares, index.shares)
     if changes and (state.legs or not allow_mixture_change):
         within = f"the state is within epoch {state.epoch}: go on with the mixture that it was saved with to its end"
+        more = len(changes) - _MAX_SHOWN
+        shown = [*changes[:_MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
         remedy = within if state.legs else "allow_mixture_change=True lets the run go on with the new one"
         raise ResumeError(
             "the saved state belongs to another mixture:\n"
-            + "\n".join(f"  {line}" for line in _first_lines(changes))
+            + "\n".join(f"  {line}" for line in shown)
             + f"\nUse the mixture of the state; it may change between epochs only, and {remedy}."
         )
     index = replace(index, shares=go_on_with(state.shares, index.shares, epoch=state.epoch))
@@ -188,11 +190,6 @@ def follow_state(
         return state, index
     selection = describe_selection(index)
     return replace(state, fingerprint=index.fingerprint, selection=selection, shares=index.shares), index
-
-
-def _first_lines(lines: Sequence[str]) -> list[str]:
-    more = len(lines) - _MAX_SHOWN
-    return [*lines[:_MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
 
 
 def check_state(state: OrderState, index: EpisodeIndex, spec: OrderSpec) -> None:
