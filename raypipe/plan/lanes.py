@@ -229,7 +229,7 @@ class Lane:
         return np.append(0, np.cumsum(self.spans.count))
 
     def __len__(self) -> int:
-        return len(self.spans)
+        return len(self.spans.count)
 
     @property
     def num_frames(self) -> int:
