@@ -11,11 +11,10 @@ from typing import ClassVar
 import numpy as np
 from plan_cases import plan_resumed, plan_start
 
-from raypipe.account import Account, FrameAxis, Handed, Header, Hole, Ledger, lay_out, merge_parts
+from raypipe.account import Account, FrameAxis, Handed, Header, Ledger, Skip, lay_out, merge_parts
 from raypipe.account.file import write_account
 from raypipe.account.folder import CHECKPOINT_FOLDER, RUN_FOLDER, account_name
-from raypipe.account.gather import HEAD
-from raypipe.account.seal import seal_account
+from raypipe.account.parts import HEAD, seal_account
 from raypipe.plan import EpisodeIndex, OrderSpec, OrderState, WorldPlan, state_after, state_of
 
 CHECKER = Path(__file__).parents[1] / "examples/check_account.py"
@@ -165,18 +164,18 @@ class HandRun:
                 ledger.record(one)
                 self.log.emitted += [(epoch, int(number)) for number in one.numbers[~one.is_repeat]]
                 self.log.repeated += [(epoch, int(number)) for number in one.numbers[one.is_repeat]]
-                self.log.skipped += [(epoch, int(number)) for hole in one.holes for number in hole.numbers]
+                self.log.skipped += [(epoch, int(number)) for skip in one.skipped for number in skip.frames.values()]
 
     def _handed(self, rank, batch) -> Handed:
-        """Return what a rank records of a planned batch: frames of bad episodes are holes, as in the loader."""
+        """Return what a rank records of a planned batch: frames of bad episodes are skipped, as in the loader."""
         queue = self._plans[rank].queue
         dataset, episode = queue.dataset[batch.span], queue.episode[batch.span]
         lap = queue.lap[batch.span] - self.world.first_laps[dataset]
         numbers = self.axis.starts_of(dataset, episode, lap) + batch.frame
         is_hole = np.isin(episode, list(self.bad))
         lanes = queue.lane[batch.span[~batch.is_repeat]]
-        holes = tuple(
-            Hole(robot, number, numbers[mine], f"episode {number} is bad\nsecond line")
+        skipped = tuple(
+            Skip.of(robot, number, numbers[mine], f"episode {number} is bad\nsecond line")
             for robot in np.unique(dataset).tolist()
             for number in sorted(set(episode[is_hole & ~batch.is_repeat & (dataset == robot)].tolist()))
             for mine in [is_hole & ~batch.is_repeat & (episode == number) & (dataset == robot)]
@@ -185,8 +184,8 @@ class HandRun:
             good = int(self.index.episode[~np.isin(self.index.episode, list(self.bad))][0])
             row = int(np.flatnonzero(self.index.episode == good)[0])
             stand_in = self.axis.starts_of(self.index.dataset[[row]], self.index.episode[[row]])
-            return Handed(numbers=stand_in, is_repeat=np.array([True]), lanes=lanes, holes=holes)
-        return Handed(numbers=numbers[~is_hole], is_repeat=batch.is_repeat[~is_hole], lanes=lanes, holes=holes)
+            return Handed(numbers=stand_in, is_repeat=np.array([True]), lanes=lanes, skipped=skipped)
+        return Handed(numbers=numbers[~is_hole], is_repeat=batch.is_repeat[~is_hole], lanes=lanes, skipped=skipped)
 
 
 def load_checker():

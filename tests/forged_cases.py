@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypipe.account import Skip, add_runs, count_values, subtract_runs
-from raypipe.account.axis import DATASET_BITS
 from raypipe.account.file import read_account, write_account
-from raypipe.account.runs import empty_runs
-from raypipe.account.seal import seal_account
+from raypipe.account.frames import DATASET_BITS, empty_runs
+from raypipe.account.parts import seal_account
 
 
 class Checkpoint:

@@ -88,7 +88,7 @@ def test_account_of_a_run_that_lost_frames_names_them_and_exits_with_1(tiny_data
         batch = handed[1][0]
         lost.append(int(batch.numbers[0]))
         handed[1][0] = type(batch)(
-            numbers=batch.numbers[1:], is_repeat=batch.is_repeat[1:], lanes=batch.lanes, holes=batch.holes
+            numbers=batch.numbers[1:], is_repeat=batch.is_repeat[1:], lanes=batch.lanes, skipped=batch.skipped
         )
 
     made = hand_run(tiny_dataset, tamper=lose_one)

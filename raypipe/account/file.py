@@ -1,4 +1,4 @@
-"""Read and write an account as one parquet file: a row per run, all else as JSON in the schema's metadata.
+"""An account as one parquet file (a row per run, all else as JSON in the schema's metadata), and those of checkpoints.
 
 ::
 
@@ -10,11 +10,15 @@
 Ten thousand runs take about 50 kB. A reader sees the old file or the new one, never a partial one.
 """
 
+import hashlib
 import json
 import os
+import shutil
 import uuid
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,13 +26,27 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from raypipe.account.parts import Account, Header, Part, RankRecord, Skip
-from raypipe.account.runs import Runs, empty_runs, make_runs
-from raypipe.account.seal import find_break
+from raypipe.account.frames import Runs, empty_runs, make_runs
+from raypipe.account.parts import (
+    HEAD,
+    Account,
+    CheckpointFiles,
+    Header,
+    Part,
+    RankRecord,
+    Skip,
+    find_break,
+    gather_account,
+    state_of_saved,
+)
 from raypipe.errors import DatasetError, RaypipeError, as_damage, is_data_fault
 from raypipe.format import BoundedParquet
 from raypipe.plan import Leg, OrderSpec
+from raypipe.storage import retry_transient
 from raypipe.text import counted, parse_json
+
+ACCOUNTS: Final = "account"
+"""The folder for accounts inside raypipe's folder of a checkpoint."""
 
 ACCOUNT_VERSION: Final = 1
 _KEY: Final = b"raypipe.account"
@@ -36,6 +54,8 @@ _KINDS: Final = ("emitted", "repeated", "skipped")
 _NO_SKIP: Final = -1
 _MOST: Final = 1 << 63
 _MOST_RANKS: Final = 1 << 20
+RunKey = tuple[int, str, int]
+
 _SCHEMA: Final = pa.schema(
     {
         "part": pa.int32(),
@@ -46,6 +66,15 @@ _SCHEMA: Final = pa.schema(
         "times": pa.int64(),
     }
 )
+
+BEFORE_FOLDER: Final = "before"
+"""The folder beside the accounts of a checkpoint for those that they replaced."""
+
+RUN_FOLDER: Final = "raypipe-account"
+"""The folder in a run's folder with a subfolder per loader name, each with one per attempt."""
+
+SAVED_FOLDER: Final = "saved"
+"""The folder beside the attempts for accounts of ranks that put nothing into a checkpoint, by `state_key`."""
 
 
 def write_account(path: str | os.PathLike[str], account: Account, filesystem: Any = None) -> None:
@@ -85,33 +114,18 @@ def read_account(path: str | os.PathLike[str], filesystem: Any = None) -> Accoun
     return load_account(content, place)
 
 
-def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the state at which the account in a local file ends, unchecked; empty if the file is unreadable."""
-    try:
-        told = parse_json((pq.read_schema(path).metadata or {})[_KEY])
-        return dict(told["header"]["state"])
-    except Exception as error:
-        if not is_data_fault(error):
-            raise
-        return {}
-
-
 def dump_account(account: Account) -> bytes:
     """Return an account as the content of its file."""
-    columns: dict[str, list[Any]] = {name: [] for name in _SCHEMA.names}
-    for number, part in enumerate(account.parts):
-        for kind, skip, runs in _listed(part):
-            size = len(runs)
-            columns["part"].append(np.full(size, number))
-            columns["kind"].append(np.full(size, _KINDS.index(kind)))
-            columns["skip"].append(np.full(size, skip))
-            columns["start"].append(runs.start)
-            columns["stop"].append(runs.stop)
-            columns["times"].append(runs.times)
-    joined = {name: np.concatenate([np.empty(0, dtype=np.int64), *arrays]) for name, arrays in columns.items()}
-    kinds = pa.DictionaryArray.from_arrays(pa.array(joined.pop("kind"), pa.int8()), pa.array(_KINDS))
-    table = pa.table({**{name: pa.array(values, _SCHEMA.field(name).type) for name, values in joined.items()}})
-    table = table.add_column(1, "kind", kinds).select(_SCHEMA.names)
+    listed = _list_runs(account.parts)
+    keys = np.array([(part, _KINDS.index(kind), skip) for part, kind, skip in listed], dtype=np.int64).reshape(-1, 3)
+    part, kind, skip = np.repeat(keys, [len(runs) for runs in listed.values()], axis=0).T
+    kinds = pa.DictionaryArray.from_arrays(pa.array(kind, pa.int8()), pa.array(_KINDS))
+    nothing = np.empty(0, dtype=np.int64)
+    ranges = [
+        np.concatenate([nothing, *(getattr(runs, name) for runs in listed.values())]) for name in _SCHEMA.names[3:]
+    ]
+    arrays = [pa.array(array, field.type) for array, field in zip((part, kinds, skip, *ranges), _SCHEMA, strict=True)]
+    table = pa.table(arrays, schema=_SCHEMA)
     told = {"version": ACCOUNT_VERSION, "header": asdict(account.header), "parts": list(map(_part_json, account.parts))}
     return _as_parquet(table.replace_schema_metadata({_KEY: json.dumps(told).encode()}))
 
@@ -138,6 +152,16 @@ def load_account(content: bytes, place: str) -> Account:
         raise describe(error) from error
 
 
+def account_name(rank: int, world_size: int) -> str:
+    """Return the file name of the account of one rank."""
+    return f"rank-{rank:05d}-of-{world_size:05d}.parquet"
+
+
+def state_key(state: Mapping[str, Any]) -> str:
+    """Return a name for a state, the same on every rank."""
+    return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
 def _parse_account(content: bytes, place: str) -> Account:
     table = BoundedParquet(pa.BufferReader(content), len(content)).read()
     told = parse_json((table.schema.metadata or {})[_KEY])
@@ -148,16 +172,15 @@ def _parse_account(content: bytes, place: str) -> Account:
     runs = _split_runs(table.select(_SCHEMA.names))
     parts = tuple(_load_part(saved, number, runs) for number, saved in enumerate(told["parts"]))
     _check_parts(parts)
-    unknown = [key for key in runs if key not in _known_keys(parts)]
-    if unknown:
+    known = _list_runs(parts)
+    if unknown := [key for key in runs if key not in known]:
         raise ValueError(f"rows of no part or skip: {unknown[0]}")
     header = Header(**told["header"])
     _check_header(header)
     members = tuple({**one, "selection": _as_tuples(one["selection"])} for one in header.members)
     header = replace(header, selection=_as_tuples(header.selection), members=members)
     account = Account(header=header, parts=parts)
-    broken = find_break(account)
-    if broken:
+    if broken := find_break(account):
         raise ValueError(f"it was changed since: {broken}")
     return account
 
@@ -178,9 +201,14 @@ def _as_parquet(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _listed(part: Part) -> list[tuple[str, int, Runs]]:
-    skipped = [("skipped", number, skip.frames) for number, skip in enumerate(part.skipped)]
-    return [("emitted", _NO_SKIP, part.emitted), ("repeated", _NO_SKIP, part.repeated), *skipped]
+def _list_runs(parts: Sequence[Part]) -> dict[RunKey, Runs]:
+    """Return all runs of the parts by the number of the part, the kind, and the number of the skip."""
+    listed: dict[RunKey, Runs] = {}
+    for number, part in enumerate(parts):
+        listed[number, "emitted", _NO_SKIP] = part.emitted
+        listed[number, "repeated", _NO_SKIP] = part.repeated
+        listed |= {(number, "skipped", place): skip.frames for place, skip in enumerate(part.skipped)}
+    return listed
 
 
 def _part_json(part: Part) -> dict[str, Any]:
@@ -199,9 +227,6 @@ def _part_json(part: Part) -> dict[str, Any]:
         "before": part.before,
         **({"torn": part.torn} if part.torn else {}),
     }
-
-
-RunKey = tuple[int, str, int]
 
 
 def _load_part(saved: Mapping[str, Any], number: int, runs: Mapping[RunKey, Runs]) -> Part:
@@ -232,12 +257,11 @@ def _check_parts(parts: tuple[Part, ...]) -> None:
     seen: set[tuple[Any, ...]] = set()
     for part in parts:
         _check_kinds(part)
-        key = (*part.start_key, part.num_steps)
         if part.epoch < 0:
             raise ValueError(f"{part.describe()}: there is no such epoch")
-        if key in seen:
+        if part.key in seen:
             raise ValueError(f"{part.describe()}: it is there twice")
-        seen.add(key)
+        seen.add(part.key)
 
 
 def _check_kinds(part: Part) -> None:
@@ -269,10 +293,6 @@ def _check_header(header: Header) -> None:
         raise ValueError(f"its header has {odd[0]!r}, which no rank writes there")
 
 
-def _known_keys(parts: tuple[Part, ...]) -> set[RunKey]:
-    return {(number, kind, skip) for number, part in enumerate(parts) for kind, skip, _ in _listed(part)}
-
-
 def _split_runs(table: pa.Table) -> dict[RunKey, Runs]:
     """Return the runs of every part and kind; raise if they are not in the form that ranks write."""
     kinds = table.column("kind").cast(pa.string())
@@ -300,3 +320,109 @@ def _as_tuples(selection: Mapping[str, Any]) -> dict[str, Any]:
         return tuple(map(change, value)) if isinstance(value, list) else value
 
     return {name: change(value) for name, value in selection.items()}
+
+
+def write_rank_account(folder: Path, account: Account, rank: int, world_size: int) -> None:
+    """Write the account of one rank into raypipe's folder of a checkpoint.
+
+    The previous account stays beside it, in `BEFORE_FOLDER`: until rank 0 writes the new state, the state in the folder
+    belongs to that one, and however often ranks die, the file that leads to this state stays. The rank copies it and
+    does not move it, so that it leaves a newest file even if it dies here; without one, the file would count as lost.
+    Rank 0 moves files of another number of ranks there, and removes them when the state has moved on.
+    """
+    accounts = folder / ACCOUNTS / account.header.name
+    path, before = accounts / account_name(rank, world_size), accounts / BEFORE_FOLDER
+    state = state_of_saved(_read_saved(pyarrow.fs.LocalFileSystem(), str(folder / f"{account.header.name}.json")))
+    if rank == 0:
+        _put_aside(accounts, before, path.name.partition("-of-")[2], state)
+    if path.exists() and not _is_needed(before / path.name, state):
+        before.mkdir(exist_ok=True)
+        copied = before / f"{path.name}.new"
+        shutil.copyfile(path, copied)
+        copied.replace(before / path.name)
+    write_account(path, account)
+
+
+def _put_aside(accounts: Path, before: Path, ending: str, state: Mapping[str, Any]) -> None:
+    """Move the files of another number of ranks aside, and remove those moved earlier unless they lead to `state`."""
+    for old in before.glob("rank-*.parquet"):
+        if not old.name.endswith(ending) and not _is_needed(old, state):
+            old.unlink(missing_ok=True)
+    for old in accounts.glob("rank-*.parquet"):
+        if old.name.endswith(ending):
+            continue
+        if _is_needed(before / old.name, state):
+            old.unlink(missing_ok=True)
+        else:
+            before.mkdir(exist_ok=True)
+            old.replace(before / old.name)
+
+
+def _is_needed(path: Path, state: Mapping[str, Any]) -> bool:
+    """Return whether a file leads to the state in the folder, which rank 0 has not overwritten yet."""
+    if not state:
+        return False
+    try:
+        told = parse_json((pq.read_schema(path).metadata or {})[_KEY])
+        return bool(told["header"]["state"] == state)
+    except Exception as error:
+        if not is_data_fault(error):
+            raise
+        return False
+
+
+def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str) -> tuple[Part, ...]:
+    """Return what all ranks had handed over when they wrote a checkpoint; empty if they wrote no account.
+
+    Also reads the accounts beside the checkpoint, of ranks that put nothing into it. If an account is damaged, this
+    warns and returns nothing, and the run continues without it.
+
+    Args:
+        filesystem: file system of the checkpoint.
+        folder: raypipe's folder in the checkpoint.
+        name: the loader's name.
+    """
+    try:
+        saved = retry_transient(lambda: _read_saved(filesystem, f"{folder}/{name}.json"))
+        files = retry_transient(lambda: _read_files(filesystem, folder, name, saved))
+        if not files.names and not saved.get(HEAD):
+            return ()
+        found = gather_account(files, saved)
+    except (RaypipeError, OSError) as error:
+        warnings.warn(f"the account of this run begins anew: {error}", stacklevel=2)
+        return ()
+    if found.problem:
+        warnings.warn(f"the account of this run begins anew: {found.problem}", stacklevel=2)
+        return ()
+    if saved.get(HEAD) and found.account.missing_ranks:
+        ranks = ", ".join(map(str, found.account.missing_ranks))
+        warnings.warn(f"the account of this run lacks what rank {ranks} did: the file is lost", stacklevel=2)
+    return found.account.parts
+
+
+def _read_saved(filesystem: pyarrow.fs.FileSystem, path: str) -> dict[str, Any]:
+    """Return a state with the head of its account; empty if the file is missing or damaged, which others report."""
+    try:
+        with filesystem.open_input_file(path) as file:
+            saved = parse_json(file.read())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return saved if isinstance(saved, dict) else {}
+
+
+def _read_files(filesystem: pyarrow.fs.FileSystem, folder: str, name: str, saved: dict[str, Any]) -> CheckpointFiles:
+    here, beside = f"{folder}/{ACCOUNTS}/{name}", f"{folder.rsplit('/', 2)[0]}/{RUN_FOLDER}/{name}/{SAVED_FOLDER}"
+    newest, before = (_read_folder(filesystem, place) for place in (here, f"{here}/{BEFORE_FOLDER}"))
+    told = state_of_saved(saved)
+    states = [told] if told else [account.header.state for account in (newest or before).values()]
+    keys = sorted({state_key(state) for state in states})
+    found = [_read_folder(filesystem, f"{beside}/{key}") for key in keys]
+    return CheckpointFiles(newest, before, {file: one for accounts in found for file, one in accounts.items()})
+
+
+def _read_folder(filesystem: pyarrow.fs.FileSystem, folder: str) -> dict[str, Account]:
+    selector = pyarrow.fs.FileSelector(folder, allow_not_found=True)
+    infos = sorted(filesystem.get_file_info(selector), key=lambda info: str(info.path))
+    return {
+        str(info.base_name): read_account(info.path, filesystem) for info in infos if info.path.endswith(".parquet")
+    }

@@ -1,42 +1,58 @@
-"""Read the accounts that a run left: in its checkpoints, and in the files that its ranks wrote while running.
+"""The accounts of a run: its ranks write them while it goes on, and a reader takes the newest that is complete.
 
 ::
 
-    checkpoint_000003/raypipe/account/train/rank-00000-of-00004.parquet     saved with the state: what counts
-    raypipe-account/train/2026-08-01T10-00-00/rank-00000-of-00004.parquet   by start of the run, newest last
-    raypipe-account/train/saved/0123456789abcdef/rank-00001-of-00004.parquet    by state: completes a checkpoint
+    checkpoint_000003/raypipe/account/train/rank-00000-of-00004.parquet        what led to this checkpoint
+    raypipe-account/train/20260105T101500.000000/rank-00000-of-00004.parquet   what an attempt has done so far
+    raypipe-account/train/saved/0123456789abcdef/rank-00001-of-00004.parquet   what led to a state
+    raypipe-account/train/saved/0123456789abcdef/checkpoint                    marks the state of a checkpoint
 
-Takes the account of the last attempt if all its ranks stopped after the same step, as they do when a run ends, and no
-checkpoint of that attempt goes further; else the account of the newest checkpoint. All other attempts show which frames
-were rolled back.
+A run that resumes from a checkpoint carries on the first. The second show what it handed over after the checkpoint and
+hands over again. The third are of ranks that put nothing into the checkpoint. Such a rank knows about the checkpoint
+only because it has the same state, and because rank 0 left a mark there.
+
+`read_run_account` takes the account of the last attempt if all its ranks stopped after the same step, as they do when a
+run ends, and no checkpoint of that attempt goes further; else the account of the newest checkpoint. All other attempts
+show which frames were rolled back.
 """
 
-import hashlib
-import json
 import os
 import re
-from collections.abc import Mapping
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from raypipe.account.file import load_account
-from raypipe.account.gather import CheckpointFiles, Gathered, gather_account, place_of, state_of_saved
-from raypipe.account.parts import Account, Part, merge_accounts
+import pyarrow as pa
+import pyarrow.fs
+
+from raypipe.account.file import (
+    BEFORE_FOLDER,
+    RUN_FOLDER,
+    SAVED_FOLDER,
+    account_name,
+    load_account,
+    state_key,
+    write_account,
+)
+from raypipe.account.parts import (
+    Account,
+    CheckpointFiles,
+    Gathered,
+    Part,
+    gather_account,
+    merge_accounts,
+    state_of_saved,
+)
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, as_damage, noting, suggest
-from raypipe.storage import Storage, open_storage, retry_transient
+from raypipe.storage import Storage, check_root, login_of, open_filesystem_of, open_storage, retry_transient, take_login
 from raypipe.text import parse_json
 
 CHECKPOINT_FOLDER: Final = "raypipe/account"
 """The folder in a checkpoint with a subfolder per loader name."""
-
-RUN_FOLDER: Final = "raypipe-account"
-"""The folder in a run's folder with a subfolder per loader name, each with one per attempt."""
-
-SAVED_FOLDER: Final = "saved"
-"""The folder beside the attempts for accounts of ranks that put nothing into a checkpoint, by `state_key`."""
-
-BEFORE_FOLDER: Final = "before"
-"""The folder beside the accounts of a checkpoint for those that they replaced."""
 
 DEFAULT_NAME: Final = "train"
 
@@ -46,6 +62,19 @@ _IN_CHECKPOINT: Final = re.compile(
 )
 _IN_RUN: Final = re.compile(rf"^(?:(?P<place>.*)/)?{RUN_FOLDER}/(?P<name>[^/]+)/(?P<attempt>[^/]+)/{_FILE}")
 _SAVED: Final = re.compile(rf"^(?:.*/)?{RUN_FOLDER}/(?P<name>[^/]+)/{SAVED_FOLDER}/(?P<state>[^/]+)/{_FILE}")
+
+_SAVED_KEPT: Final = 4
+"""Accounts to keep beside checkpoints, and as many of other states: more than Ray Train has under way at once."""
+
+_CHECKPOINT_MARK: Final = "checkpoint"
+
+_OF_PYARROW: Final = ("hdfs", "viewfs")
+"""Schemes that pyarrow itself reads and writes; clusters that have them often keep checkpoints there."""
+
+_WRITE_EVERY_S: Final = 2.0
+
+_MOST_OF_TIME: Final = 0.01
+"""The largest share of a training loop's time to spend on writing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +92,113 @@ class RunAccount:
     """Why the account is not complete; empty if it is."""
 
 
-def account_name(rank: int, world_size: int) -> str:
-    """Return the file name of the account of one rank."""
-    return f"rank-{rank:05d}-of-{world_size:05d}.parquet"
+class AccountKeeper:
+    """Writes the account of one rank to a folder of the run, repeatedly."""
+
+    def __init__(self, folder: str, filesystem: pyarrow.fs.FileSystem | None, name: str) -> None:
+        if filesystem is None:
+            filesystem, folder = open_filesystem(folder)
+        self._filesystem = filesystem
+        self._folder = f"{folder}/{RUN_FOLDER}/{name}"
+        self._due_at = 0.0
+        self._has_warned = False
+        self._saved: dict[str, None] = {}
+        self._of_checkpoints: dict[str, None] = {}
+        self._marks: dict[str, None] = {}
+        """Files, the oldest first."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A clock is valid only on this machine.
+        return {**self.__dict__, "_due_at": 0.0}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to write: every 2 s, or less often if writing would take over 1% of the time."""
+        return time.monotonic() > self._due_at
+
+    def write(self, attempt: str, account: Callable[[], Account], rank: int, world_size: int) -> None:
+        """Write the current account of an attempt."""
+        started = time.monotonic()
+        self._write(f"{self._folder}/{attempt}/{account_name(rank, world_size)}", account())
+        now = time.monotonic()
+        self._due_at = now + max(_WRITE_EVERY_S, (now - started) / _MOST_OF_TIME)
+
+    def save(self, account: Account, rank: int, world_size: int) -> None:
+        """Write the account that leads to a state. Keeps the last few, and the last few of checkpoints."""
+        path = f"{self._saved_folder(account.header.state)}/{account_name(rank, world_size)}"
+        if not account.parts and self._is_there(path):
+            # The rank has handed over nothing since it restarted from this state, and the account that led here exists.
+            return
+        self._write(path, account)
+        self._of_checkpoints.pop(path, None)
+        for old in _add_last(self._saved, path, _SAVED_KEPT):
+            # If it belongs to a checkpoint, rank 0 has marked it by now, because ranks report in step.
+            is_of_checkpoint = self._is_there(f"{old.rpartition('/')[0]}/{_CHECKPOINT_MARK}")
+            for gone in _add_last(self._of_checkpoints, old, _SAVED_KEPT) if is_of_checkpoint else [old]:
+                self._delete(gone)
+
+    def mark(self, state: Mapping[str, Any]) -> None:
+        """Mark this state as that of a checkpoint, so that other ranks keep their accounts for it."""
+        path = f"{self._saved_folder(state)}/{_CHECKPOINT_MARK}"
+        with self._warning_once(path):
+            self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+            with self._filesystem.open_output_stream(path) as file:
+                file.write(b"")
+        # Keep twice as many marks as other ranks keep accounts: no rank asks for an older one.
+        for old in _add_last(self._marks, path, 2 * _SAVED_KEPT):
+            self._delete(old)
+
+    def _saved_folder(self, state: Mapping[str, Any]) -> str:
+        return f"{self._folder}/{SAVED_FOLDER}/{state_key(state)}"
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            return bool(self._filesystem.get_file_info(path).type != pyarrow.fs.FileType.NotFound)
+        except Exception:
+            # If in doubt assume that it exists: an extra file is better than a lost account.
+            return True
+
+    def _delete(self, path: str) -> None:
+        with suppress(Exception):
+            self._filesystem.delete_file(path)
+
+    def _write(self, path: str, account: Account) -> None:
+        with self._warning_once(path):
+            write_account(path, account, self._filesystem)
+
+    @contextmanager
+    def _warning_once(self, path: str) -> Iterator[None]:
+        """Warn once if the storage fails, and let the run continue."""
+        try:
+            yield
+        except Exception as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn(f"an account was not written to {path!r}: {type(error).__name__}: {error}", stacklevel=4)
 
 
-def state_key(state: Mapping[str, Any]) -> str:
-    """Return a name for a state, the same on every rank."""
-    return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
+def _add_last(paths: dict[str, None], path: str, most: int) -> list[str]:
+    """Move or add a path to the end; remove and return the first ones beyond `most`."""
+    paths.pop(path, None)
+    paths[path] = None
+    gone = list(paths)[:-most]
+    for old in gone:
+        del paths[old]
+    return gone
+
+
+def open_filesystem(folder: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    """Return the file system of a path or URI, from pyarrow or fsspec, and the path on it."""
+    if "://" not in folder:
+        return pyarrow.fs.LocalFileSystem(), str(Path(folder).expanduser().absolute())
+    # Check before pyarrow sees the URI: pyarrow passes unknown schemes to fsspec.
+    check_root(folder, also=_OF_PYARROW)
+    try:
+        return pyarrow.fs.FileSystem.from_uri(folder)  # type: ignore[no-any-return]
+    except pa.ArrowException:
+        folder = take_login(folder)
+        filesystem, path = open_filesystem_of(folder, login_of(folder))
+        return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(filesystem)), path
 
 
 def read_run_account(folder: str | os.PathLike[str], name: str = "") -> RunAccount:
@@ -99,12 +227,12 @@ def _read_newest(storage: Storage, name: str) -> RunAccount:
     newest = sorted((one for one in sets if not one.attempt), key=lambda one: _position(storage, one), reverse=True)
     further = [one for one in newest if last and _goes_further(storage, one, last[0])]
     chosen, account, problem = _choose(storage, list(dict.fromkeys([*further, *last, *newest])))
-    others = [one for one in attempts if one.folder != chosen.folder]
-    parts = tuple(part for one in others for account in _read_files(storage, one) for part in account.parts)
+    others = [path for one in attempts if one.folder != chosen.folder for path in one.files]
+    parts = tuple(part for path in others for part in _read_file(storage, path).parts)
     return RunAccount(account=account, place=storage.locate(chosen.folder), attempts=parts, problem=problem)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _FileSet:
     """The files of one attempt and world size, or all files of a checkpoint."""
 
@@ -142,15 +270,8 @@ def _find_sets(storage: Storage) -> list[_FileSet]:
             continue
         groups.setdefault(key, []).append(path)
     return [
-        _FileSet(
-            name=name,
-            place=place,
-            folder=folder,
-            attempt=attempt,
-            world_size=world,
-            files=tuple(sorted(files, key=lambda path: (path.count("/"), path))),
-        )
-        for (name, place, folder, attempt, world), files in groups.items()
+        _FileSet(*key, files=tuple(sorted(files, key=lambda path: (path.count("/"), path))))
+        for key, files in groups.items()
     ]
 
 
@@ -185,7 +306,7 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
     problems = []
     for one in candidates:
         try:
-            found = _read_checkpoint(storage, one) if not one.attempt else _read_attempt(storage, one)
+            found = (_read_attempt if one.attempt else _read_checkpoint)(storage, one)
         except DatasetError:
             raise
         except RaypipeError as error:
@@ -195,16 +316,12 @@ def _choose(storage: Storage, candidates: list[_FileSet]) -> tuple[_FileSet, Acc
         problem = _find_problem(one, found)
         if problem:
             incomplete.append((one, found.account, problem))
-        elif not any(_is_behind(found.account, lost) for files, lost, _ in incomplete if not files.attempt):
+        elif not any(found.account.place < lost.place for files, lost, _ in incomplete if not files.attempt):
             return one, found.account, ""
     if incomplete:
         # An account that lost a file can still be checked: the frames of that rank are missing. Prefer checkpoints.
         return min(incomplete, key=lambda item: bool(item[0].attempt))
     raise RaypipeError(f"no account in {storage.uri!r} can be checked: {'; '.join(problems[:3])}")
-
-
-def _is_behind(account: Account, other: Account) -> bool:
-    return place_of(account.header.order_state) < place_of(other.header.order_state)
 
 
 def _find_problem(files: _FileSet, found: Gathered) -> str:
@@ -222,7 +339,7 @@ def _find_problem(files: _FileSet, found: Gathered) -> str:
 
 
 def _read_attempt(storage: Storage, files: _FileSet) -> Gathered:
-    account = merge_accounts(_read_files(storage, files))
+    account = merge_accounts(_read_file(storage, path) for path in files.files)
     return Gathered(account=account, world_size=files.world_size, num_files=len(files.files))
 
 
@@ -238,12 +355,11 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
     state = state_of_saved(saved) or _read_file(storage, files.files[0]).header.state
     newest = [path for path in files.files if path.rpartition("/")[0] == files.folder]
     before = [path for path in files.files if path not in newest]
-    beside = _find_beside(storage, files.name, state_key(state))
+    wanted = (files.name, state_key(state))
+    saves = ((path, _SAVED.match(path)) for path in storage.list_files())
+    beside = [path for path, match in saves if match and (match["name"], match["state"]) == wanted]
     found = CheckpointFiles(
-        **{
-            kind: {path.rpartition("/")[2]: _read_file(storage, path) for path in paths}
-            for kind, paths in (("newest", newest), ("before", before), ("beside", beside))
-        }
+        *({path.rpartition("/")[2]: _read_file(storage, path) for path in paths} for paths in (newest, before, beside))
     )
     try:
         gathered = gather_account(found, saved)
@@ -271,19 +387,8 @@ def _read_saved(storage: Storage, path: str) -> dict[str, Any]:
         raise ValueError(f"{saved!r} is no JSON object of a state")
 
 
-def _find_beside(storage: Storage, name: str, state: str) -> list[str]:
-    """Return the files for a state by ranks that put nothing into the checkpoint."""
-    matches = ((path, _SAVED.match(path)) for path in storage.list_files())
-    return [path for path, match in matches if match and (match["name"], match["state"]) == (name, state)]
-
-
 def _position(storage: Storage, files: _FileSet) -> tuple[int, int]:
-    """Return the place of an account's state."""
-    return place_of(_read_file(storage, files.files[0]).header.order_state)
-
-
-def _read_files(storage: Storage, files: _FileSet) -> list[Account]:
-    return [_read_file(storage, name) for name in files.files]
+    return _read_file(storage, files.files[0]).place
 
 
 def _read_file(storage: Storage, name: str) -> Account:

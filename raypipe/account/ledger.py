@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from raypipe.account.frames import Runs, add_runs, count_values, empty_runs
 from raypipe.account.parts import Part, RankRecord, Skip, merge_skips
-from raypipe.account.runs import Runs, add_runs, count_values, empty_runs
 from raypipe.errors import RaypipeError
 from raypipe.plan import Ints, WorldPlan
 
@@ -26,18 +26,6 @@ _VALUES_PER_RUN: Final = 4
 """With many runs, wait for this many values per run before the next sort, which is the costly part."""
 
 _LITTLE: Final = np.dtype("<i8")
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """Planned frames of one episode that a batch lacks because they are bad data."""
-
-    dataset: int
-    episode: int
-    numbers: Ints
-    """Frames on the axis of accounts, without planned repeats."""
-
-    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +39,15 @@ class Handed:
     """(B,) frames that were emitted before: repeats of the tail, or a stand-in for a batch of bad data."""
 
     lanes: Ints
-    """Lane of every planned frame, holes included and repeats not."""
+    """Lane of every planned frame, skipped ones included and repeats not."""
 
-    holes: tuple[Hole, ...] = ()
+    skipped: tuple[Skip, ...] = ()
+    """Planned frames that the batch lacks, without planned repeats."""
 
     @property
     def num_skipped(self) -> int:
         """Number of planned frames that the batch lacks."""
-        return sum(len(hole.numbers) for hole in self.holes)
+        return sum(skip.frames.num_values for skip in self.skipped)
 
 
 class FrameDigest:
@@ -232,7 +221,7 @@ class _Entry(NamedTuple):
     emitted: bytes
     repeated: bytes
     lanes: Ints
-    skips: tuple[Skip, ...]
+    skipped: tuple[Skip, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +256,7 @@ class _Sums:
             num_frames=self.num_frames + sum(len(entry.emitted) for entry in entries) // _LITTLE.itemsize,
             emitted=_add_values(self.emitted, [entry.emitted for entry in entries]),
             repeated=_add_values(self.repeated, [entry.repeated for entry in entries]),
-            skipped=merge_skips([*self.skipped, *(skip for entry in entries for skip in entry.skips)]),
+            skipped=merge_skips([*self.skipped, *(skip for entry in entries for skip in entry.skipped)]),
         )
 
 
@@ -275,12 +264,7 @@ def _make_entry(handed: Handed) -> _Entry:
     numbers, repeated = np.asarray(handed.numbers, dtype=_LITTLE), b""
     if handed.is_repeat.any():
         numbers, repeated = numbers[~handed.is_repeat], numbers[handed.is_repeat].tobytes()
-    return _Entry(numbers.tobytes(), repeated, handed.lanes, tuple(_skip(hole) for hole in handed.holes))
-
-
-def _skip(hole: Hole) -> Skip:
-    why = hole.why.strip().splitlines()[0] if hole.why.strip() else "no reason was given"
-    return Skip(dataset=int(hole.dataset), episode=int(hole.episode), frames=count_values(hole.numbers), why=why)
+    return _Entry(numbers.tobytes(), repeated, handed.lanes, handed.skipped)
 
 
 def _add_values(runs: Runs, contents: list[bytes]) -> Runs:

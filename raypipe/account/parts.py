@@ -13,20 +13,52 @@ in the batches, never from the plan: otherwise the two could not differ.
             repeated  runs: repeats of the tail, and stand-ins for batches of bad data
             skipped   runs by episode, with the reason
             ranks     for each: frames, frames per lane, and a digest of their order
+
+**Seals.** Digests chain the parts of an account, so that a reader detects changed or missing ones. A rank seals its
+account when it takes it; a checkpoint has the head of rank 0's account beside the state.
+
+::
+
+    origin      digest of dataset and seed
+    part 0      before = origin
+    part 1      before = digest of (origin, part 0)
+    part 2      before = digest of (part 1's before, part 1)
+    header      head   = digest of (part 2's before, part 2, the header)
+
+Changing, moving, removing or inserting a part breaks the chain from there on, and so does changing the header. The
+chain has no secret: if someone rewrites all of it, only the check against the plan can find out, as far as the plan can
+tell. Accounts from before the chain existed have none; they are read without this check.
+
+**Torn checkpoints.** A checkpoint written over an earlier one may be torn: a rank died before it wrote its file, or
+rank 0 died before it wrote the state. Every rank keeps the file that leads to the state in the folder, so a state that
+was not overwritten has all its files. If the state is new, but the newest file of a rank leads to an earlier state of
+the same run, that rank has no record of the last steps. The account notes this: only those steps cannot be proved. A
+death never makes a rank lose its newest file, or leaves a file of another run, of a later state or of another rank.
+Those are problems.
+
+::
+
+    state     step 10                        step 20
+    rank 0    before: 10    now: 20          before: 10    now: 20
+    rank 1                  now: 10                        now: 10
+              all of step 10 is there        rank 1 has no record of steps 10 to 19: torn
 """
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
-from raypipe.account.runs import Runs, add_runs, runs_once
+from raypipe.account.frames import Runs, add_runs, count_values, runs_once
 from raypipe.errors import RaypipeError
-from raypipe.plan import Leg, OrderSpec, OrderState
+from raypipe.plan import Ints, Leg, OrderSpec, OrderState
 from raypipe.text import counted
+
+HEAD: Final = "account"
+"""The key beside a state in a checkpoint that holds the head of rank 0's account chain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +72,12 @@ class Skip:
 
     why: str
     """The first line of the error."""
+
+    @classmethod
+    def of(cls, dataset: int, episode: int, numbers: Ints, why: str) -> "Skip":
+        """Return the skip of frames on the axis of accounts, for the text of an error."""
+        lines = why.strip().splitlines() or ["no reason was given"]
+        return cls(dataset=dataset, episode=episode, frames=count_values(numbers), why=lines[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +131,7 @@ class Part:
     """Ranks that died before they wrote the part although the state was saved. What they did cannot be proved."""
 
     before: str = field(default="", compare=False)
-    """Digest of everything before it in its account; see `raypipe.account.seal`."""
+    """Digest of everything before it in its account: its seal."""
 
     listed: tuple[tuple[int, Runs], ...] = field(default=(), compare=False)
     """In a merged part: by rank, the frames in that rank's own file, including skipped ones."""
@@ -103,20 +141,18 @@ class Part:
         """Digest of everything in the part except `before`."""
         skips = [(skip.dataset, skip.episode, skip.why) for skip in self.skipped]
         runs = [self.emitted, self.repeated, *(skip.frames for skip in self.skipped)]
-        told = [self.epoch, list(map(astuple, self.legs)), self.spec.to_dict(), self.selection, self.world_size]
-        told += [
-            self.per_lane,
-            self.num_steps,
-            list(map(astuple, self.ranks)),
-            self.attempt,
-            self.turn,
-            skips,
-            self.torn,
-        ]
+        legs, ranks = list(map(astuple, self.legs)), list(map(astuple, self.ranks))
+        told = [self.epoch, legs, self.spec.to_dict(), self.selection, self.world_size, self.per_lane, self.num_steps]
+        told += [ranks, self.attempt, self.turn, skips, self.torn]
         digest = hashlib.blake2b(json.dumps([*told, list(map(len, runs))], sort_keys=True).encode(), digest_size=16)
         for column in (column for one in runs for column in (one.start, one.stop, one.times)):
             digest.update(column.astype("<i8").tobytes())
         return digest.hexdigest()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Identifies the part: its start and its number of steps. Equal on all ranks."""
+        return (*self.start_key, self.num_steps)
 
     @property
     def start_key(self) -> tuple[Any, ...]:
@@ -162,7 +198,7 @@ class Header:
     """Name, root and selection fields of every dataset of a mixture; then `root` and `selection` are empty."""
 
     head: str = field(default="", compare=False)
-    """Digest of the account of one rank, this header included; see `raypipe.account.seal`."""
+    """Digest of the account of one rank, this header included: its seal."""
 
     @property
     def order_state(self) -> OrderState:
@@ -176,6 +212,12 @@ class Account:
 
     header: Header
     parts: tuple[Part, ...]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """How far its state is: the epoch, and the frames emitted in it."""
+        state = self.header.order_state
+        return state.epoch, sum(leg.lanes * leg.frames_per_lane for leg in state.legs)
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
@@ -193,7 +235,7 @@ def merge_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
     """
     groups: dict[tuple[Any, ...], list[Part]] = {}
     for part in parts:
-        groups.setdefault((*part.start_key, part.num_steps), []).append(part)
+        groups.setdefault(part.key, []).append(part)
     return tuple(_merge_group(group) for group in groups.values())
 
 
@@ -263,3 +305,171 @@ def _without_copies(parts: list[Part]) -> list[Part]:
         if not any(set(part.ranks) <= set(other.ranks) for other in kept):
             kept.append(part)
     return [part for part in parts if any(part is one for one in kept)]
+
+
+def seal_account(header: Header, parts: Sequence[Part]) -> Account:
+    """Return the account of these parts with their digest chain."""
+    before = _digest("", [header.state.get("fingerprint"), header.state.get("seed"), header.name])
+    chained = []
+    for part in parts:
+        chained.append(replace(part, before=before))
+        before = _digest(before, part.digest)
+    told = [header.root, header.selection, header.state, header.name, list(header.members)]
+    return Account(header=replace(header, head=_digest(before, told)), parts=tuple(chained))
+
+
+def find_break(account: Account) -> str:
+    """Return in words where an account differs from its seal; empty if nowhere, or if it never had a chain."""
+    if not account.header.head and not any(part.before for part in account.parts):
+        return ""
+    sealed = seal_account(account.header, account.parts)
+    for part, right in zip(account.parts, sealed.parts, strict=True):
+        if part.before != right.before:
+            return f"what comes before {part.describe()} is not what was recorded before it"
+    return "" if account.header.head == sealed.header.head else "its header or its last part is not what was recorded"
+
+
+def _digest(before: str, content: Any) -> str:
+    return hashlib.blake2b(json.dumps([before, content], sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """The accounts that ranks wrote for a checkpoint, by file name."""
+
+    newest: Mapping[str, Account]
+    before: Mapping[str, Account]
+    """Those that the newest replaced, and those of another number of ranks that rank 0 put aside."""
+
+    beside: Mapping[str, Account]
+    """Those for its state by ranks that put nothing into the checkpoint."""
+
+    @property
+    def names(self) -> list[str]:
+        """All file names, ascending."""
+        return sorted({*self.newest, *self.before, *self.beside})
+
+    def of(self, name: str) -> list[Account]:
+        """Return the accounts with this file name, the newest first."""
+        return [found[name] for found in (self.newest, self.before, self.beside) if name in found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """An account, and the problem with its files, if any."""
+
+    account: Account
+    world_size: int
+    num_files: int
+    """Ranks that have a file. A rank whose newest file is lost does not count, even if an earlier one is left."""
+
+    problem: str = ""
+
+
+def gather_account(files: CheckpointFiles, saved: Mapping[str, Any]) -> Gathered:
+    """Return the account of all ranks that leads to a state.
+
+    Args:
+        files: all files, of any number of ranks.
+        saved: the checkpoint's state with its head. Without a head the newest file decides the state.
+
+    Raises:
+        RaypipeError: no file of rank 0 leads to the state, or two files have the record of the same rank.
+    """
+    first = _find_first(files, state_of_saved(saved))
+    if first is None:
+        raise RaypipeError(
+            "no file of rank 0 leads to the state of the checkpoint: it is lost, or one of the two was changed"
+        )
+    name, account = first
+    mine = [other for other in files.names if _world_of(other) == _world_of(name)]
+    state, head = account.header.state, account.header.head
+    leading = {other: one for other in mine for one in files.of(other)[::-1] if one.header.state == state}
+    left = [other for other in mine if other in files.newest] or mine
+    torn = {other: files.of(other)[:1] for other in left if other not in leading}
+    gathered = _add_torn(merge_accounts(leading.values()), [one for found in torn.values() for one in found])
+    problems = [
+        _find_other_head(saved, head) if _rank_of(name) == 0 else "",
+        *(_find_other_rank(other, one) for other, one in leading.items()),
+        *(_find_other_rank(other, one) or _find_untorn(other, one, account) for other, (one,) in torn.items()),
+    ]
+    return Gathered(
+        account=gathered,
+        world_size=int(_world_of(name).partition(".")[0]),
+        num_files=len(leading) + len(torn),
+        problem=next(filter(None, problems), ""),
+    )
+
+
+def state_of_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of a checkpoint without the head of its account; empty if it has no head."""
+    return {key: value for key, value in saved.items() if key != HEAD} if saved.get(HEAD) else {}
+
+
+def _find_first(files: CheckpointFiles, state: Mapping[str, Any]) -> tuple[str, Account] | None:
+    """Return the file of the first rank; of two world sizes, the one that carries more earlier records."""
+    firsts = {_world_of(name): name for name in reversed(files.names)}
+    found = [
+        (name, account)
+        for name in firsts.values()
+        for account in (files.of(name) if state else files.of(name)[:1])
+        if account.header.state == (state or account.header.state)
+    ]
+    return max(found, key=lambda item: sum(len(part.ranks) for part in item[1].parts), default=None)
+
+
+def _world_of(name: str) -> str:
+    return name.rpartition("-of-")[2]
+
+
+def _rank_of(name: str) -> int:
+    return int(name.partition("-of-")[0].removeprefix("rank-"))
+
+
+def _find_other_head(saved: Mapping[str, Any], head: str) -> str:
+    """Return the problem if the checkpoint's head is missing or not that of its files; else an empty string."""
+    told = saved.get(HEAD, "")
+    if not saved or told == head:
+        return ""
+    if not told:
+        return f"the state of the checkpoint lacks the head of its account, which is {head}: it was changed"
+    return f"the checkpoint was saved with an account whose head is {told}, and that of its files is {head!r}"
+
+
+def _find_other_rank(name: str, account: Account) -> str:
+    """Return the problem if a rank's file has the record of another rank, which only rank 0's may; else empty."""
+    mine = _rank_of(name)
+    others = {record.rank for part in account.parts for record in part.ranks} - {mine} if mine else set()
+    return f"{name} holds the record of rank {min(others)}: it is the file of another rank" if others else ""
+
+
+def _find_untorn(name: str, account: Account, first: Account) -> str:
+    """Return why a file that does not lead to the state cannot come from a dead rank; `first` leads to it."""
+    mine, theirs = account.header, first.header
+    # A mixture may change between epochs, which changes its fingerprint.
+    for key in ("seed",) if "mixture" in theirs.state else ("seed", "fingerprint"):
+        if mine.state.get(key) != theirs.state.get(key):
+            return f"{name} is of another run: its {key} is {mine.state.get(key)!r}, not {theirs.state.get(key)!r}"
+    if mine.name != theirs.name:
+        return f"{name} is of a loader {mine.name!r}, not {theirs.name!r}"
+    here, there = account.place, first.place
+    if here > there:
+        return f"{name} leads to a later state than that of the checkpoint"
+    lasts = [{part.key for part in one.parts[-1:]} for one in (account, first)]
+    if here < there and lasts[0] & lasts[1]:
+        return f"{name} has all steps up to the state, and the header of an earlier one: it was changed"
+    return ""
+
+
+def _add_torn(account: Account, torn: Sequence[Account]) -> Account:
+    """Return the account with the records of the same parts from torn files; those ranks have no record of the rest."""
+    known = {part.key for part in account.parts}
+    theirs = [part for one in torn for part in one.parts]
+    ranks = {record.rank for part in theirs for record in part.ranks if len(part.ranks) == 1}
+    parts = merge_parts([*account.parts, *(part for part in theirs if part.key in known)])
+    return replace(
+        account,
+        parts=tuple(
+            replace(part, torn=(*part.torn, *(rank for rank in part.missing_ranks if rank in ranks))) for part in parts
+        ),
+    )

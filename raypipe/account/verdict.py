@@ -9,32 +9,162 @@ if it has not, and those of ranks whose record a torn checkpoint lost. The verdi
 doubled, foreign or out of order.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
-from raypipe.account.axis import FrameAxis
-from raypipe.account.chain import (
+from raypipe.account.frames import (
+    FrameAxis,
+    FrameRange,
+    Runs,
+    add_runs,
+    empty_runs,
+    intersect_runs,
+    keep_values,
+    subtract_runs,
+    unite_runs,
+)
+from raypipe.account.parts import Account, Part, Skip, merge_skips
+from raypipe.account.replay import (
     Chain,
+    Link,
+    Replay,
     another_order,
+    check_part,
     drop_later_epochs,
-    end_legs,
-    is_finished,
     keep_parts,
     link_parts,
-    order_fields,
     order_of,
 )
-from raypipe.account.epoch_verdict import EpochVerdict, SkippedFrames
-from raypipe.account.part_check import check_part
-from raypipe.account.parts import Account, Part, Skip, merge_skips
-from raypipe.account.replay import Replay
-from raypipe.account.runs import Runs, add_runs, empty_runs, intersect_runs, keep_values, subtract_runs, unite_runs
 from raypipe.errors import ResumeError
 from raypipe.plan import EpisodeIndex, OrderSpec, OrderState
 from raypipe.text import counted, either
+
+_MAX_SHOWN: Final = 20
+"""Most lines of each kind in `EpochVerdict.describe`; the JSON has all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedFrames:
+    """Frames of an episode that were left out, with the reason."""
+
+    dataset: str
+    episode: int
+    frames: tuple[FrameRange, ...]
+    why: str
+
+    @property
+    def num_frames(self) -> int:
+        """Number of frames left out."""
+        return sum(frames.num_frames for frames in self.frames)
+
+    def describe(self) -> str:
+        """Return the frames and the reason in words."""
+        place = f"episode {self.episode}" + (f" of {self.dataset!r}" if self.dataset else "")
+        return f"{place}: {counted(self.num_frames, 'frame')}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochVerdict:
+    """What happened to the frames of one epoch."""
+
+    epoch: int
+    is_finished: bool
+    num_frames: int
+    """Frames of the epoch according to the selection."""
+
+    num_emitted: int
+    num_repeated: int
+    num_left_over: int = 0
+    """Frames that could not be divided equally among the ranks, or that ``tail="drop"`` leaves."""
+
+    num_to_come: int = 0
+    num_rolled_back: int = 0
+    """Frames handed over after a state to which the run went back; they were, or will be, handed over again. There may
+    be more: a rank cannot record what it did in the last 2 s or so before a SIGKILL."""
+
+    num_unrecorded: int = 0
+    """Frames of steps that the state counts, but whose ranks died before they wrote their part of the checkpoint."""
+
+    skipped: tuple[SkippedFrames, ...] = ()
+
+    missing: tuple[FrameRange, ...] = ()
+    doubled: tuple[FrameRange, ...] = ()
+    foreign: tuple[FrameRange, ...] = ()
+    """Frames that the dataset does not have, or that the selection leaves out."""
+
+    out_of_order: tuple[str, ...] = ()
+    missing_ranks: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
+    """Places where a part does not begin at the end of the one before."""
+
+    unchecked: str = ""
+    """Why the epoch cannot be checked, where the run chose its frames otherwise than the later epochs: then the counts
+    are of what was recorded, and of what is wrong only that is told which needs no plan."""
+
+    @property
+    def num_skipped(self) -> int:
+        """Frames left out as bad data."""
+        return sum(skip.num_frames for skip in self.skipped)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether anything is not as it should be."""
+        wrong = (self.missing, self.doubled, self.foreign, self.out_of_order, self.missing_ranks, self.gaps)
+        return any(wrong)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every frame is accounted for exactly once, and all were handed over in the order of the plan."""
+        return not self.is_wrong and not self.unchecked
+
+    def describe(self) -> tuple[str, ...]:
+        """Return the verdict as lines: a summary, then what was skipped and what is wrong."""
+        return (
+            f"epoch {self.epoch}: {self._summary()}",
+            *_shown(
+                "rolled back", [f"at least {counted(self.num_rolled_back, 'frame')}"] if self.num_rolled_back else []
+            ),
+            *_shown("skipped", [skip.describe() for skip in self.skipped]),
+            *_shown("missing", [frames.describe() for frames in self.missing]),
+            *_shown("doubled", [frames.describe() for frames in self.doubled]),
+            *_shown("foreign", [frames.describe() for frames in self.foreign]),
+            *_shown("out of order", self.out_of_order),
+            *_shown("missing ranks", self.missing_ranks),
+            *_shown("gap", self.gaps),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as a JSON object."""
+        return {**asdict(self), "num_skipped": self.num_skipped, "is_exact": self.is_exact}
+
+    def _summary(self) -> str:
+        if self.unchecked and not self.is_wrong:
+            return f"cannot be checked: {self.unchecked}"
+        if self.is_exact:
+            so_far = "" if self.is_finished else " so far"
+            unproved = f", {self.num_unrecorded:,} without a record: a torn checkpoint" if self.num_unrecorded else ""
+            return (
+                f"exactly once{so_far}: {self.num_emitted:,} of {counted(self.num_frames, 'frame')} emitted{unproved}"
+            )
+        found = []
+        for word, frames in (("missing", self.missing), ("doubled", self.doubled), ("foreign", self.foreign)):
+            if frames:
+                found.append(f"{counted(sum(one.num_frames for one in frames), 'frame')} {word}")
+        for word, lines in (("out of order", self.out_of_order), ("without a rank", self.missing_ranks)):
+            if lines:
+                found.append(f"{len(lines)} {word}")
+        rest = f"; the rest cannot be checked: {self.unchecked}" if self.unchecked else ""
+        gaps = [counted(len(self.gaps), "gap")] if self.gaps else []
+        return "NOT exactly once: " + ", ".join([*found, *gaps]) + rest
+
+
+def _shown(word: str, lines: Sequence[str]) -> list[str]:
+    more = len(lines) - _MAX_SHOWN
+    return [f"  {word}: {line}" for line in lines[:_MAX_SHOWN]] + ([f"  {word}: and {more} more"] if more > 0 else [])
 
 
 def check_account(
@@ -65,7 +195,7 @@ def check_account(
     rolled_back = _rolled_back(account.parts, [part for part in attempts if part.epoch >= since])
     parts, dropped = drop_later_epochs(account.parts, state)
     for part in dropped:
-        rolled_back[part.epoch] = add_runs(rolled_back.get(part.epoch, empty_runs()), part.emitted)
+        rolled_back[part.epoch] = add_runs(rolled_back[part.epoch], part.emitted)
     begun = _begun_epochs(parts, state, since)
     last = max(begun, default=-1)
     # If no part of the last epoch has this selection, the account may give a wrong one: then check every epoch.
@@ -74,7 +204,7 @@ def check_account(
     for epoch in sorted({*begun, *rolled_back}):
         own = tuple(part for part in parts if part.epoch == epoch)
         if is_borne_out and epoch < last and own and all(part.selection != replay.selection for part in own):
-            verdicts.append(_unchecked(own, replay, rolled_back.get(epoch, empty_runs()), state))
+            verdicts.append(_unchecked(own, replay, rolled_back[epoch], state))
             continue
         chain = link_parts(own, replay)
         end_gap = _check_end(chain, state, replay) if epoch == last else ""
@@ -82,7 +212,7 @@ def check_account(
         spec = chain.links[0].part.spec if chain.links else state.spec
         gaps = tuple(_find_other_seeds([link.part for link in chain.links], state)) + ((end_gap,) if end_gap else ())
         check = _EpochCheck(epoch=epoch, chain=chain, replay=replay, spec=spec, is_left=is_left, gaps=gaps)
-        verdicts.append(check.verdict(rolled_back.get(epoch, empty_runs())))
+        verdicts.append(check.verdict(rolled_back[epoch]))
     return tuple(verdicts)
 
 
@@ -100,8 +230,6 @@ def _unchecked(parts: Sequence[Part], replay: Replay, rolled_back: Runs, state: 
         num_frames=num_emitted,
         num_emitted=num_emitted,
         num_repeated=sum(part.repeated.num_values for part in parts),
-        num_left_over=0,
-        num_to_come=0,
         num_rolled_back=rolled_back.num_values,
         missing_ranks=tuple(_name_missing_ranks(kept)),
         gaps=(*_find_other_seeds(kept, state), *mixed),
@@ -126,7 +254,8 @@ class _EpochCheck:
     def verdict(self, attempted: Runs) -> EpochVerdict:
         axis, links = self.replay.axis, self.chain.links
         left_over, to_come, unfinished = self._rest
-        emitted, skips, unrecorded = self._emitted, self._skips, self._unrecorded
+        emitted = add_runs(*(subtract_runs(link.part.emitted, out) for link, out in self._links))
+        skips, unrecorded = self._skips, self._unrecorded
         total = add_runs(emitted, *(skip.frames for skip in skips), left_over, to_come, unrecorded)
         surplus = subtract_runs(total, self._expected)
         doubled = keep_values(surplus, self._expected)
@@ -155,25 +284,21 @@ class _EpochCheck:
         return self.replay.axis.expected(self.replay.index, self.spec, self.epoch)
 
     @cached_property
-    def _uncounted(self) -> tuple[Runs, ...]:
-        """Per part, the frames of the steps that do not count because the run went back before them."""
-        return tuple(
-            empty_runs()
-            if link.num_steps == link.part.num_steps
-            else self.replay.frames(link.part, link.num_steps, link.part.num_steps)
+    def _links(self) -> list[tuple[Link, Runs]]:
+        """The links, each with the frames of the steps that do not count because the run went back before them."""
+        return [
+            (link, self.replay.frames(link.part, link.num_steps, link.part.num_steps))
+            if link.num_steps < link.part.num_steps
+            else (link, empty_runs())
             for link in self.chain.links
-        )
-
-    @cached_property
-    def _emitted(self) -> Runs:
-        pairs = zip(self.chain.links, self._uncounted, strict=True)
-        return add_runs(*(subtract_runs(link.part.emitted, out) for link, out in pairs))
+        ]
 
     @cached_property
     def _skips(self) -> list[Skip]:
-        pairs = zip(self.chain.links, self._uncounted, strict=True)
         every = [
-            replace(skip, frames=subtract_runs(skip.frames, out)) for link, out in pairs for skip in link.part.skipped
+            replace(skip, frames=subtract_runs(skip.frames, out))
+            for link, out in self._links
+            for skip in link.part.skipped
         ]
         return [skip for skip in every if skip.frames]
 
@@ -194,7 +319,7 @@ class _EpochCheck:
         if last.error:
             return nothing, nothing, ""
         rest = self.replay.frames_after(last.part, last.num_steps)
-        if is_finished(last, self.replay):
+        if last.is_finished(self.replay):
             return rest, nothing, ""
         if self.is_left:
             return nothing, nothing, f"the run left epoch {self.epoch} before its end"
@@ -204,7 +329,7 @@ class _EpochCheck:
         """Yield the frames that the run handed over and later went back before."""
         for part in self.chain.rolled_back:
             yield part.emitted
-        for link, out in zip(self.chain.links, self._uncounted, strict=True):
+        for link, out in self._links:
             yield intersect_runs(link.part.emitted, out)
 
     def _check_parts(self) -> Iterator[str]:
@@ -236,27 +361,19 @@ def _find_other_seeds(parts: Sequence[Part], state: OrderState) -> Iterator[str]
 def _check_end(chain: Chain, state: OrderState, replay: Replay) -> str:
     """Return the problem between the last part and the state at which the account claims to end."""
     ends: tuple[int, tuple[Any, ...]] = (state.epoch, ())
-    if chain.links:
-        last = chain.links[-1]
-        if last.error:
-            return ""
-        ends = (last.part.epoch + 1, ()) if is_finished(last, replay) else (last.part.epoch, end_legs(last, replay))
-    if ends == (state.epoch, state.legs):
-        return _find_other_order(chain, state)
-    return (
-        f"the parts lead up to epoch {ends[0]}, {_words(ends[1])}, and the state of the account is at epoch "
-        f"{state.epoch}, {_words(state.legs)}"
-    )
-
-
-def _find_other_order(chain: Chain, state: OrderState) -> str:
-    """Return in words how the state's order differs from that of the parts of its epoch."""
-    if not state.legs or not chain.links:
+    last = chain.links[-1] if chain.links else None
+    if last and last.error:
         return ""
-    part = chain.links[-1].part
-    if (order_fields(part.spec), part.selection) == (order_fields(state.spec), state.selection):
-        return ""
-    return f"the state of the account has another order or selection than {part.describe()}"
+    if last:
+        ends = (last.part.epoch + 1, ()) if last.is_finished(replay) else (last.part.epoch, last.end_legs(replay))
+    if ends != (state.epoch, state.legs):
+        return (
+            f"the parts lead up to epoch {ends[0]}, {_words(ends[1])}, and the state of the account is at epoch "
+            f"{state.epoch}, {_words(state.legs)}"
+        )
+    if last and state.legs and order_of(last.part) != order_of(state):
+        return f"the state of the account has another order or selection than {last.part.describe()}"
+    return ""
 
 
 def _words(legs: Sequence[Any]) -> str:
@@ -267,20 +384,19 @@ def _words(legs: Sequence[Any]) -> str:
     return f"after {words}" if words else "at its start"
 
 
-def _rolled_back(parts: Sequence[Part], attempts: Sequence[Part]) -> dict[int, Runs]:
+def _rolled_back(parts: Sequence[Part], attempts: Sequence[Part]) -> defaultdict[int, Runs]:
     """Return, by epoch, the frames that attempts handed over and the account lacks."""
-    groups: dict[tuple[Any, ...], Runs] = {}
+    groups: defaultdict[tuple[Any, ...], Runs] = defaultdict(empty_runs)
     for part in attempts:
         # The same part may occur twice: as a rank recorded it, and merged, as a later attempt carries it along.
-        groups[part.start_key] = unite_runs(groups.get(part.start_key, empty_runs()), part.emitted)
-    kept: dict[tuple[Any, ...], Runs] = {}
+        groups[part.start_key] = unite_runs(groups[part.start_key], part.emitted)
+    kept: defaultdict[tuple[Any, ...], Runs] = defaultdict(empty_runs)
     for part in parts:
-        kept[part.start_key] = add_runs(kept.get(part.start_key, empty_runs()), part.emitted)
-    found: dict[int, Runs] = {}
+        kept[part.start_key] = add_runs(kept[part.start_key], part.emitted)
+    found: defaultdict[int, Runs] = defaultdict(empty_runs)
     for key, emitted in groups.items():
-        beyond = subtract_runs(emitted, kept.get(key, empty_runs()))
-        if beyond:
-            found[key[0]] = add_runs(found.get(key[0], empty_runs()), beyond)
+        if beyond := subtract_runs(emitted, kept[key]):
+            found[key[0]] = add_runs(found[key[0]], beyond)
     return found
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raypipe.account import Handed, Hole
+from raypipe.account import Handed, Skip
 from raypipe.decode import ClipExecutor, ClipKey
 from raypipe.errors import DatasetError
 from raypipe.feed import (
@@ -140,7 +140,7 @@ class Assembler:
             ),
             is_repeat=kept.is_repeat if len(kept.row) else np.array([True]),
             lanes=self._lane[batch.span[~batch.is_repeat]],
-            holes=self._holes(batch, keys, is_hole & ~batch.is_repeat),
+            skipped=self._skips(batch, keys, is_hole & ~batch.is_repeat),
         )
         self.clips.leave(batch, keys)
         self._left_bytes += len(keys) * self._context.pixel_bytes
@@ -177,8 +177,8 @@ class Assembler:
         with seeded_batch(seeds):
             return self._spec.transform(built, built.get("augment_seed", seeds))
 
-    def _holes(self, batch: Batch, keys: list[ClipKey], is_hole: NDArray[np.bool_]) -> tuple[Hole, ...]:
-        holes = []
+    def _skips(self, batch: Batch, keys: list[ClipKey], is_hole: NDArray[np.bool_]) -> tuple[Skip, ...]:
+        skips = []
         for arrival in np.unique(batch.span[is_hole]).tolist():
             mine, request = np.flatnonzero(is_hole & (batch.span == arrival)), self.clips.request(arrival)
             frames = batch.frame[mine]
@@ -186,8 +186,8 @@ class Assembler:
             lap = np.full(len(frames), self._lap[arrival])
             numbers = self._context.frame_numbers(dataset, episode, frames, lap)
             why = self._bad.get(arrival) or self._bad_clips[keys[mine[0]]]
-            holes.append(Hole(request.dataset, request.episode, numbers, why))
-        return tuple(holes)
+            skips.append(Skip.of(request.dataset, request.episode, numbers, why))
+        return tuple(skips)
 
     @cached_property
     def _stand_in(self) -> dict[str, Any]:

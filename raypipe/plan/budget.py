@@ -1,4 +1,4 @@
-"""From a memory budget to clip length, live spans and span length.
+"""From a memory budget to clip length, live spans and span length; and the decoded frames that a plan then holds.
 
 The driver decides once, at the first start. The result goes into the state and is never derived again: a changed
 dataset or camera size must not move the order of a run.
@@ -6,21 +6,32 @@ dataset or camera size must not move the order of a run.
 Decoding costs a rank more than anything else, and mixing gains more from many live spans than from short spans. So, for
 every dataset: find the clip length that decodes cheapest, take the shortest that costs at most a tenth more, then as
 many live spans as fit.
+
+The order is known in advance, so `measure_held` counts the peak of decoded frames and does not estimate it:
+
+::
+
+    step            0    1    2    3    4    5    6
+    clip of a       [ask ......... a7 ......... a6]        asked for some batches ahead of its first frame
+    frame a7        |==============|                       held until it leaves; with windows, until its clip does
+    frame a6        |=============================|
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
+from raypipe.plan.epoch import WorldPlan
 from raypipe.plan.index import EpisodeIndex
 from raypipe.plan.keyhash import Ints, mix
-from raypipe.plan.shares import make_keys
-from raypipe.plan.spans import cut_spans
-from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, OrderSpec
+from raypipe.plan.spans import cut_spans, make_keys
+from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, ClipLength, OrderSpec, SpanLength
 
 DEFAULT_LIVE_BYTES: Final = 1 << 30
 
@@ -50,6 +61,11 @@ Measured: 0.13 for 640x480, 0.4 for 320x240. Without the limit, small frames, wh
 for little gain."""
 
 _CLIPS_SAMPLED: Final = 64
+
+_MOST_FRAMES: Final = 1 << 21
+"""Frames of a rank to look at. The peak comes soon after the start, when all live spans begin."""
+
+_CLIP_BITS: Final = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +150,8 @@ class MemberCost:
 class LiveBudget:
     """What a memory budget buys."""
 
-    span_frames: int | Literal["episode"]
-    clip_frames: int | tuple[int, ...] | Literal["span"]
+    span_frames: SpanLength
+    clip_frames: ClipLength
     live_spans: int
     cost: float
     """CPU of decoding, relative to decoding every frame once in file order; of the most expensive dataset."""
@@ -180,8 +196,8 @@ def resolve_live(
     batch: int,
     live_bytes: int = DEFAULT_LIVE_BYTES,
     live_spans: int | None = None,
-    clip_frames: int | tuple[int, ...] | Literal["span"] | None = None,
-    span_frames: int | Literal["episode"] | None = None,
+    clip_frames: ClipLength | None = None,
+    span_frames: SpanLength | None = None,
 ) -> LiveBudget:
     """Return clip length, live spans and span length for a budget; keeps those that the caller gives.
 
@@ -197,16 +213,15 @@ def resolve_live(
     span_frames, most_rows, num_spans = _choose_span(index, members, batch, live_bytes, live_spans, span_frames)
     wanted = min(live_spans or min(2 * batch, most_rows), num_spans)
     has_cameras = any(member.cameras for member in members)
-    choices = [_choose_clip(member, batch, live_bytes, wanted) for member in members]
+    sizes, ample_bytes = zip(*(_choose_clip(member, batch, live_bytes, wanted) for member in members), strict=True)
     if clip_frames is None and not has_cameras:
         clip_frames = WHOLE_SPAN
     if clip_frames is None:
-        sizes = tuple(choice.clip_frames for choice in choices)
         clip_frames = sizes if len(set(sizes)) > 1 else sizes[0]
     if live_spans is None:
         live_spans = _choose_spans(members, clip_frames, batch, live_bytes, most_rows)
     pairs = list(zip(members, _as_lengths(clip_frames, len(members)), strict=True))
-    is_long_gop = clip_frames != WHOLE_SPAN and any(choice.is_long_gop for choice in choices)
+    is_long_gop = clip_frames != WHOLE_SPAN and any(ample_bytes)
     return LiveBudget(
         span_frames=span_frames,
         clip_frames=clip_frames,
@@ -215,35 +230,24 @@ def resolve_live(
         clip_bytes=max(_need(member, length, batch, min(live_spans, num_spans)) for member, length in pairs),
         live_bytes=live_bytes,
         is_long_gop=is_long_gop,
-        ample_bytes=max(choice.ample_bytes for choice in choices) if is_long_gop else 0,
+        ample_bytes=max(ample_bytes) if is_long_gop else 0,
         decoded_bytes=decoded_bytes(index, members),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ClipChoice:
-    clip_frames: int
-    is_long_gop: bool = False
-    ample_bytes: int = 0
-
-
-def _choose_clip(member: MemberCost, batch: int, live_bytes: int, wanted: int) -> _ClipChoice:
-    """Return the clip length of a dataset that should have `wanted` live spans."""
-    lengths = list(_clip_choices(member))
+def _choose_clip(member: MemberCost, batch: int, live_bytes: int, wanted: int) -> tuple[int, int]:
+    """Return the clip length of a dataset that should have `wanted` live spans, and with a long GOP its ample bytes."""
+    lengths = _clip_choices(member)
     cost = {length: member.cost(length) for length in lengths}
     fitting = [length for length in lengths if _need(member, length, batch, wanted) <= live_bytes] or [1]
     best = _shortest_cheap(fitting, cost)
     interval = max([1, *(camera.keyframe_interval for camera in member.cameras)])
     if cost[best] <= LONG_GOP_COST or interval <= LONG_GOP_FRAMES:
-        return _ClipChoice(clip_frames=best)
+        return best, 0
     ample = _shortest_cheap(lengths, cost)
     bearable = [length for length in lengths if cost[length] <= LONG_GOP_COST]
     possible = [length for length in bearable if _need(member, length, batch, 1) <= live_bytes]
-    return _ClipChoice(
-        clip_frames=min(possible, default=best),
-        is_long_gop=True,
-        ample_bytes=_need(member, ample, batch, wanted),
-    )
+    return min(possible, default=best), _need(member, ample, batch, wanted)
 
 
 def _shortest_cheap(lengths: Sequence[int], cost: dict[int, float]) -> int:
@@ -251,7 +255,7 @@ def _shortest_cheap(lengths: Sequence[int], cost: dict[int, float]) -> int:
     return min(length for length in lengths if cost[length] <= _NEAR_CHEAPEST * least)
 
 
-def _clip_choices(member: MemberCost) -> Iterator[int]:
+def _clip_choices(member: MemberCost) -> list[int]:
     """Return clip lengths, ascending: powers of two, the midpoints between them, and keyframe intervals."""
     longest = 2 * max([1, *(camera.keyframe_interval for camera in member.cameras)])
     reach = max([0, *(max(camera.offsets) - min(camera.offsets) for camera in member.cameras)])
@@ -260,7 +264,7 @@ def _clip_choices(member: MemberCost) -> Iterator[int]:
     while size <= max(longest, 2 * reach):
         lengths |= {size, size * 3 // 2}
         size *= 2
-    return iter(sorted({1, *lengths}))
+    return sorted({1, *lengths})
 
 
 def _need(member: MemberCost, clip_frames: int, batch: int, live_spans: int) -> int:
@@ -273,11 +277,7 @@ def _need(member: MemberCost, clip_frames: int, batch: int, live_spans: int) -> 
 
 
 def _choose_spans(
-    members: Sequence[MemberCost],
-    clip_frames: int | tuple[int, ...] | Literal["span"],
-    batch: int,
-    live_bytes: int,
-    most: int,
+    members: Sequence[MemberCost], clip_frames: ClipLength, batch: int, live_bytes: int, most: int
 ) -> int:
     if isinstance(clip_frames, str):
         return most
@@ -289,7 +289,7 @@ def _choose_spans(
     return max(1, fitting)
 
 
-def _as_lengths(clip_frames: int | tuple[int, ...] | Literal["span"], num_members: int) -> tuple[int, ...]:
+def _as_lengths(clip_frames: ClipLength, num_members: int) -> tuple[int, ...]:
     if isinstance(clip_frames, tuple):
         return clip_frames
     # Without clips, frames are decoded one by one if whole spans do not fit.
@@ -302,8 +302,8 @@ def _choose_span(
     batch: int,
     live_bytes: int,
     live_spans: int | None,
-    given: int | Literal["episode"] | None,
-) -> tuple[int | Literal["episode"], int, int]:
+    given: SpanLength | None,
+) -> tuple[SpanLength, int, int]:
     """Return the longest spans of which enough fit in the memory for rows, how many fit, and how many exist."""
     row_bytes, room = max(member.row_bytes for member in members), live_bytes // _ROW_SHARE
     wanted = live_spans or 2 * batch
@@ -318,12 +318,10 @@ def _choose_span(
 
 def _fitting_spans(lengths: Ints, num_frames: int) -> int:
     """Return how many consecutive spans a rank can hold in `num_frames` frames."""
-    low, high = 0, len(lengths)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if _resident_frames(lengths, middle) <= num_frames else (low, middle - 1)
+    sizes = range(1, len(lengths) + 1)
+    fitting = bisect_right(sizes, num_frames, key=lambda size: _resident_frames(lengths, size))
     # If all fit, any number may be live.
-    return low if low < len(lengths) else max(low, MOST_LIVE_SPANS)
+    return fitting if fitting < len(lengths) else max(fitting, MOST_LIVE_SPANS)
 
 
 def _check_batch_fits(members: Sequence[MemberCost], batch: int, live_bytes: int) -> None:
@@ -338,7 +336,7 @@ def _check_batch_fits(members: Sequence[MemberCost], batch: int, live_bytes: int
         )
 
 
-def _span_choices(index: EpisodeIndex) -> Iterator[int | Literal["episode"]]:
+def _span_choices(index: EpisodeIndex) -> Iterator[SpanLength]:
     """Yield span lengths, longest first."""
     yield WHOLE_EPISODE
     size = 1 << (int((index.stop - index.start).max()).bit_length() - 1)
@@ -347,7 +345,7 @@ def _span_choices(index: EpisodeIndex) -> Iterator[int | Literal["episode"]]:
         size //= 2
 
 
-def _ordered_lengths(index: EpisodeIndex, span_frames: int | Literal["episode"]) -> Ints:
+def _ordered_lengths(index: EpisodeIndex, span_frames: SpanLength) -> Ints:
     """Return the frames of every span that a span length gives, in a shuffled order.
 
     The order does not depend on the seed: two runs that differ only in it get the same spans.
@@ -367,3 +365,66 @@ def _resident_frames(lengths: Ints, live_spans: int) -> int:
     window = min(live_spans, len(lengths))
     peak = int((ends[window:] - ends[: len(ends) - window]).max())
     return min(int(ends[-1]), math.ceil(RESIDENT_PER_LIVE * peak))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPeak:
+    """The most decoded frames that a rank holds at once."""
+
+    num_bytes: int
+    """With `ahead_batches` decoded ahead."""
+
+    next_bytes: int
+    """With nothing decoded ahead: what the order needs whatever the budget."""
+
+
+def measure_held(
+    world: WorldPlan, members: Sequence[MemberCost], clip_frames: Sequence[int], *, ahead_batches: int, rank: int = 0
+) -> HeldPeak:
+    """Return the peak of a rank in the rest of an epoch.
+
+    Args:
+        members: the sizes of every dataset.
+        clip_frames: frames that a rank decodes together, of every dataset.
+        ahead_batches: how many batches beyond the current one have their clips decoded.
+    """
+    step, key, dataset = _emissions(world, rank, np.asarray(clip_frames, dtype=np.int64))
+    if not len(step):
+        return HeldPeak(num_bytes=0, next_bytes=0)
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    asked = step[first][number]
+    last = np.zeros(len(first), dtype=np.int64)
+    np.maximum.at(last, number, step)
+    has_windows = np.array([any(camera.offsets != (0,) for camera in member.cameras) for member in members])
+    # A frame that the tail repeats stays as long as its clip.
+    has_windows |= world.rank(rank).steps.num_repeats > 0
+    left = np.where(has_windows[dataset], last[number], step)
+    pairs = zip(members, clip_frames, strict=True)
+    weight = np.array([member.clip_bytes(size) / size for member, size in pairs])[dataset]
+    return HeldPeak(
+        num_bytes=_peak(np.maximum(asked - ahead_batches, 0), left, weight),
+        next_bytes=_peak(asked, left, weight),
+    )
+
+
+def _emissions(world: WorldPlan, rank: int, clip_frames: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the step, the clip and the dataset of every sample, in the order of emission."""
+    plan, num_frames = world.rank(rank), 0
+    steps, keys, datasets = [], [], []
+    for chunk in plan.chunks():
+        num_steps, batch = chunk.span.shape
+        dataset = plan.queue.dataset[chunk.span.ravel()].astype(np.int64)
+        steps.append(np.repeat(np.arange(chunk.step, chunk.step + num_steps), batch))
+        keys.append((chunk.span.ravel() << _CLIP_BITS) | (chunk.frame.ravel() // clip_frames[dataset]))
+        datasets.append(dataset)
+        num_frames += len(dataset)
+        if num_frames > _MOST_FRAMES:
+            break
+    empty = np.empty(0, dtype=np.int64)
+    return np.concatenate([empty, *steps]), np.concatenate([empty, *keys]), np.concatenate([empty, *datasets])
+
+
+def _peak(begin: Ints, end: Ints, weight: NDArray[np.float64]) -> int:
+    size = int(end.max()) + 2
+    change = np.bincount(begin, weights=weight, minlength=size) - np.bincount(end + 1, weights=weight, minlength=size)
+    return int(np.rint(np.cumsum(change).max()))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError, hide_logins
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.rates import Rates, concat_rates, make_rates, ragged_arange
-from raypipe.plan.spec import check_whole
+from raypipe.plan.spec import store_whole
 from raypipe.text import counted, cut_inside, span_text
 
 ALL_EPISODES: Final = "all"
@@ -33,7 +33,6 @@ SINGLE_DATASET: Final = "dataset"
 
 _MAX_FRAMES: Final = 1 << 24
 """Most frames of an episode: the key axis of a lane has 2**24 places per span. At 30 fps this is 155 hours."""
-
 
 _MOST_NUMBERS: Final = 1 << 40
 """Most numbers that the frames of a dataset take in an account."""
@@ -81,13 +80,11 @@ class SelectionSpec:
     mapping of episodes to weights (others have 1). `Pipeline` also takes a function of the episode table."""
 
     def __post_init__(self) -> None:
-        for name in ("drop_first_frames", "drop_last_frames"):
-            object.__setattr__(self, name, check_whole(name, getattr(self, name), 0, _MAX_FRAMES))
-        object.__setattr__(self, "min_frames", check_whole("min_frames", self.min_frames, 1, _MAX_FRAMES))
-        if self.max_frames != ANY_LENGTH:
-            most = check_whole("max_frames", self.max_frames, self.min_frames, _MAX_FRAMES, ANY_LENGTH)
-            object.__setattr__(self, "max_frames", most)
-        object.__setattr__(self, "every", check_whole("every", self.every, 1, _MAX_FRAMES))
+        store_whole(self, "drop_first_frames", 0, _MAX_FRAMES)
+        store_whole(self, "drop_last_frames", 0, _MAX_FRAMES)
+        store_whole(self, "min_frames", 1, _MAX_FRAMES)
+        store_whole(self, "max_frames", self.min_frames, _MAX_FRAMES, ANY_LENGTH)
+        store_whole(self, "every", 1, _MAX_FRAMES)
         object.__setattr__(self, "tasks", _check_tasks(self.tasks))
         object.__setattr__(self, "where", _check_where(self.where))
         object.__setattr__(self, "weights", _check_weights(self.weights))
@@ -104,29 +101,46 @@ class SelectionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """What every epoch takes of each dataset of a mixture, and each one's position in its endless sequence of laps."""
+class DatasetShare:
+    """What every epoch takes of one dataset of a mixture, and its position in its endless sequence of laps."""
 
-    names: tuple[str, ...]
-    frames: tuple[int, ...]
-    """Frames that an epoch takes of each dataset."""
+    name: str
+    fingerprint: str
+    """The order fingerprint of the dataset."""
+
+    selection: str
+    """A digest of its anchor runs."""
+
+    size: int
+    """Anchor frames of the dataset: the length of its laps."""
+
+    frames: int
+    """Frames that an epoch takes of it."""
+
+    position: int
+    """Frames of its sequence that it had given before epoch `Shares.since`."""
+
+    revision: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """What every epoch takes of each dataset of a mixture."""
 
     since: int
     """The epoch from which these shares hold."""
 
-    positions: tuple[int, ...]
-    """Frames of its sequence that each dataset had given before epoch `since`."""
+    members: tuple[DatasetShare, ...]
 
-    fingerprints: tuple[str, ...]
-    """The order fingerprint of every dataset."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the datasets."""
+        return tuple(one.name for one in self.members)
 
-    sizes: tuple[int, ...]
-    """Anchor frames of every dataset: the length of its laps."""
-
-    selections: tuple[str, ...]
-    """A digest of the anchor runs of every dataset."""
-
-    revisions: tuple[str, ...]
+    @property
+    def frames(self) -> tuple[int, ...]:
+        """Frames that an epoch takes of each dataset."""
+        return tuple(one.frames for one in self.members)
 
     def begins(self, epoch: int) -> tuple[int, ...]:
         """Return how many frames of its sequence every dataset has given before `epoch`.
@@ -139,10 +153,7 @@ class Shares:
                 f"epoch {epoch} was of another mixture: this one holds since epoch {self.since}. Use the mixture that "
                 f"the run had then."
             )
-        return tuple(
-            position + (epoch - self.since) * frames
-            for position, frames in zip(self.positions, self.frames, strict=True)
-        )
+        return tuple(one.position + (epoch - self.since) * one.frames for one in self.members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +275,7 @@ def describe_selection(index: EpisodeIndex) -> str:
     for column in index.rates.digest_columns() if index.rates else ():
         digest.update(np.ascontiguousarray(column).data)
     if index.shares is not None:
-        taken = (index.shares.frames, index.shares.since, index.shares.positions)
+        taken = (index.shares.frames, index.shares.since, index.shares.begins(index.shares.since))
         digest.update(repr(taken).encode())
     return f"{len(index)} runs, {index.num_frames} frames, {digest.hexdigest()}"
 
@@ -333,7 +344,8 @@ def _check_parts(name: str, rates: Rates | None, num_frames: int) -> None:
 
 def passing_episodes(name: str, episode: Ints, length: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
     """Return which episodes pass the numbers, lengths and segments of a selection."""
-    passing = _selected(name, episode, selection) & _has_length(length, selection)
+    most = _MAX_FRAMES if isinstance(selection.max_frames, str) else selection.max_frames
+    passing = _selected(name, episode, selection) & (length >= selection.min_frames) & (length <= most)
     if selection.segments:
         passing &= np.isin(episode, [segment[0] for segment in selection.segments])
     return passing
@@ -347,11 +359,6 @@ def _selected(name: str, number: Ints, selection: SelectionSpec) -> NDArray[np.b
         _check_known(name, number, selection.episodes)
         wanted = np.isin(number, np.asarray(selection.episodes, dtype=np.int64))
     return wanted & ~np.isin(number, np.asarray(selection.exclude, dtype=np.int64))
-
-
-def _has_length(frames: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
-    most = _MAX_FRAMES if isinstance(selection.max_frames, str) else selection.max_frames
-    return np.asarray((frames >= selection.min_frames) & (frames <= most))
 
 
 def _check_tasks(given: Any) -> tuple[str, ...]:

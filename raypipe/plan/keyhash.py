@@ -1,4 +1,4 @@
-"""The keyed hashes behind the order, in numpy integers.
+"""The keyed hashes behind the order, in numpy integers, and `ColumnTable`, tables of such integers.
 
 Computes one number for every span and every frame from (seed, lap, dataset name, episode, frame) and nothing else. A
 lap is one pass over a dataset; for a single dataset it is the epoch. NumPy's Generator is not used: its streams may
@@ -7,8 +7,9 @@ other and never adds them: seed 1 at epoch 1 is not seed 2 at epoch 0.
 """
 
 import hashlib
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,27 @@ Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
 GOLDEN: Final = 0x9E3779B97F4A7C15
-_MASK: Final = (1 << 64) - 1
 _HIGH_HALF: Final = np.uint64(0xFFFFFFFF00000000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnTable:
+    """A table: every field of a subclass is a column, all of equal length."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def take(self, rows: Any) -> Self:
+        """Return the given rows, in that order: by their numbers, a slice or a mask."""
+        return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    @classmethod
+    def concat(cls, tables: Sequence[Self], axis: int = 0) -> Self:
+        """Return the rows of several tables, one table after the other; `axis` is for columns of two dimensions."""
+        if len(tables) == 1:
+            return tables[0]
+        columns = {field.name: [getattr(table, field.name) for table in tables] for field in fields(cls)}
+        return cls(**{name: np.concatenate(parts, axis=axis) for name, parts in columns.items()})
 
 
 def mix(values: Hashes) -> Hashes:
@@ -75,15 +95,7 @@ class OrderKeys:
         """Return one hash per span, which decides its place in the order and the jitter of its frames."""
         return _absorb(self._episode_keys(dataset, lap, episode, purpose="span"), start.view(np.uint64))
 
-    def frame_bases(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints) -> Hashes:
-        """Return one hash per span, from which `frame_keys` makes the keys of its frames."""
-        return self._episode_keys(dataset, lap, episode, purpose="frame")
-
-    def clip_sizes(self, dataset: NDArray[np.int32]) -> Ints | None:
-        """Return the clip length of every span by its dataset; None if a clip is a whole span."""
-        return np.array(self.clip_frames, dtype=np.int64)[dataset] if self.clip_frames else None
-
-    def frame_keys(self, bases: Hashes, frame: Ints, clip_frames: Ints | None = None) -> Hashes:
+    def frame_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, owner: Ints, frame: Ints) -> Hashes:
         """Return the order keys of frames: distinct within an episode, and ascending in the order of emission.
 
         Without clips the upper half is a hash of (seed, lap, dataset, episode, frame), the lower half the frame's
@@ -93,12 +105,15 @@ class OrderKeys:
         episode's run stays "every key below a floor".
 
         Args:
-            clip_frames: clip length of every frame's dataset, from `clip_sizes`.
+            dataset: of every span, as `lap` and `episode`.
+            owner: the span of every frame.
         """
         number = frame.view(np.uint64)
         if not self.shuffle:
             return number
-        if clip_frames is not None:
+        bases = self._episode_keys(dataset, lap, episode, purpose="frame")[owner]
+        if self.clip_frames:
+            clip_frames = np.array(self.clip_frames, dtype=np.int64)[dataset][owner]
             clip = _permute((frame // clip_frames).astype(np.uint32), bases >> np.uint64(32))
             return (clip.astype(np.uint64) << np.uint64(32)) | _permute(frame.astype(np.uint32), bases)
         hashed = number * np.uint64(GOLDEN)

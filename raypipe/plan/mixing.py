@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
-from raypipe.plan.epoch import EpochPlan
+from raypipe.plan.epoch import EpochPlan, WorldPlan
 from raypipe.plan.keyhash import Ints
-from raypipe.plan.livewindow import Lane
+from raypipe.plan.lanes import Lane
 from raypipe.plan.rates import ragged_arange
-from raypipe.plan.shares import anchor_runs, run_frames
-from raypipe.plan.world import WorldPlan
+from raypipe.plan.spans import anchor_runs, run_frames
 from raypipe.text import either
 
 LAGS: Final = (1, 10, 100)
@@ -112,13 +111,15 @@ def measure_mixing(world: WorldPlan, *, near_frames: Sequence[int] = ()) -> Mixi
     runs = [read_episodes(world, lanes, first, stop) for first, stop in _sample_steps(num_steps)]
     local_runs = [_local_batches(run, world.world_size) for run in runs]
     batch, chances = runs[0][0].size, _chances(world.plan)
-    robots = [run >> _EPISODE_BITS for run in local_runs]
+    local_batch = batch // world.world_size
+    robots, spans = [run >> _EPISODE_BITS for run in local_runs], world.plan.queues.spans
+    robot_chances = _Chances(spans.dataset.astype(np.int64), spans.count)
     return Mixing(
-        local_batch=_summarise(local_runs, chances.distinct(batch // world.world_size)),
+        local_batch=_summarise(local_runs, chances.distinct(local_batch)),
         global_batch=_summarise([run.reshape(len(run), 1, -1) for run in runs], chances.distinct(batch)),
         overlap=_measure_overlap(world, [lanes[lane] for lane in world.lanes_of(0)], num_steps),
-        overlap_full_shuffle=chances.shared(batch // world.world_size),
-        datasets=_summarise(robots, _dataset_chances(world.plan).distinct(batch // world.world_size)),
+        overlap_full_shuffle=chances.shared(local_batch),
+        datasets=_summarise(robots, robot_chances.distinct(local_batch)),
         near_repeats=_measure_near_repeats(world, near_frames) if near_frames else None,
     )
 
@@ -191,7 +192,7 @@ def _measure_near_repeats(world: WorldPlan, near_frames: Sequence[int]) -> NearR
             f"{either(len(names), 'the dataset', f'each of {len(names)} datasets')}"
         )
     near, num_batches = np.array(near_frames, dtype=np.int64), max(0, min(NEAR_BATCHES, num_steps - 1))
-    drawn = num_batches * world.steps.per_lane * len(world.lanes_of(0))
+    drawn = num_batches * world.batch_size
     found = [_find_near_repeats(world, near, steps, num_batches) for steps in _sample_followed(world, num_batches)]
     return NearRepeats(
         share=float(np.concatenate(found).mean()) if found else 0.0,
@@ -285,10 +286,6 @@ def _chances(plan: EpochPlan) -> "_Chances":
         return _Chances(_episode_ids(index.dataset, index.episode), index.stop - index.start)
     spans = plan.queues.spans
     return _Chances(_episode_ids(spans.dataset, spans.episode), spans.count)
-
-
-def _dataset_chances(plan: EpochPlan) -> "_Chances":
-    return _Chances(plan.queues.spans.dataset.astype(np.int64), plan.queues.spans.count)
 
 
 class _Chances:

@@ -238,11 +238,6 @@ def times_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, frame: Ints
     return _marks_between(rates, keys, row, lap, frame, frame + 1)
 
 
-def is_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, frame: Ints) -> NDArray[np.bool_]:
-    """Return whether each frame of a run is in the lap."""
-    return np.asarray(times_taken(rates, keys, row, lap, frame) > lap % rates.parts[row])
-
-
 def count_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Ints, stop: Ints) -> Ints:
     """Return how many frames of each ``[start, stop)`` of a run are in the lap; a closed form if they have one rate."""
     is_unlike, counts = rates.offset[row] >= 0, np.zeros(len(row), dtype=np.int64)
@@ -263,7 +258,8 @@ def _count_alike(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Int
 def list_taken(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: Ints, stop: Ints) -> tuple[Ints, Ints]:
     """Return the frames of each ``[start, stop)`` that are in the lap, ascending, after the range each belongs to."""
     owner, frame = _possible_frames(rates, row, lap, start, stop)
-    taken = is_taken(rates, keys, row[owner], lap[owner], frame)
+    part = (lap % rates.parts[row])[owner]
+    taken = times_taken(rates, keys, row[owner], lap[owner], frame) > part
     return owner[taken], frame[taken]
 
 
@@ -289,13 +285,6 @@ def _possible_frames(rates: Rates, row: Ints, lap: Ints, start: Ints, stop: Ints
     inside = (frame >= start[owner]) & (frame < stop[owner])
     both = np.sort((owner[inside] << _FRAME_BITS) | frame[inside])
     return both >> _FRAME_BITS, both & ((1 << _FRAME_BITS) - 1)
-
-
-def frames_taken(rates: Rates, keys: OrderKeys, row: int, lap: int, start: int, stop: int) -> Ints:
-    """Return the frames of ``[start, stop)`` of one run that are in the lap, ascending."""
-    frame = np.arange(start, stop)
-    rows, laps = np.full(len(frame), row), np.full(len(frame), lap)
-    return frame[is_taken(rates, keys, rows, laps, frame)]
 
 
 def ragged_arange(start: Ints, length: Ints) -> Ints:

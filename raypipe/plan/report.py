@@ -6,23 +6,29 @@ frame is.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
+
+import numpy as np
 
 from raypipe.plan.budget import (
     DEFAULT_LIVE_BYTES,
     LONG_GOP_FRAMES,
     SHORTEST_SPAN,
+    HeldPeak,
     LiveBudget,
     MemberCost,
     clip_bound,
     decoded_bytes,
+    measure_held,
     resolve_live,
 )
-from raypipe.plan.held import HeldPeak, measure_held
-from raypipe.plan.keyhash import OrderKeys
-from raypipe.plan.members import MemberReport, RateReport, describe_frames, report_members, report_rates
+from raypipe.plan.epoch import WorldPlan
+from raypipe.plan.index import EpisodeIndex
+from raypipe.plan.keyhash import Ints, OrderKeys
 from raypipe.plan.mixing import Mixing, measure_mixing
-from raypipe.plan.world import WorldPlan
+from raypipe.plan.rates import mean_times
+from raypipe.plan.spans import lap_sizes
+from raypipe.plan.spec import ClipLength, SpanLength
 from raypipe.text import counted, plural
 
 AHEAD_BATCHES: Final = 4
@@ -34,6 +40,54 @@ _UNCLIPPED_FRAMES: Final = 16
 _GOOD_MIXING: Final = 0.95
 
 _DEAR: Final = 1.5
+
+_STEPS_LOOKED_AT: Final = 32
+
+_MOST_RATES: Final = 8
+_QUARTERS: Final = 4
+"""The report groups more than `_MOST_RATES` different rates by quarters of the frames."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateReport:
+    """Frames that come equally often, or nearly so."""
+
+    least_times: float
+    most_times: float
+    """How often one of them comes in an epoch, or in a lap of a mixture, on average."""
+
+    frames: int
+    share: float
+    """Their part of the epoch, between 0 and 1."""
+
+    def describe(self) -> str:
+        """Return it in words."""
+        return (
+            f"{counted(self.frames, 'frame')} {_often(self.least_times, self.most_times)} each, {self.share:.2%} of "
+            f"the epoch"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberReport:
+    """One dataset of a mixture in an epoch."""
+
+    name: str
+    frames: int
+    """Anchor frames of the dataset."""
+
+    epoch_frames: int
+    """Frames that the epoch takes of the dataset."""
+
+    share: float
+    """Its part of the epoch, between 0 and 1."""
+
+    laps: float
+    """Passes over the dataset in an epoch."""
+
+    spans: int
+    deviation: float
+    """The largest difference between the dataset's emitted frames and `share`, in frames, at the sampled steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +104,8 @@ class PlanReport:
 
     spans: int
     live_spans: int
-    span_frames: int | Literal["episode"]
-    clip_frames: int | tuple[int, ...] | Literal["span"]
+    span_frames: SpanLength
+    clip_frames: ClipLength
     fingerprint: str
 
     tail: str
@@ -135,16 +189,16 @@ def report_plan(
     plan, row_bytes = world.plan, max(member.row_bytes for member in members)
     clip_frames = decoded_together(world, members, live_bytes)
     held = measure_held(world, members, clip_frames, ahead_batches=AHEAD_BATCHES)
+    cost = max(member.cost(size) for member, size in zip(members, clip_frames, strict=True))
     pixel_bytes = _pixel_bytes(world, members, held, live_bytes)
     live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
-    resumed = world.at(world.num_steps // 2)
     mixing = measure_mixing(world, near_frames=near_frames)
     frames, spans = int(world.frames_per_rank.sum()), len(plan.queues.spans)
     return PlanReport(
         epoch=plan.epoch,
         world_size=world.world_size,
         lanes=plan.leg.lanes,
-        batch_size=_batch_size(world),
+        batch_size=world.batch_size,
         steps=world.num_steps,
         frames=frames,
         spans=spans,
@@ -158,38 +212,24 @@ def report_plan(
         live_bytes=live_frames * row_bytes + pixel_bytes,
         live_row_bytes=live_frames * row_bytes,
         live_pixel_bytes=pixel_bytes,
-        decode_cost=max(member.cost(size) for member, size in zip(members, clip_frames, strict=True)),
+        decode_cost=cost,
         decoded_bytes=decoded_bytes(plan.index, members),
         first_batch_frames=first_frames,
         first_batch_bytes=first_frames * row_bytes,
-        resume_frames=_frames_before_first_batch(resumed),
+        resume_frames=_frames_before_first_batch(world.at(world.num_steps // 2)),
         spans_per_1000_frames=1000 * spans / max(1, frames),
         mixing=mixing,
-        advice=_advise(world, members, mixing, held, live_bytes),
+        advice=(*_advise_order(world, mixing), *_advise_decoding(world, members, held.next_bytes, live_bytes, cost)),
         members=report_members(world),
         selection=describe_frames(plan.index),
         rates=report_rates(plan.index),
     )
 
 
-def _advise(
-    world: WorldPlan, members: Sequence[MemberCost], mixing: Mixing, held: HeldPeak, live_bytes: int
-) -> tuple[str, ...]:
-    return (
-        *_advise_lanes(world),
-        *_advise_mixing(world, mixing),
-        *_advise_decoding(world, members, held.next_bytes, live_bytes),
-    )
-
-
 def _pixel_bytes(world: WorldPlan, members: Sequence[MemberCost], held: HeldPeak, live_bytes: int) -> int:
     """Return the bytes of the most decoded frames of a rank: of clips, and of two batches."""
-    batch_bytes = _batch_size(world) * max(member.sample_bytes for member in members)
+    batch_bytes = world.batch_size * max(member.sample_bytes for member in members)
     return max(held.next_bytes, min(held.num_bytes, clip_bound(live_bytes, batch_bytes))) + 2 * batch_bytes
-
-
-def _batch_size(world: WorldPlan) -> int:
-    return world.steps.per_lane * len(world.lanes_of(0))
 
 
 def _frames_before_first_batch(world: WorldPlan) -> int:
@@ -212,14 +252,12 @@ def _describe_tail(world: WorldPlan) -> str:
     return text + extras + repeats
 
 
-def _advise_lanes(world: WorldPlan) -> list[str]:
-    asked, used = world.plan.spec.lanes, world.plan.leg.lanes
+def _advise_order(world: WorldPlan, mixing: Mixing) -> list[str]:
+    asked, used, ranks = world.plan.spec.lanes, world.plan.leg.lanes, counted(world.world_size, "rank")
     if asked == used:
-        return []
-    return [
-        f"{asked} lanes do not share out over {counted(world.world_size, 'rank')}: this epoch has "
-        f"{counted(used, 'lane')}"
-    ]
+        return _advise_mixing(world, mixing)
+    told = f"{asked} lanes do not share out over {ranks}: this epoch has {counted(used, 'lane')}"
+    return [told, *_advise_mixing(world, mixing)]
 
 
 def _advise_mixing(world: WorldPlan, mixing: Mixing) -> list[str]:
@@ -267,19 +305,19 @@ def unclipped_frames(keys: OrderKeys, span_bytes: int, live_bytes: int) -> int:
     return _UNCLIPPED_FRAMES if not keys.shuffle or span_bytes <= live_bytes else 1
 
 
-def _advise_decoding(world: WorldPlan, members: Sequence[MemberCost], next_bytes: int, live_bytes: int) -> list[str]:
+def _advise_decoding(
+    world: WorldPlan, members: Sequence[MemberCost], next_bytes: int, live_bytes: int, cost: float
+) -> list[str]:
     if not any(member.cameras for member in members):
         return []
-    advice, batch = [], _batch_size(world)
+    advice = []
     if next_bytes > live_bytes:
         advice.append(
             f"a rank holds up to {_size(next_bytes)} of decoded frames, and live_bytes is {_size(live_bytes)}: lower "
             f"live_spans from {world.plan.leg.live_spans}, or let raypipe choose it"
         )
-    pairs = zip(members, decoded_together(world, members, live_bytes), strict=True)
-    cost = max(member.cost(size) for member, size in pairs)
     if cost > _DEAR:
-        ample = resolve_live(world.plan.index, members, batch=batch, live_bytes=1 << 50)
+        ample = resolve_live(world.plan.index, members, batch=world.batch_size, live_bytes=1 << 50)
         advice.append(f"decoding costs {cost:.1f} times as much as in file order: {describe_remedies(members, ample)}")
     return advice
 
@@ -302,3 +340,82 @@ def _size(size_bytes: int) -> str:
 
 def _power_of_two(number: int) -> int:
     return 1 << max(0, number.bit_length() - 1)
+
+
+def report_rates(index: EpisodeIndex) -> tuple[RateReport, ...]:
+    """Return how often frames come, rarest first; empty if each comes once, or for a mixture."""
+    if index.rates is None or index.shares is not None:
+        return ()
+    times, frames = mean_times(index.rates, index.stop - index.start)
+    # Units are spread over frames one by one: times that differ by less than that are the same.
+    times, number = np.unique(np.round(times, 6), return_inverse=True)
+    frames = np.bincount(number, weights=frames)
+    group = np.arange(len(times))
+    if len(times) > _MOST_RATES:
+        group = np.minimum((np.cumsum(frames) - frames) * _QUARTERS // frames.sum(), _QUARTERS - 1).astype(np.int64)
+    return tuple(
+        RateReport(
+            least_times=float(times[group == one].min()),
+            most_times=float(times[group == one].max()),
+            frames=int(frames[group == one].sum()),
+            share=float((times * frames)[group == one].sum() / (times * frames).sum()),
+        )
+        for one in np.unique(group).tolist()
+    )
+
+
+def describe_frames(index: EpisodeIndex) -> tuple[str, ...]:
+    """Return in words what no epoch has, and how often an epoch has the other frames; usually empty."""
+    episodes, frames = index.left_out
+    texts = []
+    if frames:
+        whole = f", {counted(episodes, 'whole episode')} among them" if episodes else ""
+        texts.append(f"{counted(frames, 'frame')} left out{whole}")
+    rates = report_rates(index)
+    if rates and (rates[0].least_times, rates[-1].most_times) != (1, 1):
+        kept, often = sum(one.frames for one in rates), _often(rates[0].least_times, rates[-1].most_times)
+        texts.append(f"{counted(index.num_frames, 'frame')} an epoch of {kept:,}, each {often}")
+    return tuple(texts)
+
+
+def _often(least: float, most: float) -> str:
+    if f"{least:.3g}" == f"{most:.3g}":
+        return "once" if least == 1 else f"{least:.3g} times"
+    return f"{least:.3g} to {most:.3g} times"
+
+
+def report_members(world: WorldPlan) -> tuple[MemberReport, ...]:
+    """Return a report for every dataset of a mixture; empty for a single dataset."""
+    index = world.plan.index
+    if index.shares is None:
+        return ()
+    taken, spans = np.array(index.shares.frames), world.plan.queues.spans
+    num_spans = np.bincount(spans.dataset, minlength=len(taken))
+    sizes, shares = lap_sizes(index), taken / taken.sum()
+    emitted = emitted_frames(world, np.unique(np.linspace(0, world.num_steps, _STEPS_LOOKED_AT).astype(np.int64)))
+    deviation = np.abs(emitted - emitted.sum(axis=1, keepdims=True) * shares).max(axis=0)
+    return tuple(
+        MemberReport(
+            name=name,
+            frames=int(sizes[i]),
+            epoch_frames=int(taken[i]),
+            share=float(shares[i]),
+            laps=float(taken[i] / sizes[i]),
+            spans=int(num_spans[i]),
+            deviation=float(deviation[i]),
+        )
+        for i, name in enumerate(index.dataset_names)
+    )
+
+
+def emitted_frames(world: WorldPlan, steps: Ints) -> Ints:
+    """Return ``(steps, datasets)``: the frames of every dataset that all ranks have emitted before each of `steps`."""
+    num_datasets = len(world.plan.index.dataset_names)
+    emitted = np.zeros((len(steps), num_datasets), dtype=np.int64)
+    for number in range(world.plan.leg.lanes):
+        lane = world.plan.lane(number)
+        for i, step in enumerate(steps.tolist()):
+            counts = lane.counts(lane.cursor(world.steps.position_after(step)))
+            # Whole numbers below 2**53 are exact as floats.
+            emitted[i] += np.bincount(lane.spans.dataset, weights=counts, minlength=num_datasets).astype(np.int64)
+    return emitted

@@ -1,7 +1,20 @@
-"""Spans as columns: cutting episodes into spans, ordering them, and the frames of a span in emission order.
+"""The spans of an epoch: which frames it takes of every dataset, cut into spans, and their order.
 
-Decides the global order of spans and, inside a span, of its frames. A span that an earlier leg consumed in part is the
-same span with a *floor*: the frames with an order key below it are gone.
+**Laps.** A dataset of a mixture is an endless sequence of *laps*, each a permutation of all its anchor runs. An epoch
+takes the next `frames` of it and cuts by frame number if the border falls inside a run. So shares are exact, and over
+epochs every frame of a dataset is emitted equally often, give or take one. If an epoch takes more than a lap, a frame
+comes twice in it; the lap tells the two apart.
+
+::
+
+    dataset of 10 frames, 7 an epoch
+
+    lap          0                     1                     2
+    sequence     [c   ][a ][b     ]    [b     ][c   ][a ]    [a ][b     ]...
+    epoch        |-----0------|-------1------|------2-----|----3...
+
+**Floors.** A span that an earlier leg consumed in part is the same span with a *floor*: the frames with an order key
+below it are gone.
 
 ::
 
@@ -11,16 +24,23 @@ same span with a *floor*: the frames with an order key below it are gone.
     cut at frame 4          x       x   x | x       x           the floor holds in both pieces
 """
 
-from dataclasses import dataclass, fields
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from raypipe.plan.index import EpisodeIndex
-from raypipe.plan.keyhash import Hashes, Ints, OrderKeys
+from raypipe.errors import ConfigError
+from raypipe.plan.index import DatasetShare, EpisodeIndex, Shares, concat_indexes, describe_selection
+from raypipe.plan.keyhash import ColumnTable, Hashes, Ints, OrderKeys
 from raypipe.plan.rates import count_taken, list_taken, ragged_arange
-from raypipe.plan.shares import AnchorRuns, anchor_runs, interleave
 from raypipe.plan.spec import WHOLE_EPISODE, OrderSpec
+
+UNVERSIONED: Final = "unversioned"
+"""The revision of a dataset that has none."""
 
 _HASH_BITS: Final = 32
 
@@ -29,13 +49,174 @@ _JITTER_BITS: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
-    """Spans in an order, as columns of equal length."""
+class AnchorRuns(ColumnTable):
+    """The anchor runs of one epoch, as columns."""
 
     row: Ints
-    """The run of the index that the span belongs to."""
+    """The row of the index that the run belongs to."""
 
-    dataset: np.typing.NDArray[np.int32]
+    lap: Ints
+    start: Ints
+    stop: Ints
+
+
+def split_frames(weights: Sequence[float], num_frames: int) -> tuple[int, ...]:
+    """Return how many of `num_frames` each weight gets: its part, rounded so that the sum is exact.
+
+    The largest remainders round up, the first of equal ones first, so every number is within one of its part.
+    """
+    if not weights or any(not weight >= 0 or weight == float("inf") for weight in weights) or not sum(weights):
+        raise ConfigError(f"weights must be at least 0, finite, and not all 0, got {list(weights)}")
+    exact = [Fraction(weight) for weight in weights]
+    total = sum(exact)
+    parts = [weight * num_frames / total for weight in exact]
+    frames = [int(part) for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda i: (frames[i] - parts[i], i))
+    for i in by_remainder[: num_frames - sum(frames)]:
+        frames[i] += 1
+    return tuple(frames)
+
+
+def mix_indexes(
+    indexes: Sequence[EpisodeIndex], frames: Sequence[int], *, revisions: Sequence[str] = ()
+) -> EpisodeIndex:
+    """Return the index of a mixture; every epoch takes `frames` of each dataset.
+
+    Args:
+        indexes: one per dataset.
+        frames: one number per dataset, at least 1.
+        revisions: of the datasets, such as commits of the Hub; empty: they have none.
+
+    Raises:
+        ConfigError: names are equal, or a dataset would give nothing.
+    """
+    index = concat_indexes(indexes)
+    for name, number in zip(index.dataset_names, frames, strict=True):
+        if number < 1:
+            raise ConfigError(
+                f"dataset {name!r} would give {number} frames to an epoch of {sum(frames)}: raise its weight, take "
+                f"more frames per epoch, or leave it out by a weight of 0"
+            )
+    fingerprints = tuple(one.fingerprint for one in indexes)
+    digest = hashlib.sha256(repr(list(zip(index.dataset_names, fingerprints, strict=True))).encode())
+    columns = zip(indexes, frames, revisions or (UNVERSIONED,) * len(indexes), strict=True)
+    members = tuple(
+        DatasetShare(
+            name=one.dataset_names[0],
+            fingerprint=one.fingerprint,
+            selection=describe_selection(one).rsplit(" ", 1)[-1],
+            size=one.num_frames,
+            frames=int(number),
+            position=0,
+            revision=revision,
+        )
+        for one, number, revision in columns
+    )
+    return replace(index, fingerprint=digest.hexdigest()[:32], shares=Shares(since=0, members=members))
+
+
+def make_keys(index: EpisodeIndex, spec: OrderSpec, epoch: int) -> OrderKeys:
+    """Return the hashes of an epoch of the index."""
+    return OrderKeys(
+        seed=spec.seed,
+        epoch=epoch,
+        shuffle=spec.shuffle,
+        dataset_names=index.dataset_names,
+        clip_frames=spec.clip_sizes(len(index.dataset_names)),
+        rates=index.rates,
+    )
+
+
+def anchor_runs(index: EpisodeIndex, keys: OrderKeys) -> AnchorRuns:
+    """Return the runs of an epoch: for a mixture its part of every dataset's laps, else all runs of the index once.
+
+    With rates, a run comes once for each part that may have frames of it.
+    """
+    if index.shares is None:
+        row, lap = _all_parts(index, np.arange(len(index)), np.array([keys.epoch]))
+        return AnchorRuns(row=row, lap=lap, start=index.start[row], stop=index.stop[row])
+    parts = []
+    order = np.argsort(index.dataset, kind="stable")
+    borders = np.searchsorted(index.dataset[order], np.arange(len(index.dataset_names) + 1))
+    for number, begin in enumerate(index.shares.begins(keys.epoch)):
+        rows = order[borders[number] : borders[number + 1]]
+        parts.append(_take_laps(index, rows, begin, begin + index.shares.frames[number], keys))
+    return AnchorRuns.concat(parts)
+
+
+def run_frames(index: EpisodeIndex, runs: AnchorRuns, keys: OrderKeys) -> tuple[Ints, Ints]:
+    """Return the run of every frame and the frame itself, without the frames that the laps do not have."""
+    if index.rates is not None:
+        return list_taken(index.rates, keys, runs.row, runs.lap, runs.start, runs.stop)
+    length = runs.stop - runs.start
+    return np.repeat(np.arange(len(length)), length), ragged_arange(runs.start, length)
+
+
+def _take_laps(index: EpisodeIndex, rows: Ints, begin: int, end: int, keys: OrderKeys) -> AnchorRuns:
+    """Return the runs in ``[begin, end)`` of the endless sequence of a dataset, in its order."""
+    size = int(lap_sizes(index)[index.dataset[rows[0]]])
+    laps = np.arange(begin // size, -(-end // size))
+    row, lap = _all_parts(index, rows, laps)
+    if keys.shuffle:
+        key = keys.run_keys(index.dataset[row], lap, index.episode[row], index.start[row])
+        whole_lap = lap if index.rates is None else lap // index.rates.parts[row]
+        order = np.lexsort((key, whole_lap))
+        row, lap = row[order], lap[order]
+    start, stop = index.start[row], index.stop[row]
+    length = stop - start if index.rates is None else count_taken(index.rates, keys, row, lap, start, stop)
+    last = int(laps[0]) * size + np.cumsum(length)
+    first = last - length
+    skipped, cut = np.maximum(begin - first, 0), np.maximum(last - end, 0)
+    kept = skipped + cut < length
+    runs = AnchorRuns(row=row, lap=lap, start=start, stop=stop).take(kept)
+    return _cut_ends(index, runs, skipped[kept], cut[kept], keys)
+
+
+def _all_parts(index: EpisodeIndex, rows: Ints, laps: Ints) -> tuple[Ints, Ints]:
+    """Return the rows and laps of the order that make up these laps over `rows`: one of each for every part."""
+    row, lap = np.tile(rows, len(laps)), np.repeat(laps, len(rows))
+    if index.rates is None:
+        return row, lap
+    most = index.rates.most[row]
+    part = ragged_arange(np.zeros(len(row), dtype=np.int64), most)
+    row, lap = np.repeat(row, most), np.repeat(lap * index.rates.parts[row], most) + part
+    order = np.argsort(lap, kind="stable")
+    return row[order], lap[order]
+
+
+def _cut_ends(index: EpisodeIndex, runs: AnchorRuns, skipped: Ints, cut: Ints, keys: OrderKeys) -> AnchorRuns:
+    """Return the runs without their first `skipped` and last `cut` frames: at the borders of an epoch."""
+    if index.rates is None:
+        return replace(runs, start=runs.start + skipped, stop=runs.stop - cut)
+    start, stop = runs.start.copy(), runs.stop.copy()
+    for i in np.flatnonzero(skipped + cut).tolist():
+        _, frames = run_frames(index, runs.take(slice(i, i + 1)), keys)
+        start[i], stop[i] = frames[skipped[i]], frames[len(frames) - cut[i] - 1] + 1
+    return replace(runs, start=start, stop=stop)
+
+
+def lap_sizes(index: EpisodeIndex) -> NDArray[np.int64]:
+    """Return the anchor frames of every dataset, by their rates: the length of its laps."""
+    if index.rates is not None:
+        return np.array(index.rates.sizes, dtype=np.int64)
+    return np.bincount(
+        index.dataset, weights=(index.stop - index.start).astype(np.float64), minlength=len(index.dataset_names)
+    ).astype(np.int64)
+
+
+def first_laps(index: EpisodeIndex, epoch: int) -> NDArray[np.int64]:
+    """Return for every dataset the lap in which the epoch begins; without shares and rates an epoch is a lap."""
+    first = np.full(len(index.dataset_names), epoch)
+    if index.shares is not None:
+        first = np.array(index.shares.begins(epoch)) // lap_sizes(index)
+    return first if index.rates is None else first * index.rates.laps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanTable(ColumnTable):
+    """Which frames of which episodes spans are."""
+
+    dataset: NDArray[np.int32]
 
     lap: Ints
     """The pass over its dataset that the span belongs to: the epoch, except in a mixture or with rates."""
@@ -43,6 +224,14 @@ class Spans:
     episode: Ints
     start: Ints
     stop: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans(SpanTable):
+    """Spans in an order."""
+
+    row: Ints
+    """The run of the index that the span belongs to."""
 
     key: Hashes
     """The span's hash. A piece of a cut span inherits its hash, and so its place in the order."""
@@ -52,13 +241,6 @@ class Spans:
 
     count: Ints
     """Frames left: those of [start, stop) that the lap has, at or above the floor. Never 0."""
-
-    def __len__(self) -> int:
-        return len(self.episode)
-
-    def take(self, rows: Ints | slice) -> "Spans":
-        """Return the given rows, in that order."""
-        return Spans(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
 def cut_spans(index: EpisodeIndex, spec: OrderSpec, keys: OrderKeys) -> Spans:
@@ -103,12 +285,7 @@ def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
         owner, frame = np.repeat(np.arange(len(spans)), length), ragged_arange(spans.start, length)
     else:
         owner, frame = list_taken(keys.rates, keys, spans.row, spans.lap, spans.start, spans.stop)
-    clip_frames = keys.clip_sizes(spans.dataset)
-    order_key = keys.frame_keys(
-        keys.frame_bases(spans.dataset, spans.lap, spans.episode)[owner],
-        frame,
-        None if clip_frames is None else clip_frames[owner],
-    )
+    order_key = keys.frame_keys(spans.dataset, spans.lap, spans.episode, owner, frame)
     if spans.floor.any():
         left = order_key >= spans.floor[owner]
         owner, frame, order_key = owner[left], frame[left], order_key[left]
@@ -141,11 +318,19 @@ def _cut_runs(runs: AnchorRuns, spec: OrderSpec) -> AnchorRuns:
 
 
 def _interleave(spans: Spans, share: Ints) -> Ints:
-    """Return the interleaved order of spans that are listed dataset by dataset."""
+    """Return the order that spreads the spans of each dataset evenly over the epoch; `spans` come dataset by dataset.
+
+    Each dataset's share of the epoch is stretched to the length of the whole epoch. There, the place of a span is one
+    of its own frames, chosen by its hash. So the spans of a dataset keep their order. At every prefix, the frames of a
+    dataset differ from its part by less than its longest span plus its part of the sum of all datasets' longest spans.
+    """
+    num_frames = share[spans.dataset]
     before = np.cumsum(spans.count) - spans.count
     place = before - (np.cumsum(share) - share)[spans.dataset]
     jitter = (spans.key & np.uint64((1 << _JITTER_BITS) - 1)).view(np.int64) * spans.count >> _JITTER_BITS
-    return interleave(place, share[spans.dataset], jitter)
+    # 2**62 holds the largest share times the steps of the common axis: with 2**40 frames these are 4 million.
+    bits = 62 - int(num_frames.max(initial=1)).bit_length()
+    return np.argsort(((place + jitter) << bits) // num_frames, kind="stable")
 
 
 def _sort_within(owner: Ints, offset: Ints, order_key: Hashes) -> Ints:

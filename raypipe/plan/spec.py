@@ -14,6 +14,8 @@ from raypipe.text import MOST_LANES, counted, either
 
 Tail = Literal["short", "drop", "wrap"]
 BatchScope = Literal["rank", "global"]
+SpanLength = int | Literal["episode"]
+ClipLength = int | tuple[int, ...] | Literal["span"]
 
 WHOLE_EPISODE: Final = "episode"
 """Value of `span_frames` that makes a span a whole episode (or a whole segment of one)."""
@@ -59,10 +61,10 @@ class OrderSpec:
     the global batches equal on many world sizes."""
 
     def __post_init__(self) -> None:
-        _store_whole(self, "seed", 0, (1 << 64) - 1)
-        _store_whole(self, "live_spans", 1, _MAX_COUNT)
-        _store_whole(self, "span_frames", 1, _MAX_COUNT, WHOLE_EPISODE)
-        _store_whole(self, "lanes", 1, MOST_LANES, WORLD_SIZE)
+        store_whole(self, "seed", 0, (1 << 64) - 1)
+        store_whole(self, "live_spans", 1, _MAX_COUNT)
+        store_whole(self, "span_frames", 1, _MAX_COUNT, WHOLE_EPISODE)
+        store_whole(self, "lanes", 1, MOST_LANES, WORLD_SIZE)
         self._store_clips()
         _check_choice("tail", self.tail, get_args(Tail))
         if not isinstance(self.shuffle, bool):
@@ -76,7 +78,7 @@ class OrderSpec:
             # If all datasets have the same length, one number says it and keeps the state short.
             object.__setattr__(self, "clip_frames", sizes if len(set(sizes)) > 1 else sizes[0])
         else:
-            _store_whole(self, "clip_frames", 1, _MAX_COUNT, WHOLE_SPAN)
+            store_whole(self, "clip_frames", 1, _MAX_COUNT, WHOLE_SPAN)
 
     def clip_sizes(self, num_datasets: int) -> tuple[int, ...]:
         """Return the clip length of every dataset; empty if a clip is a whole span, or without `shuffle`.
@@ -117,7 +119,7 @@ class BatchSpec:
 
     def __post_init__(self) -> None:
         _check_choice("batch scope", self.scope, get_args(BatchScope))
-        _store_whole(self, "size", 1, _MAX_COUNT, label="batch_size" if self.scope == "rank" else "global_batch_size")
+        store_whole(self, "size", 1, _MAX_COUNT, label="batch_size" if self.scope == "rank" else "global_batch_size")
 
     def per_lane(self, lanes: int, world_size: int) -> int:
         """Return the frames that a full step takes from every lane.
@@ -148,9 +150,9 @@ class Leg:
     """Frames that every lane has handed to the trainer in this leg."""
 
     def __post_init__(self) -> None:
-        _store_whole(self, "lanes", 1, MOST_LANES)
-        _store_whole(self, "live_spans", 1, _MAX_COUNT)
-        _store_whole(self, "frames_per_lane", 0, (1 << 63) - 1)
+        store_whole(self, "lanes", 1, MOST_LANES)
+        store_whole(self, "live_spans", 1, _MAX_COUNT)
+        store_whole(self, "frames_per_lane", 0, (1 << 63) - 1)
 
 
 def parse_order(
@@ -207,7 +209,8 @@ def check_whole(name: str, value: Any, least: int, most: int, named_value: str =
     return number
 
 
-def _store_whole(spec: Any, name: str, least: int, most: int, named_value: str = "", *, label: str = "") -> None:
+def store_whole(spec: Any, name: str, least: int, most: int, named_value: str = "", *, label: str = "") -> None:
+    """Check a field of a frozen spec by `check_whole` and store the result, unless it is `named_value`."""
     value = getattr(spec, name)
     if not (named_value and isinstance(value, str) and value == named_value):
         object.__setattr__(spec, name, check_whole(label or name, value, least, most, named_value))

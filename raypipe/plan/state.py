@@ -24,15 +24,22 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from raypipe.errors import ConfigError, ResumeError, as_damage
-from raypipe.plan.epoch import EpochPlan
-from raypipe.plan.index import EpisodeIndex, Shares, describe_selection
+from raypipe.plan.epoch import EpochPlan, WorldPlan, check_start
+from raypipe.plan.index import DatasetShare, EpisodeIndex, Shares, describe_selection
 from raypipe.plan.keyhash import ORDER_VERSION
-from raypipe.plan.shares import describe_changes, go_on_with, shares_from_dict, shares_to_dict
+from raypipe.plan.spans import UNVERSIONED
 from raypipe.plan.spec import WORLD_SIZE, BatchSpec, Leg, OrderSpec, check_whole, check_world_size, first_leg, is_served
-from raypipe.plan.world import WorldPlan, check_start
 from raypipe.text import counted
 
 _MAX_SHOWN: Final = 30
+
+_COMPARED: Final = {
+    "data": "fingerprint",
+    "selected frames": "selection",
+    "frames per epoch": "frames",
+    "revision": "revision",
+}
+"""What is compared of two mixtures in words, with the fields of `DatasetShare`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +67,7 @@ class OrderState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a JSON object."""
-        order = self.spec.to_dict()
+        order, shares = self.spec.to_dict(), self.shares
         seed = order.pop("seed")
         return {
             "order_version": self.order_version,
@@ -69,7 +76,7 @@ class OrderState:
             "epoch": self.epoch,
             "order": {**order, "selection": self.selection},
             "legs": [asdict(leg) for leg in self.legs],
-            **({"mixture": shares_to_dict(self.shares)} if self.shares else {}),
+            **({"mixture": {**asdict(shares), "members": list(map(asdict, shares.members))}} if shares else {}),
         }
 
     @classmethod
@@ -170,10 +177,12 @@ def follow_state(
     changes = describe_changes(state.shares, index.shares)
     if changes and (state.legs or not allow_mixture_change):
         within = f"the state is within epoch {state.epoch}: go on with the mixture that it was saved with to its end"
+        more = len(changes) - _MAX_SHOWN
+        shown = [*changes[:_MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
         remedy = within if state.legs else "allow_mixture_change=True lets the run go on with the new one"
         raise ResumeError(
             "the saved state belongs to another mixture:\n"
-            + "\n".join(f"  {line}" for line in _first_lines(changes))
+            + "\n".join(f"  {line}" for line in shown)
             + f"\nUse the mixture of the state; it may change between epochs only, and {remedy}."
         )
     index = replace(index, shares=go_on_with(state.shares, index.shares, epoch=state.epoch))
@@ -181,11 +190,6 @@ def follow_state(
         return state, index
     selection = describe_selection(index)
     return replace(state, fingerprint=index.fingerprint, selection=selection, shares=index.shares), index
-
-
-def _first_lines(lines: Sequence[str]) -> list[str]:
-    more = len(lines) - _MAX_SHOWN
-    return [*lines[:_MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
 
 
 def check_state(state: OrderState, index: EpisodeIndex, spec: OrderSpec) -> None:
@@ -265,3 +269,49 @@ def _emitted(legs: Sequence[Leg]) -> tuple[Leg, ...]:
 
 def _differs(name: str, saved: object, given: object) -> str:
     return f"the saved state belongs to another order: {name} is {saved!r} in the state and {given!r} here."
+
+
+def describe_changes(saved: Shares, given: Shares) -> tuple[str, ...]:
+    """Return in words how two mixtures differ; empty if a run may pass from one to the other unchanged."""
+    before, now = ({one.name: one for one in shares.members} for shares in (saved, given))
+    lines = [f"{name!r} is in the state and not here" for name in before if name not in now]
+    lines += [f"{name!r} is here and not in the state" for name in now if name not in before]
+    for name in (name for name in before if name in now):
+        for what, field in _COMPARED.items():
+            one, other = getattr(before[name], field), getattr(now[name], field)
+            is_known = what != "revision" or UNVERSIONED not in (one, other)
+            if one != other and is_known:
+                lines.append(f"{what} of {name!r}: {one} in the state, {other} here")
+    if not lines and saved.names != given.names:
+        lines.append(f"the order of the datasets: {', '.join(saved.names)} in the state, {', '.join(given.names)} here")
+    return tuple(lines)
+
+
+def go_on_with(saved: Shares, given: Shares, *, epoch: int) -> Shares:
+    """Return `given` with every dataset that `saved` has with the same data at the position it had at `epoch`.
+
+    A dataset with another selection of frames begins its next lap: the rest of the lap before is of another order.
+    """
+    if describe_changes(saved, given):
+        since, positions = epoch, [_position(now, saved, epoch) for now in given.members]
+    else:
+        since, positions = saved.since, [was.position for was in saved.members]
+    pairs = zip(given.members, positions, strict=True)
+    return Shares(since=since, members=tuple(replace(now, position=position) for now, position in pairs))
+
+
+def _position(now: DatasetShare, saved: Shares, epoch: int) -> int:
+    was = next((one for one in saved.members if one.name == now.name), None)
+    if was is None or was.fingerprint != now.fingerprint:
+        return 0
+    position = saved.begins(epoch)[saved.members.index(was)]
+    if was.selection == now.selection:
+        return position
+    return -(-position // was.size) * now.size
+
+
+def shares_from_dict(saved: Any) -> Shares:
+    """Return the shares from a JSON object; raises `KeyError`, `TypeError` or `ValueError` if it has none."""
+    kinds: dict[str, Any] = DatasetShare.__annotations__
+    members = [DatasetShare(**{name: kind(one[name]) for name, kind in kinds.items()}) for one in saved["members"]]
+    return Shares(since=int(saved["since"]), members=tuple(members))

@@ -16,7 +16,7 @@ from fuzz_mutations import ODD_VALUES, mutate_bytes, mutate_json, mutate_table, 
 from fuzz_site import CHANGED, LENGTHS, RIGHT, Damage, Site
 
 from raypipe.account.file import dump_account, load_account
-from raypipe.account.seal import seal_account
+from raypipe.account.parts import seal_account
 from raypipe.dataset import open_dataset
 from raypipe.errors import RaypipeError
 from raypipe.mixture import Mixture, MixtureStats, Normaliser

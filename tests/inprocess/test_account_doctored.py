@@ -20,8 +20,8 @@ from plan_cases import WORLDS, lengths, make_index, specs
 from raypipe.account import Skip, add_runs, count_values, subtract_runs
 from raypipe.account.file import read_account, write_account
 from raypipe.account.folder import read_run_account
-from raypipe.account.runs import empty_runs
-from raypipe.account.seal import seal_account
+from raypipe.account.frames import empty_runs
+from raypipe.account.parts import seal_account
 from raypipe.account.verdict import check_account
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.mixture import Mixture

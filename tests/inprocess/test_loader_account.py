@@ -213,7 +213,7 @@ def test_a_rank_that_dies_in_the_middle_of_its_write_leaves_its_newest_file(rows
     save_all(tmp_path, loaders)
     run(loaders, 2)
     write_states(tmp_path, loaders[0])
-    monkeypatch.setattr("raypipe.account.keeping.write_account", refuse)
+    monkeypatch.setattr("raypipe.account.file.write_account", refuse)
     with pytest.raises(OSError, match="dies here"):
         write_states(tmp_path, loaders[1])
 
@@ -244,7 +244,7 @@ def test_a_checkpoint_in_which_rank_0_of_another_world_died_is_exact(
         write_states(tmp_path, others[0])
         (tmp_path / "raypipe/train.json").write_bytes(saved)
     else:
-        monkeypatch.setattr("raypipe.account.keeping.write_account", refuse)
+        monkeypatch.setattr("raypipe.account.file.write_account", refuse)
         with pytest.raises(OSError, match="dies here"):
             write_states(tmp_path, others[0])
 

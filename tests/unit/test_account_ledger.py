@@ -8,20 +8,20 @@ import pytest
 from account_cases import HandRun
 from plan_cases import make_index, plan_start
 
-from raypipe.account import Handed, Hole, Ledger, merge_parts
+from raypipe.account import Handed, Ledger, Skip, merge_parts
+from raypipe.account.frames import count_values
 from raypipe.account.ledger import FrameDigest
-from raypipe.account.runs import count_values
 from raypipe.errors import RaypipeError
 from raypipe.plan import OrderSpec
 
 SPEC = OrderSpec(seed=5, live_spans=3)
 
 
-def handed(*numbers, repeats=(), holes=()):
+def handed(*numbers, repeats=(), skipped=()):
     values = np.array([*numbers, *repeats], dtype=np.int64)
     is_repeat = np.arange(len(values)) >= len(numbers)
-    lanes = np.zeros(len(numbers) + sum(len(hole.numbers) for hole in holes), dtype=np.int32)
-    return Handed(numbers=values, is_repeat=is_repeat, lanes=lanes, holes=holes)
+    lanes = np.zeros(len(numbers) + sum(skip.frames.num_values for skip in skipped), dtype=np.int32)
+    return Handed(numbers=values, is_repeat=is_repeat, lanes=lanes, skipped=skipped)
 
 
 def begun(prior=(), **options):
@@ -33,7 +33,7 @@ def begun(prior=(), **options):
 def test_a_ledger_counts_what_is_handed_over():
     ledger = begun()
 
-    ledger.record(handed(4, 2, 3, holes=(Hole(0, 1, np.array([25, 24]), "broken\nat line 3"),)))
+    ledger.record(handed(4, 2, 3, skipped=(Skip.of(0, 1, np.array([25, 24]), "broken\nat line 3"),)))
     ledger.record(handed(9, repeats=[4, 4]))
 
     (part,) = ledger.parts()

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.account.runs import (
+from raypipe.account.frames import (
     Runs,
     add_runs,
     count_ranges,
@@ -15,7 +15,6 @@ from raypipe.account.runs import (
     intersect_runs,
     keep_values,
     make_runs,
-    runs_beyond_once,
     runs_once,
     subtract_runs,
     unite_runs,
@@ -56,7 +55,6 @@ def test_operations_are_those_of_multisets(one, other):
     assert as_counter(unite_runs(a, b)) == count_a | count_b
     assert as_counter(keep_values(a, b)) == Counter({value: n for value, n in count_a.items() if value in count_b})
     assert as_counter(runs_once(a)) == Counter(set(one))
-    assert as_counter(runs_beyond_once(a)) == count_a - Counter(set(one))
 
 
 @given(st.lists(values, max_size=5))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.plan.livewindow import open_lane
+from raypipe.plan.lanes import Lane
 from raypipe.plan.spans import Spans
 
 MASK = 2**64 - 1
@@ -26,7 +26,7 @@ def make_lane(counts, live_spans, seed=0):
         floor=zeros.astype(np.uint64),
         count=counts,
     )
-    return open_lane(spans, live_spans)
+    return Lane(spans=spans, live_spans=live_spans)
 
 
 def mix(value):

@@ -23,7 +23,7 @@ from raypipe.plan import (
     report_plan,
     resolve_live,
 )
-from raypipe.plan.members import report_members
+from raypipe.plan.report import report_members
 
 SIZES = [MemberCost(row_bytes=100, cameras=(CameraCost(name="top", keyframe_interval=2, frame_bytes=1000),))]
 

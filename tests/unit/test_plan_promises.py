@@ -176,10 +176,10 @@ def test_leaving_an_episode_out_keeps_the_relative_order_of_the_other_spans(fram
     rest = [episode for episode in range(len(frames)) if episode != dropped]
     # One lane: the spans are not cut to make lanes equal, so the queue is the order itself.
     spec = replace(spec, lanes=1)
-    full = plan_start(make_index(frames), replace(spec, tail="short"), world_size=1).plan.queues.lane(0)
+    full = plan_start(make_index(frames), replace(spec, tail="short"), world_size=1).plan.queues.lane(0).spans
     part_index = make_index([frames[episode] for episode in rest], episodes=rest)
 
-    part = plan_start(part_index, replace(spec, tail="short"), world_size=1).plan.queues.lane(0)
+    part = plan_start(part_index, replace(spec, tail="short"), world_size=1).plan.queues.lane(0).spans
 
     kept = full.episode != dropped
     assert part.episode.tolist() == full.episode[kept].tolist()

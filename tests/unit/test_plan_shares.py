@@ -126,7 +126,7 @@ def test_which_frames_an_epoch_takes_depends_neither_on_spans_nor_on_ranks(index
 @given(mixtures(), st.integers(0, 2**32), st.sampled_from(["episode", 1, 5]), st.integers(0, 5))
 def test_spans_come_so_that_at_every_prefix_each_dataset_has_its_share(index, seed, span_frames, epoch):
     spec = OrderSpec(seed=seed, span_frames=span_frames, lanes=1)
-    spans = plan_start(index, spec, world_size=1, epoch=epoch).plan.queues.lane(0)
+    spans = plan_start(index, spec, world_size=1, epoch=epoch).plan.queues.lane(0).spans
 
     shares, total = np.array(index.shares.frames), index.num_frames
     length = spans.stop - spans.start
@@ -291,7 +291,8 @@ def test_a_state_of_a_single_dataset_is_none_of_a_mixture():
 def test_visits_stay_equal_over_a_change_of_weights(index, seed, epoch, data):
     spec, num = OrderSpec(seed=seed, lanes=1), len(index.dataset_names)
     frames = data.draw(st.lists(st.integers(1, 60), min_size=num, max_size=num))
-    changed = replace(index, shares=replace(index.shares, frames=tuple(frames)))
+    pairs = zip(index.shares.members, frames, strict=True)
+    changed = replace(index, shares=replace(index.shares, members=tuple(replace(one, frames=n) for one, n in pairs)))
     visits = [f for e in range(epoch) for f in emitted_of(plan_start(index, spec, world_size=1, epoch=e))]
 
     state, changed = follow_state(saved_state(index, epoch=epoch, spec=spec), changed, allow_mixture_change=True)
@@ -337,6 +338,6 @@ def test_a_dataset_of_which_other_frames_are_selected_begins_its_next_lap():
     # Of 33 frames 2 epochs have taken 20: a lap is under way, and the next one is lap 1 of 27 frames.
     _, changed = follow_state(saved_state(selected((), [10, 4])), selected((3,), [10, 4]), allow_mixture_change=True)
 
-    assert changed.shares.positions == (27, 8)
+    assert tuple(one.position for one in changed.shares.members) == (27, 8)
     spans = plan_start(changed, OrderSpec(seed=1), world_size=1, epoch=2).plan.queues.spans
     assert set(spans.lap[spans.dataset == 0].tolist()) == {1}

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.plan.steps import plan_steps
+from raypipe.plan.rank import plan_steps
 
 
 def sizes(share, extras, per_lane, tail, lanes=4):

@@ -5,7 +5,7 @@ import pytest
 from account_cases import HandRun
 from fsspec.implementations.memory import MemoryFileSystem
 
-from raypipe.account.keeping import open_filesystem
+from raypipe.account.folder import open_filesystem
 from raypipe.errors import ConfigError
 from raypipe.mixture import Mixture
 from raypipe.plan import OrderSpec, SelectionSpec

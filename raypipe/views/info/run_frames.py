@@ -103,7 +103,8 @@ def _read_members(header: Header) -> tuple[EpisodeIndex, FrameAxis]:
         index_dataset(name, meta, parse_selection(member["selection"]))
         for name, meta, member in zip(names, metas, header.members, strict=True)
     ]
-    return mix_indexes(indexes, shares.frames, revisions=shares.revisions), _lay_out(names, metas)
+    revisions = [one.revision for one in shares.members]
+    return mix_indexes(indexes, shares.frames, revisions=revisions), _lay_out(names, metas)
 
 
 def _at_state(index: EpisodeIndex, header: Header, place: str) -> EpisodeIndex:
