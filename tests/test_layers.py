@@ -30,7 +30,7 @@ LAYERS = [
 ]
 MOST_LAYERS, MOST_ENTRIES = 12, 21
 
-# `bench` measures the libraries themselves: the floor is torchcodec alone, and the peers are theirs.
+# `bench` measures the library itself: the floor is torchcodec alone.
 HOMES = {
     "torch": {
         "decode",
@@ -41,10 +41,9 @@ HOMES = {
         "lerobot",
         "testing.video",
         "views.clip",
-        "bench.one_loader",
     },
     "torchcodec": {"decode.videos", "decode.video_writer", "testing.video", "bench"},
-    "matplotlib": {"validate.page", "views", "bench.plot"},
+    "matplotlib": {"validate.page", "views", "bench.report"},
     "PIL": {"decode.images", "testing.write"},
     "ray": {
         "storage.cluster_budget",
@@ -54,11 +53,11 @@ HOMES = {
         "pipeline.pipeline",
         "train",
         "validate.tasks",
-        "bench.one_loader",
+        "bench.loaders",
     },
     "huggingface_hub": {"storage.hub"},
     "rerun": {"views.rerun_log"},
-    "lerobot": {"lerobot", "bench.one_loader"},
+    "lerobot": {"lerobot"},
 }
 
 
