@@ -7,6 +7,7 @@ the process that started this one uses them to find the CPU time of an epoch.
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -173,20 +174,20 @@ class FloorLoader:
 
     def _jobs(self) -> list[FloorJob]:
         if not self._cameras:
-            return self._file_jobs(_read_rows, [self._meta.data_file(row) for row in self._rows], self._rows)
+            return self._file_jobs(_read_rows, [self._meta.data_file(row) for row in self._rows])
         jobs: list[FloorJob] = []
         for camera in self._cameras:
             if self._meta.features[camera].kind == "video":
                 files = [self._meta.video_file(row, camera) for row in self._rows]
-                jobs += self._file_jobs(_decode_video, files, self._rows)
+                jobs += self._file_jobs(_decode_video, files)
         images = tuple(name for name in self._cameras if self._meta.features[name].kind == "image")
         return jobs + (self._image_jobs(images) if images else [])
 
-    def _file_jobs(self, read: Callable[[str, int, int], int], files: list[str], rows: list[int]) -> list[FloorJob]:
-        """Return the jobs that read the files of these episodes; each file is cut into one run per process."""
-        num_frames: dict[str, int] = {}
-        for name, row in zip(files, rows, strict=True):
-            num_frames[name] = num_frames.get(name, 0) + int(self._meta.episodes.length[row])
+    def _file_jobs(self, read: Callable[[str, int, int], int], files: list[str]) -> list[FloorJob]:
+        """Return the jobs that read the files of the episodes; each file is cut into one run per process."""
+        num_frames: Counter[str] = Counter()
+        for name, row in zip(files, self._rows, strict=True):
+            num_frames[name] += int(self._meta.episodes.length[row])
         return [
             partial(read, self._meta.storage.locate(name), begin, end)
             for name, count in num_frames.items()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from raypipe.bench.settings import setting_of
+from raypipe.bench.settings import Setting
 from raypipe.errors import ConfigError
 from raypipe.plan import DEFAULT_LIVE_BYTES
 from raypipe.storage import check_writable, save_figure
@@ -103,7 +103,9 @@ class BenchReport:
             return "no setting could be measured"
         live_bytes = self.conditions.get("live_bytes", DEFAULT_LIVE_BYTES)
         memory = "" if live_bytes == DEFAULT_LIVE_BYTES else f"live_bytes={live_bytes}, "
-        return f"Pipeline(..., batch_size={self.conditions['batch_size']}, {memory}{setting_of(best).advice()})"
+        return (
+            f"Pipeline(..., batch_size={self.conditions['batch_size']}, {memory}{Setting(**best['setting']).advice()})"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -198,9 +200,6 @@ _TABLE_COLUMNS: Final = {
 
 def bench_table(report: BenchReport) -> "Group":
     """Return the settings, fastest first, the floor, the conditions, and the line to paste."""
-    from rich.console import Group
-    from rich.text import Text
-
     best = report.find_best()
     rate = report.conditions.get("gpu_samples_per_s", 0.0)
     columns = [*_TABLE_COLUMNS.values(), *([f"cores for\n{rate:,g}/s"] if rate else [])]
@@ -214,22 +213,25 @@ def bench_table(report: BenchReport) -> "Group":
     table.add_section()
     floor = ["failed"] if "error" in report.floor else _cells({**report.floor, "first_batch_s": None})
     table.add_row("  floor: all frames in file order, all cores", *floor)
-    lines = [_conditions(report), *_notes(report), f"* {report.advice()}"]
-    return Group(table, *(Text(line) for line in lines))
+    return _with_lines(table, [_conditions(report), *_notes(report), f"* {report.advice()}"])
 
 
 def compare_table(comparison: Comparison) -> "Group":
     """Return the ratios of two reports, and their other differences."""
-    from rich.console import Group
-    from rich.text import Text
-
     table = _table("second / first", [_TABLE_COLUMNS[name] for name in COMPARED])
     for name, ratios in comparison.ratios.items():
         table.add_row(name, *("" if value is None else f"{value:.2f}" for value in ratios.values()))
     lines = [f"differs: {difference}" for difference in comparison.differences]
     lines += [f"only in the first: {name}" for name in comparison.only_first]
     lines += [f"only in the second: {name}" for name in comparison.only_second]
-    return Group(table, *(Text(line) for line in lines))
+    return _with_lines(table, lines)
+
+
+def _with_lines(table: "Table", lines: Sequence[str]) -> "Group":
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(table, *map(Text, lines))
 
 
 def row_line(name: str, row: Mapping[str, Any]) -> str:

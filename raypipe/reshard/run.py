@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
@@ -109,7 +110,7 @@ def reshard_dataset(
     workspace = find_workspace(meta, spec, local_folder(out), size_of)
     if is_finished(workspace):
         shutil.rmtree(workspace.folder, ignore_errors=True)
-        return _report_of_finished(workspace, meta, spec)
+        return _report(workspace, meta, spec, workspace.out)
     check_where(where)
     if where == "auto":
         where = "process" if sum(size_of.values()) < _SMALL_BYTES and not spec.is_reencoded else "ray"
@@ -122,7 +123,7 @@ def reshard_dataset(
             _remove_stray(workspace, files)
             notes = [*job.columns.notes(), *_video_notes(job, files), *write_meta(job, files, source, size_of)]
             notes += check_copy(job, where=where, allow_findings=allow_findings)
-            report = _report(job, files, num_kept, notes)
+            report = replace(_report(workspace, meta, spec, workspace.dataset, num_kept), notes=tuple(notes))
             publish(workspace)
     return report
 
@@ -330,25 +331,12 @@ def _check_cameras(copy: DatasetMeta, cameras: Sequence[str]) -> None:
             )
 
 
-def _report(job: CopyJob, files: FilePlan, num_kept: int, notes: Sequence[str]) -> ReshardReport:
-    return ReshardReport(
-        root=job.meta.root,
-        out=job.workspace.out,
-        num_episodes=len(job.numbering),
-        num_frames=int(job.lengths.sum()),
-        num_excluded=len(job.meta.episodes) - len(job.numbering),
-        num_data_files=len(files.data),
-        num_video_files=len(files.videos),
-        size_bytes=sum(list_sizes(open_storage(job.workspace.dataset)).values()),
-        num_kept_files=num_kept,
-        was_complete=False,
-        notes=tuple(notes),
-    )
-
-
-def _report_of_finished(workspace: Workspace, meta: DatasetMeta, spec: ReshardSpec) -> ReshardReport:
-    copy = read_metadata(str(workspace.out))
-    sizes = list_sizes(open_storage(workspace.out))
+def _report(
+    workspace: Workspace, meta: DatasetMeta, spec: ReshardSpec, folder: Path, num_kept: int = 0
+) -> ReshardReport:
+    """Return the report on the copy in `folder`."""
+    copy = read_metadata(str(folder))
+    sizes = list_sizes(open_storage(folder))
     return ReshardReport(
         root=meta.root,
         out=workspace.out,
@@ -358,7 +346,7 @@ def _report_of_finished(workspace: Workspace, meta: DatasetMeta, spec: ReshardSp
         num_data_files=sum(name.startswith("data/") for name in sizes),
         num_video_files=sum(name.startswith("videos/") for name in sizes),
         size_bytes=sum(sizes.values()),
-        num_kept_files=0,
-        was_complete=True,
+        num_kept_files=num_kept,
+        was_complete=folder == workspace.out,
         notes=(),
     )

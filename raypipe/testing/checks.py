@@ -198,9 +198,6 @@ def _is_same(left: Any, right: Any) -> bool:
     if isinstance(left, list | tuple) and type(left) is type(right):
         return len(left) == len(right) and all(map(_is_same, left, right))
     if hasattr(left, "dtype") and hasattr(right, "dtype"):
-        return bool(left.dtype == right.dtype) and _has_same_values(np.asarray(left), np.asarray(right))
+        one, other = np.asarray(left), np.asarray(right)
+        return bool(left.dtype == right.dtype) and np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
     return bool(left == right)
-
-
-def _has_same_values(left: Any, right: Any) -> bool:
-    return np.array_equal(left, right, equal_nan=left.dtype.kind in "fc")

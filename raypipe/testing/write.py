@@ -228,12 +228,10 @@ def _array(values: NDArray[Any]) -> pa.Array:
         return pa.array(values.tolist(), pa.string())
     if values.ndim == 1:
         return pa.array(values)
-    flat = pa.array(values.ravel())
     if values.ndim == 2:
-        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+        return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
     # 2-d features are plain nested lists, the storage type of Hugging Face's Array2D.
-    inner = pa.ListArray.from_arrays(np.arange(0, values.size + 1, values.shape[2], dtype=np.int32), flat)
-    return pa.ListArray.from_arrays(np.arange(0, len(inner) + 1, values.shape[1], dtype=np.int32), inner)
+    return pa.array(values.tolist(), pa.list_(pa.list_(pa.float32())))
 
 
 def _images(spec: SynthSpec, camera_number: int, episodes: EpisodeRange) -> pa.Array:
@@ -250,11 +248,7 @@ def _images(spec: SynthSpec, camera_number: int, episodes: EpisodeRange) -> pa.A
 
 def _file_bytes(image: NDArray[Any], suffix: str) -> bytes:
     buffer = io.BytesIO()
-    picture = Image.fromarray(image)
-    if suffix == "png":
-        picture.save(buffer, "PNG", compress_level=1)
-    else:
-        picture.save(buffer, "TIFF")
+    Image.fromarray(image).save(buffer, suffix.upper(), **({"compress_level": 1} if suffix == "png" else {}))
     return buffer.getvalue()
 
 
