@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -161,14 +161,13 @@ def _mapping(job: CopyJob) -> pa.Table:
 
 
 def _write_episodes(job: CopyJob, tables: Iterator[pa.Table]) -> None:
-    table = next(tables, None)
-    number = 0
-    while table is not None:
+    for number in count():
+        table = next(tables, None)
+        if table is None:
+            return
         target = job.workspace.dataset / format_path(EPISODES_TEMPLATE, number)
         write = partial(_write_episode_file, tables=chain([table], tables), number=number, limit=job.spec.data_mb << 20)
         job.workspace.write_file(target, write)
-        table = next(tables, None)
-        number += 1
 
 
 def _write_episode_file(stream: IO[bytes], *, tables: Iterator[pa.Table], number: int, limit: int) -> None:
