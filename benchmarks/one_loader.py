@@ -32,7 +32,9 @@ def stand_idle(request: Request) -> dict[str, Any]:
         # All at once, so that each process takes one job: processes start more slowly than this loop runs.
         for job in [pool.submit(import_decoder) for _ in range(request.num_floor)]:
             job.result()
-    elif request.needs_ray:
+    if not request.num_floor:
+        import raypipe.pipeline.pipeline  # noqa: F401
+    if request.needs_ray:
         start_ray(request.num_cpus)
     begin = time.monotonic()
     time.sleep(IDLE_S)
@@ -44,8 +46,6 @@ def stand_idle(request: Request) -> dict[str, Any]:
 
 def import_decoder() -> None:
     import torchcodec.decoders  # noqa: F401
-
-    import raypipe.pipeline  # noqa: F401
 
 
 def measure_wait(request: Request, step_s: float, num_steps: int) -> dict[str, Any]:

@@ -7,8 +7,7 @@
     plan.py        new numbers, and episodes -> files                       pure
     mp4.py         packets of an mp4, and an mp4 of packets
     videos.py      clips if pixels change, pieces, one video file           units of work
-    data.py        columns, and one data file                               a unit of work
-    stats.py       statistics and other columns of the episodes
+    data.py        columns, one data file, statistics of the episodes       a unit of work
     meta.py        meta/ of the copy
     run.py         all steps in order, in this process or on Ray            reshard_dataset
 

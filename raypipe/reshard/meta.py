@@ -30,8 +30,8 @@ from raypipe.format import (
     read_json,
     tasks_table,
 )
+from raypipe.reshard.data import SourceEpisodes, StatsPool, computed_kinds, stats_arrays
 from raypipe.reshard.plan import CopyJob, Encoding, FilePlan
-from raypipe.reshard.stats import SourceEpisodes, StatsPool, computed_kinds, stats_arrays
 from raypipe.reshard.workspace import ORIGIN, check_finished
 from raypipe.storage import Storage
 from raypipe.text import counted, either

@@ -28,7 +28,7 @@ import numpy as np
 
 from raypipe.errors import DatasetError
 from raypipe.format import DatasetMeta, read_metadata
-from raypipe.reshard.data import read_columns, write_data_file
+from raypipe.reshard.data import SourceEpisodes, open_source_episodes, read_columns, write_data_file
 from raypipe.reshard.meta import write_meta
 from raypipe.reshard.mp4 import Description
 from raypipe.reshard.plan import (
@@ -45,7 +45,6 @@ from raypipe.reshard.plan import (
     plan_video_files,
 )
 from raypipe.reshard.spec import ReshardReport, ReshardSpec, check_choices, local_folder, video_cameras
-from raypipe.reshard.stats import SourceEpisodes, open_source_episodes
 from raypipe.reshard.videos import (
     EncodeUnit,
     SourceFile,

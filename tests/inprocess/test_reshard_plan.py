@@ -12,9 +12,9 @@ from hypothesis.extra.numpy import arrays
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.format import QUANTILES, Feature, Tasks
 from raypipe.reshard import ReshardSpec, parse_spec
+from raypipe.reshard.data import StatsPool, computed_kinds, describe_rows, stats_arrays
 from raypipe.reshard.mp4 import Description
 from raypipe.reshard.plan import Piece, number_tasks, plan_data_files, plan_numbering, plan_video_files
-from raypipe.reshard.stats import StatsPool, computed_kinds, describe_rows, stats_arrays
 from raypipe.storage import open_storage
 
 sizes = st.lists(st.integers(1, 100), min_size=1, max_size=60)
