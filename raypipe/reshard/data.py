@@ -125,10 +125,9 @@ def _write(stream: IO[bytes], job: CopyJob, unit: DataCopy, stats: list[dict[str
                 _check_columns(job, reader, row)
             with as_damage(partial(_cannot_copy, job.place(number))):
                 table = _renumbered(job, reader.read_episode(row), number).select(list(job.columns.names))
-            if writer is None:
-                schema = table.schema.with_metadata(_metadata(table.schema))
-                writer = pq.ParquetWriter(stream, schema, compression="snappy")
-            with as_damage(partial(_cannot_copy, job.place(number))):
+                if writer is None:
+                    schema = table.schema.with_metadata(_metadata(table.schema))
+                    writer = pq.ParquetWriter(stream, schema, compression="snappy")
                 table = _as_schema(table, writer.schema, job.place(number))
                 # Set the size of the whole episode: by default pyarrow cuts at 1,048,576 rows.
                 writer.write_table(table, row_group_size=len(table))

@@ -40,15 +40,6 @@ from raypipe.storage import Storage
 _ENTRY_HEADER: Final = 86
 """Size of a visual sample entry before its inner boxes: size, type, and 78 bytes of fields."""
 
-CODEC_OF_ENTRY: Final = {
-    b"avc1": "h264",
-    b"avc3": "h264",
-    b"hev1": "hevc",
-    b"hvc1": "hevc",
-    b"av01": "av1",
-    b"vp09": "vp9",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
@@ -60,12 +51,6 @@ class Description:
     """Ticks per second."""
     display: bytes
     """Rotation, width and height for display."""
-
-    @property
-    def codec(self) -> str:
-        """The codec's short name, or the four letters of an unknown entry."""
-        entry = self.samples[12:16]
-        return CODEC_OF_ENTRY.get(entry, entry.decode("latin-1"))
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 
 from raypipe.decode import VideoCoding, open_writer
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.format import DatasetMeta, VideoIndex, episode_first_frame, first_frames, read_video_index
+from raypipe.format import (
+    DatasetMeta,
+    VideoIndex,
+    episode_first_frame,
+    first_frames,
+    read_video_format,
+    read_video_index,
+)
 from raypipe.reshard.mp4 import Track, TrackClip, read_track, write_mp4
 from raypipe.reshard.plan import CopyJob, Encoding, Numbering, Piece, VideoCopy
 from raypipe.reshard.spec import RECORDER_GOP, SOURCE, ReshardSpec, check_size
@@ -67,12 +74,8 @@ def _read_source(meta: DatasetMeta, row: int, camera: str) -> tuple[str, int, in
     from raypipe.decode import open_video
 
     name = meta.video_file(row, camera)
-    try:
-        codec = read_track(meta.storage, name).description.codec
-    except NotImplementedError:
-        codec = meta.features[camera].codec
     frame = open_video(meta.storage, name).read_frames(np.zeros(1, dtype=np.int64))
-    return codec, int(frame.shape[1]), int(frame.shape[2])
+    return read_video_format(meta.storage, name).codec, int(frame.shape[1]), int(frame.shape[2])
 
 
 def _check_encoder(encoding: Encoding, camera: str) -> None:
