@@ -1,6 +1,6 @@
-"""raypipe beside the floor and its peers: cost, speed, memory and mixing, on one dataset in one run.
+"""raypipe beside the floor: cost, speed, memory and mixing, on one dataset in one run; ``peers.py`` compares others.
 
-    python benchmarks/loader.py [--json-file FILE] [--peer-python PYTHON]
+    python benchmarks/loader.py [--json-file FILE]
     python benchmarks/loader.py DATASET
     python benchmarks/loader.py --make h264
     python benchmarks/loader.py --real DATASET --copies 8
@@ -17,15 +17,15 @@ CPU seconds are those of the whole process tree, Ray's daemons and tasks include
 the machine, samples/s move a lot. Memory is the peak of the sum of proportional set sizes; idle is that of the
 same processes with torch, torchcodec and raypipe imported and Ray started, and nothing read. Batch times and samples/s
 are of a loop that does nothing else; the share of waiting is of one that sleeps `--step-ms` after a batch.
-
-LeRobot's loaders run where ``lerobot`` can be imported, here or by the Python that `--peer-python` names.
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,17 @@ from made import KINDS, make_dataset
 from made_copies import copy_episodes
 
 from raypipe import open_dataset
-from raypipe.bench.measure import measure, measure_idle, sample_windows
-from raypipe.bench.one_loader import LOADERS, Request
+from raypipe.bench.loaders import Request, sample_windows
+from raypipe.bench.run import TreeSampler, measure
+
+LOADERS: dict[str, dict[str, Any]] = {
+    "floor, 1 process": {"num_floor": 1},
+    "floor, all cores": {"num_floor": os.cpu_count() or 1},
+    "raypipe": {},
+    "raypipe-ray": {"starts_ray": True},
+    "raypipe-cluster": {"parts": {"decode": {"where": "cluster"}}},
+}
+"""What each loader asks for."""
 
 COLUMNS = (
     "loader",
@@ -70,9 +79,12 @@ def main() -> None:
                 # Where raypipe decodes makes no difference before it does.
                 kind = name.replace("-cluster", "-ray")
                 if kind not in idle:
-                    idle[kind] = measure_idle(request, Path(folder), arguments.peer_python)
-                results.append(measure(request, Path(folder), arguments.peer_python))
+                    idle[kind] = measure_idle(request, Path(folder))
+                results.append({"loader": name, "observation_frames": frames, **measure(request, Path(folder))})
                 add_idle(results[-1], idle[kind])
+                if not request.num_floor and arguments.steps and "error" not in results[-1]:
+                    steps = {"step_s": arguments.step_ms / 1000, "num_steps": arguments.steps}
+                    results[-1] |= run_apart("wait", {"request": asdict(request), **steps}, Path(folder))[0]
                 print(json.dumps({key: results[-1].get(key) for key in COLUMNS[:10]}), flush=True)
         add_ratios(results)
     write_results(arguments.json, results, COLUMNS)
@@ -103,7 +115,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, help="steps of that; 0 leaves it out")
     parser.add_argument("--live-gb", type=float, default=0.0, help="memory of raypipe for spans; 0: its own choice")
     parser.add_argument("--parts", type=json.loads, default={}, help="further parts of raypipe's pipeline, as JSON")
-    parser.add_argument("--peer-python", default=sys.executable, help="Python of an environment with lerobot")
     arguments = parser.parse_args()
     given = [arguments.dataset, arguments.make, arguments.real]
     if len(given) - given.count(None) > 1:
@@ -118,19 +129,38 @@ def make_request(arguments: argparse.Namespace, root: str, name: str, observatio
     if arguments.max_samples:
         ends = np.cumsum(dataset.meta.episodes.length)
         episodes = list(range(max(1, int(np.searchsorted(ends, arguments.max_samples, side="right")))))
+    asked = LOADERS[name]
+    live = {"live_bytes": int(arguments.live_gb * 1e9)} if arguments.live_gb else {}
+    decode = asked.get("parts", {}).get("decode", {}) | arguments.parts.get("decode", {})
     return Request(
-        loader=name,
         root=str(root),
         batch_size=arguments.batch_size,
-        observation_frames=observation_frames,
-        episodes=episodes,
-        step_ms=arguments.step_ms,
-        num_steps=arguments.steps,
         num_cpus=os.cpu_count() or 1,
-        live_bytes=int(arguments.live_gb * 1e9),
-        parts=arguments.parts,
         windows=sample_windows(dataset, action_frames=16, observation_frames=observation_frames),
+        episodes=episodes,
+        parts={**live, **arguments.parts, **({"decode": decode} if decode else {})},
+        num_floor=asked.get("num_floor", 0),
+        starts_ray=asked.get("starts_ray", False),
     )
+
+
+def measure_idle(request: Request, folder: Path) -> float | None:
+    """Return the megabytes of a loader's processes when all is imported and started, and nothing is read."""
+    times, sampler = run_apart("idle", {"request": asdict(request)}, folder)
+    found = [size for time_s, size in sampler.memory if times and times["begin_s"] <= time_s <= times["end_s"]]
+    return float(np.median(found)) / 1e6 if found else None
+
+
+def run_apart(mode: str, told: dict[str, Any], folder: Path) -> tuple[dict[str, Any], TreeSampler]:
+    """Run `one_loader.py`; return what it wrote, empty if it failed, and the samples of its process tree."""
+    files = [folder / "told.json", folder / "found.json"]
+    files[0].write_text(json.dumps(told))
+    files[1].unlink(missing_ok=True)
+    child = subprocess.Popen([sys.executable, Path(__file__).with_name("one_loader.py"), mode, *files])
+    sampler = TreeSampler(child.pid)
+    child.wait()
+    sampler.stop()
+    return json.loads(files[1].read_text()) if files[1].exists() else {}, sampler
 
 
 def add_idle(result: dict[str, Any], idle_mb: float | None) -> None:

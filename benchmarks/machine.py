@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raypipe.bench.machine import describe_machine
+from raypipe.bench.run import describe_machine
 
 
 def write_results(path: str | None, results: list[dict[str, Any]], columns: Sequence[str] = ()) -> None:

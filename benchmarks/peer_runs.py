@@ -16,7 +16,7 @@ from typing import Any
 from peer_drivers.common import Request
 from peer_envs import PROJECT
 
-from raypipe.bench.processes import TreeSampler
+from raypipe.bench.run import TreeSampler
 
 DRIVERS = Path(__file__).with_name("peer_drivers")
 LIMIT_S = 1200

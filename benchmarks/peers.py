@@ -35,7 +35,7 @@ from peer_report import FLOOR, KEPT, RAYPIPE, TASKS, print_table, write_page, wr
 from peer_runs import RunError, Runner, convert, measure_kept, measure_speed
 
 from raypipe import open_dataset
-from raypipe.bench.machine import describe_machine
+from raypipe.bench.run import describe_machine
 
 PARTS = ("speed", "counts")
 STOP_AFTER = 20

@@ -33,7 +33,7 @@ from one_remote import Request
 from remote_limits import check_goal, name_limit, probe_store
 from slow_store import ROOT, Store
 
-from raypipe.bench.processes import TreeSampler
+from raypipe.bench.run import TreeSampler
 
 COLUMNS = (
     "loader",

@@ -18,7 +18,7 @@ import ray
 from machine import write_results
 from made import make_dataset, make_small_episodes
 
-from raypipe.bench.processes import TreeSampler
+from raypipe.bench.run import TreeSampler
 from raypipe.format import RowReader, read_metadata
 from raypipe.reshard import ReshardSpec, reshard_dataset
 from raypipe.testing import SynthSpec, write_dataset

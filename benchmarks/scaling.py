@@ -18,8 +18,8 @@ from typing import Any
 from machine import write_results
 from made import make_small_episodes
 
-from raypipe.bench.measure import measure, sample_windows
-from raypipe.bench.one_loader import Request
+from raypipe.bench.loaders import Request, sample_windows
+from raypipe.bench.run import measure
 from raypipe.dataset import open_dataset
 
 COLUMNS = (
@@ -39,7 +39,7 @@ COLUMNS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, nargs="+", default=[50, 500, 5000])
-    parser.add_argument("--loader", default="raypipe")
+    parser.add_argument("--ray", action="store_true", help="read rows by Ray Data")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--parts", type=json.loads, default={}, help="further parts of raypipe's pipeline, as JSON")
     parser.add_argument("--json-file", dest="json", help="also write the figures here")
@@ -57,17 +57,12 @@ def main() -> None:
 
 def make_request(arguments: argparse.Namespace, root: Path) -> Request:
     return Request(
-        loader=arguments.loader,
         root=str(root),
         batch_size=arguments.batch_size,
-        observation_frames=1,
-        episodes=None,
-        step_ms=0.0,
-        num_steps=0,
         num_cpus=os.cpu_count() or 1,
-        live_bytes=2 << 30,
-        parts=arguments.parts,
         windows=sample_windows(open_dataset(str(root)), action_frames=16, observation_frames=1),
+        parts={"live_bytes": 2 << 30, **arguments.parts},
+        starts_ray=arguments.ray,
     )
 
 

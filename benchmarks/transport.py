@@ -21,7 +21,7 @@ from typing import Any
 
 from machine import write_results
 
-from raypipe.bench.processes import TreeSampler
+from raypipe.bench.run import TreeSampler
 from raypipe.testing import SynthSpec, write_dataset
 
 COLUMNS = (

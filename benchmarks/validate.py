@@ -19,7 +19,7 @@ from machine import write_results
 from made import make_dataset, make_small_episodes
 from torchcodec.decoders import VideoDecoder
 
-from raypipe.bench.processes import TreeSampler
+from raypipe.bench.run import TreeSampler
 from raypipe.testing import SynthSpec, write_dataset
 from raypipe.validate import validate_dataset
 

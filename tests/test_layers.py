@@ -30,7 +30,7 @@ LAYERS = [
 ]
 MOST_LAYERS, MOST_ENTRIES = 12, 21
 
-# `bench` measures the libraries themselves: the floor is torchcodec alone, and the peers are theirs.
+# `bench` measures the library itself: the floor is torchcodec alone.
 HOMES = {
     "torch": {
         "decode",
@@ -41,11 +41,10 @@ HOMES = {
         "lerobot",
         "testing.video",
         "views.clip",
-        "bench.one_loader",
     },
     "torchcodec": {"decode.videos", "decode.video_writer", "testing.video", "bench"},
-    "matplotlib": {"validate.page", "views", "bench.plot"},
-    "PIL": {"decode.images", "testing.rows"},
+    "matplotlib": {"validate.page", "views", "bench.report"},
+    "PIL": {"decode.images", "testing.write"},
     "ray": {
         "storage.cluster_budget",
         # The executor whose clips are Ray tasks.
@@ -53,13 +52,12 @@ HOMES = {
         "feed",
         "pipeline.pipeline",
         "train",
-        "reshard.tasks",
-        "validate.run",
-        "bench.one_loader",
+        "validate.tasks",
+        "bench.loaders",
     },
     "huggingface_hub": {"storage.hub"},
     "rerun": {"views.rerun_log"},
-    "lerobot": {"lerobot", "bench.one_loader"},
+    "lerobot": {"lerobot"},
 }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import common
 
-from raypipe.bench.floor import FloorLoader
+from raypipe.bench.loaders import FloorLoader
 
 
 class Floor:

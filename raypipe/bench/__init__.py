@@ -2,16 +2,10 @@
 
 ::
 
-    spec.py        what to measure, and for how long                        BenchSpec
-    settings.py    a small grid around what `live_bytes` gives              Setting, grid
-    floor.py       every frame decoded once, in file order: the floor       FloorLoader
-    one_loader.py  one loader, in a process of its own                      Request
-    processes.py   the cost of such a process and its children              TreeSampler
-    measure.py     starts such a process and watches it                     measure
-    machine.py     the machine and the versions behind a figure
-    run.py         all steps                                                run_bench
-    report.py      which setting is best, and how two benches compare       BenchReport
-    table.py, plot.py                                                       for people
+    settings.py   what to measure, and a small grid around what `live_bytes` gives   BenchSpec, Setting, grid
+    loaders.py    raypipe and the floor, and one of them in a process of its own     Request, FloorLoader
+    run.py        all steps; starts such processes and watches them                  run_bench, TreeSampler
+    report.py     which setting is best, how two benches compare, tables, a picture  BenchReport
 
 `run_bench` measures a small grid of settings, each in a fresh process with a Ray of its own, and the floor: decoding
 the same frames in file order and nothing else. Nothing here changes a pipeline: the advice is a line to paste.
@@ -22,21 +16,23 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
-    from raypipe.bench.plot import check_plot, plot_bench
-    from raypipe.bench.report import BenchReport, compare, read_report
+    from raypipe.bench.report import (
+        BenchReport,
+        bench_table,
+        check_plot,
+        compare,
+        compare_table,
+        plot_bench,
+        read_report,
+    )
     from raypipe.bench.run import run_bench
-    from raypipe.bench.settings import Setting
-    from raypipe.bench.spec import BenchSpec
-    from raypipe.bench.table import bench_table, compare_table
+    from raypipe.bench.settings import BenchSpec, Setting
 else:
     __all__, __getattr__ = lazy_names(
         __name__,
         {
-            "plot": "check_plot plot_bench",
-            "report": "BenchReport compare read_report",
+            "report": "BenchReport bench_table check_plot compare compare_table plot_bench read_report",
             "run": "run_bench",
-            "settings": "Setting",
-            "spec": "BenchSpec",
-            "table": "bench_table compare_table",
+            "settings": "BenchSpec Setting",
         },
     )

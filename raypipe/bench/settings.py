@@ -1,12 +1,13 @@
-"""Chooses the settings of a pipeline to try: a small grid around what `live_bytes` gives. Pure."""
+"""What to measure: the `BenchSpec`, and the settings to try, a small grid around what `live_bytes` gives. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from raypipe.decode import DecodeSpec
 from raypipe.errors import ConfigError, suggest
-from raypipe.plan import MOST_LIVE_SPANS, WHOLE_EPISODE, WHOLE_SPAN, OrderSpec
+from raypipe.plan import DEFAULT_LIVE_BYTES, MOST_LIVE_SPANS, WHOLE_EPISODE, WHOLE_SPAN, OrderSpec
 from raypipe.text import counted
 
 _CLIP_LENGTHS: Final = (1, 2, 4, 8)
@@ -19,6 +20,34 @@ _ORDER_FIELDS: Final = ("span_frames", "live_spans")
 _FIELDS: Final = (*_DECODE_FIELDS, *_ORDER_FIELDS)
 _WORDS: Final = {"span_frames": WHOLE_EPISODE, "clip_frames": WHOLE_SPAN}
 """The words that may stand in place of a length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchSpec:
+    """What is the same for all settings."""
+
+    root: str
+    batch_size: int = 64
+    action_frames: int = 16
+    """Length of the action chunk; not used without a feature ``action``."""
+    observation_frames: int = 1
+    """Frames of every camera in a sample."""
+    seconds: float = 20.0
+    """Time of a setting's two epochs at the floor's speed: an epoch has the episodes that the floor decodes in half of
+    it. A setting takes about three times as long. An epoch stops twice this time after its first batch."""
+    live_bytes: int = DEFAULT_LIVE_BYTES
+    gpu_samples_per_s: float = 0.0
+    """How many samples a GPU takes per second. The table then shows for every setting how many cores feed it; 0: it
+    does not."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "action_frames", "observation_frames", "live_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.seconds > 0:
+            raise ConfigError(f"seconds must be more than 0, got {self.seconds}")
+        if not 0 <= self.gpu_samples_per_s < math.inf:
+            raise ConfigError(f"gpu_samples_per_s must be a number from 0 on, got {self.gpu_samples_per_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,19 +107,25 @@ def grid(
     A full product would give some hundred settings, most of which show nothing new.
 
     Args:
-        default: what a `Pipeline` chooses for its memory.
+        default: what a `Pipeline` chooses for its memory; it decodes in the rank, or nothing.
         fits: returns whether a setting fits in memory; others are left out.
         num_cpus: CPUs of this machine.
         keyframe_interval: of the videos, in frames; also tried as a clip length.
         is_quick: only the other executor and one other clip length.
     """
     tried: list[Setting] = []
-    if default.where != "none":
-        tried.append(replace(default, where="cluster" if default.where == "rank" else "rank"))
+    if default.where == "rank":
+        tried.append(replace(default, where="cluster"))
         clips = [each for each in _clips(default, keyframe_interval) if fits(each)]
         tried += clips[:1] if is_quick else clips
     if not is_quick:
-        tried += [*_threads(default, num_cpus), *_live(default)]
+        if default.where == "rank":
+            counts = {1, max(1, num_cpus // 2), num_cpus, min(2 * num_cpus, 16)}
+            tried += [replace(default, threads=count) for count in sorted(counts)]
+        # Half the live spans, if those still mix, and up to twice as many.
+        fewer, more = default.live_spans // 2, min(2 * default.live_spans, MOST_LIVE_SPANS)
+        live = [*([fewer] if fewer >= _MIXING_LIVE_SPANS else []), more]
+        tried += [replace(default, live_spans=count) for count in live]
     return [default, *(each for each in dict.fromkeys(tried) if each != default and fits(each))]
 
 
@@ -138,11 +173,6 @@ def parse_setting(text: str, default: Setting) -> Setting:
     return replace(default, **changes)
 
 
-def setting_of(row: Mapping[str, Any]) -> Setting:
-    """Return the setting in a row of a report."""
-    return Setting(**{name: row["setting"][name] for name in _FIELDS})
-
-
 def _clips(default: Setting, keyframe_interval: int) -> list[Setting]:
     """Return the default with other clip lengths: first longer ones, then shorter ones, each from the nearest on.
 
@@ -152,17 +182,3 @@ def _clips(default: Setting, keyframe_interval: int) -> list[Setting]:
     own = 0 if default.clip_frames == WHOLE_SPAN else default.clip_frames
     ordered = [*(length for length in lengths if length > own), *(length for length in lengths[::-1] if length < own)]
     return [replace(default, clip_frames=length) for length in ordered]
-
-
-def _threads(default: Setting, num_cpus: int) -> list[Setting]:
-    if default.where != "rank":
-        return []
-    counts = {1, max(1, num_cpus // 2), num_cpus, min(2 * num_cpus, 16)}
-    return [replace(default, threads=count) for count in sorted(counts)]
-
-
-def _live(default: Setting) -> list[Setting]:
-    """Return the default with half the live spans, if those still mix, and with up to twice as many."""
-    fewer, more = default.live_spans // 2, min(2 * default.live_spans, MOST_LIVE_SPANS)
-    counts = [*([fewer] if fewer >= _MIXING_LIVE_SPANS else []), more]
-    return [replace(default, live_spans=count) for count in counts]

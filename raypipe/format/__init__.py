@@ -13,6 +13,7 @@
     all of meta/              dataset_meta.py   DatasetMeta   the sum of the above
     data/*.parquet            rows.py           RowReader     the rows of an episode
                               row_features.py                 which features come from rows
+    a new dataset             writing.py                      what its writers share
     videos/*.mp4              mp4_boxes.py                    where things are in an mp4
                               mp4_index.py      VideoIndex    where every frame is
                               mp4_codec.py      VideoFormat   codec and size
@@ -78,6 +79,15 @@ if TYPE_CHECKING:
     from raypipe.format.tables import check_not_refused, open_parquet, read_json, read_json_lines, read_parquet
     from raypipe.format.tasks import PARQUET, TASK_LINES, Tasks, read_tasks
     from raypipe.format.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, why_unfit
+    from raypipe.format.writing import (
+        EPISODES_TEMPLATE,
+        FILES_PER_CHUNK,
+        QUANTILES,
+        describe_values,
+        format_path,
+        in_episodes_file,
+        tasks_table,
+    )
 else:
     __all__, __getattr__ = lazy_names(
         __name__,
@@ -105,5 +115,8 @@ else:
             "tables": "check_not_refused open_parquet read_json read_json_lines read_parquet",
             "tasks": "PARQUET TASK_LINES Tasks read_tasks",
             "templates": "DATA_TEMPLATES VIDEO_TEMPLATES why_unfit",
+            "writing": (
+                "EPISODES_TEMPLATE FILES_PER_CHUNK QUANTILES describe_values format_path in_episodes_file tasks_table"
+            ),
         },
     )

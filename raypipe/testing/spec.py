@@ -37,27 +37,19 @@ class CameraSpec:
 
     name: str
     """The feature's name, such as ``observation.images.top``."""
-
     height: int = 64
-
     width: int = 64
-
     kind: CameraKind = "video"
     """``video``: mp4. ``image``: PNG inside the parquet rows. ``depth``: mp4 with lossless 12-bit HEVC.
     ``depth-image``: TIFF of 16-bit millimetres inside the rows."""
-
     codec: Codec = "h264"
     """For ``video`` only; a depth video is always HEVC."""
-
     gop: int = 2
     """Frames from one keyframe to the next; LeRobot's recorder writes 2."""
-
     b_frames: int = 0
     """B-frames between two other frames (h264 and hevc); 0 decodes fast."""
-
     crf: int = 30
     """Quality of a lossy codec; LeRobot's recorder uses 30."""
-
     shape_order: ShapeOrder = "hwc"
     """Order in which info.json writes this camera's `shape`; real datasets have both."""
 
@@ -65,9 +57,8 @@ class CameraSpec:
         _check_choice("kind", self.kind, get_args(CameraKind))
         _check_choice("codec", self.codec, get_args(Codec))
         _check_choice("shape_order", self.shape_order, get_args(ShapeOrder))
-        _check_at_least(f"gop of camera {self.name!r}", self.gop, 1)
-        _check_at_least(f"b_frames of camera {self.name!r}", self.b_frames, 0)
-        _check_at_least(f"crf of camera {self.name!r}", self.crf, 0)
+        for field_name, least in (("gop", 1), ("b_frames", 0), ("crf", 0)):
+            _check_at_least(f"{field_name} of camera {self.name!r}", getattr(self, field_name), least)
         why = why_unfit_name(self.name)
         if why:
             raise ConfigError(f"the name of the camera {self.name!r} {why}")
@@ -105,58 +96,38 @@ class SynthSpec:
     """A made LeRobot dataset. The defaults are small: 34 frames, two 64x64 cameras."""
 
     version: Version = "v3.0"
-
     lengths: tuple[int, ...] = (7, 1, 12, 5, 9)
     """Frames of each episode. The default has odd lengths and a single frame, since joins go wrong there."""
-
     fps: int = 10
-
     cameras: tuple[CameraSpec, ...] = field(default_factory=_default_cameras)
-
     state_dim: int = 6
-
     action_dim: int = 6
-
     tasks: tuple[str, ...] = ("pick up the cube", "open the drawer")
     """Episode e has task ``e % len(tasks)``."""
-
     two_tasks: bool = False
     """Whether the second half of an episode has the next task."""
-
     episodes_per_data_file: int = 3
     """v3.0 only; v2.x has one per file."""
-
     episodes_per_video_file: int = 3
     """v3.0 only; v2.x has one per file."""
-
     episodes_per_meta_file: int = 1000
     """v3.0 only: rows in one file under meta/episodes."""
-
     row_groups: RowGroups | int = "per-episode"
     """A number gives the rows of each group, which then cross episodes, as some converters write them."""
-
     gap_frames: int = 0
     """v3.0 only: frames without an episode between two episodes of an mp4."""
-
     join: Join = "encode"
     """``concat`` encodes a clip per episode and copies the streams into one mp4, as LeRobot's recorder does."""
-
     drop_columns: tuple[DroppedColumn, ...] = ()
     """Columns to leave out; some real datasets lack them."""
-
     extra_features: tuple[ExtraFeature, ...] = ()
     """A bool, a float32 and a string feature; the float32 one has the shape (2, 3)."""
-
     chunks_size: int = 1000
     """Files in one chunk folder (v2.x: episodes)."""
-
     robot_type: str = "raypipe_synth"
-
     with_stats: bool = True
-
     pixels: PixelStyle = "flat"
     """``textured`` costs about as much to decode as a real camera; for benchmarks."""
-
     seed: int = 0
     """Sets the phases of the curves in state and action, and the texture."""
 
@@ -168,7 +139,10 @@ class SynthSpec:
             _check_choice("drop_columns", column, get_args(DroppedColumn))
         for feature in self.extra_features:
             _check_choice("extra_features", feature, get_args(ExtraFeature))
-        self._check_row_groups()
+        if isinstance(self.row_groups, int):
+            _check_at_least("row_groups", self.row_groups, 1)
+        else:
+            _check_choice("row_groups", self.row_groups, get_args(RowGroups))
         self._check_counts()
         self._check_cameras()
 
@@ -177,16 +151,9 @@ class SynthSpec:
         """Whether files hold several episodes (v3.0)."""
         return self.version == "v3.0"
 
-    def _check_row_groups(self) -> None:
-        if isinstance(self.row_groups, int):
-            _check_at_least("row_groups", self.row_groups, 1)
-        else:
-            _check_choice("row_groups", self.row_groups, get_args(RowGroups))
-
     def _check_counts(self) -> None:
-        for name in ("fps", "state_dim", "action_dim", "chunks_size"):
-            _check_at_least(name, getattr(self, name), 1)
-        for name in ("episodes_per_data_file", "episodes_per_video_file", "episodes_per_meta_file"):
+        per_file = ("episodes_per_data_file", "episodes_per_video_file", "episodes_per_meta_file")
+        for name in ("fps", "state_dim", "action_dim", "chunks_size", *per_file):
             _check_at_least(name, getattr(self, name), 1)
         _check_at_least("gap_frames", self.gap_frames, 0)
         _check_at_least("the number of episodes in lengths", len(self.lengths), 1)

@@ -11,7 +11,8 @@
     summary.py    the few numbers kept of every episode      columns, O(episodes)
     whole.py      what only all files together show          pure
     stats.py      the stored statistics against the values
-    run.py        all steps, in this process or on Ray       validate_dataset -> Report
+    tasks.py      units in this process or on Ray            run_tasks, for reshard too
+    run.py        all steps                                  validate_dataset -> Report
     mixture.py    the same for every dataset of a mixture    validate_mixture -> MixtureReport
     findings.py, kinds.py, mixture_report.py                 the values
     report.py, exclude.py, table.py, page.py                 for people and for the pipeline
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
     from raypipe.validate.mixture_table import mixture_findings_table as mixture_findings_table
     from raypipe.validate.outline import read_outline as read_outline
     from raypipe.validate.report import write_report
+    from raypipe.validate.run import CheckWhere as CheckWhere
     from raypipe.validate.run import check_rows as check_rows
+    from raypipe.validate.run import check_where as check_where
     from raypipe.validate.run import is_small as is_small
     from raypipe.validate.run import validate_dataset
     from raypipe.validate.stats import bound_room as bound_room
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from raypipe.validate.table import findings_table as findings_table
     from raypipe.validate.table import fold_findings as fold_findings
     from raypipe.validate.table import format_runs as format_runs
+    from raypipe.validate.tasks import run_tasks as run_tasks
+    from raypipe.validate.tasks import running_ray as running_ray
 else:
     _, __getattr__ = lazy_names(
         __name__,
@@ -60,10 +65,11 @@ else:
             "mixture_table": "mixture_findings_table",
             "outline": "read_outline",
             "report": "write_report",
-            "run": "check_rows is_small validate_dataset",
+            "run": "CheckWhere check_rows check_where is_small validate_dataset",
             "stats": "bound_room",
             "structure": "DataUnit check_structure plan_units",
             "table": "findings_table fold_findings format_runs",
+            "tasks": "run_tasks running_ray",
         },
     )
 

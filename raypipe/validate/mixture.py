@@ -30,7 +30,8 @@ from raypipe.mixture import (
 from raypipe.validate.findings import Finding, Place, Report, make_finding, worst_first
 from raypipe.validate.kinds import Severity
 from raypipe.validate.mixture_report import MixtureReport
-from raypipe.validate.run import CheckWhere, check_where, is_small, running_ray, validate_dataset
+from raypipe.validate.run import CheckWhere, check_where, is_small, validate_dataset
+from raypipe.validate.tasks import running_ray
 
 _UNUSABLE: Final = "member-unusable"
 

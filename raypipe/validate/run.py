@@ -11,10 +11,9 @@ in flight. A task that raises shows a bug in raypipe; bad data makes findings.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from raypipe.errors import ConfigError, suggest
 from raypipe.storage import open_root
@@ -26,6 +25,7 @@ from raypipe.validate.promises import Promises, read_promises
 from raypipe.validate.stats import check_stats
 from raypipe.validate.structure import DataUnit, Unit, check_structure, plan_units
 from raypipe.validate.summary import EpisodeSummary, join_summaries
+from raypipe.validate.tasks import run_tasks
 from raypipe.validate.video import VideoResult, check_video_file
 from raypipe.validate.whole import check_whole
 
@@ -65,7 +65,7 @@ def validate_dataset(
     findings += [*promises.findings, *check_structure(outline)]
     on_ray = where == "ray" or (where == "auto" and not is_small(promises.meta.num_frames, len(units), deep))
     with count_bar(title, len(units), is_on=progress) as advance:
-        results = _run_on_ray(promises, units, advance) if on_ray else _run_here(promises, units, advance)
+        results = _run_units(promises, units, advance, on_ray=on_ray)
     findings += [finding for result in results for finding in result.findings]
     data = [result for result in results if isinstance(result, DataResult)]
     found, summary = _check_together(outline, promises, data)
@@ -150,54 +150,26 @@ def pack_units(promises: Promises, units: Sequence[Unit]) -> list[list[Unit]]:
     return tasks
 
 
-def _run_here(promises: Promises, units: Sequence[Unit], advance: Advance) -> list[FileResult]:
-    results = []
-    for unit in units:
-        results.append(check_unit(promises, unit))
-        advance(1)
-    return results
-
-
 def _check_units(promises: Promises, units: Sequence[Unit]) -> list[FileResult]:
-    from raypipe.storage import share_gate
-
-    share_gate()
     return [check_unit(promises, unit) for unit in units]
 
 
-def _run_on_ray(promises: Promises, units: Sequence[Unit], advance: Advance) -> list[FileResult]:
-    """Run the units as Ray tasks, a bounded number in flight; return the results in the order of completion."""
-    import ray
+def _run_units(promises: Promises, units: Sequence[Unit], advance: Advance, *, on_ray: bool) -> list[FileResult]:
+    """Return the results of the units, in the order of completion."""
+    results: list[FileResult] = []
 
-    from raypipe.storage import share_gate
+    def run_alone(chosen: list[Unit], error: Exception) -> list[list[Unit]]:
+        if len(chosen) > 1:
+            return [[unit] for unit in chosen]
+        results.append(_crashed(promises, chosen[0], error))
+        advance(1)
+        return []
 
-    with running_ray():
-        # Counts what this process has already asked of the Hub, too.
-        share_gate()
-        # Bad data raises nothing, so an error is a bug and is not retried. A crash is retried once.
-        task = ray.remote(num_cpus=1, max_retries=1, retry_exceptions=False)(_check_units)
-        shared = ray.put(promises)
-        waiting = pack_units(promises, units)[::-1]
-        bound = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        flying: dict[Any, list[Unit]] = {}
-        results: list[FileResult] = []
-        while waiting or flying:
-            while waiting and len(flying) < bound:
-                chosen = waiting.pop()
-                flying[task.remote(shared, chosen)] = chosen
-            done, _ = ray.wait(list(flying), num_returns=1)
-            chosen = flying.pop(done[0])
-            try:
-                found: list[FileResult] = ray.get(done[0])
-            except ray.exceptions.WorkerCrashedError as error:
-                if len(chosen) > 1:
-                    # One of these units crashed: run each alone.
-                    waiting += [[unit] for unit in chosen]
-                    continue
-                found = [_crashed(promises, chosen[0], error)]
-            results += found
-            advance(len(chosen))
-        return results
+    tasks = pack_units(promises, units) if on_ray else [[unit] for unit in units]
+    for chosen, found in run_tasks(_check_units, promises, tasks, on_ray=on_ray, on_crash=run_alone):
+        results += found
+        advance(len(chosen))
+    return results
 
 
 def _crashed(promises: Promises, unit: Unit, error: Exception) -> FileResult:
@@ -207,18 +179,3 @@ def _crashed(promises: Promises, unit: Unit, error: Exception) -> FileResult:
     message = "two processes died while they decoded it, and nothing else"
     finding: Finding = make_finding("video-crash", message, place)
     return VideoResult(unit=unit, findings=(finding,))
-
-
-@contextmanager
-def running_ray() -> Iterator[None]:
-    """Use the running Ray, or start one for the time of the body."""
-    import ray
-
-    if ray.is_initialized():
-        yield
-        return
-    ray.init(logging_level="warning", log_to_driver=False)
-    try:
-        yield
-    finally:
-        ray.shutdown()

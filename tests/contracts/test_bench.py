@@ -8,10 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from raypipe.bench import BenchSpec, read_report
-from raypipe.bench.plot import plot_bench
-from raypipe.bench.run import run_bench
-from raypipe.bench.table import bench_table
+from raypipe.bench import BenchSpec, bench_table, plot_bench, read_report, run_bench
 from raypipe.testing import SynthSpec, write_dataset
 
 
@@ -71,12 +68,9 @@ def test_bench_of_rows_has_no_decode_settings(tmp_path):
 BROKEN_OFF = """
 import sys
 from itertools import islice
-from raypipe.bench.one_loader import RaypipeLoader, Request
+from raypipe.bench.loaders import RaypipeLoader, Request
 
-request = Request(
-    loader="raypipe", root=sys.argv[1], batch_size=4, observation_frames=1, episodes=None, step_ms=0.0, num_steps=0,
-    num_cpus=2, live_bytes=1 << 30, parts={}, windows={},
-)
+request = Request(root=sys.argv[1], batch_size=4, num_cpus=2, parts={"live_bytes": 1 << 30})
 loader = RaypipeLoader(request)
 part = [item.num_samples for item in islice(loader.epoch(), 3)]
 whole = [item.num_samples for item in loader.epoch()]

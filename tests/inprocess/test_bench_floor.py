@@ -1,15 +1,12 @@
-"""What the floor of a bench decodes, how long an epoch becomes by it, what is tried, and a peer's batch as tensors."""
+"""What the floor of a bench decodes, how long an epoch becomes by it, and what is tried."""
 
 import shutil
 
-import numpy as np
 import pytest
 
-from raypipe.bench.floor import FloorLoader
-from raypipe.bench.measure import sample_windows
-from raypipe.bench.one_loader import as_tensors
-from raypipe.bench.run import _choose, _describe_data, _epoch_frames, _make_pipe
-from raypipe.bench.spec import BenchSpec
+from raypipe.bench import BenchSpec
+from raypipe.bench.loaders import FloorLoader, make_pipeline, sample_windows
+from raypipe.bench.run import _choose, _describe_data, _epoch_frames, _make_request
 from raypipe.dataset import open_dataset
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
@@ -87,8 +84,9 @@ def test_epoch_is_sized_by_a_rate_that_loaders_can_reach(tiny_dataset, floor, fr
 
 def choose(root, live_bytes):
     dataset, spec = open_dataset(str(root)), BenchSpec(root=str(root), batch_size=4, live_bytes=live_bytes)
-    pipe = _make_pipe(dataset, spec)
-    return pipe, _choose(pipe, dataset, spec, (), is_quick=False)
+    request = _make_request(dataset, spec)
+    pipe = make_pipeline(dataset, request)
+    return pipe, _choose(pipe, dataset, request, (), is_quick=False)
 
 
 def test_settings_are_around_what_a_pipeline_chooses(tiny_dataset):
@@ -106,17 +104,3 @@ def test_settings_that_need_more_memory_than_is_given_are_left_out(tiny_dataset)
 
     assert max(one.clip_frames for one in tight) < max(one.clip_frames for one in ample)
     assert len({one.clip_frames for one in tight}) > 1
-
-
-def test_texts_of_a_batch_become_no_tensors():
-    pictures = np.empty(2, dtype=object)
-    pictures[:] = [np.zeros((3, 4, 4), dtype=np.uint8)] * 2
-    texts = {"task": np.array(["a", "b"]), "note": np.array(["a", None], dtype=object)}
-
-    tensors = as_tensors({"index": np.arange(2), "camera": pictures, "done": np.array([True, False]), **texts})
-
-    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
-        "index": (2,),
-        "camera": (2, 3, 4, 4),
-        "done": (2,),
-    }

@@ -7,9 +7,8 @@ import pytest
 from reshard_checks import assert_rows_kept, assert_times_exact, camera_packets, digests, info_of
 
 from raypipe.dataset import open_dataset
-from raypipe.format import read_metadata, read_video_index
+from raypipe.format import read_metadata, read_video_format, read_video_index
 from raypipe.reshard import ReshardSpec, reshard_dataset
-from raypipe.reshard.mp4 import read_track
 from raypipe.storage import open_storage
 from raypipe.testing import CameraSpec, SynthSpec, has_encoder, read_stamp, write_dataset
 
@@ -88,7 +87,7 @@ def test_a_camera_has_the_codec_asked_for(source, tmp_path, codec):
     reshard(source, tmp_path / "copy", codec=codec, gop=4)
 
     path = next((tmp_path / "copy").rglob("*.mp4"))
-    assert read_track(open_storage(path.parent), path.name).description.codec == codec
+    assert read_video_format(open_storage(path.parent), path.name).codec == codec
     assert info_of(tmp_path / "copy")["features"][TOP]["info"]["video.codec"] == codec
     assert keyframes_by_episode(tmp_path / "copy")[2] == [frame % 4 == 0 for frame in range(14)]
     assert_near(source, tmp_path / "copy")

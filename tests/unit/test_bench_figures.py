@@ -7,13 +7,11 @@ from dataclasses import asdict, replace
 import pytest
 from rich.console import Console
 
-from raypipe.bench import BenchReport, BenchSpec, Setting, compare, read_report
-from raypipe.bench.measure import describe
-from raypipe.bench.one_loader import Request, needs_ray, raypipe_parts
-from raypipe.bench.plot import describe_marks
-from raypipe.bench.report import with_cores
+from raypipe.bench import BenchReport, BenchSpec, Setting, bench_table, compare, read_report
+from raypipe.bench.loaders import Request
+from raypipe.bench.report import describe_marks, with_cores
+from raypipe.bench.run import describe
 from raypipe.bench.settings import differing, grid, parse_setting
-from raypipe.bench.table import bench_table
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import ConfigError
 from raypipe.plan import OrderSpec
@@ -272,7 +270,7 @@ def make_result(*is_partial):
     times = {"begin_s": 0.0, "end_s": 10.0, "first_batch_s": 1.0, "batch_ms": [10.0], "num_samples": 500}
     figures = {"decoded_frames": 600.0, "emitted_frames": 500.0}
     epochs = [{**times, "distinct_episodes": 3.0, "figures": figures, "is_partial": each} for each in is_partial]
-    return {"epochs": epochs, "wait_share": None, "settings": {}}
+    return {"epochs": epochs, "settings": {}}
 
 
 @pytest.mark.parametrize(
@@ -374,43 +372,29 @@ def test_a_picture_says_of_the_dotted_lines_what_is_drawn(floor, full_shuffle, t
     assert describe_marks(report) == told
 
 
-def test_a_picture_says_nothing_of_loaders_that_failed_and_have_no_bar():
-    measured = {"name": "other", **FIGURES, "samples_per_s": 1.0, "cpu_s_per_1k": 1.0}
-    failed = {"name": "other", "error": "does not start"}
-
-    assert "orange are other loaders" in describe_marks(make_report(measured))
-    assert "orange are other loaders" not in describe_marks(make_report(failed))
-
-
-def make_request(loader="raypipe", **others):
-    common = {"root": "x", "batch_size": 64, "observation_frames": 1, "windows": {}, "step_ms": 0.0, "num_steps": 0}
-    return Request(loader=loader, num_cpus=2, **{**common, "live_bytes": 0, "episodes": None, **others})
+def make_request(**others):
+    return Request(root="x", batch_size=64, num_cpus=2, **others)
 
 
 def test_raypipe_is_told_nothing_that_was_not_asked_for():
-    assert raypipe_parts(make_request(parts={})) == {}
-    assert raypipe_parts(make_request(parts={}, loader="raypipe-cluster")) == {"decode": {"where": "cluster"}}
+    assert make_request().pipeline_parts() == {}
 
 
 @pytest.mark.parametrize(
-    ("loader", "parts", "is_needed"),
+    ("asked", "is_needed"),
     [
-        ("raypipe", {}, False),
-        ("raypipe", {"decode": {"where": "cluster"}}, True),
-        ("raypipe-ray", {}, True),
-        ("raypipe-cluster", {}, True),
-        ("ray read_lerobot", {}, True),
-        ("floor, all cores", {}, False),
-        ("lerobot map-style, 2 workers", {}, False),
+        ({}, False),
+        ({"parts": {"decode": {"where": "cluster"}}}, True),
+        ({"parts": {"decode": {"where": "rank"}}}, False),
+        ({"starts_ray": True}, True),
+        ({"num_floor": 2}, False),
     ],
 )
-def test_ray_is_started_only_for_what_uses_it(loader, parts, is_needed):
-    assert needs_ray(make_request(loader=loader, parts=parts)) == is_needed
+def test_ray_is_started_only_for_what_uses_it(asked, is_needed):
+    assert make_request(**asked).needs_ray == is_needed
 
 
-def test_parts_of_a_request_go_before_those_of_a_loader():
-    parts = {"decode": {"where": "rank", "num_threads": 3}}
+def test_parts_of_a_request_go_to_the_pipeline_with_its_episodes():
+    parts = {"decode": {"where": "rank", "num_threads": 3}, "live_bytes": 9}
 
-    told = raypipe_parts(make_request(parts=parts, live_bytes=9, episodes=[0, 4], loader="raypipe-cluster"))
-
-    assert told == {**parts, "live_bytes": 9, "selection": {"episodes": [0, 4]}}
+    assert make_request(parts=parts, episodes=[0, 4]).pipeline_parts() == {**parts, "selection": {"episodes": [0, 4]}}
