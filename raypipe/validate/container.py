@@ -1,6 +1,6 @@
 """What an mp4 says about itself: frames, codec, size, and where its last byte should be. Reads only its index.
 
-`raypipe.format.mp4_index` reads when frames are shown, which is all that the pipeline needs. This module reads the
+`raypipe.format.mp4` reads when frames are shown, which is all that the pipeline needs. This module reads the
 rest of the same box.
 """
 
