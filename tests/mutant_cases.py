@@ -787,8 +787,8 @@ MUTANTS: Final = (
         "Nothing is dropped silently",
         "a column that only some files have is left out",
         "format/rows.py",
-        "        if lost:\n            raise DatasetError(",
-        "        if not lost and False:\n            raise DatasetError(",
+        "            if lost:\n                raise DatasetError(",
+        "            if not lost and False:\n                raise DatasetError(",
         (f"{DATASET}::test_a_column_that_only_some_files_have_is_never_lost_silently",),
     ),
     Mutant(

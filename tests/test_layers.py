@@ -54,7 +54,7 @@ HOMES = {
         "pipeline.pipeline",
         "train",
         "reshard.tasks",
-        "validate.run",
+        "validate.tasks",
         "bench.one_loader",
     },
     "huggingface_hub": {"storage.hub"},

@@ -4,16 +4,16 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from string import Formatter
 from typing import Any, Final
 
 import numpy as np
 
 from raypipe.errors import DatasetError
-from raypipe.format.episodes import EpisodeTable, list_strays, read_episodes
+from raypipe.format.episodes import EpisodeTable, VideoColumns, list_strays, read_episodes
 from raypipe.format.features import INDEX_FEATURES, Feature, read_features
 from raypipe.format.tables import CORRECT_INFO, read_count, read_json
 from raypipe.format.tasks import Tasks, TextColumn, find_texts, read_tasks
@@ -136,19 +136,20 @@ class DatasetMeta:
 
     def data_file(self, row: int) -> str:
         """Return the name of the file with the rows of the episode in row `row` of the table."""
-        return self._format(
-            self.data_template,
-            row,
-            int(self.episodes.chunk_index[row]),
-            int(self.episodes.file_index[row]),
-            "",
-        )
+        return self._file(self.data_template, row, self.episodes)
 
     def video_file(self, row: int, camera: str) -> str:
         """Return the name of the mp4 with the episode in row `row` of the table; it may not exist."""
-        columns = self.episodes.videos[camera]
-        return self._format(
-            self.video_template, row, int(columns.chunk_index[row]), int(columns.file_index[row]), camera
+        return self._file(self.video_template, row, self.episodes.videos[camera], camera)
+
+    def _file(self, template: str, row: int, columns: EpisodeTable | VideoColumns, camera: str = "") -> str:
+        chunk = int(columns.chunk_index[row])
+        return template.format(
+            chunk_index=chunk,
+            file_index=int(columns.file_index[row]),
+            episode_chunk=chunk,
+            episode_index=int(self.episodes.episode_index[row]),
+            video_key=camera,
         )
 
     def find_fitting_templates(self, files: Iterable[str]) -> dict[str, str]:
@@ -157,12 +158,12 @@ class DatasetMeta:
         Empty if the files are where ``info.json`` says, or no template fits.
         """
         there, fitting = set(files), {}
-        cameras = tuple(self.episodes.videos)
-        for key, names in {"data_path": ("",), "video_path": cameras}.items():
-            if len(self.episodes) and names and not any(name in there for name in self._files(key, names)):
-                fill = partial(self._files_by, key, names)
-                found = find_template(there, fill, names[0], is_packed=self.is_packed)
-                fitting.update({key: found} if found else {})
+        for key, names in {"data_path": ("",), "video_path": tuple(self.episodes.videos)}.items():
+            if len(self.episodes) and names and there.isdisjoint(self._files(key, names)):
+                for template in _likely_templates(there, names[0], is_packed=self.is_packed):
+                    if there.issuperset(self.with_templates({key: template})._files(key, names)):
+                        fitting[key] = template
+                        break
         return fitting
 
     def with_templates(self, templates: Mapping[str, str]) -> "DatasetMeta":
@@ -173,22 +174,10 @@ class DatasetMeta:
             video_template=templates.get("video_path", self.video_template),
         )
 
-    def _files_by(self, key: str, cameras: Sequence[str], template: str) -> Iterator[str]:
-        return self.with_templates({key: template})._files(key, cameras)
-
     def _files(self, key: str, cameras: Sequence[str]) -> Iterator[str]:
         for row in range(len(self.episodes)):
             for camera in cameras:
                 yield self.video_file(row, camera) if key == "video_path" else self.data_file(row)
-
-    def _format(self, template: str, row: int, chunk: int, file: int, camera: str) -> str:
-        return template.format(
-            chunk_index=chunk,
-            file_index=file,
-            episode_chunk=chunk,
-            episode_index=int(self.episodes.episode_index[row]),
-            video_key=camera,
-        )
 
 
 def read_metadata(root: str | Storage) -> DatasetMeta:
@@ -202,18 +191,19 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
     place = storage.locate(_INFO)
     version = _check_version(info, place)
     features = read_features(info, place)
-    data_template, is_packed = _data_template(info, version, place)
+    data_template = _read_template(info, "data_path", DATA_TEMPLATES[version == "v3.0"], place)
+    # The template decides, not the version: some datasets labelled v3.0 have the older layout.
+    is_packed = "{episode_index" not in data_template
     videos = [name for name, feature in features.items() if feature.kind == "video"]
-    video_template = _video_template(info, place, is_packed=is_packed) if videos else ""
+    video_template = _read_template(info, "video_path", VIDEO_TEMPLATES[is_packed], place) if videos else ""
     episodes = read_episodes(storage, info, videos, is_packed=is_packed)
     _check_num_episodes(info, len(episodes), place)
     total_tasks = read_count(info, "total_tasks", place, default=1)
     tasks = read_tasks(storage, total_tasks)
     splits, notes = _read_splits(info, len(episodes))
     if is_packed and storage.is_listable:
-        notes += [
-            f"{name} is not read: neither LeRobot nor raypipe reads tables there" for name in list_strays(storage)
-        ]
+        told = "is not read: neither LeRobot nor raypipe reads tables there"
+        notes += [f"{name} {told}" for name in list_strays(storage)]
     if len(tasks) < total_tasks:
         notes.append(f"total_tasks in info.json is {total_tasks}; meta/tasks lists {len(tasks)}")
     return DatasetMeta(
@@ -266,26 +256,12 @@ def _read_fps(info: Mapping[str, Any], place: str) -> float:
     return float(fps)
 
 
-def _data_template(info: Mapping[str, Any], version: str, place: str) -> tuple[str, bool]:
-    """Return the path template of the rows, and whether it packs episodes.
-
-    The template decides, not the version: some datasets labelled v3.0 have the older layout.
-    """
-    template = str(info.get("data_path") or DATA_TEMPLATES[version == "v3.0"])
-    _check_template(template, "data_path", place)
-    return template, "{episode_index" not in template
-
-
-def _video_template(info: Mapping[str, Any], place: str, *, is_packed: bool) -> str:
-    template = str(info.get("video_path") or VIDEO_TEMPLATES[is_packed])
-    _check_template(template, "video_path", place)
-    return template
-
-
-def _check_template(template: str, key: str, place: str) -> None:
+def _read_template(info: Mapping[str, Any], key: str, usual: str, place: str) -> str:
+    template = str(info.get(key) or usual)
     why = why_unfit(template)
     if why:
         raise DatasetError(f"{key} in {place!r} is {template!r}, which {why}. {CORRECT_INFO}")
+    return template
 
 
 def _read_splits(info: Mapping[str, Any], num_episodes: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
@@ -349,25 +325,15 @@ def why_unfit(template: str) -> str:
     return ""
 
 
-def find_template(
-    files: Iterable[str], fill: Callable[[str], Iterable[str]], camera: str, *, is_packed: bool
-) -> str | None:
-    """Return a template that finds all data files of a dataset, or all files of a camera; None if there is none.
-
-    Args:
-        files: the files that exist.
-        fill: returns the files of the dataset under a template.
-        camera: empty for data files.
-    """
-    there = set(files)
+def _likely_templates(files: set[str], camera: str, *, is_packed: bool) -> Iterator[str]:
+    """Yield templates that look like the names of data files, or of files of a camera, the most frequent first."""
     suffix = ".mp4" if camera else ".parquet"
-    looks = Counter(_generalise(name, camera, is_packed=is_packed) for name in there if name.endswith(suffix))
+    looks = Counter(_generalise(name, camera, is_packed=is_packed) for name in files if name.endswith(suffix))
     for template, _ in looks.most_common(_MOST_CANDIDATES):
         is_alike = camera or ("{episode_index" in template) != is_packed
         is_whole = ("{video_key}" in template) == bool(camera)
-        if is_alike and is_whole and not template.startswith("meta/") and there.issuperset(fill(template)):
-            return template
-    return None
+        if is_alike and is_whole and not template.startswith("meta/"):
+            yield template
 
 
 def _generalise(name: str, camera: str, *, is_packed: bool) -> str:

@@ -35,7 +35,7 @@ FeatureStats = Mapping[str, NDArray[np.float64]]
 Stats = Mapping[str, FeatureStats]
 """By feature."""
 
-MOMENTS: Final = ("min", "max", "mean", "std")
+MOMENTS: Final[tuple[str, ...]] = ("min", "max", "mean", "std")
 
 _QUANTILE: Final = re.compile(r"q(\d{1,2})")
 

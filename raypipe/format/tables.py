@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raypipe.errors import DatasetError, DownloadError, RaypipeError, as_damage
+from raypipe.errors import DatasetError, DownloadError, as_damage
 from raypipe.storage import REFUSED, Storage, is_transient
 from raypipe.text import (
     FREE_BYTES,
@@ -58,21 +58,6 @@ def check_not_refused(storage: Storage, names: Sequence[str]) -> None:
         )
 
 
-@contextmanager
-def parsing(storage: Storage, name: str, kind: str = "") -> Iterator[None]:
-    """Turn any error that the file's content causes in the body into a `DatasetError` that names the file.
-
-    Args:
-        kind: what the file should hold, such as ``JSON``.
-    """
-
-    def describe(error: Exception) -> RaypipeError:
-        return _damaged(storage, name, f"{f'not {kind}: ' if kind else 'unreadable: '}{error}")
-
-    with as_damage(describe):
-        yield
-
-
 def read_json(storage: Storage, name: str) -> dict[str, Any]:
     """Return the JSON object in the file `name`."""
     return storage.read_again(name, lambda: _parse_json(storage, name))
@@ -80,7 +65,7 @@ def read_json(storage: Storage, name: str) -> dict[str, Any]:
 
 def _parse_json(storage: Storage, name: str) -> dict[str, Any]:
     content = _read_whole(storage, name, MOST_JSON_BYTES)
-    with parsing(storage, name, f"JSON ({len(content)} bytes)"):
+    with reading(storage, name, f"not JSON ({len(content)} bytes)"):
         value = parse_json(content)
     if not isinstance(value, dict):
         raise _damaged(storage, name, f"a JSON {type(value).__name__}, expected an object")
@@ -94,7 +79,7 @@ def read_json_lines(storage: Storage, name: str, columns: Sequence[str] = ()) ->
 
 def _read_lines(storage: Storage, name: str, columns: Sequence[str]) -> pa.Table:
     content = _read_whole(storage, name, MOST_TEXT_BYTES)
-    with parsing(storage, name, f"JSON lines ({len(content)} bytes)"):
+    with reading(storage, name, f"not JSON lines ({len(content)} bytes)"):
         # Not pyarrow's parser: in pyarrow 25 it ends the process if the first line is `null`.
         table = _as_columns(content, columns)
     missing = [column for column in columns if column not in table.column_names]
@@ -165,7 +150,7 @@ def _read_columns(storage: Storage, name: str, columns: Sequence[str], optional:
         doubled = sorted({column for column in wanted if names.count(column) > 1})
         if doubled:
             raise _damaged(storage, name, f"with the columns {doubled} twice")
-        with _reading(storage, name, "unreadable"):
+        with reading(storage, name, "unreadable"):
             return parquet.read(columns=wanted, use_threads=False)
 
 
@@ -175,7 +160,7 @@ def open_parquet(storage: Storage, name: str) -> "BoundedParquet":
 
 
 def _open_parquet(storage: Storage, name: str) -> "BoundedParquet":
-    with _reading(storage, name, "no readable parquet footer"):
+    with reading(storage, name, "no readable parquet footer"):
         size_bytes = storage.size_bytes(name)
         if storage.is_local:
             # Not memory-mapped: a file truncated while it is read, or a failing disk, would kill the process.
@@ -188,8 +173,12 @@ def _open_parquet(storage: Storage, name: str) -> "BoundedParquet":
 
 
 @contextmanager
-def _reading(storage: Storage, name: str, what: str) -> Iterator[None]:
-    """Name the file in errors of the body: as damaged, or as unreadable on this machine if the system failed."""
+def reading(storage: Storage, name: str, what: str) -> Iterator[None]:
+    """Name the file in errors of the body: as damaged, or as unreadable on this machine if the system failed.
+
+    Args:
+        what: what is wrong with a damaged file; the error follows.
+    """
     try:
         with as_damage(lambda error: _damaged(storage, name, f"{what}: {error}")):
             yield

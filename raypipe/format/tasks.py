@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import LEAVE_OUT, DatasetError
 from raypipe.format.features import Feature
-from raypipe.format.tables import check_not_refused, parsing, read_json, read_json_lines, read_parquet
+from raypipe.format.tables import check_not_refused, read_json, read_json_lines, read_parquet, reading
 from raypipe.storage import Storage
 from raypipe.text import counted, span_text
 
@@ -107,7 +107,7 @@ def read_positional(storage: Storage, name: str, index: str) -> Tasks:
             f"{storage.locate(name)!r} has the columns {table.column_names} and none with the {word}'s text; "
             f"expected {word!r} or '__index_level_0__'. Fetch the file again, or add the column."
         )
-    with parsing(storage, name):
+    with reading(storage, name, "unreadable"):
         return Tasks({i: str(text) for i, text in enumerate(table.column(column).to_pylist())})
 
 
@@ -158,19 +158,14 @@ def find_texts(storage: Storage, features: Mapping[str, Feature], tasks: Tasks) 
     return {name: text for name, text in found.items() if name not in features}
 
 
-def text_feature(name: str) -> Feature:
-    """Return the feature of rows for a text."""
-    return Feature(name=name, kind="string", dtype="string", shape=(1,))
-
-
 def _is_number(features: Mapping[str, Feature], name: str) -> bool:
     feature = features.get(name)
     return feature is not None and feature.kind == "vector" and feature.shape == (1,) and "int" in feature.dtype
 
 
-def _annotations(modality: Any) -> dict[str, str]:
+def _annotations(modality: Mapping[str, Any]) -> dict[str, str]:
     """Return the annotations in GR00T's file, with the column of each."""
-    listed = modality.get("annotation") if isinstance(modality, dict) else None
+    listed = modality.get("annotation")
     if not isinstance(listed, dict):
         return {}
     named = {f"{_ANNOTATION}{name}": about for name, about in listed.items()}

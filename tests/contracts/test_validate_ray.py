@@ -13,9 +13,8 @@ from ray import cloudpickle
 from raypipe.storage import Storage, open_storage
 from raypipe.testing import write_dataset
 from raypipe.validate import validate_dataset
-from raypipe.validate.outline import read_outline
-from raypipe.validate.promises import read_promises
-from raypipe.validate.run import _run_on_ray
+from raypipe.validate.outline import read_outline, read_promises
+from raypipe.validate.run import _run_units
 from raypipe.validate.structure import plan_units
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -65,7 +64,7 @@ def test_a_video_that_kills_its_worker_is_a_finding_and_the_others_are_checked(b
     deadly = next(unit for unit in units if unit.rows == (2,))
     meta = replace(promises.meta, storage=DeadlyStorage(promises.meta.storage.uri, deadly=deadly.name))
 
-    results = _run_on_ray(replace(promises, meta=meta), units, lambda _: None)
+    results = _run_units(replace(promises, meta=meta), units, lambda _: None, on_ray=True)
 
     found = [finding for result in results for finding in result.findings]
     assert [(finding.kind, finding.place.episodes) for finding in found] == [("video-crash", (2,))]
