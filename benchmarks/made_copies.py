@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raypipe.format import DATA_TEMPLATES, VIDEO_TEMPLATES, format_path
 from raypipe.testing import SynthSpec, write_dataset
-from raypipe.testing.meta import DATA_PATHS, VIDEO_PATHS, VideoPlace, format_path, write_meta
-from raypipe.testing.rows import episode_ranges, write_rows
+from raypipe.testing.write import VideoPlace, episode_ranges, write_meta, write_rows
 
 
 def write_repeated(root: Path, spec: SynthSpec, num_distinct: int) -> Path:
@@ -26,7 +26,7 @@ def write_repeated(root: Path, spec: SynthSpec, num_distinct: int) -> Path:
     episode ``e % num_distinct``.
     """
     for number, episodes in enumerate(episode_ranges(spec, spec.episodes_per_data_file)):
-        write_rows(spec, episodes, root / format_path(DATA_PATHS["v3.0"], number, spec.chunks_size))
+        write_rows(spec, episodes, root / format_path(DATA_TEMPLATES[True], number, chunks_size=spec.chunks_size))
     with tempfile.TemporaryDirectory(dir=root, prefix="encoded-") as folder:
         lengths = (max(spec.lengths),) * num_distinct
         encoded = replace(spec, version="v2.1", lengths=lengths, with_stats=False)
@@ -69,7 +69,7 @@ def _join_camera(root: Path, spec: SynthSpec, camera: str, folder: Path) -> list
             lines.append(f"file '{clip.name}'\nduration {length / spec.fps:.6f}\n")
         listing = folder / "clips.txt"
         listing.write_text("".join(lines))
-        path = root / format_path(VIDEO_PATHS["v3.0"], number, spec.chunks_size, camera)
+        path = root / format_path(VIDEO_TEMPLATES[True], number, camera, spec.chunks_size)
         path.parent.mkdir(parents=True, exist_ok=True)
         _run_ffmpeg(["-f", "concat", "-i", str(listing), "-movflags", "+faststart"], path)
         times = [frames / spec.fps for frames in accumulate(spec.lengths[episodes.start : episodes.stop], initial=0)]
@@ -87,7 +87,7 @@ def _copy_videos(source: Path, root: Path, info: dict[str, Any], episode: int, n
     cameras = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
     for camera in cameras:
         name, copied = (
-            format_path(info["video_path"], each, info["chunks_size"], camera) for each in (episode, number)
+            format_path(info["video_path"], each, camera, info["chunks_size"]) for each in (episode, number)
         )
         # A camera that is declared, and has no files, is met in real datasets.
         if (source / name).exists():
@@ -96,7 +96,7 @@ def _copy_videos(source: Path, root: Path, info: dict[str, Any], episode: int, n
 
 
 def _copy_rows(source: Path, root: Path, info: dict[str, Any], episode: int, number: int, first_row: int) -> None:
-    name, copied = (format_path(info["data_path"], each, info["chunks_size"]) for each in (episode, number))
+    name, copied = (format_path(info["data_path"], each, chunks_size=info["chunks_size"]) for each in (episode, number))
     table = pq.read_table(source / name)
     numbers = {"episode_index": [number] * len(table), "index": range(first_row, first_row + len(table))}
     for column, values in numbers.items():

@@ -12,7 +12,6 @@ import raypipe
 import raypipe.views.info.dataset
 from raypipe.dataset import download
 from raypipe.mixture import members as open_members
-from raypipe.reshard import tasks as reshard_tasks
 from raypipe.testing import SynthSpec, write_dataset
 from raypipe.text import progress
 from raypipe.validate.deep import read_decoder_log
@@ -95,14 +94,9 @@ def show_members():
         advance(EVIL)
 
 
-def show_reshard():
-    with reshard_tasks._bars(is_on=True) as bars:
-        bars.add(EVIL, 2)()
-
-
-@pytest.mark.parametrize("show", [show_epoch, show_count, show_bytes, show_members, show_reshard])
+@pytest.mark.parametrize("show", [show_epoch, show_count, show_bytes, show_members])
 def test_titles_of_bars_do_not_steer_the_terminal(show, monkeypatch, capfd):
-    for module in (progress, download, open_members, reshard_tasks):
+    for module in (progress, download, open_members):
         monkeypatch.setattr(module, "is_shown", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")

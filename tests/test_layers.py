@@ -45,7 +45,7 @@ HOMES = {
     },
     "torchcodec": {"decode.videos", "decode.video_writer", "testing.video", "bench"},
     "matplotlib": {"validate.page", "views", "bench.plot"},
-    "PIL": {"decode.images", "testing.rows"},
+    "PIL": {"decode.images", "testing.write"},
     "ray": {
         "storage.cluster_budget",
         # The executor whose clips are Ray tasks.
@@ -53,7 +53,6 @@ HOMES = {
         "feed",
         "pipeline.pipeline",
         "train",
-        "reshard.tasks",
         "validate.tasks",
         "bench.one_loader",
     },

@@ -9,6 +9,7 @@
     all of meta/              dataset_meta.py   DatasetMeta   the sum of the above, and where files are
     meta/stats*, on demand    stats.py          read_stats    arrays per feature and statistic; pool_stats
     data/*.parquet            rows.py           RowReader     the rows of an episode
+    a new dataset             writing.py                      what its writers share
     videos/*.mp4              mp4.py            VideoIndex    where every frame is; codec and size
 
 Format versions v2.0, v2.1 and v3.0 give the same `DatasetMeta`. Memory is O(episodes) in numpy and Arrow columns.
@@ -97,6 +98,15 @@ if TYPE_CHECKING:
         read_parquet,
     )
     from raypipe.format.tasks import PARQUET, TASK_LINES, Tasks, read_tasks
+    from raypipe.format.writing import (
+        EPISODES_TEMPLATE,
+        FILES_PER_CHUNK,
+        QUANTILES,
+        describe_values,
+        format_path,
+        in_episodes_file,
+        tasks_table,
+    )
 else:
     __all__, __getattr__ = lazy_names(
         __name__,
@@ -122,5 +132,8 @@ else:
             ),
             "tables": "BoundedParquet check_not_refused open_parquet read_json read_json_lines read_parquet",
             "tasks": "PARQUET TASK_LINES Tasks read_tasks",
+            "writing": (
+                "EPISODES_TEMPLATE FILES_PER_CHUNK QUANTILES describe_values format_path in_episodes_file tasks_table"
+            ),
         },
     )

@@ -2,17 +2,15 @@
 
 ::
 
-    spec.py         the choices, and the report               ReshardSpec, ReshardReport
-    request.py      whether the choices are possible
-    workspace.py    OUT.partial-...: resuming, renaming       Workspace
-    plan.py         episodes -> files                         pure
-    mp4.py, mux.py  packets of an mp4, and an mp4 of packets
-    pieces.py       where a video can be cut                  pure, but for reading the index
-    encode.py       episodes -> clips, if pixels change
-    data.py, videos.py                                        one file of the copy: a unit of work
-    columns.py, info.py, stats.py, source_meta.py, meta.py    meta/ of the copy
-    tasks.py        units in this process or on Ray
-    finish.py, run.py                                         the steps in order
+    spec.py        the choices, whether they are possible, and the report   ReshardSpec, ReshardReport
+    workspace.py   OUT.partial-...: resuming, renaming                      Workspace
+    plan.py        new numbers, and episodes -> files                       pure
+    mp4.py         packets of an mp4, and an mp4 of packets
+    videos.py      clips if pixels change, pieces, one video file           units of work
+    data.py        columns, and one data file                               a unit of work
+    stats.py       statistics and other columns of the episodes
+    meta.py        meta/ of the copy
+    run.py         all steps in order, in this process or on Ray            reshard_dataset
 
 Rows keep their values and videos their packets, unless the spec changes pixels. Episodes keep their numbers, unless the
 spec leaves some out: then the others get new numbers from 0, and ``meta/reshard_episodes.parquet`` maps new to old.

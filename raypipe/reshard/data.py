@@ -1,97 +1,101 @@
-"""Writes one data file of the copy: the rows of its episodes, with new numbers and one row group each.
+"""The rows of the copy: which columns they have, and one data file, with new numbers and one row group per episode.
 
-Values keep their types and their nulls. Only ``episode_index``, ``index`` and ``task_index`` get new numbers.
+The copy keeps all columns of the source's rows. If the source's ``info.json`` and its rows disagree, the rows win:
+LeRobot reads rows by the declarations. Values keep their types and their nulls; only ``episode_index``, ``index`` and
+``task_index`` get new numbers.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError, as_damage
-from raypipe.format import DatasetMeta, RowReader, Tasks, one_line, open_parquet
-from raypipe.reshard.columns import Columns
-from raypipe.reshard.plan import DataCopy, Numbering
+from raypipe.format import (
+    INDEX_FEATURES,
+    DatasetMeta,
+    RowReader,
+    one_line,
+    open_parquet,
+    why_unfit_name,
+)
+from raypipe.reshard.plan import Columns, CopyJob, DataCopy, Numbering
 from raypipe.reshard.stats import describe_rows
-from raypipe.reshard.workspace import Workspace
 from raypipe.text import counted
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class DataJob:
-    """What all data files of a copy have in common."""
-
-    meta: DatasetMeta
-    numbering: Numbering
-    columns: Columns
-    tasks: "TaskNumbers"
-    described: tuple[str, ...]
-    """Features whose statistics are computed here, since the source's do not exist or no longer apply."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskNumbers:
-    """The tasks of the copy: each text once, numbered by position."""
-
-    texts: tuple[str, ...]
-    old: tuple[int, ...]
-    new: tuple[int, ...]
-    """For each of the source's numbers in `old`, which ascend, the number in the copy."""
-
-    @property
-    def is_same(self) -> bool:
-        """Whether every task keeps its number."""
-        return self.old == self.new
-
-    def renumber(self, task_index: NDArray[np.int64], place: str) -> NDArray[np.int64]:
-        """Return the new numbers; unchanged if the dataset has no tasks."""
-        if not self.old:
-            return task_index
-        old = np.array(self.old)
-        position = np.searchsorted(old, task_index).clip(0, len(old) - 1)
-        unknown = task_index[old[position] != task_index]
-        if len(unknown):
-            raise DatasetError(
-                f"a row of {place} has task_index {unknown[0]}, which is none of the dataset's "
-                f"{counted(len(old), 'task')}. Add the task to meta/tasks, or leave the episode out with --exclude."
-            )
-        return np.asarray(np.array(self.new)[position])
+def read_columns(meta: DatasetMeta, numbering: Numbering, drop_cameras: Sequence[str]) -> Columns:
+    """Return the columns of the copy, from the file of its first episode."""
+    with open_parquet(meta.storage, meta.data_file(int(numbering.rows[0]))) as parquet:
+        present = [name for name in parquet.schema_arrow.names if name not in drop_cameras]
+        undeclared = tuple(name for name in present if name not in meta.features and name not in INDEX_FEATURES)
+        kinds = {name: _with_length(parquet, name) for name in undeclared}
+    derived = tuple(name for name in INDEX_FEATURES if name not in present)
+    rows = [name for name, feature in meta.features.items() if feature.kind != "video" and name not in drop_cameras]
+    absent = tuple(name for name in rows if name not in present and name not in INDEX_FEATURES)
+    declared = {name: _declare(kind) for name, kind in kinds.items()}
+    declared |= {
+        name: {"dtype": dtype, "shape": [1], "names": None}
+        for name, dtype in INDEX_FEATURES.items()
+        if name not in meta.features
+    }
+    return Columns(
+        names=(*present, *derived),
+        derived=derived,
+        absent=absent,
+        undeclared=undeclared,
+        added=tuple((name, feature) for name, feature in declared.items() if feature and not why_unfit_name(name)),
+    )
 
 
-def number_tasks(tasks: Tasks) -> TaskNumbers:
-    """Return the tasks numbered from 0 without gaps; equal texts share a number."""
-    texts: dict[str, int] = {}
-    old, new = [], []
-    for number, text in sorted(tasks.texts.items()):
-        old.append(number)
-        new.append(texts.setdefault(text, len(texts)))
-    return TaskNumbers(texts=tuple(texts), old=tuple(old), new=tuple(new))
+def _with_length(parquet: pq.ParquetFile, name: str) -> pa.DataType:
+    """Return the type of a column; for lists that all have the same length above 1, with that length."""
+    kind = parquet.schema_arrow.field(name).type
+    if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
+        return kind
+    column = parquet.read(columns=[name]).column(0)
+    lengths = pc.min_max(pc.list_value_length(column)).as_py()
+    is_even = not column.null_count and lengths["min"] == lengths["max"] and (lengths["min"] or 0) > 1
+    return pa.list_(kind.value_type, lengths["min"]) if is_even else kind
 
 
-def write_data_file(job: DataJob, workspace: Workspace, unit: DataCopy) -> None:
+def _declare(kind: pa.DataType) -> dict[str, Any]:
+    """Return the declaration of a column by its type; empty if the format has none."""
+    shape = [1]
+    if pa.types.is_fixed_size_list(kind):
+        shape, kind = [kind.list_size], kind.value_type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return {"dtype": "string", "shape": shape, "names": None} if shape == [1] else {}
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return {"dtype": str(kind.to_pandas_dtype()().dtype), "shape": shape, "names": None}
+    return {}
+
+
+def write_data_file(job: CopyJob, unit: DataCopy) -> None:
     """Write one data file and its record: its rows, and the statistics computed from them."""
     stats: list[dict[str, Any]] = []
+    workspace = job.workspace
     size_bytes = workspace.write_file(workspace.dataset / unit.path, lambda stream: _write(stream, job, unit, stats))
     footer = pq.read_metadata(workspace.dataset / unit.path)
-    rows = job.numbering.rows[unit.start : unit.stop]
-    expected = int(job.meta.episodes.length[rows].sum())
-    if (footer.num_rows, footer.num_row_groups) != (expected, len(rows)):
+    lengths = job.lengths[unit.start : unit.stop]
+    expected = int(lengths.sum())
+    if (footer.num_rows, footer.num_row_groups) != (expected, len(lengths)):
         raise DatasetError(
             f"{unit.path!r} was written with {counted(footer.num_rows, 'row')} in "
-            f"{counted(footer.num_row_groups, 'row group')}, expected {counted(expected, 'row')} in {len(rows)}. Run "
-            f"the same command again."
+            f"{counted(footer.num_row_groups, 'row group')}, expected {counted(expected, 'row')} in {len(lengths)}. "
+            f"Run the same command again."
         )
     if job.described:
         workspace.write_stats(unit.path, stats)
     workspace.write_record(unit.path, {"size_bytes": size_bytes, "num_rows": footer.num_rows})
 
 
-def _write(stream: IO[bytes], job: DataJob, unit: DataCopy, stats: list[dict[str, Any]]) -> None:
+def _write(stream: IO[bytes], job: CopyJob, unit: DataCopy, stats: list[dict[str, Any]]) -> None:
     reader = RowReader(job.meta, job.columns.names)
     writer: pq.ParquetWriter | None = None
     checked = ""
@@ -101,17 +105,17 @@ def _write(stream: IO[bytes], job: DataJob, unit: DataCopy, stats: list[dict[str
             if job.meta.data_file(row) != checked:
                 checked = job.meta.data_file(row)
                 _check_columns(job, reader, row)
-            with as_damage(partial(_cannot_copy, _place(job, number))):
+            with as_damage(partial(_cannot_copy, job.place(number))):
                 table = _renumbered(job, reader.read_episode(row), number).select(list(job.columns.names))
             if writer is None:
                 schema = table.schema.with_metadata(_metadata(table.schema))
                 writer = pq.ParquetWriter(stream, schema, compression="snappy")
-            with as_damage(partial(_cannot_copy, _place(job, number))):
-                table = _as_schema(table, writer.schema, _place(job, number))
+            with as_damage(partial(_cannot_copy, job.place(number))):
+                table = _as_schema(table, writer.schema, job.place(number))
                 # Set the size of the whole episode: by default pyarrow cuts at 1,048,576 rows.
                 writer.write_table(table, row_group_size=len(table))
                 if job.described:
-                    stats.append(describe_rows(table, job.meta.features, job.described, _place(job, number)))
+                    stats.append(describe_rows(table, job.meta.features, job.described, job.place(number)))
     finally:
         if writer is not None:
             writer.close()
@@ -124,12 +128,7 @@ def _cannot_copy(place: str, error: Exception) -> DatasetError:
     )
 
 
-def _place(job: DataJob, number: int) -> str:
-    episode = job.meta.episodes.episode_index[job.numbering.rows[number]]
-    return f"episode {episode} of {job.meta.root!r}"
-
-
-def _check_columns(job: DataJob, reader: RowReader, row: int) -> None:
+def _check_columns(job: CopyJob, reader: RowReader, row: int) -> None:
     """Raise if a file has a column that the first file of the dataset lacks: the copy would lose it."""
     name = job.meta.data_file(row)
     lost = [column for column in reader.undeclared_columns(row) if column not in job.columns.names]
@@ -143,29 +142,29 @@ def _check_columns(job: DataJob, reader: RowReader, row: int) -> None:
         )
 
 
-def _renumbered(job: DataJob, table: pa.Table, number: int) -> pa.Table:
+def _renumbered(job: CopyJob, table: pa.Table, number: int) -> pa.Table:
     frames = np.arange(len(table), dtype=np.int64)
     task_index = table.column("task_index").to_numpy().astype(np.int64)
     numbers = {
         "frame_index": frames,
         "episode_index": np.full(len(table), number, dtype=np.int64),
         "index": job.numbering.from_index[number] + frames,
-        "task_index": job.tasks.renumber(task_index, _place(job, number)),
+        "task_index": job.tasks.renumber(task_index, job.place(number)),
     }
     for name in _annotations(job, table):
         if not pa.types.is_integer(table.schema.field(name).type):
             raise DatasetError(
-                f"{_place(job, number)}: {name!r} holds numbers of tasks as {table.schema.field(name).type}, and the "
+                f"{job.place(number)}: {name!r} holds numbers of tasks as {table.schema.field(name).type}, and the "
                 f"tasks are numbered anew. Store it as int64, or take the column out of modality.json."
             )
         values = table.column(name).to_numpy().astype(np.int64)
-        numbers[name] = job.tasks.renumber(values, _place(job, number))
+        numbers[name] = job.tasks.renumber(values, job.place(number))
     for name, values in numbers.items():
         table = table.set_column(table.column_names.index(name), pa.field(name, pa.int64()), pa.array(values))
     return table
 
 
-def _annotations(job: DataJob, table: pa.Table) -> list[str]:
+def _annotations(job: CopyJob, table: pa.Table) -> list[str]:
     """Return the columns besides ``task_index`` that hold task numbers, if those numbers change."""
     if job.tasks.is_same:
         return []

@@ -1,4 +1,4 @@
-"""Decides which episodes go into which file of the copy: pure, from sizes and descriptions.
+"""Decides what is in each file of the copy: the new numbers, and which episodes share a file. Pure.
 
 Fills files in the order of the episodes and closes each before it reaches the limit, as LeRobot's recorder does. Every
 unit names one file to write; nothing here touches storage.
@@ -6,17 +6,18 @@ unit names one file to write; nothing here touches storage.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.format import DatasetMeta
-from raypipe.reshard.pieces import Piece
-from raypipe.reshard.spec import FILES_PER_CHUNK
-
-DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+from raypipe.errors import DatasetError
+from raypipe.format import DATA_TEMPLATES, VIDEO_TEMPLATES, DatasetMeta, Tasks, format_path
+from raypipe.reshard.mp4 import Description
+from raypipe.reshard.spec import ReshardSpec
+from raypipe.reshard.workspace import Workspace
+from raypipe.storage import Storage
+from raypipe.text import counted
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -47,6 +48,113 @@ class Numbering:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskNumbers:
+    """The tasks of the copy: each text once, numbered by position."""
+
+    texts: tuple[str, ...]
+    old: tuple[int, ...]
+    new: tuple[int, ...]
+    """For each of the source's numbers in `old`, which ascend, the number in the copy."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every task keeps its number."""
+        return self.old == self.new
+
+    def renumber(self, task_index: NDArray[np.int64], place: str) -> NDArray[np.int64]:
+        """Return the new numbers; unchanged if the dataset has no tasks."""
+        if not self.old:
+            return task_index
+        old = np.array(self.old)
+        position = np.searchsorted(old, task_index).clip(0, len(old) - 1)
+        unknown = task_index[old[position] != task_index]
+        if len(unknown):
+            raise DatasetError(
+                f"a row of {place} has task_index {unknown[0]}, which is none of the dataset's "
+                f"{counted(len(old), 'task')}. Add the task to meta/tasks, or leave the episode out with --exclude."
+            )
+        return np.asarray(np.array(self.new)[position])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The columns of the copy's rows."""
+
+    names: tuple[str, ...]
+    """All of them in order, with the index columns."""
+    derived: tuple[str, ...] = ()
+    """Index columns that the source's rows lack; reshard computes them."""
+    absent: tuple[str, ...] = ()
+    """Declared features without a column; the copy does not declare them."""
+    undeclared: tuple[str, ...] = ()
+    """Columns that ``info.json`` does not name."""
+    added: tuple[tuple[str, dict[str, Any]], ...] = ()
+    """Declarations of the undeclared and the derived columns, as far as LeRobot's format can express them."""
+
+    def notes(self) -> list[str]:
+        """Return the differences from the source, in words."""
+        notes = []
+        if self.derived:
+            notes.append(f"the rows had no column {', '.join(self.derived)}; derived from the episode table")
+        if self.absent:
+            notes.append(f"info.json declared {', '.join(self.absent)} and the rows have no such column; left out")
+        declared = dict(self.added)
+        named = [name for name in self.undeclared if name in declared]
+        if named:
+            notes.append(f"info.json did not declare the columns {', '.join(named)}; it does now, by their types")
+        unnamed = [name for name in self.undeclared if name not in declared]
+        if unnamed:
+            notes.append(
+                f"the columns {', '.join(unnamed)} stay undeclared: LeRobot has no words for their types or names"
+            )
+        return notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """How a camera is re-encoded."""
+
+    codec: str
+    height: int
+    width: int
+    gop: int
+    crf: int
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class CopyJob:
+    """What all files of a copy have in common; sent once to all tasks."""
+
+    meta: DatasetMeta
+    spec: ReshardSpec
+    workspace: Workspace
+    cameras: tuple[str, ...]
+    """Those whose videos are copied."""
+    numbering: Numbering
+    columns: Columns
+    tasks: TaskNumbers
+    encodings: dict[str, Encoding]
+    """By camera; empty if packets are copied."""
+    described: tuple[str, ...]
+    """Features whose statistics the tasks compute, since the source's do not exist or no longer apply."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The frames of each episode of the copy."""
+        return self.meta.episodes.length[self.numbering.rows]
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Features of the source that the copy does not have."""
+        return (*self.spec.drop_cameras, *self.columns.absent)
+
+    def place(self, number: int) -> str:
+        """Return the words for an episode of the copy in a message."""
+        episode = self.meta.episodes.episode_index[self.numbering.rows[number]]
+        return f"episode {episode} of {self.meta.root!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataCopy:
     """One data file, with the new episodes ``[start, stop)``."""
 
@@ -57,7 +165,27 @@ class DataCopy:
     @property
     def path(self) -> str:
         """The file's path in the copy."""
-        return format_path(DATA_PATH, self.number)
+        return format_path(DATA_TEMPLATES[True], self.number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Packets of one source file that are copied together, and the kept episodes in them."""
+
+    storage: Storage
+    name: str
+    rows: tuple[int, ...]
+    first_frame: tuple[int, ...]
+    """Each episode's first frame, counted from the piece's own first frame."""
+    start: int
+    stop: int
+    """Range of packets; all of them for a whole file."""
+    size_bytes: int
+    description: Description | None
+    """None for a file that is copied as it is."""
+    num_lead_in: int
+    """Frames of excluded episodes that stay, since kept episodes cannot be decoded without them."""
+    has_other_tracks: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +199,20 @@ class VideoCopy:
     @property
     def path(self) -> str:
         """The file's path in the copy."""
-        return format_path(VIDEO_PATH, self.number, self.camera)
+        return format_path(VIDEO_TEMPLATES[True], self.number, self.camera)
 
 
-def format_path(template: str, number: int, camera: str = "") -> str:
-    """Return the path of file `number`, counted over all chunks."""
-    chunk, file = divmod(number, FILES_PER_CHUNK)
-    return template.format(chunk_index=chunk, file_index=file, video_key=camera)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePlan:
+    """All files of rows and videos of the copy."""
+
+    data: tuple[DataCopy, ...]
+    videos: tuple[VideoCopy, ...]
+
+    @property
+    def all(self) -> tuple[DataCopy | VideoCopy, ...]:
+        """All of them; each is a unit of work."""
+        return (*self.data, *self.videos)
 
 
 def plan_numbering(meta: DatasetMeta, exclude: Sequence[int]) -> Numbering:
@@ -90,14 +225,20 @@ def plan_numbering(meta: DatasetMeta, exclude: Sequence[int]) -> Numbering:
     return Numbering(rows=rows, from_index=np.cumsum(length) - length, new_number=new_number)
 
 
+def number_tasks(tasks: Tasks) -> TaskNumbers:
+    """Return the tasks numbered from 0 without gaps; equal texts share a number."""
+    texts: dict[str, int] = {}
+    old, new = [], []
+    for number, text in sorted(tasks.texts.items()):
+        old.append(number)
+        new.append(texts.setdefault(text, len(texts)))
+    return TaskNumbers(texts=tuple(texts), old=tuple(old), new=tuple(new))
+
+
 def plan_data_files(size_bytes: NDArray[np.float64], limit_bytes: int) -> list[DataCopy]:
     """Return the data files of the copy, given the estimated size of each of its episodes."""
-    starts = _starts([float(size) for size in size_bytes], [None] * len(size_bytes), limit_bytes)
-    stops = [*starts[1:], len(size_bytes)]
-    return [
-        DataCopy(number=number, start=start, stop=stop)
-        for number, (start, stop) in enumerate(zip(starts, stops, strict=False))
-    ]
+    cuts = _cut(size_bytes.tolist(), [None] * len(size_bytes), limit_bytes)
+    return [DataCopy(number=number, start=start, stop=stop) for number, (start, stop) in enumerate(cuts)]
 
 
 def plan_video_files(camera: str, pieces: Sequence[Piece], limit_bytes: int) -> list[VideoCopy]:
@@ -105,16 +246,15 @@ def plan_video_files(camera: str, pieces: Sequence[Piece], limit_bytes: int) -> 
     ordered = sorted(pieces, key=lambda piece: min(piece.rows))
     # A file that is copied as it is stays alone: its own number serves as its description.
     kinds = [number if piece.description is None else piece.description for number, piece in enumerate(ordered)]
-    starts = _starts([float(piece.size_bytes) for piece in ordered], kinds, limit_bytes)
-    stops = [*starts[1:], len(ordered)]
+    cuts = _cut([float(piece.size_bytes) for piece in ordered], kinds, limit_bytes)
     return [
         VideoCopy(camera=camera, number=number, pieces=tuple(ordered[start:stop]))
-        for number, (start, stop) in enumerate(zip(starts, stops, strict=False))
+        for number, (start, stop) in enumerate(cuts)
     ]
 
 
-def _starts(sizes: Sequence[float], kinds: Sequence[object], limit: int) -> list[int]:
-    """Return the items at which a new file starts: before the limit is reached, and where the kind changes."""
+def _cut(sizes: Sequence[float], kinds: Sequence[object], limit: int) -> list[tuple[int, int]]:
+    """Return the items of each file: a new one starts before the limit is reached, and where the kind changes."""
     starts: list[int] = []
     filled = 0.0
     for item, size in enumerate(sizes):
@@ -122,7 +262,7 @@ def _starts(sizes: Sequence[float], kinds: Sequence[object], limit: int) -> list
             starts.append(item)
             filled = 0.0
         filled += size
-    return starts
+    return list(zip(starts, [*starts[1:], len(sizes)], strict=False))
 
 
 def estimate_data_sizes(meta: DatasetMeta, numbering: Numbering, size_of: dict[str, int]) -> NDArray[np.float64]:

@@ -2,64 +2,79 @@
 
 ::
 
-    check      whether it can be done              request, workspace
-    encode     episodes -> clips, if asked         Ray tasks
-    scan       video indexes -> pieces             Ray tasks
+    check      whether it can be done              spec, workspace
+    encode     episodes -> clips, if asked         tasks
+    scan       video indexes -> pieces             tasks
     plan       pieces, sizes -> files              pure
-    write      data files, video files             Ray tasks, one per file
+    write      data files, video files             tasks, one per file
     meta       meta/ from the plan and the files   driver
     finish     check, validate, rename             driver
+
+A task writes one file, or a few, and may run twice. So it is retried when storage fails for a while, and Ray retries it
+when a worker dies. An error in the data ends the run; finished files stay.
 """
 
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 
 from raypipe.errors import DatasetError
 from raypipe.format import DatasetMeta, read_metadata
-from raypipe.reshard.columns import Columns, read_columns
-from raypipe.reshard.data import DataJob, TaskNumbers, number_tasks, write_data_file
-from raypipe.reshard.finish import check_copy, copy_other_files
-from raypipe.reshard.info import Encoding, make_info
-from raypipe.reshard.meta import MetaJob, write_meta
+from raypipe.reshard.data import read_columns, write_data_file
+from raypipe.reshard.meta import write_meta
 from raypipe.reshard.mp4 import Description
-from raypipe.reshard.pieces import Piece, SourceFile, scan_file
 from raypipe.reshard.plan import (
+    Columns,
+    CopyJob,
     DataCopy,
-    Numbering,
+    FilePlan,
+    Piece,
     VideoCopy,
     estimate_data_sizes,
+    number_tasks,
     plan_data_files,
     plan_numbering,
     plan_video_files,
 )
-from raypipe.reshard.request import check_choices, choose_encodings, local_folder, video_cameras
-from raypipe.reshard.source_meta import SourceEpisodes, open_source_episodes
-from raypipe.reshard.spec import ReshardReport, ReshardSpec
-from raypipe.reshard.tasks import CopyWhere, Runner, choose_where, open_runner
-from raypipe.reshard.videos import write_video_file
+from raypipe.reshard.spec import ReshardReport, ReshardSpec, check_choices, local_folder, video_cameras
+from raypipe.reshard.stats import SourceEpisodes, open_source_episodes
+from raypipe.reshard.videos import (
+    EncodeUnit,
+    SourceFile,
+    choose_encodings,
+    clip_name,
+    encode_episodes,
+    scan_files,
+    write_video_file,
+)
 from raypipe.reshard.workspace import (
     Workspace,
     check_finished,
-    clean_up,
-    find_finished,
     find_workspace,
     hold_workspace,
+    is_finished,
     list_sizes,
     publish,
 )
-from raypipe.storage import open_storage
-from raypipe.text import counted, either
+from raypipe.storage import open_storage, retry_transient
+from raypipe.text import count_bar, counted, either
+from raypipe.validate import CheckWhere, check_where, run_tasks, running_ray, validate_dataset
 
+_SMALL_BYTES: Final = 200 << 20
+"""A smaller dataset is copied in this process in less time than Ray needs to start: about 5 s."""
 _FILES_PER_SCAN: Final = 64
 _FRAMES_PER_ENCODING: Final = 2_000
 """A few seconds of work: enough to be worth starting a task, and little to lose if the task is killed."""
+
+CopyUnit = TypeVar("CopyUnit")
+CopyResult = TypeVar("CopyResult")
 
 
 def reshard_dataset(
@@ -67,7 +82,7 @@ def reshard_dataset(
     out: str | os.PathLike[str],
     spec: ReshardSpec = ReshardSpec(),  # noqa: B008
     *,
-    where: CopyWhere = "auto",
+    where: CheckWhere = "auto",
     progress: bool = False,
     allow_findings: bool = False,
 ) -> ReshardReport:
@@ -92,18 +107,22 @@ def reshard_dataset(
     cameras = video_cameras(meta, spec)
     size_of = list_sizes(meta.storage)
     workspace = find_workspace(meta, spec, local_folder(out), size_of)
-    if find_finished(workspace) is not None:
-        clean_up(workspace)
+    if is_finished(workspace):
+        shutil.rmtree(workspace.folder, ignore_errors=True)
         return _report_of_finished(workspace, meta, spec)
-    chosen = choose_where(where, sum(size_of.values()), is_reencoded=spec.is_reencoded)
+    check_where(where)
+    if where == "auto":
+        where = "process" if sum(size_of.values()) < _SMALL_BYTES and not spec.is_reencoded else "ray"
     with _telling_how_to_go_on(meta.root):
-        job = _prepare(meta, spec, workspace, cameras, size_of)
-        with hold_workspace(workspace, meta, spec), open_runner(chosen, progress=progress) as runner:
-            plan = _plan_videos(job, runner)
-            num_kept = _write_files(job, plan, runner)
-            notes = _write_meta(job, plan)
-            notes += check_copy(meta, job.numbering, cameras, workspace, where=chosen, allow_findings=allow_findings)
-            report = _report(job, plan, num_kept, notes)
+        job, source = _prepare(meta, spec, workspace, cameras)
+        run = _Runner(on_ray=where == "ray", progress=progress)
+        with hold_workspace(workspace, meta, spec), running_ray() if run.on_ray else nullcontext():
+            files = _plan_files(job, size_of, run)
+            num_kept = _write_files(job, files, run)
+            _remove_stray(workspace, files)
+            notes = [*job.columns.notes(), *_video_notes(job, files), *write_meta(job, files, source, size_of)]
+            notes += check_copy(job, where=where, allow_findings=allow_findings)
+            report = _report(job, files, num_kept, notes)
             publish(workspace)
     return report
 
@@ -121,49 +140,40 @@ def _telling_how_to_go_on(root: str) -> Iterator[None]:
         raise
 
 
-def _report(job: "_Job", plan: "_VideoPlan", num_kept: int, notes: Sequence[str]) -> ReshardReport:
-    return ReshardReport(
-        root=job.meta.root,
-        out=job.workspace.out,
-        num_episodes=len(job.numbering),
-        num_frames=int(job.meta.episodes.length[job.numbering.rows].sum()),
-        num_excluded=len(job.meta.episodes) - len(job.numbering),
-        num_data_files=len(job.data_units),
-        num_video_files=len(plan.units),
-        size_bytes=sum(list_sizes(open_storage(job.workspace.dataset)).values()),
-        num_kept_files=num_kept,
-        was_complete=False,
-        notes=(*job.columns.notes(), *plan.notes(), *notes),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runner:
+    """Where the tasks run, and whether bars show it."""
+
+    on_ray: bool
+    progress: bool
+
+    def __call__(
+        self, title: str, work: Callable[[CopyJob, CopyUnit], CopyResult], job: CopyJob, units: Sequence[CopyUnit]
+    ) -> list[CopyResult]:
+        """Return ``work(job, unit)`` for every unit, in any order."""
+        made = []
+        with count_bar(title, len(units), is_on=self.progress) as advance:
+            for _, result in run_tasks(partial(_retried, work), job, units, on_ray=self.on_ray):
+                made.append(result)
+                advance(1)
+        return made
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _Job:
-    """All that is known before any video is read."""
-
-    meta: DatasetMeta
-    spec: ReshardSpec
-    workspace: Workspace
-    cameras: tuple[str, ...]
-    numbering: Numbering
-    columns: Columns
-    tasks: TaskNumbers
-    encodings: dict[str, Encoding]
-    source: SourceEpisodes
-    described: tuple[str, ...]
-    data_units: tuple[DataCopy, ...]
-    size_of: dict[str, int]
+def _retried(work: Callable[[CopyJob, CopyUnit], CopyResult], job: CopyJob, unit: CopyUnit) -> CopyResult:
+    return retry_transient(lambda: work(job, unit))
 
 
 def _prepare(
-    meta: DatasetMeta, spec: ReshardSpec, workspace: Workspace, cameras: tuple[str, ...], size_of: dict[str, int]
-) -> _Job:
+    meta: DatasetMeta, spec: ReshardSpec, workspace: Workspace, cameras: tuple[str, ...]
+) -> tuple[CopyJob, SourceEpisodes]:
+    """Return all that is known before any video is scanned."""
     numbering = plan_numbering(meta, spec.exclude)
     columns = read_columns(meta, numbering, spec.drop_cameras)
     tasks = number_tasks(meta.tasks)
     source = open_source_episodes(meta, (*spec.drop_cameras, *columns.absent))
-    sizes = estimate_data_sizes(meta, numbering, size_of)
-    return _Job(
+    changed = set() if numbering.is_same(meta) else {"episode_index", "index"}
+    changed |= set() if tasks.is_same else {"task_index"}
+    job = CopyJob(
         meta=meta,
         spec=spec,
         workspace=workspace,
@@ -172,96 +182,39 @@ def _prepare(
         columns=columns,
         tasks=tasks,
         encodings=choose_encodings(meta, spec, numbering, cameras),
-        source=source,
-        described=_described(meta, columns, source, numbering, tasks),
-        data_units=tuple(plan_data_files(sizes, spec.data_mb << 20)),
-        size_of=size_of,
+        described=_described(meta, columns, changed, source.described),
     )
+    return job, source
 
 
-def _described(
-    meta: DatasetMeta, columns: Columns, source: SourceEpisodes, numbering: Numbering, tasks: TaskNumbers
-) -> tuple[str, ...]:
+def _described(meta: DatasetMeta, columns: Columns, changed: set[str], described: frozenset[str]) -> tuple[str, ...]:
     """Return the row features to compute statistics for: those without any, and those whose numbers change."""
-    changed = set() if numbering.is_same(meta) else {"episode_index", "index"}
-    changed |= set() if tasks.is_same else {"task_index"}
     vectors = [name for name in columns.names if name not in meta.features or meta.features[name].kind == "vector"]
     known = [name for name in vectors if name not in columns.undeclared]
-    return tuple(name for name in known if name in changed or name not in source.described)
+    return tuple(name for name in known if name in changed or name not in described)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _VideoPlan:
-    units: tuple[VideoCopy, ...]
-    copied_depth: tuple[str, ...]
-
-    def notes(self) -> list[str]:
-        """Return notes on the videos, in words."""
-        pieces = [piece for unit in self.units for piece in unit.pieces]
-        lead_in = sum(piece.num_lead_in for piece in pieces)
-        whole = sum(piece.description is None for piece in pieces)
-        sounding = len({piece.name for piece in pieces if piece.has_other_tracks})
-        notes = []
-        if lead_in:
-            notes.append(
-                f"{counted(lead_in, 'frame')} of excluded episodes {either(lead_in, 'stays', 'stay')} in the videos, "
-                f"shown to nobody: kept frames refer to {either(lead_in, 'it', 'them')}. Re-encode to be rid of "
-                f"{either(lead_in, 'it', 'them')}, as with --gop 2"
-            )
-        if whole:
-            notes.append(
-                f"{counted(whole, 'video')} without a plain index (fragmented or edited) "
-                f"{either(whole, 'was', 'were')} copied as is"
-            )
-        if sounding:
-            notes.append(f"sound and other tracks of {counted(sounding, 'video')} were left out: LeRobot reads none")
-        if self.copied_depth:
-            notes.append(f"{', '.join(self.copied_depth)}: depth is not re-encoded; its packets were copied")
-        return notes
-
-
-def _plan_videos(job: _Job, runner: Runner) -> _VideoPlan:
-    _encode_clips(job, runner)
-    units: list[VideoCopy] = []
+def _plan_files(job: CopyJob, size_of: dict[str, int], run: _Runner) -> FilePlan:
+    if job.encodings:
+        group = np.cumsum(job.lengths) // _FRAMES_PER_ENCODING
+        parts = np.split(job.numbering.rows, np.flatnonzero(np.diff(group)) + 1)
+        clips = [EncodeUnit(camera=camera, rows=tuple(rows.tolist())) for camera in job.encodings for rows in parts]
+        run("re-encode", encode_episodes, job, clips)
+    videos: list[VideoCopy] = []
     for camera in job.cameras:
         files = _source_files(job, camera)
         batches = [files[start : start + _FILES_PER_SCAN] for start in range(0, len(files), _FILES_PER_SCAN)]
-        shared = (job.meta, job.numbering.is_kept)
-        found = runner.run(f"scan {camera}", _scan, shared, batches)
+        found = run(f"scan {camera}", scan_files, job, batches)
         pieces = _shared_descriptions(piece for batch in found for piece in batch)
-        units += plan_video_files(camera, pieces, job.spec.video_mb << 20)
-    depth = [camera for camera in job.cameras if job.spec.is_reencoded and camera not in job.encodings]
-    return _VideoPlan(units=tuple(units), copied_depth=tuple(depth))
+        videos += plan_video_files(camera, pieces, job.spec.video_mb << 20)
+    sizes = estimate_data_sizes(job.meta, job.numbering, size_of)
+    return FilePlan(data=tuple(plan_data_files(sizes, job.spec.data_mb << 20)), videos=tuple(videos))
 
 
-def _shared_descriptions(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return the pieces with one shared object for equal descriptions: in a large dataset most are equal."""
-    known: dict[Description | None, Description | None] = {}
-    return [replace(piece, description=known.setdefault(piece.description, piece.description)) for piece in pieces]
-
-
-def _encode_clips(job: _Job, runner: Runner) -> None:
-    if not job.encodings:
-        return
-    from raypipe.reshard.encode import EncodeUnit, encode_episodes
-
-    length = job.meta.episodes.length[job.numbering.rows]
-    group = np.cumsum(length) // _FRAMES_PER_ENCODING
-    cuts = np.flatnonzero(np.diff(group)) + 1
-    units = [
-        EncodeUnit(camera=camera, encoding=encoding, rows=tuple(rows.tolist()))
-        for camera, encoding in job.encodings.items()
-        for rows in np.split(job.numbering.rows, cuts)
-    ]
-    runner.run("re-encode", encode_episodes, (job.meta, job.workspace), units)
-
-
-def _source_files(job: _Job, camera: str) -> list[SourceFile]:
+def _source_files(job: CopyJob, camera: str) -> list[SourceFile]:
     """Return the videos of a camera that hold kept episodes, each with all its episodes."""
     meta = job.meta
     if camera in job.encodings:
-        from raypipe.reshard.encode import clip_name
-
         clips = open_storage(job.workspace.clips)
         return [
             SourceFile(storage=clips, name=clip_name(camera, row), camera=camera, rows=(row,), is_clip=True)
@@ -278,60 +231,119 @@ def _source_files(job: _Job, camera: str) -> list[SourceFile]:
     ]
 
 
-def _scan(shared: tuple[DatasetMeta, Any], files: Sequence[SourceFile]) -> list[Piece]:
-    meta, is_kept = shared
-    return [piece for file in files for piece in scan_file(meta, file, is_kept)]
+def _shared_descriptions(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces with one shared object for equal descriptions: in a large dataset most are equal."""
+    known: dict[Description | None, Description | None] = {}
+    return [replace(piece, description=known.setdefault(piece.description, piece.description)) for piece in pieces]
 
 
-def _write_files(job: _Job, plan: _VideoPlan, runner: Runner) -> int:
+def _write_files(job: CopyJob, files: FilePlan, run: _Runner) -> int:
     """Write every file that does not exist yet; return how many existed already."""
-    units: list[DataCopy | VideoCopy] = [*job.data_units, *plan.units]
-    left = [unit for unit in units if job.workspace.find_record(unit.path) is None]
-    data = DataJob(
-        meta=job.meta, numbering=job.numbering, columns=job.columns, tasks=job.tasks, described=job.described
-    )
-    runner.run("write", _write_unit, (data, job.workspace), left)
-    for unit in units:
+    left = [unit for unit in files.all if job.workspace.find_record(unit.path) is None]
+    run("write", _write_unit, job, left)
+    for unit in files.all:
         check_finished(job.workspace, unit.path)
-    return len(units) - len(left)
+    return len(files.all) - len(left)
 
 
-def _write_unit(shared: tuple[DataJob, Workspace], unit: DataCopy | VideoCopy) -> None:
-    data, workspace = shared
+def _write_unit(job: CopyJob, unit: DataCopy | VideoCopy) -> None:
     if isinstance(unit, DataCopy):
-        write_data_file(data, workspace, unit)
+        write_data_file(job, unit)
     else:
-        write_video_file(data.meta, workspace, unit)
+        write_video_file(job, unit)
 
 
-def _write_meta(job: _Job, plan: _VideoPlan) -> list[str]:
-    _remove_stray(job.workspace, [*job.data_units, *plan.units])
-    info = make_info(job.meta, job.spec, job.numbering, job.columns, job.encodings, len(job.tasks.texts))
-    notes = write_meta(
-        MetaJob(
-            meta=job.meta,
-            spec=job.spec,
-            workspace=job.workspace,
-            numbering=job.numbering,
-            tasks=job.tasks,
-            data_units=job.data_units,
-            video_units=plan.units,
-            source=job.source,
-            described=job.described,
-            dropped=(*job.spec.drop_cameras, *job.columns.absent),
-        ),
-        info,
-    )
-    return notes + copy_other_files(job.meta, job.workspace, job.size_of)
-
-
-def _remove_stray(workspace: Workspace, units: Iterable[DataCopy | VideoCopy]) -> None:
+def _remove_stray(workspace: Workspace, files: FilePlan) -> None:
     """Remove files of an interrupted run that this run does not write itself under the same name."""
     shutil.rmtree(workspace.dataset / "meta", ignore_errors=True)
-    wanted = {unit.path for unit in units}
+    wanted = {unit.path for unit in files.all}
     for name in list_sizes(open_storage(workspace.dataset)):
         if name not in wanted:
             (workspace.dataset / name).unlink()
+
+
+def _video_notes(job: CopyJob, files: FilePlan) -> list[str]:
+    """Return notes on the videos, in words."""
+    pieces = [piece for unit in files.videos for piece in unit.pieces]
+    lead_in = sum(piece.num_lead_in for piece in pieces)
+    whole = sum(piece.description is None for piece in pieces)
+    sounding = len({piece.name for piece in pieces if piece.has_other_tracks})
+    depth = [camera for camera in job.cameras if job.spec.is_reencoded and camera not in job.encodings]
+    notes = []
+    if lead_in:
+        notes.append(
+            f"{counted(lead_in, 'frame')} of excluded episodes {either(lead_in, 'stays', 'stay')} in the videos, "
+            f"shown to nobody: kept frames refer to {either(lead_in, 'it', 'them')}. Re-encode to be rid of "
+            f"{either(lead_in, 'it', 'them')}, as with --gop 2"
+        )
+    if whole:
+        notes.append(
+            f"{counted(whole, 'video')} without a plain index (fragmented or edited) "
+            f"{either(whole, 'was', 'were')} copied as is"
+        )
+    if sounding:
+        notes.append(f"sound and other tracks of {counted(sounding, 'video')} were left out: LeRobot reads none")
+    if depth:
+        notes.append(f"{', '.join(depth)}: depth is not re-encoded; its packets were copied")
+    return notes
+
+
+def check_copy(job: CopyJob, *, where: CheckWhere, allow_findings: bool) -> list[str]:
+    """Return validate's findings on the copy, in words; raise if the copy is not as it should be.
+
+    Raises:
+        DatasetError: the copy has other episodes than planned, lacks videos, or has validate errors that
+            `allow_findings` does not permit.
+    """
+    meta, workspace, expected = job.meta, job.workspace, job.lengths
+    copy = read_metadata(str(workspace.dataset))
+    if not np.array_equal(copy.episodes.length, expected) or copy.notes:
+        raise DatasetError(
+            f"the copy in {str(workspace.dataset)!r} has {counted(len(copy.episodes), 'episode')} and "
+            f"{counted(copy.num_frames, 'frame')}, expected {len(expected)} and {int(expected.sum())} "
+            f"({'; '.join(copy.notes) or 'no notes'}). Remove it and run again: rm -r {workspace.folder}"
+        )
+    _check_cameras(copy, job.cameras)
+    report = validate_dataset(str(workspace.dataset), where=where)
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    if errors and not allow_findings:
+        told = "; ".join(f"{found.kind}, {found.place.file}: {found.message}" for found in errors[:3])
+        raise DatasetError(
+            f"the copy of {meta.root!r} has {counted(len(errors), 'error')} by validate, as its source has: {told}. "
+            f"Leave the bad episodes out: `raypipe validate {meta.root} --exclude-file bad.txt`, then "
+            f"`--exclude-file bad.txt` here; or run the same command with --allow-findings to keep them."
+        )
+    counts = report.tally
+    return [f"validate found {', '.join(f'{count} {kind}' for kind, count in counts.items())}"] if counts else []
+
+
+def _check_cameras(copy: DatasetMeta, cameras: Sequence[str]) -> None:
+    there = set(copy.storage.list_files("videos"))
+    for camera in cameras:
+        is_declared = camera in copy.episodes.videos
+        needed = {copy.video_file(row, camera) for row in range(len(copy.episodes))} if is_declared else set()
+        lost = sorted(needed - there)
+        if lost or not is_declared:
+            raise DatasetError(
+                f"the copy in {copy.root!r} lacks videos of the camera {camera!r}: "
+                f"{', '.join(lost[:3]) or 'it is not declared'}. Run the same command again."
+            )
+
+
+def _report(job: CopyJob, files: FilePlan, num_kept: int, notes: Sequence[str]) -> ReshardReport:
+    return ReshardReport(
+        root=job.meta.root,
+        out=job.workspace.out,
+        num_episodes=len(job.numbering),
+        num_frames=int(job.lengths.sum()),
+        num_excluded=len(job.meta.episodes) - len(job.numbering),
+        num_data_files=len(files.data),
+        num_video_files=len(files.videos),
+        size_bytes=sum(list_sizes(open_storage(job.workspace.dataset)).values()),
+        num_kept_files=num_kept,
+        was_complete=False,
+        notes=tuple(notes),
+    )
 
 
 def _report_of_finished(workspace: Workspace, meta: DatasetMeta, spec: ReshardSpec) -> ReshardReport:

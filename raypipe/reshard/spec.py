@@ -1,13 +1,16 @@
-"""The choices for a resharded copy, and the report on it: values and their checks, no files."""
+"""The choices for a resharded copy, their checks before anything is written, and the report."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from raypipe.errors import ConfigError
-from raypipe.text import counted, either
+from raypipe.dataset import find_missing_cameras, why_missing
+from raypipe.errors import ConfigError, DatasetError, suggest
+from raypipe.format import DatasetMeta
+from raypipe.text import counted, either, span_text
 from raypipe.validate import read_exclude_file
 
 SOURCE: Final = "source"
@@ -15,9 +18,6 @@ SOURCE: Final = "source"
 
 CODECS: Final = ("h264", "av1", "hevc", "vp9")
 """The codecs for re-encoding, where FFmpeg here has the encoder."""
-
-FILES_PER_CHUNK: Final = 1000
-"""Files in one chunk folder, as LeRobot counts them."""
 
 RECORDER_GOP: Final = 2
 """A keyframe every 2 frames, as LeRobot's recorder writes: a random access then costs one extra frame."""
@@ -164,8 +164,7 @@ def report_lines(report: ReshardReport) -> list[str]:
     held = f"{counted(report.num_episodes, 'episode')}, {counted(report.num_frames, 'frame')}"
     if report.was_complete:
         return [f"{report.out} is complete already: {held}"]
-    counts: Mapping[str, int] = {"data": report.num_data_files, "video": report.num_video_files}
-    files = " and ".join(counted(count, f"{kind} file") for kind, count in counts.items())
+    files = f"{counted(report.num_data_files, 'data file')} and {counted(report.num_video_files, 'video file')}"
     lines = [f"wrote {held} to {report.out}: {files}, {report.size_bytes / 2**20:.1f} MB"]
     if report.num_kept_files:
         lines.append(
@@ -173,3 +172,56 @@ def report_lines(report: ReshardReport) -> list[str]:
             f"earlier run"
         )
     return [*lines, *(f"note: {note}" for note in report.notes)]
+
+
+def local_folder(out: str | os.PathLike[str]) -> Path:
+    """Return the folder of the copy, as an absolute path.
+
+    Raises:
+        ConfigError: `out` is a URI, where a folder cannot be renamed in one step.
+    """
+    text = os.fspath(out)
+    if not text or "://" in text:
+        raise ConfigError(
+            f"OUT is {text!r}; reshard writes to a local folder, which appears at once when it is complete. Write it "
+            f"to disk, then copy it to the store."
+        )
+    return Path(os.path.abspath(os.path.expanduser(text)))
+
+
+def check_choices(meta: DatasetMeta, spec: ReshardSpec) -> None:
+    """Raise if the spec names episodes or cameras that do not exist, or leaves nothing."""
+    known = set(meta.episodes.episode_index.tolist())
+    unknown = sorted(set(spec.exclude) - known)
+    if unknown:
+        span = span_text(min(known), max(known)) if known else "none"
+        raise ConfigError(
+            f"exclude names the episodes {unknown[:10]}, and {meta.root!r} has {counted(len(known), 'episode')}, "
+            f"numbered {span}"
+        )
+    if known and known <= set(spec.exclude):
+        raise ConfigError(
+            f"exclude names {either(len(known), 'the only episode', f'all {len(known):,} episodes')} of "
+            f"{meta.root!r}; nothing would be left"
+        )
+    if not known:
+        raise ConfigError(f"{meta.root!r} has no episodes; there is nothing to write")
+    for camera in spec.drop_cameras:
+        if camera not in meta.cameras:
+            raise ConfigError(f"{meta.root!r} has no camera {camera!r} to drop{suggest(camera, meta.cameras)}")
+
+
+def video_cameras(meta: DatasetMeta, spec: ReshardSpec) -> tuple[str, ...]:
+    """Return the cameras whose videos are copied.
+
+    Raises:
+        DatasetError: a declared camera has no files, so LeRobot could not open the copy.
+    """
+    missing = [camera for camera in find_missing_cameras(meta) if camera not in spec.drop_cameras]
+    if missing:
+        options = " ".join(f"--drop-camera {camera}" for camera in missing)
+        raise DatasetError(
+            f"{meta.root!r} declares {', '.join(missing)}, and {why_missing(meta, missing[0])}. Fetch the files, or "
+            f"leave {'them' if len(missing) > 1 else 'it'} out: {options}"
+        )
+    return tuple(name for name in meta.cameras if meta.features[name].kind == "video" and name not in spec.drop_cameras)

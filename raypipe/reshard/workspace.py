@@ -24,6 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from raypipe.errors import ConfigError, DatasetError, ResumeError
 from raypipe.format import DatasetMeta
 from raypipe.reshard.spec import ReshardSpec
@@ -58,11 +61,11 @@ class Workspace:
         """The re-encoded episodes, one video each, before they are joined."""
         return self.folder / "clips"
 
-    def record_of(self, path: str) -> Path:
-        """Return where the record of the file `path` is."""
-        return self.folder / "records" / f"{path}.json"
+    def part_path(self, suffix: str) -> Path:
+        """Return a new name for a file to be written."""
+        return self.folder / "parts" / f"{uuid.uuid4().hex}{suffix}"
 
-    def write_file(self, target: Path, write: Callable[[IO[bytes]], None]) -> int:
+    def write_file(self, target: Path, write: Callable[[IO[bytes]], object]) -> int:
         """Write a file so that it appears whole or not at all, and return its size in bytes."""
         target = inside(self.folder, target)
         part = self.part_path(target.suffix)
@@ -76,32 +79,38 @@ class Workspace:
         os.replace(part, target)
         return size_bytes
 
-    def part_path(self, suffix: str) -> Path:
-        """Return a new name for a file to be written."""
-        return self.folder / "parts" / f"{uuid.uuid4().hex}{suffix}"
+    def write_bytes(self, target: Path, content: bytes) -> None:
+        """Write a file of this content; see `write_file`."""
+        self.write_file(target, lambda stream: stream.write(content))
+
+    def write_table(self, path: str, table: pa.Table) -> None:
+        """Write the parquet file `path` of the dataset."""
+        self.write_file(self.dataset / path, lambda stream: pq.write_table(table, stream))
+
+    def write_json(self, path: str, value: dict[str, Any]) -> None:
+        """Write the JSON file `path` of the dataset."""
+        self.write_bytes(self.dataset / path, (json.dumps(value, indent=4) + "\n").encode())
 
     def write_record(self, path: str, record: dict[str, Any]) -> None:
         """Record that the file `path` of the dataset is finished."""
-        content = json.dumps(record).encode()
-        self.write_file(self.record_of(path), lambda stream: _write(stream, content))
+        self.write_bytes(self._record_of(path), json.dumps(record).encode())
 
     def write_stats(self, path: str, stats: list[dict[str, Any]]) -> None:
         """Keep the statistics of the episodes in the data file `path`; call it before writing the record."""
-        content = json.dumps(stats).encode()
-        self.write_file(self._stats_of(path), lambda stream: _write(stream, content))
+        self.write_bytes(self._record_of(path, "stats.json"), json.dumps(stats).encode())
 
     def read_stats(self, path: str) -> list[dict[str, Any]]:
         """Return the statistics of the episodes in the finished data file `path`."""
-        stats: list[dict[str, Any]] = json.loads(self._stats_of(path).read_bytes())
+        stats: list[dict[str, Any]] = json.loads(self._record_of(path, "stats.json").read_bytes())
         return stats
 
-    def _stats_of(self, path: str) -> Path:
-        # Not in the record, which every start reads: statistics take kilobytes per episode.
-        return self.folder / "records" / f"{path}.stats.json"
+    def _record_of(self, path: str, suffix: str = "json") -> Path:
+        # Statistics have a file of their own: every start reads all records, and statistics take kilobytes per episode.
+        return self.folder / "records" / f"{path}.{suffix}"
 
     def find_record(self, path: str) -> dict[str, Any] | None:
         """Return the record of the file `path` if it is finished, else None."""
-        place, file = self.record_of(path), self.dataset / path
+        place, file = self._record_of(path), self.dataset / path
         if not place.exists() or not file.exists():
             return None
         record: dict[str, Any] = json.loads(place.read_bytes())
@@ -121,10 +130,10 @@ def find_workspace(meta: DatasetMeta, spec: ReshardSpec, out: Path, size_of: Map
         ResumeError: next to `out` is an unfinished copy with other arguments, or of a source that has changed.
     """
     _check_apart(meta.storage, out)
-    fingerprint = fingerprint_of(meta.storage, spec, size_of)
+    fingerprint = _fingerprint(meta.storage, spec, size_of)
     folder = out.with_name(f"{out.name}.partial-{fingerprint[:12]}")
     workspace = Workspace(out=out, folder=folder, fingerprint=fingerprint)
-    if find_finished(workspace) is None:
+    if not is_finished(workspace):
         _check_free(out)
         _check_no_other(workspace, spec)
     return workspace
@@ -147,8 +156,7 @@ def hold_workspace(workspace: Workspace, meta: DatasetMeta, spec: ReshardSpec) -
                 f"another run of the same arguments is at work in {str(workspace.folder)!r}; wait for its end"
             ) from error
         manifest = {"fingerprint": workspace.fingerprint, "root": meta.root, "spec": spec.to_json(), "layout": LAYOUT}
-        content = json.dumps(manifest, indent=2).encode()
-        workspace.write_file(workspace.folder / "manifest.json", lambda stream: _write(stream, content))
+        workspace.write_bytes(workspace.folder / "manifest.json", json.dumps(manifest, indent=2).encode())
         (workspace.folder / _REFUSED).unlink(missing_ok=True)
         try:
             yield
@@ -169,16 +177,13 @@ def _open_lock(workspace: Workspace) -> IO[bytes]:
         ) from error
 
 
-def find_finished(workspace: Workspace) -> dict[str, Any] | None:
-    """Return the origin of `out` if it is the finished copy of these arguments, else None."""
-    place = workspace.out / ORIGIN
-    if not place.is_file():
-        return None
+def is_finished(workspace: Workspace) -> bool:
+    """Return whether `out` is the finished copy of these arguments."""
     try:
-        origin: dict[str, Any] = json.loads(place.read_bytes())
-    except ValueError:
-        return None
-    return origin if origin.get("fingerprint") == workspace.fingerprint else None
+        origin = json.loads((workspace.out / ORIGIN).read_bytes())
+        return bool(origin.get("fingerprint") == workspace.fingerprint)
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def publish(workspace: Workspace) -> None:
@@ -191,15 +196,10 @@ def publish(workspace: Workspace) -> None:
             f"cannot rename the finished copy {str(workspace.dataset)!r} to {str(workspace.out)!r}: {error}. Make "
             f"room, and run the same command again: nothing is written twice."
         ) from error
-    clean_up(workspace)
-
-
-def clean_up(workspace: Workspace) -> None:
-    """Remove what is left of the unfinished copy."""
     shutil.rmtree(workspace.folder, ignore_errors=True)
 
 
-def fingerprint_of(storage: Storage, spec: ReshardSpec, size_of: Mapping[str, int]) -> str:
+def _fingerprint(storage: Storage, spec: ReshardSpec, size_of: Mapping[str, int]) -> str:
     """Return a hash of the arguments and of the source: names and sizes of its files, and its info.json."""
     digest = hashlib.sha256(json.dumps([LAYOUT, storage.uri, spec.to_json()]).encode())
     digest.update(storage.read_bytes("meta/info.json"))
@@ -212,10 +212,6 @@ def list_sizes(storage: Storage) -> dict[str, int]:
     """Return the size of every file of a dataset by name, from one listing, without hidden files."""
     names = [name for name in storage.list_files() if not any(part.startswith(".") for part in name.split("/"))]
     return {name: storage.size_bytes(name) for name in names}
-
-
-def _write(stream: IO[bytes], content: bytes) -> None:
-    stream.write(content)
 
 
 def _check_apart(storage: Storage, out: Path) -> None:

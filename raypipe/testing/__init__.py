@@ -9,10 +9,9 @@
 
     spec.py     the contents of a made dataset                              SynthSpec, CameraSpec
     write.py    rows, videos, then meta/                                    write_dataset
-    rows.py, video.py, meta.py, stats.py                                    its parts
-    pixels.py   the frames of a camera: a stamp on a background
-    stamp.py    pixels that say which (episode, frame, camera) they are     Stamp, read_stamp
-    resume.py   the contract of every resumable iterator, as a function     assert_resumes_exactly
+    video.py    the frames of a camera, and mp4 files of them
+    checks.py   pixels that say which (episode, frame, camera) they are     Stamp, read_stamp
+                the contract of every resumable iterator, as a function     assert_resumes_exactly
 """
 
 from typing import TYPE_CHECKING
@@ -20,20 +19,18 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
-    from raypipe.testing.resume import Resumable, assert_resumes_exactly
+    from raypipe.testing.checks import GAP_EPISODE, Resumable, Stamp, assert_resumes_exactly, draw_stamp, read_stamp
     from raypipe.testing.spec import CameraSpec, SynthSpec, numbered_cameras, varied_lengths
-    from raypipe.testing.stamp import GAP_EPISODE, Stamp, draw_stamp, read_stamp
-    from raypipe.testing.video import SAME_BYTES as SAME_BYTES
+    from raypipe.testing.video import codec_options as codec_options
     from raypipe.testing.video import encoders, has_encoder
     from raypipe.testing.write import write_dataset
 else:
     _, __getattr__ = lazy_names(
         __name__,
         {
-            "resume": "Resumable assert_resumes_exactly",
+            "checks": "GAP_EPISODE Resumable Stamp assert_resumes_exactly draw_stamp read_stamp",
             "spec": "CameraSpec SynthSpec numbered_cameras varied_lengths",
-            "stamp": "GAP_EPISODE Stamp draw_stamp read_stamp",
-            "video": "SAME_BYTES encoders has_encoder",
+            "video": "codec_options encoders has_encoder",
             "write": "write_dataset",
         },
     )

@@ -1,29 +1,32 @@
-"""Writes the mp4 files of a made dataset.
+"""The frames of a camera, and the mp4 files of a made dataset.
 
-torchcodec encodes colour. The `ffmpeg` command encodes depth (12-bit HEVC) and joins clips without encoding again. This
-module decides codec options, but not which frames are in a file.
+A frame is a stamp on a background, a pure function of (camera number, episode, frame, pixel style, seed). So frames can
+be drawn a few at a time, in any order, and again for statistics. torchcodec encodes colour. The `ffmpeg` command
+encodes depth (12-bit HEVC) and joins clips without encoding again.
 """
 
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torchcodec.decoders import VideoDecoder
 
 from raypipe.decode import VideoCoding, open_writer
 from raypipe.errors import ConfigError
-from raypipe.testing.pixels import depth_codes, iter_frames
+from raypipe.testing.checks import spread_cells, stamp_boards
 from raypipe.testing.spec import CameraSpec, SynthSpec
 
 _ENCODERS = {"h264": "libx264", "av1": "libsvtav1", "hevc": "libx265", "vp9": "libvpx-vp9"}
-SAME_BYTES: Final = "cpu-independent=1"
+_SAME_BYTES: Final = "cpu-independent=1"
 """Option of x264. Without it, its AVX-512 code reads past the last row of macroblocks if their number in a row is not a
 multiple of 8: the output then depends on the earlier contents of the heap, and on the CPU."""
 
@@ -144,7 +147,7 @@ def _coding(camera: CameraSpec, *, fps: int) -> VideoCoding:
         encoder=_ENCODERS[camera.codec],
         crf=camera.crf,
         preset=_preset(camera),
-        options=_codec_options(camera),
+        options=codec_options(camera.codec, camera.gop, camera.b_frames, x265=_SMALL_BLOCKS),
     )
 
 
@@ -156,29 +159,33 @@ def _preset(camera: CameraSpec) -> str | None:
     return _PRESETS.get(camera.codec)
 
 
-def _codec_options(camera: CameraSpec) -> dict[str, int | str]:
-    """Return options that place keyframes exactly `gop` apart, on one thread."""
-    if camera.codec == "h264":
-        # b_strategy 0: B-frames wherever the spec asks for them, not only where x264 finds that they pay.
-        order = {"bf": camera.b_frames, "b_strategy": 0}
-        return {"g": camera.gop, "sc_threshold": 0, "threads": 1, "x264-params": SAME_BYTES, **order}
-    if camera.codec == "hevc":
-        return {"g": camera.gop, "x265-params": _x265_params(camera)}
-    if camera.codec == "vp9":
+def codec_options(codec: str, gop: int, b_frames: int = 0, x265: str = "") -> dict[str, int | str]:
+    """Return options that place keyframes exactly `gop` apart, on one thread: the same frames give the same bytes.
+
+    Args:
+        x265: further parameters of x265, each after a colon.
+    """
+    if codec == "h264":
+        # b_strategy 0: B-frames wherever the caller asks for them, not only where x264 finds that they pay.
+        order = {"bf": b_frames, "b_strategy": 0}
+        return {"g": gop, "sc_threshold": 0, "threads": 1, "x264-params": _SAME_BYTES, **order}
+    if codec == "hevc":
+        return {"g": gop, "x265-params": _x265_params(gop, b_frames) + x265}
+    if codec == "vp9":
         # deadline 1 is "realtime"; torchcodec takes numbers only. Without b=0, a bitrate limit overrides crf.
-        speed = {"deadline": 1, "cpu-used": 8, "lag-in-frames": 0, "auto-alt-ref": 0}
-        return {"g": camera.gop, "b": 0, "threads": 1, **speed}
-    return {"g": camera.gop, "svtav1-params": "lp=1"}
+        return {"g": gop, "b": 0, "threads": 1, "deadline": 1, "cpu-used": 8, "lag-in-frames": 0, "auto-alt-ref": 0}
+    return {"g": gop, "svtav1-params": "lp=1"}
 
 
-def _x265_params(camera: CameraSpec) -> str:
-    # Closed GOPs, since a joined clip must not refer to the one before it. Small blocks and no early skipping, since
-    # x265 otherwise leaves a changed cell of a 32 x 32 frame as it was in the frame before, in 1 frame of 300.
-    return (
-        f"log-level=none:pools=1:frame-threads=1:scenecut=0:open-gop=0:keyint={camera.gop}:"
-        f"min-keyint={camera.gop}:bframes={camera.b_frames}:b-adapt=0:"
-        f"ctu=16:min-cu-size=8:early-skip=0:rskip=0"
-    )
+def _x265_params(gop: int, b_frames: int) -> str:
+    # Closed GOPs, since a joined clip must not refer to the one before it.
+    shape = f"scenecut=0:open-gop=0:keyint={gop}:min-keyint={gop}:bframes={b_frames}"
+    return f"log-level=none:pools=1:frame-threads=1:{shape}"
+
+
+_SMALL_BLOCKS: Final = ":b-adapt=0:ctu=16:min-cu-size=8:early-skip=0:rskip=0"
+"""Small blocks and no early skipping, since x265 otherwise leaves a changed cell of a 32 x 32 frame as it was in the
+frame before, in 1 frame of 300."""
 
 
 def _encode_depth(spec: SynthSpec, file: VideoFile) -> None:
@@ -186,7 +193,8 @@ def _encode_depth(spec: SynthSpec, file: VideoFile) -> None:
     size = f"{camera.width}x{camera.height}"
     source = ["-f", "rawvideo", "-pix_fmt", "gray12le", "-s", size, "-r", str(spec.fps), "-i", "-"]
     codec = ["-c:v", "libx265", "-pix_fmt", "gray12le", "-preset", "ultrafast"]
-    params = ["-x265-params", f"{_x265_params(camera)}:lossless=1", "-g", str(camera.gop)]
+    x265 = _x265_params(camera.gop, camera.b_frames) + _SMALL_BLOCKS
+    params = ["-x265-params", f"{x265}:lossless=1", "-g", str(camera.gop)]
     frames = (
         depth_codes(chunk).tobytes()  # type: ignore[arg-type]
         for run in file.runs
@@ -210,3 +218,84 @@ def _run_ffmpeg(arguments: list[str], stdin: Iterable[bytes] = ()) -> None:
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip()
             raise ConfigError(f"`{' '.join(command)}` failed: {said}. Is it a full FFmpeg? {_INSTALL}")
+
+
+DEPTH_MIN_M, DEPTH_MAX_M, DEPTH_SHIFT_M = 0.01, 10.0, 3.5
+"""LeRobot's default range of the 12-bit depth codes."""
+
+NEAR_MM, FAR_MM = 800, 2400
+"""The two distances in a depth frame: far where a colour frame is light, near where it is dark."""
+
+_MAX_CODE = 4095
+# Dark and light luma, as far apart as the texture allows, since small frames lose contrast in coding.
+_LEVELS = {"flat": (24, 208), "textured": (20, 164)}
+_TINT = 16
+# Texture and noise add 67 at most: dark cells end at 87, light ones start at 164. `read_stamp` cuts in the middle of
+# the lightest and the darkest cell, which lies between the two.
+_TEXTURE_RANGE = 56
+_NOISE_RANGE = 13
+_TRAVEL = 64
+_CHUNK_BYTES = 8 << 20
+
+
+def iter_frames(
+    spec: SynthSpec, camera_number: int, episode: int, num_frames: int
+) -> Iterator[NDArray[np.uint8] | NDArray[np.uint16]]:
+    """Yield the frames of an episode in order, some megabytes at a time, as `draw_frames` returns them."""
+    camera = spec.cameras[camera_number]
+    size = max(1, _CHUNK_BYTES // (3 * camera.height * camera.width))
+    for start in range(0, num_frames, size):
+        frames = np.arange(start, min(start + size, num_frames))
+        yield draw_frames(spec, camera_number, episode, frames)
+
+
+def draw_frames(
+    spec: SynthSpec, camera_number: int, episode: int, frames: NDArray[np.int64]
+) -> NDArray[np.uint8] | NDArray[np.uint16]:
+    """Return frames of an episode: (N, 3, H, W) uint8, or for depth (N, H, W) uint16 in millimetres."""
+    camera = spec.cameras[camera_number]
+    boards = stamp_boards(episode, frames, camera_number)
+    if camera.is_depth:
+        distances = np.where(boards, np.uint16(FAR_MM), np.uint16(NEAR_MM))
+        return spread_cells(distances, camera.height, camera.width)
+    dark, light = _LEVELS[spec.pixels]
+    levels = np.where(boards, np.uint8(light), np.uint8(dark))
+    luma = spread_cells(levels, camera.height, camera.width)
+    if spec.pixels == "textured":
+        texture, noise = _texture(camera.height, camera.width, spec.seed)
+        for position, frame in enumerate(frames.tolist()):
+            luma[position] += _texture_view(texture, camera, frame, 9)
+            luma[position] += _texture_view(noise, camera, frame * 977 + episode, 1)
+    return np.stack([luma + np.uint8(_TINT), luma, luma - np.uint8(_TINT)], axis=1)
+
+
+def depth_codes(millimetres: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    """Return the 12-bit logarithmic codes of distances, as LeRobot's recorder computes them."""
+    low, high = np.log(DEPTH_MIN_M + DEPTH_SHIFT_M), np.log(DEPTH_MAX_M + DEPTH_SHIFT_M)
+    logs = np.log(millimetres.astype(np.float64) / 1000 + DEPTH_SHIFT_M)
+    codes: NDArray[np.uint16] = np.rint((logs - low) / (high - low) * _MAX_CODE).astype("<u2")
+    return codes
+
+
+def _texture_view(texture: NDArray[np.uint8], camera: CameraSpec, step: int, slowness: int) -> NDArray[np.uint8]:
+    half = _TRAVEL // 2
+    top = int(half + (half - 1) * np.sin(step / slowness))
+    left = int(half + (half - 1) * np.cos(step / (slowness * 1.3)))
+    return texture[top : top + camera.height, left : left + camera.width]
+
+
+@lru_cache(maxsize=8)
+def _texture(height: int, width: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    rng = np.random.default_rng(seed)
+    shape = (height + _TRAVEL, width + _TRAVEL)
+    texture = np.zeros(shape)
+    # Edges of 32, 8 and 2 pixels in equal shares: h264 of 320x240 then takes 0.4 ms a frame to decode, as a real
+    # camera's video does.
+    for blob in (32, 8, 2):
+        coarse = rng.random((shape[0] // blob + 1, shape[1] // blob + 1))
+        texture += coarse.repeat(blob, 0).repeat(blob, 1)[: shape[0], : shape[1]]
+    # At full range, cells of 4 pixels would lose too much contrast.
+    strength = 1.0 if min(height, width) >= 64 else 0.5
+    texture = (texture - texture.min()) * (strength * (_TEXTURE_RANGE - 1) / np.ptp(texture))
+    noise = rng.integers(0, _NOISE_RANGE, shape, dtype=np.uint8)
+    return texture.astype(np.uint8), noise

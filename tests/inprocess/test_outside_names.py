@@ -139,11 +139,13 @@ def test_synth_refuses_the_names_that_reading_refuses(name):
 
 
 def test_a_camera_that_is_missing_in_a_copy_is_an_error(source, tmp_path, monkeypatch):
-    def lose_camera(meta, workspace, size_of):
-        shutil.rmtree(workspace.dataset / "videos" / TOP)
-        return []
+    def lose_camera(job, *others):
+        notes = write_meta(job, *others)
+        shutil.rmtree(job.workspace.dataset / "videos" / TOP)
+        return notes
 
-    monkeypatch.setattr(run_module, "copy_other_files", lose_camera)
+    write_meta = run_module.write_meta
+    monkeypatch.setattr(run_module, "write_meta", lose_camera)
 
     with pytest.raises(DatasetError, match=rf"lacks videos of the camera {TOP!r}"):
         reshard(source, tmp_path / "copy", allow_findings=True)

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from raypipe.errors import DatasetError
 from raypipe.format import read_video_index
-from raypipe.reshard.mp4 import Description, Track, read_track
-from raypipe.reshard.mux import TrackClip, packet_ranges, write_mp4
-from raypipe.reshard.pieces import clean_cuts
+from raypipe.reshard.mp4 import Description, Track, TrackClip, packet_ranges, read_track, write_mp4
+from raypipe.reshard.videos import clean_cuts
 from raypipe.storage import open_storage
 
 TICKS = 512

@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.format import Feature, Tasks
+from raypipe.format import QUANTILES, Feature, Tasks
 from raypipe.reshard import ReshardSpec, parse_spec
-from raypipe.reshard.data import number_tasks
 from raypipe.reshard.mp4 import Description
-from raypipe.reshard.pieces import Piece
-from raypipe.reshard.plan import plan_data_files, plan_numbering, plan_video_files
-from raypipe.reshard.stats import QUANTILES, StatsPool, computed_kinds, describe_rows, stats_arrays
+from raypipe.reshard.plan import Piece, number_tasks, plan_data_files, plan_numbering, plan_video_files
+from raypipe.reshard.stats import StatsPool, computed_kinds, describe_rows, stats_arrays
 from raypipe.storage import open_storage
 
 sizes = st.lists(st.integers(1, 100), min_size=1, max_size=60)
@@ -43,7 +41,6 @@ def piece(row, size, description):
         first_frame=(0,),
         start=0,
         stop=10,
-        num_frames=10,
         size_bytes=size,
         description=description,
         num_lead_in=0,
