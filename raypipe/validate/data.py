@@ -323,10 +323,7 @@ def _check_order(unit: DataUnit, segments: Segments, is_sound: NDArray[np.bool_]
 
 
 def _check_steps(
-    unit: DataUnit,
-    segments: Segments,
-    values: Mapping[str, NDArray[Any]],
-    is_sound: NDArray[np.bool_],
+    unit: DataUnit, segments: Segments, values: Mapping[str, NDArray[Any]], is_sound: NDArray[np.bool_]
 ) -> list[Finding]:
     """Return the episodes whose ``index`` does not go up by one, or whose timestamps do not go up, with every frame."""
     findings = []

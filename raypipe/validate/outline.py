@@ -58,6 +58,11 @@ def noting_damage(findings: list[Finding], kind: str, place: Place, severity: Se
         findings.append(make_finding(kind, one_line(error), place, severity=severity))
 
 
+def on_info(kind: str, message: str, key: str, severity: Severity | None = None) -> Finding:
+    """Return a finding on a key or a feature of ``info.json``."""
+    return make_finding(kind, message, Place(file=INFO, feature=key), severity=severity)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outline:
     """What a dataset says about itself, and the files that exist."""
@@ -92,12 +97,9 @@ def _fit_templates(outline: Outline) -> Outline:
     """Return the outline with path templates that fit the files, if those of ``info.json`` fit none."""
     fitting = outline.meta.find_fitting_templates(outline.files)
     given = {"data_path": outline.meta.data_template, "video_path": outline.meta.video_template}
+    told = "and no file is there; the one by which all files are there is"
     findings = [
-        make_finding(
-            "template-mismatch",
-            f"{key} is {given[key]!r}, and no file is there; the one by which all files are there is {template!r}",
-            Place(file=INFO, feature=key),
-        )
+        on_info("template-mismatch", f"{key} is {given[key]!r}, {told} {template!r}", key)
         for key, template in fitting.items()
     ]
     meta = outline.meta.with_templates(fitting)
@@ -149,12 +151,10 @@ def _salvage_version(info: Mapping[str, Any], files: tuple[str, ...], findings: 
     version = str(info.get("codebase_version", "missing"))
     if version not in VERSIONS:
         version = "v3.0" if looks_packed else "v2.1"
+        told = f"raypipe reads {', '.join(VERSIONS)}. By its files it is {version}"
         if info:
-            message = (
-                f"codebase_version is {info.get('codebase_version')!r}; raypipe reads {', '.join(VERSIONS)}. By its "
-                f"files it is {version}"
-            )
-            findings.append(make_finding("version-unknown", message, Place(file=INFO)))
+            message = f"codebase_version is {info.get('codebase_version')!r}; {told}"
+            findings.append(on_info("version-unknown", message, ""))
     template = info.get("data_path")
     if isinstance(template, str):
         return version, "{episode_index" not in template
@@ -166,7 +166,7 @@ def _salvage_features(info: Mapping[str, Any], findings: list[Finding]) -> dict[
     if not isinstance(declared, dict) or not declared:
         if info:
             message = f"features is {_shown(declared)}; expected an object with a feature per name"
-            findings.append(make_finding("info-key", message, Place(file=INFO, feature="features")))
+            findings.append(on_info("info-key", message, "features"))
         return {}
     features = {}
     for name, spec in declared.items():
@@ -205,7 +205,7 @@ def _salvage_fps(info: Mapping[str, Any], findings: list[Finding]) -> float:
         return float(fps)
     if info:
         message = f"fps is {_shown(fps)}; expected a positive number of frames per second"
-        findings.append(make_finding("info-key", message, Place(file=INFO, feature="fps")))
+        findings.append(on_info("info-key", message, "fps"))
     return float("nan")
 
 
@@ -214,7 +214,7 @@ def _salvage_template(info: Mapping[str, Any], key: str, usual: str, findings: l
     why = why_unfit(template)
     if why:
         message = f"{key} is {template!r}, which {why}; checked with {usual!r}"
-        findings.append(make_finding("template-invalid", message, Place(file=INFO, feature=key)))
+        findings.append(on_info("template-invalid", message, key))
     return usual if why else template
 
 
@@ -223,7 +223,7 @@ def _missing_episodes(info: Mapping[str, Any], num_episodes: int) -> list[Findin
     if not isinstance(promised, int) or num_episodes >= promised:
         return []
     message = f"total_episodes is {promised}, and the episode table lists {num_episodes}: a file of meta/ is cut off"
-    return [make_finding("count-mismatch", message, Place(file=INFO, feature="total_episodes"), severity="error")]
+    return [on_info("count-mismatch", message, "total_episodes", "error")]
 
 
 def _shown(value: Any) -> str:

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from raypipe.format import DatasetMeta, split_tables
 from raypipe.text import counted, either
-from raypipe.validate.findings import Finding, Place, Severity, make_finding
-from raypipe.validate.outline import INFO, Outline
+from raypipe.validate.findings import Finding, Place, make_finding
+from raypipe.validate.outline import INFO, Outline, on_info
 
 _KEYS = ("total_episodes", "total_frames", "total_tasks", "chunks_size", "data_path", "robot_type")
 """Keys that every writer stores and that raypipe can do without."""
@@ -79,7 +79,7 @@ def plan_units(outline: Outline) -> tuple[list[Unit], list[Finding]]:
 def check_structure(outline: Outline) -> list[Finding]:
     """Return the findings on ``info.json`` and on the episode table."""
     findings = [*outline.findings, *_check_keys(outline.info), *_check_layout(outline)]
-    findings += [_on_info("feature-unknown", why, name) for name, why in outline.meta.opaque.items()]
+    findings += [on_info("feature-unknown", why, name) for name, why in outline.meta.opaque.items()]
     if outline.has_episodes:
         findings += [*_check_counts(outline), *_check_splits(outline), *_check_numbers(outline.meta)]
         if outline.has_tasks:
@@ -97,11 +97,6 @@ def _by_file(meta: DatasetMeta, file_of: Callable[[int], str]) -> dict[str, tupl
 
 def _numbers(meta: DatasetMeta, rows: Sequence[int]) -> tuple[int, ...]:
     return tuple(meta.episodes.episode_index[list(rows)].tolist())
-
-
-def _on_info(kind: str, message: str, key: str, severity: Severity | None = None) -> Finding:
-    """Return a finding on a key or a feature of ``info.json``."""
-    return make_finding(kind, message, Place(file=INFO, feature=key), severity=severity)
 
 
 def _missing(unit: Unit) -> Finding:
@@ -140,7 +135,7 @@ def _extra_files(files: Sequence[str], named: set[str]) -> list[Finding]:
 
 def _check_keys(info: Mapping[str, Any]) -> list[Finding]:
     """Return findings on missing keys that have a default; the outline reports those without one."""
-    return [_on_info("info-key", f"{key} is missing", key, "warning") for key in _KEYS if info and key not in info]
+    return [on_info("info-key", f"{key} is missing", key, "warning") for key in _KEYS if info and key not in info]
 
 
 def _check_layout(outline: Outline) -> list[Finding]:
@@ -149,7 +144,7 @@ def _check_layout(outline: Outline) -> list[Finding]:
         return []
     layout = "several episodes" if meta.is_packed else "one episode"
     message = f"codebase_version is {meta.version}, and data_path {meta.data_template!r} has {layout} per file"
-    return [_on_info("layout-mismatch", message, "data_path")]
+    return [on_info("layout-mismatch", message, "data_path")]
 
 
 def _check_counts(outline: Outline) -> list[Finding]:
@@ -172,13 +167,13 @@ def _check_counts(outline: Outline) -> list[Finding]:
         if is_unused and meta.is_packed:
             continue
         message = f"{key} is {info[key]!r}, and {how} {count}"
-        findings.append(_on_info("count-mismatch", message, key, "note" if is_unused else "warning"))
+        findings.append(on_info("count-mismatch", message, key, "note" if is_unused else "warning"))
     return findings
 
 
 def _check_splits(outline: Outline) -> list[Finding]:
     notes = (note for note in outline.meta.notes if note.startswith("split"))
-    return [_on_info("split-invalid", note, "splits") for note in notes]
+    return [on_info("split-invalid", note, "splits") for note in notes]
 
 
 def _check_numbers(meta: DatasetMeta) -> list[Finding]:

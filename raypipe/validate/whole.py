@@ -27,7 +27,7 @@ from raypipe.format import (
 from raypipe.storage import Storage
 from raypipe.text import constant_text, counted, parse_json, read_lines
 from raypipe.validate.findings import Finding, Place, make_finding
-from raypipe.validate.outline import DAMAGE, INFO, Promises, noting_damage
+from raypipe.validate.outline import DAMAGE, Promises, noting_damage, on_info
 from raypipe.validate.values import EpisodeSummary, FileResult, Moments, join_summaries
 
 LEROBOT_TOLERANCE_S = 1e-4
@@ -126,7 +126,7 @@ def _check_timestamps(fps: float, summary: EpisodeSummary, files: Sequence[str])
     step = float(np.median(steps)) if len(steps) else 1 / fps
     if step > 0 and abs(step * fps - 1) > _RATE_TOLERANCE:
         message = f"fps is {fps:g}, and the median step of the timestamps is {step:.6g} s, which is {1 / step:.4g} fps"
-        return [make_finding("fps-mismatch", message, Place(file=INFO, feature="fps"))]
+        return [on_info("fps-mismatch", message, "fps")]
     findings = []
     for position in np.flatnonzero(summary.is_sound & np.isfinite(summary.drift_s)).tolist():
         offset, drift = float(summary.offset_s[position]), float(summary.drift_s[position])
