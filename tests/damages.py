@@ -25,7 +25,7 @@ from torchcodec.encoders import VideoEncoder
 from raypipe.format import DatasetMeta, read_metadata
 from raypipe.storage import open_storage
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
-from raypipe.validate.container import read_container
+from raypipe.validate.video import read_container
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 LENGTHS = (7, 9, 12, 9, 8)

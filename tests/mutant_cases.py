@@ -634,7 +634,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "an episode begins at the frame after its time",
-        "format/mp4_index.py",
+        "format/mp4.py",
         "frame = np.where(is_before, before, after).astype(np.int64)",
         "frame = np.minimum(np.where(is_before, before, after) + 1, len(pts_s) - 1).astype(np.int64)",
         (f"{DATASET}::test_the_right_frame_is_found_in_a_packed_video_with",),
@@ -642,7 +642,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "episodes of a file are counted in the order of the table and not of their times",
-        "format/mp4_index.py",
+        "format/mp4.py",
         'order = np.argsort(from_timestamp, kind="stable")',
         "order = np.arange(len(from_timestamp))",
         (f"{DATASET}::test_times_of_episodes_decide_their_order_in_a_video_and_not_their_frames",),
@@ -650,7 +650,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "a file whose lengths add up is read by its float times",
-        "format/mp4_index.py",
+        "format/mp4.py",
         "is_counted = int(length.sum()) == len(pts_s)",
         "is_counted = False",
         (f"{DATASET}::test_times_of_episodes_decide_their_order_in_a_video_and_not_their_frames",),
@@ -658,7 +658,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "frames are numbered as they are stored and not as they are shown",
-        "format/mp4_index.py",
+        "format/mp4.py",
         'order = np.argsort(pts, kind="stable")',
         "order = np.arange(len(pts))",
         (f"{DATASET}::test_the_right_frame_is_found_in_a_packed_video_with",),
@@ -787,8 +787,8 @@ MUTANTS: Final = (
         "Nothing is dropped silently",
         "a column that only some files have is left out",
         "format/rows.py",
-        "        if lost:\n            raise DatasetError(",
-        "        if not lost and False:\n            raise DatasetError(",
+        "            if lost:\n                raise DatasetError(",
+        "            if not lost and False:\n                raise DatasetError(",
         (f"{DATASET}::test_a_column_that_only_some_files_have_is_never_lost_silently",),
     ),
     Mutant(

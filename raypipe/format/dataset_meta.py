@@ -3,20 +3,20 @@
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
+from string import Formatter
+from typing import Any, Final
 
 import numpy as np
 
 from raypipe.errors import DatasetError
-from raypipe.format.episodes import EpisodeTable, list_strays, read_episodes
+from raypipe.format.episodes import EpisodeTable, VideoColumns, list_strays, read_episodes
 from raypipe.format.features import INDEX_FEATURES, Feature, read_features
 from raypipe.format.tables import CORRECT_INFO, read_count, read_json
-from raypipe.format.tasks import Tasks, read_tasks
-from raypipe.format.templates import DATA_TEMPLATES, VIDEO_TEMPLATES, find_template, why_unfit
-from raypipe.format.texts import TextColumn, find_texts
+from raypipe.format.tasks import Tasks, TextColumn, find_texts, read_tasks
 from raypipe.storage import Storage, open_root
 from raypipe.text import counted
 
@@ -24,6 +24,28 @@ VERSIONS = ("v2.0", "v2.1", "v3.0")
 """The format versions that raypipe reads."""
 
 _INFO = "meta/info.json"
+
+DATA_TEMPLATES: Final = {
+    True: "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+    False: "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+}
+VIDEO_TEMPLATES: Final = {
+    True: "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+    False: "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+}
+"""LeRobot's own templates, by whether a file may hold several episodes."""
+
+_MOST_CANDIDATES: Final = 8
+
+_NUMBER: Final = re.compile(r"0?\d{0,2}d?")
+_NOTHING: Final = re.compile("(?!)")
+_FIELDS: Final = {
+    **dict.fromkeys(("chunk_index", "file_index", "episode_chunk", "episode_index"), _NUMBER),
+    "video_key": re.compile(""),
+}
+"""The format that each field allows: a width of at most two digits, or a few letters could ask for gigabytes."""
+
+_OUTSIDE: Final = re.compile(r"^/|^[A-Za-z]:|://|\\|[\x00-\x1f]|(^|/)\.\.(/|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,19 +136,20 @@ class DatasetMeta:
 
     def data_file(self, row: int) -> str:
         """Return the name of the file with the rows of the episode in row `row` of the table."""
-        return self._format(
-            self.data_template,
-            row,
-            int(self.episodes.chunk_index[row]),
-            int(self.episodes.file_index[row]),
-            "",
-        )
+        return self._file(self.data_template, row, self.episodes)
 
     def video_file(self, row: int, camera: str) -> str:
         """Return the name of the mp4 with the episode in row `row` of the table; it may not exist."""
-        columns = self.episodes.videos[camera]
-        return self._format(
-            self.video_template, row, int(columns.chunk_index[row]), int(columns.file_index[row]), camera
+        return self._file(self.video_template, row, self.episodes.videos[camera], camera)
+
+    def _file(self, template: str, row: int, columns: EpisodeTable | VideoColumns, camera: str = "") -> str:
+        chunk = int(columns.chunk_index[row])
+        return template.format(
+            chunk_index=chunk,
+            file_index=int(columns.file_index[row]),
+            episode_chunk=chunk,
+            episode_index=int(self.episodes.episode_index[row]),
+            video_key=camera,
         )
 
     def find_fitting_templates(self, files: Iterable[str]) -> dict[str, str]:
@@ -135,12 +158,12 @@ class DatasetMeta:
         Empty if the files are where ``info.json`` says, or no template fits.
         """
         there, fitting = set(files), {}
-        cameras = tuple(self.episodes.videos)
-        for key, names in {"data_path": ("",), "video_path": cameras}.items():
-            if len(self.episodes) and names and not any(name in there for name in self._files(key, names)):
-                fill = partial(self._files_by, key, names)
-                found = find_template(there, fill, names[0], is_packed=self.is_packed)
-                fitting.update({key: found} if found else {})
+        for key, names in {"data_path": ("",), "video_path": tuple(self.episodes.videos)}.items():
+            if len(self.episodes) and names and there.isdisjoint(self._files(key, names)):
+                for template in _likely_templates(there, names[0], is_packed=self.is_packed):
+                    if there.issuperset(self.with_templates({key: template})._files(key, names)):
+                        fitting[key] = template
+                        break
         return fitting
 
     def with_templates(self, templates: Mapping[str, str]) -> "DatasetMeta":
@@ -151,22 +174,10 @@ class DatasetMeta:
             video_template=templates.get("video_path", self.video_template),
         )
 
-    def _files_by(self, key: str, cameras: Sequence[str], template: str) -> Iterator[str]:
-        return self.with_templates({key: template})._files(key, cameras)
-
     def _files(self, key: str, cameras: Sequence[str]) -> Iterator[str]:
         for row in range(len(self.episodes)):
             for camera in cameras:
                 yield self.video_file(row, camera) if key == "video_path" else self.data_file(row)
-
-    def _format(self, template: str, row: int, chunk: int, file: int, camera: str) -> str:
-        return template.format(
-            chunk_index=chunk,
-            file_index=file,
-            episode_chunk=chunk,
-            episode_index=int(self.episodes.episode_index[row]),
-            video_key=camera,
-        )
 
 
 def read_metadata(root: str | Storage) -> DatasetMeta:
@@ -180,18 +191,19 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
     place = storage.locate(_INFO)
     version = _check_version(info, place)
     features = read_features(info, place)
-    data_template, is_packed = _data_template(info, version, place)
+    data_template = _read_template(info, "data_path", DATA_TEMPLATES[version == "v3.0"], place)
+    # The template decides, not the version: some datasets labelled v3.0 have the older layout.
+    is_packed = "{episode_index" not in data_template
     videos = [name for name, feature in features.items() if feature.kind == "video"]
-    video_template = _video_template(info, place, is_packed=is_packed) if videos else ""
+    video_template = _read_template(info, "video_path", VIDEO_TEMPLATES[is_packed], place) if videos else ""
     episodes = read_episodes(storage, info, videos, is_packed=is_packed)
     _check_num_episodes(info, len(episodes), place)
     total_tasks = read_count(info, "total_tasks", place, default=1)
     tasks = read_tasks(storage, total_tasks)
     splits, notes = _read_splits(info, len(episodes))
     if is_packed and storage.is_listable:
-        notes += [
-            f"{name} is not read: neither LeRobot nor raypipe reads tables there" for name in list_strays(storage)
-        ]
+        told = "is not read: neither LeRobot nor raypipe reads tables there"
+        notes += [f"{name} {told}" for name in list_strays(storage)]
     if len(tasks) < total_tasks:
         notes.append(f"total_tasks in info.json is {total_tasks}; meta/tasks lists {len(tasks)}")
     return DatasetMeta(
@@ -244,26 +256,12 @@ def _read_fps(info: Mapping[str, Any], place: str) -> float:
     return float(fps)
 
 
-def _data_template(info: Mapping[str, Any], version: str, place: str) -> tuple[str, bool]:
-    """Return the path template of the rows, and whether it packs episodes.
-
-    The template decides, not the version: some datasets labelled v3.0 have the older layout.
-    """
-    template = str(info.get("data_path") or DATA_TEMPLATES[version == "v3.0"])
-    _check_template(template, "data_path", place)
-    return template, "{episode_index" not in template
-
-
-def _video_template(info: Mapping[str, Any], place: str, *, is_packed: bool) -> str:
-    template = str(info.get("video_path") or VIDEO_TEMPLATES[is_packed])
-    _check_template(template, "video_path", place)
-    return template
-
-
-def _check_template(template: str, key: str, place: str) -> None:
+def _read_template(info: Mapping[str, Any], key: str, usual: str, place: str) -> str:
+    template = str(info.get(key) or usual)
     why = why_unfit(template)
     if why:
         raise DatasetError(f"{key} in {place!r} is {template!r}, which {why}. {CORRECT_INFO}")
+    return template
 
 
 def _read_splits(info: Mapping[str, Any], num_episodes: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
@@ -304,3 +302,52 @@ def _count_notes(info: Mapping[str, Any], episodes: EpisodeTable) -> list[str]:
         for key, count in counts.items()
         if key in info and info[key] != count
     ]
+
+
+def why_unfit(template: str) -> str:
+    """Return why a template cannot name files: it cannot be filled in, or leads out of the dataset; empty if it can.
+
+    Only plain fields are filled in, so that only the text between them can be a path.
+    """
+    try:
+        fields = [(name, spec, form) for _, name, spec, form in Formatter().parse(template) if name is not None]
+        strange = [name for name, spec, form in fields if form or not _FIELDS.get(name, _NOTHING).fullmatch(spec or "")]
+        if strange:
+            raise KeyError(*strange)
+        name = template.format(chunk_index=0, file_index=0, episode_chunk=0, episode_index=0, video_key="key")
+    except (KeyError, ValueError, IndexError) as error:
+        return (
+            f"cannot be filled in: {error!r}. It may use chunk_index, file_index, episode_chunk and episode_index, as "
+            f"{{file_index:03d}}, and {{video_key}}"
+        )
+    if _OUTSIDE.search(name):
+        return "leads out of the dataset: a path there is relative, with '/' and without '..'"
+    return ""
+
+
+def _likely_templates(files: set[str], camera: str, *, is_packed: bool) -> Iterator[str]:
+    """Yield templates that look like the names of data files, or of files of a camera, the most frequent first."""
+    suffix = ".mp4" if camera else ".parquet"
+    looks = Counter(_generalise(name, camera, is_packed=is_packed) for name in files if name.endswith(suffix))
+    for template, _ in looks.most_common(_MOST_CANDIDATES):
+        is_alike = camera or ("{episode_index" in template) != is_packed
+        is_whole = ("{video_key}" in template) == bool(camera)
+        if is_alike and is_whole and not template.startswith("meta/"):
+            yield template
+
+
+def _generalise(name: str, camera: str, *, is_packed: bool) -> str:
+    """Return a template for the name of a file, with fields in place of its camera and numbers."""
+    template = name.replace("{", "{{").replace("}", "}}")
+    if camera:
+        template = "/".join("{video_key}" if part == camera else part for part in template.split("/"))
+    fields = {
+        "chunk": "chunk_index" if is_packed else "episode_chunk",
+        "file": "file_index",
+        "episode": "episode_index",
+    }
+    return re.sub(
+        r"(chunk|file|episode)([-_]?)(\d+)",
+        lambda match: f"{match[1]}{match[2]}{{{fields[match[1]]}:0{len(match[3])}d}}",
+        template,
+    )

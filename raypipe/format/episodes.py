@@ -89,11 +89,8 @@ class EpisodeTable:
         if row == len(self) or self.episode_index[row] != episode_index:
             numbers = self.episode_index.tolist()
             span = f", numbered {span_text(numbers[0], numbers[-1])}" if numbers else ""
-            those = (
-                f"the only one is {numbers[0]}"
-                if len(numbers) == 1
-                else f"the dataset has {counted(len(numbers), 'episode')}{span}"
-            )
+            those = f"the dataset has {counted(len(numbers), 'episode')}{span}"
+            those = f"the only one is {numbers[0]}" if len(numbers) == 1 else those
             raise ConfigError(f"there is no episode {episode_index}; {those}")
         return row
 
@@ -107,33 +104,27 @@ def read_episodes(
         is_packed: whether data files hold several episodes each (v3.0) or one (v2.x).
     """
     with as_damage(partial(_damaged_table, storage)):
-        return _read_episodes(storage, info, cameras, is_packed=is_packed)
-
-
-def _damaged_table(storage: Storage, error: Exception) -> DatasetError:
-    return DatasetError(
-        f"the episode table of {storage.uri!r} ({FOLDER} or {JSON_LINES}) cannot be read: {error}. Fetch meta/ again."
-    )
-
-
-def _read_episodes(
-    storage: Storage, info: Mapping[str, Any], cameras: Sequence[str], *, is_packed: bool
-) -> EpisodeTable:
-    if not is_packed and storage.offers(JSON_LINES):
-        return _read_per_episode(storage, info, cameras)
-    # Also for templates with a file per episode: some datasets have them, and the table says where each episode is.
-    tables = _read_tables(storage, info, cameras)
-    promised = info.get("total_episodes")
-    if isinstance(promised, int) and sum(map(len, tables.values())) < promised:
-        check_not_refused(storage, _names_after(tables) if is_packed else (JSON_LINES,))
-    if tables:
-        return _pack_tables(storage, tables, cameras)
+        if not is_packed and storage.offers(JSON_LINES):
+            return _read_per_episode(storage, info, cameras)
+        # Also for templates with a file per episode: some datasets have them, and the table says where each episode is.
+        tables = _read_tables(storage, info, cameras)
+        promised = info.get("total_episodes")
+        if isinstance(promised, int) and sum(map(len, tables.values())) < promised:
+            check_not_refused(storage, _names_after(tables) if is_packed else (JSON_LINES,))
+        if tables:
+            return _pack_tables(storage, tables, cameras)
     if read_count(info, "total_episodes", storage.locate("meta/info.json"), default=0) == 0:
         return _per_episode_table(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.chunked_array([], _TASKS), 1000, ())
     expected = f"{FOLDER}/*/*.parquet" if is_packed else JSON_LINES
     raise DatasetError(
         f"no episode table at {storage.uri!r}: info.json counts {counted(info['total_episodes'], 'episode')} and "
         f"there is no {expected}. Fetch the whole meta/ folder."
+    )
+
+
+def _damaged_table(storage: Storage, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"the episode table of {storage.uri!r} ({FOLDER} or {JSON_LINES}) cannot be read: {error}. Fetch meta/ again."
     )
 
 
@@ -166,21 +157,17 @@ def read_episode_columns(storage: Storage, names: Sequence[str] | None = None, *
     return all columns except statistics and the places of data and videos.
     """
     with as_damage(partial(_damaged_table, storage)):
-        return _read_columns(storage, names, is_packed=is_packed)
-
-
-def _read_columns(storage: Storage, names: Sequence[str] | None, *, is_packed: bool) -> pa.Table:
-    if not is_packed and storage.offers(JSON_LINES):
-        table = read_json_lines(storage, JSON_LINES)
-        wanted = names if names is not None else _told_names(table.column_names)
-        table = table.select([name for name in table.column_names if name in {"episode_index", *wanted}])
-    else:
-        files = list(list_tables(storage))
-        with open_parquet(storage, files[0]) as parquet:
-            wanted = names if names is not None else _told_names(parquet.schema_arrow.names)
-        tables = [read_parquet(storage, file, ("episode_index",), optional=wanted) for file in files]
-        table = pa.concat_tables(tables, promote_options="permissive")
-    return table.take(np.argsort(table.column("episode_index").to_numpy(), kind="stable"))
+        if not is_packed and storage.offers(JSON_LINES):
+            table = read_json_lines(storage, JSON_LINES)
+            wanted = names if names is not None else _told_names(table.column_names)
+            table = table.select([name for name in table.column_names if name in {"episode_index", *wanted}])
+        else:
+            files = list(list_tables(storage))
+            with open_parquet(storage, files[0]) as parquet:
+                wanted = names if names is not None else _told_names(parquet.schema_arrow.names)
+            tables = [read_parquet(storage, file, ("episode_index",), optional=wanted) for file in files]
+            table = pa.concat_tables(tables, promote_options="permissive")
+        return table.take(np.argsort(table.column("episode_index").to_numpy(), kind="stable"))
 
 
 def _told_names(names: Iterable[str]) -> list[str]:
@@ -197,7 +184,7 @@ def list_tables(storage: Storage) -> Iterator[str]:
         return
     chunk = file = num_found = 0
     while num_found < _MOST_TABLES:
-        name = _table_name(f"chunk-{chunk:03d}", file)
+        name = f"{FOLDER}/chunk-{chunk:03d}/file-{file:03d}.parquet"
         # A refused file may or may not exist; the count of episodes shows whether one is missing.
         if storage.offers(name):
             yield name
@@ -228,14 +215,11 @@ def split_tables(files: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]
     return read, tuple(name for name in names if name not in read)
 
 
-def _table_name(chunk: str, file: int) -> str:
-    return f"{FOLDER}/{chunk}/file-{file:03d}.parquet"
-
-
 def _names_after(tables: Iterable[str]) -> tuple[str, ...]:
     """Return the names at which `list_tables` stopped after these tables."""
     chunks = Counter(name.split("/")[-2] for name in tables)
-    return (*(_table_name(*end) for end in chunks.items()), _table_name(f"chunk-{len(chunks):03d}", 0))
+    ends = (*chunks.items(), (f"chunk-{len(chunks):03d}", 0))
+    return tuple(f"{FOLDER}/{chunk}/file-{file:03d}.parquet" for chunk, file in ends)
 
 
 _TASKS = pa.list_(pa.string())
@@ -249,21 +233,19 @@ def _pack_tables(storage: Storage, tables: Mapping[str, pa.Table], cameras: Sequ
     if np.any(order != np.arange(len(order))):
         table = table.take(order)
         episode_index = episode_index[order]
-    _check_unique(
-        episode_index, storage, {name: one.column("episode_index").to_numpy() for name, one in tables.items()}
-    )
     length = _integers(table, "length", storage)
-    _check_lengths(episode_index, length, storage)
+    listed = {name: one.column("episode_index").to_numpy() for name, one in tables.items()}
+    _check_rows(episode_index, length, storage, listed)
     has_from = "dataset_from_index" in table.column_names
+    no_tasks = pa.chunked_array([pa.nulls(len(table), _TASKS)])
+    tasks = table.column("tasks") if "tasks" in table.column_names else no_tasks
     return EpisodeTable(
         episode_index=episode_index,
         length=length,
         from_index=_integers(table, "dataset_from_index", storage) if has_from else _starts(length),
         chunk_index=_integers(table, "data/chunk_index", storage),
         file_index=_integers(table, "data/file_index", storage),
-        tasks=table.column("tasks")
-        if "tasks" in table.column_names
-        else pa.chunked_array([pa.nulls(len(table), _TASKS)]),
+        tasks=tasks,
         videos=_video_columns(table, cameras),
     )
 
@@ -312,9 +294,8 @@ def _read_per_episode(storage: Storage, info: Mapping[str, Any], cameras: Sequen
     episode_index = _integers(table, "episode_index", storage)
     order = np.argsort(episode_index, kind="stable")
     episode_index = episode_index[order]
-    _check_unique(episode_index, storage, {JSON_LINES: episode_index})
     length = _integers(table, "length", storage)[order]
-    _check_lengths(episode_index, length, storage)
+    _check_rows(episode_index, length, storage, {JSON_LINES: episode_index})
     tasks = _as_task_lists(table.column("tasks")).take(order)
     chunks_size = read_count(info, "chunks_size", storage.locate("meta/info.json"), default=1000, least=1)
     return _per_episode_table(episode_index, length, tasks, chunks_size, cameras)
@@ -362,17 +343,18 @@ def _integers(table: pa.Table, name: str, storage: Storage) -> NDArray[np.int64]
             f"recording was not finalised. Finalise it, or fetch meta/ again."
         )
 
-    def describe(error: Exception) -> DatasetError:
-        return DatasetError(
-            f"the column {name!r} of the episode table of {storage.uri!r}: {error}. Correct it, or fetch meta/ again."
-        )
-
-    with as_damage(describe):
+    what = f"the column {name!r} of the episode table of {storage.uri!r}"
+    with as_damage(lambda error: DatasetError(f"{what}: {error}. Correct it, or fetch meta/ again.")):
         return np.asarray(pc.cast(column, pa.int64()).to_numpy())
 
 
-def _check_unique(episode_index: NDArray[np.int64], storage: Storage, listed: Mapping[str, NDArray[Any]]) -> None:
-    """Raise if an episode is in the table twice; `listed` has the episodes of each file."""
+def _check_rows(
+    episode_index: NDArray[np.int64],
+    length: NDArray[np.int64],
+    storage: Storage,
+    listed: Mapping[str, NDArray[Any]],
+) -> None:
+    """Raise if an episode is in the table twice or has no frame; `listed` has the episodes of each file."""
     doubled = episode_index[1:][np.diff(episode_index) == 0]
     if len(doubled):
         names = [name for name, numbers in listed.items() if doubled[0] in numbers]
@@ -380,9 +362,6 @@ def _check_unique(episode_index: NDArray[np.int64], storage: Storage, listed: Ma
             f"the episode table of {storage.uri!r} lists episode {doubled[0]} more than once ({len(doubled)} rows "
             f"too many), in {' and '.join(names)}; rewrite meta/ so that each episode has one row"
         )
-
-
-def _check_lengths(episode_index: NDArray[np.int64], length: NDArray[np.int64], storage: Storage) -> None:
     wrong = np.flatnonzero(length < 1)
     if len(wrong):
         raise DatasetError(

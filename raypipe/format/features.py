@@ -162,12 +162,8 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
 
 
 def _shape(name: str, given: Any, place: str) -> tuple[int, ...]:
-    def describe(_: Exception) -> DatasetError:
-        return DatasetError(
-            f"feature {name!r} in {place!r} has the shape {given!r}; expected numbers, none below 0. {CORRECT_INFO}"
-        )
-
-    with as_damage(describe):
+    wrong = f"feature {name!r} in {place!r} has the shape {given!r}; expected numbers, none below 0. {CORRECT_INFO}"
+    with as_damage(lambda _: DatasetError(wrong)):
         shape = tuple(int(size) for size in given)
         if min(shape, default=0) < 0:
             raise ValueError("below 0")
@@ -223,12 +219,13 @@ def _sizes(video: Mapping[str, Any], name: str, place: str) -> dict[str, int]:
     sizes = {}
     for key in ("video.channels", "video.height", "video.width"):
         value = video.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise DatasetError(
                 f"{key!r} of camera {name!r} in {place!r} is {value!r}; expected a whole number. {CORRECT_INFO}"
             )
-        if value is not None:
-            sizes[key] = value
+        sizes[key] = value
     return sizes
 
 

@@ -7,7 +7,7 @@ files lack are derived. Nothing is dropped: an episode without the promised rows
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -127,16 +127,11 @@ class RowReader:
             note_episode(error, "reading", int(self._meta.episodes.episode_index[row]), self._meta.root)
             raise
         length = int(self._meta.episodes.length[row])
-        if len(table) != length and "episode_index" not in table.column_names:
-            raise self._damaged(
-                name,
-                row,
-                f"holds {len(table)} rows, and no column episode_index tells which {length} are its: write it",
-            )
         if len(table) != length:
-            raise self._damaged(
-                name, row, f"holds {counted(len(table), 'row')} of it, and the episode table promises {length}"
-            )
+            what = f"holds {counted(len(table), 'row')} of it, and the episode table promises {length}"
+            if "episode_index" not in table.column_names:
+                what = f"holds {len(table)} rows, and no column episode_index tells which {length} are its: write it"
+            raise self._damaged(name, row, what)
         table = self._in_frame_order(table, name, row)
         return self._with_texts(self._with_index_columns(table, row), row)
 
@@ -146,16 +141,20 @@ class RowReader:
 
     def missing_columns(self, row: int) -> tuple[str, ...]:
         """Return which requested columns the file of the episode in row `row` lacks."""
-        present = set(self._open(self._meta.data_file(row)).parquet.schema_arrow.names)
+        present = set(self._stored_columns(row))
         return tuple(column for column in self._columns if column not in present)
 
     def undeclared_columns(self, row: int) -> tuple[str, ...]:
         """Return which columns of the file of the episode in row `row` are not features of the dataset."""
-        names = self._open(self._meta.data_file(row)).parquet.schema_arrow.names
-        return tuple(name for name in names if name not in self._meta.features and name not in INDEX_FEATURES)
+        known = {*self._meta.features, *INDEX_FEATURES}
+        return tuple(name for name in self._stored_columns(row) if name not in known)
+
+    def _stored_columns(self, row: int) -> list[str]:
+        file = self._files.open(self._meta.storage, self._meta.data_file(row))
+        return list(file.parquet.schema_arrow.names)
 
     def _episode_table(self, name: str, row: int) -> pa.Table:
-        file = self._open(name)
+        file = self._files.open(self._meta.storage, name)
         episode_index = int(self._meta.episodes.episode_index[row])
         groups = np.flatnonzero((file.episode_min <= episode_index) & (file.episode_max >= episode_index))
         table = self._read_groups(name, file, tuple(int(group) for group in groups))
@@ -170,21 +169,15 @@ class RowReader:
         key = (self._meta.storage.uri, name, groups)
         if self._files.kept[0] != key:
             present = [column for column in self._columns if column in file.parquet.schema_arrow.names]
-            self._check_present(name, present)
+            lost = [column for column in self._columns if column not in present and column not in INDEX_FEATURES]
+            if lost:
+                raise DatasetError(
+                    f"{self._meta.storage.locate(name)!r} has no column for {lost}, which info.json declares. Rewrite "
+                    f"the file, leave a camera that no file has out of cameras=[...], or {LEAVE_OUT}"
+                )
             table = file.parquet.read_row_groups(list(groups), columns=present, use_threads=False)
             self._files.kept = (key, _plain_index_columns(table))
         return self._files.kept[1]
-
-    def _check_present(self, name: str, present: Sequence[str]) -> None:
-        lost = [column for column in self._columns if column not in present and column not in INDEX_FEATURES]
-        if lost:
-            raise DatasetError(
-                f"{self._meta.storage.locate(name)!r} has no column for {lost}, which info.json declares. Rewrite the "
-                f"file, leave a camera that no file has out of cameras=[...], or {LEAVE_OUT}"
-            )
-
-    def _open(self, name: str) -> _DataFile:
-        return self._files.open(self._meta.storage, name)
 
     def _in_frame_order(self, table: pa.Table, name: str, row: int) -> pa.Table:
         if "frame_index" not in table.column_names:
@@ -195,12 +188,9 @@ class RowReader:
             return table
         order = np.argsort(frame_index, kind="stable")
         if not np.array_equal(frame_index[order], expected):
-            raise self._damaged(
-                name,
-                row,
-                f"has frame_index {span_text(frame_index.min(), frame_index.max())} with gaps or repeats, expected "
-                f"{span_text(0, len(table) - 1)}",
-            )
+            found, wanted = span_text(frame_index.min(), frame_index.max()), span_text(0, len(table) - 1)
+            what = f"has frame_index {found} with gaps or repeats, expected {wanted}"
+            raise self._damaged(name, row, what)
         return table.take(order)
 
     def _with_index_columns(self, table: pa.Table, row: int) -> pa.Table:
@@ -287,6 +277,56 @@ def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per
     return "per-episode"
 
 
+def row_features_of(meta: DatasetMeta, cameras: Sequence[str], absent: Sequence[str]) -> dict[str, Feature]:
+    """Return the features to read from rows: declared ones without the `absent` ones, their texts, the index columns.
+
+    Images stored in rows are included only for `cameras`.
+    """
+    rows = {
+        name: feature
+        for name, feature in meta.features.items()
+        if feature.kind not in ("video", "opaque") and name not in absent and (not feature.is_camera or name in cameras)
+    }
+    for name, text in meta.texts.items():
+        if text.source in rows:
+            rows[name] = Feature(name=name, kind="string", dtype="string", shape=(1,))
+    for name, dtype in INDEX_FEATURES.items():
+        rows[name] = Feature(name=name, kind="vector", dtype=dtype, shape=(1,))
+    return rows
+
+
+def find_absent_columns(meta: DatasetMeta) -> tuple[str, ...]:
+    """Return the declared features that the first, middle and last data files all lack.
+
+    A column missing from only some files is damage to those files, as is a file that cannot be opened; their readers
+    raise the error. If none of the three opens, try the others in turn.
+    """
+    # Cameras do not count: reading a selected camera without images is an error.
+    names = [name for name, feature in meta.features.items() if not feature.is_camera]
+    reader, looked_at = RowReader(replace(meta, storage=meta.storage.for_a_look()), names), looked_at_rows(meta)
+    absent: set[str] | None = None
+    errors: dict[str, DatasetError] = {}
+    for tried, row in enumerate((*looked_at, *range(len(meta.episodes)))):
+        if tried >= len(looked_at) and absent is not None:
+            break
+        name = meta.data_file(row)
+        try:
+            missing = set(reader.missing_columns(row)) if name not in errors else None
+        except DatasetError as error:
+            errors[name], missing = error, None
+        if missing is not None:
+            absent = missing if absent is None else absent & missing
+    if absent is None and errors:
+        raise next(iter(errors.values()))
+    return tuple(name for name in names if absent and name in absent)
+
+
+def looked_at_rows(meta: DatasetMeta) -> tuple[int, ...]:
+    """Return the rows of the first, a middle and the last episode, whose files show what a dataset lacks."""
+    count = len(meta.episodes)
+    return (0, count // 2, count - 1) if count else ()
+
+
 def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any] | list[Any]:
     """Return a column as in LeRobot's samples: ``(rows, *shape)``, or a list for text, images and language.
 
@@ -297,14 +337,8 @@ def column_values(table: pa.Table, feature: Feature, place: str) -> NDArray[Any]
         place: the dataset and episode, for messages.
     """
     column = table.column(feature.name)
-
-    def describe(error: Exception) -> DatasetError:
-        return DatasetError(
-            f"column {feature.name!r} of {place} is stored as {column.type}, and info.json declares {feature.dtype}: "
-            f"{one_line(error)}. {_ways_on(feature)}"
-        )
-
-    with as_damage(describe):
+    what = f"column {feature.name!r} of {place} is stored as {column.type}, and info.json declares {feature.dtype}"
+    with as_damage(lambda error: DatasetError(f"{what}: {one_line(error)}. {_ways_on(feature)}")):
         return list(column.to_pylist()) if feature.kind != "vector" else _numbers(column, feature, place)
 
 

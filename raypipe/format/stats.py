@@ -1,11 +1,14 @@
-"""The statistics of a dataset, read on demand: ``{feature: {statistic: array}}``.
+"""Statistics, ``{feature: {statistic: array}}``: those of a dataset, and those of a whole from those of its parts.
 
-v3.0 and v2.0 store them for the whole dataset. v2.1 stores them per episode, and this module pools them. Quantiles are
-there only if the dataset stores them.
+v3.0 and v2.0 store them for the whole dataset. v2.1 stores them per episode, and this module pools them. The same pools
+the datasets of a robot and the robots of a mixture. Minimum, maximum, mean, standard deviation (of the population) and
+count are those of all values together. Quantiles of a whole cannot be computed from quantiles of its parts. The pooled
+ones are an *envelope*: the least of the lower quantiles and the greatest of the upper ones, as in LeRobot since 2026.
 """
 
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -13,8 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.errors import DatasetError, as_damage
-from raypipe.format.pooling import MOMENTS, Stats, pool_stats
+from raypipe.errors import ConfigError, DatasetError, as_damage
 from raypipe.format.tables import read_json
 from raypipe.storage import REFUSED, Storage
 from raypipe.text import parse_json, read_lines
@@ -22,12 +24,20 @@ from raypipe.text import parse_json, read_lines
 GLOBAL = "meta/stats.json"
 PER_EPISODE = "meta/episodes_stats.jsonl"
 
-__all__ = ["GLOBAL", "PER_EPISODE", "Stats", "find_stats_file", "read_stats"]
-
 _ANEW: Final = "Fetch the file again, or have LeRobot compute the statistics; samples do not need them."
 
 _EPISODES_AT_ONCE: Final = 256
 """Episodes pooled together: some megabytes, and a fifth of the time of pooling one at a time."""
+
+FeatureStats = Mapping[str, NDArray[np.float64]]
+"""By statistic: an array of the feature's shape, ``(channels, 1, 1)`` for a camera; ``count`` has one number."""
+
+Stats = Mapping[str, FeatureStats]
+"""By feature."""
+
+MOMENTS: Final[tuple[str, ...]] = ("min", "max", "mean", "std")
+
+_QUANTILE: Final = re.compile(r"q(\d{1,2})")
 
 
 def read_stats(storage: Storage) -> Stats:
@@ -114,3 +124,147 @@ def _countable(stats: Stats) -> Stats:
     return {
         feature: {name: values[name] for name in wanted} for feature, values in whole.items() if values["count"].any()
     }
+
+
+def pool_stats(parts: Sequence[Stats], *, weights: Sequence[float] = (), names: Sequence[str] = ()) -> Stats:
+    """Return the statistics of all parts together, in float64.
+
+    A feature is pooled over the parts that have it, and a statistic only if all of those have it. Statistics other than
+    `MOMENTS`, ``count`` and quantiles are left out. The order of the parts and their grouping change only the last
+    digits. A ``count`` may hold one number for each number of the feature. A part whose count is 0 for a number does
+    not contribute to it; if the count is 0 in all parts, the number is that of the first part.
+
+    Args:
+        weights: one per part, instead of the counts. Parts then need no count, and the pooled feature has one only if
+            all parts do.
+        names: names of the parts for messages.
+    """
+    labels = tuple(names) or tuple(f"part {number}" for number in range(len(parts)))
+    if len(labels) != len(parts) or len(set(labels)) != len(labels):
+        raise ConfigError(f"the names of {len(parts)} parts must be as many and differ, got {labels!r}")
+    _check_weights(weights, labels)
+    pooled = {}
+    for feature in dict.fromkeys(feature for part in parts for feature in part):
+        chosen = [number for number, part in enumerate(parts) if feature in part]
+        values = {labels[number]: parts[number][feature] for number in chosen}
+        pooled[feature] = _pool_feature(feature, values, [weights[number] for number in chosen] if weights else [])
+    return pooled
+
+
+def is_quantile(statistic: str) -> bool:
+    """Return whether a statistic is a quantile, such as ``q01``."""
+    return _QUANTILE.fullmatch(statistic) is not None
+
+
+def is_low(statistic: str) -> bool:
+    """Return whether the pooled value is the least of the parts': ``min``, and quantiles up to ``q50``."""
+    found = _QUANTILE.fullmatch(statistic)
+    return statistic == "min" if found is None else int(found[1]) <= 50
+
+
+def _check_weights(weights: Sequence[float], labels: Sequence[str]) -> None:
+    if weights and len(weights) != len(labels):
+        raise ConfigError(f"{len(weights)} weights are given for {len(labels)} parts; give one each")
+    for label, weight in zip(labels, weights, strict=False):
+        if not 0 < weight < np.inf:
+            raise ConfigError(f"the weight of {label} is {weight}; a weight is above 0 and finite. Leave the part out.")
+
+
+def _pool_feature(feature: str, parts: Mapping[str, FeatureStats], weights: Sequence[float]) -> FeatureStats:
+    first, *_ = parts.values()
+    common = [name for name in first if _is_known(name) and all(name in part for part in parts.values())]
+    values = {name: _stack(feature, name, parts) for name in common}
+    width = next((value.shape[1:] for value in values.values()), ())
+    share = _shares(_weigh(feature, parts, width, weights))
+    pooled: dict[str, NDArray[np.float64]] = {}
+    for name in (name for name in common if name not in ("mean", "std")):
+        pooled[name] = _extreme(values[name], share > 0, least=is_low(name))
+    if "mean" in values:
+        pooled["mean"] = _weighted_sum(values["mean"], share)
+        if "std" in values:
+            spread = values["std"] ** 2 + (values["mean"] - pooled["mean"]) ** 2
+            pooled["std"] = np.sqrt(_weighted_sum(spread, share))
+    if all("count" in part for part in parts.values()):
+        pooled["count"] = _total_count(feature, parts, width)
+    return pooled
+
+
+def _is_known(name: str) -> bool:
+    return name in MOMENTS or is_quantile(name)
+
+
+def _stack(feature: str, name: str, parts: Mapping[str, FeatureStats]) -> NDArray[np.float64]:
+    first, *_ = parts
+    # Compare with one statistic of the first part, so that the statistics of one part must have the same shape too.
+    expected = next(np.shape(values) for key, values in parts[first].items() if _is_known(key))
+    for label, part in parts.items():
+        if np.shape(part[name]) != expected:
+            raise DatasetError(
+                f"the statistics of {feature!r} differ in shape: {name!r} is {np.shape(part[name])} in {label}, and "
+                f"{first} has {expected}. Make the statistics again."
+            )
+    return np.stack([np.asarray(part[name], dtype=np.float64) for part in parts.values()])
+
+
+def _weigh(
+    feature: str, parts: Mapping[str, FeatureStats], width: tuple[int, ...], weights: Sequence[float]
+) -> NDArray[np.float64]:
+    """Return the weight of each part, ``(parts, *width)``; 0 for a number that a part does not have."""
+    if not weights:
+        return _counts(feature, parts, width)
+    # A part without a count has all its numbers.
+    counted = {label: {"count": np.ones(1), **part} for label, part in parts.items()}
+    given = np.reshape(np.asarray(weights, dtype=np.float64), (-1, *[1] * len(width)))
+    return np.where(_counts(feature, counted, width) > 0, given, 0.0)
+
+
+def _counts(feature: str, parts: Mapping[str, FeatureStats], width: tuple[int, ...]) -> NDArray[np.float64]:
+    for label, part in parts.items():
+        if "count" not in part:
+            raise DatasetError(
+                f"the statistics of {feature!r} in {label} have no 'count', and pooling weighs by it. Give weights, or "
+                f"make the statistics again."
+            )
+        if part["count"].size != 1 and part["count"].shape != width:
+            raise DatasetError(
+                f"the 'count' of {feature!r} in {label} has the shape {part['count'].shape}; expected one number, or "
+                f"{width}. Make the statistics again."
+            )
+    counts = np.empty((len(parts), *width))
+    for number, part in enumerate(parts.values()):
+        counts[number] = part["count"].item() if part["count"].size == 1 else part["count"]
+    _check_counts(feature, list(parts), counts)
+    return counts
+
+
+def _check_counts(feature: str, labels: Sequence[str], counts: NDArray[np.float64]) -> None:
+    axes = tuple(range(1, counts.ndim))
+    is_bad = ~(np.isfinite(counts) & (counts >= 0)).all(axis=axes) | ~counts.any(axis=axes)
+    if is_bad.any():
+        worst = int(np.argmax(is_bad))
+        raise DatasetError(
+            f"the 'count' of {feature!r} in {labels[worst]} is {np.unique(counts[worst]).tolist()}; expected how many "
+            f"values were counted, above 0. Make the statistics again, or leave them out."
+        )
+
+
+def _total_count(feature: str, parts: Mapping[str, FeatureStats], width: tuple[int, ...]) -> NDArray[np.float64]:
+    if all(part["count"].size == 1 for part in parts.values()):
+        return np.array([sum(part["count"].item() for part in parts.values())], dtype=np.float64)
+    return np.asarray(_counts(feature, parts, width).sum(axis=0))
+
+
+def _shares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    # A number that no part has is taken from the first part.
+    weight = np.where(weight.any(axis=0), weight, np.arange(len(weight)).reshape(-1, *[1] * (weight.ndim - 1)) == 0)
+    return np.asarray(weight / weight.sum(axis=0))
+
+
+def _weighted_sum(values: NDArray[np.float64], share: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray((share * np.where(share > 0, values, 0.0)).sum(axis=0))
+
+
+def _extreme(values: NDArray[np.float64], takes_part: NDArray[Any], *, least: bool) -> NDArray[np.float64]:
+    if least:
+        return np.asarray(np.where(takes_part, values, np.inf).min(axis=0))
+    return np.asarray(np.where(takes_part, values, -np.inf).max(axis=0))

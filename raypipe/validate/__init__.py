@@ -2,21 +2,16 @@
 
 ::
 
-    outline.py    meta/, as much of it as can be read        Outline
+    findings.py   the values, and every kind of finding      Finding, Report, MixtureReport
+    outline.py    meta/, as much of it as can be read        Outline; Promises to the tasks
     structure.py  keys, counts, files, the episode table     findings, and the units of work
-    promises.py   what the files must agree with             Promises
-    data.py       one data file, with frames.py, values.py   DataResult     a unit of work
-    video.py      one video file, with container.py          VideoResult    a unit of work
+    data.py       one data file, with values.py              FileResult     a unit of work
+    video.py      the index of one video file                FileResult     a unit of work
     deep.py       every pixel of one file
-    summary.py    the few numbers kept of every episode      columns, O(episodes)
-    whole.py      what only all files together show          pure
-    stats.py      the stored statistics against the values
+    whole.py      what only all files together show, and the stored statistics
     tasks.py      units in this process or on Ray            run_tasks, for reshard too
-    run.py        all steps                                  validate_dataset -> Report
-    mixture.py    the same for every dataset of a mixture    validate_mixture -> MixtureReport
-    findings.py, kinds.py, mixture_report.py                 the values
-    report.py, exclude.py, table.py, page.py                 for people and for the pipeline
-    mixture_table.py, mixture_page.py                        the same for a mixture
+    run.py        all steps                                  validate_dataset, validate_mixture
+    table.py, page.py, mixture_page.py, report.py            for people and for the pipeline
 
 A bad file is a finding and stops nothing: validate checks everything else that it can.
 """
@@ -26,50 +21,45 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
-    from raypipe.validate.exclude import (
-        bad_episodes,
-        format_exclude_file,
-        format_mixture_exclude_file,
-        read_exclude_file,
-    )
-    from raypipe.validate.findings import Counts, Finding, Place, Report
-    from raypipe.validate.kinds import KINDS
-    from raypipe.validate.mixture import validate_mixture
-    from raypipe.validate.mixture_report import MixtureReport
-    from raypipe.validate.mixture_table import mixture_findings_table as mixture_findings_table
+    from raypipe.validate.findings import KINDS, Counts, Finding, MixtureReport, Place, Report
     from raypipe.validate.outline import read_outline as read_outline
     from raypipe.validate.report import write_report
     from raypipe.validate.run import CheckWhere as CheckWhere
     from raypipe.validate.run import check_rows as check_rows
     from raypipe.validate.run import check_where as check_where
     from raypipe.validate.run import is_small as is_small
-    from raypipe.validate.run import validate_dataset
-    from raypipe.validate.stats import bound_room as bound_room
+    from raypipe.validate.run import validate_dataset, validate_mixture
     from raypipe.validate.structure import DataUnit as DataUnit
     from raypipe.validate.structure import check_structure as check_structure
     from raypipe.validate.structure import plan_units as plan_units
+    from raypipe.validate.table import (
+        bad_episodes,
+        format_exclude_file,
+        format_mixture_exclude_file,
+        read_exclude_file,
+    )
     from raypipe.validate.table import findings_table as findings_table
     from raypipe.validate.table import fold_findings as fold_findings
     from raypipe.validate.table import format_runs as format_runs
+    from raypipe.validate.table import mixture_findings_table as mixture_findings_table
     from raypipe.validate.tasks import run_tasks as run_tasks
     from raypipe.validate.tasks import running_ray as running_ray
+    from raypipe.validate.whole import bound_room as bound_room
 else:
     _, __getattr__ = lazy_names(
         __name__,
         {
-            "exclude": "bad_episodes format_exclude_file format_mixture_exclude_file read_exclude_file",
-            "findings": "Counts Finding Place Report",
-            "kinds": "KINDS",
-            "mixture": "validate_mixture",
-            "mixture_report": "MixtureReport",
-            "mixture_table": "mixture_findings_table",
+            "findings": "Counts Finding KINDS MixtureReport Place Report",
             "outline": "read_outline",
             "report": "write_report",
-            "run": "CheckWhere check_rows check_where is_small validate_dataset",
-            "stats": "bound_room",
+            "run": "CheckWhere check_rows check_where is_small validate_dataset validate_mixture",
             "structure": "DataUnit check_structure plan_units",
-            "table": "findings_table fold_findings format_runs",
+            "table": (
+                "bad_episodes findings_table fold_findings format_exclude_file format_mixture_exclude_file "
+                "format_runs mixture_findings_table read_exclude_file"
+            ),
             "tasks": "run_tasks running_ray",
+            "whole": "bound_room",
         },
     )
 

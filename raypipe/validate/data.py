@@ -1,8 +1,11 @@
-"""Reads one data file once and checks its rows against the promises of ``meta/``."""
+"""Reads one data file once and checks its rows against the promises of ``meta/``.
+
+First the reading, then the checks of frames: which exist, in which order, and when.
+"""
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,34 +16,21 @@ from numpy.typing import NDArray
 from raypipe.errors import DatasetError
 from raypipe.format import INDEX_FEATURES, Feature, one_line, open_parquet, row_group_bounds
 from raypipe.storage import is_transient, retry_transient
-from raypipe.text import counted
-from raypipe.validate.findings import Finding, Place, make_finding
-from raypipe.validate.frames import (
-    check_frames,
-    check_index,
-    check_tasks,
-    check_timestamp_order,
-    count_frames,
-    find_segments,
-    measure_timestamps,
-)
-from raypipe.validate.promises import Promises
+from raypipe.text import counted, either, span_text
+from raypipe.validate.findings import Finding
+from raypipe.validate.outline import Promises
 from raypipe.validate.structure import DataUnit
-from raypipe.validate.summary import EpisodeSummary, join_summaries
-from raypipe.validate.values import Segments, blame, check_stored_kind, digest_episodes, measure_feature, read_column
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DataResult:
-    """The result of checking one data file."""
-
-    unit: DataUnit
-    findings: tuple[Finding, ...]
-    columns: tuple[str, ...]
-    """All columns of the file; empty if it cannot be read."""
-    num_rows: int
-    summary: EpisodeSummary
-    decoded_frames: int = 0
+from raypipe.validate.values import (
+    MAX_FRAMES,
+    EpisodeSummary,
+    FileResult,
+    Segments,
+    blame,
+    check_stored_kind,
+    digest_episodes,
+    measure_feature,
+    read_column,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,33 +46,32 @@ class _File:
     failure: str = ""
 
 
-def check_data_file(promises: Promises, unit: DataUnit) -> DataResult:
+def check_data_file(promises: Promises, unit: DataUnit) -> FileResult:
     """Return the findings on one data file, and the summary of its episodes."""
     try:
         file = retry_transient(lambda: _read_file(promises, unit.name))
     except (DatasetError, pa.ArrowException, OSError) as error:
         if is_transient(error):
             raise
-        place = Place(file=unit.name, episodes=promises.numbers(unit.rows))
-        finding = make_finding("data-unreadable", one_line(error), place)
-        return DataResult(unit=unit, findings=(finding,), columns=(), num_rows=0, summary=join_summaries([]))
-    findings = _check_lost(promises, unit, file)
-    here = _without_lost(promises, unit, file)
+        finding = unit.finding("data-unreadable", one_line(error), unit.episodes)
+        return FileResult(unit=unit, findings=(finding,))
+    findings = []
+    here = unit
+    if file.failure:
+        numbers = [number for number in unit.episodes if number in file.lost]
+        findings.append(unit.finding("data-unreadable", file.failure, numbers))
+        kept = [pair for pair in zip(unit.rows, unit.episodes, strict=True) if pair[1] not in file.lost]
+        here = replace(unit, rows=tuple(row for row, _ in kept), episodes=tuple(number for _, number in kept))
     doubled = sorted({name for name in file.columns if file.columns.count(name) > 1})
     if doubled:
-        place = Place(file=unit.name, episodes=promises.numbers(unit.rows))
-        findings.append(make_finding("column-doubled", f"the columns {doubled} stand there twice", place))
+        findings.append(unit.finding("column-doubled", f"the columns {doubled} stand there twice", unit.episodes))
+    summary = None
     episode = _episode_numbers(promises, here, file.table, findings)
-    if episode is None:
-        summary = join_summaries([])
-    elif not len(episode):
+    if episode is not None and not len(episode):
         findings += check_frames(here, promises, find_segments(episode, None), None)
-        summary = join_summaries([])
-    else:
+    elif episode is not None:
         summary = _check_rows(promises, here, file, episode, findings)
-    return DataResult(
-        unit=unit, findings=tuple(findings), columns=file.columns, num_rows=len(file.table), summary=summary
-    )
+    return FileResult(unit=unit, findings=tuple(findings), columns=file.columns, summary=summary)
 
 
 def _read_file(promises: Promises, name: str) -> _File:
@@ -122,39 +111,25 @@ def _group_rows(metadata: pq.FileMetaData, groups: list[int]) -> NDArray[np.int6
     return np.array([metadata.row_group(group).num_rows for group in groups], dtype=np.int64)
 
 
-def _check_lost(promises: Promises, unit: DataUnit, file: _File) -> list[Finding]:
-    if not file.failure:
-        return []
-    numbers = tuple(number for number in promises.numbers(unit.rows) if number in file.lost)
-    return [make_finding("data-unreadable", file.failure, Place(file=unit.name, episodes=numbers))]
-
-
-def _without_lost(promises: Promises, unit: DataUnit, file: _File) -> DataUnit:
-    """Return the unit without the episodes that a finding already reports as unreadable."""
-    numbers = promises.numbers(unit.rows)
-    rows = tuple(row for row, number in zip(unit.rows, numbers, strict=True) if number not in file.lost)
-    return DataUnit(name=unit.name, rows=rows)
-
-
-def _index_feature(name: str) -> Feature:
-    return Feature(name=name, kind="vector", dtype=INDEX_FEATURES[name], shape=(1,))
+def _feature(promises: Promises, name: str) -> Feature:
+    if name in INDEX_FEATURES:
+        return Feature(name=name, kind="vector", dtype=INDEX_FEATURES[name], shape=(1,))
+    return promises.meta.features[name]
 
 
 def _episode_numbers(
     promises: Promises, unit: DataUnit, table: pa.Table, findings: list[Finding]
 ) -> NDArray[np.int64] | None:
     """Return the episode of every row; None if the file does not tell."""
+    kind, message = "episode-column", f"{len(table)} rows of {len(unit.rows)} episodes"
     if "episode_index" in table.column_names:
-        values = read_column(table, _index_feature("episode_index"), unit.name)
+        values = read_column(table, _feature(promises, "episode_index"), unit)
         if not isinstance(values, Finding):
             return values.astype(np.int64)
-        place = Place(file=unit.name, episodes=promises.numbers(unit.rows), feature="episode_index")
-        findings.append(make_finding(values.kind, values.message, place))
-        return None
-    if len(unit.rows) == 1:
-        return np.full(len(table), promises.numbers(unit.rows)[0], np.int64)
-    place = Place(file=unit.name, episodes=promises.numbers(unit.rows), feature="episode_index")
-    findings.append(make_finding("episode-column", f"{len(table)} rows of {len(unit.rows)} episodes", place))
+        kind, message = values.kind, values.message
+    elif len(unit.rows) == 1:
+        return np.full(len(table), unit.episodes[0], np.int64)
+    findings.append(unit.finding(kind, message, unit.episodes, feature="episode_index"))
     return None
 
 
@@ -169,12 +144,9 @@ def _check_rows(
         findings += _check_row_groups(unit, file.group_rows, episode)
     findings += check_frames(unit, promises, segments, values.get("frame_index"))
     num_frames, is_sound = count_frames(segments, values.get("frame_index"))
-    if "index" in values:
-        findings += check_index(unit, segments, values["index"], is_sound)
+    findings += _check_steps(unit, segments, values, is_sound)
     if "task_index" in values:
         findings += check_tasks(unit, promises, segments, values["task_index"])
-    if "timestamp" in values:
-        findings += check_timestamp_order(unit, segments, values["timestamp"], is_sound)
     return _summarise(promises, unit, values, segments, (num_frames, is_sound), findings)
 
 
@@ -184,10 +156,10 @@ def _read_values(
     """Return the columns that the pipeline can read, in the order of the file."""
     values: dict[str, NDArray[Any]] = {}
     for name in table.column_names:
-        feature = _index_feature(name) if name in INDEX_FEATURES else promises.meta.features[name]
-        column = read_column(table, feature, unit.name)
+        feature = _feature(promises, name)
+        column = read_column(table, feature, unit)
         if isinstance(column, Finding):
-            findings.append(blame(column, table, feature, episode))
+            findings.append(blame(column, table, feature, unit, episode))
         else:
             values[name] = column
             findings += check_stored_kind(table, feature, unit.name)
@@ -205,7 +177,7 @@ def _check_row_groups(unit: DataUnit, group_rows: NDArray[np.int64], episode: ND
         f"{counted(len(held), 'row group')} for {counted(int(changes[-1]) + 1, 'episode')}; the largest has "
         f"{counted(int(group_rows.max()), 'row')}, and one holds rows of {int(held.max())} episodes"
     )
-    return [make_finding("row-groups", message, Place(file=unit.name))]
+    return [unit.finding("row-groups", message)]
 
 
 def _summarise(
@@ -218,14 +190,11 @@ def _summarise(
 ) -> EpisodeSummary:
     moments = {}
     for name in values:
-        if name not in INDEX_FEATURES:
-            moments[name], found = measure_feature(values[name], promises.meta.features[name], segments, unit.name)
+        if name not in INDEX_FEATURES or name == "timestamp":
+            moments[name], found = measure_feature(values[name], _feature(promises, name), segments, unit)
             findings += found
-    nothing = np.full(len(segments.numbers), np.nan)
-    offset, drift, step = nothing, nothing, nothing
-    if "timestamp" in values:
-        _, found = measure_feature(values["timestamp"], _index_feature("timestamp"), segments, unit.name)
-        findings += found
+    offset, drift, step = (np.full(len(segments.numbers), np.nan) for _ in range(3))
+    if moments.pop("timestamp", None) is not None:
         offset, drift, step = measure_timestamps(segments, values["timestamp"], promises.meta.fps)
     first = values["index"][segments.starts] if "index" in values else np.full(len(segments.numbers), -1)
     summary = EpisodeSummary(
@@ -239,22 +208,197 @@ def _summarise(
         digest=digest_episodes(values, moments, segments),
         moments=moments,
     )
-    return _only(summary, _belongs(promises, unit, segments))
-
-
-def _belongs(promises: Promises, unit: DataUnit, segments: Segments) -> NDArray[np.bool_]:
-    """Return which episodes are where the episode table places them; all if there is no table."""
     if not promises.has_episodes:
-        return np.ones(len(segments.numbers), np.bool_)
-    return np.isin(segments.numbers, np.array(promises.numbers(unit.rows), np.int64))
-
-
-def _only(summary: EpisodeSummary, chosen: NDArray[np.bool_]) -> EpisodeSummary:
-    if chosen.all():
         return summary
-    columns = {name: getattr(summary, name)[chosen] for name in vars(summary) if name != "moments"}
-    moments = {
-        name: type(part)(part.minimum[chosen], part.maximum[chosen], part.mean[chosen])
-        for name, part in summary.moments.items()
-    }
-    return EpisodeSummary(**columns, moments=moments)
+    # The episode table may place an episode elsewhere.
+    return summary.take(np.isin(segments.numbers, np.array(unit.episodes, np.int64)))
+
+
+def find_segments(episode: NDArray[np.int64], frame: NDArray[np.int64] | None) -> Segments:
+    """Return the episodes of a file as runs of its rows, ordered by episode and frame."""
+    count = len(episode)
+    order = np.arange(count)
+    keys = (episode,) if frame is None else (frame, episode)
+    is_sorted = bool(np.all(np.diff(episode) >= 0))
+    if is_sorted and frame is not None:
+        is_sorted = bool(np.all((np.diff(frame) > 0) | (np.diff(episode) > 0)))
+    if not is_sorted:
+        order = np.lexsort(keys)
+    ordered = episode[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if count else np.zeros(0, np.int64)
+    counts = np.diff(np.concatenate([starts, [count]])).astype(np.int64)
+    return Segments(ordered[starts], starts.astype(np.int64), counts, order.astype(np.int64))
+
+
+def count_frames(segments: Segments, frame: NDArray[np.int64] | None) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the number of distinct frames of every episode, and whether they count 0, 1, 2, ... each once."""
+    num_frames = segments.counts.copy()
+    is_sound = np.ones(len(num_frames), np.bool_)
+    if frame is None or not len(frame):
+        return num_frames, is_sound
+    expected = np.arange(len(frame)) - np.repeat(segments.starts, segments.counts)
+    is_sound = np.logical_and.reduceat(frame == expected, segments.starts)
+    for position in np.flatnonzero(~is_sound):
+        num_frames[position] = len(np.unique(segments.of(frame, position)))
+    return num_frames, is_sound
+
+
+def check_frames(
+    unit: DataUnit, promises: Promises, segments: Segments, frame: NDArray[np.int64] | None
+) -> list[Finding]:
+    """Return findings on the rows of the episodes: too few, too many, doubled, out of order, or of no episode."""
+    num_frames, is_sound = count_frames(segments, frame)
+    findings = _check_order(unit, segments, is_sound)
+    promised = dict(zip(unit.episodes, promises.meta.episodes.length[list(unit.rows)].tolist(), strict=True))
+    for position, number in enumerate(segments.numbers.tolist()):
+        count = int(segments.counts[position])
+        if promises.has_episodes and number not in promised:
+            findings.append(_stray(unit, promises, number, count))
+            continue
+        length = promised.get(number, int(num_frames[position]))
+        if is_sound[position] and count == length:
+            continue
+        rows = np.zeros(0, np.int64) if frame is None else segments.of(frame, position)
+        found = _check_episode(rows, int(num_frames[position]), count, length)
+        if found:
+            kind, message, frames = found
+            findings.append(unit.finding(kind, message, (number,), frames))
+    for number in promised.keys() - set(segments.numbers.tolist()):
+        length = promised[number]
+        rows_text = either(length, "the row", f"none of the {length:,} rows")
+        message = f"{rows_text} that the episode table promises is {either(length, 'not ', '')}there"
+        findings.append(unit.finding("length-mismatch", message, (number,)))
+    return findings
+
+
+def _check_episode(
+    frame: NDArray[np.int64], num_frames: int, count: int, length: int
+) -> tuple[str, str, tuple[int, ...]] | None:
+    """Return kind, message and frames of the problem with one episode's frame numbers.
+
+    Args:
+        frame: the ``frame_index`` of its rows, ascending; empty if there is no such column.
+    """
+    doubled = np.unique(frame[1:][np.diff(frame) == 0])
+    if len(doubled):
+        message = (
+            f"{counted(count, 'row')} for {counted(num_frames, 'frame')}; frame {doubled[0]} stands there more than "
+            f"once"
+        )
+        return "rows-duplicated", message, tuple(doubled[:MAX_FRAMES].tolist())
+    # A promised length may be any number: naming a few frames past the last one is enough.
+    promised = np.arange(min(length, len(frame) + MAX_FRAMES)) if len(frame) else np.zeros(0, np.int64)
+    missing = np.setdiff1d(promised, frame)[:MAX_FRAMES]
+    if count != length:
+        lost = f"; frame {missing[0]} is the first that is missing" if len(missing) else ""
+        return "length-mismatch", f"{counted(count, 'row')}, and the episode table promises {length}{lost}", ()
+    if len(missing):
+        message = (
+            f"its {counted(count, 'frame')} {either(count, 'is', 'are')} numbered {span_text(frame[0], frame[-1])}; "
+            f"frame {missing[0]} is not there"
+        )
+        return "frame-gap", message, tuple(missing.tolist())
+    return None
+
+
+def _stray(unit: DataUnit, promises: Promises, number: int, count: int) -> Finding:
+    episodes, rows = promises.meta.episodes, counted(count, "row")
+    row = int(np.searchsorted(episodes.episode_index, number))
+    if row < len(episodes) and episodes.episode_index[row] == number:
+        elsewhere = promises.meta.data_file(row)
+        return unit.finding("rows-misplaced", f"{rows}; the episode table places it in {elsewhere!r}", (number,))
+    return unit.finding("rows-orphaned", f"{rows} of episode {number}, which the episode table lacks", (number,))
+
+
+def _check_order(unit: DataUnit, segments: Segments, is_sound: NDArray[np.bool_]) -> list[Finding]:
+    if segments.is_in_order:
+        return []
+    findings = []
+    for position in np.flatnonzero(is_sound):
+        rows = segments.of(segments.order, position)
+        if np.any(np.diff(rows) != 1):
+            message = f"its rows are rows {rows.min()} to {rows.max()} of the file, not in the order of the frames"
+            findings.append(unit.finding("rows-unordered", message, (int(segments.numbers[position]),)))
+    return findings
+
+
+def _check_steps(
+    unit: DataUnit, segments: Segments, values: Mapping[str, NDArray[Any]], is_sound: NDArray[np.bool_]
+) -> list[Finding]:
+    """Return the episodes whose ``index`` does not go up by one, or whose timestamps do not go up, with every frame."""
+    findings = []
+    for name in [name for name in ("index", "timestamp") if name in values]:
+        step = np.diff(values[name])
+        wrong = np.append(step != 1 if name == "index" else step <= 0, False)
+        # `raypipe.validate.whole` judges the step into the next episode.
+        wrong[segments.starts[1:] - 1] = False
+        for position in np.flatnonzero(np.logical_or.reduceat(wrong, segments.starts) & is_sound):
+            frame = int(np.flatnonzero(segments.of(wrong, position))[0]) + 1
+            before, after = segments.of(values[name], position)[frame - 1 : frame + 1]
+            if name == "index":
+                kind = "index-mismatch"
+                message = f"index goes from {before} to {after} at frame {frame}; expected {before + 1}"
+            else:
+                kind, message = "timestamp-order", f"from {before:.4f} s to {after:.4f} s at frame {frame}"
+            findings.append(unit.finding(kind, message, (int(segments.numbers[position]),), (frame,), name))
+    return findings
+
+
+def check_tasks(unit: DataUnit, promises: Promises, segments: Segments, task_index: NDArray[np.int64]) -> list[Finding]:
+    """Return findings on episodes whose ``task_index`` is not a task, or not one that the episode table lists for them.
+
+    Empty if the dataset has no tasks.
+    """
+    tasks = promises.meta.tasks
+    if not promises.has_tasks or not len(tasks):
+        return []
+    in_table = promises.meta.episodes.tasks.take(list(unit.rows)).to_pylist() if unit.rows else []
+    listed = dict(zip(unit.episodes, map(tasks.named, in_table), strict=True))
+    is_unknown = ~np.isin(task_index, np.fromiter(tasks.texts, np.int64))
+    findings = []
+    for position, number in enumerate(segments.numbers.tolist()):
+        rows, unknown = (segments.of(values, position) for values in (task_index, is_unknown))
+        found = _check_episode_tasks(tasks.texts, rows, np.flatnonzero(unknown), listed.get(number, frozenset()))
+        if found:
+            kind, message, frames = found
+            shown = frames[:MAX_FRAMES].tolist()
+            findings.append(unit.finding(kind, message, (number,), shown, "task_index"))
+    return findings
+
+
+def _check_episode_tasks(
+    known: Mapping[int, str], rows: NDArray[np.int64], unknown: NDArray[np.int64], listed: frozenset[str]
+) -> tuple[str, str, NDArray[np.int64]] | None:
+    """Return kind, message and frames of the problem with one episode's tasks; `unknown` are frames without a task."""
+    if len(unknown):
+        message = (
+            f"frame {unknown[0]} has task_index {rows[unknown[0]]}, and meta/tasks lists "
+            f"{span_text(min(known), max(known))}; {counted(len(unknown), 'such frame')}"
+        )
+        return "task-unresolved", message, unknown
+    others = [task for task in np.unique(rows).tolist() if known[task] not in listed]
+    # A table that lists nothing contradicts nothing. Texts that are no task get a finding in `structure`.
+    if not others or not listed or not listed <= set(known.values()):
+        return None
+    frames = np.flatnonzero(rows == others[0])
+    message = (
+        f"{counted(len(frames), 'row')} with the task {known[others[0]]!r}, the first is frame {frames[0]}; the "
+        f"episode table lists {', '.join(map(repr, sorted(listed)))}"
+    )
+    return "task-mismatch", message, frames
+
+
+def measure_timestamps(
+    segments: Segments, timestamp: NDArray[Any], fps: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return each episode's first timestamp, its largest drift from there (signed), and its median step."""
+    stamps = timestamp.astype(np.float64)
+    offset = stamps[segments.starts]
+    frame = np.arange(len(stamps)) - np.repeat(segments.starts, segments.counts)
+    off = stamps - np.repeat(offset, segments.counts) - frame / fps
+    high, low = np.maximum.reduceat(off, segments.starts), np.minimum.reduceat(off, segments.starts)
+    drift = np.where(np.abs(low) > np.abs(high), low, high)
+    step = np.full(len(offset), np.nan)
+    for position in np.flatnonzero(segments.counts > 1):
+        step[position] = np.median(np.diff(segments.of(stamps, position)))
+    return offset, drift, step

@@ -20,17 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError, as_damage
-from raypipe.format import DepthCodes, Feature, one_line, open_parquet
+from raypipe.format import DepthCodes, Feature, episode_first_frame, one_line, open_parquet
 from raypipe.storage import Storage
 from raypipe.text import counted, echo, frames_text
-from raypipe.validate.container import Container
-from raypipe.validate.findings import Finding, Place, make_finding
-from raypipe.validate.promises import Promises
-from raypipe.validate.structure import DataUnit, VideoUnit
+from raypipe.validate.findings import Finding
+from raypipe.validate.outline import Promises
+from raypipe.validate.structure import DataUnit, Unit, VideoUnit
+from raypipe.validate.video import Container, VideoSpans
 
 if TYPE_CHECKING:
     from raypipe.decode import OpenVideo
-    from raypipe.validate.video import VideoSpans
 
 _PIECE_BYTES: Final = 16 << 20
 """As in `raypipe.decode.frames`: larger pieces cost page faults."""
@@ -52,7 +51,7 @@ _COMPLAINT: Final = re.compile(
 
 
 def decode_video(
-    promises: Promises, unit: VideoUnit, container: Container, spans: "VideoSpans"
+    promises: Promises, unit: VideoUnit, container: Container, spans: VideoSpans
 ) -> tuple[list[Finding], int]:
     """Return the findings on a video that does not decode without errors, and how many frames were decoded."""
     from raypipe.decode import why_undecodable
@@ -60,73 +59,63 @@ def decode_video(
     meta = promises.meta
     feature = meta.features[unit.camera]
     if why := why_undecodable(feature):
-        return [make_finding("camera-undecodable", why, Place(file=unit.name, feature=unit.camera))], 0
+        return [unit.finding("camera-undecodable", why)], 0
     reader = _Reader(meta.storage, unit.name, container, feature.depth_codes)
     try:
         said = reader.open()
     except DatasetError as error:
         said = one_line(error)
     if said:
-        place = Place(file=unit.name, episodes=promises.numbers(unit.rows), feature=unit.camera)
-        return [make_finding("video-damaged", f"on opening it: {said}", place)], 0
+        return [unit.finding("video-damaged", f"on opening it: {said}", unit.episodes)], 0
     if container.index is None:
         return _check_unindexed(promises, unit, reader)
-    return _decode_spans(promises, unit, reader, spans)
+    return _decode_spans(unit, reader, spans)
 
 
-def _decode_spans(
-    promises: Promises, unit: VideoUnit, reader: "_Reader", spans: "VideoSpans"
-) -> tuple[list[Finding], int]:
+def _decode_spans(unit: VideoUnit, reader: "_Reader", spans: VideoSpans) -> tuple[list[Finding], int]:
     findings: list[Finding] = []
     count = 0
     for position in np.flatnonzero(spans.is_there):
         first, stop = int(spans.first[position]), int(spans.first[position] + spans.length[position])
         failure = reader.decode(first, stop)
-        rows = [int(spans.rows[position])]
         if failure is None:
             count += stop - first
             if reader.is_black:
-                episodes = promises.numbers(tuple(rows))
-                place = Place(file=unit.name, episodes=episodes, feature=unit.camera, frames=(first,))
-                findings.append(_black(stop - first, place))
+                findings.append(_black(unit, stop - first, int(spans.episodes[position]), (first,)))
             continue
         frame, said = failure
-        if reader.container.is_reordered and frame >= stop - _LOOK_AHEAD and position + 1 < len(spans.rows):
-            rows.append(int(spans.rows[position + 1]))
-        frames = tuple(number for number in (frame - 1, frame, frame + 1) if first <= number < stop)
-        place = Place(file=unit.name, episodes=promises.numbers(tuple(rows)), feature=unit.camera, frames=frames)
+        is_ahead = reader.container.is_reordered and frame >= stop - _LOOK_AHEAD
+        episodes = spans.episodes[position : position + 1 + is_ahead].tolist()
+        frames = (number for number in (frame - 1, frame, frame + 1) if first <= number < stop)
         message = f"decoding {frames_text(first, stop)} goes wrong at frame {frame}: {said}"
-        findings.append(make_finding("video-damaged", message, place))
+        findings.append(unit.finding("video-damaged", message, episodes, frames))
     return findings, count
 
 
-def _black(num_frames: int, place: Place) -> Finding:
+def _black(unit: Unit, num_frames: int, episode: int, frames: tuple[int, ...] = (), camera: str = "") -> Finding:
     which = f"all {counted(num_frames, 'frame')} are" if num_frames > 1 else "its only frame is"
-    return make_finding("camera-black", f"{which} black", place)
+    return unit.finding("camera-black", f"{which} black", (episode,), frames, camera)
 
 
 def _check_unindexed(promises: Promises, unit: VideoUnit, reader: "_Reader") -> tuple[list[Finding], int]:
     """Check a video whose frames were counted by decoding it on opening."""
-    from raypipe.format import episode_first_frame
-    from raypipe.validate.video import VideoSpans
-
     findings, first = [], {}
-    for row in unit.rows:
+    for row, number in zip(unit.rows, unit.episodes, strict=True):
         try:
             first[row] = episode_first_frame(promises.meta, row, unit.camera, reader.video.index)
         except DatasetError as error:
-            place = Place(file=unit.name, episodes=promises.numbers((row,)), feature=unit.camera)
-            findings.append(make_finding("video-short", one_line(error), place))
+            findings.append(unit.finding("video-short", one_line(error), (number,)))
     rows = np.array(list(first), np.int64)
     spans = VideoSpans(
         rows=rows,
+        episodes=promises.meta.episodes.episode_index[rows],
         first=np.array(list(first.values()), np.int64),
         length=promises.meta.episodes.length[rows],
         drift_s=np.zeros(len(rows)),
         is_counted=False,
         is_there=np.ones(len(rows), np.bool_),
     )
-    found, count = _decode_spans(promises, unit, reader, spans)
+    found, count = _decode_spans(unit, reader, spans)
     return [*findings, *found], count
 
 
@@ -247,18 +236,16 @@ def decode_images(promises: Promises, unit: DataUnit) -> tuple[list[Finding], in
             key = (episode, feature.name)
             said, is_lit = _look(stored, feature, episode)
             if said:
-                place = Place(file=unit.name, episodes=(episode,), feature=feature.name)
-                findings.append(make_finding("image-undecodable", said, place))
+                findings.append(unit.finding("image-undecodable", said, (episode,), feature=feature.name))
             else:
                 decoded[key] += 1
             if said or is_lit:
                 not_black.add(key)
     except DatasetError as error:
         # The episodes in the rest of the file are unknown.
-        findings.append(make_finding("image-undecodable", one_line(error), Place(file=unit.name)))
+        findings.append(unit.finding("image-undecodable", one_line(error)))
     for episode, camera in decoded.keys() - not_black:
-        place = Place(file=unit.name, episodes=(episode,), feature=camera)
-        findings.append(_black(decoded[episode, camera], place))
+        findings.append(_black(unit, decoded[episode, camera], episode, camera=camera))
     return findings, decoded.total()
 
 

@@ -5,12 +5,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from raypipe.text import either
-from raypipe.validate.findings import Finding, count_severities
-from raypipe.validate.kinds import KINDS
-from raypipe.validate.mixture_report import MixtureReport
-from raypipe.validate.mixture_table import mixture_summary_lines, own_text, worst_members
+from raypipe.validate.findings import KINDS, Finding, MixtureReport, count_severities
 from raypipe.validate.page import MAX_THUMBNAILS, format_document, format_lines, report_parts
-from raypipe.validate.table import fold_findings
+from raypipe.validate.table import fold_findings, own_text, summary_lines, worst_members
 
 _MAX_DRAWN: Final = 60
 """How many datasets get plots, the worst first: drawing them takes some tenths of a second each."""
@@ -26,7 +23,7 @@ def format_mixture_page(report: MixtureReport) -> str:
     drawn = set(worst_members(report)[:_MAX_DRAWN])
     parts = [
         f"<h1 id='top'>raypipe validate: <span class='{report.severity}'>{report.severity}</span></h1>",
-        format_lines(mixture_summary_lines(report)),
+        format_lines(summary_lines(report)),
         *_own_findings(report.findings),
         f"<h2>Datasets</h2>{_index(report)}",
     ]

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from raypipe.errors import DatasetError
 from raypipe.storage import Storage, open_storage
 from raypipe.text import counted, plural, span_text
-from raypipe.validate.findings import Finding, Report
-from raypipe.validate.kinds import KINDS
+from raypipe.validate.findings import KINDS, Finding, Report
 from raypipe.validate.table import Fold, fold_findings, summary_lines
 
 MAX_THUMBNAILS: Final = 24

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from raypipe.storage import write_whole
-from raypipe.validate.exclude import format_exclude_file, format_mixture_exclude_file
-from raypipe.validate.findings import Report
-from raypipe.validate.mixture_report import MixtureReport
+from raypipe.validate.findings import MixtureReport, Report
+from raypipe.validate.table import format_exclude_file, format_mixture_exclude_file
 
 
 def write_report(

@@ -1,36 +1,47 @@
-"""Checks a whole dataset: plans the units of work, runs them, and joins their results.
+"""Checks a whole dataset, or every dataset of a mixture: plans the units of work, runs them, and joins their results.
 
 ::
 
     outline -> plan_units -> [check_unit, ...]  in this process, or as Ray tasks
                                  |
-            structure + whole + stats  ->  Report
+            structure + whole  ->  Report
 
 A unit is one file. A task takes several units, since it costs Ray about a millisecond, and a fixed number of tasks is
 in flight. A task that raises shows a bug in raypipe; bad data makes findings.
+
+Of a mixture, whether its datasets open and fit together as in training comes first. A dataset that cannot be opened is
+a finding; the others are still checked. Each dataset is checked whole, whatever the mixture selects or drops: a choice
+in the file may change, and the files should be sound all the same.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from raypipe.errors import ConfigError, suggest
+# The door, which loads the room on use: the tasks that check files have no use for it.
+from raypipe import mixture as mixtures
+from raypipe.errors import ConfigError, RaypipeError, suggest
+from raypipe.format import DatasetMeta, one_line
 from raypipe.storage import open_root
 from raypipe.text import count_bar
-from raypipe.validate.data import DataResult, check_data_file
-from raypipe.validate.findings import Counts, Finding, Place, Report, make_finding, worst_first
-from raypipe.validate.outline import Outline, read_outline
-from raypipe.validate.promises import Promises, read_promises
-from raypipe.validate.stats import check_stats
+from raypipe.validate.data import check_data_file
+from raypipe.validate.findings import Counts, Finding, MixtureReport, Place, Report, Severity, make_finding, worst_first
+from raypipe.validate.outline import Outline, Promises, read_outline, read_promises
 from raypipe.validate.structure import DataUnit, Unit, check_structure, plan_units
-from raypipe.validate.summary import EpisodeSummary, join_summaries
-from raypipe.validate.tasks import run_tasks
-from raypipe.validate.video import VideoResult, check_video_file
+from raypipe.validate.tasks import run_tasks, running_ray
+from raypipe.validate.values import FileResult
+from raypipe.validate.video import check_video_file
 from raypipe.validate.whole import check_whole
 
+if TYPE_CHECKING:
+    from raypipe.dataset import Dataset
+    from raypipe.mixture import MemberNote, MemberSpec, MixtureSpec, Opened
+
 CheckWhere = Literal["auto", "process", "ray"]
-FileResult = DataResult | VideoResult
 Advance = Callable[[int], None]
 
 _TASK_FRAMES: Final = 50_000
@@ -40,6 +51,8 @@ _TASK_FILES: Final = 64
 _SMALL_FRAMES: Final = {False: 500_000, True: 20_000}
 _SMALL_FILES: Final = 500
 """Up to this size, checking takes less time than starting Ray; the limit is lower if frames are decoded."""
+
+_UNUSABLE: Final = "member-unusable"
 
 
 def validate_dataset(
@@ -66,17 +79,22 @@ def validate_dataset(
     on_ray = where == "ray" or (where == "auto" and not is_small(promises.meta.num_frames, len(units), deep))
     with count_bar(title, len(units), is_on=progress) as advance:
         results = _run_units(promises, units, advance, on_ray=on_ray)
-    findings += [finding for result in results for finding in result.findings]
-    data = [result for result in results if isinstance(result, DataResult)]
-    found, summary = _check_together(outline, promises, data)
-    findings += found
+    data = [result for result in results if isinstance(result.unit, DataUnit)]
+    found, summary = check_whole(promises, data, outline.files)
+    findings += [*(finding for result in results for finding in result.findings), *found]
     return Report(
         root=outline.meta.root,
         version=outline.meta.version,
         fps=outline.meta.fps,
         is_deep=deep,
         findings=worst_first(findings, outline.meta.root),
-        counts=_count(promises, results),
+        counts=Counts(
+            episodes=len(outline.meta.episodes),
+            frames=outline.meta.num_frames,
+            data_files=len(data),
+            video_files=len(results) - len(data),
+            decoded_frames=sum(result.decoded_frames for result in results),
+        ),
         elapsed_s=time.monotonic() - started,
         summary=summary,
     )
@@ -87,15 +105,7 @@ def check_rows(outline: Outline) -> tuple[Finding, ...]:
     promises = read_promises(outline, is_deep=False)
     data = [check_data_file(promises, unit) for unit in plan_units(outline)[0] if isinstance(unit, DataUnit)]
     findings = [*promises.findings, *(finding for result in data for finding in result.findings)]
-    return worst_first([*findings, *_check_together(outline, promises, data)[0]], outline.meta.root)
-
-
-def _check_together(
-    outline: Outline, promises: Promises, data: Sequence[DataResult]
-) -> tuple[list[Finding], EpisodeSummary]:
-    """Return the findings that need all data files together, and the summary of all episodes."""
-    summary = join_summaries([result.summary for result in data])
-    return [*check_whole(promises, data, summary), *check_stats(promises, outline.files, summary)], summary
+    return worst_first([*findings, *check_whole(promises, data, outline.files)[0]], outline.meta.root)
 
 
 def check_where(where: str) -> None:
@@ -107,17 +117,6 @@ def check_where(where: str) -> None:
 def is_small(num_frames: int, num_files: int, deep: bool) -> bool:
     """Return whether checking this much here takes less time than starting Ray."""
     return num_files <= _SMALL_FILES and num_frames <= _SMALL_FRAMES[deep]
-
-
-def _count(promises: Promises, results: Sequence[FileResult]) -> Counts:
-    num_data = sum(isinstance(result, DataResult) for result in results)
-    return Counts(
-        episodes=len(promises.meta.episodes),
-        frames=promises.meta.num_frames,
-        data_files=num_data,
-        video_files=len(results) - num_data,
-        decoded_frames=sum(result.decoded_frames for result in results),
-    )
 
 
 def check_unit(promises: Promises, unit: Unit) -> FileResult:
@@ -133,7 +132,7 @@ def check_unit(promises: Promises, unit: Unit) -> FileResult:
     return replace(result, findings=(*result.findings, *found), decoded_frames=num_decoded)
 
 
-def pack_units(promises: Promises, units: Sequence[Unit]) -> list[list[Unit]]:
+def _pack_units(promises: Promises, units: Sequence[Unit]) -> list[list[Unit]]:
     """Return the units packed into tasks; a video to decode is a task of its own, since it may crash."""
     tasks: list[list[Unit]] = []
     frames, kind = 0, ""
@@ -161,21 +160,133 @@ def _run_units(promises: Promises, units: Sequence[Unit], advance: Advance, *, o
     def run_alone(chosen: list[Unit], error: Exception) -> list[list[Unit]]:
         if len(chosen) > 1:
             return [[unit] for unit in chosen]
-        results.append(_crashed(promises, chosen[0], error))
+        results.append(_crashed(chosen[0], error))
         advance(1)
         return []
 
-    tasks = pack_units(promises, units) if on_ray else [[unit] for unit in units]
+    tasks = _pack_units(promises, units) if on_ray else [[unit] for unit in units]
     for chosen, found in run_tasks(_check_units, promises, tasks, on_ray=on_ray, on_crash=run_alone):
         results += found
         advance(len(chosen))
     return results
 
 
-def _crashed(promises: Promises, unit: Unit, error: Exception) -> FileResult:
+def _crashed(unit: Unit, error: Exception) -> FileResult:
     if isinstance(unit, DataUnit):
         raise error
-    place = Place(file=unit.name, episodes=promises.numbers(unit.rows), feature=unit.camera)
     message = "two processes died while they decoded it, and nothing else"
-    finding: Finding = make_finding("video-crash", message, place)
-    return VideoResult(unit=unit, findings=(finding,))
+    return FileResult(unit=unit, findings=(unit.finding("video-crash", message, unit.episodes),))
+
+
+def validate_mixture(
+    path: str, *, deep: bool = False, where: CheckWhere = "auto", progress: bool = False
+) -> MixtureReport:
+    """Return the findings on the mixture file at `path` and on its datasets, which are checked one after the other.
+
+    Args:
+        deep: also decode every frame of every camera.
+        where: as for one dataset. ``auto`` decides by the size of all datasets together, and Ray starts once.
+        progress: show a bar for every dataset, at a terminal or in a notebook.
+
+    Raises:
+        ConfigError: the file cannot be read, or does not describe a mixture.
+    """
+    check_where(where)
+    started = time.monotonic()
+    spec, left_out = mixtures.with_weight(mixtures.read_mixture_file(path))
+    findings = [make_finding("mixture-note", "not checked: its weight is 0", Place(dataset=name)) for name in left_out]
+    usable = _check_members(spec, findings, progress=progress)
+    on_ray = where == "ray" or (where == "auto" and not _are_small(list(usable.values()), deep=deep))
+    options: dict[str, Any] = {"deep": deep, "where": "ray" if on_ray else "process", "progress": progress}
+    with running_ray() if on_ray else nullcontext():
+        reports, lost = _validate_all(spec.members, options)
+    # The datasets that cannot be opened have findings already.
+    findings += [finding for finding in lost if finding.place.dataset in usable]
+    return MixtureReport(
+        mixture=path,
+        members=spec.members,
+        is_deep=deep,
+        findings=worst_first(findings, path),
+        reports=reports,
+        elapsed_s=time.monotonic() - started,
+    )
+
+
+def _check_members(spec: "MixtureSpec", findings: list[Finding], *, progress: bool) -> dict[str, "Dataset"]:
+    """Return the datasets that can be opened, by name; add what keeps them from being one mixture, and how they fit."""
+    with warnings.catch_warnings():
+        # Findings report what is skipped.
+        warnings.simplefilter("ignore", UserWarning)
+        usable, known = _open(spec, findings, progress=progress)
+        positions = [position for position, one in enumerate(spec.members) if one.name in usable]
+        if not positions:
+            return usable
+        try:
+            mixture = mixtures.Mixture(mixtures.only_members(spec, positions), progress=False)
+        except RaypipeError as error:
+            findings.append(make_finding("mixture-misfit", str(error), Place()))
+            return usable
+    # What is odd about one dataset belongs in its own report.
+    notes = [note.text for note in mixture.notes if note not in known and not note.name]
+    findings += [make_finding("mixture-note", text, Place()) for text in notes]
+    return usable
+
+
+def _open(
+    spec: "MixtureSpec", findings: list[Finding], *, progress: bool
+) -> tuple[dict[str, "Dataset"], list["MemberNote"]]:
+    """Return the datasets of the members that can be opened, and notes on opening; add findings on the others."""
+    names = [member.name for member in spec.members]
+    try:
+        opened = mixtures.open_members(spec.members, on_bad_dataset="skip", progress=progress)
+    except RaypipeError as error:
+        # Something worse than bad data, or no dataset opens: the message covers all. Still look at each one alone.
+        findings.append(make_finding(_UNUSABLE, str(error), Place()))
+        with ThreadPoolExecutor(mixtures.NUM_THREADS["remote"]) as pool:
+            alone = dict(zip(names, pool.map(_open_alone, spec.members), strict=True))
+        notes = [note for found in alone.values() if found for note in found.notes]
+        return {name: found.datasets[0] for name, found in alone.items() if found}, notes
+    severity: Severity = "error" if spec.on_bad_dataset == "raise" else "warning"
+    for bad in opened.bad:
+        message = f"{bad.root}: {bad.error}"
+        findings.append(make_finding(_UNUSABLE, message, Place(dataset=bad.name), severity=severity))
+    there = [names[position] for position in opened.positions]
+    return dict(zip(there, opened.datasets, strict=True)), list(opened.notes)
+
+
+def _open_alone(member: "MemberSpec") -> "Opened | None":
+    """Return the dataset of one member; None if it cannot be opened."""
+    try:
+        return mixtures.open_members((member,), progress=False)
+    except RaypipeError:
+        return None
+
+
+def _validate_all(members: Sequence["MemberSpec"], options: dict[str, Any]) -> tuple[dict[str, Report], list[Finding]]:
+    """Return every member's report, and findings on members without one; a root that several share is read once."""
+    by_root: dict[str, Report] = {}
+    reports: dict[str, Report] = {}
+    lost: list[Finding] = []
+    for position, member in enumerate(members):
+        try:
+            if member.root not in by_root:
+                title = f"{member.name} ({position + 1} of {len(members)})"
+                by_root[member.root] = validate_dataset(member.root, title=title, **options)
+            reports[member.name] = by_root[member.root]
+        except (RaypipeError, OSError) as error:
+            message = f"{member.root}: {one_line(error)}"
+            lost.append(make_finding(_UNUSABLE, message, Place(dataset=member.name)))
+    return reports, lost
+
+
+def _are_small(datasets: Sequence["Dataset"], *, deep: bool) -> bool:
+    """Return whether the datasets together are as small as one small dataset."""
+    frames = sum(dataset.meta.num_frames for dataset in datasets)
+    # Count files last: that takes a while if there are many.
+    return is_small(frames, 0, deep) and is_small(frames, sum(_count_files(one.meta) for one in datasets), deep)
+
+
+def _count_files(meta: DatasetMeta) -> int:
+    rows = range(len(meta.episodes))
+    videos = {meta.video_file(row, camera) for camera in meta.episodes.videos for row in rows}
+    return len({meta.data_file(row) for row in rows} | videos)

@@ -1,8 +1,9 @@
 """What ``meta/`` and the list of files show, before any file is opened. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,27 +12,40 @@ import pyarrow.compute as pc
 from raypipe.format import DatasetMeta, split_tables
 from raypipe.text import counted, either
 from raypipe.validate.findings import Finding, Place, make_finding
-from raypipe.validate.outline import INFO, Outline
+from raypipe.validate.outline import INFO, Outline, on_info
 
 _KEYS = ("total_episodes", "total_frames", "total_tasks", "chunks_size", "data_path", "robot_type")
 """Keys that every writer stores and that raypipe can do without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataUnit:
-    """One data file, and the rows of the episode table that it should hold."""
+class _FileUnit:
+    """One file, and the episodes that it should hold."""
 
     name: str
     rows: tuple[int, ...]
+    """Of the episode table."""
+    episodes: tuple[int, ...]
+    """The numbers of the episodes in these rows."""
+    camera: str = ""
+    """Of a video, if there is an episode table."""
+
+    def finding(
+        self, kind: str, message: str, episodes: Iterable[int] = (), frames: Iterable[int] = (), feature: str = ""
+    ) -> Finding:
+        """Return a finding on this file, and on its camera if it has one."""
+        place = Place(file=self.name, episodes=tuple(episodes), feature=feature or self.camera, frames=tuple(frames))
+        return make_finding(kind, message, place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideoUnit:
-    """One video file of a camera, and the rows of the episode table that it should hold."""
+class DataUnit(_FileUnit):
+    """A data file."""
 
-    name: str
-    camera: str
-    rows: tuple[int, ...]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoUnit(_FileUnit):
+    """A video file of a camera."""
 
 
 Unit = DataUnit | VideoUnit
@@ -40,36 +54,32 @@ Unit = DataUnit | VideoUnit
 def plan_units(outline: Outline) -> tuple[list[Unit], list[Finding]]:
     """Return the files to check, and findings on files that are missing or that nothing names."""
     meta, there = outline.meta, set(outline.files)
-    data = _by_file(meta.data_file(row) for row in range(len(meta.episodes)))
-    findings = [_missing(meta, name, rows, "") for name, rows in data.items() if name not in there]
-    units: list[Unit] = [DataUnit(name=name, rows=rows) for name, rows in data.items() if name in there]
-    named = set(data)
+    units: list[Unit] = []
+    if not outline.has_episodes:
+        # Nothing is promised: check every file on its own.
+        alone: dict[str, Any] = {"rows": (), "episodes": ()}
+        units += [DataUnit(name=name, **alone) for name in outline.files if _is_below(name, "data", ".parquet")]
+        videos = (name for name in outline.files if _is_below(name, "videos", ".mp4"))
+        return [*units, *(VideoUnit(name=name, **alone) for name in videos)], []
+    for name, rows in _by_file(meta, meta.data_file).items():
+        units.append(DataUnit(name=name, rows=rows, episodes=_numbers(meta, rows)))
+    findings, named = [], {unit.name for unit in units}
     for camera in (name for name in meta.cameras if meta.features[name].kind == "video"):
-        columns = meta.episodes.videos
-        videos = (
-            _by_file(meta.video_file(row, camera) for row in range(len(meta.episodes))) if camera in columns else {}
-        )
-        named |= set(videos)
-        if outline.has_episodes and not any(name in there for name in videos):
-            findings += _missing_camera(meta, camera, videos)
+        files = _by_file(meta, partial(meta.video_file, camera=camera)) if camera in meta.episodes.videos else {}
+        named |= files.keys()
+        if there.isdisjoint(files):
+            findings += _missing_camera(meta, camera, list(files))
             continue
-        findings += [_missing(meta, name, rows, camera) for name, rows in videos.items() if name not in there]
-        units += [VideoUnit(name=name, camera=camera, rows=rows) for name, rows in videos.items() if name in there]
-    if outline.has_episodes:
-        return units, [*findings, *_extra_files(outline.files, named)]
-    # Without an episode table nothing is promised: check every file on its own.
-    units += [DataUnit(name=name, rows=()) for name in outline.files if _is_below(name, "data", ".parquet")]
-    units += [VideoUnit(name=name, camera="", rows=()) for name in outline.files if _is_below(name, "videos", ".mp4")]
-    return units, findings
+        for name, rows in files.items():
+            units.append(VideoUnit(name=name, rows=rows, episodes=_numbers(meta, rows), camera=camera))
+    findings += [_missing(unit) for unit in units if unit.name not in there]
+    return [unit for unit in units if unit.name in there], [*findings, *_extra_files(outline.files, named)]
 
 
 def check_structure(outline: Outline) -> list[Finding]:
     """Return the findings on ``info.json`` and on the episode table."""
     findings = [*outline.findings, *_check_keys(outline.info), *_check_layout(outline)]
-    findings += [
-        make_finding("feature-unknown", why, Place(file=INFO, feature=name))
-        for name, why in outline.meta.opaque.items()
-    ]
+    findings += [on_info("feature-unknown", why, name) for name, why in outline.meta.opaque.items()]
     if outline.has_episodes:
         findings += [*_check_counts(outline), *_check_splits(outline), *_check_numbers(outline.meta)]
         if outline.has_tasks:
@@ -77,10 +87,11 @@ def check_structure(outline: Outline) -> list[Finding]:
     return findings
 
 
-def _by_file(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+def _by_file(meta: DatasetMeta, file_of: Callable[[int], str]) -> dict[str, tuple[int, ...]]:
+    """Return the rows of the episode table by the name of their file."""
     rows: dict[str, list[int]] = defaultdict(list)
-    for row, name in enumerate(names):
-        rows[name].append(row)
+    for row in range(len(meta.episodes)):
+        rows[file_of(row)].append(row)
     return {name: tuple(numbers) for name, numbers in rows.items()}
 
 
@@ -88,22 +99,19 @@ def _numbers(meta: DatasetMeta, rows: Sequence[int]) -> tuple[int, ...]:
     return tuple(meta.episodes.episode_index[list(rows)].tolist())
 
 
-def _missing(meta: DatasetMeta, name: str, rows: Sequence[int], camera: str) -> Finding:
-    kind = "video-missing" if camera else "data-missing"
-    message = f"{name!r} is not there; {counted(len(rows), 'episode')} should be in it"
-    return make_finding(kind, message, Place(file=name, episodes=_numbers(meta, rows), feature=camera))
+def _missing(unit: Unit) -> Finding:
+    message = f"{unit.name!r} is not there; {counted(len(unit.rows), 'episode')} should be in it"
+    return unit.finding("data-missing" if isinstance(unit, DataUnit) else "video-missing", message, unit.episodes)
 
 
-def _missing_camera(meta: DatasetMeta, camera: str, videos: Mapping[str, Any]) -> list[Finding]:
+def _missing_camera(meta: DatasetMeta, camera: str, videos: Sequence[str]) -> list[Finding]:
     if not len(meta.episodes):
         return []
+    message = "the episode table says for no episode, or not for all, where it is"
     if videos:
-        first = next(iter(videos))
-        many = f"none of its {len(videos):,} files is there, the first is {first!r}"
-        message = either(len(videos), f"its only file {first!r} is not there", many)
-    else:
-        message = "the episode table says for no episode, or not for all, where it is"
-    return [make_finding("camera-missing", message, Place(file=next(iter(videos), INFO), feature=camera))]
+        many = f"none of its {len(videos):,} files is there, the first is {videos[0]!r}"
+        message = either(len(videos), f"its only file {videos[0]!r} is not there", many)
+    return [make_finding("camera-missing", message, Place(file=[*videos, INFO][0], feature=camera))]
 
 
 def _is_below(name: str, folder: str, suffix: str) -> bool:
@@ -115,11 +123,11 @@ def _extra_files(files: Sequence[str], named: set[str]) -> list[Finding]:
         make_finding("file-extra", "neither LeRobot nor raypipe reads tables there", Place(file=name), severity="note")
         for name in split_tables(files)[1]
     ]
-    for name in files:
-        if name not in named and _is_below(name, "data", ".parquet"):
+    for name in (name for name in files if name not in named):
+        if _is_below(name, "data", ".parquet"):
             message = "the episode table and data_path do not name it; LeRobot reads every parquet file below data/"
             findings.append(make_finding("file-extra", message, Place(file=name)))
-        elif name not in named and name.split("/")[0] in ("data", "videos", "video"):
+        elif name.split("/")[0] in ("data", "videos", "video"):
             message = "the episode table and the paths of info.json do not name it"
             findings.append(make_finding("file-extra", message, Place(file=name), severity="note"))
     return findings
@@ -127,11 +135,7 @@ def _extra_files(files: Sequence[str], named: set[str]) -> list[Finding]:
 
 def _check_keys(info: Mapping[str, Any]) -> list[Finding]:
     """Return findings on missing keys that have a default; the outline reports those without one."""
-    return [
-        make_finding("info-key", f"{key} is missing", Place(file=INFO, feature=key), severity="warning")
-        for key in _KEYS
-        if info and key not in info
-    ]
+    return [on_info("info-key", f"{key} is missing", key, "warning") for key in _KEYS if info and key not in info]
 
 
 def _check_layout(outline: Outline) -> list[Finding]:
@@ -140,7 +144,7 @@ def _check_layout(outline: Outline) -> list[Finding]:
         return []
     layout = "several episodes" if meta.is_packed else "one episode"
     message = f"codebase_version is {meta.version}, and data_path {meta.data_template!r} has {layout} per file"
-    return [make_finding("layout-mismatch", message, Place(file=INFO, feature="data_path"))]
+    return [on_info("layout-mismatch", message, "data_path")]
 
 
 def _check_counts(outline: Outline) -> list[Finding]:
@@ -163,17 +167,13 @@ def _check_counts(outline: Outline) -> list[Finding]:
         if is_unused and meta.is_packed:
             continue
         message = f"{key} is {info[key]!r}, and {how} {count}"
-        place = Place(file=INFO, feature=key)
-        findings.append(make_finding("count-mismatch", message, place, severity="note" if is_unused else "warning"))
+        findings.append(on_info("count-mismatch", message, key, "note" if is_unused else "warning"))
     return findings
 
 
 def _check_splits(outline: Outline) -> list[Finding]:
-    return [
-        make_finding("split-invalid", note, Place(file=INFO, feature="splits"))
-        for note in outline.meta.notes
-        if note.startswith("split")
-    ]
+    notes = (note for note in outline.meta.notes if note.startswith("split"))
+    return [on_info("split-invalid", note, "splits") for note in notes]
 
 
 def _check_numbers(meta: DatasetMeta) -> list[Finding]:

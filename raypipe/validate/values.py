@@ -1,8 +1,11 @@
-"""Checks the values of the features in one data file: types, shapes, empty and non-finite values, moments. Pure."""
+"""The values of the features in one data file: types, shapes, empty and non-finite values, and what is kept of them.
+
+Validate keeps only a few numbers of every episode: `EpisodeSummary`. Pure.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from raypipe.errors import DatasetError
 from raypipe.format import INDEX_FEATURES, Feature, column_values
 from raypipe.text import counted, either
 from raypipe.validate.findings import Finding, Place, make_finding
-from raypipe.validate.summary import Moments
+from raypipe.validate.structure import DataUnit, Unit
 
 MAX_FRAMES = 8
 """How many frames a finding names at most."""
@@ -34,6 +37,58 @@ class Segments:
         """Whether the file already has its rows in this order."""
         return bool(np.array_equal(self.order, np.arange(len(self.order))))
 
+    def of(self, values: NDArray[Any], position: int | np.integer[Any]) -> NDArray[Any]:
+        """Return the values of one episode."""
+        start = self.starts[position]
+        return np.asarray(values[start : start + self.counts[position]])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """Minimum, maximum and mean of a feature in each episode: ``(episodes, numbers)`` float32.
+
+    NaN if an episode has no values, or values that are not finite.
+    """
+
+    minimum: NDArray[np.float32]
+    maximum: NDArray[np.float32]
+    mean: NDArray[np.float32]
+
+    def take(self, chosen: NDArray[Any] | int) -> "Moments":
+        """Return those of the chosen episodes."""
+        return Moments(self.minimum[chosen], self.maximum[chosen], self.mean[chosen])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EpisodeSummary:
+    """The measurements of the episodes whose rows can be read, as columns of equal length."""
+
+    episode_index: NDArray[np.int64]
+    num_frames: NDArray[np.int64]
+    """Distinct frames in the rows."""
+    first_index: NDArray[np.int64]
+    """``index`` of the first frame; -1 if the rows have none."""
+    is_sound: NDArray[np.bool_]
+    """Whether frames count 0, 1, 2, ... each once. The columns below are meaningful only then."""
+    offset_s: NDArray[np.float64]
+    """The first timestamp; NaN if there is none."""
+    drift_s: NDArray[np.float64]
+    """By how much timestamps differ from ``first + frame / fps`` at most, signed."""
+    step_s: NDArray[np.float64]
+    """The median step of timestamps; NaN with fewer than two frames."""
+    digest: NDArray[np.uint64]
+    """A hash of the values of all features, frame by frame; 0 if they never change."""
+    moments: Mapping[str, Moments]
+    """By feature of rows, without the index columns."""
+
+    def __len__(self) -> int:
+        return len(self.episode_index)
+
+    def take(self, chosen: NDArray[Any]) -> "EpisodeSummary":
+        """Return the summary of the chosen episodes."""
+        columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
+        return EpisodeSummary(**columns, moments={name: part.take(chosen) for name, part in self.moments.items()})
+
 
 def stored_kind(kind: pa.DataType) -> str:
     """Return numpy's letter for the numbers inside a column of any nesting: ``f``, ``i``, ``b``, or ``""``."""
@@ -51,7 +106,7 @@ def stored_kind(kind: pa.DataType) -> str:
     return "b" if pa.types.is_boolean(kind) else ""
 
 
-def read_column(table: pa.Table, feature: Feature, name: str) -> NDArray[Any] | Finding:
+def read_column(table: pa.Table, feature: Feature, unit: DataUnit) -> NDArray[Any] | Finding:
     """Return the values of a feature as the pipeline gives them, or a finding if the pipeline cannot read them.
 
     The finding names no episode; `blame` adds the episodes.
@@ -60,11 +115,11 @@ def read_column(table: pa.Table, feature: Feature, name: str) -> NDArray[Any] | 
     if not kind:
         stored = table.schema.field(feature.name).type
         message = f"column of type {stored}; info.json declares {feature.dtype}"
-        return make_finding("dtype-mismatch", message, Place(file=name, feature=feature.name))
+        return unit.finding("dtype-mismatch", message, feature=feature.name)
     try:
-        return np.asarray(column_values(table, feature, repr(name)))
+        return np.asarray(column_values(table, feature, repr(unit.name)))
     except DatasetError:
-        return make_finding(*_reason(table, feature, kind), Place(file=name, feature=feature.name))
+        return unit.finding(*_reason(table, feature, kind), feature=feature.name)
 
 
 def _reason(table: pa.Table, feature: Feature, kind: str) -> tuple[str, str]:
@@ -93,29 +148,27 @@ def _inner_nulls(column: pa.ChunkedArray) -> bool:
     return False
 
 
-def blame(finding: Finding, table: pa.Table, feature: Feature, episode: NDArray[np.int64]) -> Finding:
+def blame(finding: Finding, table: pa.Table, feature: Feature, unit: DataUnit, episode: NDArray[np.int64]) -> Finding:
     """Return the finding with the episodes whose own rows cause it."""
     bad = [
         int(number)
         for number in np.unique(episode)
-        if isinstance(read_column(table.filter(pa.array(episode == number)), feature, finding.place.file), Finding)
+        if isinstance(read_column(table.filter(pa.array(episode == number)), feature, unit), Finding)
     ]
-    place = Place(file=finding.place.file, episodes=tuple(bad), feature=finding.place.feature)
-    return make_finding(finding.kind, finding.message, place)
+    return unit.finding(finding.kind, finding.message, bad, feature=feature.name)
 
 
 def check_stored_kind(table: pa.Table, feature: Feature, name: str) -> list[Finding]:
     """Return a note if a column is stored as another kind than declared, though its values can be read as declared."""
     stored = table.schema.field(feature.name).type
-    kind, wanted = stored_kind(stored), np.dtype(feature.dtype).kind.replace("u", "i")
-    if kind == wanted or feature.name in INDEX_FEATURES:
+    if feature.name in INDEX_FEATURES or stored_kind(stored) == np.dtype(feature.dtype).kind.replace("u", "i"):
         return []
     message = f"stored as {stored}, and info.json declares {feature.dtype}; every value can be read as that"
     return [make_finding("dtype-mismatch", message, Place(file=name, feature=feature.name), severity="note")]
 
 
 def measure_feature(
-    values: NDArray[Any], feature: Feature, segments: Segments, name: str
+    values: NDArray[Any], feature: Feature, segments: Segments, unit: DataUnit
 ) -> tuple[Moments, list[Finding]]:
     """Return the moments of a feature in each episode, and findings on values that are not finite.
 
@@ -123,10 +176,7 @@ def measure_feature(
         values: in the order of the segments.
     """
     flat = values.reshape(len(values), -1).astype(np.float64)
-    is_finite = np.isfinite(flat)
-    findings = []
-    if not is_finite.all():
-        findings = _check_finite(flat, feature, segments, name)
+    findings = [] if np.isfinite(flat).all() else _check_finite(flat, feature, segments, unit)
     with np.errstate(invalid="ignore", over="ignore"):
         total = np.add.reduceat(flat, segments.starts, axis=0)
         moments = Moments(
@@ -134,40 +184,27 @@ def measure_feature(
             np.maximum.reduceat(flat, segments.starts, axis=0).astype(np.float32),
             (total / segments.counts[:, None]).astype(np.float32),
         )
-    return _without_unfinite(moments), findings
+    parts = (moments.minimum, moments.maximum, moments.mean)
+    is_good = np.logical_and.reduce([np.isfinite(part) for part in parts])
+    return Moments(*(np.where(is_good, part, np.nan) for part in parts)), findings
 
 
-def _without_unfinite(moments: Moments) -> Moments:
-    is_good = np.isfinite(moments.mean) & np.isfinite(moments.minimum) & np.isfinite(moments.maximum)
-    return Moments(*(np.where(is_good, part, np.nan) for part in (moments.minimum, moments.maximum, moments.mean)))
-
-
-def _check_finite(flat: NDArray[np.float64], feature: Feature, segments: Segments, name: str) -> list[Finding]:
+def _check_finite(flat: NDArray[np.float64], feature: Feature, segments: Segments, unit: DataUnit) -> list[Finding]:
     findings = []
-    tests: dict[str, NDArray[np.bool_]] = {"nan-values": np.isnan(flat), "inf-values": np.isinf(flat)}
-    for kind, is_bad in tests.items():
+    for kind, is_bad in (("nan-values", np.isnan(flat)), ("inf-values", np.isinf(flat))):
         bad_rows: NDArray[np.bool_] = np.asarray(is_bad.any(axis=1))
         for position in np.flatnonzero(np.logical_or.reduceat(bad_rows, segments.starts)):
-            start, count = int(segments.starts[position]), int(segments.counts[position])
-            frames = np.flatnonzero(bad_rows[start : start + count])
-            number = int(np.flatnonzero(is_bad[start + frames[0]])[0])
+            frames = np.flatnonzero(segments.of(bad_rows, position))
+            row = int(segments.starts[position] + frames[0])
+            number = int(np.flatnonzero(is_bad[row])[0])
+            named = f" ({feature.names[number]})" if number < len(feature.names) else ""
             message = (
-                f"{len(frames)} of {counted(count, 'frame')}; the first is frame {frames[0]}, where "
-                f"{_named(feature, number)} is {flat[start + frames[0], number]:g}"
+                f"{len(frames)} of {counted(int(segments.counts[position]), 'frame')}; the first is frame {frames[0]}, "
+                f"where number {number}{named} is {flat[row, number]:g}"
             )
-            place = Place(
-                file=name,
-                episodes=(int(segments.numbers[position]),),
-                feature=feature.name,
-                frames=tuple(frames[:MAX_FRAMES].tolist()),
-            )
-            findings.append(make_finding(kind, message, place))
+            episodes, shown = (int(segments.numbers[position]),), frames[:MAX_FRAMES].tolist()
+            findings.append(unit.finding(kind, message, episodes, shown, feature.name))
     return findings
-
-
-def _named(feature: Feature, number: int) -> str:
-    names = feature.names
-    return f"number {number} ({names[number]})" if number < len(names) else f"number {number}"
 
 
 def digest_episodes(
@@ -178,10 +215,8 @@ def digest_episodes(
     changes = np.zeros(len(segments.numbers), np.bool_)
     for part in moments.values():
         changes |= (part.minimum != part.maximum).any(axis=1)
-    names = sorted(name for name in moments)
     for position in np.flatnonzero(changes & (segments.counts > 1)):
-        rows = slice(segments.starts[position], segments.starts[position] + segments.counts[position])
-        digests[position] = _digest([values[name][rows] for name in names])
+        digests[position] = _digest([segments.of(values[name], position) for name in sorted(moments)])
     return digests
 
 
@@ -191,3 +226,51 @@ def _digest(parts: Sequence[NDArray[Any]]) -> int:
         digest.update(np.ascontiguousarray(part).view(np.uint8).reshape(-1).data)
     # 0 means no hash.
     return int.from_bytes(digest.digest(), "little") or 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FileResult:
+    """The result of checking one file."""
+
+    unit: Unit
+    findings: tuple[Finding, ...]
+    decoded_frames: int = 0
+    columns: tuple[str, ...] = ()
+    """All columns of a data file; empty if it cannot be read."""
+    summary: EpisodeSummary | None = None
+    """Of a data file whose rows can be read."""
+
+
+_COLUMNS = tuple(field.name for field in fields(EpisodeSummary) if field.name != "moments")
+_DTYPES = {
+    "episode_index": np.int64,
+    "num_frames": np.int64,
+    "first_index": np.int64,
+    "is_sound": np.bool_,
+    "digest": np.uint64,
+}
+
+
+def join_summaries(parts: Sequence[EpisodeSummary]) -> EpisodeSummary:
+    """Return one summary of all episodes, ascending by number."""
+    columns: dict[str, Any] = {}
+    for name in _COLUMNS:
+        none: NDArray[Any] = np.zeros(0, _DTYPES.get(name, np.float64))
+        columns[name] = np.concatenate([none, *(getattr(part, name) for part in parts)]).astype(none.dtype)
+    features = dict.fromkeys(name for part in parts for name in part.moments)
+    moments = {name: _join_moments(parts, name) for name in features}
+    joined = EpisodeSummary(**columns, moments=moments)
+    return joined.take(np.argsort(joined.episode_index, kind="stable"))
+
+
+def _join_moments(parts: Sequence[EpisodeSummary], name: str) -> Moments:
+    width = max(part.moments[name].mean.shape[1] for part in parts if name in part.moments)
+
+    def joined(which: str) -> NDArray[np.float32]:
+        pieces = [
+            getattr(part.moments[name], which) if name in part.moments else np.full((len(part), width), np.nan)
+            for part in parts
+        ]
+        return np.concatenate(pieces).astype(np.float32)
+
+    return Moments(joined("minimum"), joined("maximum"), joined("mean"))

@@ -1,18 +1,34 @@
 """Checks the index of one video file against its episodes and against what ``info.json`` declares."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.errors import DatasetError
-from raypipe.format import Feature, first_frames, one_line, same_codec
-from raypipe.storage import is_transient, retry_transient
+from raypipe.errors import DatasetError, as_damage
+from raypipe.format import (
+    Feature,
+    VideoFormat,
+    VideoIndex,
+    find_video_track,
+    first_frames,
+    need_box,
+    one_line,
+    parse_moov,
+    parse_video_format,
+    read_box,
+    same_codec,
+    sample_offsets,
+    sample_pts,
+    sample_sizes,
+)
+from raypipe.storage import Storage, is_transient, retry_transient
 from raypipe.text import counted, either, frames_text
-from raypipe.validate.container import Container, read_container
-from raypipe.validate.findings import Finding, Place, make_finding
-from raypipe.validate.promises import Promises
+from raypipe.validate.findings import Finding
+from raypipe.validate.outline import Promises
 from raypipe.validate.structure import VideoUnit
+from raypipe.validate.values import FileResult
 
 LONG_GOP = 60
 """A larger distance between keyframes is worth a note: LeRobot's recorder writes 2 frames, encoders choose 250."""
@@ -21,13 +37,18 @@ _RATE_TOLERANCE = 0.01
 """29.97 passes for 30, but 24 does not pass for 25."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class VideoResult:
-    """The result of checking one video file."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Container:
+    """The index of an mp4."""
 
-    unit: VideoUnit
-    findings: tuple[Finding, ...]
-    decoded_frames: int = 0
+    index: VideoIndex | None
+    """None if only decoding shows which frames the mp4 has."""
+    format: VideoFormat
+    end_byte: NDArray[np.int64]
+    """The byte after the end of every frame, in the order in which frames are shown."""
+    size_bytes: int
+    is_reordered: bool
+    """Whether the file stores frames in another order than it shows them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +57,8 @@ class VideoSpans:
 
     rows: NDArray[np.int64]
     """Rows of the episode table."""
+    episodes: NDArray[np.int64]
+    """The numbers of the episodes."""
     first: NDArray[np.int64]
     length: NDArray[np.int64]
     drift_s: NDArray[np.float64]
@@ -44,20 +67,19 @@ class VideoSpans:
     """Whether the file has all frames of the episode."""
 
 
-def check_video_file(promises: Promises, unit: VideoUnit) -> VideoResult:
+def check_video_file(promises: Promises, unit: VideoUnit) -> FileResult:
     """Return the findings on one video file; decodes it if the promises are deep."""
     try:
         container = retry_transient(lambda: read_container(promises.meta.storage.for_a_look(), unit.name))
     except (DatasetError, OSError) as error:
         if is_transient(error):
             raise
-        finding = make_finding("video-unreadable", one_line(error), _place(promises, unit, unit.rows))
-        return VideoResult(unit=unit, findings=(finding,))
+        finding = unit.finding("video-unreadable", one_line(error), unit.episodes)
+        return FileResult(unit=unit, findings=(finding,))
     feature = promises.meta.features.get(unit.camera)
     findings = _check_declared(promises, unit, container, feature) if feature is not None else []
     if container.index is None:
-        message = "a fragmented mp4, or one with several edits"
-        findings.append(make_finding("video-unindexed", message, _place(promises, unit, ())))
+        findings.append(unit.finding("video-unindexed", "a fragmented mp4, or one with several edits"))
     spans = find_spans(promises, unit, container)
     if container.index is not None:
         findings += _check_frames(promises, unit, container, spans)
@@ -67,7 +89,7 @@ def check_video_file(promises: Promises, unit: VideoUnit) -> VideoResult:
 
         found, num_decoded = decode_video(promises, unit, container, spans)
         findings += found
-    return VideoResult(unit=unit, findings=tuple(findings), decoded_frames=num_decoded)
+    return FileResult(unit=unit, findings=tuple(findings), decoded_frames=num_decoded)
 
 
 def find_spans(promises: Promises, unit: VideoUnit, container: Container) -> VideoSpans:
@@ -76,7 +98,7 @@ def find_spans(promises: Promises, unit: VideoUnit, container: Container) -> Vid
     index, episodes = container.index, promises.meta.episodes
     if index is None or not len(rows) or not len(index):
         none = np.zeros(0, np.int64)
-        return VideoSpans(none, none, none, np.zeros(0), False, np.zeros(0, np.bool_))
+        return VideoSpans(none, none, none, none, np.zeros(0), False, np.zeros(0, np.bool_))
     length = episodes.length[rows]
     firsts = first_frames(episodes.videos[unit.camera].from_timestamp[rows], length, index.pts_s)
     is_near = firsts.is_counted | (firsts.drift_s <= 0.5 / promises.meta.fps) | np.isnan(promises.meta.fps)
@@ -88,6 +110,7 @@ def find_spans(promises: Promises, unit: VideoUnit, container: Container) -> Vid
     order = np.argsort(firsts.frame, kind="stable")
     return VideoSpans(
         rows=rows[order],
+        episodes=episodes.episode_index[rows[order]],
         first=firsts.frame[order],
         length=length[order],
         drift_s=firsts.drift_s[order],
@@ -100,32 +123,66 @@ def _stored(container: Container) -> NDArray[np.bool_]:
     return np.asarray(container.end_byte <= container.size_bytes)
 
 
-def _place(promises: Promises, unit: VideoUnit, rows: tuple[int, ...], frames: tuple[int, ...] = ()) -> Place:
-    return Place(file=unit.name, episodes=promises.numbers(rows), feature=unit.camera, frames=frames)
+def read_container(storage: Storage, name: str) -> Container:
+    """Return the index of the mp4 `name`.
+
+    Raises:
+        DatasetError: the file is not an mp4, or is cut off.
+    """
+    size_bytes = storage.size_bytes(name)
+
+    def damaged(error: Exception) -> DatasetError:
+        storage.check_no_pointer(name)
+        return DatasetError(f"damaged video of {size_bytes} bytes: {error}")
+
+    with storage.open_file(name) as stream, as_damage(damaged):
+        moov = read_box(stream, b"moov")
+    if moov is None:
+        raise DatasetError(f"no index ('moov' box) in {size_bytes} bytes: the file is cut off, or no mp4")
+    with as_damage(lambda error: DatasetError(f"its index cannot be read: {error}")):
+        return _parse(moov, size_bytes)
+
+
+def _parse(moov: bytes, size_bytes: int) -> Container:
+    try:
+        index: VideoIndex | None = parse_moov(moov)
+    except NotImplementedError:
+        index = None
+    samples = need_box(find_video_track(moov), b"mdia", b"minf", b"stbl")
+    pts, ends = sample_pts(samples), np.zeros(0, np.int64)
+    if index is not None:
+        ends = np.zeros(len(pts), np.int64)
+        # The index of some files gives no plain sizes, or no plain offsets.
+        with suppress(NotImplementedError):
+            sizes = sample_sizes(samples)
+            if len(sizes) != len(pts):
+                raise ValueError(f"{len(pts)} times for {len(sizes)} frames")
+            ends = sample_offsets(samples, sizes) + sizes
+        ends = ends[np.argsort(pts, kind="stable")]
+    return Container(index, parse_video_format(moov), ends, size_bytes, bool(np.any(np.diff(pts) < 0)))
 
 
 def _check_declared(promises: Promises, unit: VideoUnit, container: Container, feature: Feature) -> list[Finding]:
     """Return where codec, size or rate are not as declared, and whether keyframes are far apart."""
-    place, findings = _place(promises, unit, ()), []
-    found = container.format
+    findings, found = [], container.format
     if feature.codec and not same_codec(feature.codec, found.codec):
         message = f"{found.codec}, and info.json declares {feature.codec}"
-        findings.append(make_finding("video-codec", message, place))
+        findings.append(unit.finding("video-codec", message))
     declared = (feature.width, feature.height)
     if all(declared) and declared != (found.width, found.height):
         message = f"{found.width}x{found.height} pixels, and info.json declares {declared[0]}x{declared[1]}"
-        findings.append(make_finding("video-size", message, place))
+        findings.append(unit.finding("video-size", message))
     index = container.index
     if index is None or len(index) < 2:
         return findings
     rate = (len(index) - 1) / max(float(index.pts_s[-1] - index.pts_s[0]), 1e-9)
     if abs(rate / promises.meta.fps - 1) > _RATE_TOLERANCE:
         message = f"{rate:.4g} frames per second, and the dataset has {promises.meta.fps:g}"
-        findings.append(make_finding("video-fps", message, place))
+        findings.append(unit.finding("video-fps", message))
     keyframes = np.append(np.flatnonzero(index.is_keyframe), len(index))
     gap = int(np.diff(keyframes).max(initial=0))
     if gap > LONG_GOP:
-        findings.append(make_finding("video-gop", f"up to {counted(gap, 'frame')} from a keyframe to the next", place))
+        findings.append(unit.finding("video-gop", f"up to {counted(gap, 'frame')} from a keyframe to the next"))
     return findings
 
 
@@ -134,44 +191,38 @@ def _check_frames(promises: Promises, unit: VideoUnit, container: Container, spa
     assert container.index is not None
     count, pts_s = len(container.index), container.index.pts_s
     if not count:
-        message = "the file holds no frame"
-        return [make_finding("video-unreadable", message, _place(promises, unit, unit.rows))]
-    findings = _check_bytes(promises, unit, container, spans)
+        return [unit.finding("video-unreadable", "the file holds no frame", unit.episodes)]
+    findings = _check_bytes(unit, container, spans)
     if not len(spans.rows):
         return findings
     is_late = spans.drift_s > 0.5 / promises.meta.fps
-    for position, row in enumerate(spans.rows.tolist()):
+    from_timestamp = promises.meta.episodes.videos[unit.camera].from_timestamp[spans.rows]
+    for position, number in enumerate(spans.episodes.tolist()):
         first, stop = int(spans.first[position]), int(spans.first[position] + spans.length[position])
         if is_late[position]:
-            findings.append(_late(promises, unit, row, first, spans.is_counted, pts_s))
+            found = (
+                f"by the lengths it starts with frame {first}" if spans.is_counted else f"the nearest frame is {first}"
+            )
+            message = (
+                f"from_timestamp is {from_timestamp[position]:.4f} s; {found}, at {pts_s[first]:.4f} s of "
+                f"{counted(count, 'frame')}"
+            )
+            findings.append(
+                unit.finding("video-drift" if spans.is_counted else "video-start", message, (number,), (first,))
+            )
         if stop > count and (spans.is_counted or not is_late[position]):
             message = f"{counted(count, 'frame')}, and the episode needs {frames_text(first, stop)}"
-            findings.append(make_finding("video-short", message, _place(promises, unit, (row,), (count - 1,))))
+            findings.append(unit.finding("video-short", message, (number,), (count - 1,)))
     return [*findings, *_check_neighbours(promises, unit, spans, count), *_check_ends(promises, unit, spans, is_late)]
 
 
-def _late(
-    promises: Promises, unit: VideoUnit, row: int, first: int, is_counted: bool, pts_s: NDArray[np.float64]
-) -> Finding:
-    """Return the finding on an episode whose ``from_timestamp`` is not the time of its first frame."""
-    start = float(promises.meta.episodes.videos[unit.camera].from_timestamp[row])
-    found = f"by the lengths it starts with frame {first}" if is_counted else f"the nearest frame is {first}"
-    message = f"from_timestamp is {start:.4f} s; {found}, at {pts_s[first]:.4f} s of {counted(len(pts_s), 'frame')}"
-    kind = "video-drift" if is_counted else "video-start"
-    return make_finding(kind, message, _place(promises, unit, (row,), (first,)))
-
-
-def _check_bytes(promises: Promises, unit: VideoUnit, container: Container, spans: VideoSpans) -> list[Finding]:
+def _check_bytes(unit: VideoUnit, container: Container, spans: VideoSpans) -> list[Finding]:
     """Return the episodes with frames past the end of the file: an index in front of them survives a cut."""
     is_cut = ~_stored(container)
     if not is_cut.any():
         return []
-    ends = spans.first + spans.length
-    rows = tuple(
-        row
-        for row, first, stop in zip(spans.rows.tolist(), spans.first.tolist(), ends.tolist(), strict=True)
-        if is_cut[first:stop].any()
-    )
+    columns = (column.tolist() for column in (spans.episodes, spans.first, spans.first + spans.length))
+    episodes = [number for number, first, stop in zip(*columns, strict=True) if is_cut[first:stop].any()]
     frames = np.flatnonzero(is_cut)
     message = (
         f"{counted(container.size_bytes, 'byte')}, and its frames need {int(container.end_byte.max()):,}; "
@@ -179,7 +230,7 @@ def _check_bytes(promises: Promises, unit: VideoUnit, container: Container, span
         f"frame {frames[0]}"
     )
     seen = (int(frames[0]) - 1,) if frames[0] else ()
-    return [make_finding("video-truncated", message, _place(promises, unit, rows, seen))]
+    return [unit.finding("video-truncated", message, episodes, seen)]
 
 
 def _check_neighbours(promises: Promises, unit: VideoUnit, spans: VideoSpans, count: int) -> list[Finding]:
@@ -187,26 +238,21 @@ def _check_neighbours(promises: Promises, unit: VideoUnit, spans: VideoSpans, co
     findings = []
     stops = spans.first + spans.length
     for position in np.flatnonzero(stops[:-1] > spans.first[1:]):
-        rows = (int(spans.rows[position]), int(spans.rows[position + 1]))
         second = int(spans.first[position + 1])
         message = f"the first ends before frame {stops[position]} and the second starts with frame {second}"
-        place = _place(promises, unit, rows, (second,))
-        findings.append(make_finding("video-overlap", message, place))
+        both = spans.episodes[position : position + 2].tolist()
+        findings.append(unit.finding("video-overlap", message, both, (second,)))
     if not promises.meta.is_packed and len(stops) == 1 and count > stops[0]:
         message = f"{counted(count, 'frame')}, and the episode has {counted(int(spans.length[0]), 'row')}"
-        place = _place(promises, unit, (int(spans.rows[0]),), (int(stops[0]) - 1, count - 1))
-        findings.append(make_finding("video-long", message, place))
+        findings.append(unit.finding("video-long", message, unit.episodes, (int(stops[0]) - 1, count - 1)))
     return findings
 
 
 def _check_ends(promises: Promises, unit: VideoUnit, spans: VideoSpans, is_late: NDArray[np.bool_]) -> list[Finding]:
     """Return episodes whose ``to_timestamp`` minus ``from_timestamp`` is not their length."""
     fps = promises.meta.fps
-    rows = spans.rows
-    start = promises.meta.episodes.videos[unit.camera].from_timestamp[rows]
-    stop = (
-        promises.to_timestamp[unit.camera][rows] if unit.camera in promises.to_timestamp else np.full(len(rows), np.nan)
-    )
+    start = promises.meta.episodes.videos[unit.camera].from_timestamp[spans.rows]
+    stop = promises.column(f"videos/{unit.camera}/to_timestamp")[spans.rows]
     off = stop - start - spans.length / fps
     findings = []
     # Another finding reports a wrong start.
@@ -215,5 +261,5 @@ def _check_ends(promises: Promises, unit: VideoUnit, spans: VideoSpans, is_late:
             f"to_timestamp is {stop[position]:.4f} s; {counted(int(spans.length[position]), 'frame')} from "
             f"{start[position]:.4f} s end at {start[position] + spans.length[position] / fps:.4f} s"
         )
-        findings.append(make_finding("video-span", message, _place(promises, unit, (int(rows[position]),))))
+        findings.append(unit.finding("video-span", message, (int(spans.episodes[position]),)))
     return findings

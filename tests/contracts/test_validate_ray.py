@@ -13,8 +13,7 @@ from ray import cloudpickle
 from raypipe.storage import Storage, open_storage
 from raypipe.testing import write_dataset
 from raypipe.validate import validate_dataset
-from raypipe.validate.outline import read_outline
-from raypipe.validate.promises import read_promises
+from raypipe.validate.outline import read_outline, read_promises
 from raypipe.validate.run import _run_units
 from raypipe.validate.structure import plan_units
 

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raypipe.format import parquet
-from raypipe.format.parquet import BoundedParquet
+from raypipe.format import tables
+from raypipe.format.tables import BoundedParquet
 
 TABLE = pa.table(
     {
@@ -23,7 +23,7 @@ TABLE = pa.table(
 @pytest.mark.parametrize("compression", ["snappy", "zstd", "none"])
 @pytest.mark.parametrize("columns", [None, ["tasks", "the.number"], ["note", "image"], ["records"]])
 def test_rows_are_those_of_pyarrow(encoding, compression, columns, tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "FREE_BYTES", 20_000)
+    monkeypatch.setattr(tables, "FREE_BYTES", 20_000)
     encoded = {"column_encoding": {"note": encoding}, "use_dictionary": ["tasks"]} if encoding else {}
     pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=120, compression=compression, **encoded)
     expected = pq.read_table(tmp_path / "a.parquet", columns=columns)
@@ -36,7 +36,7 @@ def test_rows_are_those_of_pyarrow(encoding, compression, columns, tmp_path, mon
 
 
 def test_texts_beside_a_dictionary_are_read_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "FREE_BYTES", 20_000)
+    monkeypatch.setattr(tables, "FREE_BYTES", 20_000)
     texts = pa.table({"tasks": [[f"do {row}" * 5, "do"] for row in range(3000)], "n": range(3000)})
     pq.write_table(texts, tmp_path / "a.parquet", dictionary_pagesize_limit=2000, data_page_size=500)
 
@@ -58,7 +58,7 @@ def _lists(rows, size, kind):
 def test_padded_rows_may_be_many_times_as_large_as_their_file(times, tmp_path, monkeypatch):
     table = pa.table({name: _lists(300, 64, np.float64) for name in ("action", "observation.state")})
     pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
-    monkeypatch.setattr(parquet, "FREE_BYTES", 1)
+    monkeypatch.setattr(tables, "FREE_BYTES", 1)
     size_bytes = 300 * 128 * 8
 
     with BoundedParquet(tmp_path / "a.parquet", size_bytes // times) as file:

@@ -39,7 +39,7 @@ def assert_read(found):
 READERS = {
     "index": "from raypipe.format import read_video_index; from raypipe.storage import Storage; "
     "read_video_index(Storage(place), 'a.mp4')",
-    "container": "from raypipe.validate.container import *; read_container(Storage(place), 'a.mp4')",
+    "container": "from raypipe.validate.video import *; read_container(Storage(place), 'a.mp4')",
     "track": "from raypipe.reshard.mp4 import read_track; from raypipe.storage import Storage; "
     "read_track(Storage(place), 'a.mp4')",
 }

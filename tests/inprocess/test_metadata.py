@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.format import read_metadata, read_stats
 from raypipe.format.features import read_features
-from raypipe.format.parquet import BoundedParquet
 from raypipe.format.stats import _pool
+from raypipe.format.tables import BoundedParquet
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 VERSIONS = ["v2.0", "v2.1", "v3.0"]

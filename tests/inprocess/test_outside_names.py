@@ -10,7 +10,7 @@ from reshard_checks import digests
 from raypipe import open_dataset
 from raypipe.errors import ConfigError, DatasetError, ResumeError
 from raypipe.format import features
-from raypipe.format.templates import why_unfit
+from raypipe.format.dataset_meta import why_unfit
 from raypipe.reshard import ReshardSpec, reshard_dataset
 from raypipe.reshard import run as run_module
 from raypipe.reshard.workspace import find_workspace, list_sizes

@@ -4,6 +4,7 @@ import io
 import json
 import random
 import shutil
+import struct
 import subprocess
 
 import numpy as np
@@ -129,6 +130,19 @@ def test_odd_episode_numbers_do_not_end_the_check_of_images(tmp_path, number, ki
 
     assert {finding.kind for finding in found} >= kinds
     assert "camera-black" not in {finding.kind for finding in found}
+
+
+def test_a_video_whose_index_packs_the_sizes_of_frames_is_sound(bases, tmp_path):
+    shutil.copytree(bases["v3.0"], tmp_path / "dataset")
+    for path in (tmp_path / "dataset").rglob("*.mp4"):
+        content = bytearray(path.read_bytes())
+        table = content.index(b"stsz")
+        (count,) = struct.unpack_from(">I", content, table + 12)
+        sizes = struct.unpack_from(f">{count}I", content, table + 16)
+        struct.pack_into(f">4s4xII{count}H", content, table, b"stz2", 16, count, *sizes)
+        path.write_bytes(content)
+
+    assert {finding.severity for finding in validate_dataset(str(tmp_path / "dataset"), deep=True).findings} <= {"note"}
 
 
 def test_a_task_that_the_table_lists_beside_those_of_the_rows_is_no_contradiction(bases, tmp_path):

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from raypipe.errors import ConfigError
 from raypipe.format import same_codec
 from raypipe.validate import KINDS, read_exclude_file
+from raypipe.validate.data import count_frames, find_segments
 from raypipe.validate.findings import Place, make_finding, worst_first
-from raypipe.validate.frames import count_frames, find_segments
-from raypipe.validate.stats import _compare
-from raypipe.validate.summary import join_summaries
 from raypipe.validate.table import fold_findings, format_runs
-from raypipe.validate.whole import _judge_timestamps
+from raypipe.validate.values import join_summaries
+from raypipe.validate.whole import _compare, _judge_timestamps
 
 lengths = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.format.pooling import is_low, is_quantile, pool_stats
+from raypipe.format.stats import is_low, is_quantile, pool_stats
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 

@@ -1,4 +1,4 @@
-"""Where the frames of an episode are in its mp4: the container's index and the first frame. No decoding.
+"""The index of an mp4: where every frame is, its codec and its size. No decoding.
 
 The frame of a row is a whole number: its position in the episode plus the episode's first frame in the file. Float
 timestamps decide only the first frame of each episode in a packed file.
@@ -7,6 +7,8 @@ timestamps decide only the first frame of each episode in a packed file.
 
     file      | 0 1 2 3 4 | 5 6 7 | . . | 8 9 10 11 |      episodes of 5, 3 and 4 frames, two unused frames
     first       0           5             10
+
+First what the pipeline asks for, then the boxes of an mp4 and the tables of samples in them.
 """
 
 import functools
@@ -14,32 +16,37 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import IO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError, DecodeError, RaypipeError, as_damage, without_episode
 from raypipe.format.dataset_meta import DatasetMeta
-from raypipe.format.mp4_boxes import (
-    box_timescale,
-    find_box,
-    list_boxes,
-    read_box,
-    read_edit,
-    sample_keyframes,
-    sample_offsets,
-    sample_pts,
-    sample_sizes,
-)
 from raypipe.storage import Storage
-from raypipe.text import counted, frames_text
+from raypipe.text import MOST_ALIKE_FRAMES, MOST_INDEX_BYTES, MOST_VIDEO_FRAMES, counted, frames_text
 
 _LEROBOT_GOP: Final = 2
 """The interval of LeRobot's recorder."""
 
 _READ_AHEAD_BYTES: Final = 1 << 16
 """FFmpeg reads this much at a time, even past the last frame."""
+
+_CODECS: Final = {
+    alias: codec
+    for codec, aliases in {
+        "h264": "avc avc1 avc3 x264 libx264 h.264",
+        "hevc": "h265 h.265 hvc1 hev1 libx265",
+        "av1": "av01 libsvtav1 libaom-av1 libdav1d",
+        "vp9": "vp09 libvpx-vp9",
+        "vp8": "vp08",
+        "mpeg4": "mp4v",
+        "mjpeg": "mjpg jpeg",
+        "ffv1": "FFV1",
+    }.items()
+    for alias in aliases.split()
+}
+"""FFmpeg's names by the four letters in files, and by the names that datasets use in addition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +188,8 @@ def read_moov(storage: Storage, name: str) -> Iterator[bytes]:
             f"damaged video {place!r}: no index ('moov' box) in {storage.size_bytes(name)} bytes; the file is cut off, "
             f"or no mp4. Fetch the file again."
         )
-    with as_damage(
-        lambda error: DatasetError(
-            f"damaged video {place!r}: its index cannot be read ({error}). Fetch the file again."
-        )
-    ):
+    unread = f"damaged video {place!r}: its index cannot be read"
+    with as_damage(lambda error: DatasetError(f"{unread} ({error}). Fetch the file again.")):
         yield moov
 
 
@@ -237,14 +241,11 @@ def parse_moov(moov: bytes) -> VideoIndex:
     if find_box(moov, b"mvex") is not None:
         raise NotImplementedError("a fragmented mp4")
     track = find_video_track(moov)
-    samples = find_box(track, b"mdia", b"minf", b"stbl")
-    header = find_box(track, b"mdia", b"mdhd")
-    movie = find_box(moov, b"mvhd")
-    if samples is None or header is None or movie is None:
-        raise ValueError("no sample table")
-    timescale = box_timescale(header)
+    samples = need_box(track, b"mdia", b"minf", b"stbl")
+    timescale = box_timescale(need_box(track, b"mdia", b"mdhd"))
+    movie_timescale = box_timescale(need_box(moov, b"mvhd"))
     pts = sample_pts(samples)
-    shift, stop = read_edit(find_box(track, b"edts", b"elst"), timescale, box_timescale(movie))
+    shift, stop = read_edit(find_box(track, b"edts", b"elst"), timescale, movie_timescale)
     # FFmpeg leaves out frames that an edit list cuts off, by rules that are not copied here.
     if len(pts) and (pts.min() + shift < 0 or pts.max() + shift >= stop):
         raise NotImplementedError("an mp4 whose edit list cuts frames off")
@@ -271,3 +272,224 @@ def _packets(samples: bytes, is_keyframe: NDArray[np.bool_], order: NDArray[np.i
         # The file can be decoded without knowing its packets; for a remote file more bytes are read then.
         return None
     return Packets(offset, size, np.flatnonzero(is_keyframe), order) if len(size) == len(order) else None
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFormat:
+    """Codec and size of a video."""
+
+    codec: str
+    """FFmpeg's name, or the four letters in the file if `_CODECS` lacks them."""
+    height: int
+    width: int
+    """Size of a frame as shown, rotated if the file says so."""
+
+
+def same_codec(declared: str, found: str) -> bool:
+    """Return whether a declared name means the codec of a file."""
+    name = declared.lower()
+    return _CODECS.get(name, name) == found
+
+
+def read_video_format(storage: Storage, name: str) -> VideoFormat:
+    """Return the format of the mp4 `name`; also works for files without a plain index, such as fragmented ones.
+
+    Raises:
+        DatasetError: the file is missing, is not an mp4, or is cut off.
+    """
+    with read_moov(storage, name) as moov:
+        return parse_video_format(moov)
+
+
+def parse_video_format(moov: bytes) -> VideoFormat:
+    """Return the format that a ``moov`` box gives.
+
+    Raises:
+        ValueError, struct.error: it gives none.
+    """
+    track = find_video_track(moov)
+    body = need_box(track, b"mdia", b"minf", b"stbl", b"stsd")
+    # A full box with a count, then the entry: size, four letters, 24 bytes, width, height.
+    (letters,) = struct.unpack_from(">4s", body, 12)
+    width, height = struct.unpack_from(">HH", body, 8 + 32)
+    header = find_box(track, b"tkhd")
+    if header is not None:
+        # The matrix comes before the two 32-bit sizes at the end of the box.
+        a, b, _, c, d = struct.unpack_from(">5i", header, len(header) - 8 - 36)
+        is_quarter_turn = a == 0 and d == 0 and b != 0 and c != 0
+        width, height = (height, width) if is_quarter_turn else (width, height)
+    name = letters.decode("latin-1")
+    return VideoFormat(_CODECS.get(name, name), int(height), int(width))
+
+
+def read_box(stream: IO[bytes], wanted: bytes) -> bytes | None:
+    """Return the content of the first top-level box `wanted`; seek over the others. None if there is none."""
+    end = stream.seek(0, 2)
+    position = 0
+    while position + 8 <= end:
+        stream.seek(position)
+        kind, header, size = _box_header(stream.read(16), position, end)
+        if position + size > end:
+            raise EOFError(
+                f"the box {kind!r} at byte {position} needs {size} bytes, the file has {end - position} left"
+            )
+        if kind == wanted:
+            if size > MOST_INDEX_BYTES:
+                raise EOFError(f"the box {kind!r} has {size} bytes, and an index may have {MOST_INDEX_BYTES}")
+            stream.seek(position + header)
+            return stream.read(size - header)
+        position += size
+    return None
+
+
+def _box_header(head: bytes, position: int, end: int) -> tuple[bytes, int, int]:
+    """Return the kind of the box at `position`, the bytes of its header, and its size with the header."""
+    size, kind = struct.unpack_from(">I4s", head)
+    header = 8
+    if size == 1:
+        (size,) = struct.unpack_from(">Q", head, 8)
+        header = 16
+    size = end - position if size == 0 else size
+    if size < header:
+        raise ValueError(f"a box {kind!r} of {size} bytes at byte {position}")
+    return kind, header, size
+
+
+def list_boxes(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield kind and content of the boxes inside a box."""
+    position = 0
+    while position + 8 <= len(content):
+        kind, header, size = _box_header(content[position : position + 16], position, len(content))
+        yield kind, content[position + header : position + size]
+        position += size
+
+
+def find_box(content: bytes, *path: bytes) -> bytes | None:
+    """Return the content of the box at a path of kinds; None if there is none."""
+    for wanted in path:
+        found = next((body for kind, body in list_boxes(content) if kind == wanted), None)
+        if found is None:
+            return None
+        content = found
+    return content
+
+
+def need_box(content: bytes, *path: bytes) -> bytes:
+    """Return the content of the box at a path of kinds."""
+    found = find_box(content, *path)
+    if found is None:
+        raise ValueError(f"no box {b'/'.join(path).decode('latin-1')!r}")
+    return found
+
+
+def box_timescale(header: bytes) -> int:
+    """Return the ticks per second in a header box."""
+    (timescale,) = struct.unpack_from(">I", header, 20 if header[0] == 1 else 12)
+    if timescale == 0:
+        raise ValueError("a time scale of 0")
+    return int(timescale)
+
+
+def box_numbers(body: bytes | None, width: int, *, signed: bool = False) -> NDArray[np.int64]:
+    """Return the table of a full box whose entries are `width` 32-bit numbers."""
+    if body is None:
+        return np.zeros((0, width), dtype=np.int64)
+    (count,) = struct.unpack_from(">I", body, 4)
+    table = np.frombuffer(body, dtype=">i4" if signed else ">u4", count=count * width, offset=8)
+    return table.reshape(count, width).astype(np.int64)
+
+
+def sample_pts(samples: bytes) -> NDArray[np.int64]:
+    """Return the presentation time of every sample, in decoding order, in ticks, before any edit."""
+    steps = sample_durations(samples)
+    pts = np.cumsum(steps) - steps
+    offsets = box_numbers(find_box(samples, b"ctts"), 2, signed=True)
+    if len(offsets):
+        pts = pts + _spread(offsets, samples)[: len(pts)]
+    return pts
+
+
+def sample_durations(samples: bytes) -> NDArray[np.int64]:
+    """Return how long every sample is shown, in decoding order, in ticks."""
+    return _spread(box_numbers(find_box(samples, b"stts"), 2), samples)
+
+
+def _spread(table: NDArray[np.int64], samples: bytes) -> NDArray[np.int64]:
+    """Return the second number of every entry, repeated as often as the first one says."""
+    count, most = int(table[:, 0].sum()), _count_samples(samples)
+    if count > most or table[:, 0].min(initial=0) < 0:
+        raise ValueError(f"times of {count} frames, and sizes of {most}")
+    return np.repeat(table[:, 1], table[:, 0])
+
+
+def _count_samples(samples: bytes) -> int:
+    """Return the number of samples from the table of sizes, which lists each; the other tables have runs."""
+    body = find_box(samples, b"stsz")
+    packed = need_box(samples, b"stz2") if body is None else b""
+    common, count = struct.unpack_from(">II", body or packed, 4)
+    listed = MOST_ALIKE_FRAMES if common else (len(body or b"") - 12) // 4
+    if body is None:
+        listed = (len(packed) - 12) * 8 // max(common & 255, 4)
+    if count > min(listed, MOST_VIDEO_FRAMES):
+        raise ValueError(f"a table of {count} sizes, and there may be {min(listed, MOST_VIDEO_FRAMES)}")
+    return int(count)
+
+
+def sample_keyframes(samples: bytes, count: int) -> NDArray[np.bool_]:
+    """Return which samples are keyframes, in decoding order; all of them if the file lists none."""
+    body = find_box(samples, b"stss")
+    if body is None:
+        return np.ones(count, dtype=np.bool_)
+    is_keyframe = np.zeros(count, dtype=np.bool_)
+    is_keyframe[box_numbers(body, 1)[:, 0] - 1] = True
+    return is_keyframe
+
+
+def sample_sizes(table: bytes) -> NDArray[np.int64]:
+    """Return the bytes of every sample, in decoding order."""
+    body = find_box(table, b"stsz")
+    if body is None:
+        raise NotImplementedError("an mp4 with packed packet sizes")
+    common, count = struct.unpack_from(">I", body, 4)[0], _count_samples(table)
+    if common:
+        return np.full(count, common, dtype=np.int64)
+    return np.frombuffer(body, dtype=">u4", count=count, offset=12).astype(np.int64)
+
+
+def sample_offsets(table: bytes, size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each packet starts: packets are contiguous inside a chunk, and the file lists chunks."""
+    wide = find_box(table, b"co64")
+    dtype, body = (">u8", wide) if wide is not None else (">u4", need_box(table, b"stco"))
+    (num_chunks,) = struct.unpack_from(">I", body, 4)
+    chunk_offset = np.frombuffer(body, dtype=dtype, count=num_chunks, offset=8).astype(np.int64)
+    runs = box_numbers(need_box(table, b"stsc"), 3)
+    if len(runs) and runs[:, 2].max() > 1:
+        raise NotImplementedError("an mp4 with several sample descriptions")
+    repeats = np.diff(np.append(runs[:, 0], num_chunks + 1))
+    per_chunk = np.repeat(runs[:, 1], repeats)
+    if len(per_chunk) != num_chunks or per_chunk.sum() != len(size):
+        raise ValueError(f"its chunks hold {int(per_chunk.sum())} packets, and it lists {len(size)}")
+    before = np.cumsum(size) - size
+    first = np.cumsum(per_chunk) - per_chunk
+    start_of_chunk = np.where(per_chunk > 0, before[np.minimum(first, max(len(size) - 1, 0))], 0)
+    return np.repeat(chunk_offset - start_of_chunk, per_chunk) + before
+
+
+def read_edit(body: bytes | None, timescale: int, movie_timescale: int) -> tuple[int, float]:
+    """Return the ticks that the edit list adds to every presentation time, and the tick at which it ends."""
+    if body is None:
+        return 0, float("inf")
+    version, count = body[0], struct.unpack_from(">I", body, 4)[0]
+    entry = ">QqI" if version == 1 else ">IiI"
+    edits = [struct.unpack_from(entry, body, 8 + i * struct.calcsize(entry)) for i in range(count)]
+    delay = 0
+    if edits and edits[0][1] == -1:
+        delay = edits.pop(0)[0] * timescale // movie_timescale
+    if not edits:
+        return delay, float("inf")
+    if len(edits) > 1:
+        raise NotImplementedError("an mp4 with several edits")
+    duration, media_time, _ = edits[0]
+    # A duration of 0 means all; a movie's clock is coarser than the video's, so allow one tick of it.
+    stop = float("inf") if duration == 0 else delay + (duration + 1) * timescale / movie_timescale
+    return delay - media_time, stop
