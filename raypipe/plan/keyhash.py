@@ -129,14 +129,24 @@ class OrderKeys:
         return (_absorb(keys, frame.view(np.uint64)) >> np.uint64(1)).view(np.int64)
 
     def _episode_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, *, purpose: str) -> Hashes:
-        seeded = _absorb(np.zeros(1, dtype=np.uint64), np.array([self.seed], dtype=np.uint64))
-        # Usually all spans are of one lap: then each name is hashed once, not once for every span.
-        is_one = len(lap) > 0 and lap.min() == lap.max()
-        laps = (lap[:1] if is_one else lap).view(np.uint64)
-        base = _absorb(_absorb(seeded, laps), np.array([name_key(purpose)], dtype=np.uint64))
-        names = np.array([name_key(name) for name in self.dataset_names], dtype=np.uint64)
-        owners = _absorb(base, names)[dataset] if is_one else _absorb(base, names[dataset])
+        if len(lap) > 0 and lap.min() == lap.max():
+            # Usually all spans are of one lap: then each dataset is hashed once, not once for every span.
+            owners = _dataset_keys(self.seed, int(lap[0]), purpose, self.dataset_names)[dataset]
+        else:
+            names = np.array([name_key(name) for name in self.dataset_names], dtype=np.uint64)
+            owners = _absorb(_purpose_keys(self.seed, lap, purpose), names[dataset])
         return _absorb(owners, episode.view(np.uint64))
+
+
+@lru_cache(maxsize=256)
+def _dataset_keys(seed: int, lap: int, purpose: str, dataset_names: tuple[str, ...]) -> Hashes:
+    names = np.array([name_key(name) for name in dataset_names], dtype=np.uint64)
+    return _absorb(_purpose_keys(seed, np.array([lap], dtype=np.int64), purpose), names)
+
+
+def _purpose_keys(seed: int, lap: Ints, purpose: str) -> Hashes:
+    seeded = _absorb(np.zeros(1, dtype=np.uint64), np.array([seed], dtype=np.uint64))
+    return _absorb(_absorb(seeded, lap.view(np.uint64)), np.array([name_key(purpose)], dtype=np.uint64))
 
 
 def _permute(number: NDArray[np.uint32], key: Hashes) -> NDArray[np.uint32]:
