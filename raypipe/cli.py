@@ -236,7 +236,7 @@ def reshard(
     exclude_file: Annotated[Path | None, typer.Option(help="Also leave out the episodes that this file lists.")] = None,
     drop_camera: Annotated[list[str] | None, typer.Option(help="A camera to leave out; may be repeated.")] = None,
     gop: Annotated[str, typer.Option(help="Re-encode: a keyframe every so many frames.")] = "source",
-    size: Annotated[str, typer.Option(help="Re-encode: size of every camera, as HEIGHTxWIDTH.")] = "source",
+    size: Annotated[str, typer.Option(help="Re-encode: size of every camera, as WIDTHxHEIGHT.")] = "source",
     codec: Annotated[str, typer.Option(help="Re-encode: h264, hevc, av1 or vp9.")] = "source",
     crf: Annotated[int, typer.Option(help="Quality where videos are re-encoded; lower is better.")] = 24,
     data_mb: Annotated[int, typer.Option(help="Size at which a data file is closed.")] = 100,

@@ -108,13 +108,13 @@ def parse_spec(
 
 
 def parse_size(text: str) -> tuple[int, int] | Literal["source"]:
-    """Return height and width from ``HxW``, or ``source``."""
+    """Return height and width from ``WIDTHxHEIGHT``, or ``source``."""
     if text == SOURCE:
         return "source"
     match = re.fullmatch(r"(\d+)x(\d+)", text)
     if not match:
-        raise ConfigError(f"the size of a camera is HEIGHTxWIDTH, as 240x320, or 'source', got {text!r}")
-    return int(match[1]), int(match[2])
+        raise ConfigError(f"the size of a camera is WIDTHxHEIGHT, as 320x240, or 'source', got {text!r}")
+    return int(match[2]), int(match[1])
 
 
 def parse_gop(text: str) -> int | Literal["source"]:
