@@ -9,6 +9,7 @@ other and never adds them: seed 1 at epoch 1 is not seed 2 at epoch 0.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
