@@ -233,7 +233,7 @@ MUTANTS: Final = (
     Mutant(
         "Two feeds, one order",
         "tasks give the frames of a clip in the opposite order",
-        "decode/tasks.py",
+        "decode/executors.py",
         "clips = [try_clip(decoders(shared[0]), request) for request in requests]",
         "clips = [one if isinstance(one := try_clip(decoders(shared[0]), request), Exception) else one[::-1] "
         "for request in requests]",

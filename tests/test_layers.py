@@ -43,13 +43,13 @@ HOMES = {
         "views.clip",
         "bench.one_loader",
     },
-    "torchcodec": {"decode.videos", "decode.video_writer", "testing.video", "bench"},
+    "torchcodec": {"decode.videos", "testing.video", "bench"},
     "matplotlib": {"validate.page", "views", "bench.plot"},
-    "PIL": {"decode.images", "testing.rows"},
+    "PIL": {"decode.pixels", "testing.rows"},
     "ray": {
         "storage.cluster_budget",
         # The executor whose clips are Ray tasks.
-        "decode.tasks",
+        "decode.executors",
         "feed",
         "pipeline.pipeline",
         "train",

@@ -20,8 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_session import IGNORED_WARNINGS, end_ray, ensure_ray, run_ranks
 
 from raypipe.dataset import open_dataset
+from raypipe.decode.executors import prefer_node
 from raypipe.decode.spec import DecodeSpec
-from raypipe.decode.tasks import prefer_node
 from raypipe.feed import BlockContext, SpanRequest, simulate_split
 from raypipe.feed.ray_source import build_dataset, split_dataset
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raypipe.decode.buffers import FramePool, Pixels
-from raypipe.decode.images import decode_image, resize_frames
+from raypipe.decode.clips import FramePool, Pixels
 from raypipe.decode.isolated import IsolatedRequest, decode_isolated
 from raypipe.decode.journal import current_scope, journal_scope, process_journal, unmarked, video_key
 from raypipe.decode.kept import KeepFolder, KeptDataset, KeptVideo
+from raypipe.decode.pixels import decode_image, resize_frames
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec, size_of
 from raypipe.decode.videos import OpenVideo, VideoPool, blaming, decoder_version
 from raypipe.errors import DecodeError, DownloadError, RaypipeError, note_episode, without_episode

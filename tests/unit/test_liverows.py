@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.decode.buffers import BatchBuffers
+from raypipe.decode.clips import BatchBuffers
 from raypipe.feed import SpanBlock, SpanRequest
 from raypipe.loader import live_rows as liverows
 from raypipe.loader.live_rows import LiveRows, RowPool
