@@ -26,7 +26,7 @@ from raypipe import lazy_names
 
 if TYPE_CHECKING:
     from raypipe.decode.clips import BatchBuffers, ClipExecutor, ClipKey, ClipRequest, ClipStore, FramePool, OpenedClip
-    from raypipe.decode.executors import TaskExecutor, ThreadExecutor, use_one_core
+    from raypipe.decode.executors import TaskExecutor, ThreadExecutor, decode_clip, use_one_core
     from raypipe.decode.frames import FrameDecoder
     from raypipe.decode.journal import journal_scope
     from raypipe.decode.kept import KeepFolder, clear_kept, frames_folder, survey_kept
@@ -53,7 +53,7 @@ else:
         __name__,
         {
             "clips": "BatchBuffers ClipExecutor ClipKey ClipRequest ClipStore FramePool OpenedClip",
-            "executors": "TaskExecutor ThreadExecutor use_one_core",
+            "executors": "TaskExecutor ThreadExecutor decode_clip use_one_core",
             "frames": "FrameDecoder",
             "journal": "journal_scope",
             "kept": "KeepFolder clear_kept frames_folder survey_kept",

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -38,47 +38,11 @@ from raypipe.feed import (
     split_wait,
 )
 from raypipe.loader.assembly import Assembler, Built
-from raypipe.loader.clips import FileFetcher
-from raypipe.loader.spec import LoaderSpec
+from raypipe.loader.at_hand import FileFetcher
+from raypipe.loader.job import BlockFeed, LoaderSpec
 from raypipe.loader.transforms import wait_for
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.text import counted
-
-
-class BlockFeed(Protocol):
-    """The blocks of one rank for the rest of an epoch."""
-
-    place: PassPlace
-    """The place of this pass."""
-
-    is_remote: bool
-    """Whether other processes make the blocks. Those count their own requests to remote storage."""
-
-    @property
-    def resident_spans(self) -> int:
-        """How many spans the rank must be ready to hold; with less room the ranks could deadlock."""
-        ...
-
-    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
-        """Yield the first blocks that are available before `blocks` yields them: none, some or all.
-
-        Args:
-            is_waited_for: whether the training loop is already in this epoch, not in the one before.
-        """
-        ...
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether `first_blocks` has yielded all blocks, so that `blocks` has none for this rank."""
-        ...
-
-    def blocks(self) -> Iterator[pa.Table]:
-        """Yield all blocks in arrival order."""
-        ...
-
-    def report_bad(self, span: BadSpan) -> None:
-        """Note for all ranks that a span is left out; raise if more episodes are bad than the policy allows."""
-        ...
 
 
 class _Closed(Exception):  # noqa: N818
@@ -146,15 +110,16 @@ class EpochRun:
         self._threads: list[threading.Thread] = []
         self._before: EpochRun | None = None
 
-    def start(self, feed: BlockFeed, before: "EpochRun | None" = None) -> None:
+    def start(self, feed: BlockFeed, report_bad: Callable[[BadSpan], None], before: "EpochRun | None" = None) -> None:
         """Start the threads that turn the rank's blocks into batches.
 
         Args:
             feed: the rank's blocks.
+            report_bad: called with the first bad span of every episode; see `Meeting.report_bad`.
             before: the run of the previous epoch, which has received all its blocks; the two share their room.
         """
         self.place = feed.place
-        self._assembler.report_bad = feed.report_bad
+        self._assembler.report_bad = report_bad
         self._fetcher.fetches_rows = not feed.is_remote
         self._before = before
         jobs = (("receive", lambda: self._receive(feed)), ("assemble", self._assemble))

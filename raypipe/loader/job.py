@@ -1,16 +1,165 @@
-"""Define `RankJob`, what a rank loads, and `BlockSource`, which supplies its blocks."""
+"""What a rank loads (`RankJob`), what it does with its blocks (`LoaderSpec`), and what supplies them (`BlockSource`).
+
+Here too are the hints for a setting that the user passed to the wrong call.
+"""
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict
+
+import pyarrow as pa
 
 from raypipe.dataset import ABSOLUTE, ActionMap, Dataset
-from raypipe.decode import ClipExecutor
-from raypipe.feed import BlockContext, LoaderStats, Meter, PassPlace
-from raypipe.loader.epoch_run import BlockFeed
+from raypipe.decode import ASSIGNED_CPUS, ClipExecutor, DecodeSpec
+from raypipe.errors import ConfigError, suggest
+from raypipe.feed import BlockContext, FeedSpec, LoaderStats, Meeting, MeetingProxy, Meter, PassPlace
 from raypipe.mixture import Mixture
 from raypipe.plan import BatchSpec, EpisodeIndex, OrderSpec, OrderState, SelectionSpec, WorldPlan
+from raypipe.storage import CacheSpec
+
+if TYPE_CHECKING:
+    import torch
+
+Transform = Callable[[dict[str, Any], "torch.Tensor"], dict[str, Any]]
+"""A user's transform of a batch: takes the batch and the ``augment_seed`` of every sample, returns a batch."""
+
+SampleTransform = Callable[[dict[str, Any], int], dict[str, Any]]
+"""A user's transform of a sample: takes the sample and its ``augment_seed``, returns a sample. Several threads call it
+concurrently."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSpec:
+    """What a rank does with its blocks."""
+
+    prefetch_batches: int = 4
+    """How many batches ahead of the one being assembled to decode clips for; fewer if memory is short."""
+
+    num_threads: int | Literal["assigned"] = ASSIGNED_CPUS
+    """Decoding threads; see `DecodeSpec.num_threads`."""
+
+    device: str = "cpu"
+    """The torch device on which the training loop receives batches."""
+
+    transform: Transform | None = None
+    """A user's transform of every batch. It runs in the assembling thread, on `device`: on one CPU core, or with CUDA
+    in a separate stream."""
+
+    sample_transform: SampleTransform | None = None
+    """A user's transform of every sample, before `transform` and before the copy to `device`; cameras are still uint8.
+    It runs in `num_threads` threads. In both transforms torch draws random numbers from the samples' seeds."""
+
+    num_epochs: int = 1
+    """Epochs that you will iterate. While one ends, the loader already fetches the first blocks of the next."""
+
+    progress: bool = True
+    """Whether rank 0 shows a progress bar; it does so only in a terminal or a notebook."""
+
+    def __post_init__(self) -> None:
+        for name in ("prefetch_batches", "num_epochs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_threads != ASSIGNED_CPUS and self.num_threads < 1:
+            raise ConfigError(f"num_threads must be at least 1 or {ASSIGNED_CPUS!r}, got {self.num_threads}")
+
+
+class LoaderSettings(TypedDict, total=False):
+    """The fields of `LoaderSpec` as keywords, so that editors complete them."""
+
+    prefetch_batches: int
+    num_threads: int | Literal["assigned"]
+    device: str
+    transform: Transform | None
+    sample_transform: SampleTransform | None
+    num_epochs: int
+    progress: bool
+
+
+def change_spec(spec: LoaderSpec, settings: Mapping[str, Any]) -> LoaderSpec:
+    """Return the spec with some fields changed; raise `ConfigError` for an unknown one."""
+    check_names(settings, LoaderSettings.__annotations__, "a loader has no setting")
+    return replace(spec, **settings)
+
+
+_PARTS: Final = {
+    "order": OrderSpec,
+    "selection": SelectionSpec,
+    "decode": DecodeSpec,
+    "feed": FeedSpec,
+    "cache": CacheSpec,
+}
+_TRANSFORM: Final = "a change of samples is pipe.loader(sample_transform=...), of batches pipe.loader(transform=...)"
+_ELSEWHERE: Final = {
+    "num_workers": "a loader reads and decodes in threads of its own process, one for each CPU; "
+    "decode={'num_threads': ...} sets how many",
+    "drop_last": "the end of an epoch is order={'tail': 'drop'}",
+    "prefetch_factor": "batches ahead are pipe.loader(prefetch_batches=...)",
+    "pin_memory": "nothing is to be set: pipe.loader(device='cuda') hands batches over on the device",
+    "persistent_workers": "nothing is to be set: pipe.loader(num_epochs=...) begins the next epoch while one ends",
+    "sampler": "the order is a plan; order={...} and selection={...} say which",
+    "batch_sampler": "the order is a plan; order={...} and batch_size={...} say which",
+    **dict.fromkeys(("transforms", "image_transforms", "collate_fn", "augment"), _TRANSFORM),
+    "epochs": "epochs are pipe.loader(num_epochs=...)",
+    "weights": "weights are of a mixture: rp.Mixture([(root, 2.0), (other, 1.0)])",
+    **{name: f"it is a part of the pipeline: rp.Pipeline(..., {name}=...)" for name in ("batch_size", "seed")},
+    **{name: f"it is said on opening: rp.open_dataset(root, {name}=...)" for name in ("revision", "cameras")},
+}
+"""Names that users know from other libraries, mostly torch's DataLoader, and what to use instead."""
+
+
+def check_names(given: Iterable[str], known: Iterable[str], wrong: str) -> None:
+    """Raise `ConfigError` for a name that is not `known`, with the place of that setting or the nearest name.
+
+    Args:
+        wrong: the beginning of the message, before the name.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            lives = _ELSEWHERE.get(name) or _find_home(name)
+            raise ConfigError(f"{wrong} {name!r}" + (f": {lives}." if lives else suggest(name, known)))
+
+
+def _find_home(name: str) -> str:
+    if name in LoaderSettings.__annotations__ and name != "num_threads":
+        return f"it is a setting of the loader: pipe.loader({name}=...)"
+    for part, spec in _PARTS.items():
+        if name in (field.name for field in fields(spec)):
+            return f"it is a field of {part}: rp.Pipeline(..., {part}={{{name!r}: ...}})"
+    return ""
+
+
+class BlockFeed(Protocol):
+    """The blocks of one rank for the rest of an epoch."""
+
+    place: PassPlace
+    """The place of this pass."""
+
+    is_remote: bool
+    """Whether other processes make the blocks. Those count their own requests to remote storage."""
+
+    @property
+    def resident_spans(self) -> int:
+        """How many spans the rank must be ready to hold; with less room the ranks could deadlock."""
+        ...
+
+    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
+        """Yield the first blocks that are available before `blocks` yields them: none, some or all.
+
+        Args:
+            is_waited_for: whether the training loop is already in this epoch, not in the one before.
+        """
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `first_blocks` has yielded all blocks, so that `blocks` has none for this rank."""
+        ...
+
+    def blocks(self) -> Iterator[pa.Table]:
+        """Yield all blocks in arrival order."""
+        ...
 
 
 class BlockSource(Protocol):
@@ -25,8 +174,9 @@ class BlockSource(Protocol):
         """The name of this start of the ranks. Names sort by time of the start."""
         ...
 
-    def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes that an earlier start left out as bad. Maps (dataset, episode) to the reason."""
+    @property
+    def meeting(self) -> Meeting | MeetingProxy:
+        """Where the ranks compare their places, count bad data and share their figures."""
         ...
 
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> BlockFeed:
@@ -44,16 +194,8 @@ class BlockSource(Protocol):
         """Return the executor that decodes the clips of a rank."""
         ...
 
-    def go_on(self, rank: int, place: PassPlace) -> None:
-        """Note that a rank begins the pass after its last one; raise if other ranks have left the order."""
-        ...
-
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
         """Publish the figures of a rank."""
-        ...
-
-    def collect(self) -> dict[int, LoaderStats]:
-        """Return the latest published figures of all ranks."""
         ...
 
 

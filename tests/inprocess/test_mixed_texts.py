@@ -12,7 +12,7 @@ from batches import local_loader
 from raypipe.dataset import open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError
-from raypipe.feed import BlockContext, SpanRequest, add_windows, open_block, read_rows
+from raypipe.feed import BlockContext, SpanRequest, open_block, read_block
 from raypipe.mixture import Mixture
 from raypipe.pipeline import Pipeline
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
@@ -52,7 +52,7 @@ def request(dataset, episode=0):
 
 def send(mixture, requests):
     context = Pipeline(mixture, batch_size=2, seed=0).config.block_context()
-    return list(open_block(context, add_windows(context, read_rows(context, requests))))
+    return list(open_block(context, read_block(context, requests)))
 
 
 def assert_as_alone(roots, name, offsets):
@@ -131,7 +131,7 @@ def test_spans_that_do_not_go_into_one_block_are_errors_with_their_planned_rows(
     sorted((root / "data").rglob("*.parquet"))[2].unlink()
     wanted = [SpanRequest(epoch=0, dataset=0, lap=0, episode=i, start=1, stop=3, lane=0, place=i) for i in range(3)]
 
-    table = add_windows(context, read_rows(context, wanted))
+    table = read_block(context, wanted)
 
     assert len(table) == 6
     blocks = list(open_block(context, table))
