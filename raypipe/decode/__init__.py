@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
-    from raypipe.decode.clips import BatchBuffers, ClipExecutor, ClipKey, ClipRequest, ClipStore, FramePool, OpenedClip
-    from raypipe.decode.executors import TaskExecutor, ThreadExecutor, decode_clip, use_one_core
+    from raypipe.decode.clips import BatchBuffers, ClipKey, ClipRequest, ClipStore, FramePool, OpenedClip
+    from raypipe.decode.executors import ClipExecutor, TaskExecutor, ThreadExecutor, decode_clip, use_one_core
     from raypipe.decode.frames import FrameDecoder
     from raypipe.decode.journal import journal_scope
     from raypipe.decode.kept import KeepFolder, clear_kept, frames_folder, survey_kept
@@ -52,8 +52,8 @@ else:
     __all__, __getattr__ = lazy_names(
         __name__,
         {
-            "clips": "BatchBuffers ClipExecutor ClipKey ClipRequest ClipStore FramePool OpenedClip",
-            "executors": "TaskExecutor ThreadExecutor decode_clip use_one_core",
+            "clips": "BatchBuffers ClipKey ClipRequest ClipStore FramePool OpenedClip",
+            "executors": "ClipExecutor TaskExecutor ThreadExecutor decode_clip use_one_core",
             "frames": "FrameDecoder",
             "journal": "journal_scope",
             "kept": "KeepFolder clear_kept frames_folder survey_kept",

@@ -17,14 +17,17 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError, RaypipeError
+
+if TYPE_CHECKING:
+    from raypipe.decode.executors import ClipExecutor, PendingClip
 
 Pixels = NDArray[Any]
 """``(height, width, channels)`` of one frame."""
@@ -99,55 +102,10 @@ class OpenedClip:
         return sum(request.num_bytes for request in self.requests.values())
 
 
-class Pending(Protocol):
-    """A request on its way."""
-
-    def result(self) -> Sequence[Pixels]:
-        """Wait for the frames and return them; raise what decoding raised."""
-        ...
-
-    def drop(self, pool: "FramePool") -> None:
-        """Ask for the frames no more: those in memory of `pool` go back to it once they are there."""
-        ...
-
-
-class ClipExecutor(Protocol):
-    """Where clips are decoded. It starts the requests in their order."""
-
-    @property
-    def finished_at(self) -> float:
-        """When the clip taken last was decoded, in seconds since 1970; 0 if this process decoded it."""
-        ...
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether clips share memory, which stays as long as any frame in it is held.
-
-        Otherwise the frames lie in the pool of the store.
-        """
-        ...
-
-    def warm_up(self) -> None:
-        """Import the codec while rows are still being read."""
-        ...
-
-    def submit(self, request: ClipRequest) -> Pending:
-        """Queue a clip of one camera for decoding."""
-        ...
-
-    def flush(self) -> None:
-        """Start the submitted requests: no more come for now."""
-        ...
-
-    def close(self) -> None:
-        """Decode nothing more; requests that have begun finish."""
-        ...
-
-
 @dataclass(slots=True)
 class _HeldClip:
     opened: OpenedClip
-    pending: dict[str, Pending]
+    pending: dict[str, "PendingClip"]
     num_left: int
     frames: dict[str, dict[int, Pixels]] = field(default_factory=dict)
     """By camera and position in the episode, once they are there."""
@@ -170,7 +128,7 @@ class ClipStore:
     """The clips of one rank. One thread uses it; others may read the figures."""
 
     def __init__(
-        self, open_clip: Callable[[ClipKey], OpenedClip], executor: ClipExecutor, most_bytes: int, pool: "FramePool"
+        self, open_clip: Callable[[ClipKey], OpenedClip], executor: "ClipExecutor", most_bytes: int, pool: "FramePool"
     ) -> None:
         """Start empty.
 

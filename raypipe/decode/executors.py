@@ -134,6 +134,7 @@ class ThreadExecutor:
 
     finished_at = 0.0
     is_shared = False
+    """The frames lie in the pool of the store."""
 
     def __init__(self, decoders: "Callable[[], Sequence[FrameDecoder]]", num_threads: int, pool: FramePool) -> None:
         self._decoders = decoders
@@ -199,6 +200,8 @@ class _ClipGroup:
 
     def take(self, number: int) -> list[Pixels]:
         """Wait for the task, return one clip and remove it from the group."""
+        if self.task is None and self.requests:
+            self._executor.start(self)
         if self.task is not None:
             import ray
 
@@ -210,14 +213,11 @@ class _ClipGroup:
 
 
 @dataclass(slots=True)
-class _PendingClip:
+class _TaskClip:
     group: _ClipGroup
     number: int
-    executor: "TaskExecutor"
 
     def result(self) -> list[Pixels]:
-        if self.group.task is None and self.group.requests:
-            self.executor.start(self.group)
         return self.group.take(self.number)
 
     def drop(self, pool: FramePool) -> None:
@@ -237,7 +237,9 @@ class TaskExecutor:
     note: Callable[[GroupAnswer], None]
     """Called with the answer of every task."""
     is_shared = True
+    """Clips share memory, which stays as long as any frame in it is held."""
     finished_at: float = 0.0
+    """When the clip taken last was decoded, in seconds since 1970; 0 if this process decodes."""
     _open: dict[str, _ClipGroup] = field(default_factory=dict)
     _nodes: dict[str, float] | None = None
     _running: list[Any] = field(default_factory=list)
@@ -250,7 +252,7 @@ class TaskExecutor:
     def warm_up(self) -> None:
         """Do nothing: a task imports what it needs when it runs."""
 
-    def submit(self, request: ClipRequest) -> _PendingClip:
+    def submit(self, request: ClipRequest) -> _TaskClip:
         """Queue a clip of one camera for decoding, grouped with others."""
         node = self._home(request)
         group = self._open.get(node)
@@ -258,7 +260,7 @@ class TaskExecutor:
             group = self._open[node] = _ClipGroup(self, node)
         group.requests.append(request)
         group.num_bytes += request.num_bytes
-        pending = _PendingClip(group, len(group.requests) - 1, self)
+        pending = _TaskClip(group, len(group.requests) - 1)
         if group.num_bytes >= GROUP_BYTES:
             self.start(group)
         return pending
@@ -355,3 +357,11 @@ def _count_frames(decoders: Sequence[Any]) -> tuple[int, int]:
     """Return how many frames this process has decoded so far, and how many kept frames it has read."""
     counts = [decoder.counts() for decoder in decoders]
     return sum(count.frames for count in counts), sum(count.kept_frames for count in counts)
+
+
+ClipExecutor = ThreadExecutor | TaskExecutor
+"""Where clips are decoded. It starts the requests in their order."""
+
+PendingClip = _ThreadClip | _TaskClip
+"""A clip on its way: `result` waits for its frames, or raises what decoding raised; `drop` asks for them no more, and
+those in memory of the pool go back to it once they are there."""

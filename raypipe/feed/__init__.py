@@ -37,8 +37,15 @@ if TYPE_CHECKING:
     )
     from raypipe.feed.block_context import BlockContext, shown_frames
     from raypipe.feed.blocks import SpanBlock, as_objects, filler_block, open_block, read_block
-    from raypipe.feed.feeder import FeederSource, check_object_store, has_spare_cpu_nodes, start_feeder, start_ray
-    from raypipe.feed.local import LOOPBACK, LocalSource, RemoteMeeting, serve_meeting
+    from raypipe.feed.feeder import (
+        FeederSource,
+        RayFeed,
+        check_object_store,
+        has_spare_cpu_nodes,
+        start_feeder,
+        start_ray,
+    )
+    from raypipe.feed.local import LOOPBACK, LocalFeed, LocalSource, RemoteMeeting, serve_meeting
     from raypipe.feed.metrics import (
         STAGES,
         Interval,
@@ -71,8 +78,8 @@ else:
             ),
             "block_context": "BlockContext shown_frames",
             "blocks": "SpanBlock as_objects filler_block open_block read_block",
-            "feeder": "FeederSource check_object_store has_spare_cpu_nodes start_feeder start_ray",
-            "local": "LOOPBACK LocalSource RemoteMeeting serve_meeting",
+            "feeder": "FeederSource RayFeed check_object_store has_spare_cpu_nodes start_feeder start_ray",
+            "local": "LOOPBACK LocalFeed LocalSource RemoteMeeting serve_meeting",
             "metrics": "Interval Live LoaderStats Meter RecentStats STAGES WorldStats split_wait sum_up",
             "order": ("BY_SIZE FeedSpec RowFrames SpanRequest feed_order resident_spans simulate_split span_request"),
             "ray_data": "as_samples build_dataset",

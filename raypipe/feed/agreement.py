@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from numbers import Real
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -404,43 +405,21 @@ class Meeting:
         return dict(self._stats)
 
 
+MEETING_CALLS: Final = frozenset({"begin", "go_on", "missing_ranks", "report_bad", "note_bad", "tell", "figures"})
+"""Methods of a `Meeting` that ranks in other processes may call."""
+
+
 class MeetingProxy:
-    """The calls of a `Meeting` in another process. A subclass says how a call gets there."""
+    """Has the methods of a `Meeting` in another process. A subclass says how a call gets there."""
 
     def call(self, name: str, *args: Any) -> Any:
         """Return the answer of the meeting to a call."""
         raise NotImplementedError
 
-    def begin(self, rank: int, ask: Ask, place: PassPlace | None) -> PassPlace:
-        """See `Meeting.begin`."""
-        answer: PassPlace = self.call("begin", rank, ask, place)
-        return answer
-
-    def go_on(self, rank: int, place: PassPlace) -> None:
-        """See `RollCall.go_on`."""
-        self.call("go_on", rank, place)
-
-    def missing_ranks(self) -> list[int]:
-        """See `RollCall.missing`."""
-        answer: list[int] = self.call("missing_ranks")
-        return answer
-
-    def report_bad(self, span: BadSpan) -> None:
-        """See `Meeting.report_bad`."""
-        self.call("report_bad", span)
-
-    def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """See `Meeting.note_bad`."""
-        self.call("note_bad", dict(episodes))
-
-    def tell(self, rank: int, stats: LoaderStats) -> None:
-        """See `Meeting.tell`."""
-        self.call("tell", rank, stats)
-
-    def figures(self) -> dict[int, LoaderStats]:
-        """See `Meeting.figures`."""
-        answer: dict[int, LoaderStats] = self.call("figures")
-        return answer
+    def __getattr__(self, name: str) -> Any:
+        if name not in MEETING_CALLS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return partial(self.call, name)
 
 
 def begin_pass(meeting: Meeting | MeetingProxy, world: WorldPlan, rank: int, place: PassPlace | None) -> PassPlace:
@@ -450,7 +429,7 @@ def begin_pass(meeting: Meeting | MeetingProxy, world: WorldPlan, rank: int, pla
     """
 
     def warn() -> None:
-        missing = meeting.missing_ranks()
+        missing: list[int] = meeting.missing_ranks()
         if missing:
             warnings.warn(
                 f"rank {rank} of {world.world_size} has waited {_WAIT_FOR_RANKS_S:g} s for {name_ranks(missing)} to "
@@ -462,6 +441,7 @@ def begin_pass(meeting: Meeting | MeetingProxy, world: WorldPlan, rank: int, pla
     timer.daemon = True
     timer.start()
     try:
-        return meeting.begin(rank, ask_for(world), place)
+        begun: PassPlace = meeting.begin(rank, ask_for(world), place)
+        return begun
     finally:
         timer.cancel()

@@ -173,7 +173,7 @@ class _FeederMeeting(MeetingProxy):
 
 
 class FeederSource:
-    """Gets the blocks of a rank from a feeder; a `BlockSource`."""
+    """Gets the blocks of a rank from a feeder. It has the methods of `raypipe.feed.local.LocalSource`."""
 
     meeting: Meeting | MeetingProxy
 
@@ -301,7 +301,7 @@ class _Chapters:
 
 
 class RayFeed:
-    """The blocks of one rank for the rest of an epoch; a `BlockFeed`.
+    """The blocks of one rank for the rest of an epoch.
 
     Ray takes seconds to send the first block: it starts a process for the split and one for the task. Until then the
     rank reads its own rows, if it can. The plan says which rows they are, so it does not matter who reads them. A lone
@@ -329,7 +329,10 @@ class RayFeed:
 
     @property
     def resident_spans(self) -> int:
-        """How many spans the rank must be ready to hold; while it reads itself, what its own batches need."""
+        """How many spans the rank must be ready to hold: with less room the ranks could deadlock.
+
+        While it reads itself, what its own batches need.
+        """
         if self._own is not None and self._is_reading:
             return self._own.room
         return self._chapters.ticket.resident_spans
@@ -345,7 +348,11 @@ class RayFeed:
         return not self._is_asked and self._own is not None and self._own.is_all_read
 
     def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
-        """Yield blocks that the rank reads itself until Ray sends its first; all blocks if Ray was not asked."""
+        """Yield blocks that the rank reads itself until Ray sends its first; all blocks if Ray was not asked.
+
+        Args:
+            is_waited_for: whether the training loop is already in this epoch, not in the one before.
+        """
         if self._own is None or not (is_waited_for or self._is_own_enough):
             return
         self._is_reading = True

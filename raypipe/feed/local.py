@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from raypipe.decode import ClipExecutor, ThreadExecutor
 from raypipe.errors import RaypipeError
-from raypipe.feed.agreement import Meeting, MeetingProxy, PassPlace, begin_pass
+from raypipe.feed.agreement import MEETING_CALLS, Meeting, MeetingProxy, PassPlace, begin_pass
 from raypipe.feed.block_context import BlockContext
 from raypipe.feed.blocks import has_error, read_block
 from raypipe.feed.metrics import LoaderStats, Meter
@@ -31,11 +31,15 @@ from raypipe.feed.order import BY_SIZE, FeedSpec, feed_order, resident_spans, sp
 from raypipe.plan import RankPlan, WorldPlan
 
 LOOPBACK: Final = "127.0.0.1"
-_CALLS: Final = frozenset({"begin", "go_on", "missing_ranks", "report_bad", "note_bad", "tell", "figures"})
 
 
 class LocalSource:
-    """The blocks of one rank, read in its own process; a `BlockSource`."""
+    """The blocks of one rank, read in its own process. It has the methods of `raypipe.feed.feeder.FeederSource`."""
+
+    meeting: Meeting | MeetingProxy
+    """Where the ranks compare their places, count bad data and share their figures."""
+    attempt: str
+    """The name of this start of the ranks. Names sort by time of the start."""
 
     def __init__(self, context: BlockContext, meeting: Meeting | MeetingProxy, spec: FeedSpec, attempt: str) -> None:
         # Copy the context to get separate readers: a reader is not thread-safe, and another thread may use the rank's.
@@ -56,7 +60,14 @@ class LocalSource:
         return len(os.sched_getaffinity(0))
 
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "LocalFeed":
-        """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same."""
+        """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same.
+
+        Args:
+            world: the plan, from the position where it continues.
+            rank: the rank that asks.
+            place: place of this pass if it follows the one before. None if the rank begins a series: at its start, and
+                after a break or a loaded state.
+        """
         return LocalFeed(self, world, rank, begin_pass(self.meeting, world, rank, place))
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:  # noqa: ARG002
@@ -73,9 +84,10 @@ class LocalSource:
 
 
 class LocalFeed:
-    """The blocks of one rank for the rest of an epoch; a `BlockFeed`."""
+    """The blocks of one rank for the rest of an epoch. It has the methods of `raypipe.feed.feeder.RayFeed`."""
 
     is_remote = False
+    """Whether other processes make the blocks. Those count their own requests to remote storage."""
     is_complete = False
 
     def __init__(self, source: LocalSource, world: WorldPlan, rank: int, place: PassPlace) -> None:
@@ -167,14 +179,12 @@ class RemoteMeeting(MeetingProxy):
     key: bytes
 
     def tell(self, rank: int, stats: LoaderStats) -> None:
-        """Store the figures of a rank."""
-        # Ignore it if rank 0 has ended first: the figures are only for people to read.
+        """Store the figures of a rank; do nothing if rank 0 has ended first: they are only for people to read."""
         with suppress(RaypipeError):
             self.call("tell", rank, stats)
 
     def figures(self) -> dict[int, LoaderStats]:
-        """Return the latest figures of each rank."""
-        # As in `tell`.
+        """Return the latest figures of each rank; none if rank 0 has ended."""
         with suppress(RaypipeError):
             answer: dict[int, LoaderStats] = self.call("figures")
             return answer
@@ -243,7 +253,7 @@ def _answer(caller: "Connection[Any, Any]", meeting: Meeting, key: bytes) -> Non
         answer_challenge(caller, key)
         name, args = caller.recv()
         try:
-            answer = getattr(meeting, name)(*args) if name in _CALLS else RaypipeError(f"no call {name!r}")
+            answer = getattr(meeting, name)(*args) if name in MEETING_CALLS else RaypipeError(f"no call {name!r}")
         except RaypipeError as error:
             answer = error
         except Exception as error:

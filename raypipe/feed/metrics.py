@@ -190,26 +190,15 @@ def sum_up(ranks: Mapping[int, LoaderStats], *, recent: bool = False) -> WorldSt
     )
 
 
-@dataclass(slots=True)
-class _Totals:
-    samples: int = 0
-    batches: int = 0
-    wait_s: float = 0.0
-    step_s: float = 0.0
-    fetch_s: float = 0.0
-    assemble_s: float = 0.0
-    read_wait_s: float = 0.0
-    decode_wait_s: float = 0.0
-    transport_wait_s: float = 0.0
-    assembly_wait_s: float = 0.0
-    task_decode_s: float = 0.0
-    task_decoded_frames: int = 0
-    task_kept_frames: int = 0
-    task_requests: int = 0
-    skipped_frames: int = 0
-    emitted_frames: int = 0
-    received_blocks: int = 0
-    received_bytes: int = 0
+_SECONDS: Final = (
+    *("wait_s", "step_s", "fetch_s", "assemble_s", "task_decode_s"),
+    *(f"{stage}_wait_s" for stage in STAGES),
+)
+_COUNTS: Final = (
+    *("samples", "batches", "skipped_frames", "emitted_frames", "received_blocks", "received_bytes"),
+    *("task_decoded_frames", "task_kept_frames", "task_requests"),
+)
+"""What a `Meter` adds up. Those of tasks join what this process has done itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +246,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sums = _Totals()
+        self._sums: dict[str, Any] = dict.fromkeys(_SECONDS, 0.0) | dict.fromkeys(_COUNTS, 0)
         self._first_batch_s = 0.0
         self._started_at = 0.0
         self._asked_at = 0.0
@@ -277,16 +266,14 @@ class Meter:
         """Add to sums by name."""
         with self._lock:
             for name, amount in amounts.items():
-                setattr(self._sums, name, getattr(self._sums, name) + amount)
+                self._sums[name] += amount
 
     def note(self, intervals: Sequence[Interval]) -> None:
         """Take in what the assembling thread did. Call it before that batch is handed over."""
         with self._lock:
             self._intervals.extend(intervals)
             for interval in intervals:
-                field = "assemble_s" if interval.stage == "assembly" else "fetch_s"
-                seconds = getattr(self._sums, field) + interval.end - interval.begin
-                setattr(self._sums, field, seconds)
+                self._sums["assemble_s" if interval.stage == "assembly" else "fetch_s"] += interval.end - interval.begin
 
     def start_iteration(self) -> None:
         """Note that the training loop begins to iterate and waits from now on."""
@@ -318,30 +305,23 @@ class Meter:
     def read(self, live: Live) -> LoaderStats:
         """Return the figures so far."""
         with self._lock:
-            sums, recent = asdict(self._sums), _sum_recent(self._recent)
-        decode_s = sums.pop("task_decode_s") + live.decode_s
-        decoded = sums.pop("task_decoded_frames") + live.decoded_frames
-        kept = sums.pop("task_kept_frames") + live.kept_frames
+            sums, recent = dict(self._sums), _sum_recent(self._recent)
+        held = asdict(live)
+        row_bytes, live_spans = held.pop("row_bytes"), held.pop("spans")
+        for name in ("decode_s", "decoded_frames", "kept_frames"):
+            held[name] += sums.pop(f"task_{name}")
         requests = sums.pop("task_requests") + num_requests() - self._requests_before
         seconds = sums["wait_s"] + sums["step_s"]
         return LoaderStats(
             **sums,
+            **held,
             requests=requests,
             samples_per_s=sums["samples"] / seconds if seconds else 0.0,
             first_batch_s=self._first_batch_s,
             wait_share=sums["wait_s"] / seconds if seconds else 0.0,
-            decode_s=decode_s,
-            decoded_frames=decoded,
-            kept_frames=kept,
-            decoded_per_emitted=decoded / sums["emitted_frames"] if sums["emitted_frames"] else 0.0,
-            waiting_spans=live.waiting_spans,
-            live_spans=live.spans,
-            live_bytes=live.row_bytes + live.held_bytes,
-            held_bytes=live.held_bytes,
-            in_flight_bytes=live.in_flight_bytes,
-            peak_clip_bytes=live.peak_clip_bytes,
-            decoder_opens=live.decoder_opens,
-            decoder_reuses=live.decoder_reuses,
+            decoded_per_emitted=held["decoded_frames"] / sums["emitted_frames"] if sums["emitted_frames"] else 0.0,
+            live_spans=live_spans,
+            live_bytes=row_bytes + live.held_bytes,
             recent=recent,
         )
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -39,10 +39,13 @@ from raypipe.feed import (
 )
 from raypipe.loader.assembly import Assembler, Built
 from raypipe.loader.at_hand import FileFetcher
-from raypipe.loader.job import BlockFeed, LoaderSpec
+from raypipe.loader.job import LoaderSpec
 from raypipe.loader.transforms import wait_for
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.text import counted
+
+if TYPE_CHECKING:
+    from raypipe.feed import LocalFeed, RayFeed
 
 
 class _Closed(Exception):  # noqa: N818
@@ -110,7 +113,9 @@ class EpochRun:
         self._threads: list[threading.Thread] = []
         self._before: EpochRun | None = None
 
-    def start(self, feed: BlockFeed, report_bad: Callable[[BadSpan], None], before: "EpochRun | None" = None) -> None:
+    def start(
+        self, feed: "LocalFeed | RayFeed", report_bad: Callable[[BadSpan], None], before: "EpochRun | None" = None
+    ) -> None:
         """Start the threads that turn the rank's blocks into batches.
 
         Args:
@@ -275,7 +280,7 @@ class EpochRun:
         self._drain()
         self._batches.put(error)
 
-    def _receive(self, feed: BlockFeed) -> None:
+    def _receive(self, feed: "LocalFeed | RayFeed") -> None:
         num_spans = self._take_blocks(feed, feed.first_blocks(is_waited_for=self._before is None))
         if not feed.is_complete:
             self._look_ahead(feed.resident_spans)
@@ -291,7 +296,7 @@ class EpochRun:
             self._is_received, follow = True, self._follow
         follow(self)
 
-    def _take_blocks(self, feed: BlockFeed, tables: Iterator[pa.Table]) -> int:
+    def _take_blocks(self, feed: "LocalFeed | RayFeed", tables: Iterator[pa.Table]) -> int:
         """Take in blocks from the first on, skipping spans already received; return how many spans came."""
         arrival = 0
         for table in tables:

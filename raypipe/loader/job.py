@@ -1,21 +1,19 @@
-"""What a rank loads (`RankJob`), what it does with its blocks (`LoaderSpec`), and what supplies them (`BlockSource`).
+"""What a rank loads (`RankJob`), and what it does with its blocks (`LoaderSpec`).
 
 Here too are the hints for a setting that the user passed to the wrong call.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from raypipe.dataset import ABSOLUTE, ActionMap, Dataset
-from raypipe.decode import ASSIGNED_CPUS, ClipExecutor, DecodeSpec
+from raypipe.decode import ASSIGNED_CPUS, DecodeSpec
 from raypipe.errors import ConfigError, suggest
-from raypipe.feed import BlockContext, FeedSpec, LoaderStats, Meeting, MeetingProxy, Meter, PassPlace
+from raypipe.feed import BlockContext, FeedSpec
 from raypipe.mixture import Mixture
-from raypipe.plan import BatchSpec, EpisodeIndex, OrderSpec, OrderState, SelectionSpec, WorldPlan
+from raypipe.plan import BatchSpec, EpisodeIndex, OrderSpec, OrderState, SelectionSpec
 from raypipe.storage import CacheSpec
 
 if TYPE_CHECKING:
@@ -128,75 +126,6 @@ def _find_home(name: str) -> str:
         if name in (field.name for field in fields(spec)):
             return f"it is a field of {part}: rp.Pipeline(..., {part}={{{name!r}: ...}})"
     return ""
-
-
-class BlockFeed(Protocol):
-    """The blocks of one rank for the rest of an epoch."""
-
-    place: PassPlace
-    """The place of this pass."""
-
-    is_remote: bool
-    """Whether other processes make the blocks. Those count their own requests to remote storage."""
-
-    @property
-    def resident_spans(self) -> int:
-        """How many spans the rank must be ready to hold; with less room the ranks could deadlock."""
-        ...
-
-    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
-        """Yield the first blocks that are available before `blocks` yields them: none, some or all.
-
-        Args:
-            is_waited_for: whether the training loop is already in this epoch, not in the one before.
-        """
-        ...
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether `first_blocks` has yielded all blocks, so that `blocks` has none for this rank."""
-        ...
-
-    def blocks(self) -> Iterator[pa.Table]:
-        """Yield all blocks in arrival order."""
-        ...
-
-
-class BlockSource(Protocol):
-    """Supplies the blocks of the ranks."""
-
-    def assigned_cpus(self) -> int:
-        """Return how many CPUs this process may use."""
-        ...
-
-    @property
-    def attempt(self) -> str:
-        """The name of this start of the ranks. Names sort by time of the start."""
-        ...
-
-    @property
-    def meeting(self) -> Meeting | MeetingProxy:
-        """Where the ranks compare their places, count bad data and share their figures."""
-        ...
-
-    def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> BlockFeed:
-        """Return the blocks that the rest of a plan sends to one rank.
-
-        Args:
-            world: the plan, from the position where it continues.
-            rank: the rank that asks.
-            place: place of this pass if it follows the one before. None if the rank begins a series: at its start, and
-                after a break or a loaded state.
-        """
-        ...
-
-    def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:
-        """Return the executor that decodes the clips of a rank."""
-        ...
-
-    def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
-        """Publish the figures of a rank."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,13 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raypipe.account import Ledger, Page
 from raypipe.decode import ASSIGNED_CPUS
 from raypipe.feed import Meter, PassPlace
 from raypipe.loader.epoch_run import EpochRun
-from raypipe.loader.job import BlockSource, LoaderSpec, RankJob
+from raypipe.loader.job import LoaderSpec, RankJob
 from raypipe.plan import (
     EpisodeIndex,
     OrderState,
@@ -27,6 +27,9 @@ from raypipe.plan import (
     state_after,
     state_of,
 )
+
+if TYPE_CHECKING:
+    from raypipe.feed import FeederSource, LocalSource
 
 
 @dataclass(eq=False, kw_only=True)
@@ -129,7 +132,7 @@ class RunStarter:
     """Starts the runs of one loader without a reference to it, so the starting thread does not keep it alive."""
 
     job: RankJob
-    source: BlockSource
+    source: "LocalSource | FeederSource"
     spec: LoaderSpec
     meter: Meter
 

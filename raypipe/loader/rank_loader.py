@@ -24,7 +24,6 @@ from raypipe.errors import ConfigError
 from raypipe.feed import BadSpan, Live, LoaderStats, Meter, PassPlace, WorldStats, describe_spans, sum_up
 from raypipe.loader.epoch_run import EpochRun
 from raypipe.loader.job import (
-    BlockSource,
     LoaderSettings,
     LoaderSpec,
     RankJob,
@@ -40,6 +39,8 @@ from raypipe.text import Bar, counted, progress_bar
 
 if TYPE_CHECKING:
     import pyarrow.fs
+
+    from raypipe.feed import FeederSource, LocalSource
 
 _PUBLISH_EVERY_S: Final = 2.0
 _MOST: Final = (1 << 63) - 1
@@ -67,7 +68,9 @@ class RankLoader:
     name: str
     """The loader's name in the run: names the file of its state in a checkpoint, and tags its metrics."""
 
-    def __init__(self, job: RankJob, source: BlockSource, spec: LoaderSpec, name: str = "train") -> None:
+    def __init__(
+        self, job: RankJob, source: "LocalSource | FeederSource", spec: LoaderSpec, name: str = "train"
+    ) -> None:
         self.name = name
         self._job = job
         self._source = source
