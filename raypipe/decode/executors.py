@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,12 +72,6 @@ def try_clip(decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: Fra
         return decode_clip(decoders, request, pool)
     except (RaypipeError, OSError) as error:
         return error
-
-
-def decode_job(decoders: "Sequence[FrameDecoder]") -> AbstractContextManager[None]:
-    """Return a context in which a thread decodes clips one after the other."""
-    # A decoder that looks for kept frames may wait for a disk or a network between two clips.
-    return nullcontext() if any(decoder.keeps_frames for decoder in decoders) else process_journal().job()
 
 
 def take_clip(clips: list[DecodedClip | None], number: int) -> list[Pixels]:
@@ -170,7 +164,9 @@ class ThreadExecutor:
 
     def _decode(self, requests: Sequence[ClipRequest]) -> list[DecodedClip | None]:
         decoders = self._decoders()
-        with decode_job(decoders):
+        # A decoder that looks for kept frames may wait for a disk or a network between two clips.
+        is_waiting = any(decoder.keeps_frames for decoder in decoders)
+        with nullcontext() if is_waiting else process_journal().job():
             return [try_clip(decoders, request, self._pixels) for request in requests if not self._is_closed]
 
 

@@ -42,7 +42,7 @@ from raypipe.feed import (
     read_block,
 )
 from raypipe.loader.at_hand import BatchClips, LiveRows, trim_memory
-from raypipe.loader.job import LoaderSpec
+from raypipe.loader.job import LoaderSpec, RankJob
 from raypipe.loader.transforms import SamplePool, SideStream, seeded_batch
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.text import counted
@@ -66,23 +66,15 @@ class Built:
 class Assembler:
     """Builds the batches of one rank from the rows and clips at hand. For one thread."""
 
-    def __init__(
-        self,
-        context: BlockContext,
-        world: WorldPlan,
-        rank: int,
-        spec: LoaderSpec,
-        executor: ClipExecutor,
-        most_bytes: int,
-    ) -> None:
+    def __init__(self, job: RankJob, world: WorldPlan, spec: LoaderSpec, executor: ClipExecutor) -> None:
         self.rows = LiveRows()
         self.bad_spans: list[BadSpan] = []
         """The spans left out so far."""
         self.report_bad: Callable[[BadSpan], None] = _report_to_nobody
         """Called with the first bad span or clip of every episode; may raise."""
-        self._context = context
-        self._plan = world.rank(rank)
-        self.clips = BatchClips(context, self._plan, self.rows, executor, most_bytes)
+        self._context = context = job.context
+        self._plan = world.rank(job.rank)
+        self.clips = BatchClips(context, self._plan, self.rows, executor, job.live_bytes)
         self._lane = self._plan.queue.lane.astype(np.int64)
         self._first_laps = world.first_laps
         self._lap = self._plan.queue.lap - self._first_laps[self._plan.queue.dataset]
@@ -92,8 +84,8 @@ class Assembler:
         self._spec = spec
         self._stream = SideStream(spec.device)
         self._pool = SamplePool(spec.sample_transform, int(spec.num_threads)) if spec.sample_transform else None
-        self._bad: dict[int, str] = {}
-        self._bad_clips: dict[ClipKey, str] = {}
+        self._bad: dict[int, BadSpan] = {}
+        self._bad_clips: dict[ClipKey, BadSpan] = {}
         self._left_bytes = 0
         self._builder = BatchBuilder(context, self._plan, self.rows, self.clips.store)
         # torch fixes a thread's number of cores when the thread first asks. Ask now for the calling thread, which may
@@ -114,10 +106,9 @@ class Assembler:
         """Turn the frames of a clip into holes if the policy is "skip"; else raise the error."""
         self._bad_clips[key] = self._note_bad(self.clips.request(key[0]), *self.clips.frames_of(key), error)
 
-    def _note_bad(self, request: SpanRequest, start: int, stop: int, error: DatasetError) -> str:
+    def _note_bad(self, request: SpanRequest, start: int, stop: int, error: DatasetError) -> BadSpan:
         if self._context.bad_data.on_bad_episode != "skip":
             raise error
-        why = "; ".join([str(error), *getattr(error, "__notes__", ())])
         span = BadSpan(
             epoch=request.epoch,
             dataset=request.dataset,
@@ -125,12 +116,12 @@ class Assembler:
             episode=request.episode,
             start=start,
             stop=stop,
-            why=why,
+            why="; ".join([str(error), *getattr(error, "__notes__", ())]),
         )
         if not any((span.dataset, span.episode) == (one.dataset, one.episode) for one in self.bad_spans):
             self.report_bad(span)
         self.bad_spans = merge_spans([*self.bad_spans, span])
-        return why
+        return span
 
     def build(self, batch: Batch) -> Built:
         """Return the batch without the frames left out. Call it when all its clips are ready."""
@@ -175,7 +166,7 @@ class Assembler:
         self.clips.retire(arrivals)
         if self._bad_clips:
             gone = set(arrivals)
-            self._bad_clips = {key: why for key, why in self._bad_clips.items() if key[0] not in gone}
+            self._bad_clips = {key: bad for key, bad in self._bad_clips.items() if key[0] not in gone}
 
     def _finish(self, samples: dict[str, Any], seeds: torch.Tensor) -> dict[str, Any]:
         built = _move(samples, self._spec.device) if self._spec.device != "cpu" else samples
@@ -193,8 +184,8 @@ class Assembler:
             dataset, episode = np.full(len(frames), request.dataset), np.full(len(frames), request.episode)
             lap = np.full(len(frames), self._lap[arrival])
             numbers = self._context.frame_numbers(dataset, episode, frames, lap)
-            why = self._bad.get(arrival) or self._bad_clips[keys[mine[0]]]
-            holes.append(Hole(request.dataset, request.episode, numbers, why))
+            bad = self._bad.get(arrival) or self._bad_clips[keys[mine[0]]]
+            holes.append(Hole(bad.dataset, bad.episode, numbers, bad.why))
         return tuple(holes)
 
     @cached_property

@@ -68,24 +68,16 @@ def spare_bytes(library: ctypes.CDLL) -> int:
     return resident - int(info.uordblks) - int(info.hblkhd)
 
 
+_MALLINFO_FIELDS: Final = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
 class _Mallinfo2(ctypes.Structure):
     """glibc's ``struct mallinfo2``, since 2.33."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    ]
+    _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO_FIELDS]
 
 
 class RowPool:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -26,7 +27,6 @@ from raypipe.decode import ClipExecutor, use_one_core
 from raypipe.errors import DatasetError, RaypipeError
 from raypipe.feed import (
     BadSpan,
-    BlockContext,
     Interval,
     Live,
     Meter,
@@ -39,7 +39,7 @@ from raypipe.feed import (
 )
 from raypipe.loader.assembly import Assembler, Built
 from raypipe.loader.at_hand import FileFetcher
-from raypipe.loader.job import LoaderSpec
+from raypipe.loader.job import LoaderSpec, RankJob
 from raypipe.loader.transforms import wait_for
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.text import counted
@@ -60,6 +60,8 @@ _QUEUED: Final = 1
 _LOOK_EVERY_S: Final = 0.2
 """How often a waiting thread checks whether the run was given up."""
 
+_PLACE_OF_SPAN: Final = attrgetter("epoch", "dataset", "lap", "episode", "start", "stop", "lane", "place")
+
 _LEAST_AHEAD: Final = 8
 """Spans whose remote files we fetch before there is room for them."""
 
@@ -67,28 +69,19 @@ _LEAST_AHEAD: Final = 8
 class EpochRun:
     """The batches of one rank for the rest of an epoch. Iterate it once."""
 
-    def __init__(
-        self,
-        context: BlockContext,
-        world: WorldPlan,
-        rank: int,
-        spec: LoaderSpec,
-        meter: Meter,
-        executor: ClipExecutor,
-        most_bytes: int,
-    ) -> None:
+    def __init__(self, job: RankJob, world: WorldPlan, spec: LoaderSpec, meter: Meter, executor: ClipExecutor) -> None:
         self.num_steps = world.num_steps
         self.epoch = world.plan.epoch
         self.place = PassPlace(0, 0)
         self._follow: Callable[[EpochRun], None] = _do_nothing
         self._record: Callable[[Handed], None] = _do_nothing
-        self._context = context
-        self._plan: RankPlan = world.rank(rank)
+        self._context = job.context
+        self._plan: RankPlan = world.rank(job.rank)
         self._spec = spec
         self._meter = meter
         self._executor = executor
-        self._fetcher = FileFetcher(context, self._plan)
-        self._assembler = Assembler(context, world, rank, spec, executor, most_bytes)
+        self._fetcher = FileFetcher(job.context, self._plan)
+        self._assembler = Assembler(job, world, spec, executor)
         if self._assembler.clips.is_decoding:
             executor.warm_up()
         self._lock = threading.RLock()
@@ -431,14 +424,4 @@ def _do_nothing(_: Any) -> None:
 
 
 def _identity(request: SpanRequest) -> tuple[int, ...]:
-    return (
-        request.epoch,
-        request.dataset,
-        request.lap,
-        request.episode,
-        request.start,
-        request.stop,
-        request.lane,
-        request.place,
-        len(request.anchors),
-    )
+    return (*_PLACE_OF_SPAN(request), len(request.anchors))

@@ -142,7 +142,7 @@ class RunStarter:
         num_threads = self.source.assigned_cpus() if threads == ASSIGNED_CPUS else threads
         executor = self.source.open_executor(job.context, num_threads, self.meter)
         spec = replace(self.spec, num_threads=num_threads)
-        run = EpochRun(job.context, stand.world, job.rank, spec, self.meter, executor, job.live_bytes)
+        run = EpochRun(job, stand.world, spec, self.meter, executor)
         try:
             feed = self.source.open(stand.world, job.rank, place)
             run.start(feed, self.source.meeting.report_bad, before)
