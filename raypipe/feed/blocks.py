@@ -83,19 +83,7 @@ def read_block(
     context: BlockContext, requests: Sequence[SpanRequest], sleep: Callable[[float], None] = time.sleep
 ) -> pa.Table:
     """Return the block of the spans: a row per frame to emit with the windows of its features, or the spans' errors."""
-    spans = [_read_span(context, request, sleep) for request in requests]
-    try:
-        return pack_spans(spans)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        # A span keeps an error it already has: unreachable storage must not turn into bad data.
-        sound = {i: request for i, request in enumerate(requests) if spans[i].header.error is None}
-        places = [f"episode {one.episode} of {context.datasets[one.dataset].meta.root!r}" for one in sound.values()]
-        why = DatasetError(
-            f"{', '.join(places)} were read together and do not go into one block: {one_line(error)}. Rewrite the "
-            f"files so that the column is of one type, or choose others by features=[...]."
-        )
-        failed = [_failed(context, sound[i], why) if i in sound else span for i, span in enumerate(spans)]
-        return pack_spans(failed)
+    return pack_spans([_read_span(context, request, sleep) for request in requests])
 
 
 def filler_block(num_rows: int) -> pa.Table:
