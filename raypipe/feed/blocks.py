@@ -334,8 +334,10 @@ def _check_finite(values: NDArray[Any], name: str, first: int, place: str) -> No
 
 
 def _failed(context: BlockContext, request: SpanRequest, error: Exception) -> PackedSpan:
-    kind, text = type(error), str(error)
-    if not isinstance(error, RaypipeError):
+    text = str(error)
+    if isinstance(error, RaypipeError):
+        kind: type[RaypipeError] = type(error)
+    else:
         dataset, row, _ = context.find_episode(request)
         file, name = dataset.meta.storage.locate(dataset.meta.data_file(row)), type(error).__name__
         text = f"cannot read episode {request.episode} of {dataset.meta.root!r} in {file!r}: {name}: {one_line(error)}"

@@ -227,7 +227,8 @@ class FeederSource:
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "RayFeed":
         """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same."""
         share_gate()
-        place, own = begin_pass(self.meeting, world, rank, place), None
+        place = begin_pass(self.meeting, world, rank, place)
+        own: OwnRows | None = None
         if can_read_here(self._context):
             assert self._spec.spans_per_block != BY_SIZE, "a pipeline decides it before it opens a feed"
             # Copy the context to get separate readers: a reader is not thread-safe.

@@ -68,7 +68,8 @@ class LocalSource:
             place: place of this pass if it follows the one before. None if the rank begins a series: at its start, and
                 after a break or a loaded state.
         """
-        return LocalFeed(self, world, rank, begin_pass(self.meeting, world, rank, place))
+        place = begin_pass(self.meeting, world, rank, place)
+        return LocalFeed(OwnRows(self._reading, world, rank, self._spans_per_block, self._lock), place)
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:  # noqa: ARG002
         """Return an executor that decodes in threads of this process."""
@@ -78,10 +79,6 @@ class LocalSource:
         """Send the figures of a rank to the meeting."""
         self.meeting.tell(rank, stats)
 
-    def own_rows(self, world: WorldPlan, rank: int) -> "OwnRows":
-        """Return the blocks that a rank reads itself in the rest of a plan."""
-        return OwnRows(self._reading, world, rank, self._spans_per_block, self._lock)
-
 
 class LocalFeed:
     """The blocks of one rank for the rest of an epoch. It has the methods of `raypipe.feed.feeder.RayFeed`."""
@@ -90,9 +87,9 @@ class LocalFeed:
     """Whether other processes make the blocks. Those count their own requests to remote storage."""
     is_complete = False
 
-    def __init__(self, source: LocalSource, world: WorldPlan, rank: int, place: PassPlace) -> None:
-        self._own = source.own_rows(world, rank)
-        self.resident_spans = self._own.room
+    def __init__(self, own: "OwnRows", place: PassPlace) -> None:
+        self._own = own
+        self.resident_spans = own.room
         self.place = place
 
     def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:  # noqa: ARG002
