@@ -17,15 +17,7 @@ from raypipe import lazy_names
 
 if TYPE_CHECKING:
     from raypipe.loader.assembly import span_columns
-    from raypipe.loader.job import (
-        LoaderSettings,
-        LoaderSpec,
-        RankJob,
-        Transform,
-        change_spec,
-        check_names,
-        with_source,
-    )
+    from raypipe.loader.job import LoaderSettings, LoaderSpec, RankJob, Transform, change_spec, check_names, with_source
     from raypipe.loader.rank_loader import RankLoader
 else:
     __all__, __getattr__ = lazy_names(

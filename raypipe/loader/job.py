@@ -192,28 +192,25 @@ def _representation(dataset: Dataset | Mixture) -> str:
     return ABSOLUTE if actions is None else str(actions)
 
 
-def warn_of_other_actions(state: Mapping[str, Any], dataset: Dataset | Mixture) -> None:
-    """Warn if the state has actions in another representation, which is the one that the policy has learned."""
-    saved, now = state.get(ACTIONS, ABSOLUTE), _representation(dataset)
-    if saved != now:
-        warnings.warn(
-            f"the state was saved with actions {saved!r}, and they are {now!r} now. The order goes on; the policy of "
-            f"the checkpoint has learned the former, with its statistics. Give the pipeline the former actions=.",
-            stacklevel=4,
-        )
+def warn_of_other_origin(state: Mapping[str, Any], dataset: Dataset | Mixture) -> None:
+    """Warn if the state's frames came from another source, or its actions were in another representation.
 
-
-def warn_of_other_source(state: Mapping[str, Any], dataset: Dataset | Mixture) -> None:
-    """Warn if the state's frames came from another source: a copy may have other pixels."""
-    if isinstance(dataset, Mixture) or not isinstance(state.get(SOURCE), Mapping):
-        return
-    now = asdict(dataset.meta.source)
-    changes = [
-        f"{key} was {state[SOURCE].get(key)!r} and is {now[key]!r}" for key in now if state[SOURCE].get(key) != now[key]
-    ]
+    A copy may have other pixels, and the policy has learned the former representation.
+    """
+    source, changes = state.get(SOURCE), []
+    if isinstance(source, Mapping) and not isinstance(dataset, Mixture):
+        now = asdict(dataset.meta.source)
+        changes = [f"{key} was {source.get(key)!r} and is {now[key]!r}" for key in now if source.get(key) != now[key]]
     if changes:
         warnings.warn(
             f"the state was saved with another source of the dataset: {'; '.join(changes)}. Episodes, lengths and "
             f"features are the same, so the order goes on; whether the values are is not checked.",
+            stacklevel=4,
+        )
+    saved, current = state.get(ACTIONS, ABSOLUTE), _representation(dataset)
+    if saved != current:
+        warnings.warn(
+            f"the state was saved with actions {saved!r}, and they are {current!r} now. The order goes on; the policy "
+            f"of the checkpoint has learned the former, with its statistics. Give the pipeline the former actions=.",
             stacklevel=4,
         )

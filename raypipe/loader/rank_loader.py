@@ -23,15 +23,7 @@ from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
 from raypipe.feed import BadSpan, Live, LoaderStats, Meter, PassPlace, WorldStats, describe_spans, sum_up
 from raypipe.loader.epoch_run import EpochRun
-from raypipe.loader.job import (
-    LoaderSettings,
-    LoaderSpec,
-    RankJob,
-    change_spec,
-    warn_of_other_actions,
-    warn_of_other_source,
-    with_source,
-)
+from raypipe.loader.job import LoaderSettings, LoaderSpec, RankJob, change_spec, warn_of_other_origin, with_source
 from raypipe.loader.passes import Ahead, RunStarter, Stand
 from raypipe.mixture import Mixture
 from raypipe.plan import OrderState, check_whole, follow_state, resume, start
@@ -239,8 +231,7 @@ class RankLoader:
         )
         at = resume(saved, index, self._job.order_of(saved), world_size=self._job.world_size, batch=self._job.batch)
         if self._job.rank == 0:
-            warn_of_other_source(state, self._job.dataset)
-            warn_of_other_actions(state, self._job.dataset)
+            warn_of_other_origin(state, self._job.dataset)
         self._leave_order("load_state_dict()")
         self._go_back(Stand(job=self._job, index=index, at=at, ledger=self._stand.ledger, is_loaded=True))
 
