@@ -400,8 +400,9 @@ def _label(context: BlockContext, dataset_index: NDArray[np.int64], task_index: 
         "dataset_index": dataset_index,
         **context.batch_schema.masks(dataset_index),
     }
-    for spec in dict.fromkeys(dataset.actions.spec for dataset in context.datasets if dataset.actions is not None):
-        labels[f"{spec.feature}{REPRESENTATION}"] = [str(spec)] * len(numbers)
+    specs = {str(dataset.actions.spec): dataset.actions.spec for dataset in context.datasets if dataset.actions}
+    for text, spec in specs.items():
+        labels[f"{spec.feature}{REPRESENTATION}"] = [text] * len(numbers)
     if context.schema is not None:
         if context.names:
             labels["dataset"] = [context.names[number] for number in numbers]
