@@ -237,7 +237,6 @@ class VideoPool:
         self._num_lent = 0
         self.hits = 0
         self.misses = 0
-        self.evictions = 0
 
     @contextmanager
     def lend(
@@ -289,7 +288,6 @@ class VideoPool:
                 self._by_key[old_key].remove(old)
                 if not self._by_key[old_key]:
                     del self._by_key[old_key]
-                self.evictions += 1
             return None
 
 

@@ -4,9 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
 from raypipe.errors import LEAVE_OUT, DatasetError
 from raypipe.format.tables import check_not_refused, parsing, read_json_lines, read_parquet
 from raypipe.storage import Storage
@@ -35,10 +32,6 @@ class Tasks:
                 f"meta/tasks, or {LEAVE_OUT}"
             )
         return self.texts[task_index]
-
-    def texts_of(self, task_indices: NDArray[np.int64]) -> list[str]:
-        """Return the text of every task index."""
-        return [self.text(int(index)) for index in task_indices]
 
     def named(self, listed: Iterable[object] | None) -> frozenset[str]:
         """Return the texts of the tasks that an episode lists; some datasets list numbers instead of texts."""
