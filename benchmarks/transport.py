@@ -108,7 +108,7 @@ def pull(request: dict[str, Any], result: Path) -> None:
     import ray
 
     from raypipe import Pipeline, open_dataset
-    from raypipe.feed import FeederSource, start_feeder
+    from raypipe.feed import FeederSource, name_attempt, start_feeder
 
     ray.init(
         address="local", num_cpus=os.cpu_count(), include_dashboard=False, logging_level="error", log_to_driver=False
@@ -117,7 +117,8 @@ def pull(request: dict[str, Any], result: Path) -> None:
     pipe = Pipeline(open_dataset(request["root"]), batch_size=16, seed=0, order={"live_spans": 8}, feed=feed)
     config = pipe.config
     feeder = start_feeder(config.block_context(), config.index(), config.feed, world_size=request["ranks"])
-    source, world = FeederSource(feeder, config.feed), pipe.plan(world_size=request["ranks"])
+    source = FeederSource(config.block_context(), config.feed, name_attempt(), feeder=feeder)
+    world = pipe.plan(world_size=request["ranks"])
 
     def pull_rank(rank: int) -> list[float]:
         return [time.monotonic() for _ in source.open(world, rank, None).blocks()]

@@ -5,10 +5,9 @@
     dataset on disk, object store or Hub
       | format.read_metadata      DatasetMeta     what exists; no pixels, O(episodes)             pure values
       | plan.plan_epoch           EpochPlan       spans, clips, per-rank queues, frame order      pure
-      | feed.read_rows            block           the rows of some spans                          the rank, or Ray Data
-      | feed.add_windows          block -> block  windows and pad masks of the rows               the rank, or Ray Data
+      | feed.read_block           block           the rows of some spans, windows and pad masks   the rank, or Ray Data
       | streaming_split(world)    per-rank iters  ordered, steered to the planned rank            Ray Data only
-      | loader.live_rows          rows at hand    the rows of the live spans                      rank
+      | loader.LiveRows           rows at hand    the rows of the live spans                      rank
       | decode.ClipStore          pixels at hand  clips, decoded ahead of need, held until used   rank, or Ray tasks
       | loader.RankLoader         torch batches   resumable iterator, one per rank                rank
       v train.get_loader          Ray Train       a loader per training worker

@@ -216,10 +216,10 @@ MUTANTS: Final = (
     ),
     Mutant(
         "Two feeds, one order",
-        "the local feed reads rows without windows",
-        "feed/own_rows.py",
-        "return add_windows(context, read_rows(context, requests))",
-        "return read_rows(context, requests)",
+        "the local feed begins with the second block",
+        "feed/local.py",
+        "for first in range(0, num_spans, size):",
+        "for first in range(size, num_spans, size):",
         (f"{FEEDS}::test_feeds_give_the_same_batches_pixel_for_pixel_also_after_a_resume",),
     ),
     Mutant(
@@ -233,7 +233,7 @@ MUTANTS: Final = (
     Mutant(
         "Two feeds, one order",
         "tasks give the frames of a clip in the opposite order",
-        "decode/tasks.py",
+        "decode/executors.py",
         "clips = [try_clip(decoders(shared[0]), request) for request in requests]",
         "clips = [one if isinstance(one := try_clip(decoders(shared[0]), request), Exception) else one[::-1] "
         "for request in requests]",
@@ -506,7 +506,7 @@ MUTANTS: Final = (
     Mutant(
         "Memory",
         "clips of a span are decoded one by one and again",
-        "loader/clips.py",
+        "loader/at_hand.py",
         "num_uses=len(anchors),",
         "num_uses=1,",
         (f"{LOADER}::test_stats_count_samples_blocks_and_decoded_frames",),
@@ -706,7 +706,7 @@ MUTANTS: Final = (
     Mutant(
         "The right frame",
         "windows of cameras in a batch are padded at the start alone",
-        "loader/batch.py",
+        "loader/assembly.py",
         "padding[mine] = slots[mine] != wanted",
         "padding[mine] = slots[mine] > wanted",
         (f"{LOADER}::test_loader_gives_the_values_of_samples_in_the_planned_order",),
@@ -738,7 +738,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "one more episode than may be is bad",
-        "feed/bad_data.py",
+        "feed/agreement.py",
         "if number > budget:",
         "if number > budget + 1:",
         (f"{HOLES}::test_more_bad_episodes_than_may_be_end_the_run_with_the_list",),
@@ -746,7 +746,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "episodes that were bad before a restart are forgotten",
-        "feed/bad_data.py",
+        "feed/agreement.py",
         "self._before.update(episodes)",
         "self._before.update({})",
         (f"{HOLES}::test_episodes_that_were_bad_before_a_restart_count_in_the_budget",),
@@ -754,7 +754,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "infinite values are taken for numbers",
-        "feed/read_blocks.py",
+        "feed/blocks.py",
         "is_finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)",
         "is_finite = ~np.isnan(values.reshape(len(values), -1)).any(axis=1)",
         (f"{HOLES}::test_values_that_are_no_numbers_are_bad_data",),
@@ -770,7 +770,7 @@ MUTANTS: Final = (
     Mutant(
         "Nothing is dropped silently",
         "a task that nobody knows is left in",
-        "feed/read_blocks.py",
+        "feed/blocks.py",
         'if own == "task_index":',
         'if own == "no_index":',
         (f"{HOLES}::test_a_row_with_an_unknown_task_is_bad_data",),

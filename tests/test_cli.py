@@ -11,9 +11,8 @@ from program import PROGRAM, run_program
 import raypipe
 from raypipe.cli import app
 from raypipe.decode.frames import FrameDecoder
-from raypipe.decode.keep_spec import KeepSpec
 from raypipe.decode.kept import KeepFolder
-from raypipe.decode.spec import DecodeSpec
+from raypipe.decode.spec import DecodeSpec, KeepSpec
 from raypipe.testing import SynthSpec, write_dataset
 
 

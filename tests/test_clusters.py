@@ -26,7 +26,7 @@ from ray.cluster_utils import Cluster
 from ray_session import IGNORED_WARNINGS, end_ray
 
 from raypipe.dataset import open_dataset
-from raypipe.feed.ray_cluster import has_spare_cpu_nodes
+from raypipe.feed.feeder import has_spare_cpu_nodes
 from raypipe.pipeline import Pipeline
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raypipe.feed.prometheus import COUNTERS, GAUGES, TAGS
+from raypipe.feed.metrics import COUNTERS, GAUGES, TAGS
 
 DASHBOARD = json.loads((Path(__file__).parents[1] / "examples" / "grafana.json").read_text())
 EXPORTED = {*(f"ray_{name}_total" for name in COUNTERS), *(f"ray_{name}" for name in GAUGES)}

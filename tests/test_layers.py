@@ -42,13 +42,13 @@ HOMES = {
         "testing.video",
         "views.clip",
     },
-    "torchcodec": {"decode.videos", "decode.video_writer", "testing.video", "bench"},
+    "torchcodec": {"decode.videos", "testing.video", "bench"},
     "matplotlib": {"validate.page", "views", "bench.report"},
-    "PIL": {"decode.images", "testing.write"},
+    "PIL": {"decode.pixels", "testing.write"},
     "ray": {
         "storage.cluster_budget",
         # The executor whose clips are Ray tasks.
-        "decode.tasks",
+        "decode.executors",
         "feed",
         "pipeline.pipeline",
         "train",

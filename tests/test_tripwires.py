@@ -20,10 +20,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_session import IGNORED_WARNINGS, end_ray, ensure_ray, run_ranks
 
 from raypipe.dataset import open_dataset
+from raypipe.decode.executors import prefer_node
 from raypipe.decode.spec import DecodeSpec
-from raypipe.decode.tasks import prefer_node
 from raypipe.feed import BlockContext, SpanRequest, simulate_split
-from raypipe.feed.ray_source import build_dataset, split_dataset
+from raypipe.feed.ray_data import build_dataset, split_dataset
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -150,7 +150,7 @@ def test_split_asks_for_its_blocks_anew_whenever_all_ranks_begin(context):
 def test_reading_and_windowing_run_as_one_operator(context):
     dataset = build_dataset(context, REQUESTS).materialize()
 
-    assert "Operator 1 ReadSpans->MapBatches(AddWindows):" in dataset.stats()
+    assert "Operator 1 ReadSpans:" in dataset.stats()
     assert "Operator 2" not in dataset.stats()
 
 

@@ -10,25 +10,27 @@ clips the next batches need, in that order. An executor decodes each, and the st
     leave(frames of batch 4) a frame that has left is free, and a clip when all of its frames have
 
 Decides when to decode a clip and how long to hold it. Does not know plans or Ray: the caller opens clips by their key,
-and the executor decides where to decode them.
+and the executor decides where to decode them. The memory of frames and of batches is here too, and is used again.
 """
 
+import math
+import sys
 import threading
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+import time
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.decode.buffers import FramePool, Pixels
-from raypipe.decode.journal import process_journal, unmarked
 from raypipe.errors import DatasetError, RaypipeError
 
 if TYPE_CHECKING:
-    from raypipe.decode.frames import FrameDecoder
+    from raypipe.decode.executors import ClipExecutor, PendingClip
+
+Pixels = NDArray[Any]
+"""``(height, width, channels)`` of one frame."""
 
 ClipKey = tuple[int, int]
 """The span of a clip, by its arrival number on the rank, and the number of the clip in its episode."""
@@ -40,13 +42,18 @@ _AGAIN_SHARE: Final = 64
 """The store may decode one byte in this many again, on top of half its memory once. It needs this when all live spans
 of an epoch begin their first clips: 0.1% of an epoch of 80,000 frames. A bound that is always too small cannot hold."""
 
-_MOST_IN_JOB: Final = 8
-"""Clips that a thread decodes before it hands them over."""
+_BATCHES: Final = 2
+"""Batches in memory at once: one in training, and one that is ready or being assembled."""
 
-_SETTING_CORES: Final = threading.Lock()
+_SLAB_BYTES: Final = 64 << 20
+"""glibc maps each allocation above 32 MB separately, so frames that stay do not lie between those that come and go.
+Pages that nothing has written to take no memory."""
 
-DecodedClip = list[Pixels] | Exception
-"""Frames of a clip, or why there are none."""
+_MOST_IN_SLAB: Final = 1024
+"""Most frames of a slab: each is a Python object from the start."""
+
+_WAIT_S: Final = 1.0
+_LOOK_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,180 +102,10 @@ class OpenedClip:
         return sum(request.num_bytes for request in self.requests.values())
 
 
-class Pending(Protocol):
-    """A request on its way."""
-
-    def result(self) -> Sequence[Pixels]:
-        """Wait for the frames and return them; raise what decoding raised."""
-        ...
-
-    def drop(self, pool: FramePool) -> None:
-        """Ask for the frames no more: those in memory of `pool` go back to it once they are there."""
-        ...
-
-
-class ClipExecutor(Protocol):
-    """Where clips are decoded. It starts the requests in their order."""
-
-    @property
-    def finished_at(self) -> float:
-        """When the clip taken last was decoded, in seconds since 1970; 0 if this process decoded it."""
-        ...
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether clips share memory, which stays as long as any frame in it is held.
-
-        Otherwise the frames lie in the pool of the store.
-        """
-        ...
-
-    def warm_up(self) -> None:
-        """Import the codec while rows are still being read."""
-        ...
-
-    def submit(self, request: ClipRequest) -> Pending:
-        """Queue a clip of one camera for decoding."""
-        ...
-
-    def flush(self) -> None:
-        """Start the submitted requests: no more come for now."""
-        ...
-
-    def close(self) -> None:
-        """Decode nothing more; requests that have begun finish."""
-        ...
-
-
-def decode_clip(
-    decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: FramePool | None = None
-) -> list[Pixels]:
-    """Return the frames of a request, in memory of `pool` if there is one.
-
-    Raises:
-        DatasetError: the data is bad.
-    """
-    decoder = decoders[request.dataset]
-    if request.stored is not None:
-        with unmarked():
-            images = decoder.decode_images(request.row, request.camera, request.stored, request.frames).cpu().numpy()
-        return [pool.keep(image) for image in images] if pool else list(images)
-    if pool is not None:
-        return decoder.read_clip(request.row, request.camera, request.frames, pool, span=request.span)
-    return list(decoder.decode_video(request.row, request.camera, request.frames, span=request.span).cpu().numpy())
-
-
-def try_clip(decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: FramePool | None = None) -> DecodedClip:
-    """Return the frames of a request or the error, so that a bad clip does not stop the others of its group."""
-    try:
-        return decode_clip(decoders, request, pool)
-    except (RaypipeError, OSError) as error:
-        return error
-
-
-def decode_job(decoders: "Sequence[FrameDecoder]") -> AbstractContextManager[None]:
-    """Return a context in which a thread decodes clips one after the other."""
-    # A decoder that looks for kept frames may wait for a disk or a network between two clips.
-    return nullcontext() if any(decoder.keeps_frames for decoder in decoders) else process_journal().job()
-
-
-def take_clip(clips: list[DecodedClip | None], number: int) -> list[Pixels]:
-    """Return one clip of a group and remove it from the group; raise what decoding raised."""
-    clip, clips[number] = clips[number], None
-    assert clip is not None, "a clip is taken once"
-    if isinstance(clip, Exception):
-        raise clip
-    return clip
-
-
-def use_one_core() -> None:
-    """Let torch use one core in the calling thread, as torch's DataLoader does in its workers.
-
-    OpenMP gives every thread that splits its work over the cores its own helper threads. If a process then has more of
-    them than cores, OpenMP puts all helpers to sleep after every operation, including those of the training thread,
-    and training steps take a fifth longer. raypipe's threads already share the work among themselves.
-    """
-    import torch
-
-    # torch also uses the last number for threads that start later, so a short-lived thread puts the old one back.
-    # One thread at a time: the next would take the 1 for the old number.
-    with _SETTING_CORES, ThreadPoolExecutor(1) as other:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        other.submit(torch.set_num_threads, before).result()
-
-
-@dataclass(slots=True)
-class _ThreadClip:
-    request: ClipRequest
-    job: "Future[list[DecodedClip | None]] | None" = None
-    number: int = 0
-    """In its job."""
-
-    def result(self) -> list[Pixels]:
-        assert self.job is not None, "what was submitted is flushed before it is waited for"
-        return take_clip(self.job.result(), self.number)
-
-    def drop(self, pool: FramePool) -> None:
-        # A loop that is left closes the store in its own thread, maybe between `submit` and `flush` of another: then
-        # the executor is closed, and decodes it no more.
-        if self.job is not None:
-            self.job.add_done_callback(lambda _: self._give_back(pool))
-
-    def _give_back(self, pool: FramePool) -> None:
-        # A bad clip has no frames, nor has one that was not begun when the executor was closed.
-        with suppress(RaypipeError, OSError, CancelledError, IndexError):
-            pool.give_back(self.result())
-
-
-class ThreadExecutor:
-    """Decodes in threads of this process."""
-
-    finished_at = 0.0
-    is_shared = False
-
-    def __init__(self, decoders: "Callable[[], Sequence[FrameDecoder]]", num_threads: int, pool: FramePool) -> None:
-        self._decoders = decoders
-        self._pixels = pool
-        self._num_threads = num_threads
-        self._pool = ThreadPoolExecutor(num_threads, "raypipe-decode", initializer=use_one_core)
-        self._asked: list[_ThreadClip] = []
-        self._is_closed = False
-
-    def warm_up(self) -> None:
-        """Import the codec in a thread."""
-        self._pool.submit(self._decoders)
-
-    def submit(self, request: ClipRequest) -> _ThreadClip:
-        """Queue a clip of one camera; decoding starts at the next `flush`."""
-        self._asked.append(_ThreadClip(request))
-        return self._asked[-1]
-
-    def flush(self) -> None:
-        """Start the submitted clips, several to a job, since every job that ends wakes the thread that waits for it."""
-        asked, self._asked = self._asked, []
-        size = max(1, min(_MOST_IN_JOB, len(asked) // (2 * self._num_threads)))
-        for first in range(0, len(asked), size):
-            clips = asked[first : first + size]
-            job = self._pool.submit(self._decode, [clip.request for clip in clips])
-            for number, clip in enumerate(clips):
-                clip.job, clip.number = job, number
-
-    def close(self) -> None:
-        """Decode nothing more; the clip that has begun finishes."""
-        self._is_closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _decode(self, requests: Sequence[ClipRequest]) -> list[DecodedClip | None]:
-        decoders = self._decoders()
-        with decode_job(decoders):
-            return [try_clip(decoders, request, self._pixels) for request in requests if not self._is_closed]
-
-
 @dataclass(slots=True)
 class _HeldClip:
     opened: OpenedClip
-    pending: dict[str, Pending]
+    pending: dict[str, "PendingClip"]
     num_left: int
     frames: dict[str, dict[int, Pixels]] = field(default_factory=dict)
     """By camera and position in the episode, once they are there."""
@@ -291,7 +128,7 @@ class ClipStore:
     """The clips of one rank. One thread uses it; others may read the figures."""
 
     def __init__(
-        self, open_clip: Callable[[ClipKey], OpenedClip], executor: ClipExecutor, most_bytes: int, pool: FramePool
+        self, open_clip: Callable[[ClipKey], OpenedClip], executor: "ClipExecutor", most_bytes: int, pool: "FramePool"
     ) -> None:
         """Start empty.
 
@@ -480,3 +317,113 @@ class ClipStore:
     def _let_go(self, clip: _HeldClip, camera: str, frames: list[Pixels]) -> None:
         self.held_bytes -= len(frames) * clip.opened.requests[camera].frame_bytes
         self._pool.give_back(frames)
+
+
+class BatchBuffers:
+    """Arrays for the pixels of batches, reused once no one holds them.
+
+    The reference count of an array shows this: a tensor made from an array, and every view of that tensor, holds it.
+    Threads may share the buffers: while one epoch follows another, both assemble batches.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._buffers: dict[tuple[Any, ...], list[NDArray[Any]]] = {}
+        self.is_asked = False
+        """Whether the training loop waits for a batch: it releases what it holds only after it has that batch."""
+
+    def take(self, camera: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Return an array for a camera of a batch that no one else holds.
+
+        A loop releases a batch when it has the next one; this waits for that before it makes a third array.
+        """
+        with self._lock:
+            # Batches differ in length if bad data is left out: a shorter one is a view of a longer buffer.
+            buffers = self._buffers.setdefault((camera, *shape[1:], np.dtype(dtype).num), [])
+            free = self._wait_for_free(buffers, shape[0])
+            if free is not None:
+                _drop_surplus(buffers, free)
+            else:
+                longest = max([shape[0], *map(len, buffers)])
+                buffers[:] = [buffer for buffer in buffers if len(buffer) == longest]
+                free = np.empty((longest, *shape[1:]), dtype=dtype)
+                buffers.append(free)
+            return free[: shape[0]]
+
+    def _wait_for_free(self, buffers: list[NDArray[Any]], length: int) -> NDArray[Any] | None:
+        until = time.monotonic() + _WAIT_S
+        while True:
+            # In this order: a loop that asks has released its batch before.
+            num_fitting = sum(len(buffer) >= length for buffer in buffers)
+            is_last = self.is_asked or num_fitting < _BATCHES or time.monotonic() > until
+            free = _find_free(buffers, length)
+            if free is not None or is_last:
+                return free
+            time.sleep(_LOOK_S)
+
+
+def _find_free(buffers: list[NDArray[Any]], length: int) -> NDArray[Any] | None:
+    for i in range(len(buffers)):
+        # The list and the argument of the call hold it; any further reference is a user's.
+        if len(buffers[i]) >= length and sys.getrefcount(buffers[i]) <= 2:
+            return buffers[i]
+    return None
+
+
+def _drop_surplus(buffers: list[NDArray[Any]], taken: NDArray[Any]) -> None:
+    """Drop extra buffers, made while a user held several at once, that no one holds any more."""
+    for i in reversed(range(len(buffers))):
+        if len(buffers) > _BATCHES and buffers[i] is not taken and sys.getrefcount(buffers[i]) <= 2:
+            del buffers[i]
+
+
+class FramePool:
+    """Memory for frames that wait until they leave; the threads and epochs of a rank share it.
+
+    The pool copies what a decoder or a task gives, and the original is released at once. Held for as long as frames
+    wait, it would fragment the C library's pools (2.3 GB instead of 1.3 while 0.7 GB of frames wait), and an object of
+    the object store would stay for its last frame. The copy costs 2% of decoding.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[tuple[tuple[int, ...], Any], list[Pixels]] = {}
+        self.num_stores = 0
+        """Stores that use the pool; without any, it keeps nothing."""
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> Pixels:
+        """Return memory for a frame that no one else has."""
+        with self._lock:
+            free = self._free.setdefault((shape, np.dtype(dtype)), [])
+            if not free:
+                frame_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+                num_in_slab = min(_MOST_IN_SLAB, max(1, _SLAB_BYTES // max(1, frame_bytes)))
+                # Without a store nothing uses the rest of a slab.
+                num_frames = num_in_slab if self.num_stores > 0 else 1
+                free.extend(np.empty((num_frames, *shape), dtype))
+            return free.pop()
+
+    def keep(self, pixels: Pixels) -> Pixels:
+        """Return a copy of `pixels` in memory of the pool."""
+        kept = self.take(pixels.shape, pixels.dtype)
+        kept[...] = pixels
+        return kept
+
+    def enter(self) -> None:
+        """Note that a store uses the pool."""
+        with self._lock:
+            self.num_stores += 1
+
+    def leave(self) -> None:
+        """Note that a store is done; after the last one the pool releases its memory."""
+        with self._lock:
+            self.num_stores -= 1
+            if self.num_stores <= 0:
+                self._free = {}
+
+    def give_back(self, frames: Iterable[Pixels]) -> None:
+        """Take back the memory of frames for reuse; the caller must not read them any more."""
+        with self._lock:
+            # Frames of clips that were in flight come after the last store has left.
+            for pixels in frames if self.num_stores > 0 else ():
+                self._free.setdefault((pixels.shape, pixels.dtype), []).append(pixels)

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raypipe.decode.buffers import FramePool, Pixels
-from raypipe.decode.images import decode_image, resize_frames
+from raypipe.decode.clips import FramePool, Pixels
 from raypipe.decode.isolated import IsolatedRequest, decode_isolated
 from raypipe.decode.journal import current_scope, journal_scope, process_journal, unmarked, video_key
 from raypipe.decode.kept import KeepFolder, KeptDataset, KeptVideo
+from raypipe.decode.pixels import decode_image, resize_frames
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec, size_of
-from raypipe.decode.videos import OpenVideo, VideoPool, blaming, decoder_version
+from raypipe.decode.videos import VideoPool, blaming, decoder_version
 from raypipe.errors import DecodeError, DownloadError, RaypipeError, note_episode, without_episode
 from raypipe.format import DatasetMeta, episode_first_frame, forget_indexes, read_ranged_index
 from raypipe.storage import is_transient, retry_transient
@@ -114,17 +114,11 @@ class FrameDecoder:
             except BaseException:
                 pool.give_back(found.values())
                 raise
-            if kept is not None:
-                self._write_kept(kept, row, camera, missing, decoded)
+            # If the video was replaced since, these frames may come from either of the two.
+            if kept is not None and (now := self._find_kept(row, camera)) is not None and now.key == kept.key:
+                kept.write(missing, decoded)
             found.update(zip(missing.tolist(), map(pool.keep, decoded), strict=True))
         return [found[frame] for frame in frames.tolist()]
-
-    def _write_kept(
-        self, kept: KeptVideo, row: int, camera: str, frames: NDArray[np.int64], decoded: NDArray[Any]
-    ) -> None:
-        # If the video was replaced since `find`, these frames may come from either of the two.
-        if (now := self._find_kept(row, camera)) is not None and now.key == kept.key:
-            kept.write(frames, decoded)
 
     def _find_kept(self, row: int, camera: str) -> KeptVideo | None:
         return self._kept.find(row, camera) if self._kept is not None else None
@@ -148,28 +142,21 @@ class FrameDecoder:
             if told is error:
                 raise
             raise told from error
-        if tuple(pixels.shape[1:]) != self._spec.frame_shape(self._meta.features[camera]):
-            place = f"in {self._meta.storage.locate(self._meta.video_file(row, camera))!r}"
-            raise self._wrong_size(tuple(pixels.shape[1:]), row, camera, place)
+        self._check_size(tuple(pixels.shape[1:]), row, camera, f"in {self._meta.storage.locate(name)!r}")
         self._count(len(frames), started)
         return pixels
 
-    def _check_size(self, video: OpenVideo, row: int, camera: str) -> None:
-        """Raise if a video has frames of another size than ``info.json``, before they take memory."""
-        height, width, channels = self._spec.frame_shape(self._meta.features[camera])
-        is_resized = size_of(self._spec.resize, camera) != ORIGINAL_SIZE
-        if not is_resized and all(video.size) and video.size != (height, width):
-            raise self._wrong_size((*video.size, channels), row, camera, f"in {video.place!r}")
-
-    def _wrong_size(self, found: tuple[int, ...], row: int, camera: str, place: str) -> DecodeError:
-        episode = int(self._meta.episodes.episode_index[row])
-        where = f"episode {episode} of {self._meta.root!r}, {place},"
+    def _check_size(self, found: tuple[int, ...], row: int, camera: str, place: str) -> None:
+        """Raise if frames have another size than ``info.json`` declares, or `resize` asks for."""
         wanted = self._spec.frame_shape(self._meta.features[camera])
-        return DecodeError(
-            f"camera {camera!r} of {where} has frames of {found}, and info.json declares {wanted} "
-            f"(height, width, channels). Correct info.json, or choose a size by decode={{'resize': (height, width)}}. "
-            f"{without_episode(episode, self._meta.root)}"
-        )
+        if found != wanted[: len(found)]:
+            episode = int(self._meta.episodes.episode_index[row])
+            where = f"episode {episode} of {self._meta.root!r}, {place},"
+            raise DecodeError(
+                f"camera {camera!r} of {where} has frames of {(*found, *wanted[len(found) :])}, and info.json declares "
+                f"{wanted} (height, width, channels). Correct info.json, or choose a size by "
+                f"decode={{'resize': (height, width)}}. {without_episode(episode, self._meta.root)}"
+            )
 
     def read_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
         """Return what `decode_video` does, in this process, whatever the journal says; for the subprocess."""
@@ -236,9 +223,8 @@ class FrameDecoder:
                 return held
             if not storage.is_ranged(name):
                 return nullcontext()
-            index = read_ranged_index(storage, name)
-            parts = storage.open_ranged(name)
-            parts.need(*index.byte_range(episode_first_frame(self._meta, row, camera, index) + frames))
+            needed, parts = self._byte_range(row, camera, frames), storage.open_ranged(name)
+            parts.need(*needed)
             return parts
         except NotImplementedError:
             # Without a plain index, it is unknown which bytes decoding reads.
@@ -247,6 +233,11 @@ class FrameDecoder:
             # As in `_read`.
             self._videos.clear()
             raise
+
+    def _byte_range(self, row: int, camera: str, frames: NDArray[np.int64]) -> tuple[int, int]:
+        """Return the part of a remote video that decoding these frames reads; may read its index."""
+        index = read_ranged_index(self._meta.storage, self._meta.video_file(row, camera))
+        return index.byte_range(episode_first_frame(self._meta, row, camera, index) + frames)
 
     def _read(self, row: int, camera: str, frames: NDArray[np.int64], span: tuple[int, int]) -> torch.Tensor:
         name, codes = self._meta.video_file(row, camera), self._meta.features[camera].depth_codes
@@ -257,7 +248,9 @@ class FrameDecoder:
                 self._videos.lend(self._meta.storage, name, self._spec.device, version, codes) as video,
             ):
                 first = video.first_frame(self._meta, row, camera)
-                self._check_size(video, row, camera)
+                if size_of(self._spec.resize, camera) == ORIGINAL_SIZE and all(video.size):
+                    # Before they take memory.
+                    self._check_size(video.size, row, camera, f"in {video.place!r}")
                 video.need(first + span[0], first + span[1])
                 return self._resize(video.read_frames(first + frames), camera)
         except DownloadError:
@@ -273,8 +266,7 @@ class FrameDecoder:
             return None
         if not storage.is_ranged(name):
             return storage.prefetch(name)
-        index = read_ranged_index(storage, name)
-        start, stop = index.byte_range(episode_first_frame(self._meta, row, camera, index) + frames)
+        start, stop = self._byte_range(row, camera, frames)
         return storage.prefetch_part(name, start, stop) if start < stop else None
 
     def decode_images(self, row: int, camera: str, stored: Sequence[Any], frames: NDArray[np.int64]) -> torch.Tensor:
@@ -291,8 +283,7 @@ class FrameDecoder:
         for content, frame in zip(stored, frames.tolist(), strict=True):
             with blaming(f"cannot read the image {camera!r} of {where}, frame {frame}"):
                 image = self._resize(decode_image(content, feature, f"{where}, frame {frame}")[None], camera)
-            if tuple(image.shape[1:]) != self._spec.frame_shape(feature):
-                raise self._wrong_size(tuple(image.shape[1:]), row, camera, f"frame {frame}")
+            self._check_size(tuple(image.shape[1:]), row, camera, f"frame {frame}")
             images.append(image)
         self._count(len(frames), started)
         return torch.cat(images)

@@ -34,10 +34,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.decode.buffers import FramePool, Pixels
+from raypipe.decode.clips import FramePool, Pixels
 from raypipe.decode.journal import make_private_folder
-from raypipe.decode.keep_spec import ON_DISK, KeepSpec
-from raypipe.decode.spec import DecodeSpec, size_of
+from raypipe.decode.spec import ON_DISK, DecodeSpec, KeepSpec, size_of
 from raypipe.errors import RaypipeError
 from raypipe.format import DatasetMeta
 from raypipe.text import counted

@@ -1,5 +1,6 @@
-"""What a user decides about decoding: where it runs, at what size. Never what value a pixel has."""
+"""What a user decides about decoding: where it runs, at what size, what is kept. Never what value a pixel has."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -9,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 from raypipe.errors import ConfigError, suggest
 from raypipe.format import Feature
 from raypipe.plan import check_whole
-from raypipe.text import how_to_install
+from raypipe.text import how_to_install, make_spec, parse_bytes
 
 Where = Literal["auto", "rank", "cluster"]
 CameraDtype = Literal["uint8", "float32"]
@@ -27,6 +28,7 @@ _COLOUR_BITS: Final = 8
 
 ORIGINAL_SIZE: Final = "original"
 ASSIGNED_CPUS: Final = "assigned"
+ON_DISK: Final = "disk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,3 +176,33 @@ def check_device(device: str) -> None:
 
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}, and torch finds no CUDA device here; use device='cpu'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepSpec:
+    """Where every node keeps decoded frames, and how many bytes of them. It does not keep images stored in rows."""
+
+    folder: str = "~/.cache/raypipe/kept"
+    """A folder on a local disk of the node. All processes and jobs of a user may share it."""
+
+    max_bytes: int | Literal["disk"] = ON_DISK
+    """Limit of all kept frames in the folder: a number, or text such as ``"200GB"`` or ``"100GiB"``. Kept frames never
+    take more than half of the space that the disk would have free without them; ``"disk"`` is that half."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, str) or not self.folder or "://" in self.folder:
+            raise ConfigError(f"folder of keep_frames is {self.folder!r}; give a folder on a local disk")
+        if not self.folder.startswith("~"):
+            # Each process of a cluster has its own working folder.
+            object.__setattr__(self, "folder", os.path.abspath(self.folder))
+        if self.max_bytes != ON_DISK:
+            object.__setattr__(self, "max_bytes", parse_bytes(self.max_bytes, "max_bytes of keep_frames"))
+
+
+def make_keep(value: Any) -> KeepSpec | None:
+    """Return the spec of `value`: True (the defaults), False (None), a spec, or a dict of its fields."""
+    if isinstance(value, bool):
+        return KeepSpec() if value else None
+    if not isinstance(value, KeepSpec | Mapping):
+        raise ConfigError(f"keep_frames must be True, False or a dict of folder and max_bytes, got {value!r}")
+    return make_spec(KeepSpec, value, "keep_frames")

@@ -1,11 +1,20 @@
-"""An open video: its frames by number, checked against the index of the file."""
+"""Frames of a video by number, checked against the index of the file; and frames into an mp4.
+
+`open_writer` is the only place where raypipe encodes. From version 0.13 on, torchcodec writes frames as they come.
+Before that, as in an environment with LeRobot 0.6, it takes all frames of a video at once, so the writer holds up to
+`MOST_HELD_BYTES` of them. The caller chooses codec and options.
+"""
 
 import json
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,10 +22,10 @@ import torchcodec
 from numpy.typing import NDArray
 from torchcodec.decoders import VideoDecoder
 
-from raypipe.decode.depth import DepthDecoder, depth_decoder_version
 from raypipe.decode.journal import unmarked
+from raypipe.decode.pixels import DepthDecoder, depth_decoder_version
 from raypipe.decode.spec import check_device
-from raypipe.errors import DecodeError, RaypipeError, is_data_fault
+from raypipe.errors import ConfigError, DecodeError, RaypipeError, is_data_fault
 from raypipe.format import (
     DatasetMeta,
     DepthCodes,
@@ -31,7 +40,6 @@ from raypipe.text import MOST_PIXELS, frames_text
 
 SeekMode = Literal["exact", "approximate", "index"]
 """``index``: seek by the frames in the file's own index, for a file that should not be read from end to end."""
-
 
 _SAME_S: Final = 1e-4
 """Two frames of a video are further apart than this."""
@@ -229,7 +237,6 @@ class VideoPool:
         self._num_lent = 0
         self.hits = 0
         self.misses = 0
-        self.evictions = 0
 
     @contextmanager
     def lend(
@@ -281,7 +288,6 @@ class VideoPool:
                 self._by_key[old_key].remove(old)
                 if not self._by_key[old_key]:
                     del self._by_key[old_key]
-                self.evictions += 1
             return None
 
 
@@ -368,3 +374,111 @@ def _source_of(storage: Storage, name: str, source: Any) -> Any:
         with unmarked():
             source = storage.locate(name) if storage.is_local else storage.open_file(name)
     return source if isinstance(source, str) else _Waiting(source)
+
+
+MOST_HELD_BYTES: Final = 2 << 30
+"""Most bytes of frames to hold for a torchcodec that takes them all at once: 2,300 frames of 640x480."""
+
+STREAMS_FROM: Final = "0.13"
+"""The first torchcodec that writes frames as they come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoCoding:
+    """How to write a video: 8 bits, yuv420p."""
+
+    height: int
+    width: int
+    fps: float
+    encoder: str
+    """FFmpeg's name, such as ``libx264``."""
+    crf: int
+    preset: str | None
+    options: Mapping[str, int | str] = field(default_factory=dict)
+    """FFmpeg's options, by name."""
+
+
+class FrameSink(Protocol):
+    """What takes the frames of a video."""
+
+    def add_frames(self, frames: torch.Tensor) -> None:
+        """Take frames ``(n, 3, height, width)`` of uint8."""
+
+
+@contextmanager
+def open_writer(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
+    """Open an mp4 for frames; it is complete when the block ends. Restore the priority of this thread.
+
+    SVT-AV1 (1.4), run by root as in most containers, gives the thread that opens it the highest real-time priority. All
+    threads and processes that this thread starts later inherit it, and two busy ones stop a machine of two cores.
+
+    Raises:
+        RuntimeError: FFmpeg here cannot write such a video; raised at the start or at the end of the block.
+        ConfigError: this torchcodec would have to hold too many frames.
+    """
+    from torchcodec import encoders
+
+    # SVT-AV1 prints 15 lines for each file, and only this variable turns them off.
+    os.environ.setdefault("SVT_LOG", "1")
+    before = (os.sched_getscheduler(0), os.sched_getparam(0)) if hasattr(os, "sched_setscheduler") else None
+    opened = _open_stream if hasattr(encoders, "Encoder") else _hold_frames
+    try:
+        with opened(path, coding) as sink:
+            _set_priority(before)
+            yield sink
+    finally:
+        _set_priority(before)
+
+
+def _set_priority(wanted: tuple[int, Any] | None) -> None:
+    if wanted is not None:
+        os.sched_setscheduler(0, *wanted)
+
+
+@contextmanager
+def _open_stream(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
+    from torchcodec.encoders import Encoder
+
+    encoder = Encoder()
+    stream = encoder.add_video(
+        height=coding.height, width=coding.width, frame_rate=coding.fps, codec=coding.encoder, **_settings(coding)
+    )
+    with encoder.open_file(path):
+        yield stream
+
+
+@contextmanager
+def _hold_frames(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
+    from torchcodec.encoders import VideoEncoder
+
+    held = _HeldFrames(path)
+    yield held
+    encoder = VideoEncoder(torch.cat(held.frames), frame_rate=coding.fps)
+    encoder.to_file(path, codec=coding.encoder, **_settings(coding))
+
+
+class _HeldFrames:
+    def __init__(self, path: Path) -> None:
+        self.frames: list[torch.Tensor] = []
+        self._path = path
+        self._bytes = 0
+
+    def add_frames(self, frames: torch.Tensor) -> None:
+        self._bytes += frames.nbytes
+        if self._bytes > MOST_HELD_BYTES:
+            raise ConfigError(
+                f"{str(self._path)!r} has more than {MOST_HELD_BYTES >> 30} GiB of frames, and torchcodec "
+                f"{metadata.version('torchcodec')} takes all frames of a video at once. torchcodec {STREAMS_FROM} "
+                f"writes them as they come: pip install 'torchcodec>={STREAMS_FROM}', in an environment without "
+                f"LeRobot 0.6, which wants an older one."
+            )
+        self.frames.append(frames)
+
+
+def _settings(coding: VideoCoding) -> dict[str, Any]:
+    return {
+        "pixel_format": "yuv420p",
+        "crf": coding.crf,
+        "preset": coding.preset,
+        "extra_options": dict(coding.options),
+    }

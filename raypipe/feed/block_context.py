@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from raypipe.account import frame_numbers
 from raypipe.dataset import Dataset, MemberMap, Schema, schema_of, window_rows
 from raypipe.decode import BatchBuffers, ClipRequest, DecodeSpec, FramePool, KeepFolder, KeepSpec
-from raypipe.feed.bad_data import RAISE, BadDataSpec
-from raypipe.feed.packing import RowFrames, SpanRequest
+from raypipe.feed.agreement import RAISE, BadDataSpec
+from raypipe.feed.order import RowFrames, SpanRequest
 from raypipe.format import INDEX_FEATURES, Feature, OpenFiles, RowReader
 
 if TYPE_CHECKING:

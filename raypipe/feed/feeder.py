@@ -15,12 +15,12 @@ blocks. If a rank leaves a series, calls may remain in its split, so the next se
 """
 
 import atexit
+import logging
 import os
 import threading
 import time
-import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -30,20 +30,14 @@ import pyarrow as pa
 import ray
 
 from raypipe.decode import ClipExecutor, TaskExecutor, ThreadExecutor
-from raypipe.errors import RaypipeError, ResumeError
-from raypipe.feed.agreement import Ask, Meeting, PassPlace, ask_for, describe_waiting
-from raypipe.feed.bad_data import BadSpan
+from raypipe.errors import ConfigError, RaypipeError, ResumeError
+from raypipe.feed.agreement import Ask, Meeting, MeetingProxy, PassPlace, ask_for, begin_pass
 from raypipe.feed.block_context import BlockContext
-from raypipe.feed.groups import BlockRequest, FeedGroup
-from raypipe.feed.metrics import LoaderStats, Meter
-from raypipe.feed.own_rows import OwnRows, can_read_here
-from raypipe.feed.prometheus import RankGauges
-from raypipe.feed.ray_cluster import check_free_cpu
-from raypipe.feed.spec import FeedSpec
+from raypipe.feed.local import OwnRows, can_read_here
+from raypipe.feed.metrics import LoaderStats, Meter, RankGauges
+from raypipe.feed.order import BY_SIZE, BlockRequest, FeedGroup, FeedSpec
 from raypipe.plan import EpisodeIndex, WorldPlan, plan_epoch, plan_world
 from raypipe.storage import share_gate
-
-_WAIT_FOR_RANKS_S: Final = 60.0
 
 _FIGURES: Final = "figures"
 
@@ -124,7 +118,7 @@ class Feeder(Meeting):
 
     def _split(self, key: "_SplitKey", num_ranks: int) -> list[Any]:
         # Import here, so that ranks can meet before Ray Data is imported.
-        from raypipe.feed.ray_source import build_dataset, split_dataset
+        from raypipe.feed.ray_data import build_dataset, split_dataset
 
         # Ray does not count an actor's handle to itself, so passing it to the split's actor does not keep the feeder.
         feeder = ray.get_runtime_context().current_actor
@@ -163,8 +157,25 @@ def _plan_groups(index: EpisodeIndex, ask: Ask, spec: FeedSpec) -> list[FeedGrou
     ]
 
 
+class _FeederMeeting(MeetingProxy):
+    """The meeting in a feeder's actor, for its ranks."""
+
+    def __init__(self, feeder: Any) -> None:
+        self._feeder = feeder
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Return the answer of the feeder to a call."""
+        return _get(getattr(self._feeder, name).remote(*args))
+
+    def tell(self, rank: int, stats: LoaderStats) -> None:
+        """Store the figures of a rank; do not wait for the answer."""
+        self._feeder.tell.remote(rank, stats)
+
+
 class FeederSource:
-    """Gets the blocks of a rank from a feeder; a `BlockSource`."""
+    """Gets the blocks of a rank from a feeder. It has the methods of `raypipe.feed.local.LocalSource`."""
+
+    meeting: Meeting | MeetingProxy
 
     def __init__(
         self,
@@ -189,6 +200,7 @@ class FeederSource:
         self._spec = spec
         self._lone = lone
         self._gauges: dict[tuple[str, int], RankGauges] = {}
+        self.meeting = lone or _FeederMeeting(feeder)
         self.attempt = attempt
 
     def __getstate__(self) -> dict[str, Any]:
@@ -215,22 +227,17 @@ class FeederSource:
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "RayFeed":
         """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same."""
         share_gate()
-        ask = ask_for(world)
-        place = self._begin(rank, ask, place)
-        own = OwnRows(self._context, world, rank, self._spec) if can_read_here(self._context) else None
-        chapters = _Chapters(self.feeder, rank, ask, place, self._spec.prefetch_blocks)
-        feed = RayFeed(chapters, own, self.report_bad, is_lone=self._lone is not None)
+        place = begin_pass(self.meeting, world, rank, place)
+        own: OwnRows | None = None
+        if can_read_here(self._context):
+            assert self._spec.spans_per_block != BY_SIZE, "a pipeline decides it before it opens a feed"
+            # Copy the context to get separate readers: a reader is not thread-safe.
+            own = OwnRows(replace(self._context), world, rank, self._spec.spans_per_block, threading.Lock())
+        chapters = _Chapters(self.feeder, rank, ask_for(world), place, self._spec.prefetch_blocks)
+        feed = RayFeed(chapters, own, is_lone=self._lone is not None)
         if self._is_owner or self._lone is not None:
             _own_feeds.add(feed)
         return feed
-
-    def _begin(self, rank: int, ask: Ask, place: PassPlace | None) -> PassPlace:
-        if self._lone is not None:
-            return self._lone.begin(rank, ask, place)
-        asked = self.feeder().begin.remote(rank, ask, place)
-        self._warn_of_waiting(asked, rank, ask.world_size)
-        opened: PassPlace = _get(asked)
-        return opened
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:
         """Return the executor that decodes the clips of a rank: its own threads, or tasks on the cluster."""
@@ -249,43 +256,10 @@ class FeederSource:
             ),
         )
 
-    def go_on(self, rank: int, place: PassPlace) -> None:
-        """Note that a rank begins the pass after its last one; raise if other ranks have left the order."""
-        self._meet("go_on", rank, place)
-
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
         """Publish the figures of a rank on Ray's metrics port and to the meeting."""
-        gauges = self._gauges.setdefault((name, rank), RankGauges(name, rank))
-        gauges.show(stats)
-        if self._lone is None:
-            # Do not wait for the answer.
-            self.feeder().tell.remote(rank, stats)
-
-    def collect(self) -> dict[int, LoaderStats]:
-        """Return the latest published figures of all ranks."""
-        figures: dict[int, LoaderStats] = self._meet("figures")
-        return figures
-
-    def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes that an earlier start left out as bad."""
-        self._meet("note_bad", dict(episodes))
-
-    def report_bad(self, span: BadSpan) -> None:
-        """Note for all ranks that a span is left out; raise if more episodes are bad than the policy allows."""
-        self._meet("report_bad", span)
-
-    def _meet(self, call: str, *arguments: Any) -> Any:
-        """Call a method of the ranks' `Meeting`, in this process or in the feeder."""
-        if self._lone is not None:
-            return getattr(self._lone, call)(*arguments)
-        return _get(getattr(self.feeder(), call).remote(*arguments))
-
-    def _warn_of_waiting(self, asked: Any, rank: int, world_size: int) -> None:
-        if ray.wait([asked], timeout=_WAIT_FOR_RANKS_S)[0]:
-            return
-        missing = ray.get(self.feeder().missing_ranks.remote())
-        if missing:
-            warnings.warn(describe_waiting(rank, world_size, missing, _WAIT_FOR_RANKS_S), stacklevel=2)
+        self._gauges.setdefault((name, rank), RankGauges(name, rank)).show(stats)
+        self.meeting.tell(rank, stats)
 
 
 class _Chapters:
@@ -328,7 +302,7 @@ class _Chapters:
 
 
 class RayFeed:
-    """The blocks of one rank for the rest of an epoch; a `BlockFeed`.
+    """The blocks of one rank for the rest of an epoch.
 
     Ray takes seconds to send the first block: it starts a process for the split and one for the task. Until then the
     rank reads its own rows, if it can. The plan says which rows they are, so it does not matter who reads them. A lone
@@ -338,11 +312,8 @@ class RayFeed:
 
     is_remote = True
 
-    def __init__(
-        self, chapters: _Chapters, own: OwnRows | None, report_bad: Callable[[BadSpan], None], *, is_lone: bool
-    ) -> None:
+    def __init__(self, chapters: _Chapters, own: OwnRows | None, *, is_lone: bool) -> None:
         self.place = chapters.place
-        self.report_bad = report_bad
         self._chapters = chapters
         self._own = own
         self._is_own_enough = is_lone and own is not None and own.fits
@@ -359,7 +330,10 @@ class RayFeed:
 
     @property
     def resident_spans(self) -> int:
-        """How many spans the rank must be ready to hold; while it reads itself, what its own batches need."""
+        """How many spans the rank must be ready to hold: with less room the ranks could deadlock.
+
+        While it reads itself, what its own batches need.
+        """
         if self._own is not None and self._is_reading:
             return self._own.room
         return self._chapters.ticket.resident_spans
@@ -375,11 +349,15 @@ class RayFeed:
         return not self._is_asked and self._own is not None and self._own.is_all_read
 
     def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
-        """Yield blocks that the rank reads itself until Ray sends its first; all blocks if Ray was not asked."""
+        """Yield blocks that the rank reads itself until Ray sends its first; all blocks if Ray was not asked.
+
+        Args:
+            is_waited_for: whether the training loop is already in this epoch, not in the one before.
+        """
         if self._own is None or not (is_waited_for or self._is_own_enough):
             return
         self._is_reading = True
-        for table in self._own.blocks():
+        for table in self._own.first_blocks():
             yield table
             if self._first.done():
                 break
@@ -428,7 +406,7 @@ def end_feeders(wait_s: float = 5.0) -> None:
 
 
 def _task_decoders(context: "ray.ObjectRef[BlockContext]") -> Sequence[Any]:
-    from raypipe.feed.ray_source import fetch_context
+    from raypipe.feed.ray_data import fetch_context
 
     return fetch_context(context).decoders
 
@@ -459,3 +437,60 @@ def start_feeder(context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, 
         num_cpus=0, max_concurrency=num_threads, concurrency_groups={_FIGURES: 1}, scheduling_strategy=strategy
     )(Feeder)
     return actor.remote(context, index, spec, world_size)
+
+
+def check_free_cpu(wait_s: float = 60.0) -> None:
+    """Raise if no CPU is left for tasks: Ray would silently wait without end.
+
+    CPUs held by tasks come free; those held by actors do not. A probe task finds out which.
+    """
+    if ray.available_resources().get("CPU", 0) >= 1:
+        return
+    # Set the strategy, or the task would run in the placement group of the calling trainer.
+    probe = ray.remote(num_cpus=1, scheduling_strategy="DEFAULT")(lambda: None).remote()
+    ready, _ = ray.wait([probe], timeout=wait_s)
+    if ready:
+        return
+    ray.cancel(probe)
+    total = ray.cluster_resources().get("CPU", 0)
+    raise ConfigError(
+        f"no CPU is free for reading: all {total:g} CPUs of the Ray cluster were taken for {wait_s:g} s, by training "
+        f"workers or others. Leave at least one: take fewer workers, fewer CPUs for each, more nodes, or let Ray count "
+        f"more CPUs on this one by ray.init(num_cpus=...) or `ray start --num-cpus`."
+    )
+
+
+def start_ray() -> None:
+    """Use the Ray that this process is connected to; else call `ray.init` and print the number of CPUs."""
+    if ray.is_initialized():
+        return
+    # Ray logs "authentication is enabled" as a warning: hide it. Show the one that it is off.
+    told = logging.getLogger("ray._private.authentication.authentication_token_setup")
+    told.addFilter(_is_no_good_news)
+    try:
+        ray.init(logging_level="warning")
+    finally:
+        told.removeFilter(_is_no_good_news)
+    print(f"raypipe: using Ray with {ray.cluster_resources().get('CPU', 0):g} CPUs", flush=True)
+
+
+def _is_no_good_news(record: logging.LogRecord) -> bool:
+    return "authentication is enabled" not in record.getMessage()
+
+
+def check_object_store(live_bytes: int) -> None:
+    """Raise if the frames in transit to all ranks would fill more than half of the cluster's object store."""
+    size = sum(node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"])
+    if live_bytes > size / 2:
+        raise ConfigError(
+            f"decoding on the cluster puts up to {live_bytes / 1e9:.2f} GB of decoded frames into Ray's object store, "
+            f"which has {size / 1e9:.2f} GB, and half of it must stay free. Use decode={{'where': 'rank'}}, a smaller "
+            f"live_bytes, decode={{'resize': ...}}, or a larger object store."
+        )
+
+
+def has_spare_cpu_nodes() -> bool:
+    """Return whether the cluster has CPU-only nodes besides nodes with GPUs."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    has_gpu = any(resources.get("GPU", 0) for resources in nodes)
+    return has_gpu and any(resources.get("CPU", 0) >= 1 and not resources.get("GPU", 0) for resources in nodes)

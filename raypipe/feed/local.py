@@ -1,41 +1,52 @@
-"""The local feed: a rank's own process reads and windows the rows of its spans, without importing or starting Ray.
+"""The feed without Ray: a rank's own process reads and windows the rows of its spans.
 
 The plan decides which spans a rank reads and in what order, so the batches equal those of the Ray feed bit for bit. As
-there, the ranks share one `Meeting`, in this process or in that of rank 0.
+there, the ranks share one `Meeting`. The processes that ``torchrun`` or Accelerate started reach it by a
+`RemoteMeeting`: rank 0 serves it on its own port. A caller first proves that it knows the run's key, which travels
+through torch's process group; only then does rank 0 unpickle anything. Every call opens a connection: a rank makes few
+calls an epoch.
 """
 
 import os
+import socket
 import threading
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any, Final
 
 import pyarrow as pa
 
 from raypipe.decode import ClipExecutor, ThreadExecutor
-from raypipe.feed.agreement import Meeting, PassPlace, ask_for, describe_waiting
-from raypipe.feed.bad_data import BadSpan
+from raypipe.errors import RaypipeError
+from raypipe.feed.agreement import MEETING_CALLS, Meeting, MeetingProxy, PassPlace, begin_pass
 from raypipe.feed.block_context import BlockContext
+from raypipe.feed.blocks import has_error, read_block
 from raypipe.feed.metrics import LoaderStats, Meter
-from raypipe.feed.own_rows import read_block, room_for
-from raypipe.feed.remote_agreement import RemoteMeeting
-from raypipe.feed.spec import BY_SIZE, FeedSpec
+from raypipe.feed.order import BY_SIZE, FeedSpec, feed_order, resident_spans, span_request
 from raypipe.plan import RankPlan, WorldPlan
 
-_WAIT_FOR_RANKS_S: Final = 60.0
+LOOPBACK: Final = "127.0.0.1"
 
 
 class LocalSource:
-    """The blocks of one rank, read in its own process; a `BlockSource`."""
+    """The blocks of one rank, read in its own process. It has the methods of `raypipe.feed.feeder.FeederSource`."""
 
-    def __init__(self, context: BlockContext, meeting: Meeting | RemoteMeeting, spec: FeedSpec, attempt: str) -> None:
+    meeting: Meeting | MeetingProxy
+    """Where the ranks compare their places, count bad data and share their figures."""
+    attempt: str
+    """The name of this start of the ranks. Names sort by time of the start."""
+
+    def __init__(self, context: BlockContext, meeting: Meeting | MeetingProxy, spec: FeedSpec, attempt: str) -> None:
         # Copy the context to get separate readers: a reader is not thread-safe, and another thread may use the rank's.
         self._reading = replace(context)
         self._lock = threading.Lock()
-        self._meeting = meeting
         self._spans_per_block = 1 if spec.spans_per_block == BY_SIZE else spec.spans_per_block
+        self.meeting = meeting
         self.attempt = attempt
 
     def __getstate__(self) -> dict[str, Any]:
@@ -49,85 +60,205 @@ class LocalSource:
         return len(os.sched_getaffinity(0))
 
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "LocalFeed":
-        """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same."""
-        with self._warning_of_waiting(rank, world.world_size):
-            place = self._meeting.begin(rank, ask_for(world), place)
-        return LocalFeed(self, world, rank, place)
+        """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same.
+
+        Args:
+            world: the plan, from the position where it continues.
+            rank: the rank that asks.
+            place: place of this pass if it follows the one before. None if the rank begins a series: at its start, and
+                after a break or a loaded state.
+        """
+        place = begin_pass(self.meeting, world, rank, place)
+        return LocalFeed(OwnRows(self._reading, world, rank, self._spans_per_block, self._lock), place)
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:  # noqa: ARG002
         """Return an executor that decodes in threads of this process."""
         return ThreadExecutor(lambda: context.decoders, num_threads, context.frame_pool)
 
-    def go_on(self, rank: int, place: PassPlace) -> None:
-        """Note that a rank begins the pass after its last one; raise if other ranks have left the order."""
-        self._meeting.go_on(rank, place)
-
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:  # noqa: ARG002
         """Send the figures of a rank to the meeting."""
-        self._meeting.tell(rank, stats)
-
-    def collect(self) -> dict[int, LoaderStats]:
-        """Return the latest published figures of all ranks."""
-        return self._meeting.figures()
-
-    def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes that an earlier start left out as bad."""
-        self._meeting.note_bad(episodes)
-
-    def report_bad(self, span: BadSpan) -> None:
-        """Note for all ranks that a span is left out; raise if more episodes are bad than the policy allows."""
-        self._meeting.report_bad(span)
-
-    def read_blocks(self, plan: RankPlan) -> Iterator[pa.Table]:
-        """Yield the blocks of a plan in arrival order, reading each one on demand."""
-        num_spans, size = len(plan.queue), self._spans_per_block
-        for first in range(0, num_spans, size):
-            stop = min(first + size, num_spans)
-            # Lock, because another thread may read the next epoch while this one ends.
-            with self._lock:
-                table = read_block(self._reading, plan, first, stop)
-            yield table
-
-    def plan_room(self, world: WorldPlan, plan: RankPlan) -> int:
-        """Return how many spans the rank holds at once, which does not depend on other ranks here."""
-        return room_for(world, plan, self._spans_per_block)
-
-    @contextmanager
-    def _warning_of_waiting(self, rank: int, world_size: int) -> Iterator[None]:
-        def warn() -> None:
-            missing = self._meeting.missing_ranks()
-            if missing:
-                warnings.warn(describe_waiting(rank, world_size, missing, _WAIT_FOR_RANKS_S), stacklevel=2)
-
-        timer = threading.Timer(_WAIT_FOR_RANKS_S, warn)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+        self.meeting.tell(rank, stats)
 
 
 class LocalFeed:
-    """The blocks of one rank for the rest of an epoch; a `BlockFeed`."""
+    """The blocks of one rank for the rest of an epoch. It has the methods of `raypipe.feed.feeder.RayFeed`."""
 
     is_remote = False
+    """Whether other processes make the blocks. Those count their own requests to remote storage."""
     is_complete = False
 
-    def __init__(self, source: LocalSource, world: WorldPlan, rank: int, place: PassPlace) -> None:
-        self._source = source
-        self._plan = world.rank(rank)
-        self.resident_spans = source.plan_room(world, self._plan)
+    def __init__(self, own: "OwnRows", place: PassPlace) -> None:
+        self._own = own
+        self.resident_spans = own.room
         self.place = place
-
-    def report_bad(self, span: BadSpan) -> None:
-        """Note for all ranks that a span is left out; raise if more episodes are bad than the policy allows."""
-        self._source.report_bad(span)
 
     def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:  # noqa: ARG002
         """Yield nothing: `blocks` yields them all."""
         return iter(())
 
     def blocks(self) -> Iterator[pa.Table]:
-        """Yield the blocks in arrival order."""
-        return self._source.read_blocks(self._plan)
+        """Yield the blocks in arrival order, reading each one on demand."""
+        return self._own.blocks()
+
+
+def can_read_here(context: BlockContext) -> bool:
+    """Return whether a rank can read rows itself: it decodes the videos, and all datasets are local."""
+    return context.decode.where != "cluster" and all(dataset.meta.storage.is_local for dataset in context.datasets)
+
+
+class OwnRows:
+    """The blocks that a rank reads in its own process: those that Ray would send, in the same order and packed alike.
+
+    So a rank can read its first rows while Ray starts, and switch to Ray's stream at any block.
+    """
+
+    def __init__(
+        self, context: BlockContext, world: WorldPlan, rank: int, spans_per_block: int, lock: threading.Lock
+    ) -> None:
+        """Prepare to read.
+
+        Args:
+            lock: held while a block is read. Another thread may read the next epoch while this one ends.
+        """
+        self._context = context
+        self._world = world
+        self._plan = world.rank(rank)
+        self._spans_per_block = spans_per_block
+        self._lock = lock
+        self.is_all_read = False
+        """Whether `first_blocks` has yielded all blocks of the pass."""
+
+    @cached_property
+    def room(self) -> int:
+        """How many spans the rank holds at once for its own batches, regardless of other ranks."""
+        return room_for(self._world, self._plan, self._spans_per_block)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for all spans of the pass."""
+        return self.room >= len(self._plan.queue)
+
+    def blocks(self, most_spans: int | None = None) -> Iterator[pa.Table]:
+        """Yield the blocks in arrival order, of the first `most_spans` spans."""
+        num_spans, size = len(self._plan.queue), self._spans_per_block
+        for first in range(0, num_spans, size):
+            stop = min(first + size, num_spans)
+            if most_spans is not None and stop > most_spans:
+                return
+            requests = [span_request(self._plan, arrival) for arrival in range(first, stop)]
+            with self._lock:
+                table = read_block(self._context, requests)
+            yield table
+
+    def first_blocks(self) -> Iterator[pa.Table]:
+        """Yield blocks while there is room; stop before one with an error.
+
+        The error may be bad data, or a file that only other nodes have: the task that reads the block finds out.
+        """
+        for table in self.blocks(self.room):
+            if has_error(table):
+                return
+            yield table
+        self.is_all_read = self.fits
+
+
+def room_for(world: WorldPlan, plan: RankPlan, spans_per_block: int) -> int:
+    """Return how many spans a rank holds at once for its own batches, regardless of other ranks."""
+    feed = feed_order([plan.queue.num_rows], spans_per_block=spans_per_block)
+    return int(resident_spans(feed, [plan.lives()], world.steps)[0])
+
+
+@dataclass(frozen=True)
+class RemoteMeeting(MeetingProxy):
+    """The `Meeting` of rank 0, for the other processes of a run."""
+
+    address: tuple[str, int]
+    key: bytes
+
+    def tell(self, rank: int, stats: LoaderStats) -> None:
+        """Store the figures of a rank; do nothing if rank 0 has ended first: they are only for people to read."""
+        with suppress(RaypipeError):
+            self.call("tell", rank, stats)
+
+    def figures(self) -> dict[int, LoaderStats]:
+        """Return the latest figures of each rank; none if rank 0 has ended."""
+        with suppress(RaypipeError):
+            answer: dict[int, LoaderStats] = self.call("figures")
+            return answer
+        return {}
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Return the answer of the meeting to a call."""
+        try:
+            with Client(self.address) as connection:
+                _send_at_once(connection)
+                answer_challenge(connection, self.key)
+                deliver_challenge(connection, self.key)
+                connection.send((name, args))
+                answer = connection.recv()
+        except (OSError, EOFError, AuthenticationError) as error:
+            raise RaypipeError(
+                f"rank 0, where the ranks of this run meet ({self.address[0]}:{self.address[1]}), does not answer: "
+                f"{type(error).__name__} {error}. If its process has ended, start the ranks again from the last state; "
+                f"else this machine must be able to reach that port."
+            ) from error
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def serve_meeting(meeting: Meeting, host: str) -> RemoteMeeting:
+    """Return a proxy for a meeting that this process serves as long as the proxy lives. Send copies to other ranks.
+
+    Args:
+        host: the name under which the other processes reach this machine.
+    """
+    key = os.urandom(32)
+    # A machine may resolve its own name to an address that others cannot reach, so with others listen on all addresses.
+    listener = Listener((LOOPBACK if host == LOOPBACK else "0.0.0.0", 0), backlog=512)
+    port = listener.address[1]
+    remote, is_over = RemoteMeeting((host, port), key), threading.Event()
+    threading.Thread(target=_serve, args=(listener, meeting, key, is_over), name="raypipe-meeting", daemon=True).start()
+    weakref.finalize(remote, _stop, is_over, port).atexit = False
+    return remote
+
+
+def _stop(is_over: threading.Event, port: int) -> None:
+    is_over.set()
+    # Connect once, to wake the thread that waits in `accept`.
+    with suppress(OSError):
+        socket.create_connection((LOOPBACK, port), timeout=1.0).close()
+
+
+def _serve(listener: Listener, meeting: Meeting, key: bytes, is_over: threading.Event) -> None:
+    with listener:
+        while not is_over.is_set():
+            try:
+                caller = listener.accept()
+            except OSError:
+                # Perhaps no file descriptor is free.
+                is_over.wait(0.1)
+                continue
+            # A thread per caller, so that a silent one does not block the others.
+            threading.Thread(target=_answer, args=(caller, meeting, key), daemon=True).start()
+
+
+def _answer(caller: "Connection[Any, Any]", meeting: Meeting, key: bytes) -> None:
+    # Ignore callers that disconnect or do not know the key.
+    with caller, suppress(OSError, EOFError, AuthenticationError):
+        deliver_challenge(caller, key)
+        answer_challenge(caller, key)
+        name, args = caller.recv()
+        try:
+            answer = getattr(meeting, name)(*args) if name in MEETING_CALLS else RaypipeError(f"no call {name!r}")
+        except RaypipeError as error:
+            answer = error
+        except Exception as error:
+            answer = RaypipeError(f"where the ranks meet: {type(error).__name__}: {error}")
+        caller.send(answer)
+
+
+def _send_at_once(connection: "Connection[Any, Any]") -> None:
+    """Send small messages at once; otherwise TCP waits for the previous answer, 40 ms a call."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,13 +1,21 @@
-"""Measure a run on one rank: its speed, and what it waited for."""
+"""Measure a run on one rank: its speed, and what it waited for.
+
+`RankGauges` publishes the figures as Prometheus metrics, on the metrics port of the rank's Ray node. Ray has one metric
+per process and name, however many loaders there are, so pipeline and rank are tags.
+"""
 
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from raypipe.storage import num_requests
+
+if TYPE_CHECKING:
+    from ray.util.metrics import Counter, Gauge
 
 STAGES: Final = ("read", "decode", "transport", "assembly")
 """The stages that can make a batch late."""
@@ -182,26 +190,15 @@ def sum_up(ranks: Mapping[int, LoaderStats], *, recent: bool = False) -> WorldSt
     )
 
 
-@dataclass(slots=True)
-class _Totals:
-    samples: int = 0
-    batches: int = 0
-    wait_s: float = 0.0
-    step_s: float = 0.0
-    fetch_s: float = 0.0
-    assemble_s: float = 0.0
-    read_wait_s: float = 0.0
-    decode_wait_s: float = 0.0
-    transport_wait_s: float = 0.0
-    assembly_wait_s: float = 0.0
-    task_decode_s: float = 0.0
-    task_decoded_frames: int = 0
-    task_kept_frames: int = 0
-    task_requests: int = 0
-    skipped_frames: int = 0
-    emitted_frames: int = 0
-    received_blocks: int = 0
-    received_bytes: int = 0
+_SECONDS: Final = (
+    *("wait_s", "step_s", "fetch_s", "assemble_s", "task_decode_s"),
+    *(f"{stage}_wait_s" for stage in STAGES),
+)
+_COUNTS: Final = (
+    *("samples", "batches", "skipped_frames", "emitted_frames", "received_blocks", "received_bytes"),
+    *("task_decoded_frames", "task_kept_frames", "task_requests"),
+)
+"""What a `Meter` adds up. Those of tasks join what this process has done itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +246,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sums = _Totals()
+        self._sums: dict[str, Any] = dict.fromkeys(_SECONDS, 0.0) | dict.fromkeys(_COUNTS, 0)
         self._first_batch_s = 0.0
         self._started_at = 0.0
         self._asked_at = 0.0
@@ -269,16 +266,14 @@ class Meter:
         """Add to sums by name."""
         with self._lock:
             for name, amount in amounts.items():
-                setattr(self._sums, name, getattr(self._sums, name) + amount)
+                self._sums[name] += amount
 
     def note(self, intervals: Sequence[Interval]) -> None:
         """Take in what the assembling thread did. Call it before that batch is handed over."""
         with self._lock:
             self._intervals.extend(intervals)
             for interval in intervals:
-                field = "assemble_s" if interval.stage == "assembly" else "fetch_s"
-                seconds = getattr(self._sums, field) + interval.end - interval.begin
-                setattr(self._sums, field, seconds)
+                self._sums["assemble_s" if interval.stage == "assembly" else "fetch_s"] += interval.end - interval.begin
 
     def start_iteration(self) -> None:
         """Note that the training loop begins to iterate and waits from now on."""
@@ -310,29 +305,82 @@ class Meter:
     def read(self, live: Live) -> LoaderStats:
         """Return the figures so far."""
         with self._lock:
-            sums, recent = asdict(self._sums), _sum_recent(self._recent)
-        decode_s = sums.pop("task_decode_s") + live.decode_s
-        decoded = sums.pop("task_decoded_frames") + live.decoded_frames
-        kept = sums.pop("task_kept_frames") + live.kept_frames
+            sums, recent = dict(self._sums), _sum_recent(self._recent)
+        held = asdict(live)
+        row_bytes, live_spans = held.pop("row_bytes"), held.pop("spans")
+        for name in ("decode_s", "decoded_frames", "kept_frames"):
+            held[name] += sums.pop(f"task_{name}")
         requests = sums.pop("task_requests") + num_requests() - self._requests_before
         seconds = sums["wait_s"] + sums["step_s"]
         return LoaderStats(
             **sums,
+            **held,
             requests=requests,
             samples_per_s=sums["samples"] / seconds if seconds else 0.0,
             first_batch_s=self._first_batch_s,
             wait_share=sums["wait_s"] / seconds if seconds else 0.0,
-            decode_s=decode_s,
-            decoded_frames=decoded,
-            kept_frames=kept,
-            decoded_per_emitted=decoded / sums["emitted_frames"] if sums["emitted_frames"] else 0.0,
-            waiting_spans=live.waiting_spans,
-            live_spans=live.spans,
-            live_bytes=live.row_bytes + live.held_bytes,
-            held_bytes=live.held_bytes,
-            in_flight_bytes=live.in_flight_bytes,
-            peak_clip_bytes=live.peak_clip_bytes,
-            decoder_opens=live.decoder_opens,
-            decoder_reuses=live.decoder_reuses,
+            decoded_per_emitted=held["decoded_frames"] / sums["emitted_frames"] if sums["emitted_frames"] else 0.0,
+            live_spans=live_spans,
+            live_bytes=row_bytes + live.held_bytes,
             recent=recent,
         )
+
+
+TAGS: Final = ("pipeline", "rank")
+
+COUNTERS: Final = {
+    "raypipe_samples": ("samples", "Samples handed to the training loop."),
+    "raypipe_wait_seconds": ("wait_s", "Time in which the training loop waited for a batch."),
+    "raypipe_step_seconds": ("step_s", "Time in which the training loop did something else."),
+    "raypipe_read_wait_seconds": ("read_wait_s", "Time in which a batch waited for rows to be read."),
+    "raypipe_decode_wait_seconds": ("decode_wait_s", "Time in which a batch waited for its pixels."),
+    "raypipe_transport_wait_seconds": ("transport_wait_s", "Time in which a batch waited for blocks on their way."),
+    "raypipe_assembly_wait_seconds": (
+        "assembly_wait_s",
+        "Time in which a batch was waited for while it was assembled.",
+    ),
+    "raypipe_skipped_frames": ("skipped_frames", "Samples that were left out as bad data."),
+    "raypipe_requests": ("requests", "Requests to remote storage, of the rank and of the tasks that read for it."),
+    "raypipe_decode_seconds": ("decode_s", "Time spent decoding, summed over threads and tasks."),
+}
+"""For each metric, the field of `LoaderStats` and the description. Prometheus adds ``_total``."""
+
+GAUGES: Final = {
+    "raypipe_live_bytes": ("live_bytes", "Memory of the rows and decoded frames at hand."),
+    "raypipe_live_spans": ("live_spans", "Spans at hand."),
+}
+
+
+class RankGauges:
+    """The metrics of one rank of one pipeline."""
+
+    def __init__(self, pipeline: str, rank: int) -> None:
+        self._tags = dict(zip(TAGS, (pipeline, str(rank)), strict=True))
+        self._told = dict.fromkeys(COUNTERS, 0.0)
+
+    def show(self, stats: LoaderStats) -> None:
+        """Publish the current figures."""
+        if stats.samples < self._told["raypipe_samples"]:
+            # Lower than before: another loader of the rank, whose figures started from 0.
+            self._told = dict.fromkeys(COUNTERS, 0.0)
+        for name, (field, text) in COUNTERS.items():
+            value = float(getattr(stats, field))
+            if value > self._told[name]:
+                _counter(name, text).inc(value - self._told[name], tags=self._tags)
+                self._told[name] = value
+        for name, (field, text) in GAUGES.items():
+            _gauge(name, text).set(float(getattr(stats, field)), tags=self._tags)
+
+
+@cache
+def _counter(name: str, text: str) -> "Counter":
+    from ray.util.metrics import Counter
+
+    return Counter(name, description=text, tag_keys=TAGS)
+
+
+@cache
+def _gauge(name: str, text: str) -> "Gauge":
+    from ray.util.metrics import Gauge
+
+    return Gauge(name, description=text, tag_keys=TAGS)

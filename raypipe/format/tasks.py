@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from raypipe.errors import LEAVE_OUT, DatasetError
 from raypipe.format.features import Feature
@@ -58,10 +56,6 @@ class Tasks:
                 f"meta/tasks, or {LEAVE_OUT}"
             )
         return self.texts[task_index]
-
-    def texts_of(self, task_indices: NDArray[np.int64]) -> list[str]:
-        """Return the text of every task index."""
-        return [self.text(int(index)) for index in task_indices]
 
     def named(self, listed: Iterable[object] | None) -> frozenset[str]:
         """Return the texts of the tasks that an episode lists; some datasets list numbers instead of texts."""

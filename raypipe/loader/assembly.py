@@ -6,6 +6,14 @@
     handed      a3      c7      a1        a shorter batch; the frames of b are holes
     planned     b4  b1
     handed      x0                        a good frame, marked as a repeat, so that no batch is empty
+
+A batch has the keys, dtypes and shapes of LeRobot's collated samples. Cameras are ``(B, channels, height, width)``, or
+``(B, T, channels, height, width)`` with a window of several frames. In memory the channels come last, as FFmpeg writes
+them and as GPU convolutions prefer. Besides LeRobot's keys a batch has ``dataset_index`` and ``augment_seed``. It has
+``is_repeat`` if frames may come twice: with ``tail="wrap"`` and with ``on_bad_episode="skip"``. A batch of a mixture
+also has ``dataset`` and ``robot_type``, the names of every sample's dataset and robot, and the masks of its schema;
+cameras that a robot lacks are black. If actions are relative, ``action_representation`` says for every sample relative
+to what.
 """
 
 from collections.abc import Callable
@@ -19,24 +27,24 @@ import torch
 from numpy.typing import NDArray
 
 from raypipe.account import Handed, Skip
-from raypipe.decode import ClipExecutor, ClipKey
+from raypipe.dataset import REPRESENTATION, window_rows
+from raypipe.decode import ClipExecutor, ClipKey, ClipRequest, ClipStore, decode_clip
 from raypipe.errors import DatasetError
 from raypipe.feed import (
     BadSpan,
     BlockContext,
+    RowFrames,
+    SpanBlock,
     SpanRequest,
-    add_windows,
     describe_spans,
     merge_spans,
     open_block,
-    read_rows,
+    read_block,
 )
-from raypipe.loader.batch import BatchBuilder, span_columns
-from raypipe.loader.clips import BatchClips
-from raypipe.loader.live_rows import LiveRows, trim_memory
-from raypipe.loader.spec import LoaderSpec
+from raypipe.loader.at_hand import BatchClips, LiveRows, trim_memory
+from raypipe.loader.job import LoaderSpec, RankJob
 from raypipe.loader.transforms import SamplePool, SideStream, seeded_batch
-from raypipe.plan import Batch, WorldPlan
+from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.text import counted
 
 _TRIM_BYTES: Final = 256 << 20
@@ -58,23 +66,15 @@ class Built:
 class Assembler:
     """Builds the batches of one rank from the rows and clips at hand. For one thread."""
 
-    def __init__(
-        self,
-        context: BlockContext,
-        world: WorldPlan,
-        rank: int,
-        spec: LoaderSpec,
-        executor: ClipExecutor,
-        most_bytes: int,
-    ) -> None:
+    def __init__(self, job: RankJob, world: WorldPlan, spec: LoaderSpec, executor: ClipExecutor) -> None:
         self.rows = LiveRows()
         self.bad_spans: list[BadSpan] = []
         """The spans left out so far."""
         self.report_bad: Callable[[BadSpan], None] = _report_to_nobody
         """Called with the first bad span or clip of every episode; may raise."""
-        self._context = context
-        self._plan = world.rank(rank)
-        self.clips = BatchClips(context, self._plan, self.rows, executor, most_bytes)
+        self._context = context = job.context
+        self._plan = world.rank(job.rank)
+        self.clips = BatchClips(context, self._plan, self.rows, executor, job.live_bytes)
         self._lane = self._plan.queue.lane.astype(np.int64)
         self._first_laps = world.first_laps
         self._lap = self._plan.queue.lap - self._first_laps[self._plan.queue.dataset]
@@ -84,8 +84,8 @@ class Assembler:
         self._spec = spec
         self._stream = SideStream(spec.device)
         self._pool = SamplePool(spec.sample_transform, int(spec.num_threads)) if spec.sample_transform else None
-        self._bad: dict[int, str] = {}
-        self._bad_clips: dict[ClipKey, str] = {}
+        self._bad: dict[int, BadSpan] = {}
+        self._bad_clips: dict[ClipKey, BadSpan] = {}
         self._left_bytes = 0
         self._builder = BatchBuilder(context, self._plan, self.rows, self.clips.store)
         # torch fixes a thread's number of cores when the thread first asks. Ask now for the calling thread, which may
@@ -106,10 +106,9 @@ class Assembler:
         """Turn the frames of a clip into holes if the policy is "skip"; else raise the error."""
         self._bad_clips[key] = self._note_bad(self.clips.request(key[0]), *self.clips.frames_of(key), error)
 
-    def _note_bad(self, request: SpanRequest, start: int, stop: int, error: DatasetError) -> str:
+    def _note_bad(self, request: SpanRequest, start: int, stop: int, error: DatasetError) -> BadSpan:
         if self._context.bad_data.on_bad_episode != "skip":
             raise error
-        why = "; ".join([str(error), *getattr(error, "__notes__", ())])
         span = BadSpan(
             epoch=request.epoch,
             dataset=request.dataset,
@@ -117,12 +116,12 @@ class Assembler:
             episode=request.episode,
             start=start,
             stop=stop,
-            why=why,
+            why="; ".join([str(error), *getattr(error, "__notes__", ())]),
         )
         if not any((span.dataset, span.episode) == (one.dataset, one.episode) for one in self.bad_spans):
             self.report_bad(span)
         self.bad_spans = merge_spans([*self.bad_spans, span])
-        return why
+        return span
 
     def build(self, batch: Batch) -> Built:
         """Return the batch without the frames left out. Call it when all its clips are ready."""
@@ -167,7 +166,7 @@ class Assembler:
         self.clips.retire(arrivals)
         if self._bad_clips:
             gone = set(arrivals)
-            self._bad_clips = {key: why for key, why in self._bad_clips.items() if key[0] not in gone}
+            self._bad_clips = {key: bad for key, bad in self._bad_clips.items() if key[0] not in gone}
 
     def _finish(self, samples: dict[str, Any], seeds: torch.Tensor) -> dict[str, Any]:
         built = _move(samples, self._spec.device) if self._spec.device != "cpu" else samples
@@ -185,8 +184,8 @@ class Assembler:
             dataset, episode = np.full(len(frames), request.dataset), np.full(len(frames), request.episode)
             lap = np.full(len(frames), self._lap[arrival])
             numbers = self._context.frame_numbers(dataset, episode, frames, lap)
-            why = self._bad.get(arrival) or self._bad_clips[keys[mine[0]]]
-            skips.append(Skip.of(request.dataset, request.episode, numbers, why))
+            bad = self._bad.get(arrival) or self._bad_clips[keys[mine[0]]]
+            skips.append(Skip.of(bad.dataset, bad.episode, numbers, bad.why))
         return tuple(skips)
 
     @cached_property
@@ -207,7 +206,7 @@ class Assembler:
                 lane=0,
                 place=0,
             )
-            (block,) = open_block(context, add_windows(context, read_rows(context, [request])))
+            (block,) = open_block(context, read_block(context, [request]))
             with suppress(DatasetError):
                 return self._as_batch(span_columns(context, block), request.lap)
         raise DatasetError(
@@ -256,3 +255,156 @@ def _move(batch: dict[str, Any], device: str) -> dict[str, Any]:
         if isinstance(value, torch.Tensor) and value.device.type == "cpu":
             moved[key] = (value.pin_memory() if is_pinned else value).to(device, non_blocking=is_pinned)
     return moved
+
+
+class BatchBuilder:
+    """Builds the batches of one rank from the rows and clips at hand."""
+
+    def __init__(self, context: BlockContext, plan: RankPlan, rows: LiveRows, clips: ClipStore) -> None:
+        self._context = context
+        self._plan = plan
+        self._rows = rows
+        self._clips = clips
+        self._length = _episode_lengths(context, plan)
+
+    def build(self, batch: Batch, keys: list[ClipKey]) -> dict[str, Any]:
+        """Return a batch as tensors on the CPU, cameras as uint8; `keys` gives the clip of every sample."""
+        rows = self._rows.take_rows(batch)
+        dataset_index = self._plan.queue.dataset[batch.span].astype(np.int64)
+        built = self._cameras(batch, keys, dataset_index)
+        for name, values in rows.items():
+            built[name] = values.tolist() if values.dtype == object else torch.from_numpy(values)
+        for name, values in _label(self._context, dataset_index, rows["task_index"]).items():
+            built[name] = values if isinstance(values, list) else torch.from_numpy(values)
+        built["augment_seed"] = torch.from_numpy(
+            self._plan.keys.augment_seeds(
+                dataset_index, self._plan.queue.lap[batch.span], rows["episode_index"], rows["frame_index"]
+            )
+        )
+        if self._plan.steps.num_repeats or self._context.bad_data.on_bad_episode == "skip":
+            built["is_repeat"] = torch.from_numpy(batch.is_repeat.copy())
+        return built
+
+    def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return the batch with cameras in `camera_dtype`. Runs on the device, so that bytes are copied, not floats."""
+        if self._context.decode.camera_dtype == "uint8":
+            return batch
+        return {
+            key: value.to(torch.float32) / 255
+            if isinstance(value, torch.Tensor) and value.dtype == torch.uint8
+            else value
+            for key, value in batch.items()
+        }
+
+    def _cameras(self, batch: Batch, keys: list[ClipKey], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
+        schema, built = self._context.batch_schema, {}
+        for camera in schema.cameras:
+            slots, padding = self._slots(camera, batch, dataset_index)
+            blank = self._context.blanks[camera]
+            pixels = self._context.batch_buffers.take(camera, (len(keys), *blank.shape), blank.dtype)
+            for i, (key, frames) in enumerate(zip(keys, slots.tolist(), strict=True)):
+                shown = self._clips.frames(key, camera)
+                if shown is None:
+                    pixels[i] = blank
+                    continue
+                for t, frame in enumerate(frames):
+                    pixels[i, t] = shown[frame]
+            tensor = torch.from_numpy(pixels).permute(0, 1, 4, 2, 3)
+            built[camera] = tensor if camera in schema.time_axes else tensor[:, 0]
+            if camera in schema.windows:
+                built[f"{camera}_is_pad"] = torch.from_numpy(padding)
+        return built
+
+    def _slots(
+        self, camera: str, batch: Batch, dataset_index: NDArray[np.int64]
+    ) -> tuple[RowFrames, NDArray[np.bool_]]:
+        """Return the frame behind every window slot of a camera ``(B, T)``, and which slots are padding.
+
+        For a robot without the camera all slots are padding.
+        """
+        schema = self._context.batch_schema
+        shape = (len(batch.frame), schema.windows.get(camera, 1))
+        slots, padding = np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.bool_)
+        for number in np.unique(dataset_index).tolist():
+            own = schema.members[number].cameras.get(camera)
+            if own is not None:
+                mine = dataset_index == number
+                offsets = self._context.datasets[number].window.offsets.get(own, (0,))
+                wanted = batch.frame[mine][:, None] + np.asarray(offsets)
+                slots[mine] = wanted.clip(0, self._length[batch.span[mine]][:, None] - 1)
+                padding[mine] = slots[mine] != wanted
+        return slots, padding
+
+
+def _episode_lengths(context: BlockContext, plan: RankPlan) -> RowFrames:
+    """Return, by arrival number, how many frames the span's episode has."""
+    length = np.zeros(len(plan.queue), dtype=np.int64)
+    for number, dataset in enumerate(context.datasets):
+        mine, episodes = plan.queue.dataset == number, dataset.meta.episodes
+        length[mine] = episodes.length[np.searchsorted(episodes.episode_index, plan.queue.episode[mine])]
+    return length
+
+
+def span_columns(context: BlockContext, block: SpanBlock) -> dict[str, Any]:
+    """Return a span as columns of samples, for users of Ray Data. Decodes the span's frames here, in one pass.
+
+    Cameras are ``(rows, [T,] channels, height, width)``.
+    """
+    block.check()
+    schema, columns = context.batch_schema, {}
+    for camera in schema.cameras:
+        frames, padding = _span_camera(context, block, camera)
+        frames = frames.transpose(0, 1, 4, 2, 3)
+        columns[camera] = frames if camera in schema.time_axes else frames[:, 0]
+        if camera in schema.windows:
+            columns[f"{camera}_is_pad"] = padding
+    dataset_index = np.full(block.num_rows, block.request.dataset)
+    return {**columns, **block.columns, **_label(context, dataset_index, block.columns["task_index"])}
+
+
+def _span_camera(context: BlockContext, block: SpanBlock, camera: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the frames of a camera in every window of a span, and which are padding: all if the camera is missing."""
+    request = block.request
+    dataset, row, length = context.find_episode(request)
+    own, blank = context.member_of(request).cameras.get(camera), context.blanks[camera]
+    if own is None:
+        return np.zeros((block.num_rows, *blank.shape), blank.dtype), np.ones((block.num_rows, len(blank)), np.bool_)
+    slots, padding = window_rows(request.anchors, length, dataset.window.offsets.get(own, (0,)))
+    frames, places = np.unique(slots, return_inverse=True)
+    stored = None
+    if context.stores_images(request.dataset, own):
+        stored = tuple(block.stored_images[camera][frame] for frame in frames.tolist())
+    clip = ClipRequest(
+        dataset=request.dataset,
+        row=row,
+        camera=own,
+        frames=frames,
+        span=(int(frames[0]), int(frames[-1]) + 1),
+        frame_bytes=blank[0].nbytes,
+        stored=stored,
+    )
+    decoded = decode_clip(context.decoders, clip)
+    shown = np.stack([decoded[place] for place in places.ravel().tolist()])
+    return shown.reshape(*slots.shape, *shown.shape[1:]), padding
+
+
+def _label(context: BlockContext, dataset_index: NDArray[np.int64], task_index: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the keys that a batch has besides features: the task, where each sample is from, and what masks it.
+
+    A single dataset has no dataset and robot keys.
+    """
+    numbers, tasks = dataset_index.tolist(), [dataset.meta.tasks for dataset in context.datasets]
+    pairs = zip(numbers, task_index.tolist(), strict=True)
+    labels: dict[str, Any] = {
+        "task": [tasks[number].text(index) if len(tasks[number]) else "" for number, index in pairs],
+        "dataset_index": dataset_index,
+        **context.batch_schema.masks(dataset_index),
+    }
+    specs = {str(dataset.actions.spec): dataset.actions.spec for dataset in context.datasets if dataset.actions}
+    for text, spec in specs.items():
+        labels[f"{spec.feature}{REPRESENTATION}"] = [text] * len(numbers)
+    if context.schema is not None:
+        if context.names:
+            labels["dataset"] = [context.names[number] for number in numbers]
+        labels["robot_type"] = [context.robots[number] for number in numbers]
+    return labels

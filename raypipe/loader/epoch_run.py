@@ -17,7 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -26,7 +27,6 @@ from raypipe.decode import ClipExecutor, use_one_core
 from raypipe.errors import DatasetError, RaypipeError
 from raypipe.feed import (
     BadSpan,
-    BlockContext,
     Interval,
     Live,
     Meter,
@@ -38,47 +38,14 @@ from raypipe.feed import (
     split_wait,
 )
 from raypipe.loader.assembly import Assembler, Built
-from raypipe.loader.clips import FileFetcher
-from raypipe.loader.spec import LoaderSpec
+from raypipe.loader.at_hand import FileFetcher
+from raypipe.loader.job import LoaderSpec, RankJob
 from raypipe.loader.transforms import wait_for
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.text import counted
 
-
-class BlockFeed(Protocol):
-    """The blocks of one rank for the rest of an epoch."""
-
-    place: PassPlace
-    """The place of this pass."""
-
-    is_remote: bool
-    """Whether other processes make the blocks. Those count their own requests to remote storage."""
-
-    @property
-    def resident_spans(self) -> int:
-        """How many spans the rank must be ready to hold; with less room the ranks could deadlock."""
-        ...
-
-    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
-        """Yield the first blocks that are available before `blocks` yields them: none, some or all.
-
-        Args:
-            is_waited_for: whether the training loop is already in this epoch, not in the one before.
-        """
-        ...
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether `first_blocks` has yielded all blocks, so that `blocks` has none for this rank."""
-        ...
-
-    def blocks(self) -> Iterator[pa.Table]:
-        """Yield all blocks in arrival order."""
-        ...
-
-    def report_bad(self, span: BadSpan) -> None:
-        """Note for all ranks that a span is left out; raise if more episodes are bad than the policy allows."""
-        ...
+if TYPE_CHECKING:
+    from raypipe.feed import LocalFeed, RayFeed
 
 
 class _Closed(Exception):  # noqa: N818
@@ -93,6 +60,8 @@ _QUEUED: Final = 1
 _LOOK_EVERY_S: Final = 0.2
 """How often a waiting thread checks whether the run was given up."""
 
+_PLACE_OF_SPAN: Final = attrgetter("epoch", "dataset", "lap", "episode", "start", "stop", "lane", "place")
+
 _LEAST_AHEAD: Final = 8
 """Spans whose remote files we fetch before there is room for them."""
 
@@ -100,28 +69,19 @@ _LEAST_AHEAD: Final = 8
 class EpochRun:
     """The batches of one rank for the rest of an epoch. Iterate it once."""
 
-    def __init__(
-        self,
-        context: BlockContext,
-        world: WorldPlan,
-        rank: int,
-        spec: LoaderSpec,
-        meter: Meter,
-        executor: ClipExecutor,
-        most_bytes: int,
-    ) -> None:
+    def __init__(self, job: RankJob, world: WorldPlan, spec: LoaderSpec, meter: Meter, executor: ClipExecutor) -> None:
         self.num_steps = world.num_steps
         self.epoch = world.plan.epoch
         self.place = PassPlace(0, 0)
         self._follow: Callable[[EpochRun], None] = _do_nothing
         self._record: Callable[[Handed], None] = _do_nothing
-        self._context = context
-        self._plan: RankPlan = world.rank(rank)
+        self._context = job.context
+        self._plan: RankPlan = world.rank(job.rank)
         self._spec = spec
         self._meter = meter
         self._executor = executor
-        self._fetcher = FileFetcher(context, self._plan)
-        self._assembler = Assembler(context, world, rank, spec, executor, most_bytes)
+        self._fetcher = FileFetcher(job.context, self._plan)
+        self._assembler = Assembler(job, world, spec, executor)
         if self._assembler.clips.is_decoding:
             executor.warm_up()
         self._lock = threading.RLock()
@@ -146,15 +106,18 @@ class EpochRun:
         self._threads: list[threading.Thread] = []
         self._before: EpochRun | None = None
 
-    def start(self, feed: BlockFeed, before: "EpochRun | None" = None) -> None:
+    def start(
+        self, feed: "LocalFeed | RayFeed", report_bad: Callable[[BadSpan], None], before: "EpochRun | None" = None
+    ) -> None:
         """Start the threads that turn the rank's blocks into batches.
 
         Args:
             feed: the rank's blocks.
+            report_bad: called with the first bad span of every episode; see `Meeting.report_bad`.
             before: the run of the previous epoch, which has received all its blocks; the two share their room.
         """
         self.place = feed.place
-        self._assembler.report_bad = feed.report_bad
+        self._assembler.report_bad = report_bad
         self._fetcher.fetches_rows = not feed.is_remote
         self._before = before
         jobs = (("receive", lambda: self._receive(feed)), ("assemble", self._assemble))
@@ -310,7 +273,7 @@ class EpochRun:
         self._drain()
         self._batches.put(error)
 
-    def _receive(self, feed: BlockFeed) -> None:
+    def _receive(self, feed: "LocalFeed | RayFeed") -> None:
         num_spans = self._take_blocks(feed, feed.first_blocks(is_waited_for=self._before is None))
         if not feed.is_complete:
             self._look_ahead(feed.resident_spans)
@@ -326,7 +289,7 @@ class EpochRun:
             self._is_received, follow = True, self._follow
         follow(self)
 
-    def _take_blocks(self, feed: BlockFeed, tables: Iterator[pa.Table]) -> int:
+    def _take_blocks(self, feed: "LocalFeed | RayFeed", tables: Iterator[pa.Table]) -> int:
         """Take in blocks from the first on, skipping spans already received; return how many spans came."""
         arrival = 0
         for table in tables:
@@ -461,14 +424,4 @@ def _do_nothing(_: Any) -> None:
 
 
 def _identity(request: SpanRequest) -> tuple[int, ...]:
-    return (
-        request.epoch,
-        request.dataset,
-        request.lap,
-        request.episode,
-        request.start,
-        request.stop,
-        request.lane,
-        request.place,
-        len(request.anchors),
-    )
+    return (*_PLACE_OF_SPAN(request), len(request.anchors))

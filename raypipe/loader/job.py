@@ -1,60 +1,131 @@
-"""Define `RankJob`, what a rank loads, and `BlockSource`, which supplies its blocks."""
+"""What a rank loads (`RankJob`), and what it does with its blocks (`LoaderSpec`).
+
+Here too are the hints for a setting that the user passed to the wrong call.
+"""
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from raypipe.dataset import ABSOLUTE, ActionMap, Dataset
-from raypipe.decode import ClipExecutor
-from raypipe.feed import BlockContext, LoaderStats, Meter, PassPlace
-from raypipe.loader.epoch_run import BlockFeed
+from raypipe.decode import ASSIGNED_CPUS, DecodeSpec
+from raypipe.errors import ConfigError, suggest
+from raypipe.feed import BlockContext, FeedSpec
 from raypipe.mixture import Mixture
-from raypipe.plan import BatchSpec, EpisodeIndex, OrderSpec, OrderState, SelectionSpec, WorldPlan
+from raypipe.plan import BatchSpec, EpisodeIndex, OrderSpec, OrderState, SelectionSpec
+from raypipe.storage import CacheSpec
+
+if TYPE_CHECKING:
+    import torch
+
+Transform = Callable[[dict[str, Any], "torch.Tensor"], dict[str, Any]]
+"""A user's transform of a batch: takes the batch and the ``augment_seed`` of every sample, returns a batch."""
+
+SampleTransform = Callable[[dict[str, Any], int], dict[str, Any]]
+"""A user's transform of a sample: takes the sample and its ``augment_seed``, returns a sample. Several threads call it
+concurrently."""
 
 
-class BlockSource(Protocol):
-    """Supplies the blocks of the ranks."""
+@dataclass(frozen=True, kw_only=True)
+class LoaderSpec:
+    """What a rank does with its blocks."""
 
-    def assigned_cpus(self) -> int:
-        """Return how many CPUs this process may use."""
-        ...
+    prefetch_batches: int = 4
+    """How many batches ahead of the one being assembled to decode clips for; fewer if memory is short."""
 
-    @property
-    def attempt(self) -> str:
-        """The name of this start of the ranks. Names sort by time of the start."""
-        ...
+    num_threads: int | Literal["assigned"] = ASSIGNED_CPUS
+    """Decoding threads; see `DecodeSpec.num_threads`."""
 
-    def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes that an earlier start left out as bad. Maps (dataset, episode) to the reason."""
-        ...
+    device: str = "cpu"
+    """The torch device on which the training loop receives batches."""
 
-    def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> BlockFeed:
-        """Return the blocks that the rest of a plan sends to one rank.
+    transform: Transform | None = None
+    """A user's transform of every batch. It runs in the assembling thread, on `device`: on one CPU core, or with CUDA
+    in a separate stream."""
 
-        Args:
-            world: the plan, from the position where it continues.
-            rank: the rank that asks.
-            place: place of this pass if it follows the one before. None if the rank begins a series: at its start, and
-                after a break or a loaded state.
-        """
-        ...
+    sample_transform: SampleTransform | None = None
+    """A user's transform of every sample, before `transform` and before the copy to `device`; cameras are still uint8.
+    It runs in `num_threads` threads. In both transforms torch draws random numbers from the samples' seeds."""
 
-    def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:
-        """Return the executor that decodes the clips of a rank."""
-        ...
+    num_epochs: int = 1
+    """Epochs that you will iterate. While one ends, the loader already fetches the first blocks of the next."""
 
-    def go_on(self, rank: int, place: PassPlace) -> None:
-        """Note that a rank begins the pass after its last one; raise if other ranks have left the order."""
-        ...
+    progress: bool = True
+    """Whether rank 0 shows a progress bar; it does so only in a terminal or a notebook."""
 
-    def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
-        """Publish the figures of a rank."""
-        ...
+    def __post_init__(self) -> None:
+        for name in ("prefetch_batches", "num_epochs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_threads != ASSIGNED_CPUS and self.num_threads < 1:
+            raise ConfigError(f"num_threads must be at least 1 or {ASSIGNED_CPUS!r}, got {self.num_threads}")
 
-    def collect(self) -> dict[int, LoaderStats]:
-        """Return the latest published figures of all ranks."""
-        ...
+
+class LoaderSettings(TypedDict, total=False):
+    """The fields of `LoaderSpec` as keywords, so that editors complete them."""
+
+    prefetch_batches: int
+    num_threads: int | Literal["assigned"]
+    device: str
+    transform: Transform | None
+    sample_transform: SampleTransform | None
+    num_epochs: int
+    progress: bool
+
+
+def change_spec(spec: LoaderSpec, settings: Mapping[str, Any]) -> LoaderSpec:
+    """Return the spec with some fields changed; raise `ConfigError` for an unknown one."""
+    check_names(settings, LoaderSettings.__annotations__, "a loader has no setting")
+    return replace(spec, **settings)
+
+
+_PARTS: Final = {
+    "order": OrderSpec,
+    "selection": SelectionSpec,
+    "decode": DecodeSpec,
+    "feed": FeedSpec,
+    "cache": CacheSpec,
+}
+_TRANSFORM: Final = "a change of samples is pipe.loader(sample_transform=...), of batches pipe.loader(transform=...)"
+_ELSEWHERE: Final = {
+    "num_workers": "a loader reads and decodes in threads of its own process, one for each CPU; "
+    "decode={'num_threads': ...} sets how many",
+    "drop_last": "the end of an epoch is order={'tail': 'drop'}",
+    "prefetch_factor": "batches ahead are pipe.loader(prefetch_batches=...)",
+    "pin_memory": "nothing is to be set: pipe.loader(device='cuda') hands batches over on the device",
+    "persistent_workers": "nothing is to be set: pipe.loader(num_epochs=...) begins the next epoch while one ends",
+    "sampler": "the order is a plan; order={...} and selection={...} say which",
+    "batch_sampler": "the order is a plan; order={...} and batch_size={...} say which",
+    **dict.fromkeys(("transforms", "image_transforms", "collate_fn", "augment"), _TRANSFORM),
+    "epochs": "epochs are pipe.loader(num_epochs=...)",
+    "weights": "weights are of a mixture: rp.Mixture([(root, 2.0), (other, 1.0)])",
+    **{name: f"it is a part of the pipeline: rp.Pipeline(..., {name}=...)" for name in ("batch_size", "seed")},
+    **{name: f"it is said on opening: rp.open_dataset(root, {name}=...)" for name in ("revision", "cameras")},
+}
+"""Names that users know from other libraries, mostly torch's DataLoader, and what to use instead."""
+
+
+def check_names(given: Iterable[str], known: Iterable[str], wrong: str) -> None:
+    """Raise `ConfigError` for a name that is not `known`, with the place of that setting or the nearest name.
+
+    Args:
+        wrong: the beginning of the message, before the name.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            lives = _ELSEWHERE.get(name) or _find_home(name)
+            raise ConfigError(f"{wrong} {name!r}" + (f": {lives}." if lives else suggest(name, known)))
+
+
+def _find_home(name: str) -> str:
+    if name in LoaderSettings.__annotations__ and name != "num_threads":
+        return f"it is a setting of the loader: pipe.loader({name}=...)"
+    for part, spec in _PARTS.items():
+        if name in (field.name for field in fields(spec)):
+            return f"it is a field of {part}: rp.Pipeline(..., {part}={{{name!r}: ...}})"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,28 +192,25 @@ def _representation(dataset: Dataset | Mixture) -> str:
     return ABSOLUTE if actions is None else str(actions)
 
 
-def warn_of_other_actions(state: Mapping[str, Any], dataset: Dataset | Mixture) -> None:
-    """Warn if the state has actions in another representation, which is the one that the policy has learned."""
-    saved, now = state.get(ACTIONS, ABSOLUTE), _representation(dataset)
-    if saved != now:
-        warnings.warn(
-            f"the state was saved with actions {saved!r}, and they are {now!r} now. The order goes on; the policy of "
-            f"the checkpoint has learned the former, with its statistics. Give the pipeline the former actions=.",
-            stacklevel=4,
-        )
+def warn_of_other_origin(state: Mapping[str, Any], dataset: Dataset | Mixture) -> None:
+    """Warn if the state's frames came from another source, or its actions were in another representation.
 
-
-def warn_of_other_source(state: Mapping[str, Any], dataset: Dataset | Mixture) -> None:
-    """Warn if the state's frames came from another source: a copy may have other pixels."""
-    if isinstance(dataset, Mixture) or not isinstance(state.get(SOURCE), Mapping):
-        return
-    now = asdict(dataset.meta.source)
-    changes = [
-        f"{key} was {state[SOURCE].get(key)!r} and is {now[key]!r}" for key in now if state[SOURCE].get(key) != now[key]
-    ]
+    A copy may have other pixels, and the policy has learned the former representation.
+    """
+    source, changes = state.get(SOURCE), []
+    if isinstance(source, Mapping) and not isinstance(dataset, Mixture):
+        now = asdict(dataset.meta.source)
+        changes = [f"{key} was {source.get(key)!r} and is {now[key]!r}" for key in now if source.get(key) != now[key]]
     if changes:
         warnings.warn(
             f"the state was saved with another source of the dataset: {'; '.join(changes)}. Episodes, lengths and "
             f"features are the same, so the order goes on; whether the values are is not checked.",
+            stacklevel=4,
+        )
+    saved, current = state.get(ACTIONS, ABSOLUTE), _representation(dataset)
+    if saved != current:
+        warnings.warn(
+            f"the state was saved with actions {saved!r}, and they are {current!r} now. The order goes on; the policy "
+            f"of the checkpoint has learned the former, with its statistics. Give the pipeline the former actions=.",
             stacklevel=4,
         )

@@ -23,16 +23,16 @@ from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
 from raypipe.feed import BadSpan, Live, LoaderStats, Meter, PassPlace, WorldStats, describe_spans, sum_up
 from raypipe.loader.epoch_run import EpochRun
-from raypipe.loader.job import BlockSource, RankJob, warn_of_other_actions, warn_of_other_source, with_source
-from raypipe.loader.next_epoch import Ahead, RunStarter
-from raypipe.loader.position import Stand
-from raypipe.loader.spec import LoaderSettings, LoaderSpec, change_spec
+from raypipe.loader.job import LoaderSettings, LoaderSpec, RankJob, change_spec, warn_of_other_origin, with_source
+from raypipe.loader.passes import Ahead, RunStarter, Stand
 from raypipe.mixture import Mixture
 from raypipe.plan import OrderState, check_whole, follow_state, resume, start
 from raypipe.text import Bar, counted, progress_bar
 
 if TYPE_CHECKING:
     import pyarrow.fs
+
+    from raypipe.feed import FeederSource, LocalSource
 
 _PUBLISH_EVERY_S: Final = 2.0
 _MOST: Final = (1 << 63) - 1
@@ -60,7 +60,9 @@ class RankLoader:
     name: str
     """The loader's name in the run: names the file of its state in a checkpoint, and tags its metrics."""
 
-    def __init__(self, job: RankJob, source: BlockSource, spec: LoaderSpec, name: str = "train") -> None:
+    def __init__(
+        self, job: RankJob, source: "LocalSource | FeederSource", spec: LoaderSpec, name: str = "train"
+    ) -> None:
         self.name = name
         self._job = job
         self._source = source
@@ -229,8 +231,7 @@ class RankLoader:
         )
         at = resume(saved, index, self._job.order_of(saved), world_size=self._job.world_size, batch=self._job.batch)
         if self._job.rank == 0:
-            warn_of_other_source(state, self._job.dataset)
-            warn_of_other_actions(state, self._job.dataset)
+            warn_of_other_origin(state, self._job.dataset)
         self._leave_order("load_state_dict()")
         self._go_back(Stand(job=self._job, index=index, at=at, ledger=self._stand.ledger, is_loaded=True))
 
@@ -277,7 +278,7 @@ class RankLoader:
         self._stand = stand
         known = {(skip.dataset, skip.episode): skip.why for part in carried for skip in part.skipped}
         if known:
-            self._source.note_bad(known)
+            self._source.meeting.note_bad(known)
 
     def keep_account(self, folder: str | Path, filesystem: "pyarrow.fs.FileSystem | None" = None) -> None:
         """Write the account to a folder from now on, about every 2 s and after every epoch, for `raypipe account`.
@@ -312,7 +313,7 @@ class RankLoader:
     def rank_stats(self) -> dict[int, LoaderStats]:
         """Return, by rank, the figures of every rank that has published them. Calls the ranks' meeting."""
         self._publish()
-        return {**self._source.collect(), self._job.rank: self.stats()}
+        return {**self._source.meeting.figures(), self._job.rank: self.stats()}
 
     def with_settings(self, **settings: Unpack[LoaderSettings]) -> "RankLoader":
         """Return this rank's loader with other fields of `LoaderSpec`, at the same position."""
@@ -402,7 +403,7 @@ class RankLoader:
         if self._place is None:
             return
         try:
-            self._source.go_on(self._job.rank, self._place.following)
+            self._source.meeting.go_on(self._job.rank, self._place.following)
         except BaseException:
             self._leave_order()
             raise

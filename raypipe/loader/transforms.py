@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from raypipe.decode import use_one_core
 from raypipe.errors import ConfigError, suggest
-from raypipe.loader.spec import SampleTransform
+from raypipe.loader.job import SampleTransform
 
 _SEED_MASK: Final = (1 << 63) - 1
 

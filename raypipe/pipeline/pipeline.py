@@ -6,7 +6,7 @@
     plan                    order, on every rank and in the feeder  pure
     local.LocalSource       read and window rows                    the rank itself: transport="local"
     feeder.start_feeder     plans -> Ray Datasets -> splits         actor on this node: transport="ray"
-      ray_source            read and window rows                    Ray Data tasks on any node
+      ray_data              read and window rows                    Ray Data tasks on any node
     decode.clips            clips, decoded ahead of need            threads of the rank, or Ray tasks on any node
     loader.RankLoader       receive rows, assemble batches          rank
 

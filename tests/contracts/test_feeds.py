@@ -10,7 +10,7 @@ from batches import WINDOWS, varied_spec
 from mixture_cases import write_unlike
 from ray_session import run_ranks
 
-from raypipe.feed.own_rows import can_read_here, room_for
+from raypipe.feed.local import can_read_here, room_for
 from raypipe.mixture import open_dataset
 from raypipe.pipeline import Pipeline
 from raypipe.testing import write_dataset

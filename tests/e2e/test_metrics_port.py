@@ -15,7 +15,7 @@ from ray import cloudpickle
 from ray_session import end_ray
 
 import raypipe as rp
-from raypipe.feed.prometheus import COUNTERS, GAUGES
+from raypipe.feed.metrics import COUNTERS, GAUGES
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -4,7 +4,7 @@ import pytest
 import ray
 
 from raypipe.errors import ConfigError
-from raypipe.feed.ray_cluster import check_free_cpu
+from raypipe.feed.feeder import check_free_cpu
 
 
 @ray.remote

@@ -14,7 +14,7 @@ from raypipe import errors
 from raypipe.dataset import WindowSpec, open_dataset
 from raypipe.decode.spec import DecodeSpec
 from raypipe.errors import DatasetError, DownloadError
-from raypipe.feed import BadDataSpec, BlockContext, SpanRequest, add_windows, filler_block, open_block, read_rows
+from raypipe.feed import BadDataSpec, BlockContext, SpanRequest, filler_block, open_block, read_block
 from raypipe.loader import span_columns
 from raypipe.storage import Storage, is_transient
 from raypipe.testing import write_dataset
@@ -50,7 +50,7 @@ def request(episode, start, stop, frames=()):
 
 def send(context, requests):
     """Do what a task does, send the table as Ray does, and open it as a rank does."""
-    table = add_windows(context, read_rows(context, requests))
+    table = read_block(context, requests)
     assert len(table) == sum(len(request.anchors) for request in requests)
     return list(open_block(context, through_ipc(table)))
 
@@ -122,7 +122,7 @@ def test_where_bad_data_is_left_out_images_of_whole_clips_come(root, clip_frames
 
 
 def test_filler_has_its_rows_and_opens_to_nothing(context):
-    table = add_windows(context, filler_block(5))
+    table = filler_block(5)
 
     assert len(table) == 5
     assert list(open_block(context, through_ipc(table))) == []
@@ -148,7 +148,7 @@ def test_bad_span_keeps_its_rows_and_its_neighbours_whole(root, tmp_path):
 def test_error_of_a_block_is_raised_as_the_class_that_it_had(context):
     (block,) = send(context, [request(0, 0, 7)])
     for kind in ("DatasetError", "DecodeError", "DownloadError"):
-        failed = replace(block, error=(kind, "what is wrong"))
+        failed = replace(block, error=getattr(errors, kind)("what is wrong"))
 
         with pytest.raises(getattr(errors, kind), match="what is wrong") as caught:
             failed.check()
@@ -222,7 +222,7 @@ def test_storage_that_fails_twice_and_then_works_gives_right_rows(root, context)
     waits = []
     flaky = flaky_context(root, num_failures=2)
 
-    table = add_windows(flaky, read_rows(flaky, [request(2, 0, 12)], waits.append))
+    table = read_block(flaky, [request(2, 0, 12)], waits.append)
 
     (block,) = open_block(flaky, table)
     block.check()
@@ -234,7 +234,7 @@ def test_storage_that_keeps_failing_becomes_the_error_of_the_block(root):
     waits = []
     flaky = flaky_context(root, num_failures=1000)
 
-    table = add_windows(flaky, read_rows(flaky, [request(2, 0, 12)], waits.append))
+    table = read_block(flaky, [request(2, 0, 12)], waits.append)
 
     (block,) = open_block(flaky, table)
     assert len(table) == 12
@@ -248,7 +248,7 @@ def test_missing_file_is_not_tried_again(root):
     waits = []
     flaky = flaky_context(root, num_failures=1000, error_number=errno.ENOENT)
 
-    table = read_rows(flaky, [request(2, 0, 12)], waits.append)
+    table = read_block(flaky, [request(2, 0, 12)], waits.append)
 
     assert waits == []
     assert len(table) == 12

@@ -18,12 +18,11 @@ from mixture_cases import write_unlike
 
 from raypipe.dataset import open_dataset
 from raypipe.decode import kept
-from raypipe.decode.buffers import FramePool
+from raypipe.decode.clips import FramePool
 from raypipe.decode.frames import FrameDecoder
 from raypipe.decode.journal import Journal
-from raypipe.decode.keep_spec import KeepSpec
 from raypipe.decode.kept import KeepFolder, survey_kept
-from raypipe.decode.spec import DecodeSpec
+from raypipe.decode.spec import DecodeSpec, KeepSpec
 from raypipe.errors import DecodeError
 from raypipe.mixture import Mixture
 from raypipe.pipeline import Pipeline

@@ -604,7 +604,7 @@ class LateEnd:
     """A feed whose last block has come while it does not tell yet that it was the last."""
 
     def __init__(self, feed, ends):
-        self.resident_spans, self.place, self.report_bad = feed.resident_spans, feed.place, feed.report_bad
+        self.resident_spans, self.place = feed.resident_spans, feed.place
         self._feed, self._ends, self.is_remote = feed, ends, feed.is_remote
         self.first_blocks, self.is_complete = feed.first_blocks, feed.is_complete
 

@@ -89,7 +89,7 @@ def test_ranks_share_the_number_of_episodes_that_may_be_bad(tmp_path, make):
 def test_meeting_of_rank_0_ends_with_its_loader(pipe):
     before = set(threading.enumerate())
     loader, other = pipe.served_loaders(2, host=LOOPBACK, name="train")
-    meeting = pickle.loads(pickle.dumps(other._source._meeting))
+    meeting = pickle.loads(pickle.dumps(other._source.meeting))
     assert meeting.figures() == {}
     (server,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "raypipe-meeting"]
 
@@ -115,9 +115,9 @@ def test_caller_without_the_key_learns_nothing_and_disturbs_nobody(pipe):
     with pytest.raises(RaypipeError, match="AuthenticationError"):
         type(meeting)(meeting.address, b"another key").missing_ranks()
     with pytest.raises(RaypipeError, match="no call '__reduce__'"):
-        meeting._call("__reduce__")
+        meeting.call("__reduce__")
     with pytest.raises(RaypipeError, match="where the ranks meet: TypeError"):
-        meeting._call("tell")
+        meeting.call("tell")
 
     assert meeting.missing_ranks() == []
 

@@ -16,9 +16,8 @@ from raypipe.feed import (
     LocalSource,
     Meeting,
     PassPlace,
-    add_windows,
     feed_order,
-    read_rows,
+    read_block,
     resident_spans,
     span_request,
 )
@@ -71,9 +70,6 @@ class StrictFeed:
     is_remote: bool = False
     is_complete: bool = False
 
-    def report_bad(self, span):
-        raise AssertionError(f"nothing is bad here: {span}")
-
     def first_blocks(self, *, is_waited_for):
         return iter(())
 
@@ -82,7 +78,7 @@ class StrictFeed:
             self.feed.take(number)
             arrivals = range(int(self.order.first[number]), int(self.order.stop[number]))
             requests = [span_request(self.plan, arrival) for arrival in arrivals]
-            yield add_windows(self.context, read_rows(self.context, requests))
+            yield read_block(self.context, requests)
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,10 @@ from raypipe.feed import (
     LocalSource,
     Meeting,
     SpanRequest,
-    add_windows,
     open_block,
-    read_rows,
+    read_block,
 )
-from raypipe.feed.bad_data import RAISE
+from raypipe.feed.agreement import RAISE
 from raypipe.format import INDEX_FEATURES, Feature
 from raypipe.loader import LoaderSpec, RankJob, RankLoader, span_columns
 from raypipe.pipeline import Pipeline
@@ -459,7 +458,7 @@ def request(dataset, episode, stop, lap=0):
 
 
 def send(context, requests):
-    return list(open_block(context, add_windows(context, read_rows(context, requests))))
+    return list(open_block(context, read_block(context, requests)))
 
 
 def test_columns_of_spans_are_alike_whichever_member_they_are_of(members):
@@ -481,10 +480,7 @@ def test_columns_of_spans_are_alike_whichever_member_they_are_of(members):
 def test_block_carries_nothing_that_its_member_lacks_or_the_mixture_leaves_out(members):
     context = make_context(members)
 
-    carried = [
-        set(add_windows(context, read_rows(context, [request(number, 0, 3)])).column_names)
-        for number in range(len(MEMBERS))
-    ]
+    carried = [set(read_block(context, [request(number, 0, 3)]).column_names) for number in range(len(MEMBERS))]
 
     for names, member in zip(carried, MEMBERS.values(), strict=True):
         wanted = {"flag": member.flag, "grid": member.grid, "note": member.note}

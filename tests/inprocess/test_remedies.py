@@ -41,7 +41,8 @@ from program import run_program
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, RaypipeError
-from raypipe.feed import SpanRequest, add_windows, open_block, read_rows
+from raypipe.feed import SpanRequest, open_block, read_block
+from raypipe.loader import span_columns
 from raypipe.mixture import Mixture
 from raypipe.pipeline import Pipeline
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
@@ -976,7 +977,7 @@ def test_a_bad_episode_of_a_mixture_is_left_out_where_its_dataset_stands(sound, 
     assert list(local_loader(Pipeline(mixture, batch_size=8, seed=0)))
 
 
-def test_spans_that_do_not_go_into_one_block_go_on_without_the_feature(sound, tmp_path):
+def test_spans_whose_images_are_no_bytes_go_on_without_the_feature(sound, tmp_path):
     root = shutil.copytree(sound("images"), tmp_path / "dataset")
     edit_info(root, lambda info: info.update(data_path="data/{episode_index}.parquet"))
     rows = pq.read_table(root / "data/chunk-000/file-000.parquet")
@@ -987,10 +988,11 @@ def test_spans_that_do_not_go_into_one_block_go_on_without_the_feature(sound, tm
 
     def read(**parts):
         context = Pipeline(open_dataset(str(root)), batch_size=2, seed=0, **parts).config.block_context()
-        return [block.error[1] for block in open_block(context, add_windows(context, read_rows(context, spans)))]
+        return [span_columns(context, block) for block in open_block(context, read_block(context, spans))]
 
-    assert all("choose others by features=[...]" in told for told in read())
-    assert read(features=["action"]) == ["", ""]
+    with pytest.raises(RaypipeError, match="there are no image bytes"):
+        read()
+    assert [len(columns["action"]) for columns in read(features=["action"])] == [3, 3]
 
 
 def test_a_number_that_a_mixture_cannot_hold_goes_on_without_it(tmp_path):

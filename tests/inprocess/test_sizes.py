@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from raypipe.dataset import open_dataset
-from raypipe.decode.images import middle_of, resize_frames
+from raypipe.decode.pixels import middle_of, resize_frames
 from raypipe.errors import ConfigError
 from raypipe.mixture import Mixture
 from raypipe.pipeline import Pipeline

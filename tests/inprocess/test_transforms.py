@@ -7,7 +7,7 @@ import pytest
 import torch
 from batches import frames_of, local_loader, rows_spec
 
-from raypipe.decode import clips
+from raypipe.decode import executors
 from raypipe.errors import ConfigError
 from raypipe.loader.transforms import SeededRandom
 from raypipe.pipeline import Pipeline
@@ -89,9 +89,9 @@ def test_training_keeps_its_own_random_numbers_and_cores(pipe):
 
 def test_threads_of_a_loader_use_one_core_each_and_training_its_own(seen, monkeypatch):
     """More OpenMP threads than cores in a process put those of training to sleep after every operation."""
-    cores, decode = {"decode": set(), "assemble": set()}, clips.decode_clip
+    cores, decode = {"decode": set(), "assemble": set()}, executors.decode_clip
     monkeypatch.setattr(
-        clips, "decode_clip", lambda *args: (cores["decode"].add(torch.get_num_threads()), decode(*args))[1]
+        executors, "decode_clip", lambda *args: (cores["decode"].add(torch.get_num_threads()), decode(*args))[1]
     )
     before = torch.get_num_threads()
     torch.set_num_threads(3)

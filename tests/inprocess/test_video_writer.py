@@ -3,7 +3,7 @@ import torch
 import torchcodec.encoders
 from torchcodec.decoders import VideoDecoder
 
-from raypipe.decode import VideoCoding, open_writer, video_writer
+from raypipe.decode import VideoCoding, open_writer, videos
 from raypipe.errors import ConfigError
 from raypipe.testing import Stamp, SynthSpec, read_stamp, write_dataset
 
@@ -30,7 +30,7 @@ def test_an_older_torchcodec_writes_the_same_frames(tmp_path):
 
 @pytest.mark.usefixtures("_old_torchcodec")
 def test_an_older_torchcodec_says_which_one_writes_long_videos(tmp_path, monkeypatch):
-    monkeypatch.setattr(video_writer, "MOST_HELD_BYTES", FRAMES.nbytes)
+    monkeypatch.setattr(videos, "MOST_HELD_BYTES", FRAMES.nbytes)
 
     with open_writer(tmp_path / "long.mp4", CODING) as sink:
         sink.add_frames(FRAMES)

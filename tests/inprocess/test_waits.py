@@ -48,7 +48,7 @@ def with_finish(table, at):
     """Return a block whose task was done at a given time."""
     from dataclasses import replace
 
-    from raypipe.feed.packing import pack_spans, unpack_spans
+    from raypipe.feed.blocks import pack_spans, unpack_spans
 
     spans = [replace(span, header=replace(span.header, finished_at=at)) for span in unpack_spans(table)]
     return pack_spans(spans)

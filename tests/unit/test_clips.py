@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import lengths, make_index, plan_start, specs, start_or_assume
 
-from raypipe.decode.buffers import FramePool
-from raypipe.decode.clips import ClipRequest, ClipStore, OpenedClip, ThreadExecutor
+from raypipe.decode.clips import ClipRequest, ClipStore, FramePool, OpenedClip
+from raypipe.decode.executors import ThreadExecutor
 from raypipe.errors import DatasetError, DownloadError
 from raypipe.plan import DEFAULT_LIVE_BYTES, CameraCost, MemberCost, OrderSpec, clip_bound, resolve_live
 

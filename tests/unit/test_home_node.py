@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.decode.tasks import home_node
+from raypipe.decode.executors import home_node
 
 files = st.sampled_from([f"videos/file-{i:03d}.mp4" for i in range(40)])
 clusters = st.dictionaries(st.uuids().map(str), st.integers(1, 64), min_size=1, max_size=8)

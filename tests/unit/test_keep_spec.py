@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.decode.keep_spec import KeepSpec, make_keep
 from raypipe.decode.kept import check_of
+from raypipe.decode.spec import KeepSpec, make_keep
 from raypipe.errors import ConfigError
 
 KEY = bytes(range(16))

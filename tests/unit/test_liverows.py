@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.decode.buffers import BatchBuffers
+from raypipe.decode.clips import BatchBuffers
 from raypipe.feed import SpanBlock, SpanRequest
-from raypipe.loader import live_rows as liverows
-from raypipe.loader.live_rows import LiveRows, RowPool
+from raypipe.loader import at_hand as liverows
+from raypipe.loader.at_hand import LiveRows, RowPool
 from raypipe.plan import Batch
 
 
@@ -165,7 +165,7 @@ def block(arrival, frames):
     return SpanBlock(
         request=request,
         num_rows=len(frames),
-        error=("", ""),
+        error=None,
         columns={"frame": np.array(frames), "span": np.full(len(frames), arrival)},
         stored_images={},
         num_requests=0,

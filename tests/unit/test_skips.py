@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.feed import BadDataSpec, BadSpan
-from raypipe.feed.bad_data import SkipList
+from raypipe.feed.agreement import SkipList
 
 
 def bad_span(episode, dataset=0, start=0):

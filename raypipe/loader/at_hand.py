@@ -1,23 +1,38 @@
-"""Decide which clips a rank's batches need, and which frames each clip has.
+"""What a rank has at hand for its batches: the rows of live spans, and clips requested ahead.
 
-Joins the plan, which says when a frame leaves, with the store, which has it decoded by then. Requests clips ahead of
-the batch being assembled, as far as memory allows.
+Rows lie in one pool per column, so a batch takes one indexed copy per column::
+
+    admit(arrival 5)    rows -> free places of the pool
+    take_rows(batch)    pool[places of (span, row), ...]
+    retire(arrival 2)   its places are free again
+
+`BatchClips` joins the plan, which says when a frame leaves, with the store, which has it decoded by then. It requests
+clips ahead of the batch being assembled, as far as memory allows. `FileFetcher` fetches their files before.
 """
 
+import ctypes
+import os
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raypipe.decode import ClipExecutor, ClipKey, ClipRequest, ClipStore, OpenedClip
 from raypipe.errors import RaypipeError
-from raypipe.feed import BlockContext, SpanRequest, shown_frames, span_request
-from raypipe.loader.live_rows import LiveRows
+from raypipe.feed import BlockContext, SpanBlock, SpanRequest, as_objects, shown_frames, span_request
 from raypipe.plan import Batch, Ints, RankPlan, clip_bound, unclipped_frames
+
+_FIRST_CAPACITY: Final = 1024
+
+_SPARE_BYTES: Final = 1 << 29
+"""Resident memory beyond what the C library has handed out; code and other libraries are some 300 MB of it."""
 
 _FETCH_THREADS: Final = 8
 """Threads that request the next files; threads of the cache download the bytes. For a video cached in parts they first
@@ -25,6 +40,143 @@ read its index, one request after the other, and mostly wait. So there may be mo
 
 _MOST_FETCHES: Final = 4096
 """Fetches to remember; older ones are done by then."""
+
+
+def trim_memory() -> bool:
+    """Return free memory of the C library's pools to the system, if it is a lot; return whether this was done.
+
+    Decoders and frames of many sizes come and go in several threads, and glibc's pools fragment. Without this a rank
+    that opens thousands of videos grows by a gigabyte or more. If the pools are being reused there is little to return,
+    and taking it back would cost page faults: a tenth of the decoding time.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "malloc_trim"):
+        return False
+    if spare_bytes(library) > _SPARE_BYTES:
+        library.malloc_trim(0)
+        return True
+    return False
+
+
+def spare_bytes(library: ctypes.CDLL) -> int:
+    """Return the resident bytes beyond what the C library has handed out; a large number if it cannot tell."""
+    if not hasattr(library, "mallinfo2"):
+        return sys.maxsize
+    library.mallinfo2.restype = _Mallinfo2
+    info = library.mallinfo2()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident - int(info.uordblks) - int(info.hblkhd)
+
+
+_MALLINFO_FIELDS: Final = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
+class _Mallinfo2(ctypes.Structure):
+    """glibc's ``struct mallinfo2``, since 2.33."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO_FIELDS]
+
+
+class RowPool:
+    """Rows of spans in one array per column; it reuses free places."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._free = np.arange(_FIRST_CAPACITY)[::-1]
+        self._num_free = _FIRST_CAPACITY
+
+    def add(self, columns: Mapping[str, Any], num_rows: int) -> Ints:
+        """Return the place of each row, after copying the rows in."""
+        if num_rows > self._num_free:
+            self._grow(num_rows)
+        self._num_free -= num_rows
+        places = self._free[self._num_free : self._num_free + num_rows].copy()
+        for name, values in columns.items():
+            if name not in self._columns:
+                self._columns[name] = self._empty(values)
+            self._columns[name][places] = as_objects(values) if isinstance(values, list) else values
+        return places
+
+    def take(self, places: Ints) -> dict[str, NDArray[Any]]:
+        """Return the rows at `places`: one indexed copy per column."""
+        # For rows of several numbers `take` needs a quarter of the time of indexing.
+        return {name: values.take(places, axis=0) for name, values in self._columns.items()}
+
+    def free(self, places: Ints) -> None:
+        """Allow later rows to overwrite those at `places`."""
+        self._free[self._num_free : self._num_free + len(places)] = places
+        self._num_free += len(places)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the pool."""
+        return sum(values.nbytes for values in self._columns.values())
+
+    def _empty(self, values: Any) -> NDArray[Any]:
+        shape, dtype = ((), object) if isinstance(values, list) else (values.shape[1:], values.dtype)
+        return np.empty((len(self._free), *shape), dtype=dtype)
+
+    def _grow(self, num_rows: int) -> None:
+        old = len(self._free)
+        new = max(2 * old, old + num_rows)
+        free = np.empty(new, dtype=np.int64)
+        free[: self._num_free] = self._free[: self._num_free]
+        free[self._num_free : self._num_free + new - old] = np.arange(old, new)[::-1]
+        self._free, self._num_free = free, self._num_free + new - old
+        for name, values in self._columns.items():
+            grown = np.empty((new, *values.shape[1:]), dtype=values.dtype)
+            grown[:old] = values
+            self._columns[name] = grown
+
+
+class LiveRows:
+    """The rows of the spans at hand on a rank. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._rows = RowPool()
+        self._places: dict[int, Ints] = {}
+        self._images: dict[int, Mapping[str, Mapping[int, Any]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, arrival: int) -> bool:
+        return arrival in self._places
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows in bytes, without stored images."""
+        return self._rows.num_bytes
+
+    def admit(self, arrival: int, block: SpanBlock) -> None:
+        """Add a span."""
+        self._places[arrival] = self._rows.add(block.columns, block.num_rows)
+        if block.stored_images:
+            self._images[arrival] = block.stored_images
+
+    def retire(self, arrivals: Iterable[int]) -> None:
+        """Release spans. Ignores those never admitted, because no batch needed them."""
+        for arrival in arrivals:
+            if arrival in self._places:
+                self._rows.free(self._places.pop(arrival))
+                self._images.pop(arrival, None)
+
+    def clear(self) -> None:
+        """Release all spans."""
+        self._rows, self._places, self._images = RowPool(), {}, {}
+
+    def take_rows(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """Return the row columns of a batch."""
+        pairs = zip(batch.span.tolist(), batch.row.tolist(), strict=True)
+        places = np.fromiter((self._places[span][row] for span, row in pairs), dtype=np.int64, count=len(batch.row))
+        return self._rows.take(places)
+
+    def stored_images(self, arrival: int, camera: str) -> Mapping[int, Any]:
+        """Return, by frame, a camera's images that the rows of a span store."""
+        return self._images[arrival][camera]
 
 
 class BatchClips:

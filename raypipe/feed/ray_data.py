@@ -1,6 +1,7 @@
 """Give blocks to Ray Data: one read task per block, in feed order.
 
-`data_context` has all Ray Data settings that raypipe needs, on the dataset's own context, each with its reason.
+`data_context` has all Ray Data settings that raypipe needs, on the dataset's own context, each with its reason. A rank
+imports this after it has met the others: Ray Data takes a second.
 """
 
 import logging
@@ -18,10 +19,8 @@ from ray.data.datasource import ReadTask
 
 from raypipe.decode import journal_scope
 from raypipe.feed.block_context import BlockContext
-from raypipe.feed.groups import BlockRequest
-from raypipe.feed.opened_block import open_block
-from raypipe.feed.packing import as_objects
-from raypipe.feed.read_blocks import add_windows, filler_block, read_rows
+from raypipe.feed.blocks import as_objects, filler_block, open_block, read_block
+from raypipe.feed.order import BlockRequest
 from raypipe.storage import share_gate
 
 Blocks = Sequence[BlockRequest] | Callable[[], Sequence[BlockRequest]]
@@ -64,9 +63,7 @@ def build_dataset(context: "ray.ObjectRef[BlockContext]", blocks: Blocks) -> "ra
     """Return the Ray Dataset whose blocks are `blocks`: rows with their windows."""
     with DataContext.current(data_context(DataContext.get_current())):
         # Ask for 1 block: Ray splits the blocks if there are fewer tasks than the number, and accepts more tasks.
-        dataset = ray.data.read_datasource(SpanDatasource(context, blocks), override_num_blocks=1)
-        # batch_size=None keeps a block whole, and lets Ray fuse the map with the read.
-        return dataset.map_batches(_add_windows(context), batch_size=None, batch_format="pyarrow", zero_copy_batch=True)
+        return ray.data.read_datasource(SpanDatasource(context, blocks), override_num_blocks=1)
 
 
 def as_samples(
@@ -112,14 +109,6 @@ def data_context(current: DataContext) -> DataContext:
     return context
 
 
-def _add_windows(context: "ray.ObjectRef[BlockContext]") -> Callable[[pa.Table], pa.Table]:
-    def run(table: pa.Table) -> pa.Table:
-        return add_windows(fetch_context(context), table)
-
-    run.__name__ = run.__qualname__ = "AddWindows"
-    return run
-
-
 class _ReadBlock:
     def __init__(self, context: "ray.ObjectRef[BlockContext]", block: BlockRequest) -> None:
         self._context = context
@@ -128,7 +117,7 @@ class _ReadBlock:
     def __call__(self) -> Iterable[pa.Table]:
         if isinstance(self._block, int):
             return [filler_block(self._block)]
-        return [read_rows(fetch_context(self._context), self._block)]
+        return [read_block(fetch_context(self._context), self._block)]
 
 
 def _quieten() -> None:

@@ -1,15 +1,21 @@
-"""`Stand`: a loader's position as one object, a pass over the rest of an epoch and how far it is.
+"""A pass over the rest of an epoch: where it begins (`Stand`), and the start of its run, also ahead (`Ahead`).
 
 A loader moves by replacing its stand. So any thread that reads the stand gets a plan, a step and a ledger that belong
 together.
 """
 
+import threading
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raypipe.account import Ledger, Page
-from raypipe.loader.job import RankJob
+from raypipe.decode import ASSIGNED_CPUS
+from raypipe.feed import Meter, PassPlace
+from raypipe.loader.epoch_run import EpochRun
+from raypipe.loader.job import LoaderSpec, RankJob
 from raypipe.plan import (
     EpisodeIndex,
     OrderState,
@@ -21,6 +27,9 @@ from raypipe.plan import (
     state_after,
     state_of,
 )
+
+if TYPE_CHECKING:
+    from raypipe.feed import FeederSource, LocalSource
 
 
 @dataclass(eq=False, kw_only=True)
@@ -116,3 +125,83 @@ class Stand:
         here = self.onward()
         kept = {name: getattr(here, name) for name in ("job", "index", "at", "ledger", "is_loaded")}
         return {**kept, "page": None}
+
+
+@dataclass(frozen=True)
+class RunStarter:
+    """Starts the runs of one loader without a reference to it, so the starting thread does not keep it alive."""
+
+    job: RankJob
+    source: "LocalSource | FeederSource"
+    spec: LoaderSpec
+    meter: Meter
+
+    def start(self, stand: Stand, place: PassPlace | None, before: EpochRun | None = None) -> EpochRun:
+        """Return the run of a pass that begins at `stand`. Waits for the other ranks."""
+        job, threads = self.job, self.spec.num_threads
+        num_threads = self.source.assigned_cpus() if threads == ASSIGNED_CPUS else threads
+        executor = self.source.open_executor(job.context, num_threads, self.meter)
+        spec = replace(self.spec, num_threads=num_threads)
+        run = EpochRun(job, stand.world, spec, self.meter, executor)
+        try:
+            feed = self.source.open(stand.world, job.rank, place)
+            run.start(feed, self.source.meeting.report_bad, before)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+
+class Ahead:
+    """The run of the next epoch, which a thread starts. When Python collects this object, the run is given up."""
+
+    def __init__(self, stand: Stand, begin: Callable[[], EpochRun]) -> None:
+        self.stand = stand
+        """Where its pass begins."""
+        self._start = _Start(begin)
+        self._giving_up = weakref.finalize(self, self._start.give_up)
+        self._giving_up.atexit = False
+
+    def wait(self) -> EpochRun:
+        """Return the run when it is ready. It still ends with this object, until you call `release`."""
+        started = self._start.wait()
+        if isinstance(started, BaseException):
+            raise started
+        return started
+
+    def release(self) -> None:
+        """Hand the run over to the caller of `wait`: it no longer ends with this object."""
+        self._giving_up.detach()
+
+    def discard(self) -> None:
+        """Close the run when it is ready, and ignore an error in starting it."""
+        started = self._start.wait()
+        if isinstance(started, EpochRun):
+            started.close()
+
+
+class _Start:
+    def __init__(self, begin: Callable[[], EpochRun]) -> None:
+        self._result: EpochRun | BaseException | None = None
+        self._is_given_up = False
+        self._thread = threading.Thread(target=self._work, args=(begin,), name="raypipe-next-epoch", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> EpochRun | BaseException:
+        self._thread.join()
+        assert self._result is not None
+        return self._result
+
+    def give_up(self) -> None:
+        # Python may call this between any two lines of any thread, so it must not wait or take a lock.
+        self._is_given_up = True
+        if isinstance(self._result, EpochRun):
+            self._result.give_up()
+
+    def _work(self, begin: Callable[[], EpochRun]) -> None:
+        try:
+            self._result = begin()
+        except BaseException as error:
+            self._result = error
+        if self._is_given_up and isinstance(self._result, EpochRun):
+            self._result.close()
