@@ -17,8 +17,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raypipe.dataset.action_stats import action_stats
-from raypipe.dataset.actions import REPRESENTATION, ActionMap, ActionSpec, check_window, map_actions
-from raypipe.dataset.windows import TOLERANCE_S, WindowSpec, window_from_offsets, window_from_timestamps, window_rows
+from raypipe.dataset.windows import (
+    REPRESENTATION,
+    TOLERANCE_S,
+    ActionMap,
+    ActionSpec,
+    WindowSpec,
+    check_window,
+    map_actions,
+    window_from_offsets,
+    window_from_timestamps,
+    window_rows,
+)
 from raypipe.decode import CameraDtype
 from raypipe.errors import ConfigError, DatasetError, DecodeError, note_episode, suggest
 from raypipe.format import (
@@ -39,7 +49,7 @@ from raypipe.format import (
 )
 from raypipe.plan import SINGLE_DATASET, EpisodeIndex, SelectionSpec, index_episodes
 from raypipe.storage import REFUSED
-from raypipe.text import counted, make_spec
+from raypipe.text import check_choice, counted, make_spec
 
 if TYPE_CHECKING:
     import torch
@@ -65,8 +75,8 @@ class SampleSpec:
     tolerance_s: float = TOLERANCE_S
 
     def __post_init__(self) -> None:
-        _check_choice("camera_dtype", self.camera_dtype, get_args(CameraDtype))
-        _check_choice("timestamps", self.timestamps, get_args(Timestamps))
+        check_choice("camera_dtype", self.camera_dtype, get_args(CameraDtype))
+        check_choice("timestamps", self.timestamps, get_args(Timestamps))
         if not self.tolerance_s >= 0:
             raise ConfigError(f"tolerance_s must be at least 0, got {self.tolerance_s}")
 
@@ -170,15 +180,8 @@ class Dataset:
     @cached_property
     def episodes(self) -> pa.Table:
         """One row per episode: its number, length, first ``index`` and tasks."""
-        table = self.meta.episodes
-        return pa.table(
-            {
-                "episode_index": table.episode_index,
-                "length": table.length,
-                "from_index": table.from_index,
-                "tasks": table.tasks,
-            }
-        )
+        names = ("episode_index", "length", "from_index", "tasks")
+        return pa.table({name: getattr(self.meta.episodes, name) for name in names})
 
     @cached_property
     def stats(self) -> Stats:
@@ -293,17 +296,15 @@ class Dataset:
         table = self._reader.read_episode(row)
         place = f"episode {self.meta.episodes.episode_index[row]} of {self.meta.root!r}"
         sample: dict[str, Any] = {}
-        for name in self.spec.cameras:
+        rows = {name: feature for name, feature in self.row_features.items() if not feature.is_camera}
+        for name in (*self.spec.cameras, *rows):
             frames, padding = self._slots(name, frame, len(table))
-            sample[name] = self._camera(name, row, table, frames)
+            if name in rows:
+                sample[name] = self._values(rows[name], table, frames, place)
+            else:
+                sample[name] = self._camera(name, row, table, frames)
             if name in self.window.offsets:
                 sample[f"{name}_is_pad"] = padding
-        for name, feature in self.row_features.items():
-            if not feature.is_camera:
-                frames, padding = self._slots(name, frame, len(table))
-                sample[name] = self._values(feature, table, frames, place)
-                if name in self.window.offsets:
-                    sample[f"{name}_is_pad"] = padding
         if self.actions is not None:
             sample[self.actions.action] = self._represented(self.actions, sample[self.actions.action], table, frame)
             sample[f"{self.actions.action}{REPRESENTATION}"] = str(self.actions.spec)
@@ -467,12 +468,11 @@ def _all_cameras(meta: DatasetMeta, missing: Sequence[str]) -> tuple[str, ...]:
     """Return the cameras that can be read; warn of those that cannot."""
     unreadable = unreadable_cameras(meta, missing)
     for why, names in unreadable.items():
-        if names:
-            warnings.warn(
-                f"{meta.root}: leaving out {', '.join(names)}: {why}. Name the cameras to use, as cameras=[...], to "
-                f"silence this.",
-                stacklevel=3,
-            )
+        warnings.warn(
+            f"{meta.root}: leaving out {', '.join(names)}: {why}. Name the cameras to use, as cameras=[...], to "
+            f"silence this.",
+            stacklevel=3,
+        )
     return tuple(name for name in meta.cameras if not any(name in names for names in unreadable.values()))
 
 
@@ -491,8 +491,3 @@ def check_cameras(meta: DatasetMeta, cameras: Sequence[str], missing: Sequence[s
                 f"{meta.storage.locate(place)!r}. Fetch them, or leave the camera out of cameras=[...]."
             )
         check_decodable(meta.features[name], meta.root)
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}{suggest(value, choices)}")
