@@ -11,7 +11,6 @@ from program import run_program
 import raypipe
 import raypipe.views.info.dataset
 from raypipe.dataset import download
-from raypipe.mixture import members as open_members
 from raypipe.reshard import tasks as reshard_tasks
 from raypipe.testing import SynthSpec, write_dataset
 from raypipe.text import progress
@@ -90,19 +89,14 @@ def show_bytes():
         advance(1)
 
 
-def show_members():
-    with open_members._bar(2, is_on=True) as advance:
-        advance(EVIL)
-
-
 def show_reshard():
     with reshard_tasks._bars(is_on=True) as bars:
         bars.add(EVIL, 2)()
 
 
-@pytest.mark.parametrize("show", [show_epoch, show_count, show_bytes, show_members, show_reshard])
+@pytest.mark.parametrize("show", [show_epoch, show_count, show_bytes, show_reshard])
 def test_titles_of_bars_do_not_steer_the_terminal(show, monkeypatch, capfd):
-    for module in (progress, download, open_members, reshard_tasks):
+    for module in (progress, download, reshard_tasks):
         monkeypatch.setattr(module, "is_shown", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")

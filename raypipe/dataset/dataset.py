@@ -48,7 +48,7 @@ from raypipe.format import (
     row_features_of,
 )
 from raypipe.plan import SINGLE_DATASET, EpisodeIndex, SelectionSpec, index_episodes
-from raypipe.storage import REFUSED
+from raypipe.storage import REFUSED, open_root
 from raypipe.text import check_choice, counted, make_spec
 
 if TYPE_CHECKING:
@@ -88,17 +88,19 @@ def open_dataset(
     camera_dtype: CameraDtype = "uint8",
     timestamps: Timestamps = "position",
     tolerance_s: float = TOLERANCE_S,
+    revision: str = "",
 ) -> "Dataset":
-    """Open the LeRobot dataset at `root`, a path or an fsspec URI; reads ``meta/`` only.
+    """Open the LeRobot dataset at `root`, a path, an fsspec URI or a name of the Hub; reads ``meta/`` only.
 
     Args:
         cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, cameras that have no file, that a
             web server does not give, or that cannot be decoded; a camera that you name must be there.
         timestamps: see `SampleSpec.timestamps`.
+        revision: of a dataset on the Hub.
     """
     if isinstance(cameras, str) and cameras != "all":
         raise ConfigError(f"cameras is {cameras!r}; give a list of names, as cameras=[{cameras!r}], or 'all'")
-    meta = read_metadata(root)
+    meta = read_metadata(open_root(root, revision).uri if revision else root)
     missing = find_missing_cameras(meta)
     for name, why in meta.opaque.items():
         warnings.warn(f"{meta.root}: leaving out {name}: {why}.", stacklevel=2)

@@ -57,6 +57,11 @@ class MemberMap:
     rows: Mapping[str, str]
     cameras: Mapping[str, str]
 
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        """Rows, then cameras."""
+        return {**self.rows, **self.cameras}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:

@@ -7,12 +7,11 @@ the first batch.
 """
 
 import json
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,7 @@ from numpy.typing import NDArray
 from raypipe.dataset import ABSOLUTE, DIM_IS_PAD, IS_MISSING, REPRESENTATION
 from raypipe.errors import ConfigError, suggest
 from raypipe.format import Stats
-from raypipe.mixture.stats import MixtureStats, single_stats
-from raypipe.mixture.stats_json import from_text, read_text, to_text, write_text
+from raypipe.mixture.stats import MixtureStats, SavedAsJson, single_stats
 from raypipe.text import counted
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 Mode = Literal["mean_std", "min_max", "quantiles", "identity"]
 By = Literal["dataset", "robot", "pooled"]
 
-KIND: Final = "Normaliser"
 EPS: Final = 1e-8
 """LeRobot's value: added to a standard deviation, and used instead of a range of 0."""
 
@@ -45,7 +42,7 @@ _NAMED_BY: Final = {"dataset": "dataset", "robot": "robot_type"}
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Normaliser:
+class Normaliser(SavedAsJson):
     """Scales the features of a batch, and scales them back.
 
     ::
@@ -61,6 +58,8 @@ class Normaliser:
     It computes and returns float32, or float64 for float64 input. Numbers marked by ``<key>_dim_is_pad`` and samples
     marked by ``<key>_is_missing`` are 0 in both directions. It returns a new batch and leaves the given one unchanged.
     """
+
+    _KIND: ClassVar[str] = "Normaliser"
 
     stats: MixtureStats
     modes: Mapping[str, Mode]
@@ -127,28 +126,13 @@ class Normaliser:
         """
         return self._apply(batch, dataset, robot, inverse=True)
 
-    def to_json(self) -> str:
-        """Return the normaliser as JSON for a checkpoint, including its statistics."""
-        stats = json.loads(self.stats.to_json())
-        return to_text(KIND, {"by": self.by, "modes": dict(self.modes), "stats": stats})
+    def _to_plain(self) -> dict[str, Any]:
+        return {"by": self.by, "modes": dict(self.modes), "stats": json.loads(self.stats.to_json())}
 
     @classmethod
-    def from_json(cls, text: str, place: str = "the JSON of a normaliser") -> "Normaliser":
-        """Return the normaliser that `to_json` wrote.
-
-        Args:
-            place: the name of the text in messages.
-        """
-        return from_text(text, KIND, place, _from_plain)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the JSON to `path`, a local path or an fsspec URI."""
-        write_text(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Normaliser":
-        """Return what `save` wrote to `path`."""
-        return cls.from_json(read_text(path), os.fspath(path))
+    def _from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        stats = MixtureStats.from_json(json.dumps(plain["stats"]), "'stats' of the normaliser")
+        return cls(stats, plain["modes"], plain["by"])
 
     @cached_property
     def _entries(self) -> dict[str, Stats]:
@@ -325,11 +309,6 @@ class _Table:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.shift.shape[1:]
-
-
-def _from_plain(plain: dict[str, Any]) -> Normaliser:
-    stats = MixtureStats.from_json(json.dumps(plain["stats"]), "'stats' of the normaliser")
-    return Normaliser(stats, plain["modes"], plain["by"])
 
 
 def _usual_keys(stats: MixtureStats) -> list[str]:
