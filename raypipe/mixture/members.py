@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -48,7 +48,6 @@ from raypipe.dataset import (
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError, suggest
 from raypipe.format import (
     INDEX_FEATURES,
-    DatasetMeta,
     Feature,
     find_absent_columns,
     one_line,
@@ -79,8 +78,8 @@ class BadMember:
     root: str
     error: str
     """On one line."""
-    kind: Literal["data", "config", "storage"] = "data"
-    """The cause: the dataset itself, what the mixture asks of it, or storage that does not answer."""
+    cause: type[RaypipeError]
+    """The dataset itself (`DatasetError`), what the mixture asks of it, or storage that does not answer."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.root}): {cut_inside(self.error, _REASON_CHARACTERS)}"
@@ -110,42 +109,16 @@ class Opened:
     notes: tuple[MemberNote, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """What raypipe finds when it opens a dataset: its metadata, and what its files lack."""
-
-    meta: DatasetMeta
-    missing_cameras: tuple[str, ...]
-    """Declared cameras without a file."""
-    absent_columns: tuple[str, ...]
-    """Declared features that the rows do not have."""
-
-
-OpenOne = Callable[[Storage], Contents]
-
-
-def read_contents(storage: Storage) -> Contents:
-    """Return the contents of the dataset at `storage`; reads ``meta/`` and up to three footers.
-
-    Raises:
-        DatasetError: it is not a dataset, or none of it can be read.
-    """
-    meta = read_metadata(storage)
-    return Contents(meta=meta, missing_cameras=find_missing_cameras(meta), absent_columns=find_absent_columns(meta))
-
-
 def open_members(
     members: Sequence[MemberSpec],
     *,
     on_bad_dataset: OnBadDataset = "raise",
     progress: bool = True,
-    open_one: OpenOne = read_contents,
 ) -> Opened:
     """Return the datasets of `members`, with the cameras that each asks for; reads ``meta/`` and a few footers.
 
     Args:
         progress: whether to show a bar at a terminal or in a notebook.
-        open_one: finds what the dataset at a storage holds.
 
     Raises:
         DatasetError: a dataset is unusable and `on_bad_dataset` is ``"raise"``, or all are. The message lists every
@@ -155,11 +128,13 @@ def open_members(
     """
     if not members:
         raise ConfigError("the mixture has no members; give at least one dataset")
-    results = _open_all(members, open_one, progress=progress)
+    results = _open_all(members, progress=progress)
     bad = tuple(result for result in results if isinstance(result, BadMember))
     good = {position: one for position, one in enumerate(results) if isinstance(one, _OpenedMember)}
-    if bad and (on_bad_dataset == "raise" or not good or any(one.kind != "data" for one in bad)):
-        raise _error_of(bad)(_bad_text(bad, len(members)))
+    causes = {one.cause for one in bad}
+    worst = next((cause for cause in (ConfigError, DownloadError) if cause in causes), DatasetError)
+    if bad and (on_bad_dataset == "raise" or not good or worst is not DatasetError):
+        raise worst(_bad_text(bad, len(members)))
     if bad:
         warnings.warn(_bad_text(bad, len(members)), stacklevel=2)
     return Opened(
@@ -176,13 +151,13 @@ class _OpenedMember:
     notes: tuple[str, ...]
 
 
-def _open_all(members: Sequence[MemberSpec], open_one: OpenOne, *, progress: bool) -> list["_OpenedMember | BadMember"]:
+def _open_all(members: Sequence[MemberSpec], *, progress: bool) -> list["_OpenedMember | BadMember"]:
     """Return every member, opened or bad, in order, however fast each was read."""
     is_remote = any("://" in member.root or is_repo_id(member.root) for member in members)
     kind = "remote" if is_remote else "local"
     pool = ThreadPoolExecutor(min(NUM_THREADS[kind], len(members)), thread_name_prefix="raypipe-open")
     try:
-        futures = [pool.submit(_open_member, member, open_one) for member in members]
+        futures = [pool.submit(_open_member, member) for member in members]
         with count_bar("opening datasets", len(members), is_on=progress) as advance:
             for future in as_completed(futures):
                 # Raises any error that is not about the data, without waiting for the rest.
@@ -193,20 +168,22 @@ def _open_all(members: Sequence[MemberSpec], open_one: OpenOne, *, progress: boo
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _open_member(member: MemberSpec, open_one: OpenOne) -> "_OpenedMember | BadMember":
+def _open_member(member: MemberSpec) -> "_OpenedMember | BadMember":
     try:
         storage = open_root(member.root)
-        contents = retry_transient(lambda: open_one(storage))
-        return _as_member(member, contents)
+        return retry_transient(lambda: _read_member(member, storage))
     except _BAD_DATA as error:
         reason = one_line(error) or type(error).__name__
         named = reason if isinstance(error, RaypipeError) else f"{type(error).__name__}: {reason}"
-        return BadMember(name=member.name, root=member.root, error=named, kind=_kind_of(error))
+        cause: type[RaypipeError] = DownloadError if is_transient(error) else DatasetError
+        cause = ConfigError if isinstance(error, ConfigError) else cause
+        return BadMember(name=member.name, root=member.root, error=named, cause=cause)
 
 
-def _as_member(member: MemberSpec, contents: Contents) -> _OpenedMember:
+def _read_member(member: MemberSpec, storage: Storage) -> _OpenedMember:
     """Return the dataset with the cameras that the member asks for, and the notes about it."""
-    meta, missing = contents.meta, contents.missing_cameras
+    meta = read_metadata(storage)
+    missing, absent = find_missing_cameras(meta), find_absent_columns(meta)
     if not len(meta.episodes):
         raise DatasetError("it has no episodes")
     opaque = {name: why for name, why in meta.opaque.items() if name not in member.drop}
@@ -221,31 +198,16 @@ def _as_member(member: MemberSpec, contents: Contents) -> _OpenedMember:
         cameras = tuple(dict.fromkeys(name for name in member.cameras.values() if name not in member.drop))
         check_cameras(meta, cameras, missing)
     declared = row_features_of(meta, cameras, absent=())
-    for name in contents.absent_columns:
+    for name in absent:
         if name in declared and name not in member.drop and name not in INDEX_FEATURES:
             notes.append(f"feature {name!r} is left out: declared in info.json, and the rows have no such column")
-    dataset = Dataset(
-        meta=meta, spec=SampleSpec(cameras=cameras), window=WindowSpec(), missing_cameras=contents.missing_cameras
-    )
-    rows = row_features_of(meta, cameras, contents.absent_columns)
+    dataset = Dataset(meta=meta, spec=SampleSpec(cameras=cameras), window=WindowSpec(), missing_cameras=missing)
+    rows = row_features_of(meta, cameras, absent)
     return _OpenedMember(dataset=knowing_rows(dataset, rows), notes=tuple(notes))
 
 
-def _kind_of(error: BaseException) -> Literal["data", "config", "storage"]:
-    if isinstance(error, ConfigError):
-        return "config"
-    return "storage" if is_transient(error) else "data"
-
-
-def _error_of(bad: Sequence[BadMember]) -> type[RaypipeError]:
-    kinds = {one.kind for one in bad}
-    if "config" in kinds:
-        return ConfigError
-    return DownloadError if "storage" in kinds else DatasetError
-
-
 def _bad_text(bad: Sequence[BadMember], num_members: int) -> str:
-    is_all_data = all(one.kind == "data" for one in bad)
+    is_all_data = all(one.cause is DatasetError for one in bad)
     listed = "\n".join(f"  - {member}" for member in bad)
     return (
         f"{len(bad)} of {counted(num_members, 'dataset')} of the mixture cannot be used; {num_members - len(bad)} "

@@ -24,7 +24,7 @@ from raypipe.dataset import open_dataset as open_single
 from raypipe.decode import ORIGINAL_SIZE, CameraDtype, Resize
 from raypipe.errors import ConfigError, noting
 from raypipe.format import Feature
-from raypipe.mixture.members import BadMember, MemberNote, member_actions, member_windows, open_members
+from raypipe.mixture.members import BadMember, MemberNote, features_of, member_actions, member_windows, open_members
 from raypipe.mixture.spec import (
     ALL_FRAMES,
     MIXTURE_FILES,
@@ -35,7 +35,7 @@ from raypipe.mixture.spec import (
     is_mixture_file,
     read_mixture_file,
 )
-from raypipe.mixture.unify import add_windows, unify
+from raypipe.mixture.unify import Unified, add_windows, unify
 from raypipe.plan import EpisodeIndex, mix_indexes, split_frames
 from raypipe.text import check_keys, counted, field_names, make_spec
 
@@ -119,7 +119,7 @@ class Mixture:
         self.members = tuple(
             Member(spec=one, dataset=dataset) for one, dataset in zip(self.spec.members, opened.datasets, strict=True)
         )
-        unified = unify(self.datasets, self.spec, self.spec.members)
+        unified = self._unify()
         self.schema = unified.schema
         self.bad = opened.bad
         self.notes = (
@@ -130,6 +130,9 @@ class Mixture:
         )
         # Raises now what a plan would raise: for a member without a frame, or shares that come to nothing.
         self.index()
+
+    def _unify(self) -> Unified:
+        return unify([features_of(one.name, one.dataset) for one in self.members], self.spec)
 
     def __len__(self) -> int:
         return sum(self.shares.values())
@@ -264,11 +267,12 @@ class Mixture:
         """Return this mixture with cameras of another size; the pipeline resizes them when it decodes."""
         changed = copy.copy(self)
         changed.spec = replace(self.spec, resize=resize)
-        unified = unify(self.datasets, changed.spec, changed.spec.members)
-        return changed._changed(self.datasets, unified.schema.only(self.schema.features))
+        return changed._changed(self.datasets, changed._unify().schema.only(self.schema.features))
 
     def _changed(self, datasets: Sequence[Dataset], schema: Schema) -> "Mixture":
         changed = copy.copy(self)
+        # Other actions, windows or sizes have other statistics; the shares stay.
+        changed.__dict__.pop("stats", None)
         for one in datasets:
             if one.actions is not None:
                 check_window(one.actions.spec, one.actions.action, one.window)

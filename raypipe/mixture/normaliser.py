@@ -430,9 +430,9 @@ def _check_no_pixels(key: str, shape: tuple[int, ...]) -> None:
 
 def _lined_up(table: "torch.Tensor", row: "torch.Tensor | int", value: "torch.Tensor") -> "torch.Tensor":
     """Return the table rows of the samples, with an axis of 1 for time: ``(B, 1, *shape)``."""
-    if isinstance(row, int):
-        return table[row]
     chosen = table[row]
+    if isinstance(row, int):
+        return chosen
     between = [1] * (value.ndim - chosen.ndim)
     return chosen.reshape(*row.shape, *between, *table.shape[1:])
 

@@ -237,11 +237,11 @@ def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStat
     groups: dict[str, dict[str, Stats]] = {}
     for member in members:
         groups.setdefault(member.robot_type, {})[member.name] = datasets[member.name]
-    pooled = _pool_datasets(datasets)
-    robots = {robot: _pool_datasets(group) for robot, group in groups.items()}
-    envelopes = [f"pooled/{feature}" for feature in _enveloped(pooled, datasets)]
+    pooled, envelopes = _pool_datasets(datasets, "pooled")
+    robots: dict[str, Stats] = {}
     for robot, group in groups.items():
-        envelopes += [f"robots/{robot}/{feature}" for feature in _enveloped(robots[robot], group)]
+        robots[robot], enveloped = _pool_datasets(group, f"robots/{robot}")
+        envelopes += enveloped
     return MixtureStats(
         datasets=datasets,
         robots=robots,
@@ -331,31 +331,25 @@ def _pad(value: NDArray[np.float64], shape: tuple[int, ...], statistic: str) -> 
     return np.concatenate([value, np.full((shape[0] - value.shape[0], *shape[1:]), _fill(statistic))])
 
 
-def _pool_datasets(entries: Mapping[str, Stats]) -> Stats:
-    parts = _parts(entries)
+def _pool_datasets(entries: Mapping[str, Stats], place: str) -> tuple[Stats, list[str]]:
+    """Return the pooled statistics, and the entries at `place` that have quantiles of several datasets.
+
+    Pools features that a dataset has, if all datasets with statistics of them have a count.
+    """
+    uncounted = {key for entry in entries.values() for key, values in entry.items() if "count" not in values}
+    parts = {
+        name: {key: values for key, values in entry.items() if key not in uncounted and not _is_padding(values)}
+        for name, entry in entries.items()
+    }
     pooled = dict(pool_stats(list(parts.values()), names=[f"dataset {name!r}" for name in parts]))
+    with_quantiles = [feature for feature, values in pooled.items() if any(map(is_quantile, values))]
+    shared = [feature for feature in with_quantiles if sum(feature in part for part in parts.values()) > 1]
     first, *others = entries.values()
     for feature, values in first.items():
         # No dataset has it: the entry is all padding. If one has it but stores no statistics, there is none to give.
         if _is_padding(values) and all(feature in entry and _is_padding(entry[feature]) for entry in others):
             pooled[feature] = values
-    return pooled
-
-
-def _enveloped(pooled: Stats, entries: Mapping[str, Stats]) -> list[str]:
-    """Return the features with pooled quantiles of several datasets."""
-    parts = _parts(entries)
-    with_quantiles = [feature for feature, values in pooled.items() if any(map(is_quantile, values))]
-    return [feature for feature in with_quantiles if sum(feature in part for part in parts.values()) > 1]
-
-
-def _parts(entries: Mapping[str, Stats]) -> dict[str, Stats]:
-    """Return the features to pool: those that a dataset has, if all datasets with statistics of them have a count."""
-    uncounted = {key for entry in entries.values() for key, values in entry.items() if "count" not in values}
-    return {
-        name: {key: values for key, values in entry.items() if key not in uncounted and not _is_padding(values)}
-        for name, entry in entries.items()
-    }
+    return pooled, [f"{place}/{feature}" for feature in shared]
 
 
 def _is_padding(values: FeatureStats) -> bool:

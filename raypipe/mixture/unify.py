@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from raypipe.dataset import Dataset, MemberMap, Schema, WindowSpec
+from raypipe.dataset import MemberMap, Schema, WindowSpec
 from raypipe.decode import ORIGINAL_SIZE, Resize, size_of
 from raypipe.errors import ConfigError, suggest
 from raypipe.format import Feature
-from raypipe.mixture.members import MemberFeatures, features_of, offer_of
+from raypipe.mixture.members import MemberFeatures, offer_of
 from raypipe.mixture.spec import MemberSpec, MixtureSpec, is_batch_key
 from raypipe.text import counted
 
@@ -53,24 +53,15 @@ class Unified:
     """What was left out, filled, padded or widened, one line each."""
 
 
-def unify(members: Sequence[Dataset], spec: MixtureSpec, specs: Sequence[MemberSpec]) -> Unified:
-    """Return the common schema of these datasets, without windows.
-
-    Args:
-        specs: one per dataset, with its name in the mixture.
+def unify(members: Sequence[MemberFeatures], spec: MixtureSpec) -> Unified:
+    """Return the common schema of the members of `spec`, which have these features; without windows.
 
     Raises:
         ConfigError: they do not fit together; the message lists everything wrong, which member has what, and what to
             write in the file.
     """
-    features = [features_of(one.name, dataset) for one, dataset in zip(specs, members, strict=True)]
-    return unify_features(features, spec, specs)
-
-
-def unify_features(members: Sequence[MemberFeatures], spec: MixtureSpec, specs: Sequence[MemberSpec]) -> Unified:
-    """Return the common schema of members with these features: `unify`, on plain values."""
     offers, misfits = [], []
-    for member, one in zip(members, specs, strict=True):
+    for member, one in zip(members, spec.members, strict=True):
         offer, wrong = offer_of(member, one)
         offers.append(offer)
         misfits += wrong
@@ -92,7 +83,7 @@ def unify_features(members: Sequence[MemberFeatures], spec: MixtureSpec, specs: 
         else:
             features[name] = one_feature
     if misfits:
-        raise ConfigError(_explain_misfits(offers, misfits, missing, specs, spec.resize))
+        raise ConfigError(_explain_misfits(offers, misfits, missing, spec))
     schema = _schema(features, offers)
     return Unified(schema=schema, notes=_notes(schema, offers, lacking, spec))
 
@@ -271,11 +262,7 @@ def add_windows(schema: Schema, windows: Sequence[tuple[str, WindowSpec]]) -> Sc
 
 
 def _explain_misfits(
-    offers: Sequence[MemberFeatures],
-    misfits: Sequence[str],
-    missing: Sequence[str],
-    specs: Sequence[MemberSpec],
-    resize: Resize,
+    offers: Sequence[MemberFeatures], misfits: Sequence[str], missing: Sequence[str], spec: MixtureSpec
 ) -> str:
     """Return the message for misfits: one line each, the table of what differs, and what to write in the file."""
     lines = ["the features of the mixture do not fit together:"]
@@ -283,7 +270,7 @@ def _explain_misfits(
     table = _table_of(offers)
     if table:
         lines += ["", "who has what (features that all have alike are left out):", *(f"  {line}" for line in table)]
-    remedies = _remedies(offers, missing, specs, is_resized=isinstance(resize, tuple))
+    remedies = _remedies(offers, missing, spec)
     if remedies:
         lines += ["", "to write in the mixture file, once the names are known to mean the same:"]
         lines += [f"  {line}" for line in remedies]
@@ -331,13 +318,11 @@ def _aligned(labels: Sequence[str], columns: Sequence[Sequence[str]]) -> list[st
     return lines
 
 
-def _remedies(
-    offers: Sequence[MemberFeatures], missing: Sequence[str], specs: Sequence[MemberSpec], *, is_resized: bool
-) -> list[str]:
+def _remedies(offers: Sequence[MemberFeatures], missing: Sequence[str], spec: MixtureSpec) -> list[str]:
     renames = _find_renames(offers, missing)
-    lines = _rename_lines(offers, specs, renames)
+    lines = _rename_lines(offers, spec.members, renames)
     mended = [_renamed(offer, renames.get(position, {})) for position, offer in enumerate(offers)]
-    sizes = [] if is_resized else _unlike_sizes(mended)
+    sizes = [] if isinstance(spec.resize, tuple) else _unlike_sizes(mended)
     if sizes:
         height, width = min(sizes, key=lambda size: size[0] * size[1])
         lines.append(f"resize: [{height}, {width}]")
