@@ -168,16 +168,14 @@ class Dataset:
         """The features read from rows: those with a column, and the index columns."""
         absent = find_absent_columns(self.meta)
         rows = row_features_of(self.meta, self.spec.cameras, absent=())
-        self._warn_of_absent([name for name in absent if name in rows and name not in INDEX_FEATURES])
-        return row_features_of(self.meta, self.spec.cameras, absent)
-
-    def _warn_of_absent(self, names: Sequence[str]) -> None:
-        if names:
+        lost = [name for name in absent if name in rows and name not in INDEX_FEATURES]
+        if lost:
             warnings.warn(
-                f"{self.meta.root}: leaving out {', '.join(names)}: declared in info.json, and the rows have no such "
+                f"{self.meta.root}: leaving out {', '.join(lost)}: declared in info.json, and the rows have no such "
                 f"column. Take it out of info.json, if it was never recorded, to silence this.",
-                stacklevel=4,
+                stacklevel=3,
             )
+        return row_features_of(self.meta, self.spec.cameras, absent)
 
     @cached_property
     def episodes(self) -> pa.Table:
@@ -192,11 +190,9 @@ class Dataset:
         Depth has statistics in millimetres, like its pixels. If `actions` is set, the action has statistics in that
         representation: computed from all rows once, and kept.
         """
-        table, fingerprint = self.meta.episodes, self.meta.order_fingerprint
-        whole = SelectionSpec()
-        return self.stats_of(
-            index_episodes(SINGLE_DATASET, table.episode_index, table.length, fingerprint=fingerprint, selection=whole)
-        )
+        table = self.meta.episodes
+        options: dict[str, Any] = {"fingerprint": self.meta.order_fingerprint, "selection": SelectionSpec()}
+        return self.stats_of(index_episodes(SINGLE_DATASET, table.episode_index, table.length, **options))
 
     def stats_of(self, index: EpisodeIndex) -> Stats:
         """Return `stats`; actions in another representation have statistics of the anchors of `index` alone."""

@@ -175,7 +175,9 @@ def index_dataset(name: str, meta: DatasetMeta, selection: SelectionSpec) -> Epi
     for column, values in selection.where:
         if column not in columns.column_names:
             flags = _matching(name, column, _row_values(name, meta, column, kept, "where"), values)
-            weights = _times(weights, flags, meta)
+            if weights is not None:
+                flags *= np.repeat(weights, meta.episodes.length) if len(weights) == len(meta.episodes) else weights
+            weights = flags
     return index_episodes(
         name,
         meta.episodes.episode_index,
@@ -362,12 +364,6 @@ def _check_weights(name: str, meta: DatasetMeta, weights: Weights, kept: NDArray
             f"a weight of episode {episode} of dataset {name!r} is {weights[wrong[0]]} in the {place} "
             f"({len(wrong)} such in all); give finite numbers of at least 0"
         )
-
-
-def _times(weights: Weights | None, flags: Weights, meta: DatasetMeta) -> Weights:
-    if weights is None:
-        return flags
-    return flags * (np.repeat(weights, meta.episodes.length) if len(weights) == len(meta.episodes) else weights)
 
 
 def _read_columns(meta: DatasetMeta, names: Sequence[str] | None = None) -> pa.Table:

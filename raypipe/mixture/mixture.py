@@ -324,14 +324,15 @@ def open_dataset(
         revision: a tag, branch or commit of a dataset on the Hub; by default the newest tag of a format that raypipe
             reads, else ``main``. This function resolves it to a commit, and all nodes read that commit.
     """
-    given: dict[str, Any] = {"cameras": cameras, "camera_dtype": camera_dtype, "revision": revision}
-    given |= {"timestamps": timestamps, "tolerance_s": tolerance_s}
+    given: dict[str, Any] = {"cameras": cameras, "camera_dtype": camera_dtype, "timestamps": timestamps}
+    given |= {"tolerance_s": tolerance_s, "revision": revision}
+    defaults: dict[str, Any] = open_dataset.__kwdefaults__ or {}
     if not is_mixture_file(str(root)):
         if "://" in str(root) and str(root).endswith(MIXTURE_FILES):
             raise ConfigError(f"{str(root)!r} is no dataset; a mixture file must be a local one: fetch it first")
         return open_single(root, **given)
     for name, value in given.items():
-        if value != open_dataset.__kwdefaults__[name]:
+        if value != defaults[name]:
             raise ConfigError(
                 f"{name}={value!r} is of one dataset, and {str(root)!r} is a mixture: say it in the file, for its "
                 f"members, or in the Pipeline (decode={{'camera_dtype': ...}})"

@@ -93,8 +93,7 @@ class Normaliser(SavedAsJson):
             _check_robots(self.stats)
         # Build the tables now, so that missing statistics raise here and not at the first batch.
         if self._tables:
-            self._warn_of_envelopes()
-            self._warn_of_uncovered()
+            self._warn_of_statistics()
 
     def __getstate__(self) -> dict[str, Any]:
         # Tensors stay behind: another process may have other devices.
@@ -178,10 +177,12 @@ class Normaliser(SavedAsJson):
         # Test in float32, because most values are scaled in it and a tiny range becomes 0 there.
         return _Table(shift=low, scale=np.where(half.astype(np.float32) == 0, EPS / 2, half), offset=1.0)
 
-    def _warn_of_envelopes(self) -> None:
+    def _warn_of_statistics(self) -> None:
+        if self.by == "dataset":
+            return
         keys = [key for key, mode in self.modes.items() if mode == "quantiles"]
         folders = ["pooled"] if self.by == "pooled" else [f"robots/{robot}" for robot in self.stats.robots]
-        named = [f"{folder}/{key}" for folder in folders for key in keys] if self.by != "dataset" else []
+        named = [f"{folder}/{key}" for folder in folders for key in keys]
         enveloped = [name for name in named if name in self.stats.envelopes]
         if enveloped:
             warnings.warn(
@@ -189,16 +190,8 @@ class Normaliser(SavedAsJson):
                 f"those of all values; by='dataset' has no such envelopes.",
                 stacklevel=3,
             )
-
-    def _warn_of_uncovered(self) -> None:
-        if self.by == "dataset":
-            return
-        uncovered = [
-            f"{key} of {name!r}"
-            for key in self._tables
-            for name, entry in self.stats.datasets.items()
-            if key not in entry
-        ]
+        entries = self.stats.datasets.items()
+        uncovered = [f"{key} of {name!r}" for key in self._tables for name, entry in entries if key not in entry]
         if uncovered:
             warnings.warn(
                 f"there are no statistics of {', '.join(uncovered)}: it is normalised by those of the other datasets.",

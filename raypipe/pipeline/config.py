@@ -32,7 +32,7 @@ from raypipe.plan import (
     SelectionSpec,
     resolve_live,
 )
-from raypipe.storage import CacheSpec, Storage, retry_transient
+from raypipe.storage import CacheSpec, retry_transient
 from raypipe.text import counted, make_mapping, make_spec, parse_bytes
 
 _ROW_BLOCK_BYTES = 8 << 20
@@ -243,20 +243,17 @@ def share_cache(datasets: Sequence[Dataset], cache: CacheSpec | None) -> tuple[D
             listed = pool.map(lambda storage: retry_transient(storage.list_bytes), remote.values())
             sizes = dict(zip(remote, listed, strict=True))
     total = sum(sizes.values())
-    return tuple(
-        _with_storage(dataset, storage.cached(cache).beside(total - sizes[storage.uri]))
-        if (storage := dataset.meta.storage).is_remote
-        else dataset
-        for dataset in datasets
-    )
 
+    def through_cache(dataset: Dataset) -> Dataset:
+        known = dataset.meta.storage
+        if not known.is_remote:
+            return dataset
+        storage = known.cached(cache).beside(total - sizes[known.uri])
+        if (known.cache, known.beside_bytes) == (storage.cache, storage.beside_bytes):
+            return dataset
+        return knowing_rows(replace(dataset, meta=replace(dataset.meta, storage=storage)), dataset.row_features)
 
-def _with_storage(dataset: Dataset, storage: Storage) -> Dataset:
-    known = dataset.meta.storage
-    if (known.cache, known.beside_bytes) == (storage.cache, storage.beside_bytes):
-        return dataset
-    meta = replace(dataset.meta, storage=storage)
-    return knowing_rows(replace(dataset, meta=meta), dataset.row_features)
+    return tuple(map(through_cache, datasets))
 
 
 def make_cache(value: Any) -> CacheSpec | None:

@@ -279,10 +279,8 @@ class Pipeline:
 
     def live_bytes(self, *, world_size: int = 1) -> int:
         """Return the most bytes of rows and decoded frames that a rank holds at any time in an epoch."""
-        members = measure_members(self.config.dataset, self.config.decode)
-        return report_plan(
-            self.plan(world_size=world_size), members, live_bytes=self.config.budget.live_bytes
-        ).live_bytes
+        members, live_bytes = measure_members(self.config.dataset, self.config.decode), self.config.budget.live_bytes
+        return report_plan(self.plan(world_size=world_size), members, live_bytes=live_bytes).live_bytes
 
     def to_ray(self, *, epoch: int = 0) -> "ray.data.Dataset":
         """Return one epoch as a Ray Dataset, for use with Ray Data.
