@@ -291,30 +291,25 @@ class Dataset:
         return VideoPool(_OPEN_VIDEOS)
 
     def _sample(self, row: int, frame: int) -> dict[str, Any]:
+        import torch
+
         table = self._reader.read_episode(row)
         place = f"episode {self.meta.episodes.episode_index[row]} of {self.meta.root!r}"
         sample: dict[str, Any] = {}
         rows = {name: feature for name, feature in self.row_features.items() if not feature.is_camera}
         for name in (*self.spec.cameras, *rows):
-            frames, padding = self._slots(name, frame, len(table))
+            (frames,), (padding,) = window_rows(np.array([frame]), len(table), self.window.offsets.get(name, (0,)))
             if name in rows:
                 sample[name] = self._values(rows[name], table, frames, place)
             else:
                 sample[name] = self._camera(name, row, table, frames)
             if name in self.window.offsets:
-                sample[f"{name}_is_pad"] = padding
+                sample[f"{name}_is_pad"] = torch.from_numpy(padding)
         if self.actions is not None:
             sample[self.actions.action] = self._represented(self.actions, sample[self.actions.action], table, frame)
             sample[f"{self.actions.action}{REPRESENTATION}"] = str(self.actions.spec)
         sample["task"] = self._task(table, frame, place)
         return sample
-
-    def _slots(self, name: str, frame: int, length: int) -> tuple[NDArray[np.int64], "torch.Tensor"]:
-        """Return the frames that fill the window of a feature, and which of them are padding."""
-        import torch
-
-        frames, padding = window_rows(np.array([frame]), length, self.window.offsets.get(name, (0,)))
-        return frames[0], torch.from_numpy(padding[0])
 
     def _values(self, feature: Feature, table: pa.Table, frames: NDArray[np.int64], place: str) -> Any:
         import torch

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import ABSOLUTE, RepresentedStats, Schema
 from raypipe.errors import ConfigError, DatasetError, as_damage, noting
-from raypipe.format import INDEX_FEATURES, MOMENTS, Feature, FeatureStats, Stats, is_low, is_quantile, pool_stats
+from raypipe.format import INDEX_FEATURES, MOMENTS, FeatureStats, Stats, is_low, is_quantile, pool_stats
 from raypipe.storage import Storage, open_storage
 from raypipe.text import parse_json
 
@@ -272,7 +272,7 @@ def _entry(schema: Schema, number: int, member: MemberStats) -> Stats:
     for name, feature in schema.features.items():
         if name in INDEX_FEATURES or feature.kind in ("string", "language"):
             continue
-        shape = _stats_shape(feature)
+        shape = (1 if feature.is_depth else 3, 1, 1) if feature.is_camera else feature.shape
         if name not in own_names:
             entry[name] = {statistic: np.full(shape, _fill(statistic)) for statistic in _ALL_STATISTICS}
             continue
@@ -290,10 +290,6 @@ def _entry(schema: Schema, number: int, member: MemberStats) -> Stats:
             if isinstance(values, RepresentedStats):
                 entry[name] = RepresentedStats(fitted, values.representation, values.num_slots)
     return entry
-
-
-def _stats_shape(feature: Feature) -> tuple[int, ...]:
-    return (1 if feature.is_depth else 3, 1, 1) if feature.is_camera else feature.shape
 
 
 def _fill(statistic: str) -> float:

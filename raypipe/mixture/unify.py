@@ -321,7 +321,10 @@ def _aligned(labels: Sequence[str], columns: Sequence[Sequence[str]]) -> list[st
 def _remedies(offers: Sequence[MemberFeatures], missing: Sequence[str], spec: MixtureSpec) -> list[str]:
     renames = _find_renames(offers, missing)
     lines = _rename_lines(offers, spec.members, renames)
-    mended = [_renamed(offer, renames.get(position, {})) for position, offer in enumerate(offers)]
+    mended: list[dict[str, Feature]] = []
+    for position, offer in enumerate(offers):
+        pairs = renames.get(position, {})
+        mended.append({pairs.get(name, name): feature for name, feature in offer.features.items()})
     sizes = [] if isinstance(spec.resize, tuple) else _unlike_sizes(mended)
     if sizes:
         height, width = min(sizes, key=lambda size: size[0] * size[1])
@@ -421,10 +424,6 @@ def _member_lines(offer: MemberFeatures, spec: MemberSpec, pairs: Mapping[str, s
 def _flow(mapping: Mapping[str, Any]) -> str:
     # JSON on one line is valid YAML, whatever characters the names have.
     return json.dumps(dict(mapping), ensure_ascii=False)
-
-
-def _renamed(offer: MemberFeatures, pairs: Mapping[str, str]) -> dict[str, Feature]:
-    return {pairs.get(name, name): feature for name, feature in offer.features.items()}
 
 
 def _unlike_sizes(members: Iterable[Mapping[str, Feature]]) -> list[tuple[int, int]]:
