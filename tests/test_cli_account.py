@@ -11,7 +11,7 @@ import raypipe
 from raypipe.account import count_values
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline
-from raypipe.pipeline.memory import row_bytes
+from raypipe.pipeline.config import row_bytes
 from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec, plan_epoch, plan_world, start
 from raypipe.testing import SynthSpec, write_dataset
 from raypipe.views.info.run_frames import read_frames

@@ -11,7 +11,6 @@ from program import run_program
 import raypipe
 import raypipe.views.info.dataset
 from raypipe.dataset import download
-from raypipe.mixture import members as open_members
 from raypipe.testing import SynthSpec, write_dataset
 from raypipe.text import progress
 from raypipe.validate.deep import read_decoder_log
@@ -89,14 +88,9 @@ def show_bytes():
         advance(1)
 
 
-def show_members():
-    with open_members._bar(2, is_on=True) as advance:
-        advance(EVIL)
-
-
-@pytest.mark.parametrize("show", [show_epoch, show_count, show_bytes, show_members])
+@pytest.mark.parametrize("show", [show_epoch, show_count, show_bytes])
 def test_titles_of_bars_do_not_steer_the_terminal(show, monkeypatch, capfd):
-    for module in (progress, download, open_members):
+    for module in (progress, download):
         monkeypatch.setattr(module, "is_shown", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")

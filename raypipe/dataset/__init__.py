@@ -3,11 +3,9 @@
 ::
 
     dataset.py        the reference path: reads one sample at a time                 Dataset
-    windows.py        turns offsets into row numbers and padding, in one episode     WindowSpec
-    actions.py        makes actions relative to the state, or to the action before   ActionSpec, ActionMap
+    windows.py        the frames around a frame, and actions relative to a state     WindowSpec, ActionSpec
     action_stats.py   computes statistics of such actions
-    selection.py      finds the frames of an epoch from a `SelectionSpec`            index_dataset
-    schema.py         lists the features of a batch, and which dataset gives which   Schema
+    selection.py      which frames an epoch takes, and the features of a batch       index_dataset, Schema
     download.py       downloads a dataset from the Hub, or only some episodes        download_dataset
 """
 
@@ -17,16 +15,6 @@ from raypipe import lazy_names
 
 if TYPE_CHECKING:
     from raypipe.dataset.action_stats import RepresentedStats
-    from raypipe.dataset.actions import (
-        ABSOLUTE,
-        REPRESENTATION,
-        ActionMap,
-        ActionSpec,
-        check_window,
-        find_dims,
-        is_pattern,
-        map_actions,
-    )
     from raypipe.dataset.dataset import (
         Dataset,
         SampleSpec,
@@ -40,22 +28,46 @@ if TYPE_CHECKING:
         why_missing,
     )
     from raypipe.dataset.download import DownloadReport, DownloadSpec, download_dataset, parse_episodes, report_lines
-    from raypipe.dataset.schema import DIM_IS_PAD, IS_MISSING, MemberMap, Schema, schema_of
-    from raypipe.dataset.selection import index_dataset, settle_selection
-    from raypipe.dataset.windows import TOLERANCE_S, WindowSpec, window_from_offsets, window_rows
+    from raypipe.dataset.selection import (
+        DIM_IS_PAD,
+        IS_MISSING,
+        MemberMap,
+        Schema,
+        index_dataset,
+        schema_of,
+        settle_selection,
+    )
+    from raypipe.dataset.windows import (
+        ABSOLUTE,
+        REPRESENTATION,
+        TOLERANCE_S,
+        ActionMap,
+        ActionSpec,
+        WindowSpec,
+        as_seconds,
+        between_frames,
+        check_window,
+        find_dims,
+        is_pattern,
+        map_actions,
+        off_frame_s,
+        window_from_offsets,
+        window_rows,
+    )
 else:
     __all__, __getattr__ = lazy_names(
         __name__,
         {
             "action_stats": "RepresentedStats",
-            "actions": "ABSOLUTE ActionMap ActionSpec REPRESENTATION check_window find_dims is_pattern map_actions",
             "dataset": (
                 "Dataset SampleSpec Timestamps check_cameras find_missing_cameras kept_features knowing_rows "
                 "open_dataset unreadable_cameras why_missing"
             ),
             "download": "DownloadReport DownloadSpec download_dataset parse_episodes report_lines",
-            "schema": "DIM_IS_PAD IS_MISSING MemberMap Schema schema_of",
-            "selection": "index_dataset settle_selection",
-            "windows": "TOLERANCE_S WindowSpec window_from_offsets window_rows",
+            "selection": "DIM_IS_PAD IS_MISSING MemberMap Schema index_dataset schema_of settle_selection",
+            "windows": (
+                "ABSOLUTE ActionMap ActionSpec REPRESENTATION TOLERANCE_S WindowSpec as_seconds between_frames "
+                "check_window find_dims is_pattern map_actions off_frame_s window_from_offsets window_rows"
+            ),
         },
     )

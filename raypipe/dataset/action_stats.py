@@ -16,20 +16,22 @@ an envelope nor read from bins.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.dataset.actions import ActionMap
-from raypipe.dataset.windows import WindowSpec, window_rows
+from raypipe.dataset.windows import ActionMap, window_rows
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.format import DatasetMeta, Feature, RowReader, column_values
+from raypipe.format import DatasetMeta, RowReader, column_values
 from raypipe.plan import EpisodeIndex, describe_selection
 from raypipe.storage import open_storage, remote_stamp, retry_transient
-from raypipe.text import is_shown, open_console, parse_json
+from raypipe.text import count_bar, parse_json
+
+if TYPE_CHECKING:
+    from raypipe.dataset.dataset import Dataset
 
 STATS_FOLDER: Final = "~/.cache/raypipe/stats"
 
@@ -62,89 +64,55 @@ class RepresentedStats(dict[str, NDArray[np.float64]]):
         return RepresentedStats, (dict(self), self.representation, self.num_slots)
 
 
-class Represented(Protocol):
-    """A dataset that represents its actions in another way than it stores them."""
-
-    @property
-    def meta(self) -> DatasetMeta:
-        """Its metadata: where its rows are."""
-        ...
-
-    @property
-    def row_features(self) -> Mapping[str, Feature]:
-        """The features read from rows, by name."""
-        ...
-
-    @property
-    def window(self) -> WindowSpec:
-        """Its windows, including the action's."""
-        ...
-
-    @property
-    def actions(self) -> ActionMap | None:
-        """How its actions are represented."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class _ActionSource:
     """The actions of some frames of one dataset, and how they are represented."""
 
-    meta: DatasetMeta
-    features: Mapping[str, Feature]
+    dataset: "Dataset"
     actions: ActionMap
     offsets: Sequence[int]
     index: EpisodeIndex
 
 
-def action_stats(dataset: Represented, index: EpisodeIndex, *, folder: str | None = STATS_FOLDER) -> RepresentedStats:
+def action_stats(dataset: "Dataset", index: EpisodeIndex, *, folder: str = STATS_FOLDER) -> RepresentedStats:
     """Return the statistics of actions in their representation; reuse those kept earlier if the files are the same.
 
     If nothing is kept, this reads the action and the state of every row and holds them in memory.
 
     Args:
         index: the anchor frames, of this dataset alone.
-        folder: where statistics are kept for the next time, by fingerprint; None keeps nothing.
+        folder: where statistics are kept for the next time, by fingerprint.
     """
     assert dataset.actions is not None, "stored statistics are those of actions as they are stored"
     source = _ActionSource(
-        meta=dataset.meta,
-        features=dataset.row_features,
+        dataset=dataset,
         actions=dataset.actions,
         offsets=dataset.window.offsets.get(dataset.actions.action, (0,)),
         index=index,
     )
-    name = _file_name(source) if folder is not None else ""
-    kept = _find(folder, name, source) if folder is not None and name else None
+    name = _file_name(source)
+    kept = _find(folder, name, source) if name else None
     if kept is not None:
         return kept
     found = RepresentedStats(_measure(source), str(source.actions.spec), len(source.offsets))
-    if folder is not None and name:
+    if name:
         _keep(folder, name, found)
     return found
 
 
 def _measure(source: _ActionSource) -> dict[str, NDArray[np.float64]]:
-    read = list(_with_bar(_read(source), len(source.index)))
-    first = _FirstPass(_width(source))
+    read = []
+    with count_bar("statistics of actions", len(source.index), is_on=True) as advance:
+        for run in _read(source):
+            read.append(run)
+            advance(1)
+    first = _FirstPass(source.dataset.row_features[source.actions.action].shape[0])
     for values in _vectors(source, read):
         first.add(values)
     ranks = _Ranks(first)
     for values in _vectors(source, read):
         ranks.add(values)
     return {**first.result(), **ranks.result(), "count": np.array([first.count], dtype=np.float64)}
-
-
-def _with_bar(runs: "Iterator[_RowRun]", total: int) -> "Iterable[_RowRun]":
-    if not is_shown():
-        return runs
-    from rich.progress import track
-
-    return track(runs, "statistics of actions", total, console=open_console(stderr=True), transient=True)
-
-
-def _width(source: _ActionSource) -> int:
-    return source.features[source.actions.action].shape[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +125,14 @@ class _RowRun:
 
 
 def _read(source: _ActionSource) -> Iterator[_RowRun]:
-    meta, index = source.meta, source.index
+    meta, index, features = source.dataset.meta, source.index, source.dataset.row_features
     names = (source.actions.action, source.actions.state)
     reader = RowReader(meta, names)
     for i in range(len(index)):
         row = meta.episodes.find_row(int(index.episode[i]))
         table = reader.read_episode(row)
         place = f"episode {index.episode[i]} of {meta.root!r}"
-        actions, states = (np.asarray(column_values(table, source.features[name], place)) for name in names)
+        actions, states = (np.asarray(column_values(table, features[name], place)) for name in names)
         for name, values in zip(names, (actions, states), strict=True):
             if not np.isfinite(values).all():
                 raise DatasetError(
@@ -281,15 +249,15 @@ def _value_of(key: int) -> float:
 
 def _file_name(source: _ActionSource) -> str:
     """Return the name of the file that keeps the statistics: a hash of all their inputs, or empty without a state."""
-    state = _data_state(source)
+    meta, actions = source.dataset.meta, source.actions
+    state = _data_state(meta)
     if state is None:
         return ""
-    actions = source.actions
     about = {
         "version": _VERSION,
-        "root": source.meta.storage.uri,
+        "root": meta.storage.uri,
         "files": state,
-        "order": source.meta.order_fingerprint,
+        "order": meta.order_fingerprint,
         "frames": describe_selection(source.index),
         "offsets": list(source.offsets),
         "actions": [str(actions.spec), actions.action, actions.state],
@@ -298,12 +266,12 @@ def _file_name(source: _ActionSource) -> str:
     return f"{hashlib.sha256(json.dumps(about).encode(errors='surrogatepass')).hexdigest()[:32]}.json"
 
 
-def _data_state(source: _ActionSource) -> list[str] | None:
+def _data_state(meta: DatasetMeta) -> list[str] | None:
     """Return a state that changes when rows change: a commit, or sizes and times of data files; None if unknown."""
-    storage = source.meta.storage
+    storage = meta.storage
     if storage.commit:
         return [storage.commit]
-    names = dict.fromkeys(source.meta.data_file(row) for row in range(len(source.meta.episodes)))
+    names = dict.fromkeys(map(meta.data_file, range(len(meta.episodes))))
     if storage.is_local:
         try:
             found = [os.stat(storage.locate(name)) for name in names]

@@ -17,8 +17,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raypipe.dataset.action_stats import action_stats
-from raypipe.dataset.actions import REPRESENTATION, ActionMap, ActionSpec, check_window, map_actions
-from raypipe.dataset.windows import TOLERANCE_S, WindowSpec, window_from_offsets, window_from_timestamps, window_rows
+from raypipe.dataset.windows import (
+    REPRESENTATION,
+    TOLERANCE_S,
+    ActionMap,
+    ActionSpec,
+    WindowSpec,
+    check_window,
+    map_actions,
+    window_from_offsets,
+    window_from_timestamps,
+    window_rows,
+)
 from raypipe.decode import CameraDtype
 from raypipe.errors import ConfigError, DatasetError, DecodeError, note_episode, suggest
 from raypipe.format import (
@@ -38,8 +48,8 @@ from raypipe.format import (
     row_features_of,
 )
 from raypipe.plan import SINGLE_DATASET, EpisodeIndex, SelectionSpec, index_episodes
-from raypipe.storage import REFUSED
-from raypipe.text import counted, make_spec
+from raypipe.storage import REFUSED, open_root
+from raypipe.text import check_choice, counted, make_spec
 
 if TYPE_CHECKING:
     import torch
@@ -65,8 +75,8 @@ class SampleSpec:
     tolerance_s: float = TOLERANCE_S
 
     def __post_init__(self) -> None:
-        _check_choice("camera_dtype", self.camera_dtype, get_args(CameraDtype))
-        _check_choice("timestamps", self.timestamps, get_args(Timestamps))
+        check_choice("camera_dtype", self.camera_dtype, get_args(CameraDtype))
+        check_choice("timestamps", self.timestamps, get_args(Timestamps))
         if not self.tolerance_s >= 0:
             raise ConfigError(f"tolerance_s must be at least 0, got {self.tolerance_s}")
 
@@ -78,17 +88,19 @@ def open_dataset(
     camera_dtype: CameraDtype = "uint8",
     timestamps: Timestamps = "position",
     tolerance_s: float = TOLERANCE_S,
+    revision: str = "",
 ) -> "Dataset":
-    """Open the LeRobot dataset at `root`, a path or an fsspec URI; reads ``meta/`` only.
+    """Open the LeRobot dataset at `root`, a path, an fsspec URI or a name of the Hub; reads ``meta/`` only.
 
     Args:
         cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, cameras that have no file, that a
             web server does not give, or that cannot be decoded; a camera that you name must be there.
         timestamps: see `SampleSpec.timestamps`.
+        revision: of a dataset on the Hub.
     """
     if isinstance(cameras, str) and cameras != "all":
         raise ConfigError(f"cameras is {cameras!r}; give a list of names, as cameras=[{cameras!r}], or 'all'")
-    meta = read_metadata(root)
+    meta = read_metadata(open_root(root, revision).uri if revision else root)
     missing = find_missing_cameras(meta)
     for name, why in meta.opaque.items():
         warnings.warn(f"{meta.root}: leaving out {name}: {why}.", stacklevel=2)
@@ -156,29 +168,20 @@ class Dataset:
         """The features read from rows: those with a column, and the index columns."""
         absent = find_absent_columns(self.meta)
         rows = row_features_of(self.meta, self.spec.cameras, absent=())
-        self._warn_of_absent([name for name in absent if name in rows and name not in INDEX_FEATURES])
-        return row_features_of(self.meta, self.spec.cameras, absent)
-
-    def _warn_of_absent(self, names: Sequence[str]) -> None:
-        if names:
+        lost = [name for name in absent if name in rows and name not in INDEX_FEATURES]
+        if lost:
             warnings.warn(
-                f"{self.meta.root}: leaving out {', '.join(names)}: declared in info.json, and the rows have no such "
+                f"{self.meta.root}: leaving out {', '.join(lost)}: declared in info.json, and the rows have no such "
                 f"column. Take it out of info.json, if it was never recorded, to silence this.",
-                stacklevel=4,
+                stacklevel=3,
             )
+        return row_features_of(self.meta, self.spec.cameras, absent)
 
     @cached_property
     def episodes(self) -> pa.Table:
         """One row per episode: its number, length, first ``index`` and tasks."""
-        table = self.meta.episodes
-        return pa.table(
-            {
-                "episode_index": table.episode_index,
-                "length": table.length,
-                "from_index": table.from_index,
-                "tasks": table.tasks,
-            }
-        )
+        names = ("episode_index", "length", "from_index", "tasks")
+        return pa.table({name: getattr(self.meta.episodes, name) for name in names})
 
     @cached_property
     def stats(self) -> Stats:
@@ -187,11 +190,9 @@ class Dataset:
         Depth has statistics in millimetres, like its pixels. If `actions` is set, the action has statistics in that
         representation: computed from all rows once, and kept.
         """
-        table, fingerprint = self.meta.episodes, self.meta.order_fingerprint
-        whole = SelectionSpec()
-        return self.stats_of(
-            index_episodes(SINGLE_DATASET, table.episode_index, table.length, fingerprint=fingerprint, selection=whole)
-        )
+        table = self.meta.episodes
+        options: dict[str, Any] = {"fingerprint": self.meta.order_fingerprint, "selection": SelectionSpec()}
+        return self.stats_of(index_episodes(SINGLE_DATASET, table.episode_index, table.length, **options))
 
     def stats_of(self, index: EpisodeIndex) -> Stats:
         """Return `stats`; actions in another representation have statistics of the anchors of `index` alone."""
@@ -290,32 +291,25 @@ class Dataset:
         return VideoPool(_OPEN_VIDEOS)
 
     def _sample(self, row: int, frame: int) -> dict[str, Any]:
+        import torch
+
         table = self._reader.read_episode(row)
         place = f"episode {self.meta.episodes.episode_index[row]} of {self.meta.root!r}"
         sample: dict[str, Any] = {}
-        for name in self.spec.cameras:
-            frames, padding = self._slots(name, frame, len(table))
-            sample[name] = self._camera(name, row, table, frames)
+        rows = {name: feature for name, feature in self.row_features.items() if not feature.is_camera}
+        for name in (*self.spec.cameras, *rows):
+            (frames,), (padding,) = window_rows(np.array([frame]), len(table), self.window.offsets.get(name, (0,)))
+            if name in rows:
+                sample[name] = self._values(rows[name], table, frames, place)
+            else:
+                sample[name] = self._camera(name, row, table, frames)
             if name in self.window.offsets:
-                sample[f"{name}_is_pad"] = padding
-        for name, feature in self.row_features.items():
-            if not feature.is_camera:
-                frames, padding = self._slots(name, frame, len(table))
-                sample[name] = self._values(feature, table, frames, place)
-                if name in self.window.offsets:
-                    sample[f"{name}_is_pad"] = padding
+                sample[f"{name}_is_pad"] = torch.from_numpy(padding)
         if self.actions is not None:
             sample[self.actions.action] = self._represented(self.actions, sample[self.actions.action], table, frame)
             sample[f"{self.actions.action}{REPRESENTATION}"] = str(self.actions.spec)
         sample["task"] = self._task(table, frame, place)
         return sample
-
-    def _slots(self, name: str, frame: int, length: int) -> tuple[NDArray[np.int64], "torch.Tensor"]:
-        """Return the frames that fill the window of a feature, and which of them are padding."""
-        import torch
-
-        frames, padding = window_rows(np.array([frame]), length, self.window.offsets.get(name, (0,)))
-        return frames[0], torch.from_numpy(padding[0])
 
     def _values(self, feature: Feature, table: pa.Table, frames: NDArray[np.int64], place: str) -> Any:
         import torch
@@ -467,12 +461,11 @@ def _all_cameras(meta: DatasetMeta, missing: Sequence[str]) -> tuple[str, ...]:
     """Return the cameras that can be read; warn of those that cannot."""
     unreadable = unreadable_cameras(meta, missing)
     for why, names in unreadable.items():
-        if names:
-            warnings.warn(
-                f"{meta.root}: leaving out {', '.join(names)}: {why}. Name the cameras to use, as cameras=[...], to "
-                f"silence this.",
-                stacklevel=3,
-            )
+        warnings.warn(
+            f"{meta.root}: leaving out {', '.join(names)}: {why}. Name the cameras to use, as cameras=[...], to "
+            f"silence this.",
+            stacklevel=3,
+        )
     return tuple(name for name in meta.cameras if not any(name in names for names in unreadable.values()))
 
 
@@ -491,8 +484,3 @@ def check_cameras(meta: DatasetMeta, cameras: Sequence[str], missing: Sequence[s
                 f"{meta.storage.locate(place)!r}. Fetch them, or leave the camera out of cameras=[...]."
             )
         check_decodable(meta.features[name], meta.root)
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}{suggest(value, choices)}")

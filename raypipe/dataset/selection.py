@@ -1,35 +1,151 @@
-"""The frames of an epoch of one dataset: applies a `SelectionSpec` to the dataset's tables.
+"""What an epoch takes of datasets: which frames (`SelectionSpec`), and which features, under which names (`Schema`).
 
 The plan knows only episode numbers, lengths and weights. This module looks up tasks, columns and weights, and only
-those that the selection names: in ``meta/``, or, for a column of the rows, in the data files of the episodes that the
+those that a selection names: in ``meta/``, or, for a column of the rows, in the data files of the episodes that the
 other filters leave. A filter on a column of the rows becomes a weight of 0 or 1 for each frame.
+
+A single dataset has a schema with its own names. In a mixture names differ, some robots lack a camera, and vectors have
+different widths:
+
+::
+
+    name in a batch             aloha                           so101                       lacks it
+    action (14,)                action (14,)                    action (6,), 8 zeros behind
+    observation.images.wrist    observation.images.cam_left     observation.images.gripper
+    observation.images.top      observation.images.cam_high                                 so101: black, marked
 """
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import lru_cache, partial
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raypipe.dataset.dataset import Dataset, keeps_time_axis
 from raypipe.errors import ConfigError, suggest
-from raypipe.format import DatasetMeta, RowReader, column_values, read_episode_columns, read_parquet
+from raypipe.format import DatasetMeta, Feature, RowReader, column_values, read_episode_columns, read_parquet
 from raypipe.plan import EQUAL, EpisodeIndex, SelectionSpec, index_episodes, passing_episodes
 from raypipe.storage import open_storage
 from raypipe.text import counted, cut_inside, make_spec
 
 Weights = NDArray[np.float64]
+Mapped = TypeVar("Mapped")
 
 _MOST_KNOWN: Final = 600
 """Characters of known values that a message shows: some datasets have thousands of tasks."""
 
 _NUM_THREADS: Final = 8
 """Files read at once for one column: reading a remote file is mostly waiting."""
+
+DIM_IS_PAD = "_dim_is_pad"
+"""Suffix to the name of a vector: the mask ``(B, width)`` of numbers that a narrower robot does not have."""
+
+IS_MISSING = "_is_missing"
+"""Suffix to the name of a feature: the mask ``(B,)`` of samples from robots that do not have it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberMap:
+    """What one dataset gives: name in a batch -> its own name, without the features that it lacks."""
+
+    rows: Mapping[str, str]
+    cameras: Mapping[str, str]
+
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        """Rows, then cameras."""
+        return {**self.rows, **self.cameras}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """The features of a batch, and each dataset's own names for them."""
+
+    features: Mapping[str, Feature]
+    """As batches have them: row features in the widest shape and a dtype that holds all, then cameras."""
+
+    members: tuple[MemberMap, ...]
+    """One per dataset, in the order of the mixture."""
+
+    widths: Mapping[str, tuple[int, ...]]
+    """For vectors that some dataset pads: how many numbers each dataset has, 0 if it lacks the feature."""
+
+    windows: Mapping[str, int]
+    """Frames in the window of each feature; a feature that is not listed has no window."""
+
+    time_axes: tuple[str, ...]
+    """Cameras that have a time axis: windows of several frames, and all windows of images stored in rows."""
+
+    @cached_property
+    def cameras(self) -> tuple[str, ...]:
+        """The features that give pixels."""
+        return tuple(name for name, feature in self.features.items() if feature.is_camera)
+
+    @cached_property
+    def rows(self) -> Mapping[str, Feature]:
+        """The features read from rows."""
+        return {name: feature for name, feature in self.features.items() if not feature.is_camera}
+
+    @cached_property
+    def dim_is_pad(self) -> Mapping[str, NDArray[np.bool_]]:
+        """For each padded vector, which numbers are padding: ``(datasets, width)``."""
+        return {
+            name: np.arange(self.features[name].shape[0]) >= np.array(widths)[:, None]
+            for name, widths in self.widths.items()
+        }
+
+    @cached_property
+    def is_missing(self) -> Mapping[str, NDArray[np.bool_]]:
+        """For each feature that some dataset lacks, which datasets lack it: ``(datasets,)``."""
+        lacking = {
+            name: np.array([name not in (one.cameras if feature.is_camera else one.rows) for one in self.members])
+            for name, feature in self.features.items()
+        }
+        return {name: mask for name, mask in lacking.items() if mask.any()}
+
+    def value_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a row feature in one sample, including its window; a scalar has no axis of its own."""
+        feature = self.features[name]
+        window = (self.windows[name],) if name in self.windows else ()
+        return (*window, *(() if feature.shape == (1,) else feature.shape))
+
+    def only(self, names: Collection[str]) -> "Schema":
+        """Return the schema with only these features; raypipe neither reads nor decodes the others."""
+
+        def kept(given: Mapping[str, Mapped]) -> dict[str, Mapped]:
+            return {name: value for name, value in given.items() if name in names}
+
+        return Schema(
+            features=kept(self.features),
+            members=tuple(MemberMap(rows=kept(one.rows), cameras=kept(one.cameras)) for one in self.members),
+            widths=kept(self.widths),
+            windows=kept(self.windows),
+            time_axes=tuple(name for name in self.time_axes if name in names),
+        )
+
+    def masks(self, dataset: NDArray[Any]) -> dict[str, NDArray[np.bool_]]:
+        """Return the masks for samples of these datasets: which numbers are padding, and which features are missing."""
+        padding = {f"{name}{DIM_IS_PAD}": mask[dataset] for name, mask in self.dim_is_pad.items()}
+        return {**padding, **{f"{name}{IS_MISSING}": mask[dataset] for name, mask in self.is_missing.items()}}
+
+
+def schema_of(dataset: Dataset) -> Schema:
+    """Return the schema of a single dataset."""
+    rows = {name: feature for name, feature in dataset.row_features.items() if not feature.is_camera}
+    cameras = {name: dataset.features[name] for name in dataset.spec.cameras}
+    return Schema(
+        features={**rows, **cameras},
+        members=(MemberMap(rows={name: name for name in rows}, cameras={name: name for name in cameras}),),
+        widths={},
+        windows={name: len(offsets) for name, offsets in dataset.window.offsets.items()},
+        time_axes=tuple(name for name in cameras if keeps_time_axis(dataset, name)),
+    )
 
 
 def index_dataset(name: str, meta: DatasetMeta, selection: SelectionSpec) -> EpisodeIndex:
@@ -59,7 +175,9 @@ def index_dataset(name: str, meta: DatasetMeta, selection: SelectionSpec) -> Epi
     for column, values in selection.where:
         if column not in columns.column_names:
             flags = _matching(name, column, _row_values(name, meta, column, kept, "where"), values)
-            weights = _times(weights, flags, meta)
+            if weights is not None:
+                flags *= np.repeat(weights, meta.episodes.length) if len(weights) == len(meta.episodes) else weights
+            weights = flags
     return index_episodes(
         name,
         meta.episodes.episode_index,
@@ -118,7 +236,7 @@ def _weights(name: str, meta: DatasetMeta, selection: SelectionSpec, kept: NDArr
     given = selection.weights
     if given == EQUAL:
         return None
-    if isinstance(given, str) and _is_file(given):
+    if isinstance(given, str) and given.endswith(".parquet"):
         weights, place = _file_weights(name, meta, given), f"file {given!r}"
     elif isinstance(given, str):
         columns = _read_columns(meta, [given])
@@ -131,10 +249,6 @@ def _weights(name: str, meta: DatasetMeta, selection: SelectionSpec, kept: NDArr
         weights, place = _episode_weights(name, meta, dict(given)), "weights"
     _check_weights(name, meta, weights, kept, place)
     return weights
-
-
-def _is_file(given: str) -> bool:
-    return given.endswith(".parquet")
 
 
 def _episode_weights(name: str, meta: DatasetMeta, given: Mapping[int, float]) -> Weights:
@@ -250,12 +364,6 @@ def _check_weights(name: str, meta: DatasetMeta, weights: Weights, kept: NDArray
             f"a weight of episode {episode} of dataset {name!r} is {weights[wrong[0]]} in the {place} "
             f"({len(wrong)} such in all); give finite numbers of at least 0"
         )
-
-
-def _times(weights: Weights | None, flags: Weights, meta: DatasetMeta) -> Weights:
-    if weights is None:
-        return flags
-    return flags * (np.repeat(weights, meta.episodes.length) if len(weights) == len(meta.episodes) else weights)
 
 
 def _read_columns(meta: DatasetMeta, names: Sequence[str] | None = None) -> pa.Table:

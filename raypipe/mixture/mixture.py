@@ -1,33 +1,43 @@
 """`Mixture`: many unlike datasets as one; every epoch takes a stated share of each."""
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from raypipe.dataset import (
+    TOLERANCE_S,
     ActionSpec,
     Dataset,
     Schema,
-    WindowSpec,
+    Timestamps,
     check_window,
     index_dataset,
     kept_features,
     knowing_rows,
 )
-from raypipe.decode import ORIGINAL_SIZE, Resize
-from raypipe.errors import ConfigError, noting, suggest
+from raypipe.dataset import open_dataset as open_single
+from raypipe.decode import ORIGINAL_SIZE, CameraDtype, Resize
+from raypipe.errors import ConfigError, noting
 from raypipe.format import Feature
-from raypipe.mixture.file import is_mixture_file, read_mixture_file
-from raypipe.mixture.members import BadMember, MemberNote, open_members
-from raypipe.mixture.spec import ALL_FRAMES, MIXTURE_TOLERANCE, OWN_RATE, MemberSpec, MixtureSpec, resolve_weights
-from raypipe.mixture.unify import unify, with_windows
-from raypipe.mixture.windows import member_actions, member_windows
+from raypipe.mixture.members import BadMember, MemberNote, features_of, member_actions, member_windows, open_members
+from raypipe.mixture.spec import (
+    ALL_FRAMES,
+    MIXTURE_FILES,
+    MIXTURE_TOLERANCE,
+    OWN_RATE,
+    MemberSpec,
+    MixtureSpec,
+    is_mixture_file,
+    read_mixture_file,
+)
+from raypipe.mixture.unify import Unified, add_windows, unify
 from raypipe.plan import EpisodeIndex, mix_indexes, split_frames
-from raypipe.text import counted, make_spec
+from raypipe.text import check_keys, counted, field_names, make_spec
 
 if TYPE_CHECKING:
     from raypipe.mixture.stats import MixtureStats
@@ -109,7 +119,7 @@ class Mixture:
         self.members = tuple(
             Member(spec=one, dataset=dataset) for one, dataset in zip(self.spec.members, opened.datasets, strict=True)
         )
-        unified = unify(self.datasets, self.spec, self.spec.members)
+        unified = self._unify()
         self.schema = unified.schema
         self.bad = opened.bad
         self.notes = (
@@ -118,7 +128,11 @@ class Mixture:
             *opened.notes,
             *(MemberNote(name="", text=text) for text in unified.notes),
         )
-        self._check_shares()
+        # Raises now what a plan would raise: for a member without a frame, or shares that come to nothing.
+        self.index()
+
+    def _unify(self) -> Unified:
+        return unify([features_of(one.name, one.dataset) for one in self.members], self.spec)
 
     def __len__(self) -> int:
         return sum(self.shares.values())
@@ -215,11 +229,8 @@ class Mixture:
             delta_timestamps=delta_timestamps,
             offsets=offsets,
         )
-        members = tuple(
-            replace(member, dataset=_windowed(member.dataset, window))
-            for member, window in zip(self.members, windows, strict=True)
-        )
-        return self._changed(members, self.schema)
+        datasets = [replace(one, window=window) for one, window in zip(self.datasets, windows, strict=True)]
+        return self._changed(datasets, self.schema)
 
     def with_actions(self, actions: ActionSpec | Mapping[str, Any]) -> "Mixture":
         """Return this mixture with actions relative to a state, or to the action before, by names in a batch.
@@ -229,11 +240,8 @@ class Mixture:
         """
         spec = make_spec(ActionSpec, actions, "actions")
         maps = member_actions(spec, self.schema, [(member.name, member.dataset) for member in self.members])
-        members = tuple(
-            replace(member, dataset=_knowing(replace(member.dataset, actions=mapped), member.dataset))
-            for member, mapped in zip(self.members, maps, strict=True)
-        )
-        return self._changed(members, self.schema)
+        datasets = [replace(one, actions=mapped) for one, mapped in zip(self.datasets, maps, strict=True)]
+        return self._changed(datasets, self.schema)
 
     @property
     def actions(self) -> ActionSpec | None:
@@ -246,8 +254,10 @@ class Mixture:
         The index columns always stay. Use `MemberSpec.drop` to leave out features of a single member.
         """
         kept = kept_features(names, list(self.features), "the mixture")
-        members = tuple(replace(one, dataset=_with_actions_among(one.dataset, kept)) for one in self.members)
-        changed = self._changed(members, self.schema.only(kept))
+        datasets = [
+            replace(one, actions=one.actions and one.actions.among(kept, "the mixture")) for one in self.datasets
+        ]
+        changed = self._changed(datasets, self.schema.only(kept))
         if isinstance(self.spec.resize, Mapping):
             sizes = {camera: size for camera, size in self.spec.resize.items() if camera in kept}
             changed.spec = replace(self.spec, resize=sizes or ORIGINAL_SIZE)
@@ -257,18 +267,22 @@ class Mixture:
         """Return this mixture with cameras of another size; the pipeline resizes them when it decodes."""
         changed = copy.copy(self)
         changed.spec = replace(self.spec, resize=resize)
-        unified = unify(self.datasets, changed.spec, changed.spec.members)
-        return changed._changed(self.members, unified.schema.only(self.schema.features))
+        return changed._changed(self.datasets, changed._unify().schema.only(self.schema.features))
 
-    def _changed(self, members: tuple[Member, ...], schema: Schema) -> "Mixture":
+    def _changed(self, datasets: Sequence[Dataset], schema: Schema) -> "Mixture":
         changed = copy.copy(self)
-        changed.members = members
-        changed.schema = with_windows(replace(schema, windows={}, time_axes=()), changed.datasets)
+        # Other actions, windows or sizes have other statistics; the shares stay.
+        changed.__dict__.pop("stats", None)
+        for one in datasets:
+            if one.actions is not None:
+                check_window(one.actions.spec, one.actions.action, one.window)
+        # Pass the known columns on: without them a copy would open files to find them again.
+        changed.members = tuple(
+            replace(member, dataset=knowing_rows(one, member.dataset.row_features))
+            for member, one in zip(self.members, datasets, strict=True)
+        )
+        changed.schema = add_windows(schema, [(one.meta.root, one.window) for one in datasets])
         return changed
-
-    def _check_shares(self) -> None:
-        """Raise now the errors that a plan would raise: a member without a frame, or shares that come to nothing."""
-        self.index()
 
     @cached_property
     def _indexes(self) -> list[EpisodeIndex]:
@@ -287,37 +301,56 @@ class Mixture:
         return indexes
 
 
-def _windowed(dataset: Dataset, window: WindowSpec) -> Dataset:
-    # Pass the known columns on: without them a copy would open files to find them again.
-    if dataset.actions is not None:
-        check_window(dataset.actions.spec, dataset.actions.action, window)
-    return _knowing(replace(dataset, window=window), dataset)
+def open_dataset(
+    root: str,
+    *,
+    cameras: Sequence[str] | Literal["all"] = "all",
+    camera_dtype: CameraDtype = "uint8",
+    timestamps: Timestamps = "position",
+    tolerance_s: float = TOLERANCE_S,
+    revision: str = "",
+) -> Dataset | Mixture:
+    """Open the LeRobot dataset at `root`, or the mixture of a YAML or TOML file.
 
+    A root is a path, an fsspec URI, or ``owner/name`` of the Hugging Face Hub. Reads ``meta/`` only. Returns a
+    `Dataset` or a `Mixture`; both go into a `Pipeline`.
 
-def _with_actions_among(dataset: Dataset, kept: Collection[str]) -> Dataset:
-    if dataset.actions is None:
-        return dataset
-    return _knowing(replace(dataset, actions=dataset.actions.among(kept, "the mixture")), dataset)
-
-
-def _knowing(changed: Dataset, dataset: Dataset) -> Dataset:
-    return knowing_rows(changed, dataset.row_features)
+    Args:
+        cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, cameras without any file and those
+            that cannot be decoded; a camera that you name must be there.
+        camera_dtype: see `SampleSpec.camera_dtype`.
+        timestamps: see `SampleSpec.timestamps`.
+        tolerance_s: see `SampleSpec.tolerance_s`.
+        revision: a tag, branch or commit of a dataset on the Hub; by default the newest tag of a format that raypipe
+            reads, else ``main``. This function resolves it to a commit, and all nodes read that commit.
+    """
+    given: dict[str, Any] = {"cameras": cameras, "camera_dtype": camera_dtype, "timestamps": timestamps}
+    given |= {"tolerance_s": tolerance_s, "revision": revision}
+    defaults: dict[str, Any] = open_dataset.__kwdefaults__ or {}
+    if not is_mixture_file(str(root)):
+        if "://" in str(root) and str(root).endswith(MIXTURE_FILES):
+            raise ConfigError(f"{str(root)!r} is no dataset; a mixture file must be a local one: fetch it first")
+        return open_single(root, **given)
+    for name, value in given.items():
+        if value != defaults[name]:
+            raise ConfigError(
+                f"{name}={value!r} is of one dataset, and {str(root)!r} is a mixture: say it in the file, for its "
+                f"members, or in the Pipeline (decode={{'camera_dtype': ...}})"
+            )
+    return Mixture(root)
 
 
 def _make_spec(members: Any, settings: Mapping[str, Any]) -> MixtureSpec:
-    known = [field.name for field in fields(MixtureSpec) if field.name != "members"]
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"a mixture has no setting {name!r}{suggest(name, known)}")
-    if isinstance(members, MixtureSpec):
-        return replace(members, **settings)
+    check_keys(settings, field_names(MixtureSpec)[1:], "a mixture has no setting")
     if isinstance(members, str | Path):
         if not is_mixture_file(str(members)):
             raise ConfigError(
                 f"{str(members)!r} is no mixture file: give a .yaml, .yml or .toml file, or a list of datasets"
             )
-        return replace(read_mixture_file(str(members)), **settings)
-    return MixtureSpec(members=members, **settings)
+        members = read_mixture_file(str(members))
+    return (
+        replace(members, **settings) if isinstance(members, MixtureSpec) else MixtureSpec(members=members, **settings)
+    )
 
 
 def _unused_settings(spec: MixtureSpec) -> list[MemberNote]:
@@ -325,25 +358,18 @@ def _unused_settings(spec: MixtureSpec) -> list[MemberNote]:
     notes = []
     for one in spec.members:
         if isinstance(spec.weights, str) and spec.weights != "given" and one.weight != 1:
-            notes.append(
-                MemberNote(
-                    name=one.name, text=f"its weight {one.weight:g} decides nothing: weights is {spec.weights!r}"
-                )
-            )
+            notes.append((one.name, f"its weight {one.weight:g} decides nothing: weights is {spec.weights!r}"))
         if spec.rate != OWN_RATE and one.tolerance_s != MIXTURE_TOLERANCE:
-            notes.append(MemberNote(name=one.name, text="its tolerance_s decides nothing: windows go by the rate"))
-    return notes
+            notes.append((one.name, "its tolerance_s decides nothing: windows go by the rate"))
+    return [MemberNote(name=name, text=text) for name, text in notes]
 
 
 def with_weight(spec: MixtureSpec) -> tuple[MixtureSpec, list[str]]:
     """Return the spec without members of weight 0, and their names; raypipe does not open them."""
-    given = [one.weight for one in spec.members] if isinstance(spec.weights, str) else list(spec.weights)
+    given = _given_weights(spec)
     kept = [position for position, weight in enumerate(given) if weight]
     if not kept:
-        raise ConfigError(
-            f"every member of the mixture has weight 0: {', '.join(repr(one.name) for one in spec.members)}; give at "
-            f"least one of them a weight above 0"
-        )
+        raise _all_zero(spec)
     return only_members(spec, kept), [one.name for one, weight in zip(spec.members, given, strict=True) if not weight]
 
 
@@ -351,3 +377,54 @@ def only_members(spec: MixtureSpec, positions: Sequence[int]) -> MixtureSpec:
     """Return the spec with some of its members, and their weights."""
     weights = spec.weights if isinstance(spec.weights, str) else tuple(spec.weights[i] for i in positions)
     return replace(spec, members=tuple(spec.members[i] for i in positions), weights=weights)
+
+
+def _given_weights(spec: MixtureSpec) -> list[float]:
+    return [one.weight for one in spec.members] if isinstance(spec.weights, str) else list(spec.weights)
+
+
+def _all_zero(spec: MixtureSpec) -> ConfigError:
+    names = ", ".join(repr(one.name) for one in spec.members)
+    return ConfigError(
+        f"every member of the mixture has weight 0: {names} with weights={spec.weights!r}; give at least one of them a "
+        f"weight above 0"
+    )
+
+
+def resolve_weights(spec: MixtureSpec, frames: Sequence[int], episodes: Sequence[int]) -> tuple[float, ...]:
+    """Return the share of each member; shares add up to 1, and a member of weight 0 has exactly 0.
+
+    Args:
+        frames: the selected frames of each member.
+        episodes: the selected episodes of each member.
+
+    Raises:
+        ConfigError: no member is left, one has a weight but no frame, or its share is 0 at this temperature.
+    """
+    assert len(frames) == len(episodes) == len(spec.members), "counts and members do not match"
+    names = [member.name for member in spec.members]
+    weights = _relative_weights(spec, frames, episodes)
+    most = max(weights)
+    if not most:
+        raise _all_zero(spec)
+    # Divide by the largest first: powers and sums of large weights overflow.
+    raised = [(weight / most) ** (1 / spec.temperature) for weight in weights]
+    for name, weight, power, count in zip(names, weights, raised, frames, strict=True):
+        if weight and not count:
+            raise ConfigError(f"member {name!r} has weight {weight:g} and no selected frame; give it weight 0")
+        if weight and not power:
+            raise ConfigError(
+                f"member {name!r} with weight {weight:g} comes to nothing beside {most:g} at temperature "
+                f"{spec.temperature:g}; raise the temperature, or give the member weight 0"
+            )
+    total = math.fsum(raised)
+    return tuple(power / total for power in raised)
+
+
+def _relative_weights(spec: MixtureSpec, frames: Sequence[int], episodes: Sequence[int]) -> list[float]:
+    given = _given_weights(spec)
+    if not isinstance(spec.weights, str) or spec.weights == "given":
+        return given
+    counts = episodes if spec.weights == "episodes" else frames
+    values = [math.sqrt(count) if spec.weights == "sqrt" else float(count) for count in counts]
+    return [value if weight else 0.0 for value, weight in zip(values, given, strict=True)]

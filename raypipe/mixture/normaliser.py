@@ -7,12 +7,11 @@ the first batch.
 """
 
 import json
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,7 @@ from numpy.typing import NDArray
 from raypipe.dataset import ABSOLUTE, DIM_IS_PAD, IS_MISSING, REPRESENTATION
 from raypipe.errors import ConfigError, suggest
 from raypipe.format import Stats
-from raypipe.mixture.stats import MixtureStats, single_stats
-from raypipe.mixture.stats_json import from_text, read_text, to_text, write_text
+from raypipe.mixture.stats import MixtureStats, SavedAsJson, single_stats
 from raypipe.text import counted
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 Mode = Literal["mean_std", "min_max", "quantiles", "identity"]
 By = Literal["dataset", "robot", "pooled"]
 
-KIND: Final = "Normaliser"
 EPS: Final = 1e-8
 """LeRobot's value: added to a standard deviation, and used instead of a range of 0."""
 
@@ -45,7 +42,7 @@ _NAMED_BY: Final = {"dataset": "dataset", "robot": "robot_type"}
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Normaliser:
+class Normaliser(SavedAsJson):
     """Scales the features of a batch, and scales them back.
 
     ::
@@ -61,6 +58,8 @@ class Normaliser:
     It computes and returns float32, or float64 for float64 input. Numbers marked by ``<key>_dim_is_pad`` and samples
     marked by ``<key>_is_missing`` are 0 in both directions. It returns a new batch and leaves the given one unchanged.
     """
+
+    _KIND: ClassVar[str] = "Normaliser"
 
     stats: MixtureStats
     modes: Mapping[str, Mode]
@@ -94,8 +93,7 @@ class Normaliser:
             _check_robots(self.stats)
         # Build the tables now, so that missing statistics raise here and not at the first batch.
         if self._tables:
-            self._warn_of_envelopes()
-            self._warn_of_uncovered()
+            self._warn_of_statistics()
 
     def __getstate__(self) -> dict[str, Any]:
         # Tensors stay behind: another process may have other devices.
@@ -127,28 +125,13 @@ class Normaliser:
         """
         return self._apply(batch, dataset, robot, inverse=True)
 
-    def to_json(self) -> str:
-        """Return the normaliser as JSON for a checkpoint, including its statistics."""
-        stats = json.loads(self.stats.to_json())
-        return to_text(KIND, {"by": self.by, "modes": dict(self.modes), "stats": stats})
+    def _to_plain(self) -> dict[str, Any]:
+        return {"by": self.by, "modes": dict(self.modes), "stats": json.loads(self.stats.to_json())}
 
     @classmethod
-    def from_json(cls, text: str, place: str = "the JSON of a normaliser") -> "Normaliser":
-        """Return the normaliser that `to_json` wrote.
-
-        Args:
-            place: the name of the text in messages.
-        """
-        return from_text(text, KIND, place, _from_plain)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the JSON to `path`, a local path or an fsspec URI."""
-        write_text(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Normaliser":
-        """Return what `save` wrote to `path`."""
-        return cls.from_json(read_text(path), os.fspath(path))
+    def _from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        stats = MixtureStats.from_json(json.dumps(plain["stats"]), "'stats' of the normaliser")
+        return cls(stats, plain["modes"], plain["by"])
 
     @cached_property
     def _entries(self) -> dict[str, Stats]:
@@ -194,10 +177,12 @@ class Normaliser:
         # Test in float32, because most values are scaled in it and a tiny range becomes 0 there.
         return _Table(shift=low, scale=np.where(half.astype(np.float32) == 0, EPS / 2, half), offset=1.0)
 
-    def _warn_of_envelopes(self) -> None:
+    def _warn_of_statistics(self) -> None:
+        if self.by == "dataset":
+            return
         keys = [key for key, mode in self.modes.items() if mode == "quantiles"]
         folders = ["pooled"] if self.by == "pooled" else [f"robots/{robot}" for robot in self.stats.robots]
-        named = [f"{folder}/{key}" for folder in folders for key in keys] if self.by != "dataset" else []
+        named = [f"{folder}/{key}" for folder in folders for key in keys]
         enveloped = [name for name in named if name in self.stats.envelopes]
         if enveloped:
             warnings.warn(
@@ -205,16 +190,8 @@ class Normaliser:
                 f"those of all values; by='dataset' has no such envelopes.",
                 stacklevel=3,
             )
-
-    def _warn_of_uncovered(self) -> None:
-        if self.by == "dataset":
-            return
-        uncovered = [
-            f"{key} of {name!r}"
-            for key in self._tables
-            for name, entry in self.stats.datasets.items()
-            if key not in entry
-        ]
+        entries = self.stats.datasets.items()
+        uncovered = [f"{key} of {name!r}" for key in self._tables for name, entry in entries if key not in entry]
         if uncovered:
             warnings.warn(
                 f"there are no statistics of {', '.join(uncovered)}: it is normalised by those of the other datasets.",
@@ -325,11 +302,6 @@ class _Table:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.shift.shape[1:]
-
-
-def _from_plain(plain: dict[str, Any]) -> Normaliser:
-    stats = MixtureStats.from_json(json.dumps(plain["stats"]), "'stats' of the normaliser")
-    return Normaliser(stats, plain["modes"], plain["by"])
 
 
 def _usual_keys(stats: MixtureStats) -> list[str]:
@@ -451,9 +423,9 @@ def _check_no_pixels(key: str, shape: tuple[int, ...]) -> None:
 
 def _lined_up(table: "torch.Tensor", row: "torch.Tensor | int", value: "torch.Tensor") -> "torch.Tensor":
     """Return the table rows of the samples, with an axis of 1 for time: ``(B, 1, *shape)``."""
-    if isinstance(row, int):
-        return table[row]
     chosen = table[row]
+    if isinstance(row, int):
+        return chosen
     between = [1] * (value.ndim - chosen.ndim)
     return chosen.reshape(*row.shape, *between, *table.shape[1:])
 

@@ -1,35 +1,52 @@
 """What a user asks of a mixture: its members, how often each is seen, and how unlike features become one.
 
-This module decides which values are allowed, the names of members, and what their weights come to. It opens nothing;
-`unify` checks whether a dataset has the features that a spec names.
+This module decides which values are allowed, the names of members, and what their weights come to. It opens no dataset;
+`unify` checks whether a dataset has the features that a spec names. A YAML or TOML file has the fields of the specs as
+its keys, and ``datasets`` lists its members:
+
+::
+
+    datasets:                                   or, with names:     datasets:
+      - data/aloha                                                    aloha: {root: data/aloha, weight: 2}
+      - {root: s3://bucket/so101, weight: 2}                          so101: {root: s3://bucket/so101}
+    temperature: 2
 """
 
 import math
 import os
+import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Final, Literal, get_args
 
+import yaml
+
 from raypipe.dataset import DIM_IS_PAD, IS_MISSING, REPRESENTATION, TOLERANCE_S, Dataset
 from raypipe.decode import ORIGINAL_SIZE, Fit, Resize, check_fit, check_resize
-from raypipe.errors import ConfigError, as_damage, suggest
+from raypipe.errors import ConfigError, as_damage
 from raypipe.format import INDEX_FEATURES
 from raypipe.plan import SelectionSpec, check_whole
 from raypipe.storage import take_login
+from raypipe.text import MOST_JSON_BYTES, MOST_YAML_NODES, check_choice, check_keys, field_names
 
 WeightRule = Literal["given", "frames", "episodes", "sqrt"]
 OnMissing = Literal["raise", "drop", "fill"]
 OnBadDataset = Literal["raise", "skip"]
 
-ALL_CAMERAS: Final = "all"
 ALL_FRAMES: Final = "all"
 OWN_RATE: Final = "own"
 MIXTURE_TOLERANCE: Final = "mixture"
 
 _BATCH_KEYS: Final = ("dataset_index", "dataset", "robot_type", "augment_seed", "is_repeat", "task")
 _MASK_ENDINGS: Final = ("_is_pad", DIM_IS_PAD, IS_MISSING, REPRESENTATION)
+
+MIXTURE_FILES: Final = (".yaml", ".yml", ".toml")
+_MEMBERS: Final = "datasets"
+_HUB_NAME: Final = re.compile(r"(?!\.{1,2}/)[\w.-]+/(?!\.{1,2}$)[\w.-]+")
+"""``owner/name``: the name of a dataset on the Hub."""
 
 _MAX_COUNT: Final = 1 << 62
 """No real number of frames in an epoch, pixels of a side or numbers of a vector reaches this."""
@@ -51,7 +68,7 @@ class MemberSpec:
     rename: Mapping[str, str] = field(default_factory=dict)
     """The dataset's own feature name -> its name in the mixture, for row features and cameras."""
 
-    cameras: Mapping[str, str] | Literal["all"] = ALL_CAMERAS
+    cameras: Mapping[str, str] | Literal["all"] = "all"
     """Name in the mixture -> own camera name. A mapping uses only these cameras, and `rename` must name no camera."""
 
     drop: tuple[str, ...] = ()
@@ -68,27 +85,24 @@ class MemberSpec:
 
     def __post_init__(self) -> None:
         if isinstance(self.root, os.PathLike):
-            object.__setattr__(self, "root", os.fspath(self.root))
+            _settle(self, root=os.fspath(self.root))
         for key in ("root", "name", "robot_type"):
             if not isinstance(getattr(self, key), str):
                 raise ConfigError(f"{key} of a member is {getattr(self, key)!r}; give text")
-        object.__setattr__(self, "root", take_login(self.root))
+        _settle(self, root=take_login(self.root))
         if not self.root:
             raise ConfigError(f"member {self.name!r} has an empty root; give the path or URI of a dataset")
         who = f"member {self.name or self.root!r}"
-        object.__setattr__(self, "weight", _number(f"weight of {who}", self.weight))
+        _settle(self, weight=_number(f"weight of {who}", self.weight))
         if self.tolerance_s != MIXTURE_TOLERANCE:
-            tolerance_s = _number(f"tolerance_s of {who}", self.tolerance_s, named_value=MIXTURE_TOLERANCE)
-            object.__setattr__(self, "tolerance_s", tolerance_s)
-        rename = _names(f"rename of {who}", self.rename, "own name -> name in the mixture")
-        _check_free(f"rename of {who}", rename.values())
-        object.__setattr__(self, "rename", rename)
-        if self.cameras != ALL_CAMERAS:
-            cameras = _names(f"cameras of {who}", self.cameras, "name in the mixture -> own camera, or 'all'")
-            _check_free(f"cameras of {who}", cameras)
-            object.__setattr__(self, "cameras", cameras)
-        object.__setattr__(self, "drop", _drop(who, self.drop))
-        object.__setattr__(self, "selection", _selection(who, self.selection))
+            label = f"tolerance_s of {who}"
+            _settle(self, tolerance_s=_number(label, self.tolerance_s, named_value=MIXTURE_TOLERANCE))
+        rename = _names(f"rename of {who}", self.rename, "own name -> name in the mixture", are_keys_new=False)
+        _settle(self, rename=rename)
+        if self.cameras != "all":
+            meaning = "name in the mixture -> own camera, or 'all'"
+            _settle(self, cameras=_names(f"cameras of {who}", self.cameras, meaning, are_keys_new=True))
+        _settle(self, drop=_drop(who, self.drop), selection=_selection(who, self.selection))
         _check_own_names(self, who)
 
 
@@ -137,72 +151,31 @@ class MixtureSpec:
 
     def __post_init__(self) -> None:
         members, has_weights = _members(self.members)
-        object.__setattr__(self, "members", members)
-        if isinstance(self.weights, str) and self.weights == "auto":
-            object.__setattr__(self, "weights", "given" if has_weights else "frames")
-        object.__setattr__(self, "weights", _weights(self.weights, members))
+        is_auto = isinstance(self.weights, str) and self.weights == "auto"
+        rule = ("given" if has_weights else "frames") if is_auto else self.weights
+        _settle(self, members=members, weights=_weights(rule, members))
         for key, kind in (("on_missing", OnMissing), ("on_bad_dataset", OnBadDataset), ("fit", Fit)):
-            _check_choice(key, getattr(self, key), get_args(kind))
-        object.__setattr__(self, "temperature", _number("temperature", self.temperature, is_positive=True))
-        object.__setattr__(self, "tolerance_s", _number("tolerance_s", self.tolerance_s))
+            check_choice(key, getattr(self, key), get_args(kind))
+        _settle(self, temperature=_number("temperature", self.temperature, is_positive=True))
+        _settle(self, tolerance_s=_number("tolerance_s", self.tolerance_s))
         if self.rate != OWN_RATE:
-            rate = _number("rate", self.rate, is_positive=True, named_value=OWN_RATE)
-            object.__setattr__(self, "rate", rate)
+            _settle(self, rate=_number("rate", self.rate, is_positive=True, named_value=OWN_RATE))
         if self.frames_per_epoch != ALL_FRAMES:
             frames = check_whole("frames_per_epoch", self.frames_per_epoch, 1, _MAX_COUNT, ALL_FRAMES)
-            object.__setattr__(self, "frames_per_epoch", frames)
-        object.__setattr__(self, "resize", check_resize(self.resize, "resize"))
+            _settle(self, frames_per_epoch=frames)
+        _settle(self, resize=check_resize(self.resize, "resize"), widths=_widths(self.widths))
         check_fit(self.fit, self.resize, "fit")
-        object.__setattr__(self, "widths", _widths(self.widths))
+
+
+def _settle(spec: Any, **values: Any) -> None:
+    """Put checked values into the fields of a frozen spec."""
+    for name, value in values.items():
+        object.__setattr__(spec, name, value)
 
 
 def is_batch_key(name: str) -> bool:
     """Return whether a batch sets a key of this name itself, so that no feature can have the name."""
     return name in _BATCH_KEYS or name.endswith(_MASK_ENDINGS)
-
-
-def resolve_weights(spec: MixtureSpec, frames: Sequence[int], episodes: Sequence[int]) -> tuple[float, ...]:
-    """Return the share of each member; shares add up to 1, and a member of weight 0 has exactly 0.
-
-    Args:
-        frames: the selected frames of each member.
-        episodes: the selected episodes of each member.
-
-    Raises:
-        ConfigError: no member is left, one has a weight but no frame, or its share is 0 at this temperature.
-    """
-    assert len(frames) == len(episodes) == len(spec.members), "counts and members do not match"
-    names = [member.name for member in spec.members]
-    weights = _relative_weights(spec, frames, episodes)
-    most = max(weights)
-    if not most:
-        raise ConfigError(
-            f"every member of the mixture has weight 0: {', '.join(map(repr, names))} with weights={spec.weights!r}; "
-            f"give at least one of them a weight above 0"
-        )
-    # Divide by the largest first: powers and sums of large weights overflow.
-    raised = [(weight / most) ** (1 / spec.temperature) for weight in weights]
-    for name, weight, power, count in zip(names, weights, raised, frames, strict=True):
-        if weight and not count:
-            raise ConfigError(f"member {name!r} has weight {weight:g} and no selected frame; give it weight 0")
-        if weight and not power:
-            raise ConfigError(
-                f"member {name!r} with weight {weight:g} comes to nothing beside {most:g} at temperature "
-                f"{spec.temperature:g}; raise the temperature, or give the member weight 0"
-            )
-    total = math.fsum(raised)
-    return tuple(power / total for power in raised)
-
-
-def _relative_weights(spec: MixtureSpec, frames: Sequence[int], episodes: Sequence[int]) -> list[float]:
-    if not isinstance(spec.weights, str):
-        return list(spec.weights)
-    given = [member.weight for member in spec.members]
-    if spec.weights == "given":
-        return given
-    counts = episodes if spec.weights == "episodes" else frames
-    values = [math.sqrt(count) if spec.weights == "sqrt" else float(count) for count in counts]
-    return [value if weight else 0.0 for value, weight in zip(values, given, strict=True)]
 
 
 def _members(given: Any) -> tuple[tuple[MemberSpec, ...], bool]:
@@ -223,16 +196,15 @@ def _member(item: Any, position: int) -> tuple[MemberSpec, bool]:
     if isinstance(item, Dataset):
         return _opened_member(item), False
     if isinstance(item, Mapping):
-        _check_keys(item, [one.name for one in fields(MemberSpec)], f"members[{position}]")
+        check_keys(item, field_names(MemberSpec), f"members[{position}] has no field")
         if "root" not in item:
             raise ConfigError(
                 f"members[{position}] is {dict(item)!r} and has no 'root'; give the dataset's path or URI"
             )
         return MemberSpec(**item), "weight" in item
     if isinstance(item, Sequence) and len(item) == 2:
-        if isinstance(item[0], Dataset):
-            return replace(_opened_member(item[0]), weight=item[1]), True
-        return MemberSpec(root=item[0], weight=item[1]), True
+        member = _opened_member(item[0]) if isinstance(item[0], Dataset) else MemberSpec(root=item[0])
+        return replace(member, weight=item[1]), True
     raise ConfigError(
         f"members[{position}] is {item!r}; give a root, a dataset, (either, weight), a dict of the fields of "
         f"MemberSpec, or a MemberSpec"
@@ -257,13 +229,6 @@ def _opened_member(dataset: Dataset) -> MemberSpec:
         drop=tuple(name for name in dataset.features if name not in given),
         tolerance_s=MIXTURE_TOLERANCE if dataset.spec.tolerance_s == TOLERANCE_S else dataset.spec.tolerance_s,
     )
-
-
-def _check_keys(given: Mapping[Any, Any], known: Sequence[str], place: str) -> None:
-    """Raise for a key that is not `known`, and suggest the nearest."""
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"{place} has no field {key!r}{suggest(str(key), known)}")
 
 
 def _named(members: Sequence[MemberSpec]) -> tuple[MemberSpec, ...]:
@@ -309,16 +274,14 @@ def _free_name(name: str, used: set[str]) -> str:
 
 def _weights(given: Any, members: Sequence[MemberSpec]) -> WeightRule | tuple[float, ...]:
     if isinstance(given, str):
-        _check_choice("weights", given, get_args(WeightRule))
+        check_choice("weights", given, get_args(WeightRule))
         return given  # type: ignore[return-value]
     if not isinstance(given, Iterable):
         raise ConfigError(f"weights is {given!r}; give one of {get_args(WeightRule)}, or a number per member")
     values = list(given)
     if len(values) != len(members):
         raise ConfigError(f"weights has {len(values)} numbers for {len(members)} members: {values!r}")
-    return tuple(
-        _number(f"weight of member {member.name!r}", value) for member, value in zip(members, values, strict=True)
-    )
+    return tuple(_number(f"weight of member {one.name!r}", value) for one, value in zip(members, values, strict=True))
 
 
 def _number(label: str, value: Any, *, is_positive: bool = False, named_value: str = "") -> float:
@@ -329,7 +292,7 @@ def _number(label: str, value: Any, *, is_positive: bool = False, named_value: s
     return float(value)
 
 
-def _names(label: str, given: Any, meaning: str) -> dict[str, str]:
+def _names(label: str, given: Any, meaning: str, *, are_keys_new: bool) -> dict[str, str]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{label} is {given!r}; give a mapping {meaning}")
     for key, value in given.items():
@@ -341,13 +304,10 @@ def _names(label: str, given: Any, meaning: str) -> dict[str, str]:
     doubled = [name for name, count in Counter(given.values()).items() if count > 1]
     if doubled:
         raise ConfigError(f"{label} names {doubled[0]!r} twice: {dict(given)!r}")
-    return dict(given)
-
-
-def _check_free(label: str, names: Iterable[str]) -> None:
-    for name in names:
+    for name in given if are_keys_new else given.values():
         if is_batch_key(name):
             raise ConfigError(f"{label} gives a feature the name {name!r}, which batches use themselves; give another")
+    return dict(given)
 
 
 def _drop(who: str, given: Any) -> tuple[str, ...]:
@@ -363,18 +323,15 @@ def _drop(who: str, given: Any) -> tuple[str, ...]:
 
 
 def _selection(who: str, given: Any) -> SelectionSpec:
-    selection = given if isinstance(given, SelectionSpec) else _make_selection(who, given)
-    if isinstance(selection.episodes, str) and selection.episodes != "all":
-        raise ConfigError(f"selection of {who} has episodes={selection.episodes!r}; give a list of numbers, or 'all'")
-    return selection
-
-
-def _make_selection(who: str, given: Any) -> SelectionSpec:
-    if not isinstance(given, Mapping):
+    if isinstance(given, Mapping):
+        check_keys(given, field_names(SelectionSpec), f"selection of {who} has no field")
+        with as_damage(lambda error: ConfigError(f"selection of {who} is {dict(given)!r}: {error}")):
+            given = SelectionSpec(**given)
+    if not isinstance(given, SelectionSpec):
         raise ConfigError(f"selection of {who} is {given!r}; give a SelectionSpec or a dict of its fields")
-    _check_keys(given, [one.name for one in fields(SelectionSpec)], f"selection of {who}")
-    with as_damage(lambda error: ConfigError(f"selection of {who} is {dict(given)!r}: {error}")):
-        return SelectionSpec(**given)
+    if isinstance(given.episodes, str) and given.episodes != "all":
+        raise ConfigError(f"selection of {who} has episodes={given.episodes!r}; give a list of numbers, or 'all'")
+    return given
 
 
 def _check_own_names(spec: MemberSpec, who: str) -> None:
@@ -398,6 +355,146 @@ def _widths(given: Any) -> dict[str, int]:
     return {name: check_whole(f"widths of {name!r}", width, 1, _MAX_COUNT) for name, width in given.items()}
 
 
-def _check_choice(name: str, value: Any, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ConfigError(f"{name} is {value!r}{suggest(str(value), known)}")
+def is_mixture_file(root: str) -> bool:
+    """Return whether `root` is a local mixture file, by its suffix, and not a dataset."""
+    path = os.fspath(root)
+    return "://" not in path and path.lower().endswith(MIXTURE_FILES) and not os.path.isdir(path)
+
+
+def read_mixture_file(path: str) -> MixtureSpec:
+    """Return the mixture that a ``.yaml``, ``.yml`` or ``.toml`` file describes.
+
+    A relative root starts at the file's folder. A root such as ``owner/name`` stays as it is if the file has no such
+    folder beside it.
+
+    Raises:
+        ConfigError: the file is missing or damaged, has an unknown key, or describes an impossible mixture.
+    """
+    path = os.fspath(path)
+    damaged = f"the mixture file {path!r} cannot be read"
+    with as_damage(lambda error: ConfigError(f"{damaged}: {type(error).__name__}: {error}")):
+        content = _parse(path)
+        try:
+            check_keys(content, [_MEMBERS, *field_names(MixtureSpec)[1:]], "unknown key")
+            options = dict(content)
+            members: Any = _listed_members(options.pop(_MEMBERS, None), os.path.dirname(os.path.abspath(path)))
+            return MixtureSpec(members=members, **options)
+        except ConfigError as error:
+            raise ConfigError(f"in {path!r}: {error}") from error
+
+
+def _parse(path: str) -> Mapping[str, Any]:
+    if not path.lower().endswith(MIXTURE_FILES):
+        raise ConfigError(f"{path!r} is no mixture file; its name ends in one of {', '.join(MIXTURE_FILES)}")
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MOST_JSON_BYTES)
+        content = tomllib.loads(text) if path.lower().endswith(".toml") else yaml.load(text, _YamlLoader)
+    except OSError as error:
+        raise ConfigError(f"cannot read the mixture file {path!r}: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path!r} is not valid YAML{place}: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path!r} is not valid YAML or TOML text: {' '.join(str(error).split())}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path!r} is not valid TOML: {error}") from error
+    if not isinstance(content, Mapping):
+        raise ConfigError(
+            f"{path!r} holds {_shown(content)}; a mixture file has keys, and its members under {_MEMBERS!r}"
+        )
+    return content
+
+
+def _listed_members(given: Any, folder: str) -> list[Any]:
+    """Return the members as `MixtureSpec` takes them, from a list or from a mapping of names."""
+    if isinstance(given, list):
+        return [_member_of_file(item, f"{_MEMBERS}[{position}]", folder) for position, item in enumerate(given)]
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"{_MEMBERS!r} is {_shown(given)}; give a list of roots or objects, or a mapping of names to them"
+        )
+    members = []
+    for name, item in given.items():
+        place = f"{_MEMBERS}.{name}"
+        members.append(_member_of_file(item, place, folder))
+        own = members[-1].setdefault("name", str(name))
+        if own != str(name):
+            raise ConfigError(f"{place}.name is {own!r}; the name stands before the object, leave this one out")
+    return members
+
+
+def _member_of_file(item: Any, place: str, folder: str) -> dict[str, Any]:
+    """Return the fields of a member given as a root, ``[root, weight]`` or an object, with its paths resolved."""
+    if isinstance(item, str):
+        item = {"root": item}
+    elif isinstance(item, list) and len(item) == 2:
+        item = {"root": item[0], "weight": item[1]}
+    if not isinstance(item, Mapping):
+        raise ConfigError(f"{place} is {_shown(item)}; give a root, [root, weight], or an object with 'root'")
+    check_keys(item, field_names(MemberSpec), "unknown key", place)
+    if not isinstance(item.get("root"), str) or "\0" in item["root"]:
+        raise ConfigError(f"{place}.root is {_shown(item.get('root'))}; give the path or URI of a dataset")
+    member, selection = {**item, "root": _resolve_root(item["root"], folder)}, item.get("selection")
+    if isinstance(selection, Mapping):
+        check_keys(selection, field_names(SelectionSpec), "unknown key", f"{place}.selection")
+        weights = selection.get("weights")
+        if isinstance(weights, str) and weights.endswith(".parquet"):
+            member["selection"] = {**selection, "weights": _resolve_root(weights, folder)}
+    try:
+        MemberSpec(**member)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
+    return member
+
+
+def _resolve_root(root: str, folder: str) -> str:
+    is_local = "://" not in root and "::" not in root
+    if not root or not is_local or root.startswith("~") or os.path.isabs(root):
+        return root
+    beside = os.path.normpath(os.path.join(folder, root))
+    return root if _HUB_NAME.fullmatch(root) and not os.path.isdir(beside) else beside
+
+
+def _shown(value: Any) -> str:
+    return "missing" if value is None else repr(value)
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """PyYAML's safe loader; it also refuses a duplicate key and reads ``1e-4`` as a number.
+
+    It counts an alias as all the nodes that it repeats, so a few aliases cannot expand to billions of values.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._num_nodes = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        before, is_alias = self._num_nodes, self.check_event(yaml.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        # A node that contains itself has no size yet.
+        self._num_nodes += self._sizes.get(id(node), MOST_YAML_NODES) if is_alias else 1
+        self._sizes[id(node)] = self._num_nodes - before
+        if self._num_nodes > MOST_YAML_NODES:
+            problem = f"more than {MOST_YAML_NODES} values, with what aliases repeat"
+            raise yaml.composer.ComposerError(None, None, problem, mark)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.composer.ComposerError(None, None, f"the key {key.value!r} stands twice", key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return node
+
+
+# PyYAML reads YAML 1.1, where a number with an exponent needs a dot: 1e-4 would be text.
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)

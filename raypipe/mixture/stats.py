@@ -14,25 +14,85 @@ If a dataset lacks a feature, batches fill it with zeros, and its entry is all p
 stores no statistics of it, its entry does not have the feature.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.dataset import ABSOLUTE, RepresentedStats, Schema
-from raypipe.errors import ConfigError, DatasetError
-from raypipe.format import INDEX_FEATURES, MOMENTS, Feature, FeatureStats, Stats, is_low, is_quantile, pool_stats
-from raypipe.mixture.stats_json import from_text, plain_stats, read_text, stats_of_plain, to_text, write_text
+from raypipe.errors import ConfigError, DatasetError, as_damage, noting
+from raypipe.format import INDEX_FEATURES, MOMENTS, FeatureStats, Stats, is_low, is_quantile, pool_stats
+from raypipe.storage import Storage, open_storage
+from raypipe.text import parse_json
 
-KIND: Final = "MixtureStats"
-
+_VERSION: Final = 1
+"""Of the JSON."""
 _FILL: Final = {"mean": 0.0, "std": 1.0, "min": -1.0, "max": 1.0, "count": 0.0, "q50": 0.0}
 _ALONE: Final = "dataset"
 """The name of a single dataset, outside a mixture."""
 _ALL_STATISTICS: Final = (*MOMENTS, "q01", "q10", "q50", "q90", "q99", "count")
+
+
+class SavedAsJson:
+    """A value that is saved as JSON and comes back unchanged; any other text raises a `ConfigError` that names it."""
+
+    _KIND: ClassVar[str]
+
+    def to_json(self) -> str:
+        """Return the value as JSON; `from_json` restores it with the same numbers."""
+        return json.dumps({"kind": self._KIND, "version": _VERSION, **self._to_plain()}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str, place: str = "") -> Self:
+        """Return the value that `to_json` wrote.
+
+        Args:
+            place: the name of the text in messages.
+        """
+        place = repr(place or f"the JSON of a {cls._KIND}")
+        with as_damage(lambda error: ConfigError(f"{place} is not JSON: {error}. Write it again.")):
+            found = parse_json(text)
+        if not isinstance(found, dict) or found.get("kind") != cls._KIND:
+            raise ConfigError(f"{place} is not the JSON of a {cls._KIND}; write it again, or give the right file")
+        version = found.get("version")
+        if version != _VERSION:
+            raise ConfigError(
+                f"{place} is of version {version!r}; this raypipe reads version {_VERSION}. Write it again."
+            )
+        damaged = f"{place} is damaged"
+        with (
+            noting(f"while reading {place}"),
+            as_damage(lambda error: ConfigError(f"{damaged}: {type(error).__name__}: {error}. Write it again.")),
+        ):
+            return cls._from_plain(found)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON to `path`, a local path or an fsspec URI; a reader sees all of it or nothing."""
+        storage, name = _split(path)
+        storage.write_atomic(name, self.to_json().encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Return what `save` wrote to `path`."""
+        storage, name = _split(path)
+        if not storage.exists(name):
+            raise ConfigError(f"there is no file {storage.locate(name)!r}; give the path that was saved to")
+        try:
+            text = storage.read_bytes(name).decode()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{storage.locate(name)!r} is not text: {error}. Write it again.") from error
+        return cls.from_json(text, os.fspath(path))
+
+    def _to_plain(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def _from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +108,10 @@ class MemberStats:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class MixtureStats:
+class MixtureStats(SavedAsJson):
     """The statistics of a mixture: by dataset, by robot, and over all."""
+
+    _KIND: ClassVar[str] = "MixtureStats"
 
     datasets: Mapping[str, Stats]
     """By name of the member, in the order of ``dataset_index``. Quantiles are as the dataset stores them; LeRobot
@@ -108,37 +170,30 @@ class MixtureStats:
             f"{', '.join(features)})"
         )
 
-    def to_json(self) -> str:
-        """Return the statistics as JSON; `from_json` restores the same numbers."""
-        content = {
-            "datasets": {name: plain_stats(entry) for name, entry in self.datasets.items()},
-            "robots": {name: plain_stats(entry) for name, entry in self.robots.items()},
-            "pooled": plain_stats(self.pooled),
+    def _to_plain(self) -> dict[str, Any]:
+        return {
+            "datasets": {name: _plain_stats(entry) for name, entry in self.datasets.items()},
+            "robots": {name: _plain_stats(entry) for name, entry in self.robots.items()},
+            "pooled": _plain_stats(self.pooled),
             "robot_types": dict(self.robot_types),
             "cameras": list(self.cameras),
             "envelopes": list(self.envelopes),
             **({"representations": dict(self.representations)} if self.representations else {}),
             **({"windows": dict(self.windows)} if self.windows else {}),
         }
-        return to_text(KIND, content)
 
     @classmethod
-    def from_json(cls, text: str, place: str = "the JSON of statistics") -> "MixtureStats":
-        """Return the statistics that `to_json` wrote.
-
-        Args:
-            place: the name of the text in messages.
-        """
-        return from_text(text, KIND, place, _from_plain)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the JSON to `path`, a local path or an fsspec URI."""
-        write_text(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "MixtureStats":
-        """Return what `save` wrote to `path`."""
-        return cls.from_json(read_text(path), os.fspath(path))
+    def _from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        return cls(
+            datasets={str(name): _stats_of_plain(entry) for name, entry in plain["datasets"].items()},
+            robots={str(name): _stats_of_plain(entry) for name, entry in plain["robots"].items()},
+            pooled=_stats_of_plain(plain["pooled"]),
+            robot_types={str(name): str(robot) for name, robot in plain["robot_types"].items()},
+            cameras=tuple(map(str, plain["cameras"])),
+            envelopes=tuple(map(str, plain["envelopes"])),
+            representations={str(name): str(text) for name, text in plain.get("representations", {}).items()},
+            windows={str(name): int(slots) for name, slots in plain.get("windows", {}).items()},
+        )
 
 
 def single_stats(stats: Stats) -> MixtureStats:
@@ -178,14 +233,15 @@ def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStat
             f"dataset once, in the order of the mixture"
         )
     datasets = {member.name: _entry(schema, number, member) for number, member in enumerate(members)}
+    _check_alike(datasets)
     groups: dict[str, dict[str, Stats]] = {}
     for member in members:
         groups.setdefault(member.robot_type, {})[member.name] = datasets[member.name]
-    pooled = _pool_datasets(datasets)
-    robots = {robot: _pool_datasets(group) for robot, group in groups.items()}
-    envelopes = [f"pooled/{feature}" for feature in _enveloped(pooled, datasets)]
+    pooled, envelopes = _pool_datasets(datasets, "pooled")
+    robots: dict[str, Stats] = {}
     for robot, group in groups.items():
-        envelopes += [f"robots/{robot}/{feature}" for feature in _enveloped(robots[robot], group)]
+        robots[robot], enveloped = _pool_datasets(group, f"robots/{robot}")
+        envelopes += enveloped
     return MixtureStats(
         datasets=datasets,
         robots=robots,
@@ -193,64 +249,36 @@ def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStat
         robot_types={member.name: member.robot_type for member in members},
         cameras=schema.cameras,
         envelopes=tuple(envelopes),
-        representations=_representations(schema, members),
-        windows=_windows(schema, members),
     )
 
 
-def _representations(schema: Schema, members: Sequence[MemberStats]) -> dict[str, str]:
-    """Return the features with statistics of another representation than the datasets store."""
+def _check_alike(datasets: Mapping[str, Stats]) -> None:
+    """Raise for a feature of which datasets have statistics in unlike representations."""
     found: dict[str, dict[str, str]] = {}
-    for member, own_names in zip(members, schema.members, strict=True):
-        for name, own in own_names.rows.items():
-            if own in member.stats:
-                represented = getattr(member.stats[own], "representation", ABSOLUTE)
-                found.setdefault(name, {})[member.name] = represented
+    for member, entry in datasets.items():
+        for name, values in entry.items():
+            if not _is_padding(values):
+                found.setdefault(name, {})[member] = getattr(values, "representation", ABSOLUTE)
     for name, by_member in found.items():
         if len(set(by_member.values())) > 1:
             listed = ", ".join(f"{text!r} in {member!r}" for member, text in by_member.items())
             raise ConfigError(f"the statistics of {name!r} are of unlike representations: {listed}; give one to all")
-    first = {name: next(iter(by_member.values())) for name, by_member in found.items()}
-    return {name: text for name, text in first.items() if text != ABSOLUTE}
-
-
-def _windows(schema: Schema, members: Sequence[MemberStats]) -> dict[str, int]:
-    # Windows of all members have the same number of frames.
-    found = {}
-    for member, own_names in zip(members, schema.members, strict=True):
-        for name, own in own_names.rows.items():
-            stats = member.stats.get(own)
-            if isinstance(stats, RepresentedStats):
-                found[name] = stats.num_slots
-    return found
-
-
-def _from_plain(plain: Mapping[str, Any]) -> MixtureStats:
-    return MixtureStats(
-        datasets={str(name): stats_of_plain(entry) for name, entry in plain["datasets"].items()},
-        robots={str(name): stats_of_plain(entry) for name, entry in plain["robots"].items()},
-        pooled=stats_of_plain(plain["pooled"]),
-        robot_types={str(name): str(robot) for name, robot in plain["robot_types"].items()},
-        cameras=tuple(map(str, plain["cameras"])),
-        envelopes=tuple(map(str, plain["envelopes"])),
-        representations={str(name): str(text) for name, text in plain.get("representations", {}).items()},
-        windows={str(name): int(slots) for name, slots in plain.get("windows", {}).items()},
-    )
 
 
 def _entry(schema: Schema, number: int, member: MemberStats) -> Stats:
     """Return the statistics of one dataset under the names and widths of the mixture."""
-    own_names = {**schema.members[number].rows, **schema.members[number].cameras}
+    own_names = schema.members[number].own_names
     entry: dict[str, FeatureStats] = {}
     for name, feature in schema.features.items():
         if name in INDEX_FEATURES or feature.kind in ("string", "language"):
             continue
-        shape = _stats_shape(feature)
+        shape = (1 if feature.is_depth else 3, 1, 1) if feature.is_camera else feature.shape
         if name not in own_names:
             entry[name] = {statistic: np.full(shape, _fill(statistic)) for statistic in _ALL_STATISTICS}
             continue
         own = own_names[name]
-        stored = {key: value for key, value in member.stats.get(own, {}).items() if key in MOMENTS or is_quantile(key)}
+        values = member.stats.get(own, {})
+        stored = {key: value for key, value in values.items() if key in MOMENTS or is_quantile(key)}
         if stored:
             place = f"{own!r} in dataset {member.name!r}"
             own_shape = (schema.widths[name][number], *shape[1:]) if name in schema.widths else shape
@@ -259,11 +287,9 @@ def _entry(schema: Schema, number: int, member: MemberStats) -> Stats:
                 is_padded = name in schema.widths
                 fitted["count"] = _pad(np.full(own_shape, count), shape, "count") if is_padded else np.array([count])
             entry[name] = fitted
+            if isinstance(values, RepresentedStats):
+                entry[name] = RepresentedStats(fitted, values.representation, values.num_slots)
     return entry
-
-
-def _stats_shape(feature: Feature) -> tuple[int, ...]:
-    return (1 if feature.is_depth else 3, 1, 1) if feature.is_camera else feature.shape
 
 
 def _fill(statistic: str) -> float:
@@ -301,32 +327,52 @@ def _pad(value: NDArray[np.float64], shape: tuple[int, ...], statistic: str) -> 
     return np.concatenate([value, np.full((shape[0] - value.shape[0], *shape[1:]), _fill(statistic))])
 
 
-def _pool_datasets(entries: Mapping[str, Stats]) -> Stats:
-    parts = _parts(entries)
+def _pool_datasets(entries: Mapping[str, Stats], place: str) -> tuple[Stats, list[str]]:
+    """Return the pooled statistics, and the entries at `place` that have quantiles of several datasets.
+
+    Pools features that a dataset has, if all datasets with statistics of them have a count.
+    """
+    uncounted = {key for entry in entries.values() for key, values in entry.items() if "count" not in values}
+    parts = {
+        name: {key: values for key, values in entry.items() if key not in uncounted and not _is_padding(values)}
+        for name, entry in entries.items()
+    }
     pooled = dict(pool_stats(list(parts.values()), names=[f"dataset {name!r}" for name in parts]))
+    with_quantiles = [feature for feature, values in pooled.items() if any(map(is_quantile, values))]
+    shared = [feature for feature in with_quantiles if sum(feature in part for part in parts.values()) > 1]
     first, *others = entries.values()
     for feature, values in first.items():
         # No dataset has it: the entry is all padding. If one has it but stores no statistics, there is none to give.
         if _is_padding(values) and all(feature in entry and _is_padding(entry[feature]) for entry in others):
             pooled[feature] = values
-    return pooled
-
-
-def _enveloped(pooled: Stats, entries: Mapping[str, Stats]) -> list[str]:
-    """Return the features with pooled quantiles of several datasets."""
-    parts = _parts(entries)
-    with_quantiles = [feature for feature, values in pooled.items() if any(map(is_quantile, values))]
-    return [feature for feature in with_quantiles if sum(feature in part for part in parts.values()) > 1]
-
-
-def _parts(entries: Mapping[str, Stats]) -> dict[str, Stats]:
-    """Return the features to pool: those that a dataset has, if all datasets with statistics of them have a count."""
-    uncounted = {key for entry in entries.values() for key, values in entry.items() if "count" not in values}
-    return {
-        name: {key: values for key, values in entry.items() if key not in uncounted and not _is_padding(values)}
-        for name, entry in entries.items()
-    }
+    return pooled, [f"{place}/{feature}" for feature in shared]
 
 
 def _is_padding(values: FeatureStats) -> bool:
     return "count" in values and not values["count"].any()
+
+
+def _plain_stats(stats: Stats) -> dict[str, dict[str, Any]]:
+    """Return statistics as nested lists."""
+    return {feature: {name: value.tolist() for name, value in values.items()} for feature, values in stats.items()}
+
+
+def _stats_of_plain(plain: Mapping[str, Mapping[str, Any]]) -> Stats:
+    """Return statistics from nested lists."""
+    return {feature: {name: _numbers(value) for name, value in values.items()} for feature, values in plain.items()}
+
+
+def _numbers(value: Any) -> NDArray[np.float64]:
+    array = np.asarray(value)
+    # numpy would read null as nan, and the text "1" as 1.
+    if array.dtype.kind not in "if":
+        raise ValueError(f"{value!r} where numbers are expected")
+    return array.astype(np.float64)
+
+
+def _split(path: str | os.PathLike[str]) -> tuple[Storage, str]:
+    text = os.fspath(path)
+    folder, slash, name = text.rpartition("/")
+    if not name:
+        raise ConfigError(f"{text!r} does not name a file; give a path as in 'run/stats.json'")
+    return open_storage(folder or slash or "."), name

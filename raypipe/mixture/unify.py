@@ -1,8 +1,8 @@
 """Makes the features of unlike datasets one: the names, shapes, dtypes and sizes of a batch that fit all of them.
 
 This module decides the features of a mixture's batch, and reads only the metadata of features. If members do not fit
-together, it raises one error that lists everything wrong, with a table and the lines that would fix it. `windows.py`
-decides the windows.
+together, it raises one error that lists everything wrong, with a table of who has what and the lines that would fix it.
+Such a line is a guess by names and shapes, and says so: only a person can tell what two cameras see.
 
 ::
 
@@ -10,28 +10,38 @@ decides the windows.
     so101   action [6],  images.wrist 480x640          images.wrist 480x640
 """
 
+import difflib
+import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, Final
 
-from raypipe.dataset import Dataset, MemberMap, Schema
+import numpy as np
+
+from raypipe.dataset import MemberMap, Schema, WindowSpec
 from raypipe.decode import ORIGINAL_SIZE, Resize, size_of
 from raypipe.errors import ConfigError, suggest
 from raypipe.format import Feature
-from raypipe.mixture.offer import (
-    MemberFeatures,
-    Misfit,
-    Offer,
-    describe,
-    family,
-    features_of,
-    list_by_value,
-    list_names,
-    offer_of,
-    sample_dtype,
-)
+from raypipe.mixture.members import MemberFeatures, offer_of
 from raypipe.mixture.spec import MemberSpec, MixtureSpec, is_batch_key
-from raypipe.mixture.unify_table import explain_misfits
-from raypipe.mixture.windows import add_windows
+from raypipe.text import counted
+
+_SHOWN_NAMES: Final = 6
+"""The most members named in a line; of the others it gives the number."""
+
+_SHOWN_MEMBERS: Final = 12
+"""The most columns of the table; with more members, alike ones share a column."""
+
+_LINE: Final = 120
+"""Characters in a line of a terminal; columns that do not fit go below."""
+
+_LIKE: Final = 0.5
+"""How alike two names must be, by `difflib`, to be offered as one; the last pair of a kind is always offered."""
+
+Renames = Mapping[int, Mapping[str, str]]
+"""By position of a member: the name in the mixture that it gives now -> the name that it might give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +53,15 @@ class Unified:
     """What was left out, filled, padded or widened, one line each."""
 
 
-def unify(members: Sequence[Dataset], spec: MixtureSpec, specs: Sequence[MemberSpec]) -> Unified:
-    """Return the common schema of these datasets, without windows.
-
-    Args:
-        specs: one per dataset, with its name in the mixture.
+def unify(members: Sequence[MemberFeatures], spec: MixtureSpec) -> Unified:
+    """Return the common schema of the members of `spec`, which have these features; without windows.
 
     Raises:
         ConfigError: they do not fit together; the message lists everything wrong, which member has what, and what to
             write in the file.
     """
-    features = [features_of(one.name, dataset) for one, dataset in zip(specs, members, strict=True)]
-    return unify_features(features, spec, specs)
-
-
-def unify_features(members: Sequence[MemberFeatures], spec: MixtureSpec, specs: Sequence[MemberSpec]) -> Unified:
-    """Return the common schema of members with these features: `unify`, on plain values."""
     offers, misfits = [], []
-    for member, one in zip(members, specs, strict=True):
+    for member, one in zip(members, spec.members, strict=True):
         offer, wrong = offer_of(member, one)
         offers.append(offer)
         misfits += wrong
@@ -68,40 +69,45 @@ def unify_features(members: Sequence[MemberFeatures], spec: MixtureSpec, specs: 
     kept = [name for name in _names(offers) if spec.on_missing != "drop" or name not in lacking]
     misfits += _taken(kept, offers)
     misfits += _clashes(kept, offers, members)
-    if spec.on_missing == "raise":
-        # A feature with a name that batches use must be renamed, so do not suggest that name to the other members.
-        misfits += [_missing(name, offers, lacks) for name, lacks in lacking.items() if not is_batch_key(name)]
+    # A feature with a name that batches use must be renamed, so do not suggest that name to the other members.
+    missing = [name for name in lacking if spec.on_missing == "raise" and not is_batch_key(name)]
+    misfits += [
+        f"{name!r} is in {_holders(name, offers)}, and missing in {list_names(lacking[name])}" for name in missing
+    ]
     misfits += _unknown_widths(offers, spec)
     features = {}
     for name in kept:
         one_feature = _unify_feature(name, offers, spec)
-        if isinstance(one_feature, Misfit):
+        if isinstance(one_feature, str):
             misfits.append(one_feature)
         else:
             features[name] = one_feature
     if misfits:
-        raise ConfigError(explain_misfits(offers, misfits, specs, spec.resize))
+        raise ConfigError(_explain_misfits(offers, misfits, missing, spec))
     schema = _schema(features, offers)
     return Unified(schema=schema, notes=_notes(schema, offers, lacking, spec))
 
 
-def _names(offers: Sequence[Offer]) -> list[str]:
+def _names(offers: Sequence[MemberFeatures]) -> list[str]:
     """Return all names in the mixture, row features first, each kind in the order in which members first have it."""
     rows = dict.fromkeys(name for offer in offers for name in offer.rows)
     return list(rows | dict.fromkeys(name for offer in offers for name in offer.cameras))
 
 
-def _taken(kept: Sequence[str], offers: Sequence[Offer]) -> list[Misfit]:
+def _holders(name: str, offers: Sequence[MemberFeatures]) -> str:
+    return list_names([offer.name for offer in offers if name in offer.features])
+
+
+def _taken(kept: Sequence[str], offers: Sequence[MemberFeatures]) -> list[str]:
     """Return a misfit for each feature with the name of a key that batches set themselves."""
-    misfits = []
-    for name in filter(is_batch_key, kept):
-        has = list_names([offer.name for offer in offers if name in offer.features])
-        text = f"{name!r} of {has} has the name of a key that batches use themselves; rename or drop it"
-        misfits.append(Misfit(text=text, name=name))
-    return misfits
+    return [
+        f"{name!r} of {_holders(name, offers)} has the name of a key that batches use themselves; rename or drop it"
+        for name in kept
+        if is_batch_key(name)
+    ]
 
 
-def _clashes(kept: Sequence[str], offers: Sequence[Offer], members: Sequence[MemberFeatures]) -> list[Misfit]:
+def _clashes(kept: Sequence[str], offers: Sequence[MemberFeatures], members: Sequence[MemberFeatures]) -> list[str]:
     """Return a misfit for each row feature named like a member's own camera: blocks could not tell them apart."""
     misfits = []
     for name in kept:
@@ -111,18 +117,11 @@ def _clashes(kept: Sequence[str], offers: Sequence[Offer], members: Sequence[Mem
         ]
         if rows and own:
             text = f"{name!r} of {list_names(rows)} is read from rows and is an own camera name of {list_names(own)}"
-            misfits.append(Misfit(text=f"{text}; rename the row feature", name=name))
+            misfits.append(f"{text}; rename the row feature")
     return misfits
 
 
-def _missing(name: str, offers: Sequence[Offer], lacks: Sequence[str]) -> Misfit:
-    has = [offer.name for offer in offers if name in offer.features]
-    return Misfit(
-        text=f"{name!r} is in {list_names(has)}, and missing in {list_names(lacks)}", name=name, kind="missing"
-    )
-
-
-def _unknown_widths(offers: Sequence[Offer], spec: MixtureSpec) -> list[Misfit]:
+def _unknown_widths(offers: Sequence[MemberFeatures], spec: MixtureSpec) -> list[str]:
     vectors = {
         name
         for offer in offers
@@ -130,38 +129,38 @@ def _unknown_widths(offers: Sequence[Offer], spec: MixtureSpec) -> list[Misfit]:
         if feature.kind == "vector" and len(feature.shape) == 1
     }
     return [
-        Misfit(text=f"widths names {name!r}, which is no vector of the mixture{suggest(name, sorted(vectors))}")
+        f"widths names {name!r}, which is no vector of the mixture{suggest(name, sorted(vectors))}"
         for name in spec.widths
         if name not in vectors
     ]
 
 
-def _unify_feature(name: str, offers: Sequence[Offer], spec: MixtureSpec) -> Feature | Misfit:
+def _unify_feature(name: str, offers: Sequence[MemberFeatures], spec: MixtureSpec) -> Feature | str:
     given = {offer.name: offer.features[name] for offer in offers if name in offer.features}
     kinds = {family(feature) for feature in given.values()}
     first = next(iter(given.values()))
     if len(kinds) > 1:
-        who = list_by_value({member: describe(feature) for member, feature in given.items()})
-        return Misfit(text=f"{name!r} is not of one kind: {who}; rename or drop one of them", name=name)
+        return f"{name!r} is not of one kind: {_described(given)}; rename or drop one of them"
     if first.is_camera:
         return _unify_camera(name, given, is_filled=len(given) < len(offers), resize=spec.resize)
     if first.kind == "vector" and all(len(feature.shape) == 1 for feature in given.values()):
         return _unify_vector(name, given, spec.widths.get(name, 0))
     if len({feature.shape for feature in given.values()}) > 1:
-        who = list_by_value({member: describe(feature) for member, feature in given.items()})
-        return Misfit(text=f"{name!r} has unlike shapes: {who}; only vectors are padded. Rename or drop it", name=name)
+        return f"{name!r} has unlike shapes: {_described(given)}; only vectors are padded. Rename or drop it"
     dtype = _common_dtype(given) if first.kind == "vector" else first.dtype
     return Feature(name=name, kind=first.kind, dtype=dtype, shape=first.shape, names=_common_names(given, 0))
 
 
-def _unify_vector(name: str, given: Mapping[str, Feature], wanted: int) -> Feature | Misfit:
+def _described(given: Mapping[str, Feature]) -> str:
+    return list_by_value({member: describe(feature) for member, feature in given.items()})
+
+
+def _unify_vector(name: str, given: Mapping[str, Feature], wanted: int) -> Feature | str:
     """Return a vector as wide as the widest; a scalar in all members stays a scalar."""
     widest = max(given, key=lambda member: given[member].shape[0])
     width = max(wanted, given[widest].shape[0])
     if wanted and wanted < width:
-        return Misfit(
-            text=f"widths gives {name!r} {wanted} numbers, and {widest} has {width}; give at least {width}", name=name
-        )
+        return f"widths gives {name!r} {wanted} numbers, and {widest} has {width}; give at least {width}"
     return Feature(
         name=name, kind="vector", dtype=_common_dtype(given), shape=(width,), names=_common_names(given, width)
     )
@@ -179,16 +178,13 @@ def _common_names(given: Mapping[str, Feature], width: int) -> tuple[str, ...]:
     return only if len(names) == 1 and (not width or len(only) == width) else ()
 
 
-def _unify_camera(name: str, given: Mapping[str, Feature], *, is_filled: bool, resize: Resize) -> Feature | Misfit:
+def _unify_camera(name: str, given: Mapping[str, Feature], *, is_filled: bool, resize: Resize) -> Feature | str:
     size = size_of(resize, name)
     sizes = {member: feature.shape[1:] for member, feature in given.items()}
     height, width = next(iter(sizes.values())) if size == ORIGINAL_SIZE else size
     is_unknown = 0 in (height, width) and (len(given) > 1 or is_filled)
     if size == ORIGINAL_SIZE and (len(set(sizes.values())) > 1 or is_unknown):
-        who = list_by_value({member: describe(feature) for member, feature in given.items()})
-        return Misfit(
-            text=f"{name!r} has unlike or unknown sizes (height x width): {who}; give a resize", name=name, kind="size"
-        )
+        return f"{name!r} has unlike or unknown sizes (height x width): {_described(given)}; give a resize"
     first = next(iter(given.values()))
     codecs = {feature.codec for feature in given.values()}
     return Feature(
@@ -202,7 +198,7 @@ def _unify_camera(name: str, given: Mapping[str, Feature], *, is_filled: bool, r
     )
 
 
-def _schema(features: Mapping[str, Feature], offers: Sequence[Offer]) -> Schema:
+def _schema(features: Mapping[str, Feature], offers: Sequence[MemberFeatures]) -> Schema:
     members = tuple(
         MemberMap(
             rows={name: feature.name for name, feature in offer.rows.items() if name in features},
@@ -220,7 +216,7 @@ def _schema(features: Mapping[str, Feature], offers: Sequence[Offer]) -> Schema:
 
 
 def _notes(
-    schema: Schema, offers: Sequence[Offer], lacking: Mapping[str, Sequence[str]], spec: MixtureSpec
+    schema: Schema, offers: Sequence[MemberFeatures], lacking: Mapping[str, Sequence[str]], spec: MixtureSpec
 ) -> tuple[str, ...]:
     done = "left out everywhere" if spec.on_missing == "drop" else "filled with zeros and marked there"
     notes = [f"{name!r} is {done}: missing in {list_names(lacks)}" for name, lacks in lacking.items()]
@@ -242,10 +238,241 @@ def _common_word(dtype: str, dtypes: Iterable[str]) -> str:
     return f"{dtype}, and a whole number that it does not hold is an error" if is_close else f"{dtype}, which holds all"
 
 
-def with_windows(schema: Schema, members: Sequence[Dataset]) -> Schema:
-    """Return the schema with the windows of these datasets, which have them under their own names.
+def add_windows(schema: Schema, windows: Sequence[tuple[str, WindowSpec]]) -> Schema:
+    """Return the schema with the window lengths of its members; `windows` pairs each with its name for messages.
 
     Raises:
         ConfigError: the members with a feature do not agree on the length of its window.
     """
-    return add_windows(schema, [(dataset.meta.root, dataset.window) for dataset in members])
+    lengths: dict[str, int] = {}
+    for name in schema.features:
+        found = {}
+        for position, (own, (who, window)) in enumerate(zip(schema.members, windows, strict=True)):
+            if name in own.own_names:
+                found[f"member {position} ({who})"] = len(window.offsets.get(own.own_names[name], ()))
+        if len(set(found.values())) > 1:
+            who = list_by_value({member: counted(length, "frame") for member, length in found.items()})
+            raise ConfigError(f"the windows of {name!r} differ in length: {who}; give every member the same number")
+        if any(found.values()):
+            lengths[name] = max(found.values())
+    # As in one dataset: a window of one frame has a time axis only for images stored in rows, and then in all members.
+    kept = [name for name in schema.cameras if name in lengths]
+    time_axes = tuple(name for name in kept if lengths[name] > 1 or schema.features[name].kind == "image")
+    return replace(schema, windows=lengths, time_axes=time_axes)
+
+
+def _explain_misfits(
+    offers: Sequence[MemberFeatures], misfits: Sequence[str], missing: Sequence[str], spec: MixtureSpec
+) -> str:
+    """Return the message for misfits: one line each, the table of what differs, and what to write in the file."""
+    lines = ["the features of the mixture do not fit together:"]
+    lines += [f"  - {misfit}" for misfit in misfits]
+    table = _table_of(offers)
+    if table:
+        lines += ["", "who has what (features that all have alike are left out):", *(f"  {line}" for line in table)]
+    remedies = _remedies(offers, missing, spec)
+    if remedies:
+        lines += ["", "to write in the mixture file, once the names are known to mean the same:"]
+        lines += [f"  {line}" for line in remedies]
+    return "\n".join(lines)
+
+
+def _table_of(offers: Sequence[MemberFeatures]) -> list[str]:
+    """Return the features that differ as rows of text, with a column for each member or group of alike members."""
+    cells = [{name: describe(feature) for name, feature in offer.features.items()} for offer in offers]
+    names = [name for name in _all_names(cells) if len({one.get(name, "-") for one in cells}) > 1]
+    if not names:
+        return []
+    columns = [[offer.name, *(one.get(name, "-") for name in names)] for offer, one in zip(offers, cells, strict=True)]
+    left_out = 0
+    if len(columns) > _SHOWN_MEMBERS:
+        columns = _grouped(columns)
+        left_out = max(0, len(columns) - _SHOWN_MEMBERS)
+    lines = _aligned(["", *names], columns[:_SHOWN_MEMBERS])
+    return [*lines, f"and {left_out} other kinds of datasets"] if left_out else lines
+
+
+def _grouped(columns: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return one column for each group of alike members, the largest group first."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, *cells in columns:
+        groups.setdefault(tuple(cells), []).append(name)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return [[names[0] if len(names) == 1 else f"{names[0]} ({len(names)} alike)", *cells] for cells, names in ordered]
+
+
+def _aligned(labels: Sequence[str], columns: Sequence[Sequence[str]]) -> list[str]:
+    """Return labels and columns side by side; columns that do not fit in a line go below, with the labels repeated."""
+    left = max(map(len, labels))
+    lines: list[str] = []
+    rest = list(columns)
+    while rest:
+        taken, used = 1, left + 2 + max(map(len, rest[0]))
+        while taken < len(rest) and (used := used + 2 + max(map(len, rest[taken]))) <= _LINE:
+            taken += 1
+        shown, rest = rest[:taken], rest[taken:]
+        for row, label in enumerate(labels):
+            cells = [column[row].ljust(max(map(len, column))) for column in shown]
+            lines.append("  ".join([label.ljust(left), *cells]).rstrip())
+        lines += [""] if rest else []
+    return lines
+
+
+def _remedies(offers: Sequence[MemberFeatures], missing: Sequence[str], spec: MixtureSpec) -> list[str]:
+    renames = _find_renames(offers, missing)
+    lines = _rename_lines(offers, spec.members, renames)
+    mended: list[dict[str, Feature]] = []
+    for position, offer in enumerate(offers):
+        pairs = renames.get(position, {})
+        mended.append({pairs.get(name, name): feature for name, feature in offer.features.items()})
+    sizes = [] if isinstance(spec.resize, tuple) else _unlike_sizes(mended)
+    if sizes:
+        height, width = min(sizes, key=lambda size: size[0] * size[1])
+        lines.append(f"resize: [{height}, {width}]")
+    still = [name for name in _all_names(mended) if name in missing and any(name not in one for one in mended)]
+    if still:
+        lines.append(f"on_missing: fill  # zeros and a mask; or drop: leaves out {list_names(still)}")
+    return lines
+
+
+def _find_renames(offers: Sequence[MemberFeatures], missing: Sequence[str]) -> Renames:
+    """Return the features that may be the same under another name in other members, the most alike first.
+
+    If one member has both names, they are not the same thing. The name that more members have wins; of equals, the
+    one that comes first.
+    """
+    holders = {name: {p for p, offer in enumerate(offers) if name in offer.features} for name in missing}
+    first = {name: offers[min(holders[name])].features[name] for name in missing}
+    renames: dict[int, dict[str, str]] = {}
+    sources: set[str] = set()
+    targets: set[str] = set()
+
+    def join(pairs: Sequence[tuple[str, str]]) -> None:
+        for one, other in pairs:
+            target, source = (one, other) if len(holders[one]) >= len(holders[other]) else (other, one)
+            if not ({source, target} & sources or source in targets or holders[source] & holders[target]):
+                for position in holders[source]:
+                    renames.setdefault(position, {})[source] = target
+                holders[target] |= holders[source]
+                sources.add(source)
+                targets.add(target)
+
+    join(_likely_pairs(missing, first))
+    join(_lone_pairs([name for name in missing if name not in sources | targets], first))
+    return renames
+
+
+def _likely_pairs(names: Sequence[str], features: Mapping[str, Feature]) -> list[tuple[str, str]]:
+    scored = []
+    for one, other in combinations(names, 2):
+        if _are_alike(features[one], features[other]):
+            likeness = _likeness(one, other)
+            if likeness >= _LIKE:
+                scored.append((likeness + 0.25 * (features[one].shape == features[other].shape), one, other))
+    # Sorting is stable: of equals, the pair that comes first in the mixture wins.
+    return [(one, other) for _, one, other in sorted(scored, key=lambda pair: -pair[0])]
+
+
+def _lone_pairs(names: Sequence[str], features: Mapping[str, Feature]) -> list[tuple[str, str]]:
+    """Return the pairs of features that are the only ones left of their kind, whatever their names."""
+    families = Counter(family(features[name]) for name in names)
+    pairs = combinations(names, 2)
+    return [
+        (one, other)
+        for one, other in pairs
+        if families[family(features[one])] == 2 and _are_alike(features[one], features[other])
+    ]
+
+
+def _are_alike(one: Feature, other: Feature) -> bool:
+    if family(one) != family(other):
+        return False
+    return one.is_camera or one.shape == other.shape or len(one.shape) == len(other.shape) == 1
+
+
+def _likeness(one: str, other: str) -> float:
+    """Return how alike the last parts of two names are; most names share the parts before."""
+    return difflib.SequenceMatcher(a=one.rpartition(".")[2], b=other.rpartition(".")[2], autojunk=False).ratio()
+
+
+def _rename_lines(offers: Sequence[MemberFeatures], specs: Sequence[MemberSpec], renames: Renames) -> list[str]:
+    """Return the lines to paste; members that need the same lines share them."""
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for position, pairs in sorted(renames.items()):
+        texts = _member_lines(offers[position], specs[position], pairs)
+        grouped.setdefault(tuple(texts), []).append(offers[position].name)
+    lines = []
+    for shared, names in grouped.items():
+        lines += [f"under {', '.join(names)}:", *(f"  {text}" for text in shared)]
+    return lines
+
+
+def _member_lines(offer: MemberFeatures, spec: MemberSpec, pairs: Mapping[str, str]) -> list[str]:
+    """Return the whole `rename` and `cameras` of a member, with its present entries: a file has each key only once."""
+    has_cameras = not isinstance(spec.cameras, str)
+    own = {
+        offer.features[source].name: target
+        for source, target in pairs.items()
+        if not (has_cameras and source in offer.cameras)
+    }
+    lines = [f"rename: {_flow({**spec.rename, **own})}"] if own else []
+    if not isinstance(spec.cameras, str) and any(source in offer.cameras for source in pairs):
+        lines.append(f"cameras: {_flow({pairs.get(name, name): camera for name, camera in spec.cameras.items()})}")
+    return lines
+
+
+def _flow(mapping: Mapping[str, Any]) -> str:
+    # JSON on one line is valid YAML, whatever characters the names have.
+    return json.dumps(dict(mapping), ensure_ascii=False)
+
+
+def _unlike_sizes(members: Iterable[Mapping[str, Feature]]) -> list[tuple[int, int]]:
+    """Return the known sizes of cameras that differ in size between members."""
+    sizes: dict[str, list[tuple[int, int]]] = {}
+    for features in members:
+        for name, feature in features.items():
+            if feature.is_camera:
+                sizes.setdefault(name, []).append((feature.height, feature.width))
+    unlike = [size for found in sizes.values() if len(set(found)) > 1 for size in found]
+    return [size for size in dict.fromkeys(unlike) if 0 not in size]
+
+
+def _all_names(members: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for features in members for name in features))
+
+
+def sample_dtype(dtype: str) -> str:
+    """Return the dtype that numbers have in a sample: float32, int64 or bool, as LeRobot's samples have them."""
+    kind = np.dtype(dtype).kind
+    return "bool" if kind == "b" else "float32" if kind == "f" else "int64"
+
+
+def family(feature: Feature) -> str:
+    """Return the family of a feature; only features of one family can become one: pixels of a sort, or numbers."""
+    if feature.is_camera:
+        return "depth" if feature.is_depth else "rgb"
+    return feature.kind
+
+
+def describe(feature: Feature) -> str:
+    """Return a feature in two words: its kind, and its shape or its height and width."""
+    if feature.is_camera:
+        return f"{family(feature)} {feature.height or '?'}x{feature.width or '?'}"
+    shape = "x".join(map(str, feature.shape))
+    word = sample_dtype(feature.dtype) if feature.kind == "vector" else feature.kind
+    return f"{word} [{shape}]" if feature.kind == "vector" or feature.shape != (1,) else word
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return names as a list; if there are many, the first ones and the number of the others."""
+    if len(names) <= _SHOWN_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[: _SHOWN_NAMES - 1])} and {len(names) - _SHOWN_NAMES + 1} more"
+
+
+def list_by_value(values: Mapping[str, str]) -> str:
+    """Return which members have which value, grouped by value: ``x in a, b; y in c``."""
+    grouped: dict[str, list[str]] = {}
+    for name, value in values.items():
+        grouped.setdefault(value, []).append(name)
+    return "; ".join(f"{value} in {list_names(names)}" for value, names in grouped.items())

@@ -2,8 +2,7 @@
 
 ::
 
-    config.py     the specs of all stages, from specs or plain dicts                      PipelineConfig
-    memory.py     how large a frame is, and which order fits the memory budget            measure_members
+    config.py     the specs of all stages, and which order fits the memory budget         PipelineConfig
     pipeline.py   composes the stages, and alone decides where each runs                  Pipeline
 """
 
@@ -12,15 +11,13 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
-    from raypipe.pipeline.config import PipelineParts
-    from raypipe.pipeline.memory import index_frames, measure_members, open_with_order, schema_for
+    from raypipe.pipeline.config import PipelineParts, index_frames, measure_members, open_with_order, schema_for
     from raypipe.pipeline.pipeline import Pipeline, Transport
 else:
     __all__, __getattr__ = lazy_names(
         __name__,
         {
-            "config": "PipelineParts",
-            "memory": "index_frames measure_members open_with_order schema_for",
+            "config": "PipelineParts index_frames measure_members open_with_order schema_for",
             "pipeline": "Pipeline Transport",
         },
     )

@@ -1,35 +1,45 @@
-"""Compose `PipelineConfig`, the specs of all stages, from the specs or plain dicts that `PipelineParts` lists."""
+"""Compose `PipelineConfig`, the specs of all stages, from the specs or plain dicts that `PipelineParts` lists.
+
+Defaults follow from the dataset without Ray: how large a frame is, and which order fits the memory budget.
+"""
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypedDict
 
-from raypipe.dataset import Dataset, Schema, knowing_rows, settle_selection
+from raypipe.dataset import Dataset, Schema, index_dataset, knowing_rows, schema_of, settle_selection
 from raypipe.decode import ORIGINAL_SIZE, DecodeSpec, KeepSpec, make_keep
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed import BadDataSpec, BlockContext, FeedSpec, OnBadEpisode
+from raypipe.format import Feature, keyframe_interval
 from raypipe.loader import check_names
 from raypipe.mixture import Mixture, open_dataset
-from raypipe.pipeline.memory import choose_live, chosen_order, index_frames, measure_members, row_bytes, schema_for
 from raypipe.plan import (
     DEFAULT_LIVE_BYTES,
     EQUAL,
+    SINGLE_DATASET,
     WHOLE_EPISODE,
     BatchSpec,
+    CameraCost,
     EpisodeIndex,
     LiveBudget,
     MemberCost,
     OrderSpec,
     SelectionSpec,
+    resolve_live,
 )
-from raypipe.storage import CacheSpec, Storage, retry_transient
+from raypipe.storage import CacheSpec, retry_transient
 from raypipe.text import counted, make_mapping, make_spec, parse_bytes
 
 _ROW_BLOCK_BYTES = 8 << 20
 """Size up to which spans share a block: a block costs Ray the same for 10 and for 3,000 rows."""
+
+_USUAL_BATCH: Final = 64
+"""Frames per rank that we assume of a global batch, because the number of ranks is not known yet."""
 
 _LISTING_THREADS: Final = 32
 """The same number of threads opens the remote members of a mixture."""
@@ -99,13 +109,11 @@ class PipelineConfig:
     """Fields of `order` that the budget decided."""
 
     allow_mixture_change: bool = False
-    """Whether a run may resume, between epochs, from a state of another mixture."""
-
     cache: CacheSpec | None = field(default_factory=CacheSpec)
-    """Keeps files of remote datasets on the nodes that read them. None reads from remote storage every time."""
+    """None reads from remote storage every time."""
 
     keep: KeepSpec | None = None
-    """Keeps decoded frames on the nodes that decode them; None decodes them in every epoch."""
+    """None decodes frames in every epoch."""
 
     @property
     def mixture(self) -> Mixture | None:
@@ -121,9 +129,10 @@ class PipelineConfig:
         mixed: tuple[Any, ...] = ()
         if isinstance(self.dataset, Mixture):
             mixed = self.dataset.schema, self.dataset.robot_types, self.dataset.names
-        datasets = self.dataset.datasets if isinstance(self.dataset, Mixture) else (self.dataset,)
         keep: dict[str, Any] = {"keep": self.keep, "decoded_bytes": self.budget.decoded_bytes}
-        return BlockContext(share_cache(datasets, self.cache), self.decode, self.bad_data, *mixed, **keep)
+        return BlockContext(
+            share_cache(_datasets_of(self.dataset), self.cache), self.decode, self.bad_data, *mixed, **keep
+        )
 
 
 def as_dataset(given: Any) -> Dataset | Mixture:
@@ -234,20 +243,17 @@ def share_cache(datasets: Sequence[Dataset], cache: CacheSpec | None) -> tuple[D
             listed = pool.map(lambda storage: retry_transient(storage.list_bytes), remote.values())
             sizes = dict(zip(remote, listed, strict=True))
     total = sum(sizes.values())
-    return tuple(
-        _with_storage(dataset, storage.cached(cache).beside(total - sizes[storage.uri]))
-        if (storage := dataset.meta.storage).is_remote
-        else dataset
-        for dataset in datasets
-    )
 
+    def through_cache(dataset: Dataset) -> Dataset:
+        known = dataset.meta.storage
+        if not known.is_remote:
+            return dataset
+        storage = known.cached(cache).beside(total - sizes[known.uri])
+        if (known.cache, known.beside_bytes) == (storage.cache, storage.beside_bytes):
+            return dataset
+        return knowing_rows(replace(dataset, meta=replace(dataset.meta, storage=storage)), dataset.row_features)
 
-def _with_storage(dataset: Dataset, storage: Storage) -> Dataset:
-    known = dataset.meta.storage
-    if (known.cache, known.beside_bytes) == (storage.cache, storage.beside_bytes):
-        return dataset
-    meta = replace(dataset.meta, storage=storage)
-    return knowing_rows(replace(dataset, meta=meta), dataset.row_features)
+    return tuple(map(through_cache, datasets))
 
 
 def make_cache(value: Any) -> CacheSpec | None:
@@ -282,7 +288,7 @@ def spans_per_block(config: PipelineConfig) -> int:
     of the live spans, because a rank holds up to one block more than it needs. With stored images a block is one span.
     """
     dataset, order = config.dataset, config.order
-    datasets, schema = dataset.datasets if isinstance(dataset, Mixture) else (dataset,), schema_for(dataset)
+    datasets, schema = _datasets_of(dataset), schema_for(dataset)
     pairs = zip(datasets, schema.members, strict=True)
     if any(one.features[own].kind == "image" for one, member in pairs for own in member.cameras.values()):
         return 1
@@ -292,3 +298,134 @@ def spans_per_block(config: PipelineConfig) -> int:
         mean = min(mean, order.span_frames)
     most = max(1, order.live_spans // 8) if schema.cameras else 64
     return int(min(most, max(1, _ROW_BLOCK_BYTES // (row_bytes(dataset) * mean))))
+
+
+def schema_for(dataset: Dataset | Mixture) -> Schema:
+    """Return the schema of the batches."""
+    return dataset.schema if isinstance(dataset, Mixture) else schema_of(dataset)
+
+
+def _datasets_of(dataset: Dataset | Mixture) -> tuple[Dataset, ...]:
+    return dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+
+
+def row_bytes(dataset: Dataset | Mixture) -> int:
+    """Return the bytes of one sample without its cameras; each window counts in full."""
+    schema = schema_for(dataset)
+    return sum(
+        feature.frame_bytes * schema.windows.get(name, 1)
+        for name, feature in schema.rows.items()
+        if feature.kind == "vector"
+    )
+
+
+def measure_members(dataset: Dataset | Mixture, decode: DecodeSpec) -> tuple[MemberCost, ...]:
+    """Return the figures that decide memory and cost, per dataset. Reads one video of each camera."""
+    schema = schema_for(dataset)
+    rows = row_bytes(dataset)
+    return tuple(
+        MemberCost(
+            row_bytes=rows + _stored_bytes(one, member.cameras.values()),
+            cameras=tuple(
+                CameraCost(
+                    name=name,
+                    keyframe_interval=keyframe_interval(one.meta, own),
+                    frame_bytes=decode.frame_bytes(schema.features[name]),
+                    offsets=one.window.offsets.get(own, (0,)),
+                    num_pixels=_num_pixels(one.features[own]),
+                )
+                for name, own in member.cameras.items()
+            ),
+        )
+        for one, member in zip(_datasets_of(dataset), schema.members, strict=True)
+    )
+
+
+def _num_pixels(feature: Feature) -> int:
+    return 0 if feature.kind == "image" else feature.height * feature.width
+
+
+def _stored_bytes(dataset: Dataset, cameras: Iterable[str]) -> int:
+    """Return the mean bytes of the images that a row stores, estimated from the size of the first data file."""
+    images = [dataset.features[name] for name in cameras if dataset.features[name].kind == "image"]
+    if not images:
+        return 0
+    meta, episodes = dataset.meta, dataset.meta.episodes
+    with suppress(RaypipeError, OSError):
+        same = (episodes.chunk_index == episodes.chunk_index[0]) & (episodes.file_index == episodes.file_index[0])
+        num_frames = int(episodes.length[same].sum()) if meta.is_packed else int(episodes.length[0])
+        return int(meta.storage.size_bytes(meta.data_file(0)) // max(1, num_frames))
+    return sum(image.frame_bytes for image in images)
+
+
+def index_frames(dataset: Dataset | Mixture, selection: SelectionSpec | None = None) -> EpisodeIndex:
+    """Return the frames of an epoch. In a mixture each member has its own selection."""
+    selection = selection or SelectionSpec()
+    if isinstance(dataset, Mixture):
+        if selection != SelectionSpec():
+            raise ConfigError(
+                f"selection={selection} is of one dataset, and this is a mixture of {len(dataset.members)}: give each "
+                f"member its own selection"
+            )
+        return dataset.index()
+    return index_dataset(SINGLE_DATASET, dataset.meta, selection)
+
+
+def open_with_order(
+    root: str,
+    batch: BatchSpec,
+    given: Mapping[str, Any],
+    *,
+    live_bytes: int | str = DEFAULT_LIVE_BYTES,
+    selection: SelectionSpec | None = None,
+) -> tuple[Dataset | Mixture, OrderSpec, DecodeSpec]:
+    """Return the dataset at `root` with the order and decode spec that a pipeline of it would use.
+
+    Order fields that `given` lacks get a pipeline's defaults. A pipeline with windows, another frame size, another
+    `selection` or other `live_bytes` may choose other spans: trust what ``print(pipe)`` shows.
+    """
+    with warnings.catch_warnings():
+        # `raypipe info` reports which cameras and datasets are left out.
+        warnings.simplefilter("ignore", UserWarning)
+        dataset = open_dataset(root)
+    decode = _decode_spec(dataset, {})
+    if not {"live_spans", "span_frames", "clip_frames"} <= set(given):
+        budget = choose_live(
+            dataset,
+            index_frames(dataset, selection),
+            batch,
+            decode,
+            given,
+            live_bytes=parse_bytes(live_bytes, "live_bytes"),
+        )
+        given = {**chosen_order(budget), **given}
+    return dataset, make_spec(OrderSpec, given, "order"), decode
+
+
+def choose_live(
+    dataset: Dataset | Mixture,
+    index: EpisodeIndex,
+    batch: BatchSpec,
+    decode: DecodeSpec,
+    order: Mapping[str, Any],
+    *,
+    live_bytes: int = DEFAULT_LIVE_BYTES,
+) -> LiveBudget:
+    """Return the live spans, span length and clip length that a pipeline uses; those in `order` stay."""
+    known = {name: order.get(name) for name in ("live_spans", "span_frames", "clip_frames")}
+    # Let `OrderSpec` reject a wrong value by name; below it would only give a wrong size.
+    given = {name: value for name, value in known.items() if value is not None}
+    checked = make_spec(OrderSpec, {"seed": 0, **given}, "order")
+    checked.clip_sizes(len(index.dataset_names))
+    known |= {name: getattr(checked, name) for name in given}
+    lanes = order.get("lanes")
+    shares = lanes if isinstance(lanes, int) else 1
+    size = batch.size if batch.scope == "rank" or shares > 1 else min(batch.size, _USUAL_BATCH)
+    return resolve_live(
+        index, measure_members(dataset, decode), batch=max(1, size // shares), live_bytes=live_bytes, **known
+    )
+
+
+def chosen_order(budget: LiveBudget) -> dict[str, Any]:
+    """Return the fields of an order that a budget decides."""
+    return {name: getattr(budget, name) for name in ("live_spans", "span_frames", "clip_frames")}

@@ -1,14 +1,4 @@
-"""`Pipeline`: composes the stages, and alone decides where each runs.
-
-::
-
-    config.compose_config   specs                                   driver
-    plan                    order, on every rank and in the feeder  pure
-    local.LocalSource       read and window rows                    the rank itself: transport="local"
-    feeder.start_feeder     plans -> Ray Datasets -> splits         actor on this node: transport="ray"
-      ray_data              read and window rows                    Ray Data tasks on any node
-    decode.clips            clips, decoded ahead of need            threads of the rank, or Ray tasks on any node
-    loader.RankLoader       receive rows, assemble batches          rank
+"""`Pipeline`: composes the stages, and alone decides where each runs; `Pipeline._compose` is the flow.
 
 Functions import Ray when they need it: a pipeline on the local feed runs without Ray.
 """
@@ -23,11 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 from raypipe.dataset import ActionSpec, Dataset
 from raypipe.decode import check_device
 from raypipe.errors import ConfigError, suggest
-from raypipe.feed import BY_SIZE, LocalSource, Meeting, RemoteMeeting, name_attempt, serve_meeting, span_request
+from raypipe.feed import BY_SIZE, LocalSource, Meeting, name_attempt, serve_meeting, span_request
 from raypipe.loader import LoaderSettings, LoaderSpec, RankJob, RankLoader, change_spec, span_columns, with_source
 from raypipe.mixture import Mixture
-from raypipe.pipeline.config import PipelineConfig, PipelineParts, as_dataset, compose_config, spans_per_block
-from raypipe.pipeline.memory import measure_members, schema_for
+from raypipe.pipeline.config import (
+    PipelineConfig,
+    PipelineParts,
+    as_dataset,
+    compose_config,
+    measure_members,
+    schema_for,
+    spans_per_block,
+)
 from raypipe.plan import (
     AHEAD_BATCHES,
     WHOLE_EPISODE,
@@ -159,21 +156,14 @@ class Pipeline:
             transport: see `Transport`.
             settings: the fields of `LoaderSpec`: ``prefetch_batches``, ``device``, ``transform``, ``num_threads``.
         """
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
+        _check_rank(rank, world_size)
         if world_size == 1:
             return self.loaders(1, transport=transport, **settings)[0]
         if self.transport(transport) == "ray" and transport != "auto":
             raise ConfigError(
                 f"a loader of rank {rank} of {world_size} alone needs transport='local': Ray's split waits for all"
             )
-        return self._lone_loader(rank, world_size, self._loader_spec(settings))
-
-    def _lone_loader(self, rank: int, world_size: int, spec: LoaderSpec) -> RankLoader:
-        """Return the local loader of one rank that waits for no other."""
-        config = self._resolved("local")
-        job, meeting = self._job(config, rank, world_size), Meeting(config.bad_data, self._index, num_ranks=1)
-        return RankLoader(job, LocalSource(job.context, meeting, config.feed, name_attempt()), spec)
+        return self._compose("local", [rank], world_size, self._loader_spec(settings))[0]
 
     def loaders(
         self,
@@ -187,11 +177,8 @@ class Pipeline:
 
         You may send Ray loaders to other processes. Local loaders are for threads of this process.
         """
-        config, spec = self._resolved(self.transport(transport)), self._loader_spec(settings)
-        if self.transport(transport) == "ray":
-            return self._ray_loaders(config, world_size, spec, name)
-        meeting = Meeting(config.bad_data, self._index, world_size)
-        return self._local_loaders(config, meeting, world_size, spec, name)
+        chosen, spec = self.transport(transport), self._loader_spec(settings)
+        return self._compose(chosen, range(world_size), world_size, spec, name)
 
     def served_loaders(self, world_size: int, *, host: str, name: str) -> list[RankLoader]:
         """Return local loaders for ranks in separate processes, which compare their places in this process.
@@ -201,9 +188,61 @@ class Pipeline:
         Args:
             host: the name under which the other processes reach this machine.
         """
-        config, spec = self._resolved("local"), self._loader_spec({})
-        meeting = serve_meeting(Meeting(config.bad_data, self._index, world_size), host)
-        return self._local_loaders(config, meeting, world_size, spec, name)
+        return self._compose("local", range(world_size), world_size, self._loader_spec({}), name, host)
+
+    def _compose(
+        self,
+        transport: Literal["local", "ray"],
+        ranks: Sequence[int],
+        world_size: int,
+        spec: LoaderSpec,
+        name: str = "train",
+        host: str = "",
+    ) -> list[RankLoader]:
+        """Return the loaders of `ranks`, which wait for each other: the stages of the flow, and where each runs."""
+        # format.read_metadata: when the dataset was opened. Settings that depend on the transport are decided here.
+        config = self._resolved(transport)
+        # plan.plan_epoch: every rank, and the feeder, computes each epoch's plan from these values; no plan travels.
+        jobs = [
+            RankJob(
+                # A context per rank, because decoders count their own work.
+                context=config.block_context(),
+                index=self._index,
+                order=config.order,
+                derived=config.derived,
+                live_bytes=config.budget.live_bytes,
+                batch=config.batch,
+                rank=rank,
+                world_size=world_size,
+                selection=config.selection,
+                mixture=config.mixture,
+                allow_mixture_change=config.allow_mixture_change,
+            )
+            for rank in ranks
+        ]
+        sources: Sequence[Any]
+        if transport == "local":
+            # feed.read_rows, feed.add_windows: the rank itself. The ranks compare their places at a meeting.
+            own = Meeting(config.bad_data, self._index, len(jobs))
+            meeting, attempt = serve_meeting(own, host) if host else own, name_attempt()
+            sources = [LocalSource(job.context, meeting, config.feed, attempt) for job in jobs]
+        else:
+            # feed.read_rows, feed.add_windows, streaming_split: Ray Data. It steers each block to its planned rank.
+            sources = self._ray_sources(config, jobs)
+        # loader.live_rows, decode.ClipStore, loader.RankLoader: the rank. Ray tasks decode if `config.decode` says so.
+        return [RankLoader(job, source, spec, name) for job, source in zip(jobs, sources, strict=True)]
+
+    def _ray_sources(self, config: PipelineConfig, jobs: Sequence[RankJob]) -> Sequence[Any]:
+        from raypipe.feed import FeederSource, check_object_store, start_feeder
+
+        if config.decode.where == "cluster":
+            check_object_store(self._ahead_bytes() * len(jobs))
+        attempt = name_attempt()
+        if len(jobs) == 1:
+            shared: dict[str, Any] = {"lone": Meeting(config.bad_data, self._index, 1)}
+        else:
+            shared = {"feeder": start_feeder(config.block_context(), self._index, config.feed, world_size=len(jobs))}
+        return [FeederSource(job.context, config.feed, attempt, **shared) for job in jobs]
 
     def transport(self, wanted: Transport = "auto") -> Literal["local", "ray"]:
         """Return which transport a loader of this pipeline would use in this process now."""
@@ -217,41 +256,6 @@ class Pipeline:
         if wanted == "auto":
             return "ray" if is_on_cluster or is_ray_running() else "local"
         return wanted
-
-    def _local_loaders(
-        self, config: PipelineConfig, meeting: Meeting | RemoteMeeting, world_size: int, spec: LoaderSpec, name: str
-    ) -> list[RankLoader]:
-        attempt, jobs = name_attempt(), [self._job(config, rank, world_size) for rank in range(world_size)]
-        return [RankLoader(job, LocalSource(job.context, meeting, config.feed, attempt), spec, name) for job in jobs]
-
-    def _ray_loaders(self, config: PipelineConfig, world_size: int, spec: LoaderSpec, name: str) -> list[RankLoader]:
-        from raypipe.feed import FeederSource, check_object_store, start_feeder
-
-        if config.decode.where == "cluster":
-            check_object_store(self._ahead_bytes() * world_size)
-        attempt, jobs = name_attempt(), [self._job(config, rank, world_size) for rank in range(world_size)]
-        if world_size == 1:
-            shared: dict[str, Any] = {"lone": Meeting(config.bad_data, self._index, 1)}
-        else:
-            shared = {"feeder": start_feeder(config.block_context(), self._index, config.feed, world_size=world_size)}
-        sources = [FeederSource(job.context, config.feed, attempt, **shared) for job in jobs]
-        return [RankLoader(job, source, spec, name) for job, source in zip(jobs, sources, strict=True)]
-
-    def _job(self, config: PipelineConfig, rank: int, world_size: int) -> RankJob:
-        return RankJob(
-            # A context per rank, because decoders count their own work.
-            context=config.block_context(),
-            index=self._index,
-            order=config.order,
-            derived=config.derived,
-            live_bytes=config.budget.live_bytes,
-            batch=config.batch,
-            rank=rank,
-            world_size=world_size,
-            selection=config.selection,
-            mixture=config.mixture,
-            allow_mixture_change=config.allow_mixture_change,
-        )
 
     def batch_at(self, step: int, *, rank: int = 0, world_size: int = 1, epoch: int = 0) -> dict[str, Any]:
         """Return one batch of a run with a constant number of ranks, reading only what that batch needs.
@@ -267,19 +271,16 @@ class Pipeline:
                 f"step {step} is not one of the {plan.num_steps} of epoch {epoch} on {counted(world_size, 'rank')}, "
                 f"from 0"
             )
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
+        _check_rank(rank, world_size)
         state = with_source(state_after(plan, step).to_dict(), self.config.dataset)
-        with self._lone_loader(rank, world_size, self._loader_spec({"progress": False})) as loader:
+        with self._compose("local", [rank], world_size, self._loader_spec({"progress": False}))[0] as loader:
             loader.load_state_dict(state)
             return next(iter(loader))
 
     def live_bytes(self, *, world_size: int = 1) -> int:
         """Return the most bytes of rows and decoded frames that a rank holds at any time in an epoch."""
-        members = measure_members(self.config.dataset, self.config.decode)
-        return report_plan(
-            self.plan(world_size=world_size), members, live_bytes=self.config.budget.live_bytes
-        ).live_bytes
+        members, live_bytes = measure_members(self.config.dataset, self.config.decode), self.config.budget.live_bytes
+        return report_plan(self.plan(world_size=world_size), members, live_bytes=live_bytes).live_bytes
 
     def to_ray(self, *, epoch: int = 0) -> "ray.data.Dataset":
         """Return one epoch as a Ray Dataset, for use with Ray Data.
@@ -323,6 +324,11 @@ class Pipeline:
         if decode.device != "cpu":
             check_device(decode.device)
         return change_spec(LoaderSpec(num_threads=decode.num_threads), settings)
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
 
 
 def is_ray_running() -> bool:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         read_lines,
     )
     from raypipe.text.progress import Bar, count_bar, is_shown, progress_bar
-    from raypipe.text.specs import make_mapping, make_spec, parse_bytes
+    from raypipe.text.specs import check_choice, check_keys, field_names, make_mapping, make_spec, parse_bytes
     from raypipe.text.terminal import echo, open_console, print_table, run_to_an_end
     from raypipe.text.wording import (
         constant_text,
@@ -55,7 +55,7 @@ else:
                 "join_within parse_json read_lines"
             ),
             "progress": "Bar count_bar is_shown progress_bar",
-            "specs": "make_mapping make_spec parse_bytes",
+            "specs": "check_choice check_keys field_names make_mapping make_spec parse_bytes",
             "terminal": "echo open_console print_table run_to_an_end",
             "wording": "constant_text counted cut_inside either frames_text how_to_install plural span_text",
         },

@@ -20,7 +20,7 @@ from raypipe.account.parts import seal_account
 from raypipe.dataset import open_dataset
 from raypipe.errors import RaypipeError
 from raypipe.mixture import Mixture, MixtureStats, Normaliser
-from raypipe.mixture.file import read_mixture_file
+from raypipe.mixture.spec import read_mixture_file
 from raypipe.mixture.stats import single_stats
 from raypipe.pipeline import Pipeline
 from raypipe.plan import OrderSpec, SelectionSpec

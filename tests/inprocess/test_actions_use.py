@@ -111,6 +111,15 @@ def test_members_of_a_mixture_are_as_they_are_alone(roots):
             assert batch["action_representation"][i] == sample["action_representation"]
 
 
+def test_statistics_of_a_mixture_are_of_its_own_actions_also_after_those_of_another_were_read(roots):
+    mixture = Mixture(list(roots.values()), progress=False)
+    assert not mixture.stats.representations
+
+    relative = mixture.with_actions({"mode": "relative"})
+
+    assert relative.stats.representations == {"action": str(relative.actions)}
+
+
 def test_a_number_must_be_in_every_member_and_a_pattern_in_one(roots):
     mixture = Mixture(list(roots.values()), progress=False)
 

@@ -17,7 +17,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.dataset import open_dataset
 from raypipe.errors import ConfigError, DatasetError, DownloadError
-from raypipe.mixture.members import Opened, open_members, read_contents
+from raypipe.format import read_metadata
+from raypipe.mixture.members import Opened, open_members
 from raypipe.mixture.spec import MemberSpec
 from raypipe.storage.remote import Remote
 from raypipe.testing import SynthSpec, write_dataset
@@ -156,53 +157,60 @@ def test_no_members_are_an_error():
         open_members([])
 
 
-def test_the_order_is_that_of_the_members_whichever_is_read_first(rows):
+def test_the_order_is_that_of_the_members_whichever_is_read_first(rows, monkeypatch):
     members = as_members(*list(rows.values()) * 4)
     waits = iter([0.2, 0.0, 0.1] * 4)
 
     def read_late(storage):
         time.sleep(next(waits))
-        return read_contents(storage)
+        return read_metadata(storage)
 
-    opened = open_quietly(members, open_one=read_late)
+    monkeypatch.setattr("raypipe.mixture.members.read_metadata", read_late)
+
+    opened = open_quietly(members)
 
     assert [dataset.meta.root for dataset in opened.datasets] == [member.root for member in members]
     assert opened.positions == tuple(range(len(members)))
 
 
-def test_datasets_are_read_at_the_same_time(rows):
+def test_datasets_are_read_at_the_same_time(rows, monkeypatch):
     members = as_members(*[rows["v3.0"]] * 16)
 
     def read_late(storage):
         time.sleep(0.2)
-        return read_contents(storage)
+        return read_metadata(storage)
 
     started = time.perf_counter()
-    open_quietly(members, open_one=read_late)
+    monkeypatch.setattr("raypipe.mixture.members.read_metadata", read_late)
+    open_quietly(members)
 
     # One after the other would take 3.2 s.
     assert time.perf_counter() - started < 2.0
 
 
-def test_a_mistake_in_the_program_is_not_taken_for_a_bad_dataset(rows):
+def test_a_mistake_in_the_program_is_not_taken_for_a_bad_dataset(rows, monkeypatch):
     def mistaken(storage):
         raise TypeError("a bug")
 
+    monkeypatch.setattr("raypipe.mixture.members.read_metadata", mistaken)
+
     with pytest.raises(TypeError, match="a bug"):
-        open_members(as_members(*rows.values()), on_bad_dataset="skip", open_one=mistaken)
+        open_members(as_members(*rows.values()), on_bad_dataset="skip")
 
 
 @pytest.mark.parametrize(
     "error", [PermissionError(13, "Permission denied", "info.json"), pa.ArrowInvalid("no such thing")], ids=type
 )
-def test_what_the_system_and_arrow_refuse_makes_a_dataset_bad(rows, error):
+def test_what_the_system_and_arrow_refuse_makes_a_dataset_bad(rows, error, monkeypatch):
     def refused(storage):
         if storage.uri.endswith("v2.1"):
             raise error
-        return read_contents(storage)
+        return read_metadata(storage)
+
+    monkeypatch.setattr("raypipe.mixture.members.read_metadata", refused)
 
     with pytest.warns(UserWarning, match=f"1 of 3 datasets .*\n.*{type(error).__name__}: "):
-        opened = open_members(as_members(*rows.values()), on_bad_dataset="skip", open_one=refused)
+        opened = open_members(as_members(*rows.values()), on_bad_dataset="skip")
 
     assert [bad.name for bad in opened.bad] == ["member-1"]
 
@@ -214,9 +222,11 @@ def test_storage_that_fails_for_a_moment_is_asked_again(rows, monkeypatch):
     def flaky(storage):
         if failures:
             raise failures.pop()
-        return read_contents(storage)
+        return read_metadata(storage)
 
-    opened = open_quietly(as_members(rows["v3.0"]), open_one=flaky)
+    monkeypatch.setattr("raypipe.mixture.members.read_metadata", flaky)
+
+    opened = open_quietly(as_members(rows["v3.0"]))
 
     assert len(opened.datasets) == 1
 
@@ -271,10 +281,12 @@ def test_storage_that_does_not_answer_is_no_bad_dataset_to_be_skipped(rows, monk
     def read(storage):
         if storage.uri.endswith("v2.1"):
             raise TimeoutError("no answer")
-        return read_contents(storage)
+        return read_metadata(storage)
+
+    monkeypatch.setattr("raypipe.mixture.members.read_metadata", read)
 
     with pytest.raises(DownloadError, match=r"member-1 .*no answer"):
-        open_quietly(members, on_bad_dataset="skip", open_one=read)
+        open_quietly(members, on_bad_dataset="skip")
 
 
 def test_neither_windows_nor_pickles_make_a_dataset_look_at_its_files_again(rows, tmp_path):
@@ -358,7 +370,7 @@ def test_nothing_is_printed_where_nobody_looks(rows, capfd):
 
 
 def test_a_bar_counts_the_datasets_where_a_person_looks(rows, capfd, monkeypatch):
-    monkeypatch.setattr("raypipe.mixture.members.is_shown", lambda: True)
+    monkeypatch.setattr("raypipe.text.progress.is_shown", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
 

@@ -11,8 +11,7 @@ from raypipe.feed import BadDataSpec
 from raypipe.loader import LoaderSettings, LoaderSpec
 from raypipe.pipeline import Pipeline, PipelineParts
 from raypipe.pipeline import config as config_module
-from raypipe.pipeline.config import spans_per_block
-from raypipe.pipeline.memory import row_bytes
+from raypipe.pipeline.config import row_bytes, spans_per_block
 from raypipe.plan import BatchSpec, OrderSpec
 
 WINDOW = {"action": [0.0, 0.1, 0.2]}

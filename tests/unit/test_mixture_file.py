@@ -1,8 +1,7 @@
 import pytest
 
 from raypipe.errors import ConfigError
-from raypipe.mixture.file import is_mixture_file, read_mixture_file
-from raypipe.mixture.spec import MemberSpec, MixtureSpec
+from raypipe.mixture.spec import MemberSpec, MixtureSpec, is_mixture_file, read_mixture_file
 from raypipe.plan import SelectionSpec
 
 YAML = """

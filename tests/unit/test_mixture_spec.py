@@ -7,7 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from raypipe.errors import ConfigError
-from raypipe.mixture.spec import MemberSpec, MixtureSpec, resolve_weights
+from raypipe.mixture.mixture import resolve_weights
+from raypipe.mixture.spec import MemberSpec, MixtureSpec
 from raypipe.plan import SelectionSpec
 
 counts = st.integers(1, 10**9)

@@ -10,11 +10,9 @@ from raypipe.dataset import WindowSpec, open_dataset, schema_of
 from raypipe.dataset.windows import window_from_timestamps
 from raypipe.errors import ConfigError
 from raypipe.format import INDEX_FEATURES, Feature
-from raypipe.mixture.file import read_mixture_file
-from raypipe.mixture.offer import MemberFeatures
-from raypipe.mixture.spec import MixtureSpec
-from raypipe.mixture.unify import unify, unify_features, with_windows
-from raypipe.mixture.windows import add_windows, member_windows
+from raypipe.mixture.members import MemberFeatures, features_of, member_windows
+from raypipe.mixture.spec import MixtureSpec, read_mixture_file
+from raypipe.mixture.unify import add_windows, unify
 
 ACTION = {"action": ("float32", (6,))}
 TOP = "observation.images.top"
@@ -43,7 +41,7 @@ def unified(*members, specs=(), **options):
     spec = MixtureSpec(
         members=[{"root": one.name, "name": one.name, **given_specs.get(one.name, {})} for one in members], **options
     )
-    return unify_features(members, spec, spec.members)
+    return unify(members, spec)
 
 
 def refusal(*members, **options):
@@ -66,7 +64,8 @@ def test_a_mixture_of_one_dataset_has_the_schema_of_the_dataset(tiny_dataset):
     dataset = open_dataset(str(tiny_dataset)).windowed(offsets={"action": [0, 1], TOP: [-1, 0]})
     spec = MixtureSpec(members=[str(tiny_dataset)])
 
-    found = with_windows(unify([dataset], spec, spec.members).schema, [dataset])
+    features = features_of(spec.members[0].name, dataset)
+    found = add_windows(unify([features], spec).schema, [(dataset.meta.root, dataset.window)])
 
     alone = schema_of(dataset)
     assert (found.members, found.windows, found.time_axes) == (alone.members, alone.windows, alone.time_axes)
