@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from raypipe.storage.hub.files import HubFiles
     from raypipe.storage.hub.names import HubSource, is_repo_id, parse_pinned
     from raypipe.storage.hub.resolve import resolve
-    from raypipe.storage.node_cache.cache import FileCache
+    from raypipe.storage.node_cache import FileCache
     from raypipe.storage.protocols import check_root, is_plain_path, login_of, open_filesystem_of, take_login
     from raypipe.storage.ranged import RangedFile
     from raypipe.storage.remote import REFUSED, remote_stamp
@@ -56,7 +56,7 @@ else:
             "hub.files": "HubFiles",
             "hub.names": "HubSource is_repo_id parse_pinned",
             "hub.resolve": "resolve",
-            "node_cache.cache": "FileCache",
+            "node_cache": "FileCache",
             "protocols": "check_root is_plain_path login_of open_filesystem_of take_login",
             "ranged": "RangedFile",
             "remote": "REFUSED remote_stamp",

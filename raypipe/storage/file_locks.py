@@ -1,8 +1,8 @@
 """Kernel locks on files that other processes may remove at any moment.
 
 A lock belongs to one opening of a file (``flock``), so threads exclude each other as processes do. It ends with its
-process. This module does not decide what to lock. Other users may put things into a folder that is open to all, so it
-opens only plain files of this user.
+process, however that ends. Other users may put things into a folder that is open to all, so only plain files of this
+user are opened.
 """
 
 import errno
@@ -22,11 +22,10 @@ SAY_S: Final = 30.0
 WAIT_S: Final = 600.0
 """How long to wait for a lock while its file does not change: a file that is locked for long grows, as a fetch does."""
 
-ROOT: Final = 0
-
 NEVER_USED_NS: Final = 0
-"""The access time of a file that was fetched ahead and not used since. Any use changes it."""
+"""The access time of a file that is fetched ahead and not used since. Any use changes it."""
 
+ROOT: Final = 0
 _CLOSED: Final = -1
 
 
@@ -48,14 +47,6 @@ class FileLock:
         """Mark the file as used now; or, with `is_used` false, as fetched ahead and not used yet."""
         now = time.time_ns()
         os.utime(self.fd, ns=(now if is_used else NEVER_USED_NS, now))
-
-    def read(self) -> bytes:
-        """Return the content of the file, one small record."""
-        return os.pread(self.fd, 4096, 0)
-
-    def write(self, record: bytes) -> None:
-        """Replace the old record with `record`, which has the same length."""
-        os.pwrite(self.fd, record, 0)
 
     def is_in_place(self) -> bool:
         """Return whether the locked file is still at its path; it may have been removed or replaced."""
@@ -84,6 +75,17 @@ class FileLock:
 
 
 _held: "weakref.WeakSet[FileLock]" = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """Close inherited files in a forked child: otherwise a lock would outlive the process that took it."""
+    for lock in list(_held):
+        fd, lock.fd = lock.fd, _CLOSED
+        if fd != _CLOSED:
+            os.close(fd)
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def lock_file(path: str, *, shared: bool = False, wait: bool = True, create: bool = False, grows: str = "") -> FileLock:
@@ -130,26 +132,23 @@ def open_own(path: str, flags: int) -> int:
     Raises:
         ConfigError: it is something else.
     """
+    refusal = ConfigError(
+        f"{path!r} is a link, or no file of this user, and is left alone. Look who has put it there; remove it, or "
+        f"give the cache a folder of your own."
+    )
     try:
         # O_NONBLOCK: opening a pipe must not block.
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise _not_own(path) from error
+            raise refusal from error
         raise
     found = os.fstat(fd)
-    is_shared = found.st_nlink > 1 and bool(flags & os.O_RDWR)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or is_shared:
+    is_linked = found.st_nlink > 1 and bool(flags & os.O_RDWR)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or is_linked:
         os.close(fd)
-        raise _not_own(path)
+        raise refusal
     return fd
-
-
-def _not_own(path: str) -> ConfigError:
-    return ConfigError(
-        f"{path!r} is a link, or no file of this user, and is left alone. Look who has put it there; remove it, or "
-        f"give the cache a folder of your own."
-    )
 
 
 def check_own_folder(folder: str) -> None:
@@ -189,14 +188,3 @@ def _look(path: str) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.st_size, found.st_mtime_ns
-
-
-def _let_go_in_child() -> None:
-    """Close inherited files in a forked child: otherwise a lock would outlive the process that took it."""
-    for lock in list(_held):
-        fd, lock.fd = lock.fd, _CLOSED
-        if fd != _CLOSED:
-            os.close(fd)
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
