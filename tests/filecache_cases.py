@@ -6,7 +6,7 @@ import threading
 import time
 
 from raypipe.storage.cache_folder import name_of
-from raypipe.storage.file_locks import lock_file
+from raypipe.storage.local_files import lock_file
 
 SOON_S = 30.0
 """For what must come: a test that waits so long has failed."""

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from raypipe.errors import ConfigError, DownloadError
-from raypipe.storage.file_locks import NEVER_USED_NS, FileLock, check_own_folder, lock_file, open_own
+from raypipe.storage.local_files import NEVER_USED_NS, FileLock, check_own_folder, lock_file, open_own
 
 SURVEY_S: Final = 60.0
 """How long to use the order of removal before surveying the folder again. The order stays valid for longer, but only a

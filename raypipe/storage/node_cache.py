@@ -27,7 +27,7 @@ from typing import Final, TypeAlias
 
 from raypipe.errors import ConfigError, DownloadError
 from raypipe.storage.cache_folder import CacheClaim, CacheFolder
-from raypipe.storage.file_locks import NEVER_USED_NS, FileLock, lock_file
+from raypipe.storage.local_files import NEVER_USED_NS, FileLock, lock_file
 
 Progress: TypeAlias = Callable[[int], None]
 """Called before each write with the total size that the file is about to have."""

@@ -101,7 +101,7 @@ def open_filesystem_of(root: str, login: str = "") -> tuple[Any, str]:
 
 
 def _open_web(root: str, headers: dict[str, Any]) -> tuple[Any, str]:
-    from raypipe.storage.web import WebFiles
+    from raypipe.storage.bodies import WebFiles
 
     return WebFiles(**headers), str(WebFiles._strip_protocol(root))
 

@@ -16,24 +16,13 @@ from typing import IO, Any
 from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
-from raypipe.storage.copies import (
-    Copied,
-    Copies,
-    check_file,
-    list_parts,
-    note_part,
-    open_cache,
-    read_twice,
-    unreadable_file,
-)
+from raypipe.storage.copies import CacheSpec, HeldStream, RangedFile, list_parts, note_part, open_cache
 from raypipe.storage.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
+from raypipe.storage.local_files import check_file, inside, unreadable_file, walk_files
 from raypipe.storage.node_cache import Fetch, HeldFile, Progress
 from raypipe.storage.protocols import check_root, join_login, login_of, open_filesystem_of, take_login
-from raypipe.storage.ranged import RangedFile
 from raypipe.storage.remote import ListedFile, Remote, check_listed, digest_of, pack_entries
-from raypipe.storage.spec import CacheSpec
-from raypipe.storage.streams import HeldStream
-from raypipe.storage.writing import inside
+from raypipe.storage.retry import Copies, Result, read_twice
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -238,7 +227,7 @@ class Storage:
             return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
         return ""
 
-    def read_again(self, name: str, read: Callable[[], Copied], close: Callable[[], None] = lambda: None) -> Copied:
+    def read_again(self, name: str, read: Callable[[], Result], close: Callable[[], None] = lambda: None) -> Result:
         """Return what `read` returns for the file `name`; fetch a damaged copy on this node again. See `read_twice`.
 
         Args:
@@ -429,29 +418,6 @@ class Storage:
 
     def _missing(self, name: str) -> DatasetError:
         return DatasetError(f"missing file {self.locate(name)!r} of {self.uri!r}. Fetch or restore it.")
-
-
-def walk_files(top: str, below: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the names of all files in a local folder and its folders, with ``/``.
-
-    Follows links, as reading does, except those that lead back to a folder above them.
-
-    Args:
-        below: the folder to list, relative to `top`.
-        above: the real paths of the folders above it.
-    """
-    place = os.path.realpath(os.path.join(top, below))
-    try:
-        entries = list(os.scandir(place)) if place not in above else []
-    except OSError:
-        # The reader of a file in it raises a better error.
-        return
-    for entry in entries:
-        name = f"{below}/{entry.name}".lstrip("/")
-        if entry.is_dir():
-            yield from walk_files(top, name, (*above, place))
-        elif entry.is_file():
-            yield name
 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:

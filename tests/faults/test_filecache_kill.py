@@ -12,7 +12,7 @@ from filecache_cases import Watcher, data_bytes
 
 from raypipe.storage import FileCache
 from raypipe.storage.cache_folder import name_of, survey_folder
-from raypipe.storage.file_locks import lock_file
+from raypipe.storage.local_files import lock_file
 
 SOON_S = 60.0
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from raypipe.errors import ConfigError, DownloadError
 from raypipe.storage import FileCache, cache_folder
 from raypipe.storage.cache_folder import name_of
-from raypipe.storage.file_locks import lock_file
+from raypipe.storage.local_files import lock_file
 
 
 def run(*command):

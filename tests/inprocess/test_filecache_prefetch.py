@@ -111,7 +111,7 @@ def test_a_use_does_not_wait_for_a_fetch_ahead_whose_room_would_not_be_enough(fo
         coming = cache.prefetch("a", ahead, 100)
         assert ahead.started.wait(SOON_S)
 
-        with pytest.raises(DownloadError, match="100 are in use.*0 are being fetched for others, 100 ahead"):
+        with pytest.raises(DownloadError, match=r"100 are in use.*0 are being fetched for others, 100 ahead"):
             cache.hold("b", never, 201)
 
         ahead.gate.set()

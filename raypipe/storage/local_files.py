@@ -1,20 +1,24 @@
-"""Kernel locks on files that other processes may remove at any moment.
+"""Files on this machine: locks on them, names that stay inside a folder, readable and written whole.
 
-A lock belongs to one opening of a file (``flock``), so threads exclude each other as processes do. It ends with its
-process, however that ends. Other users may put things into a folder that is open to all, so only plain files of this
-user are opened.
+A kernel lock belongs to one opening of a file (``flock``), so threads exclude each other as processes do. It ends with
+its process, however that ends. Other processes may remove a locked file at any moment. Other users may put things into
+a folder that is open to all, so only plain files of this user are locked.
 """
 
 import errno
 import fcntl
+import io
 import os
 import stat
 import time
+import uuid
 import warnings
 import weakref
-from typing import Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
-from raypipe.errors import ConfigError, DownloadError
+from raypipe.errors import ConfigError, DatasetError, DownloadError
 
 SAY_S: Final = 30.0
 """Warn of a wait after this time."""
@@ -25,7 +29,10 @@ WAIT_S: Final = 600.0
 NEVER_USED_NS: Final = 0
 """The access time of a file that is fetched ahead and not used since. Any use changes it."""
 
+LOOK_AT_DISK: Final = "look at the disk (dmesg), the mount, and how many files may be open (ulimit -n)"
+
 ROOT: Final = 0
+_PIECE_BYTES: Final = 1 << 20
 _CLOSED: Final = -1
 
 
@@ -188,3 +195,107 @@ def _look(path: str) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.st_size, found.st_mtime_ns
+
+
+def walk_files(top: str, below: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the names of all files in a local folder and its folders, with ``/``.
+
+    Follows links, as reading does, except those that lead back to a folder above them.
+
+    Args:
+        below: the folder to list, relative to `top`.
+        above: the real paths of the folders above it.
+    """
+    place = os.path.realpath(os.path.join(top, below))
+    try:
+        entries = list(os.scandir(place)) if place not in above else []
+    except OSError:
+        # The reader of a file in it raises a better error.
+        return
+    for entry in entries:
+        name = f"{below}/{entry.name}".lstrip("/")
+        if entry.is_dir():
+            yield from walk_files(top, name, (*above, place))
+        elif entry.is_file():
+            yield name
+
+
+def check_file(path: str, start: int = 0, stop: int | None = None) -> None:
+    """Raise if this machine cannot read the bytes of a local file, whatever their content; see `check_readable`.
+
+    Raises:
+        DownloadError: the disk fails, or too many files are open.
+    """
+    if not os.path.isfile(path):
+        return
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            stream.seek(start)
+            while (stop is None or stream.tell() < stop) and stream.read(_PIECE_BYTES):
+                pass
+    except OSError as error:
+        raise unreadable_file(path, error) from error
+
+
+def unreadable_file(path: str, error: OSError, remedy: str = LOOK_AT_DISK) -> DownloadError:
+    """Return the error for a file that this machine could not read, whatever its content."""
+    return DownloadError(
+        f"this machine cannot read {path!r}: {error.strerror or error}. That says nothing of what the file holds: "
+        f"{remedy}."
+    )
+
+
+def inside(folder: str | os.PathLike[str], name: str | os.PathLike[str]) -> Path:
+    """Return the path of the file `name` in `folder`; use it for every file whose name comes from data.
+
+    Raises:
+        DatasetError: the path leads out of the folder, by ``..``, as an absolute path or through a link.
+    """
+    top, target = Path(folder), Path(folder) / name
+    parts = target.relative_to(top).parts if target.is_relative_to(top) else ()
+    is_path = parts and ".." not in parts and "\0" not in str(target)
+    if not is_path or not Path(os.path.realpath(target.parent)).is_relative_to(os.path.realpath(top)):
+        raise DatasetError(
+            f"{os.fspath(name)!r} lies outside the folder {str(top)!r}, and nothing is written there. A name in the "
+            f"dataset leads out of it; correct the name."
+        )
+    return target
+
+
+def check_writable(path: Path) -> None:
+    """Raise a `ConfigError` if the file `path` cannot be written."""
+    if path.is_dir():
+        raise ConfigError(f"cannot write {str(path)!r}: it is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"cannot write {str(path)!r}: no permission; choose another place")
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file next to its place and rename it, so that a full disk leaves the old file.
+
+    Raises:
+        OSError: the file cannot be written; the error names it.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    # Write the target of a link, never the link itself.
+    target = Path(os.path.realpath(path))
+    is_renamed = (target.is_file() or not target.exists()) and os.access(target.parent, os.W_OK)
+    half = target.with_name(f".{uuid.uuid4().hex}.part") if is_renamed else target
+    try:
+        half.write_bytes(data)
+        if is_renamed:
+            os.replace(half, target)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write: {error.strerror}", str(path)) from error
+    finally:
+        if is_renamed:
+            half.unlink(missing_ok=True)
+
+
+def save_figure(figure: Any, path: Path, dpi: int) -> None:
+    """Write a matplotlib figure in the format of the file's suffix; see `write_whole`."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.removeprefix("."), dpi=dpi)
+    write_whole(path, buffer.getvalue())
