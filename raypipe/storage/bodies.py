@@ -71,7 +71,7 @@ class S3Objects:
         asked, told = self._asked(path, etag), self._md5_of(etag)
         sums: list[str] = []
         while len(sums) < _TRIES_OF_MD5:
-            fetch_object(self._filesystem, asked, size_bytes, target, progress)
+            self._fetch_once(asked, size_bytes, target, progress)
             if not told:
                 return
             sums.append(_md5_of_file(target))
@@ -85,6 +85,20 @@ class S3Objects:
                 self._has_md5 = False
                 return
         raise DownloadError(f"other bytes came than the storage has, {len(sums)} times: their MD5 is not {told}")
+
+    def _fetch_once(self, asked: dict[str, Any], size_bytes: int, target: str, progress: Callable[[int], None]) -> None:
+        """Write an object to a file, several parts at a time; `progress` may raise to stop it."""
+        file, received = _Target(target), [0]
+
+        def write(start: int, piece: bytes) -> None:
+            received[0] += len(piece)
+            progress(received[0])
+            file.write(start, piece)
+
+        try:
+            _wait_for(self._filesystem, _fetch_parts(self._filesystem, asked, size_bytes, write))
+        finally:
+            file.close()
 
     def read(self, path: str, etag: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of an object; a little more if the server sends more."""
@@ -122,28 +136,6 @@ class S3Objects:
 def _md5_of_file(path: str) -> str:
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
-
-
-def fetch_object(
-    filesystem: Any, asked: dict[str, Any], size_bytes: int, target: str, tell: Callable[[int], None]
-) -> None:
-    """Write an object of S3 to a file, several parts at a time.
-
-    Args:
-        asked: the arguments of ``GetObject``.
-        tell: called with the number of bytes received so far; may raise to stop the fetch.
-    """
-    file, received = _Target(target), [0]
-
-    def write(start: int, piece: bytes) -> None:
-        received[0] += len(piece)
-        tell(received[0])
-        file.write(start, piece)
-
-    try:
-        _wait_for(filesystem, _fetch_parts(filesystem, asked, size_bytes, write))
-    finally:
-        file.close()
 
 
 class _Target:

@@ -22,7 +22,7 @@ import stat
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from raypipe.errors import ConfigError, DownloadError
@@ -291,7 +291,9 @@ class CacheFolder:
             os.fsync(held.fd)
             held.touch(is_used=not claim.is_ahead)
             with self._open() as book:
-                total, replaced = self._read_total(book), _size_of(claim.path)
+                total, replaced = self._read_total(book), 0
+                with suppress(FileNotFoundError):
+                    replaced = os.lstat(claim.path).st_size
                 # Before the rename: after it, no error may make the claim give these bytes back.
                 claim.num_bytes -= held.size_bytes
                 os.rename(claim.partial, claim.path)
@@ -405,10 +407,3 @@ def _write_number(fd: int, number: int) -> None:
     # In this order: a process killed in between leaves a number.
     os.pwrite(fd, record, 0)
     os.ftruncate(fd, len(record))
-
-
-def _size_of(path: str) -> int:
-    try:
-        return os.lstat(path).st_size
-    except FileNotFoundError:
-        return 0

@@ -1,4 +1,4 @@
-"""Files on this machine: locks on them, names that stay inside a folder, readable and written whole.
+"""Files on this machine: locked, listed, checked for errors of the disk, and written whole or not at all.
 
 A kernel lock belongs to one opening of a file (``flock``), so threads exclude each other as processes do. It ends with
 its process, however that ends. Other processes may remove a locked file at any moment. Other users may put things into
@@ -281,17 +281,31 @@ def write_whole(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     # Write the target of a link, never the link itself.
     target = Path(os.path.realpath(path))
-    is_renamed = (target.is_file() or not target.exists()) and os.access(target.parent, os.W_OK)
-    half = target.with_name(f".{uuid.uuid4().hex}.part") if is_renamed else target
     try:
-        half.write_bytes(data)
-        if is_renamed:
-            os.replace(half, target)
+        if (target.is_file() or not target.exists()) and os.access(target.parent, os.W_OK):
+            replace_file(target, data)
+        else:
+            target.write_bytes(data)
     except OSError as error:
         raise OSError(error.errno, f"cannot write: {error.strerror}", str(path)) from error
+
+
+def replace_file(target: Path, content: bytes, *, is_synced: bool = False) -> None:
+    """Put a file in place of an older one, or of a link; a reader sees the old content or the new, never a part.
+
+    Args:
+        is_synced: whether the content is on the disk before the file has its name.
+    """
+    half = target.with_name(f".{uuid.uuid4().hex}.part")
+    try:
+        with open(half, "wb") as stream:
+            stream.write(content)
+            if is_synced:
+                stream.flush()
+                os.fsync(stream.fileno())
+        os.replace(half, target)
     finally:
-        if is_renamed:
-            half.unlink(missing_ok=True)
+        half.unlink(missing_ok=True)
 
 
 def save_figure(figure: Any, path: Path, dpi: int) -> None:

@@ -158,7 +158,8 @@ class FileCache:
         self._prefetcher = _Prefetcher(self._fetch_ahead, self._prefetch_threads)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _open_cache, (self.folder, self.max_bytes, self._is_default, self._prefetch_threads)
+        options = {"is_default": self._is_default, "prefetch_threads": self._prefetch_threads}
+        return partial(FileCache, **options), (self.folder, self.max_bytes)
 
     @contextmanager
     def use(self, key: str, fetch: Fetch, size: int | None = None) -> Iterator[str]:
@@ -251,12 +252,6 @@ class FileCache:
         """
         self._stopping.set()
         self._prefetcher.close()
-
-    def __enter__(self) -> "FileCache":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _find(self, wanted: Wanted) -> FileLock | None:
         """Return a lock on the file if it is there and has the wanted size."""
@@ -378,10 +373,6 @@ class FileCache:
     def _count(self, what: str, num: int = 1) -> None:
         with self._lock:
             self._counts[what] += num
-
-
-def _open_cache(folder: str, max_bytes: int, is_default: bool, prefetch_threads: int) -> FileCache:
-    return FileCache(folder, max_bytes, is_default=is_default, prefetch_threads=prefetch_threads)
 
 
 _caches: "weakref.WeakSet[FileCache]" = weakref.WeakSet()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 from fsspec.callbacks import Callback
@@ -59,9 +59,6 @@ _UNKNOWN: Final = 401
 
 REFUSED: Final = 403
 """Status for a file that the caller may not read. S3 also gives it for a missing file if the caller may not list."""
-
-Presence = Literal["there", "missing", "refused"]
-"""The answer for a file that is asked for by name; a refused one may or may not exist."""
 
 AHEAD_BYTES: Final = 5 << 20
 """Bytes that a small read from a web server asks for, as in fsspec: readers usually read on."""
@@ -159,7 +156,7 @@ class Remote:
             return not name or self.find_entry(name) is not None
         return not name or name in self.entries or any(one.startswith(f"{name}/") for one in self.entries)
 
-    def ask(self, name: str) -> Presence:
+    def ask(self, name: str) -> Literal["there", "missing", "refused"]:
         """Return whether a file is there, missing, or refused; only a web server refuses."""
         try:
             return "there" if self.find_entry(name) is not None else "missing"
@@ -262,11 +259,12 @@ class Remote:
 
         return io.BufferedReader(_AskedFile(entry.size_bytes, ask), min(AHEAD_BYTES, entry.size_bytes))
 
-    def keep_listing(self, cache: FileCache, uri: str) -> None:
-        """Keep the listing on this node for processes that receive its digest."""
+    def keep_listing(self, cache: FileCache, uri: str) -> str:
+        """Keep the listing on this node, and return its digest for processes that share it."""
         content = pack_entries(self.entries)
-        with cache.use(_listing_key(uri, digest_of(content)), _writer(content), len(content)):
-            return
+        digest = _digest_of(content)
+        cache.hold(f"{uri} listing {digest}", partial(write_fetched, content), len(content)).close()
+        return digest
 
     def share_listing(self, cache: FileCache, uri: str, digest: str) -> None:
         """Use the listing that this node keeps, or make it; it must be the same as the driver's.
@@ -277,14 +275,14 @@ class Remote:
 
         def fetch(target: str, progress: Progress) -> None:
             content = pack_entries(self.entries)
-            if digest_of(content) != digest:
+            if _digest_of(content) != digest:
                 raise DownloadError(
                     f"the files of {uri!r} have changed since the run began: a listing is not what it was then. Start "
                     f"the run again, from a copy that nobody writes to."
                 )
-            _writer(content)(target, progress)
+            write_fetched(content, target, progress)
 
-        with cache.use(_listing_key(uri, digest), fetch) as path, open(path, "rb") as stream:
+        with cache.use(f"{uri} listing {digest}", fetch) as path, open(path, "rb") as stream:
             self._entries = unpack_entries(stream.read())
 
     def _check_version(self, name: str, entry: ListedFile) -> None:
@@ -452,22 +450,15 @@ def check_listed(name: str) -> str:
     return name
 
 
-def digest_of(content: bytes) -> str:
-    """Return the digest that identifies a listing."""
+def _digest_of(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _listing_key(uri: str, digest: str) -> str:
-    return f"{uri} listing {digest}"
-
-
-def _writer(content: bytes) -> Callable[[str, Progress], None]:
-    def write(target: str, progress: Progress) -> None:
-        progress(len(content))
-        with open(target, "wb") as stream:
-            stream.write(content)
-
-    return write
+def write_fetched(content: bytes, target: str, progress: Progress) -> None:
+    """Write a file of the cache from bytes at hand."""
+    progress(len(content))
+    with open(target, "wb") as stream:
+        stream.write(content)
 
 
 def _open_s3(filesystem: Any) -> "S3Objects | None":

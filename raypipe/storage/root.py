@@ -5,7 +5,6 @@ remote files that it reads. Where the Hub's own cache on a node has all of a com
 """
 
 import os
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -18,10 +17,10 @@ from fsspec.implementations.local import LocalFileSystem
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
 from raypipe.storage.copies import CacheSpec, HeldStream, RangedFile, list_parts, note_part, open_cache
 from raypipe.storage.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
-from raypipe.storage.local_files import check_file, inside, unreadable_file, walk_files
+from raypipe.storage.local_files import check_file, inside, replace_file, unreadable_file, walk_files
 from raypipe.storage.node_cache import Fetch, HeldFile, Progress
 from raypipe.storage.protocols import check_root, join_login, login_of, open_filesystem_of, take_login
-from raypipe.storage.remote import ListedFile, Remote, check_listed, digest_of, pack_entries
+from raypipe.storage.remote import ListedFile, Remote, check_listed, write_fetched
 from raypipe.storage.retry import Copies, Result, read_twice
 
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -111,8 +110,7 @@ class Storage:
         remote = self.__dict__.get("_remote")
         if self.cache is None or self.commit or remote is None or not remote.is_listable:
             return ""
-        remote.keep_listing(open_cache(self.cache), self.uri)
-        return digest_of(pack_entries(remote.entries))
+        return remote.keep_listing(open_cache(self.cache), self.uri)
 
     def cached(self, cache: CacheSpec | None) -> "Storage":
         """Return this root with another cache; it keeps its listing."""
@@ -290,9 +288,7 @@ class Storage:
     def _fetch_part(self, name: str, start: int, stop: int, target: str, progress: Progress) -> None:
         with self._naming(name):
             content = self._remote.fetch_range(name, start, stop)
-        progress(len(content))
-        with open(target, "wb") as out:
-            out.write(content)
+        write_fetched(content, target, progress)
 
     def open_file(self, name: str) -> IO[bytes]:
         """Open the file `name` for reading; a remote file from the cache, or by range as it is used."""
@@ -345,18 +341,9 @@ class Storage:
             # An object store publishes an object only when its upload is complete.
             self.filesystem.pipe_file(target, content)
             return
-        target = str(inside(self.path, name))
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        half = f"{target}.{uuid.uuid4().hex}.part"
-        try:
-            with open(half, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(half, target)
-        finally:
-            if os.path.exists(half):
-                os.remove(half)
+        path = inside(self.path, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content, is_synced=True)
 
     @property
     def _is_listed(self) -> bool:
