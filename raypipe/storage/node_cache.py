@@ -158,8 +158,8 @@ class FileCache:
         self._prefetcher = _Prefetcher(self._fetch_ahead, self._prefetch_threads)
 
     def __reduce__(self) -> tuple[object, ...]:
-        options = {"is_default": self._is_default, "prefetch_threads": self._prefetch_threads}
-        return partial(FileCache, **options), (self.folder, self.max_bytes)
+        opened = partial(FileCache, is_default=self._is_default, prefetch_threads=self._prefetch_threads)
+        return opened, (self.folder, self.max_bytes)
 
     @contextmanager
     def use(self, key: str, fetch: Fetch, size: int | None = None) -> Iterator[str]:

@@ -107,7 +107,7 @@ class Storage:
 
     def _keep_listing(self) -> str:
         """Keep the listing on this node and return its digest; empty if the processes of a run do not share one."""
-        remote = self.__dict__.get("_remote")
+        remote: Remote | None = self.__dict__.get("_remote")
         if self.cache is None or self.commit or remote is None or not remote.is_listable:
             return ""
         return remote.keep_listing(open_cache(self.cache), self.uri)
