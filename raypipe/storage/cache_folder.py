@@ -23,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from raypipe.errors import ConfigError, DownloadError
@@ -146,21 +147,24 @@ def _remove_if_there(path: str) -> None:
         shutil.rmtree(path)
 
 
+@dataclass(slots=True, kw_only=True)
 class CacheClaim:
     """The right of one thread on the node to fetch a file, and the bytes reserved for it."""
 
-    def __init__(self, path: str, key: str, lock: FileLock, *, is_ahead: bool) -> None:
-        self.key = key
-        self.path = path
-        """Where the file will be."""
-        self.partial = f"{path}.part"
-        """Where the fetch writes it."""
-        self.lock = lock
-        self.is_ahead = is_ahead
-        self.num_bytes = 0
-        """Bytes reserved so far."""
-        self.was_refused = False
-        """There was no room that the fetch may take."""
+    key: str
+    path: str
+    """Where the file will be."""
+    lock: FileLock
+    is_ahead: bool
+    num_bytes: int = 0
+    """Bytes reserved so far."""
+    was_refused: bool = False
+    """There was no room that the fetch may take."""
+
+    @property
+    def partial(self) -> str:
+        """Where the fetch writes the file."""
+        return f"{self.path}.part"
 
 
 class CacheFolder:
@@ -206,7 +210,7 @@ class CacheFolder:
         """
         path = self.path_of(key)
         lock = lock_file(f"{path}.lock", wait=wait, create=True, grows=f"{path}.part")
-        claim = CacheClaim(path, key, lock, is_ahead=is_ahead)
+        claim = CacheClaim(key=key, path=path, lock=lock, is_ahead=is_ahead)
         try:
             # Left by a process that was killed.
             os.ftruncate(lock.fd, 0)

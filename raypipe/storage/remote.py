@@ -175,7 +175,9 @@ class Remote:
             return
         self._count(1)
         progress(entry.size_bytes)
-        self._answered(name, lambda: self.filesystem.get_file(path, target, callback=_Told(progress)))
+        # The cache may stop the fetch.
+        told = Callback(hooks={"progress": lambda _, num_bytes, **__: progress(int(num_bytes))})
+        self._answered(name, lambda: self.filesystem.get_file(path, target, callback=told))
         self._check_version(name, entry)
 
     def has_sum(self, name: str, copy: str) -> bool:
@@ -358,17 +360,6 @@ class _NamedFile(_AskedFile):
         if not self.closed:
             self._stream.close()
         super().close()
-
-
-class _Told(Callback):  # type: ignore[misc]
-    """Reports the progress of a fetch to the cache, which may stop it."""
-
-    def __init__(self, progress: Progress) -> None:
-        super().__init__()
-        self._progress = progress
-
-    def call(self, *_: Any, **__: Any) -> None:
-        self._progress(int(self.value))
 
 
 def _check_part(name: str, start: int, stop: int, content: bytes) -> None:

@@ -319,13 +319,10 @@ class Storage:
 
     def read_bytes(self, name: str) -> bytes:
         """Return the whole file `name`."""
-        return self._read(name, 0, None)
+        return self.read_range(name, 0, None)
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
+    def read_range(self, name: str, start: int, stop: int | None) -> bytes:
         """Return the bytes ``[start, stop)`` of the file `name`; fewer if the file ends before `stop`."""
-        return self._read(name, start, stop)
-
-    def _read(self, name: str, start: int, stop: int | None) -> bytes:
         self._check_file(name)
         if self.is_local or self.cache is not None:
             with self.open_file(name) as stream:
