@@ -5,8 +5,8 @@ import random
 import threading
 import time
 
-from raypipe.storage.node_cache.locks import lock_file
-from raypipe.storage.node_cache.survey import name_of
+from raypipe.storage.cache_folder import name_of
+from raypipe.storage.local_files import lock_file
 
 SOON_S = 30.0
 """For what must come: a test that waits so long has failed."""

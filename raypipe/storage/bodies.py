@@ -1,19 +1,31 @@
-"""Objects of S3, read piece by piece; a body that arrives too slowly is given up.
+"""Objects of S3 and files of web servers, piece by piece; a body that arrives too slowly is given up.
 
-s3fs reads each part of an object whole and does not notice a body that arrives a byte at a time. Here a body may take
-any time, as long as it keeps the pace of `raypipe.storage.request_budget`. All parts are of one version: each request
-has the same ``IfMatch``, if the caller gives an ETag.
+s3fs reads each part of an object whole and does not notice a body that arrives a byte at a time. fsspec gives a body of
+a web server 300 s in all: too little for a large file on a slow line, and too much for one that arrives a byte at a
+time. Here a body may take any time, as long as the server is not silent and keeps the pace of
+`raypipe.storage.request_budget`. Requests for file information and folders keep the time-outs of s3fs and fsspec.
+
+This module needs aiohttp, which `import raypipe` does not load, so it is imported only where such a root is opened.
 """
 
 import asyncio
+import hashlib
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
+from aiohttp import ClientTimeout
+from fsspec.asyn import sync
+from fsspec.implementations.http import HTTPFileSystem
+
 from raypipe.errors import DownloadError
-from raypipe.storage.request_budget import Pace
+from raypipe.storage.request_budget import SILENCE_S, Pace, count_requests
+from raypipe.text import BODY_CODES
 
 PART_BYTES = 50 << 20
 """Part of an object per request, as in s3fs."""
@@ -26,30 +38,104 @@ _FIRST_WAIT_S: Final = 0.05
 
 _PIECE_BYTES: Final = 1 << 18
 
+_MD5: Final = re.compile("[0-9a-f]{32}")
+"""An ETag of S3 that may be an MD5; the ETag of an object uploaded in parts has a dash."""
+
+_TRIES_OF_MD5: Final = 3
+
 Write = Callable[[int, bytes], None]
 """Takes the offset in the file, and the bytes."""
 
 
-def fetch_object(
-    filesystem: Any, asked: dict[str, Any], size_bytes: int, target: str, tell: Callable[[int], None]
-) -> None:
-    """Write an object of S3 to a file, several parts at a time.
+class S3Objects:
+    """Objects of S3, by bucket and key.
 
-    Args:
-        asked: the arguments of ``GetObject``.
-        tell: called with the number of bytes received so far; may raise to stop the fetch.
+    All parts of an object are of one version: each request has the same ``IfMatch``, if the caller gives an ETag.
     """
-    file, received = _Target(target), [0]
 
-    def write(start: int, piece: bytes) -> None:
-        received[0] += len(piece)
-        tell(received[0])
-        file.write(start, piece)
+    def __init__(self, filesystem: Any) -> None:
+        self._filesystem = filesystem
+        self._has_md5 = True
+        """Whether ETags are MD5 sums of the content, as far as is known."""
+        self._met_md5 = False
+        """Whether one of them was: then one that is not tells of other bytes, where S3 names no key."""
 
-    try:
-        _wait_for(filesystem, _fetch_parts(filesystem, asked, size_bytes, write))
-    finally:
-        file.close()
+    def fetch(self, path: str, etag: str, size_bytes: int, target: str, progress: Callable[[int], None]) -> None:
+        """Write an object to a file and compare its MD5 with the ETag, if the object was uploaded in one part.
+
+        Raises:
+            DownloadError: the bytes are not those that were stored.
+        """
+        count_requests(1 + size_bytes // PART_BYTES)
+        progress(size_bytes)
+        asked, told = self._asked(path, etag), self._md5_of(etag)
+        sums: list[str] = []
+        while len(sums) < _TRIES_OF_MD5:
+            self._fetch_once(asked, size_bytes, target, progress)
+            if not told:
+                return
+            sums.append(_md5_of_file(target))
+            if sums[-1] == told:
+                self._met_md5 = True
+                return
+            if sums[-1] in sums[:-1]:
+                if self._met_md5 and not self._has_key(asked):
+                    break
+                # The same sum twice: the ETag of an encrypted object, or of some stores, is not the MD5.
+                self._has_md5 = False
+                return
+        raise DownloadError(f"other bytes came than the storage has, {len(sums)} times: their MD5 is not {told}")
+
+    def _fetch_once(self, asked: dict[str, Any], size_bytes: int, target: str, progress: Callable[[int], None]) -> None:
+        """Write an object to a file, several parts at a time; `progress` may raise to stop it."""
+        file, received = _Target(target), [0]
+
+        def write(start: int, piece: bytes) -> None:
+            received[0] += len(piece)
+            progress(received[0])
+            file.write(start, piece)
+
+        try:
+            _wait_for(self._filesystem, _fetch_parts(self._filesystem, asked, size_bytes, write))
+        finally:
+            file.close()
+
+    def read(self, path: str, etag: str, start: int, stop: int) -> bytes:
+        """Return the bytes ``[start, stop)`` of an object; a little more if the server sends more."""
+        count_requests(1)
+        asked, pieces = _ranged(self._asked(path, etag), start, stop), list[bytes]()
+
+        async def read() -> None:
+            body = await _open_body(self._filesystem, asked)
+            await _read_into(body, (start, stop), lambda _, piece: pieces.append(piece))
+
+        _wait_for(self._filesystem, read())
+        return b"".join(pieces)
+
+    def has_sum(self, etag: str, copy: str) -> bool:
+        """Return whether a local copy of an object has the MD5 that its ETag is; false if it is none."""
+        told = self._md5_of(etag)
+        return bool(told) and _md5_of_file(copy) == told
+
+    def _md5_of(self, etag: str) -> str:
+        told = etag.strip('"')
+        return told if self._has_md5 and _MD5.fullmatch(told) else ""
+
+    def _has_key(self, asked: dict[str, Any]) -> bool:
+        """Return whether an object is encrypted with a key that somebody chose: its ETag is no sum then."""
+        count_requests(1)
+        told = self._filesystem.call_s3("head_object", **asked)
+        return told.get("ServerSideEncryption", "AES256") != "AES256" or "SSECustomerAlgorithm" in told
+
+    def _asked(self, path: str, etag: str) -> dict[str, Any]:
+        """Return the arguments of ``GetObject``; with an ETag, S3 refuses an object that has changed."""
+        bucket, key, _ = self._filesystem.split_path(path)
+        return {"Bucket": bucket, "Key": key, **self._filesystem.req_kw} | ({"IfMatch": etag} if etag else {})
+
+
+def _md5_of_file(path: str) -> str:
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
 
 
 class _Target:
@@ -165,18 +251,43 @@ async def _read_into(body: Any, part: tuple[int, int], write: Write) -> None:
         body.close()
 
 
-def read_object(filesystem: Any, asked: dict[str, Any], start: int, stop: int) -> bytes:
-    """Return the bytes ``[start, stop)`` of an object of S3; a little more if the server sends more."""
-    pieces: list[bytes] = []
-
-    async def read() -> None:
-        body = await _open_body(filesystem, _ranged(asked, start, stop))
-        await _read_into(body, (start, stop), lambda _, piece: pieces.append(piece))
-
-    _wait_for(filesystem, read())
-    return b"".join(pieces)
-
-
 async def _pieces(body: Any) -> AsyncIterator[bytes]:
     while piece := await body.read(_PIECE_BYTES):
         yield piece
+
+
+class WebFiles(HTTPFileSystem):  # type: ignore[misc]
+    """Files of a web server."""
+
+    def read_within(self, url: str, headers: dict[str, str], most: int) -> bytes:
+        """Return the body of an answer, cut off at ``most + 1`` bytes."""
+        return bytes(sync(self.loop, self._read_within, url, headers, most))
+
+    async def _read_within(self, url: str, headers: dict[str, str], most: int) -> bytes:
+        asked, content = {**self.kwargs, "headers": {**self.kwargs.get("headers", {}), **headers}}, bytearray()
+        async with self._answer(url, asked) as response:
+            self._raise_not_found_for_status(response, url)
+            if (packed := response.headers.get("Content-Encoding", "")).lower() not in BODY_CODES:
+                raise DownloadError(f"{url!r} comes as {packed!r}, for which nobody asked. Check the server.")
+            async for piece in Pace().follow_async(response.content.iter_any()):
+                content += piece
+                if len(content) > most:
+                    break
+        return bytes(content[: most + 1])
+
+    async def _get_file(self, rpath: str, lpath: str, *, callback: Any, **kwargs: Any) -> None:
+        async with self._answer(rpath, {**self.kwargs, **kwargs}) as response:
+            self._raise_not_found_for_status(response, rpath)
+            with open(lpath, "wb") as target:
+                async for piece in Pace().follow_async(response.content.iter_any()):
+                    callback.relative_update(len(piece))
+                    target.write(piece)
+
+    @asynccontextmanager
+    async def _answer(self, url: str, asked: dict[str, Any]) -> AsyncIterator[Any]:
+        session = await self.set_session()
+        # aiohttp asks for packed bodies otherwise, of which a range is a part of the packed bytes.
+        asked = {**asked, "headers": {**asked.get("headers", {}), "Accept-Encoding": "identity"}}
+        patience = ClientTimeout(total=None, connect=SILENCE_S, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+        async with session.get(self.encode_url(url), timeout=patience, **asked) as response:
+            yield response

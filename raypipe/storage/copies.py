@@ -1,34 +1,97 @@
-"""Copies of remote files on this node: the cache that keeps them, and what to do about a damaged one.
+"""Copies of remote files on this node: where and how many bytes, which files are kept whole, and both kinds open.
 
-A disk may garble a copy after it came whole. So bad data in a copy are no proof: unless the copy has the sum that the
-storage tells, what the node keeps of the file is fetched once more, and only if that is the same, the file is bad.
+::
+
+    file    |----|----|----|----|----|----|      blocks of 1 MiB, fetched as they are read
+                   [=======]                     a part that `need` asked for, fetched with one request
+
+A small file is one file of the node's cache. Of a large one, the cache keeps the parts in use, each as a file.
 """
 
+import io
 import os
 import threading
-import traceback
-import warnings
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
-from raypipe.errors import ConfigError, DownloadError, is_data_fault
-from raypipe.storage.node_cache import Fetch, FileCache
-from raypipe.storage.retry import is_transient
-from raypipe.storage.spec import FOLDER_BOUND, CacheSpec
+from raypipe.errors import ConfigError
+from raypipe.storage.node_cache import FileCache, HeldFile
+from raypipe.text import parse_bytes
 
-LOOK_AT_DISK: Final = "look at the disk (dmesg), the mount, and how many files may be open (ulimit -n)"
+DEFAULT_FOLDER: Final = "~/.cache/raypipe/files"
 
-_PIECE_BYTES: Final = 1 << 20
+FOLDER_BOUND: Final = "folder"
+
+DEFAULT_BYTES: Final = 64 << 30
+"""The bound of a folder for which no job has given one."""
+
+PART_BYTES: Final = 32 << 20
+"""Files up to this size are fetched whole even if the dataset does not fit: an episode's video is no larger."""
+
+LOOK_BYTES: Final = 8 << 20
+"""Files up to this size are fetched whole even for a look at a footer or index: a request costs as much."""
+
+BLOCK_BYTES: Final = 1 << 20
+"""Fetched when a reader has not said what it will read: an index of a video, a footer, columns of a few episodes."""
+
+_KEPT: Final = 4
+"""Parts that an open file holds: that of a span, and those that the reader passes on its way there. The cache cannot
+remove held parts, and many files are open at once; a released part is still on the node."""
 
 _MOST_NOTED: Final = 256
 """Files whose parts this process remembers: more than are open at once."""
 
-Copied = TypeVar("Copied")
-
-_lock, _renewing = threading.Lock(), threading.Lock()
+_lock = threading.Lock()
 _caches: dict[tuple[str, int, bool], FileCache] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """Where every node keeps remote files, and how many bytes of them."""
+
+    folder: str = DEFAULT_FOLDER
+    """On a local disk of the node. All processes and jobs of a user may share it."""
+
+    max_bytes: int | Literal["folder"] = FOLDER_BOUND
+    """For whole and half-fetched files together: a number, or text such as ``"200GB"``. The cache removes the least
+    recently used of the files not in use. ``"folder"`` is 64 GiB, or the larger bound last given for the folder: a
+    caller without a bound, such as `open_dataset`, does not remove what a job with a larger cache has kept."""
+
+    whole_bytes: int = 1 << 30
+    """Files up to this size are fetched whole: one request, and every later epoch reads them from disk. For larger
+    files only the parts in use are fetched. LeRobot closes a file of videos at 200 or 500 MB."""
+
+    prefetch: bool = True
+    """Whether a rank fetches what it needs next ahead of time."""
+
+    def __post_init__(self) -> None:
+        if not self.folder or "://" in self.folder:
+            raise ConfigError(f"the folder of a cache is {self.folder!r}; give a folder on a local disk")
+        if self.max_bytes != FOLDER_BOUND:
+            most = parse_bytes(self.max_bytes, "max_bytes of a cache", named_value=FOLDER_BOUND)
+            object.__setattr__(self, "max_bytes", most)
+        object.__setattr__(self, "whole_bytes", parse_bytes(self.whole_bytes, "whole_bytes of a cache", least=0))
+
+    @property
+    def sure_bytes(self) -> int:
+        """The bytes that the cache may hold on any node, whatever other jobs gave for its folder there."""
+        return DEFAULT_BYTES if self.max_bytes == FOLDER_BOUND else self.max_bytes
+
+    def for_a_look(self) -> "CacheSpec":
+        """Return this cache for readers of a few bytes of many files: it does not fetch large files whole."""
+        return replace(self, whole_bytes=min(self.whole_bytes, LOOK_BYTES))
+
+    def is_fetched_whole(self, size_bytes: int, run_bytes: int) -> bool:
+        """Return whether a file is fetched whole, given its size and that of all files that the run reads.
+
+        If those do not fit in the cache, only small files are fetched whole: a whole file for each span would fetch the
+        dataset many times over.
+        """
+        if size_bytes > min(self.whole_bytes, self.sure_bytes):
+            return False
+        return run_bytes <= self.sure_bytes or size_bytes <= PART_BYTES
 
 
 def open_cache(spec: CacheSpec) -> FileCache:
@@ -41,84 +104,126 @@ def open_cache(spec: CacheSpec) -> FileCache:
         return _caches[key]
 
 
-def read_twice(read: Callable[[], Copied], copies: "Callable[[], Copies | None]", close: Callable[[], None]) -> Copied:
-    """Return what `read` returns; after bad data, fetch the node's copies again and return the second result.
+class HeldStream(io.BufferedReader):
+    """An open file of the cache; the cache keeps it until it is closed."""
 
-    A file that is still bad then is bad where it comes from, and not fetched again for that by this process. Where
-    there is no room to fetch it once more, nobody knows, and it is taken for bad.
+    def __init__(self, held: HeldFile) -> None:
+        super().__init__(io.FileIO(held.path))
+        self._held = held
 
-    Args:
-        copies: returns what the node keeps of the file; None if it keeps nothing.
-        close: closes what is open of the file.
-    """
-    begun = _count_of[""]
-    try:
-        return read()
-    except Exception as error:
-        kept = copies() if _is_bad_data(error) else None
-        if kept is None or kept.file in _sure:
-            raise
-        # First: what is open holds the old copy, and the new one would need room beside it.
-        close()
-        _clear_frames(error)
-        if not _renew(kept, begun):
-            raise
-    try:
-        return read()
-    except Exception as error:
-        if _is_bad_data(error):
-            _sure.add(kept.file)
-        raise
+    def close(self) -> None:
+        """Close the file; the cache may then remove it."""
+        super().close()
+        self._held.close()
+
+    def __del__(self) -> None:
+        # Parquet readers keep files open as long as they live, and do not close them.
+        self.close()
 
 
-def _clear_frames(error: BaseException | None) -> None:
-    """Let go what readers that failed had open: their frames, and so the error, refer to it."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+class SizedFile(io.RawIOBase):
+    """A file of known size that keeps its position; subclasses read the bytes."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self._size = size_bytes
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a position."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
 
 
-def _is_bad_data(error: Exception) -> bool:
-    return is_data_fault(error) and not isinstance(error, DownloadError | ConfigError) and not is_transient(error)
+HoldPart = Callable[[int, int], HeldFile]
+"""Returns the bytes ``[start, stop)`` as a file of the cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
-    """What a node keeps of a file: the whole file, or parts of it."""
+class RangedFile(SizedFile):
+    """A file for reading and seeking; not thread-safe."""
 
-    cache: FileCache
-    file: str
-    """Path and version of the file."""
-    wanted: Sequence[tuple[str, Fetch, int]]
-    """What `FileCache.hold` takes for each."""
-    is_sound: Callable[[], bool]
-    """Whether they are known to be what the storage has: then only reading them again can help."""
+    def __init__(self, size_bytes: int, hold: HoldPart) -> None:
+        super().__init__(size_bytes)
+        self._hold = hold
+        self._parts: OrderedDict[tuple[int, int], tuple[HeldFile, int]] = OrderedDict()
 
+    def need(self, start: int, stop: int) -> None:
+        """Hold the bytes ``[start, stop)``; fetch them with one request if they are not on the node."""
+        stop = min(stop, self._size)
+        if start < stop and self._find(start, stop) is None:
+            self._add(start, stop)
 
-def _renew(kept: Copies, begun: int) -> bool:
-    """Fetch copies once more, unless another thread has since `begun`; return whether reading them again may help."""
-    with _renewing:
-        if _count_of[kept.file] > begun:
-            return True
-        is_other = [False] if kept.is_sound() else [kept.cache.renew(*one) for one in kept.wanted]
-        is_renewed = bool(is_other) and None not in is_other
-        if is_renewed:
-            _count_of[""] += 1
-            _count_of[kept.file] = _count_of[""]
-    if True in is_other:
-        warnings.warn(
-            f"what this node keeps of {kept.file} in {kept.cache.folder!r} was damaged, and is fetched again. Look at "
-            f"the disk (dmesg) if that happens often.",
-            stacklevel=2,
-        )
-    return is_renewed
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer as far as one part goes; 0 at the end."""
+        view = memoryview(buffer).cast("B")
+        if self._position >= self._size or not len(view):
+            return 0
+        (start, stop), fd = self._part_at(self._position)
+        wanted = min(len(view), stop - self._position)
+        content = os.pread(fd, wanted, self._position - start)
+        view[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
+    def read(self, size: int | None = -1) -> bytes:
+        """Return `size` bytes from any number of parts; fewer only at the end."""
+        left = self._size - self._position if size is None or size < 0 else min(size, self._size - self._position)
+        pieces = bytearray()
+        while left > 0:
+            piece = super().read(left)
+            if not piece:
+                break
+            pieces += piece
+            left -= len(piece)
+        return bytes(pieces)
 
-_count_of: "Counter[str]" = Counter()
-"""The number of the last renewal of each file's copies, counted over all files; the key "" has the total."""
+    def paths(self) -> list[str]:
+        """Return the paths of the parts that are held."""
+        return [held.path for held, _ in self._parts.values()]
 
-_sure: set[str] = set()
-"""Files that are bad at their source, by path and version."""
+    def close(self) -> None:
+        """Release all parts."""
+        while self._parts:
+            self._drop()
+        super().close()
+
+    def _part_at(self, position: int) -> tuple[tuple[int, int], int]:
+        found = self._find(position, position + 1)
+        if found is None:
+            first = position - position % BLOCK_BYTES
+            found = self._add(first, min(first + BLOCK_BYTES, self._size))
+        self._parts.move_to_end(found)
+        return found, self._parts[found][1]
+
+    def _find(self, start: int, stop: int) -> tuple[int, int] | None:
+        return next((part for part in reversed(self._parts) if part[0] <= start and stop <= part[1]), None)
+
+    def _add(self, start: int, stop: int) -> tuple[int, int]:
+        while len(self._parts) >= _KEPT:
+            # Drop first, so that the cache can use its room.
+            self._drop()
+        held = self._hold(start, stop)
+        self._parts[start, stop] = (held, os.open(held.path, os.O_RDONLY))
+        return start, stop
+
+    def _drop(self) -> None:
+        _, (held, fd) = self._parts.popitem(last=False)
+        os.close(fd)
+        held.close()
+
 
 _parts: "OrderedDict[tuple[str, str], set[tuple[int, int]]]" = OrderedDict()
 """The parts that this process has used of its last `_MOST_NOTED` files, by root and name."""
@@ -137,28 +242,3 @@ def list_parts(uri: str, name: str) -> list[tuple[int, int]]:
     """Return the parts of a file that this process has used."""
     with _lock:
         return sorted(_parts.get((uri, name), ()))
-
-
-def check_file(path: str, start: int = 0, stop: int | None = None) -> None:
-    """Raise if this machine cannot read the bytes of a local file, whatever their content; see `check_readable`.
-
-    Raises:
-        DownloadError: the disk fails, or too many files are open.
-    """
-    if not os.path.isfile(path):
-        return
-    try:
-        with open(path, "rb", buffering=0) as stream:
-            stream.seek(start)
-            while (stop is None or stream.tell() < stop) and stream.read(_PIECE_BYTES):
-                pass
-    except OSError as error:
-        raise unreadable_file(path, error) from error
-
-
-def unreadable_file(path: str, error: OSError, remedy: str = LOOK_AT_DISK) -> DownloadError:
-    """Return the error for a file that this machine could not read, whatever its content."""
-    return DownloadError(
-        f"this machine cannot read {path!r}: {error.strerror or error}. That says nothing of what the file holds: "
-        f"{remedy}."
-    )

@@ -90,7 +90,10 @@ def open_filesystem_of(root: str, login: str = "") -> tuple[Any, str]:
             # A header, not part of the address: errors and file paths contain the address. aiohttp does not send the
             # header to another host after a redirect.
             headers = {"headers": {"Authorization": _basic_auth(login)}} if login else {}
-            return _open_web(root, headers)
+            # Here: it loads aiohttp.
+            from raypipe.storage.bodies import WebFiles
+
+            return WebFiles(**headers), str(WebFiles._strip_protocol(root))
         filesystem, path = fsspec.url_to_fs(join_login(root, login))
     except (ImportError, ValueError) as error:
         raise ConfigError(
@@ -98,12 +101,6 @@ def open_filesystem_of(root: str, login: str = "") -> tuple[Any, str]:
             f"installed (s3fs for s3://, gcsfs for gs://, adlfs for abfs://)."
         ) from error
     return filesystem, str(path)
-
-
-def _open_web(root: str, headers: dict[str, Any]) -> tuple[Any, str]:
-    from raypipe.storage.web import WebFiles
-
-    return WebFiles(**headers), str(WebFiles._strip_protocol(root))
 
 
 def _basic_auth(login: str) -> str:

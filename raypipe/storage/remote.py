@@ -12,25 +12,27 @@ import errno
 import hashlib
 import io
 import json
-import re
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
-from typing import Any, Final, Literal
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 from fsspec.callbacks import Callback
 
 from raypipe.errors import DownloadError
-from raypipe.storage import bodies
+from raypipe.storage.copies import SizedFile
 from raypipe.storage.hub import HubFiles, leaves_folder
 from raypipe.storage.node_cache import FileCache, Progress
 from raypipe.storage.request_budget import count_requests
 from raypipe.storage.retry import retry_transient
-from raypipe.storage.streams import open_asked, open_named
 from raypipe.text import MOST_JSON_BYTES
+
+if TYPE_CHECKING:
+    from raypipe.storage.bodies import S3Objects
 
 _VERSION_KEYS: Final = (
     "ETag",
@@ -58,13 +60,8 @@ _UNKNOWN: Final = 401
 REFUSED: Final = 403
 """Status for a file that the caller may not read. S3 also gives it for a missing file if the caller may not list."""
 
-Presence = Literal["there", "missing", "refused"]
-"""The answer for a file that is asked for by name; a refused one may or may not exist."""
-
-_MD5: Final = re.compile("[0-9a-f]{32}")
-"""An ETag of S3 that may be an MD5; the ETag of an object uploaded in parts has a dash."""
-
-_TRIES_OF_MD5: Final = 3
+AHEAD_BYTES: Final = 5 << 20
+"""Bytes that a small read from a web server asks for, as in fsspec: readers usually read on."""
 
 _PAGE: Final = 1000
 """Files that one listing request returns, on S3 and GCS."""
@@ -78,6 +75,11 @@ class ListedFile:
     stamp: str
     """Changes with the content; empty if the storage gives no version."""
 
+    @property
+    def etag(self) -> str:
+        """The ETag by which S3 knows the version; empty if the listing gave none."""
+        return self.stamp.partition(", ETag ")[2]
+
 
 class Remote:
     """The files below a remote root, by their names there."""
@@ -86,11 +88,8 @@ class Remote:
         self.filesystem = filesystem
         self._path = path.rstrip("/")
         self._commit = commit
+        self._s3 = _open_s3(filesystem)
         self._met_bytes = 0
-        self._has_md5 = True
-        """Whether ETags of S3 are MD5 sums of the content, as far as is known."""
-        self._met_md5 = False
-        """Whether one of them was: then one that is not tells of other bytes, where S3 names no key."""
         self._lock = threading.Lock()
         self._listing_lock = threading.Lock()
         self._entries: dict[str, ListedFile] | None = None
@@ -157,7 +156,7 @@ class Remote:
             return not name or self.find_entry(name) is not None
         return not name or name in self.entries or any(one.startswith(f"{name}/") for one in self.entries)
 
-    def ask(self, name: str) -> Presence:
+    def ask(self, name: str) -> Literal["there", "missing", "refused"]:
         """Return whether a file is there, missing, or refused; only a web server refuses."""
         try:
             return "there" if self.find_entry(name) is not None else "missing"
@@ -170,102 +169,61 @@ class Remote:
         if isinstance(self.filesystem, HubFiles):
             self.filesystem.fetch(path, target, progress)
             return
-        self._count(1 + entry.size_bytes // bodies.PART_BYTES)
+        if self._s3 is not None:
+            with self._one_version(name) as etag:
+                self._s3.fetch(path, etag, entry.size_bytes, target, progress)
+            return
+        self._count(1)
         progress(entry.size_bytes)
-        if self._is_s3:
-            with self._one_version(name) as asked:
-                self._fetch_object(asked, entry, target, progress)
-        else:
-            self._answered(name, lambda: self.filesystem.get_file(path, target, callback=_Told(progress)))
-            self._check_version(name, entry)
+        # The cache may stop the fetch.
+        told = Callback(hooks={"progress": lambda _, num_bytes, **__: progress(int(num_bytes))})
+        self._answered(name, lambda: self.filesystem.get_file(path, target, callback=told))
+        self._check_version(name, entry)
 
     def has_sum(self, name: str, copy: str) -> bool:
         """Return whether a local copy of a file has the sum that the storage tells; false where it tells none."""
         try:
             if isinstance(self.filesystem, HubFiles):
                 return self.filesystem.has_hash(self._locate(name), copy)
-            told = self._md5_of(self.entries[name]) if self._is_s3 else ""
-            return bool(_MD5.fullmatch(told)) and _md5_of_file(copy) == told
+            return self._s3 is not None and self._s3.has_sum(self.entries[name].etag, copy)
         except OSError:
             return False
 
-    def _md5_of(self, entry: ListedFile) -> str:
-        return entry.stamp.partition(", ETag ")[2].strip('"') if self._has_md5 else ""
-
-    def _fetch_object(self, asked: dict[str, Any], entry: ListedFile, target: str, progress: Progress) -> None:
-        """Write an object of S3 and compare its MD5 with the ETag, if the object was uploaded in one part.
-
-        Raises:
-            DownloadError: the bytes are not those that were stored.
-        """
-        sums: list[str] = []
-        told = self._md5_of(entry)
-        while len(sums) < _TRIES_OF_MD5:
-            bodies.fetch_object(self.filesystem, asked, entry.size_bytes, target, progress)
-            if not _MD5.fullmatch(told):
-                return
-            sums.append(_md5_of_file(target))
-            if sums[-1] == told:
-                self._met_md5 = True
-                return
-            if sums[-1] in sums[:-1]:
-                if self._met_md5 and not self._has_key(asked):
-                    break
-                # The same sum twice: the ETag of an encrypted object, or of some stores, is not the MD5.
-                self._has_md5 = False
-                return
-        raise DownloadError(f"other bytes came than the storage has, {len(sums)} times: their MD5 is not {told}")
-
-    def _has_key(self, asked: dict[str, Any]) -> bool:
-        """Return whether an object of S3 is encrypted with a key that somebody chose: its ETag is no sum then."""
-        self._count(1)
-        told = self.filesystem.call_s3("head_object", **asked)
-        return told.get("ServerSideEncryption", "AES256") != "AES256" or "SSECustomerAlgorithm" in told
-
     def fetch_range(self, name: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of a file; raise if it is not the listed version."""
-        entry = self.entries[name]
-        if self._is_s3:
-            self._count(1)
-            with self._one_version(name) as asked:
-                content = bodies.read_object(self.filesystem, asked, start, stop)
+        if self._s3 is not None:
+            with self._one_version(name) as etag:
+                content = self._s3.read(self._locate(name), etag, start, stop)
         else:
             content = self.read_range(name, start, stop)
             if not self._commit:
-                self._check_version(name, entry)
+                self._check_version(name, self.entries[name])
         _check_part(name, start, stop, content)
         return content
 
-    @property
-    def _is_s3(self) -> bool:
-        return "s3" in _protocols(self.filesystem)
-
     @contextmanager
-    def _one_version(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield the arguments to ask S3 for the listed version; S3 refuses them if the object has changed."""
-        etag = self.entries[name].stamp.partition(", ETag ")[2]
+    def _one_version(self, name: str) -> Iterator[str]:
+        """Yield the ETag to ask S3 for the listed version; S3 refuses it if the object has changed."""
+        entry = self.entries[name]
         try:
-            yield self._asked(name) | ({"IfMatch": etag} if etag else {})
+            yield entry.etag
         except OSError as error:
             if error.errno == errno.EINVAL:
-                self._check_version(name, self.entries[name])
+                self._check_version(name, entry)
             raise
-        if not etag:
-            self._check_version(name, self.entries[name])
-
-    def _asked(self, name: str) -> dict[str, Any]:
-        bucket, key, _ = self.filesystem.split_path(self._locate(name))
-        return {"Bucket": bucket, "Key": key, **self.filesystem.req_kw}
+        if not entry.etag:
+            self._check_version(name, entry)
 
     def read_range(self, name: str, start: int, stop: int | None) -> bytes:
         """Return bytes of a file; fewer if it ends before `stop`."""
-        self._count(1)
-        if self._is_s3 and stop is not None and start < stop:
-            content = bodies.read_object(self.filesystem, self._asked(name), start, stop)
+        if self._s3 is not None and stop is not None and start < stop:
+            content = self._s3.read(self._locate(name), "", start, stop)
         elif self.is_listable:
+            self._count(1)
             asked = {"start": start, "end": stop} if start or stop is not None else {}
             content = bytes(self.filesystem.cat_file(self._locate(name), **asked))
         else:
+            self._count(1)
             content = self._read_web(name, start, stop)
         if stop is not None and len(content) > stop - start:
             _check_part(name, start, stop, content)
@@ -281,7 +239,7 @@ class Remote:
             raise DownloadError(f"{path!r} has more than {most:,} bytes. Check the server.")
         return content
 
-    def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> Any:
+    def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
         """Return a file that reads by range; from a web server with retries, which fsspec lacks.
 
         Args:
@@ -289,7 +247,7 @@ class Remote:
         """
         if self.is_listable:
             self._count(1)
-            return open_named(self.filesystem.open(self._locate(name), "rb"), naming)
+            return io.BufferedReader(_NamedFile(self.filesystem.open(self._locate(name), "rb"), naming))
         entry = self._look(name)
         if not entry.size_bytes:
             # A server that generates a page while sending it does not give a size.
@@ -301,13 +259,14 @@ class Remote:
                 _check_part(name, start, stop, content)
                 return content
 
-        return open_asked(entry.size_bytes, ask)
+        return io.BufferedReader(_AskedFile(entry.size_bytes, ask), min(AHEAD_BYTES, entry.size_bytes))
 
-    def keep_listing(self, cache: FileCache, uri: str) -> None:
-        """Keep the listing on this node for processes that receive its digest."""
+    def keep_listing(self, cache: FileCache, uri: str) -> str:
+        """Keep the listing on this node, and return its digest for processes that share it."""
         content = pack_entries(self.entries)
-        with cache.use(_listing_key(uri, digest_of(content)), _writer(content), len(content)):
-            return
+        digest = _digest_of(content)
+        cache.hold(f"{uri} listing {digest}", partial(write_fetched, content), len(content)).close()
+        return digest
 
     def share_listing(self, cache: FileCache, uri: str, digest: str) -> None:
         """Use the listing that this node keeps, or make it; it must be the same as the driver's.
@@ -318,14 +277,14 @@ class Remote:
 
         def fetch(target: str, progress: Progress) -> None:
             content = pack_entries(self.entries)
-            if digest_of(content) != digest:
+            if _digest_of(content) != digest:
                 raise DownloadError(
                     f"the files of {uri!r} have changed since the run began: a listing is not what it was then. Start "
                     f"the run again, from a copy that nobody writes to."
                 )
-            _writer(content)(target, progress)
+            write_fetched(content, target, progress)
 
-        with cache.use(_listing_key(uri, digest), fetch) as path, open(path, "rb") as stream:
+        with cache.use(f"{uri} listing {digest}", fetch) as path, open(path, "rb") as stream:
             self._entries = unpack_entries(stream.read())
 
     def _check_version(self, name: str, entry: ListedFile) -> None:
@@ -360,20 +319,47 @@ class Remote:
             count_requests(num_requests)
 
 
-class _Told(Callback):  # type: ignore[misc]
-    """Reports the progress of a fetch to the cache, which may stop it."""
+class _AskedFile(SizedFile):
+    """A file that asks for each part as it is read."""
 
-    def __init__(self, progress: Progress) -> None:
-        super().__init__()
-        self._progress = progress
+    def __init__(self, size_bytes: int, ask: Callable[[int, int], bytes]) -> None:
+        super().__init__(size_bytes)
+        self._ask = ask
 
-    def call(self, *_: Any, **__: Any) -> None:
-        self._progress(int(self.value))
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer with one request; less only at the end, or as much as `ask` returns."""
+        view = memoryview(buffer).cast("B")
+        stop = min(self._position + len(view), self._size)
+        content = self._ask(self._position, stop) if self._position < stop else b""
+        view[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def readall(self) -> bytes:
+        """Return the rest with one request; the default implementation asks for pieces."""
+        content = self._ask(self._position, self._size) if self._position < self._size else b""
+        self._position += len(content)
+        return content
 
 
-def _md5_of_file(path: str) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
+class _NamedFile(_AskedFile):
+    """Reads what the filesystem has opened, which may have the same object for all who open a file."""
+
+    def __init__(self, stream: IO[bytes], naming: Callable[[], AbstractContextManager[None]]) -> None:
+        def ask(start: int, stop: int) -> bytes:
+            with naming():
+                stream.seek(start)
+                return stream.read(stop - start)
+
+        stream.seek(0, os.SEEK_END)
+        super().__init__(stream.tell(), ask)
+        self._stream = stream
+
+    def close(self) -> None:
+        """Close the file of the filesystem too."""
+        if not self.closed:
+            self._stream.close()
+        super().close()
 
 
 def _check_part(name: str, start: int, stop: int, content: bytes) -> None:
@@ -455,22 +441,24 @@ def check_listed(name: str) -> str:
     return name
 
 
-def digest_of(content: bytes) -> str:
-    """Return the digest that identifies a listing."""
+def _digest_of(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _listing_key(uri: str, digest: str) -> str:
-    return f"{uri} listing {digest}"
+def write_fetched(content: bytes, target: str, progress: Progress) -> None:
+    """Write a file of the cache from bytes at hand."""
+    progress(len(content))
+    with open(target, "wb") as stream:
+        stream.write(content)
 
 
-def _writer(content: bytes) -> Callable[[str, Progress], None]:
-    def write(target: str, progress: Progress) -> None:
-        progress(len(content))
-        with open(target, "wb") as stream:
-            stream.write(content)
+def _open_s3(filesystem: Any) -> "S3Objects | None":
+    if "s3" not in _protocols(filesystem):
+        return None
+    # Here: it loads aiohttp.
+    from raypipe.storage.bodies import S3Objects
 
-    return write
+    return S3Objects(filesystem)
 
 
 def _protocols(filesystem: Any) -> tuple[str, ...]:

@@ -1,12 +1,22 @@
-"""Retries of reads that fail for a while: a time-out, a reset connection, busy storage."""
+"""Reads that are tried again: after a fault of storage that may pass, and after bad data in a copy on this node.
+
+A disk may garble a copy after it came whole. So bad data in a copy are no proof: unless the copy has the sum that the
+storage tells, what the node keeps of the file is fetched once more, and only if that is the same, the file is bad.
+"""
 
 import random
+import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from raypipe.errors import DownloadError, RaypipeError
+from raypipe.errors import ConfigError, DownloadError, RaypipeError, is_data_fault
 from raypipe.storage.hub.client import PassingError
+from raypipe.storage.node_cache import Fetch, FileCache
 from raypipe.storage.request_budget import parse_wait_s, say_wait
 
 RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
@@ -19,6 +29,14 @@ _MOST_TRIED_S: Final = 120.0
 """Do not retry storage that has failed for this long: the libraries below retry for minutes by themselves."""
 
 Result = TypeVar("Result")
+
+_renewing = threading.Lock()
+
+_count_of: Counter[str] = Counter()
+"""The number of the last renewal of each file's copies, counted over all files; the key "" has the total."""
+
+_sure: set[str] = set()
+"""Files that are bad at their source, by path and version."""
 
 
 def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] = time.sleep) -> Result:
@@ -72,3 +90,76 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__cause__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """What a node keeps of a file: the whole file, or parts of it."""
+
+    cache: FileCache
+    file: str
+    """Path and version of the file."""
+    wanted: Sequence[tuple[str, Fetch, int]]
+    """What `FileCache.hold` takes for each."""
+    is_sound: Callable[[], bool]
+    """Whether they are known to be what the storage has: then only reading them again can help."""
+
+
+def read_twice(read: Callable[[], Result], copies: Callable[[], Copies | None], close: Callable[[], None]) -> Result:
+    """Return what `read` returns; after bad data, fetch the node's copies again and return the second result.
+
+    A file that is still bad then is bad where it comes from, and not fetched again for that by this process. Where
+    there is no room to fetch it once more, nobody knows, and it is taken for bad.
+
+    Args:
+        copies: returns what the node keeps of the file; None if it keeps nothing.
+        close: closes what is open of the file.
+    """
+    begun = _count_of[""]
+    try:
+        return read()
+    except Exception as error:
+        kept = copies() if _is_bad_data(error) else None
+        if kept is None or kept.file in _sure:
+            raise
+        # First: what is open holds the old copy, and the new one would need room beside it.
+        close()
+        _clear_frames(error)
+        if not _renew(kept, begun):
+            raise
+    try:
+        return read()
+    except Exception as error:
+        if _is_bad_data(error):
+            _sure.add(kept.file)
+        raise
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go what readers that failed had open: their frames, and so the error, refer to it."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _is_bad_data(error: Exception) -> bool:
+    return is_data_fault(error) and not isinstance(error, DownloadError | ConfigError) and not is_transient(error)
+
+
+def _renew(kept: Copies, begun: int) -> bool:
+    """Fetch copies once more, unless another thread has since `begun`; return whether reading them again may help."""
+    with _renewing:
+        if _count_of[kept.file] > begun:
+            return True
+        is_other = [False] if kept.is_sound() else [kept.cache.renew(*one) for one in kept.wanted]
+        is_renewed = bool(is_other) and None not in is_other
+        if is_renewed:
+            _count_of[""] += 1
+            _count_of[kept.file] = _count_of[""]
+    if True in is_other:
+        warnings.warn(
+            f"what this node keeps of {kept.file} in {kept.cache.folder!r} was damaged, and is fetched again. Look at "
+            f"the disk (dmesg) if that happens often.",
+            stacklevel=2,
+        )
+    return is_renewed

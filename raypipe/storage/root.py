@@ -5,7 +5,6 @@ remote files that it reads. Where the Hub's own cache on a node has all of a com
 """
 
 import os
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -16,24 +15,13 @@ from typing import IO, Any
 from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
-from raypipe.storage.copies import (
-    Copied,
-    Copies,
-    check_file,
-    list_parts,
-    note_part,
-    open_cache,
-    read_twice,
-    unreadable_file,
-)
+from raypipe.storage.copies import CacheSpec, HeldStream, RangedFile, list_parts, note_part, open_cache
 from raypipe.storage.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
+from raypipe.storage.local_files import check_file, inside, replace_file, unreadable_file, walk_files
 from raypipe.storage.node_cache import Fetch, HeldFile, Progress
 from raypipe.storage.protocols import check_root, join_login, login_of, open_filesystem_of, take_login
-from raypipe.storage.ranged import RangedFile
-from raypipe.storage.remote import ListedFile, Remote, check_listed, digest_of, pack_entries
-from raypipe.storage.spec import CacheSpec
-from raypipe.storage.streams import HeldStream
-from raypipe.storage.writing import inside
+from raypipe.storage.remote import ListedFile, Remote, check_listed, write_fetched
+from raypipe.storage.retry import Copies, Result, read_twice
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -119,11 +107,10 @@ class Storage:
 
     def _keep_listing(self) -> str:
         """Keep the listing on this node and return its digest; empty if the processes of a run do not share one."""
-        remote = self.__dict__.get("_remote")
+        remote: Remote | None = self.__dict__.get("_remote")
         if self.cache is None or self.commit or remote is None or not remote.is_listable:
             return ""
-        remote.keep_listing(open_cache(self.cache), self.uri)
-        return digest_of(pack_entries(remote.entries))
+        return remote.keep_listing(open_cache(self.cache), self.uri)
 
     def cached(self, cache: CacheSpec | None) -> "Storage":
         """Return this root with another cache; it keeps its listing."""
@@ -238,7 +225,7 @@ class Storage:
             return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
         return ""
 
-    def read_again(self, name: str, read: Callable[[], Copied], close: Callable[[], None] = lambda: None) -> Copied:
+    def read_again(self, name: str, read: Callable[[], Result], close: Callable[[], None] = lambda: None) -> Result:
         """Return what `read` returns for the file `name`; fetch a damaged copy on this node again. See `read_twice`.
 
         Args:
@@ -301,9 +288,7 @@ class Storage:
     def _fetch_part(self, name: str, start: int, stop: int, target: str, progress: Progress) -> None:
         with self._naming(name):
             content = self._remote.fetch_range(name, start, stop)
-        progress(len(content))
-        with open(target, "wb") as out:
-            out.write(content)
+        write_fetched(content, target, progress)
 
     def open_file(self, name: str) -> IO[bytes]:
         """Open the file `name` for reading; a remote file from the cache, or by range as it is used."""
@@ -334,13 +319,10 @@ class Storage:
 
     def read_bytes(self, name: str) -> bytes:
         """Return the whole file `name`."""
-        return self._read(name, 0, None)
+        return self.read_range(name, 0, None)
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
+    def read_range(self, name: str, start: int, stop: int | None) -> bytes:
         """Return the bytes ``[start, stop)`` of the file `name`; fewer if the file ends before `stop`."""
-        return self._read(name, start, stop)
-
-    def _read(self, name: str, start: int, stop: int | None) -> bytes:
         self._check_file(name)
         if self.is_local or self.cache is not None:
             with self.open_file(name) as stream:
@@ -356,18 +338,9 @@ class Storage:
             # An object store publishes an object only when its upload is complete.
             self.filesystem.pipe_file(target, content)
             return
-        target = str(inside(self.path, name))
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        half = f"{target}.{uuid.uuid4().hex}.part"
-        try:
-            with open(half, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(half, target)
-        finally:
-            if os.path.exists(half):
-                os.remove(half)
+        path = inside(self.path, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content, is_synced=True)
 
     @property
     def _is_listed(self) -> bool:
@@ -429,29 +402,6 @@ class Storage:
 
     def _missing(self, name: str) -> DatasetError:
         return DatasetError(f"missing file {self.locate(name)!r} of {self.uri!r}. Fetch or restore it.")
-
-
-def walk_files(top: str, below: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the names of all files in a local folder and its folders, with ``/``.
-
-    Follows links, as reading does, except those that lead back to a folder above them.
-
-    Args:
-        below: the folder to list, relative to `top`.
-        above: the real paths of the folders above it.
-    """
-    place = os.path.realpath(os.path.join(top, below))
-    try:
-        entries = list(os.scandir(place)) if place not in above else []
-    except OSError:
-        # The reader of a file in it raises a better error.
-        return
-    for entry in entries:
-        name = f"{below}/{entry.name}".lstrip("/")
-        if entry.is_dir():
-            yield from walk_files(top, name, (*above, place))
-        elif entry.is_file():
-            yield name
 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:

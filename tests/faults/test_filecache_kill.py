@@ -11,8 +11,8 @@ import pytest
 from filecache_cases import Watcher, data_bytes
 
 from raypipe.storage import FileCache
-from raypipe.storage.node_cache.locks import lock_file
-from raypipe.storage.node_cache.survey import name_of, survey_folder
+from raypipe.storage.cache_folder import name_of, survey_folder
+from raypipe.storage.local_files import lock_file
 
 SOON_S = 60.0
 
@@ -251,8 +251,8 @@ def sized(key):
     return fetch
 
 def wanted(key):
-    from raypipe.storage.node_cache.fetching import Wanted
-    return Wanted(key=key, fetch=sized(key), size_bytes=30_000)
+    from raypipe.storage.node_cache import Wanted
+    return Wanted(key, sized(key), 30_000)
 
 moment = 0
 while True:

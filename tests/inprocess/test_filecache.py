@@ -8,18 +8,14 @@ from hypothesis import strategies as st
 
 from raypipe.errors import ConfigError, DownloadError
 from raypipe.storage import FileCache
-from raypipe.storage.node_cache.fetching import is_disk_full
-from raypipe.storage.node_cache.ledger import Shortage
-from raypipe.storage.node_cache.survey import (
+from raypipe.storage.cache_folder import (
     KEEP_AHEAD_NS,
-    Fetching,
     FolderEntry,
     Survey,
     name_of,
-    pack_record,
     removal_order,
-    unpack_record,
 )
+from raypipe.storage.node_cache import is_disk_full
 
 NOW_NS = 1_800_000_000 * 10**9
 
@@ -74,19 +70,6 @@ def test_removal_order_gives_up_on_what_was_fetched_ahead_and_forgotten():
     assert removal_order([forgotten], NOW_NS) == ([forgotten], [])
 
 
-@given(st.integers(0, 10**19), st.booleans())
-def test_a_record_says_what_was_reserved_and_is_always_of_one_length(num_bytes, is_ahead):
-    record = pack_record(num_bytes, is_ahead=is_ahead)
-
-    assert unpack_record(record) == (num_bytes, is_ahead)
-    assert len(record) == len(pack_record(0, is_ahead=False))
-
-
-@pytest.mark.parametrize("record", [b"", b"use   12", b"something else that is long"])
-def test_a_record_that_is_not_written_yet_reserves_nothing(record):
-    assert unpack_record(record) == (0, False)
-
-
 @given(st.text("ab/@\udcff", max_size=6), st.text("ab/@\udcff", max_size=6))
 def test_names_tell_keys_apart(one, other):
     assert (name_of(one) == name_of(other)) == (one == other)
@@ -95,15 +78,10 @@ def test_names_tell_keys_apart(one, other):
 def test_a_survey_counts_whole_files_and_reservations():
     survey = Survey(
         finished=[FolderEntry("a", 10, 0, False), FolderEntry("b", 20, 0, True)],
-        fetching=[Fetching("c", 300, True), Fetching("d", 4000, False)],
+        fetching=[FolderEntry("c", 300, 0, True), FolderEntry("d", 4000, 0, False)],
     )
 
     assert survey.total_bytes == 4330
-
-
-@pytest.mark.parametrize(("missing", "ahead", "passes"), [(0, 9, False), (9, 9, True), (10, 9, False), (1, 0, False)])
-def test_a_shortage_passes_if_files_fetched_ahead_are_in_the_way(missing, ahead, passes):
-    assert Shortage(missing_bytes=missing, ahead_bytes=ahead).will_pass is passes
 
 
 def test_a_full_disk_is_recognised_behind_other_errors():

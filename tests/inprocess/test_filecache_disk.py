@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from raypipe.errors import ConfigError, DownloadError
-from raypipe.storage import FileCache
-from raypipe.storage.node_cache import ledger
-from raypipe.storage.node_cache.locks import lock_file
-from raypipe.storage.node_cache.survey import name_of
+from raypipe.storage import FileCache, cache_folder
+from raypipe.storage.cache_folder import name_of
+from raypipe.storage.local_files import lock_file
 
 
 def run(*command):
@@ -356,8 +355,8 @@ def test_hits_and_misses_with_room_do_not_look_at_the_whole_folder_and_one_look_
     folder, monkeypatch
 ):
     cache, looks = FileCache(folder, 2000), []
-    survey = ledger.survey_folder
-    monkeypatch.setattr(ledger, "survey_folder", lambda place: looks.append(place) or survey(place))
+    survey = cache_folder.survey_folder
+    monkeypatch.setattr(cache_folder, "survey_folder", lambda place: looks.append(place) or survey(place))
     put(cache, *map(str, range(20)))
     put(cache, *map(str, range(20)))
     assert looks == []
@@ -371,14 +370,14 @@ def test_hits_and_misses_with_room_do_not_look_at_the_whole_folder_and_one_look_
 def test_a_file_that_was_used_while_the_folder_was_looked_at_may_still_go(folder, monkeypatch):
     cache = FileCache(folder, 100)
     put(cache, "a")
-    survey = ledger.survey_folder
+    survey = cache_folder.survey_folder
 
     def survey_then_use(place):
         found = survey(place)
         os.utime(folder / name_of("a"))
         return found
 
-    monkeypatch.setattr(ledger, "survey_folder", survey_then_use)
+    monkeypatch.setattr(cache_folder, "survey_folder", survey_then_use)
     put(cache, "b")
 
     assert not is_there(cache, "a")
@@ -413,7 +412,7 @@ def test_an_interrupt_just_after_a_file_is_in_place_does_not_give_its_bytes_back
 
 
 def test_a_claim_that_was_lost_does_not_harm_the_next(folder):
-    book = ledger.CacheLedger(str(folder), 100)
+    book = cache_folder.CacheFolder(str(folder), 100)
     lost = book.claim("a", is_ahead=False, wait=False)
     os.unlink(lost.lock.path)
     other = book.claim("a", is_ahead=False, wait=False)

@@ -9,7 +9,7 @@ from filecache_cases import SOON_S, Fetch, Gated, data_bytes, extras, is_there, 
 
 from raypipe.errors import ConfigError, DownloadError
 from raypipe.storage import FileCache
-from raypipe.storage.node_cache.survey import KEEP_AHEAD_NS, name_of
+from raypipe.storage.cache_folder import KEEP_AHEAD_NS, name_of
 
 
 @pytest.fixture
@@ -103,6 +103,19 @@ def test_a_use_waits_for_what_is_being_fetched_ahead_of_the_file_itself_or_in_it
 
     assert coming.result(SOON_S)
     assert not is_there(cache, "a")
+
+
+def test_a_use_does_not_wait_for_a_fetch_ahead_whose_room_would_not_be_enough(folder):
+    cache, ahead = FileCache(folder, 300), Gated("a", 100)
+    with cache.use("used", Fetch("used", 100), 100):
+        coming = cache.prefetch("a", ahead, 100)
+        assert ahead.started.wait(SOON_S)
+
+        with pytest.raises(DownloadError, match=r"100 are in use.*0 are being fetched for others, 100 ahead"):
+            cache.hold("b", never, 201)
+
+        ahead.gate.set()
+        assert coming.result(SOON_S)
 
 
 def test_an_error_ahead_is_in_the_result_and_keeps_nobody_from_the_file(folder):

@@ -9,9 +9,8 @@ import pytest
 from filecache_cases import Fetch, put
 
 from raypipe.errors import ConfigError, DownloadError
-from raypipe.storage import FileCache
-from raypipe.storage.node_cache import locks
-from raypipe.storage.node_cache.survey import name_of
+from raypipe.storage import FileCache, local_files
+from raypipe.storage.cache_folder import name_of
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def test_a_pipe_in_place_of_the_ledger_makes_nobody_wait(folder):
 
 def test_a_folder_of_another_user_is_refused(folder, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: os.stat(folder).st_uid + 1)
-    monkeypatch.setattr(locks, "ROOT", -1)
+    monkeypatch.setattr(local_files, "ROOT", -1)
 
     with pytest.raises(ConfigError, match="belongs to another user"):
         FileCache(folder, 1000)
@@ -86,8 +85,8 @@ def test_a_folder_is_made_for_this_user_alone_and_may_be_a_link_of_this_user(tmp
 @pytest.mark.parametrize("name", ["ledger", f"{name_of('a')}.lock"])
 def test_a_wait_for_a_lock_that_nobody_gives_up_is_said_and_ends(folder, name, monkeypatch):
     cache = FileCache(folder, 1000)
-    monkeypatch.setattr(locks, "SAY_S", 0.05)
-    monkeypatch.setattr(locks, "WAIT_S", 0.3)
+    monkeypatch.setattr(local_files, "SAY_S", 0.05)
+    monkeypatch.setattr(local_files, "WAIT_S", 0.3)
     with open(folder / name, "ab") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
 
@@ -104,7 +103,7 @@ def test_a_wait_for_a_fetch_that_goes_on_has_no_end(folder, monkeypatch):
             time.sleep(0.1)
 
     started, slow = threading.Event(), Slow("a", 1000, piece=100)
-    monkeypatch.setattr(locks, "WAIT_S", 0.5)
+    monkeypatch.setattr(local_files, "WAIT_S", 0.5)
     cache = FileCache(folder, 2000)
     thread = threading.Thread(target=lambda: cache.hold("a", slow, 1000).close())
     thread.start()

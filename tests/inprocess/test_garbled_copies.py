@@ -15,7 +15,7 @@ from raypipe.dataset import open_dataset
 from raypipe.errors import DatasetError, DownloadError
 from raypipe.format import forget_indexes
 from raypipe.pipeline import Pipeline
-from raypipe.storage import CacheSpec, Storage, copies
+from raypipe.storage import CacheSpec, Storage, retry
 from raypipe.storage.hub import resolve
 from raypipe.testing import write_dataset
 
@@ -45,7 +45,7 @@ def remote(local, memory):
 def _new_process():
     """As in a new process, which knows nothing of the files."""
     yield
-    copies._sure.clear()
+    retry._sure.clear()
     forget_indexes()
 
 

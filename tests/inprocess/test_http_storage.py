@@ -16,7 +16,7 @@ from raypipe.errors import DatasetError, DownloadError
 from raypipe.format.episodes import list_tables
 from raypipe.format.stats import read_stats
 from raypipe.pipeline import Pipeline
-from raypipe.storage import CacheSpec, Storage, is_transient, open_root, open_storage, spec
+from raypipe.storage import CacheSpec, Storage, copies, is_transient, open_root, open_storage
 from raypipe.testing import write_dataset
 from raypipe.views import describe
 from raypipe.views.card import view_dataset
@@ -225,7 +225,7 @@ def test_a_file_of_a_web_server_that_does_not_answer_is_not_taken_for_missing(se
 @pytest.mark.parametrize("has_dates", [True, False])
 def test_an_open_file_of_a_web_server_that_fails_for_a_while_is_read_on(server, local, monkeypatch, fault, has_dates):
     # Without a cache, and with one that cannot tell one content of a file from another.
-    monkeypatch.setattr("raypipe.storage.streams.AHEAD_BYTES", 1 << 10)
+    monkeypatch.setattr("raypipe.storage.remote.AHEAD_BYTES", 1 << 10)
     server.has_parts, server.has_dates = True, has_dates
     video = next(local.rglob("*.mp4"))
     storage = Storage(f"{server.address}/arm", None if has_dates else CacheSpec())
@@ -363,7 +363,7 @@ def test_an_outage_of_a_web_server_is_not_skipped_as_bad_data(server, tmp_path):
 
 
 def test_files_of_a_web_server_count_as_they_are_met(server, local, tmp_path, monkeypatch):
-    monkeypatch.setattr(spec, "PART_BYTES", 0)
+    monkeypatch.setattr(copies, "PART_BYTES", 0)
     videos = sorted(path.relative_to(local).as_posix() for path in local.rglob("*.mp4"))
     sizes = [(local / name).stat().st_size for name in videos]
     cache = CacheSpec(folder=str(tmp_path / "cache"), max_bytes=sum(sizes) - 1)

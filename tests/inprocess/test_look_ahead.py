@@ -13,7 +13,7 @@ from raypipe.errors import ConfigError
 from raypipe.feed.local import LocalFeed
 from raypipe.pipeline import Pipeline
 from raypipe.storage import CacheSpec, open_cache
-from raypipe.storage.node_cache.cache import PREFETCH_THREADS
+from raypipe.storage.node_cache import PREFETCH_THREADS
 from raypipe.storage.remote import Remote
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 

@@ -10,7 +10,7 @@ from s3_server import S3Server
 
 from raypipe.mixture import Mixture
 from raypipe.pipeline import Pipeline
-from raypipe.storage import spec
+from raypipe.storage import copies
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 
 NAMES = ("one", "two", "three")
@@ -30,7 +30,7 @@ def roots(tmp_path_factory):
 def server(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     # Else files as small as these are fetched whole in any case.
-    monkeypatch.setattr(spec, "PART_BYTES", 0)
+    monkeypatch.setattr(copies, "PART_BYTES", 0)
     with S3Server() as running, running.as_s3():
         yield running
 

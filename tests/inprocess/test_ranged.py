@@ -20,7 +20,7 @@ from raypipe.dataset import open_dataset
 from raypipe.decode.frames import FrameDecoder
 from raypipe.decode.spec import DecodeSpec
 from raypipe.format import episode_first_frame, read_ranged_index, read_video_index
-from raypipe.storage import CacheSpec, FileCache, RangedFile, Storage, num_requests, open_cache, ranged
+from raypipe.storage import CacheSpec, FileCache, RangedFile, Storage, copies, num_requests, open_cache
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
 from raypipe.testing.video import encoders
 
@@ -60,8 +60,8 @@ def test_any_way_of_reading_gives_the_bytes_of_the_file(size, sequence, block_by
     content = np.random.default_rng(size).bytes(size)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         (Path(folder) / "plain").write_bytes(content)
-        patch.setattr(ranged, "BLOCK_BYTES", block_bytes)
-        patch.setattr(ranged, "_KEPT", 3)
+        patch.setattr(copies, "BLOCK_BYTES", block_bytes)
+        patch.setattr(copies, "_KEPT", 3)
         held = Held(content, f"{folder}/cache")
         with open(Path(folder) / "plain", "rb") as plain, RangedFile(size, held) as file:
             for kind, one, other in sequence:
