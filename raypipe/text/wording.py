@@ -1,10 +1,19 @@
-"""Wording of messages, tables and pages: plurals, ranges, shortened texts, and what to install."""
+"""What people write and read: settings as dicts and byte counts; messages with plurals, ranges and shortened texts."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
+
+from raypipe.errors import ConfigError, suggest
+
+Spec = TypeVar("Spec")
+
+_BYTES: Final = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([KMGT]?)(i?)B?", re.I)
+_UNITS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 _SHOWN_NAMES: Final = 8
 _ES: Final = ("s", "x", "ch", "sh")
@@ -67,3 +76,46 @@ def constant_text(constant: Sequence[str], total: int) -> str:
     more = f" and {len(constant) - _SHOWN_NAMES} more" if len(constant) > _SHOWN_NAMES else ""
     verb = either(len(constant), "changes", "change")
     return f"{len(constant)} of its {total} numbers never {verb}: {', '.join(constant[:_SHOWN_NAMES])}{more}"
+
+
+def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:
+    """Return `value` as a spec: itself, or made from a dict. An unknown key is an error."""
+    if isinstance(value, kind):
+        return value
+    value = make_mapping(value, name, kind.__name__)
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for key in value:
+        if key not in known:
+            raise ConfigError(f"{name} has no field {key!r}{suggest(str(key), known)}")
+    try:
+        return kind(**value)
+    except TypeError as error:
+        raise ConfigError(f"{name}={dict(value)!r} is not complete: {error}") from error
+
+
+def make_mapping(value: Any, name: str, kind: str = "OrderSpec") -> Mapping[str, Any]:
+    """Return `value` if it is a dict; raise an error that says what is wanted otherwise."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be a {kind} or a dict of its fields, got {value!r}")
+    return value
+
+
+def parse_bytes(value: Any, name: str, *, least: int = 1, named_value: str = "") -> int:
+    """Return a number of bytes that a person wrote: 200e9, "200GB", "100 GiB".
+
+    Raises:
+        ConfigError: it is not a number, or less than `least`. The message says where it was given (`name`) and which
+            word is allowed instead (`named_value`).
+    """
+    number = value
+    found = _BYTES.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is not None:
+        digits, unit, is_binary = found.groups()
+        number = float(digits) * (1024 if is_binary else 1000) ** _UNITS[unit.upper()]
+    is_whole = isinstance(number, int | float) and not isinstance(number, bool) and (found or number == number // 1)
+    if not is_whole or not least <= number < 1 << 60:
+        other = f", or {named_value!r}" if named_value else ""
+        raise ConfigError(
+            f"{name} must be a number of bytes such as 200e9 or '200GB', at least {least}{other}; got {value!r}"
+        )
+    return int(number)

@@ -18,8 +18,7 @@ from raypipe.dataset import DownloadSpec, download_dataset, parse_episodes
 from raypipe.decode.clips import ClipRequest
 from raypipe.errors import ConfigError, DatasetError, DownloadError
 from raypipe.storage import CacheSpec, HubFiles, Storage, cache_place, is_repo_id, open_root, resolve
-from raypipe.storage.hub.cache import listing_locked
-from raypipe.storage.hub.names import parse_name
+from raypipe.storage.hub.cache import listing_locked, parse_name
 from raypipe.testing import SynthSpec, write_dataset
 
 ARM = "lab/arm"
