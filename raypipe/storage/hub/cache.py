@@ -351,11 +351,10 @@ def _lock(path: Path, moves: Path) -> Iterator[None]:
     is_said, seen = False, _look(moves)
     with ExitStack() as lock:
         while True:
-            try:
+            with suppress(Timeout):
                 lock.enter_context(WeakFileLock(path, timeout=_LOOK_S))
                 break
-            except Timeout:
-                now, found = time.monotonic(), _look(moves)
+            now, found = time.monotonic(), _look(moves)
             if found != seen:
                 since, seen = now, found
             if now - begun > _SAY_S and not is_said:

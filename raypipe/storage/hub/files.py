@@ -141,17 +141,15 @@ def _run_all(client: Client, jobs: Sequence[Callable[[], int | None]]) -> list[i
     waiting, ended = deque(jobs), queue.SimpleQueue[Future[int | None]]()
 
     def work() -> None:
-        while True:
-            try:
-                job = waiting.popleft()
-            except IndexError:
-                return
-            done: Future[int | None] = Future()
-            try:
-                done.set_result(job())
-            except BaseException as error:
-                done.set_exception(error)
-            ended.put(done)
+        # `popleft` ends a thread when no job is left; errors of jobs go to those who wait for them.
+        with suppress(IndexError):
+            while True:
+                job, done = waiting.popleft(), Future[int | None]()
+                try:
+                    done.set_result(job())
+                except BaseException as error:
+                    done.set_exception(error)
+                ended.put(done)
 
     threads = [threading.Thread(target=work, name="raypipe-fetch", daemon=True) for _ in jobs[:NUM_THREADS]]
     try:
