@@ -24,7 +24,7 @@ from raypipe.storage import (
     locked,
     resolve,
 )
-from raypipe.text import count_bar, counted, either, span_text
+from raypipe.text import count_bar, counted, either, first_of, span_text
 
 _LARGE: Final = ("data/", "videos/")
 """The folders with the large files. A partial download fetches all others, which are small and needed to open it."""
@@ -165,10 +165,9 @@ class _Download:
         wanted = dict.fromkeys(posixpath.normpath(name) for name in names)
         missing = [name for name in wanted if name not in listing]
         if missing:
-            more = f" and {len(missing) - _SHOWN_FILES} more" if len(missing) > _SHOWN_FILES else ""
             raise DownloadError(
-                f"{self._source} does not have the files that its meta/ names: {', '.join(missing[:_SHOWN_FILES])}"
-                f"{more}. Choose other episodes or cameras, or another revision."
+                f"{self._source} does not have the files that its meta/ names: {first_of(missing, _SHOWN_FILES)}. "
+                f"Choose other episodes or cameras, or another revision."
             )
         return {name: listing[name] for name in wanted}
 

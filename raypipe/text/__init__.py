@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         counted,
         cut_inside,
         either,
+        first_of,
         frames_text,
         how_to_install,
         make_mapping,
@@ -64,8 +65,8 @@ else:
             ),
             "terminal": "Bar count_bar echo is_shown open_console print_table progress_bar run_to_an_end",
             "wording": (
-                "constant_text counted cut_inside either frames_text how_to_install make_mapping make_spec parse_bytes "
-                "plural span_text"
+                "constant_text counted cut_inside either first_of frames_text how_to_install make_mapping make_spec "
+                "parse_bytes plural span_text"
             ),
         },
     )

@@ -69,13 +69,18 @@ def how_to_install(extra: str) -> str:
     return f"pip install 'raypipe[{extra}] @ {url}'" if url else f"pip install 'raypipe[{extra}]'"
 
 
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return names in a row, the first `most` alone if there are more: ``a, b and 4 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def constant_text(constant: Sequence[str], total: int) -> str:
     """Return which of a feature's numbers never change, by name; the first 8 if there are more."""
     if len(constant) == total:
         return f"none of its {total} numbers ever changes" if total > 1 else "its number never changes"
-    more = f" and {len(constant) - _SHOWN_NAMES} more" if len(constant) > _SHOWN_NAMES else ""
     verb = either(len(constant), "changes", "change")
-    return f"{len(constant)} of its {total} numbers never {verb}: {', '.join(constant[:_SHOWN_NAMES])}{more}"
+    return f"{len(constant)} of its {total} numbers never {verb}: {first_of(constant, _SHOWN_NAMES)}"
 
 
 def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:

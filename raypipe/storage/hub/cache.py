@@ -35,7 +35,7 @@ from urllib.parse import quote, unquote
 from raypipe.errors import ConfigError, DownloadError, suggest
 from raypipe.storage.hub.client import Client, HubRequest, endpoint, is_offline, ref_names
 from raypipe.storage.writing import write_whole
-from raypipe.text import parse_json
+from raypipe.text import first_of, parse_json
 
 SCHEME: Final = "hf://datasets/"
 
@@ -309,32 +309,29 @@ def folder_place(source: HubSource, out: str | os.PathLike[str]) -> HubPlace:
 
 @contextmanager
 def locked(place: HubPlace) -> Iterator[None]:
-    """Let one process at a time download to a place, on one node or on a shared file system."""
-    place.lock.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(place.lock, place.partial), _touched(place.partial):
-        yield
+    """Let one process at a time download to a place, on one node or on a shared file system.
 
-
-@contextmanager
-def _touched(folder: Path) -> Iterator[None]:
-    """Show those who wait for a lock that its holder lives: also where it compares hashes, or the Hub lets it wait."""
+    A thread shows those who wait that the holder lives: also where it compares hashes, or the Hub lets it wait.
+    """
     ended = threading.Event()
 
     def touch() -> None:
         while not ended.wait(_TOUCH_S):
             with suppress(OSError):
-                os.utime(folder)
+                os.utime(place.partial)
 
-    # Whoever may not write there fetches nothing, and needs no such folder.
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    toucher = threading.Thread(target=touch, name="raypipe-lock", daemon=True)
-    toucher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        toucher.join()
+    place.lock.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(place.lock, place.partial):
+        # Whoever may not write there fetches nothing, and needs no such folder.
+        with suppress(OSError):
+            place.partial.mkdir(parents=True, exist_ok=True)
+        toucher = threading.Thread(target=touch, name="raypipe-lock", daemon=True)
+        toucher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            toucher.join()
 
 
 @contextmanager
@@ -405,9 +402,13 @@ def find_snapshot(uri: str) -> str | None:
         return _SNAPSHOTS[key]
     place = cache_place(source)
     missing = _find_missing(place, source, is_all=is_offline())
+    if missing and is_offline():
+        raise DownloadError(
+            f"{source.repo_id!r} at commit {source.commit} is not complete at {str(place.folder)!r}, and "
+            f"HF_HUB_OFFLINE is set. Missing: {first_of(missing, _SHOWN_FILES)}. With network: HF_HUB_OFFLINE=0 "
+            f"{download_command(source.repo_id, source.commit)}"
+        )
     if missing:
-        if is_offline():
-            raise _offline_error(source, place, missing)
         return None
     _SNAPSHOTS[key] = str(place.folder / source.folder)
     return _SNAPSHOTS[key]
@@ -488,15 +489,6 @@ def _find_missing(place: HubPlace, source: HubSource, *, is_all: bool) -> list[s
         return [] if is_all and (place.folder / source.folder / "meta/info.json").is_file() else ["all files"]
     missing = (name for name, one in listing.items() if not one.is_at(place.folder / name))
     return list(islice(missing, None if is_all else 1))
-
-
-def _offline_error(source: HubSource, place: HubPlace, missing: list[str]) -> DownloadError:
-    shown = ", ".join(missing[:_SHOWN_FILES])
-    more = f" and {len(missing) - _SHOWN_FILES} more" if len(missing) > _SHOWN_FILES else ""
-    return DownloadError(
-        f"{source.repo_id!r} at commit {source.commit} is not complete at {str(place.folder)!r}, and HF_HUB_OFFLINE is "
-        f"set. Missing: {shown}{more}. With network: HF_HUB_OFFLINE=0 {download_command(source.repo_id, source.commit)}"
-    )
 
 
 def _cache_root() -> Path:

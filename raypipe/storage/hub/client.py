@@ -110,13 +110,12 @@ _OTHER_REFUSAL: Final[tuple[type[RaypipeError], str]] = (
 
 
 class Client:
-    """Sends requests to the Hub. Thread-safe: if the Hub asks one thread to wait, all wait."""
+    """Sends requests to the Hub. Thread-safe: if the Hub asks one thread to wait, the gate lets none through."""
 
     def __init__(self) -> None:
         self.num_requests = 0
         """Requests sent so far, redirects included."""
         self._lock = threading.Lock()
-        self._not_before = 0.0
         self._said_until = 0.0
         """The end of the last wait that was announced: all threads wait for it, and only one warns."""
         self._left_alone: dict[HubRequest, tuple[float, PassingError]] = {}
@@ -240,24 +239,17 @@ class Client:
         count_requests(num_requests)
 
     def _wait_turn(self) -> None:
-        turn = None
-        while True:
-            with self._lock:
-                wait_s = self._not_before - time.monotonic()
-            if wait_s <= 0:
-                # Ask the gate only now: a request that it lets through must be sent at once.
-                turn = current_gate().take(turn)
-                wait_s = turn.wait_s
-                self._say(wait_s, "the budget of requests to the Hub is spent, or the Hub has asked for a pause")
-            self._sleep(max(wait_s, 0.0))
-            if wait_s <= 0:
-                return
+        """Wait until the gate lets a request through; it must be sent at once."""
+        self.check_running()
+        turn = current_gate().take()
+        while turn.wait_s > 0:
+            self._say(turn.wait_s, "the budget of requests to the Hub is spent, or the Hub has asked for a pause")
+            self._sleep(turn.wait_s)
+            turn = current_gate().take(turn)
 
     def _back_off(self, fault: PassingError, failed: int) -> None:
         own_s = FIRST_WAIT_S * 2 ** max(failed - 1, 0)
         if fault.wait_s:
-            with self._lock:
-                self._not_before = max(self._not_before, time.monotonic() + fault.wait_s)
             current_gate().pause(fault.wait_s)
             self._say(fault.wait_s, f"{fault}, and it asks for that; Ctrl-C ends it, and what is complete is kept")
         # Random, so that processes that failed together do not retry together.
