@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from raypipe import __version__
 from raypipe.errors import RaypipeError, hide_logins
@@ -68,45 +68,8 @@ def print_table(renderable: Any) -> None:
     plain.print(Drawn())
 
 
-class RecentSpeed(Protocol):
-    """The latest speed of a loader, and the share of time it waits."""
-
-    @property
-    def samples_per_s(self) -> float: ...  # noqa: D102
-
-    @property
-    def wait_share(self) -> float: ...  # noqa: D102
-
-
-class SpeedFigures(Protocol):
-    """The part of `raypipe.feed.LoaderStats` that a bar shows."""
-
-    @property
-    def recent(self) -> RecentSpeed: ...  # noqa: D102
-
-
-class Bar(Protocol):
-    """Follows the progress of an epoch."""
-
-    def advance(self, stats: SpeedFigures) -> None:
-        """Count one more batch."""
-        ...
-
-
-class _NoBar:
-    def advance(self, stats: SpeedFigures) -> None:
-        """Show nothing."""
-
-
-class _RichBar:
-    def __init__(self, progress: Any, task: Any) -> None:
-        self._progress = progress
-        self._task = task
-
-    def advance(self, stats: SpeedFigures) -> None:
-        """Show one more batch, the speed, and the share of time that training waited for data."""
-        told = f"{stats.recent.samples_per_s:,.0f} samples/s, waiting {stats.recent.wait_share:.0%}"
-        self._progress.update(self._task, advance=1, told=told)
+Bar = Callable[[Any], None]
+"""Counts one more batch of an epoch; takes the figures of the loader, a `raypipe.feed.LoaderStats`."""
 
 
 def is_shown() -> bool:
@@ -119,13 +82,13 @@ def is_shown() -> bool:
 
 @contextmanager
 def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is_on: bool) -> Iterator[Bar]:
-    """Show a bar while the body runs, if `is_on` and a person is looking.
+    """Show a bar with the loader's speed, and the share of time that training waits, if `is_on` and a person looks.
 
     Args:
         waiting: returns what the first batch is waiting for; a thread calls it several times a second until then.
     """
     if not is_on or not is_shown():
-        yield _NoBar()
+        yield lambda _: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
     from rich.text import Text
@@ -142,7 +105,13 @@ def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=open_console(stderr=True), transient=True) as progress:
-        yield _RichBar(progress, progress.add_task(title, total=num_batches, told=""))
+        task = progress.add_task(title, total=num_batches, told="")
+
+        def advance(stats: Any) -> None:
+            told = f"{stats.recent.samples_per_s:,.0f} samples/s, waiting {stats.recent.wait_share:.0%}"
+            progress.update(task, advance=1, told=told)
+
+        yield advance
 
 
 @contextmanager

@@ -388,6 +388,16 @@ def listing_locked(place: HubPlace) -> Iterator[None]:
         yield
 
 
+def _find_missing(place: HubPlace, source: HubSource, *, is_all: bool) -> list[str]:
+    """Return the files of the listing that are missing or of another size: all of them, or only the first."""
+    listing = read_listing(place.listing)
+    if listing is None:
+        # Fetched by a huggingface_hub that keeps no listings. Without network, use the folder as it is.
+        return [] if is_all and (place.folder / source.folder / "meta/info.json").is_file() else ["all files"]
+    missing = (name for name, one in listing.items() if not one.is_at(place.folder / name))
+    return list(islice(missing, None if is_all else 1))
+
+
 def find_snapshot(uri: str) -> str | None:
     """Return the local folder of a pinned URI if all its files are in the cache, else None; sends no request.
 
@@ -479,16 +489,6 @@ def write_ref(repo_id: str, revision: str, commit: str) -> None:
 def download_command(repo_id: str, revision: str) -> str:
     """Return the command that fetches a revision."""
     return f"raypipe download {repo_id}" + (f" --revision {revision}" if revision else "")
-
-
-def _find_missing(place: HubPlace, source: HubSource, *, is_all: bool) -> list[str]:
-    """Return the files of the listing that are missing or of another size: all of them, or only the first."""
-    listing = read_listing(place.listing)
-    if listing is None:
-        # Fetched by a huggingface_hub that keeps no listings. Without network, use the folder as it is.
-        return [] if is_all and (place.folder / source.folder / "meta/info.json").is_file() else ["all files"]
-    missing = (name for name, one in listing.items() if not one.is_at(place.folder / name))
-    return list(islice(missing, None if is_all else 1))
 
 
 def _cache_root() -> Path:
