@@ -63,8 +63,6 @@ _SAY_S = 30.0
 _WAIT_S = 600.0
 """How long to wait for a lock while nothing changes in the folder that its holder writes to."""
 
-_LOOK_S: Final = 1.0
-
 _TOUCH_S = 5.0
 """After which a holder shows again that it is at work."""
 
@@ -275,8 +273,7 @@ def _resolve_offline(name: HubSource) -> HubSource:
     known = sorted(path.relative_to(refs).as_posix() for path in refs.rglob("*") if path.is_file())
     raise DownloadError(
         f"HF_HUB_OFFLINE is set, and the cache does not know revision {name.revision or ' or '.join(wanted)!r} of "
-        f"{name.repo_id!r}{suggest(name.revision, known)} With network: HF_HUB_OFFLINE=0 "
-        f"{download_command(name.repo_id, name.revision)}"
+        f"{name.repo_id!r}{suggest(name.revision, known)} {with_network(name.repo_id, name.revision)}"
     )
 
 
@@ -349,7 +346,7 @@ def _lock(path: Path, moves: Path) -> Iterator[None]:
     with ExitStack() as lock:
         while True:
             with suppress(Timeout):
-                lock.enter_context(WeakFileLock(path, timeout=_LOOK_S))
+                lock.enter_context(WeakFileLock(path, timeout=1.0))
                 break
             now, found = time.monotonic(), _look(moves)
             if found != seen:
@@ -415,8 +412,8 @@ def find_snapshot(uri: str) -> str | None:
     if missing and is_offline():
         raise DownloadError(
             f"{source.repo_id!r} at commit {source.commit} is not complete at {str(place.folder)!r}, and "
-            f"HF_HUB_OFFLINE is set. Missing: {first_of(missing, _SHOWN_FILES)}. With network: HF_HUB_OFFLINE=0 "
-            f"{download_command(source.repo_id, source.commit)}"
+            f"HF_HUB_OFFLINE is set. Missing: {first_of(missing, _SHOWN_FILES)}. "
+            f"{with_network(source.repo_id, source.commit)}"
         )
     if missing:
         return None
@@ -486,9 +483,11 @@ def write_ref(repo_id: str, revision: str, commit: str) -> None:
             write_file(_repo_folder(repo_id) / "refs" / revision, commit)
 
 
-def download_command(repo_id: str, revision: str) -> str:
-    """Return the command that fetches a revision."""
-    return f"raypipe download {repo_id}" + (f" --revision {revision}" if revision else "")
+def with_network(repo_id: str, revision: str) -> str:
+    """Return how to fetch a revision that is wanted offline, for the end of a message."""
+    return f"With network: HF_HUB_OFFLINE=0 raypipe download {repo_id}" + (
+        f" --revision {revision}" if revision else ""
+    )
 
 
 def _cache_root() -> Path:

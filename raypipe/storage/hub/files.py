@@ -35,10 +35,10 @@ from raypipe.storage.hub.cache import (
     HubSource,
     Listing,
     cache_place,
-    download_command,
     leaves_folder,
     listing_locked,
     read_listing,
+    with_network,
     write_file,
     write_listing,
 )
@@ -76,8 +76,8 @@ def list_files(client: Client, source: HubSource, place: HubPlace) -> dict[str, 
         return known
     if is_offline():
         raise DownloadError(
-            f"HF_HUB_OFFLINE is set, and the files of {source} are not known at {str(place.folder)!r}. With network: "
-            f"HF_HUB_OFFLINE=0 {download_command(source.repo_id, source.revision)}"
+            f"HF_HUB_OFFLINE is set, and the files of {source} are not known at {str(place.folder)!r}. "
+            f"{with_network(source.repo_id, source.revision)}"
         )
     with listing_locked(place):
         known = read_listing(place.listing)
@@ -206,12 +206,13 @@ class _FetchJob:
             blob = self._place.blobs / file.content_hash
             if has_content(blob, file):
                 _link(blob, path)
-        if file.is_at(path) and self._stamps.get(name) == _stamp(path, file):
-            return True
-        is_complete = has_content(path, file)
-        if is_complete:
-            self._stamps[name] = _stamp(path, file)
-        return is_complete
+        if not file.is_at(path):
+            return False
+        stamp = _stamp(path, file)
+        if self._stamps.get(name) != stamp and not has_content(path, file):
+            return False
+        self._stamps[name] = stamp
+        return True
 
     def _download(self, name: str, file: HubFile) -> None:
         half, target = self._place.partial / file.content_hash, self._place.folder / name
@@ -246,7 +247,7 @@ class _Transfer:
         self.client.attempt(ask, self._attempt)
 
     def _attempt(self) -> None:
-        file, start = self.file, _size_of(self.partial)
+        file, start = self.file, self.partial.stat().st_size if self.partial.exists() else 0
         if start > file.size_bytes:
             self.partial.unlink()
             start = 0
@@ -414,25 +415,13 @@ def has_content(path: Path, file: HubFile) -> bool:
     """Return whether a local file has the size and the hash, SHA-256 or git's, that the Hub lists."""
     if not file.is_at(path):
         return False
-    begin = hashlib.sha256 if file.sha256 else functools.partial(_begin_git_hash, file.size_bytes)
+    as_git = functools.partial(hashlib.sha1, f"blob {file.size_bytes}\0".encode(), usedforsecurity=False)
     with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, begin).hexdigest() == file.content_hash
-
-
-def _begin_git_hash(size_bytes: int) -> Any:
-    return hashlib.sha1(f"blob {size_bytes}\0".encode(), usedforsecurity=False)
+        return hashlib.file_digest(stream, hashlib.sha256 if file.sha256 else as_git).hexdigest() == file.content_hash
 
 
 def _continues(response: Any, start: int) -> bool:
     return bool(response.status_code == 206) and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-
-
-def _size_of(path: Path) -> int:
-    """Return the bytes of a file; 0 if there is none."""
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _stamp(path: Path, file: HubFile) -> str:
