@@ -41,10 +41,13 @@ if TYPE_CHECKING:
         run_to_an_end,
     )
     from raypipe.text.wording import (
+        check_choice,
+        check_keys,
         constant_text,
         counted,
         cut_inside,
         either,
+        field_names,
         first_of,
         frames_text,
         how_to_install,
@@ -65,8 +68,8 @@ else:
             ),
             "terminal": "Bar count_bar echo is_shown open_console print_table progress_bar run_to_an_end",
             "wording": (
-                "constant_text counted cut_inside either first_of frames_text how_to_install make_mapping make_spec "
-                "parse_bytes plural span_text"
+                "check_choice check_keys constant_text counted cut_inside either field_names first_of frames_text "
+                "how_to_install make_mapping make_spec parse_bytes plural span_text"
             ),
         },
     )

@@ -68,6 +68,26 @@ def print_table(renderable: Any) -> None:
     plain.print(Drawn())
 
 
+def run_to_an_end(command: Callable[[], Any], *, is_debug: bool) -> None:
+    """Run a command; an error ends the program with a few lines, and with its traceback if `is_debug`."""
+    try:
+        command()
+    except (RaypipeError, OSError) as error:
+        _tell_error(error, [str(error), *(f"  {note}" for note in getattr(error, "__notes__", ()))], is_debug=is_debug)
+        sys.exit(BAD_INPUT)
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        report = f"This is a fault of raypipe {__version__}: please report it, with what --debug adds to the command."
+        _tell_error(error, [f"unexpected {what}. {report}"], is_debug=is_debug)
+        sys.exit(FAULT)
+
+
+def _tell_error(error: BaseException, lines: list[str], *, is_debug: bool) -> None:
+    if is_debug:
+        echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+    echo("raypipe: " + "\n".join(lines), err=True)
+
+
 Bar = Callable[[Any], None]
 """Counts one more batch of an epoch; takes the figures of the loader, a `raypipe.feed.LoaderStats`."""
 
@@ -138,23 +158,3 @@ def count_bar(title: str, total: int, *, is_on: bool, of_bytes: bool = False) ->
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda count: bar.advance(task, count)
-
-
-def run_to_an_end(command: Callable[[], Any], *, is_debug: bool) -> None:
-    """Run a command; an error ends the program with a few lines, and with its traceback if `is_debug`."""
-    try:
-        command()
-    except (RaypipeError, OSError) as error:
-        _tell_error(error, [str(error), *(f"  {note}" for note in getattr(error, "__notes__", ()))], is_debug=is_debug)
-        sys.exit(BAD_INPUT)
-    except Exception as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        report = f"This is a fault of raypipe {__version__}: please report it, with what --debug adds to the command."
-        _tell_error(error, [f"unexpected {what}. {report}"], is_debug=is_debug)
-        sys.exit(FAULT)
-
-
-def _tell_error(error: BaseException, lines: list[str], *, is_debug: bool) -> None:
-    if is_debug:
-        echo("".join(traceback.format_exception(error)).rstrip(), err=True)
-    echo("raypipe: " + "\n".join(lines), err=True)

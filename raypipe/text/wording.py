@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import distributions
 from pathlib import Path
@@ -88,14 +88,34 @@ def make_spec(kind: type[Spec], value: Any, name: str) -> Spec:
     if isinstance(value, kind):
         return value
     value = make_mapping(value, name, kind.__name__)
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    for key in value:
-        if key not in known:
-            raise ConfigError(f"{name} has no field {key!r}{suggest(str(key), known)}")
+    check_keys(value, field_names(kind), f"{name} has no field")
     try:
         return kind(**value)
     except TypeError as error:
         raise ConfigError(f"{name}={dict(value)!r} is not complete: {error}") from error
+
+
+def field_names(kind: Any) -> list[str]:
+    """Return the names of the fields of a spec."""
+    return [field.name for field in fields(kind)]
+
+
+def check_keys(given: Iterable[Any], known: Sequence[str], wrong: str, within: str = "") -> None:
+    """Raise for a key that is not `known`, and suggest the nearest.
+
+    Args:
+        wrong: the beginning of the message, before the key.
+        within: put before the key, with a dot.
+    """
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{wrong} {f'{within}.{key}' if within else key!r}{suggest(str(key), known)}")
+
+
+def check_choice(name: str, value: Any, known: Sequence[str]) -> None:
+    """Raise for a value that is not `known`, and suggest the nearest."""
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}{suggest(str(value), known)}")
 
 
 def make_mapping(value: Any, name: str, kind: str = "OrderSpec") -> Mapping[str, Any]:
