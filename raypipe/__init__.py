@@ -59,36 +59,6 @@ if TYPE_CHECKING:
     from raypipe.storage import CacheSpec
     from raypipe.views import show
 
-_HOMES = {
-    "ActionSpec": "dataset",
-    "BatchSpec": "plan",
-    "CacheSpec": "storage",
-    "ConfigError": "errors",
-    "Dataset": "dataset",
-    "DatasetError": "errors",
-    "DatasetMeta": "format",
-    "DecodeError": "errors",
-    "DecodeSpec": "decode",
-    "DownloadError": "errors",
-    "FeedSpec": "feed",
-    "LoaderSpec": "loader",
-    "MemberSpec": "mixture",
-    "Mixture": "mixture",
-    "MixtureSpec": "mixture",
-    "MixtureStats": "mixture",
-    "Normaliser": "mixture",
-    "OrderSpec": "plan",
-    "Pipeline": "pipeline",
-    "RankLoader": "loader",
-    "RaypipeError": "errors",
-    "ResumeError": "errors",
-    "SelectionSpec": "plan",
-    "WindowSpec": "dataset",
-    "open_dataset": "mixture",
-    "read_metadata": "format",
-    "show": "views",
-}
-
 __all__ = [
     "ActionSpec",
     "BatchSpec",
@@ -141,6 +111,23 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[list[str], Calla
     return sorted(modules), load
 
 
+_load = lazy_names(
+    __name__,
+    {
+        "dataset": "ActionSpec Dataset WindowSpec",
+        "decode": "DecodeSpec",
+        "errors": "ConfigError DatasetError DecodeError DownloadError RaypipeError ResumeError",
+        "feed": "FeedSpec",
+        "format": "DatasetMeta read_metadata",
+        "loader": "LoaderSpec RankLoader",
+        "mixture": "MemberSpec Mixture MixtureSpec MixtureStats Normaliser open_dataset",
+        "pipeline": "Pipeline",
+        "plan": "BatchSpec OrderSpec SelectionSpec",
+        "storage": "CacheSpec",
+        "views": "show",
+    },
+)[1]
+
 _MOVED = {"actions": "dataset", "config": "pipeline", "download": "dataset", "metrics": "feed", "skips": "feed"}
 """Documented modules of before the rooms: each gives the names of the room that has them now."""
 
@@ -160,6 +147,4 @@ for _name, _room in _MOVED.items():
 def __getattr__(name: str) -> Any:
     if name in ("lerobot", "testing", "train", "validate", "views") or name in _MOVED:
         return import_module(f"raypipe.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'raypipe' has no attribute {name!r}")
-    return getattr(import_module(f"raypipe.{_HOMES[name]}"), name)
+    return _load(name)

@@ -42,6 +42,11 @@ LiveSpansOption = Annotated[
 SpanFrames = Annotated[str, typer.Option(help="Longest span in frames, or 'episode'.  [default: by --live-bytes]")]
 ClipFrames = Annotated[str, typer.Option(help="Frames of a clip, or 'span'.  [default: by the keyframes]")]
 LiveBytes = Annotated[str, typer.Option(metavar="SIZE", help="Memory of a rank for decoded frames, as 2GB.")]
+Lanes = Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")]
+OrderSeed = Annotated[int, typer.Option(help="Decides the order.")]
+BatchSize = Annotated[int, typer.Option(help="Frames of a batch on each rank.")]
+WorldSize = Annotated[int, typer.Option(help="Ranks.")]
+TaskPlace = Annotated[str, typer.Option(help="process, ray, or auto: Ray unless the dataset is small.")]
 
 
 def _checked_file(path: Path | None) -> Path | None:
@@ -145,15 +150,15 @@ def synth(
 @app.command()
 def plan(
     root: Root,
-    world_size: Annotated[int, typer.Option(help="Ranks.")],
-    batch_size: Annotated[int, typer.Option(help="Frames of a batch on each rank.")],
+    world_size: WorldSize,
+    batch_size: BatchSize,
     live_spans: LiveSpansOption = None,
     span_frames: SpanFrames = "",
     clip_frames: ClipFrames = "",
     live_bytes: LiveBytes = "1GiB",
-    seed: Annotated[int, typer.Option(help="Decides the order.")] = 0,
+    seed: OrderSeed = 0,
     epoch: Annotated[int, typer.Option(help="Counted from 0.")] = 0,
-    lanes: Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")] = "world_size",
+    lanes: Lanes = "world_size",
     selection: Annotated[
         str, typer.Option(help='Frames and weights, as a pipeline takes them: \'{"every": 3, "weights": "quality"}\'.')
     ] = "{}",
@@ -207,7 +212,7 @@ def validate(
     json_file: JsonFile = None,
     exclude_file: Annotated[Path | None, typer.Option(help="Write the bad episodes to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with plots and frames to this file.")] = None,
-    where: Annotated[str, typer.Option(help="process, ray, or auto: Ray unless the dataset is small.")] = "auto",
+    where: TaskPlace = "auto",
 ) -> None:
     """Check a dataset or a mixture and tell what is wrong; exits with 1 for warnings and 2 for errors."""
     from raypipe.mixture import is_mixture_file
@@ -242,7 +247,7 @@ def reshard(
     data_mb: Annotated[int, typer.Option(help="Size at which a data file is closed.")] = 100,
     video_mb: Annotated[int, typer.Option(help="Size at which a video file is closed.")] = 200,
     allow_findings: Annotated[bool, typer.Option("--allow-findings", help="Keep errors of the source.")] = False,
-    where: Annotated[str, typer.Option(help="process, ray, or auto: Ray unless the dataset is small.")] = "auto",
+    where: TaskPlace = "auto",
     as_json: AsJson = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -328,15 +333,15 @@ def where(
     folder: Annotated[str, typer.Option("--account", metavar="DIR", help="A checkpoint or a run's folder.")] = "",
     root: Annotated[str, typer.Option(help="A LeRobot dataset, or a mixture file: a path or an fsspec URI.")] = "",
     name: Annotated[str, typer.Option(help="The loader of the account, where the run has several.")] = "",
-    batch_size: Annotated[int, typer.Option(help="Frames of a batch on each rank.")] = 0,
-    world_size: Annotated[int, typer.Option(help="Ranks.")] = 1,
-    seed: Annotated[int, typer.Option(help="Decides the order.")] = 0,
+    batch_size: BatchSize = 0,
+    world_size: WorldSize = 1,
+    seed: OrderSeed = 0,
     epoch: Annotated[int | None, typer.Option(help="Count the steps of this epoch alone.")] = None,
     live_spans: LiveSpansOption = None,
     span_frames: SpanFrames = "",
     clip_frames: ClipFrames = "",
     live_bytes: LiveBytes = "1GiB",
-    lanes: Annotated[str, typer.Option(help="Lanes that the ranks share, or 'world_size'.")] = "world_size",
+    lanes: Lanes = "world_size",
     tail: Annotated[str, typer.Option(help="The end of an epoch: short, drop or wrap.")] = "short",
     as_json: AsJson = False,
     json_file: JsonFile = None,
@@ -390,10 +395,12 @@ def bench(
     if targets[0] == "compare":
         _compare_benches(targets[1:], as_json, json_file)
         return
+    if len(targets) != 1:
+        raise ConfigError(f"bench takes one dataset, got {len(targets)}: {', '.join(targets)}")
     if plot:
         check_plot(plot)
     spec = BenchSpec(
-        root=_one_root(targets),
+        root=targets[0],
         batch_size=batch_size,
         action_frames=action_frames,
         observation_frames=observation_frames,
@@ -455,12 +462,6 @@ def _compare_benches(files: list[str], as_json: bool, json_file: Path | None) ->
     _tell(asdict(compared), as_json, json_file, lambda: compare_table(compared))
 
 
-def _one_root(targets: list[str]) -> str:
-    if len(targets) != 1:
-        raise ConfigError(f"bench takes one dataset, got {len(targets)}: {', '.join(targets)}")
-    return targets[0]
-
-
 def _check_is_dataset(root: str) -> None:
     from raypipe.mixture import is_mixture_file
 
@@ -480,14 +481,8 @@ def _tell(content: Mapping[str, Any], as_json: bool, json_file: Path | None, *sh
         echo(text)
         return
     for show in shown:
-        _print(show())
-
-
-def _print(renderable: Any) -> None:
-    if isinstance(renderable, str):
-        echo(renderable)
-    else:
-        print_table(renderable)
+        renderable = show()
+        (echo if isinstance(renderable, str) else print_table)(renderable)
 
 
 if __name__ == "__main__":

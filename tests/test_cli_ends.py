@@ -10,9 +10,8 @@ from program import run_program
 
 import raypipe
 import raypipe.views.info.dataset
-from raypipe.dataset import download
 from raypipe.testing import SynthSpec, write_dataset
-from raypipe.text import progress
+from raypipe.text import terminal
 from raypipe.validate.deep import read_decoder_log
 
 PROGRAM = [sys.executable, "-c", "from raypipe.cli import main; main()"]
@@ -74,24 +73,23 @@ EVIL = "odd[bold]\x1b]0;owned\x07\u202e"
 
 
 def show_epoch():
-    with progress.progress_bar(EVIL, 2, lambda: EVIL, is_on=True):
+    with terminal.progress_bar(EVIL, 2, lambda: EVIL, is_on=True):
         pass
 
 
 def show_count():
-    with progress.count_bar(EVIL, 2, is_on=True) as advance:
+    with terminal.count_bar(EVIL, 2, is_on=True) as advance:
         advance(1)
 
 
 def show_bytes():
-    with download._bytes_bar(EVIL, 2, is_on=True) as advance:
+    with terminal.count_bar(EVIL, 2, is_on=True, of_bytes=True) as advance:
         advance(1)
 
 
 @pytest.mark.parametrize("show", [show_epoch, show_count, show_bytes])
 def test_titles_of_bars_do_not_steer_the_terminal(show, monkeypatch, capfd):
-    for module in (progress, download):
-        monkeypatch.setattr(module, "is_shown", lambda: True)
+    monkeypatch.setattr(terminal, "is_shown", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
 

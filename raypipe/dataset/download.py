@@ -5,9 +5,7 @@ This module decides which files those are; `raypipe.storage.hub` fetches, verifi
 
 import posixpath
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -15,7 +13,6 @@ from raypipe.errors import ConfigError, DownloadError, suggest
 from raypipe.format import DatasetMeta, read_metadata
 from raypipe.storage import (
     Client,
-    Fetched,
     HubFile,
     HubPlace,
     HubSource,
@@ -27,7 +24,7 @@ from raypipe.storage import (
     locked,
     resolve,
 )
-from raypipe.text import counted, either, is_shown, open_console, span_text
+from raypipe.text import count_bar, counted, either, first_of, span_text
 
 _LARGE: Final = ("data/", "videos/")
 """The folders with the large files. A partial download fetches all others, which are small and needed to open it."""
@@ -99,9 +96,7 @@ def download_dataset(root: str, spec: DownloadSpec | None = None) -> DownloadRep
         raise ConfigError(f"{root!r} names the folder {source.folder!r} of a repo; give the repo alone")
     place = folder_place(source, spec.out) if spec.out else cache_place(source)
     with locked(place):
-        listing = list_files(client, source, place)
-        job = _Download(client, source, place, spec)
-        files, done = job.fetch_all(listing) if spec.is_whole else job.fetch_part(listing)
+        files, fetched = _Download(client, source, place, spec).run(list_files(client, source, place))
     return DownloadReport(
         repo_id=source.repo_id,
         revision=source.revision,
@@ -110,9 +105,9 @@ def download_dataset(root: str, spec: DownloadSpec | None = None) -> DownloadRep
         is_whole=spec.is_whole,
         num_files=len(files),
         size_bytes=sum(one.size_bytes for one in files.values()),
-        num_fetched=sum(one.num_fetched for one in done),
-        fetched_bytes=sum(one.fetched_bytes for one in done),
-        num_skipped=sum(one.num_skipped for one in done),
+        num_fetched=len(fetched),
+        fetched_bytes=sum(fetched),
+        num_skipped=len(files) - len(fetched),
         num_requests=client.num_requests,
     )
 
@@ -152,20 +147,15 @@ class _Download:
         self._place = place
         self._spec = spec
 
-    def fetch_all(self, listing: dict[str, HubFile]) -> tuple[dict[str, HubFile], list[Fetched]]:
-        """Fetch all files of the commit; return them, and what the fetch cost."""
-        return listing, [self._fetch(listing)]
-
-    def fetch_part(self, listing: dict[str, HubFile]) -> tuple[dict[str, HubFile], list[Fetched]]:
-        """Fetch the files that the episodes and cameras need; return them, and what each fetch cost.
-
-        It fetches the small files first: their metadata says which large ones are needed.
-        """
+    def run(self, listing: dict[str, HubFile]) -> tuple[dict[str, HubFile], list[int]]:
+        """Fetch the files that the spec asks for; return them, and the sizes of those that were not complete."""
+        if self._spec.is_whole:
+            return listing, self._fetch(listing)
+        # The small files first: their metadata says which large ones are needed.
         small = {name: one for name, one in listing.items() if not name.startswith(_LARGE)}
-        done = [self._fetch(small)]
-        meta = read_metadata(Storage(str(self._place.folder)))
-        large = self._choose(meta, listing)
-        return {**small, **large}, [*done, self._fetch(large)]
+        fetched = self._fetch(small)
+        large = self._choose(read_metadata(Storage(str(self._place.folder))), listing)
+        return {**small, **large}, fetched + self._fetch(large)
 
     def _choose(self, meta: DatasetMeta, listing: dict[str, HubFile]) -> dict[str, HubFile]:
         rows = _find_rows(meta, self._spec.episodes, self._source)
@@ -175,16 +165,15 @@ class _Download:
         wanted = dict.fromkeys(posixpath.normpath(name) for name in names)
         missing = [name for name in wanted if name not in listing]
         if missing:
-            more = f" and {len(missing) - _SHOWN_FILES} more" if len(missing) > _SHOWN_FILES else ""
             raise DownloadError(
-                f"{self._source} does not have the files that its meta/ names: {', '.join(missing[:_SHOWN_FILES])}"
-                f"{more}. Choose other episodes or cameras, or another revision."
+                f"{self._source} does not have the files that its meta/ names: {first_of(missing, _SHOWN_FILES)}. "
+                f"Choose other episodes or cameras, or another revision."
             )
         return {name: listing[name] for name in wanted}
 
-    def _fetch(self, files: dict[str, HubFile]) -> Fetched:
+    def _fetch(self, files: dict[str, HubFile]) -> list[int]:
         total = sum(one.size_bytes for one in files.values())
-        with _bytes_bar(self._source.repo_id, total, is_on=self._spec.progress) as advance:
+        with count_bar(self._source.repo_id, total, is_on=self._spec.progress, of_bytes=True) as advance:
             return fetch_files(self._client, self._source, self._place, files, advance)
 
 
@@ -215,29 +204,3 @@ def _as_size(size_bytes: int) -> str:
         if size_bytes >= size:
             return f"{size_bytes / size:.1f} {unit}"
     return counted(size_bytes, "byte")
-
-
-@contextmanager
-def _bytes_bar(title: str, total_bytes: int, *, is_on: bool) -> Iterator[Callable[[int], None]]:
-    """Show how many bytes have arrived while the body runs, if `is_on`, at a terminal or in a notebook."""
-    if not is_on or not is_shown() or not total_bytes:
-        yield lambda _count: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    lock = threading.Lock()
-    with Progress(*columns, console=open_console(stderr=True), transient=True) as shown:
-        task = shown.add_task(title, total=total_bytes)
-
-        def advance(count: int) -> None:
-            with lock:
-                shown.advance(task, count)
-
-        yield advance

@@ -108,7 +108,7 @@ class RankLoader:
     def _hand_over(self, iteration: _Iteration, run: EpochRun, page: Page, bar: Bar) -> Iterator[dict[str, Any]]:
         num_handed = 0
         for batch in run:
-            bar.advance(self._meter.read(Live()))
+            bar(self._meter.read(Live()))
             if time.monotonic() > self._published_at + _PUBLISH_EVERY_S:
                 self._publish()
                 self._keep_account(is_due_only=True)

@@ -26,12 +26,19 @@ from raypipe import lazy_names
 if TYPE_CHECKING:
     from raypipe.storage.cluster_budget import share_gate
     from raypipe.storage.copies import CacheSpec, RangedFile, open_cache
-    from raypipe.storage.hub.cache import HubFile, HubPlace, cache_place, folder_place, locked
+    from raypipe.storage.hub.cache import (
+        HubFile,
+        HubPlace,
+        HubSource,
+        cache_place,
+        folder_place,
+        is_repo_id,
+        locked,
+        parse_pinned,
+        resolve,
+    )
     from raypipe.storage.hub.client import Client
-    from raypipe.storage.hub.fetch import Fetched, fetch_files, list_files
-    from raypipe.storage.hub.files import HubFiles
-    from raypipe.storage.hub.names import HubSource, is_repo_id, parse_pinned
-    from raypipe.storage.hub.resolve import resolve
+    from raypipe.storage.hub.files import HubFiles, fetch_files, list_files
     from raypipe.storage.local_files import check_file, check_writable, inside, save_figure, write_whole
     from raypipe.storage.node_cache import FileCache
     from raypipe.storage.protocols import check_root, is_plain_path, login_of, open_filesystem_of, take_login
@@ -45,12 +52,9 @@ else:
         {
             "cluster_budget": "share_gate",
             "copies": "CacheSpec RangedFile open_cache",
-            "hub.cache": "HubFile HubPlace cache_place folder_place locked",
+            "hub.cache": "HubFile HubPlace HubSource cache_place folder_place is_repo_id locked parse_pinned resolve",
             "hub.client": "Client",
-            "hub.fetch": "Fetched fetch_files list_files",
-            "hub.files": "HubFiles",
-            "hub.names": "HubSource is_repo_id parse_pinned",
-            "hub.resolve": "resolve",
+            "hub.files": "HubFiles fetch_files list_files",
             "local_files": "check_file check_writable inside save_figure write_whole",
             "node_cache": "FileCache",
             "protocols": "check_root is_plain_path login_of open_filesystem_of take_login",

@@ -3,10 +3,8 @@
 ::
 
     limits.py     how much a file, an answer or a state may claim          parse_json, read_lines
-    specs.py      specs from dicts; an error suggests the nearest key      make_spec, parse_bytes
-    wording.py    plurals, ranges, shortened texts                         counted, frames_text
-    progress.py   progress bars for an epoch and for files                 progress_bar, count_bar
-    terminal.py   what the program prints, and its exit codes              echo, run_to_an_end
+    wording.py    specs from dicts; plurals, ranges, shortened texts       make_spec, counted
+    terminal.py   what the program prints, progress bars, exit codes       echo, progress_bar, run_to_an_end
 """
 
 from typing import TYPE_CHECKING
@@ -32,16 +30,30 @@ if TYPE_CHECKING:
         parse_json,
         read_lines,
     )
-    from raypipe.text.progress import Bar, count_bar, is_shown, progress_bar
-    from raypipe.text.specs import check_choice, check_keys, field_names, make_mapping, make_spec, parse_bytes
-    from raypipe.text.terminal import echo, open_console, print_table, run_to_an_end
+    from raypipe.text.terminal import (
+        Bar,
+        count_bar,
+        echo,
+        is_shown,
+        open_console,
+        print_table,
+        progress_bar,
+        run_to_an_end,
+    )
     from raypipe.text.wording import (
+        check_choice,
+        check_keys,
         constant_text,
         counted,
         cut_inside,
         either,
+        field_names,
+        first_of,
         frames_text,
         how_to_install,
+        make_mapping,
+        make_spec,
+        parse_bytes,
         plural,
         span_text,
     )
@@ -54,9 +66,10 @@ else:
                 "MOST_NUMBERS MOST_PIXELS MOST_RATIO MOST_TEXT_BYTES MOST_VIDEO_FRAMES MOST_YAML_NODES "
                 "join_within parse_json read_lines"
             ),
-            "progress": "Bar count_bar is_shown progress_bar",
-            "specs": "check_choice check_keys field_names make_mapping make_spec parse_bytes",
-            "terminal": "echo open_console print_table run_to_an_end",
-            "wording": "constant_text counted cut_inside either frames_text how_to_install plural span_text",
+            "terminal": "Bar count_bar echo is_shown open_console print_table progress_bar run_to_an_end",
+            "wording": (
+                "check_choice check_keys constant_text counted cut_inside either field_names first_of frames_text "
+                "how_to_install make_mapping make_spec parse_bytes plural span_text"
+            ),
         },
     )

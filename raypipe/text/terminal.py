@@ -1,13 +1,17 @@
-"""What the program prints on a terminal, and how it ends.
+"""What the program prints on a terminal, its progress bars, and how it ends.
 
 Text from a dataset cannot control the terminal, and no error is a raw traceback. Exit codes: 2 for what the user can
-fix, 3 for a fault of raypipe itself; 1 is left for commands to report findings.
+fix, 3 for a fault of raypipe itself; 1 is left for commands to report findings. Bars show in a terminal or a notebook;
+elsewhere nothing is shown.
 """
 
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Final
 
 from raypipe import __version__
@@ -82,3 +86,75 @@ def _tell_error(error: BaseException, lines: list[str], *, is_debug: bool) -> No
     if is_debug:
         echo("".join(traceback.format_exception(error)).rstrip(), err=True)
     echo("raypipe: " + "\n".join(lines), err=True)
+
+
+Bar = Callable[[Any], None]
+"""Counts one more batch of an epoch; takes the figures of the loader, a `raypipe.feed.LoaderStats`."""
+
+
+def is_shown() -> bool:
+    """Return whether a person is looking: at a terminal, or at a notebook with ipywidgets, which a bar needs."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    is_notebook = type(shell).__name__ == "ZMQInteractiveShell" and find_spec("ipywidgets") is not None
+    return sys.stderr.isatty() or is_notebook
+
+
+@contextmanager
+def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is_on: bool) -> Iterator[Bar]:
+    """Show a bar with the loader's speed, and the share of time that training waits, if `is_on` and a person looks.
+
+    Args:
+        waiting: returns what the first batch is waiting for; a thread calls it several times a second until then.
+    """
+    if not is_on or not is_shown():
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Told(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(task.fields["told"] or waiting())
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Told(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=open_console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=num_batches, told="")
+
+        def advance(stats: Any) -> None:
+            told = f"{stats.recent.samples_per_s:,.0f} samples/s, waiting {stats.recent.wait_share:.0%}"
+            progress.update(task, advance=1, told=told)
+
+        yield advance
+
+
+@contextmanager
+def count_bar(title: str, total: int, *, is_on: bool, of_bytes: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show a bar that counts up to `total` while the body runs, if `is_on` and a person is looking."""
+    if not is_on or not is_shown() or not total:
+        yield lambda _: None
+        return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    counts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counts, TimeRemainingColumn())
+    # A copy of the terminal's descriptor: raypipe captures standard error itself while it decodes a video.
+    with os.fdopen(os.dup(2), "w") as terminal:
+        console = open_console(file=terminal, force_terminal=True)
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(title, total=total)
+            yield lambda count: bar.advance(task, count)

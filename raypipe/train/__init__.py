@@ -15,9 +15,9 @@ each process that ``torchrun`` or Accelerate starts.
 
 ::
 
-    workers.py   ingest, get_loader, report   workers of Ray Train; imports Ray when one of its names is used
-    group.py     share_loader                 processes of torchrun or Accelerate; needs no Ray
-    states.py    write_states, restore        the data's position and account, in a checkpoint folder of any trainer
+    workers.py     ingest, get_loader, report            workers of Ray Train; imports Ray when one of its names is used
+    processes.py   share_loader, write_states, restore   processes of torchrun or Accelerate, and the data's position
+                                                         and account in a checkpoint folder of any trainer; no Ray
 """
 
 from typing import TYPE_CHECKING
@@ -25,15 +25,20 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
-    from raypipe.train.group import share_loader
-    from raypipe.train.states import STATE_FOLDER, loader_metrics, read_state, restore, write_states
+    from raypipe.train.processes import (
+        STATE_FOLDER,
+        loader_metrics,
+        read_state,
+        restore,
+        share_loader,
+        write_states,
+    )
     from raypipe.train.workers import PipelineDataConfig, get_loader, ingest, read_checkpoint, report
 else:
     _, __getattr__ = lazy_names(
         __name__,
         {
-            "group": "share_loader",
-            "states": "STATE_FOLDER loader_metrics read_state restore write_states",
+            "processes": "STATE_FOLDER loader_metrics read_state restore share_loader write_states",
             "workers": "PipelineDataConfig get_loader ingest read_checkpoint report",
         },
     )

@@ -14,7 +14,7 @@ import torch
 from raypipe.errors import ConfigError
 from raypipe.loader import LoaderSettings, RankLoader
 from raypipe.pipeline import Pipeline
-from raypipe.train.states import STATE_FOLDER, go_on, parse_state, write_states
+from raypipe.train.processes import STATE_FOLDER, go_on, parse_state, write_states
 
 
 def ingest(**pipelines: Pipeline) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def test_a_full_disk_is_said(hub, folder, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("raypipe.storage.hub.fetch.os.fsync", full)
+        patched.setattr("raypipe.storage.hub.files.os.fsync", full)
         with pytest.raises(DownloadError, match=r"cannot keep '.*' of dataset 'lab/arm'.*: the disk is full"):
             download_dataset(REPO)
 

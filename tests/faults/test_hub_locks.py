@@ -10,9 +10,8 @@ from hub_server import HubServer
 
 from raypipe.dataset import download_dataset
 from raypipe.errors import DownloadError
-from raypipe.storage.hub.cache import cache_place, locked
+from raypipe.storage.hub.cache import cache_place, locked, resolve
 from raypipe.storage.hub.files import open_files
-from raypipe.storage.hub.resolve import resolve
 
 REPO = "lab/arm"
 

@@ -21,8 +21,8 @@ from s3_server import S3Server
 from raypipe.dataset import download_dataset
 from raypipe.errors import DownloadError
 from raypipe.storage import CacheSpec, open_root
+from raypipe.storage.hub.cache import resolve
 from raypipe.storage.hub.files import open_files
-from raypipe.storage.hub.resolve import resolve
 from raypipe.testing import write_dataset
 
 REPO = "lab/arm"

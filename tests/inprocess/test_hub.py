@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hub_server import HubServer
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.utils import disable_progress_bars
 
 import raypipe
@@ -18,8 +18,7 @@ from raypipe.dataset import DownloadSpec, download_dataset, parse_episodes
 from raypipe.decode.clips import ClipRequest
 from raypipe.errors import ConfigError, DatasetError, DownloadError
 from raypipe.storage import CacheSpec, HubFiles, Storage, cache_place, is_repo_id, open_root, resolve
-from raypipe.storage.hub.cache import listing_locked
-from raypipe.storage.hub.names import parse_name
+from raypipe.storage.hub.cache import listing_locked, parse_name
 from raypipe.testing import SynthSpec, write_dataset
 
 ARM = "lab/arm"
@@ -375,6 +374,31 @@ def test_huggingface_hub_finds_what_raypipe_fetched(hub, arm, dataset, tmp_path)
 
     assert theirs == report.folder
     assert files_of(theirs) == files_of(dataset)
+
+
+def test_the_token_is_not_sent_to_where_the_next_page_is_said_to_be(hub, arm, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with HubServer() as other:
+        hub.link = f'<{other.endpoint}/api/datasets/{ARM}/tree/main?recursive=true>; rel="next"'
+
+        with pytest.raises(DownloadError, match="comes back to a page"):
+            download_dataset(ARM)
+
+        assert other.num_requests == 0
+
+
+def test_huggingface_hub_itself_does_not_do_what_raypipe_does_in_its_place(hub, arm, dataset, monkeypatch):
+    # If this fails, see whether `Client` can be left to huggingface_hub.
+    name = "data/chunk-000/file-000.parquet"
+    hub.fail(name, kind="lfs", content=bytes(len(files_of(dataset)[name])))
+    assert files_of(snapshot_download(ARM, repo_type="dataset"))[name] != files_of(dataset)[name]
+
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with HubServer() as other:
+        other.add_repo(ARM, dataset, token="hf_secret")
+        hub.link = f'<{other.endpoint}/api/datasets/{ARM}/tree/main?recursive=true>; rel="next"'
+
+        assert list(HfApi().list_repo_tree(ARM, repo_type="dataset", recursive=True))
 
 
 @pytest.mark.parametrize("revision", ["", "v3.0", "main"])

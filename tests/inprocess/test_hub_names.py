@@ -9,8 +9,7 @@ from raypipe.dataset import DownloadSpec, download_dataset
 from raypipe.errors import ConfigError, DownloadError
 from raypipe.mixture import Mixture
 from raypipe.storage import CacheSpec, Storage, cache_place, is_repo_id, open_root, resolve
-from raypipe.storage.hub.cache import read_listing, write_ref
-from raypipe.storage.hub.names import leaves_folder, parse_name, parse_pinned
+from raypipe.storage.hub.cache import leaves_folder, parse_name, parse_pinned, read_listing, write_ref
 from raypipe.storage.remote import unpack_entries
 from raypipe.testing import SynthSpec, write_dataset
 

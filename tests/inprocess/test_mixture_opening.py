@@ -370,7 +370,7 @@ def test_nothing_is_printed_where_nobody_looks(rows, capfd):
 
 
 def test_a_bar_counts_the_datasets_where_a_person_looks(rows, capfd, monkeypatch):
-    monkeypatch.setattr("raypipe.text.progress.is_shown", lambda: True)
+    monkeypatch.setattr("raypipe.text.terminal.is_shown", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
 

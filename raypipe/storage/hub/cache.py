@@ -1,4 +1,7 @@
-"""Where files of the Hub are on disk: huggingface_hub's own cache, or a folder of the user's.
+"""From the name of a dataset on the Hub to a commit, and to its place on disk: huggingface_hub's cache, or a folder.
+
+A name is ``owner/name``, or ``hf://datasets/owner/name@revision/folder``. `resolve` turns it into a commit once, on the
+driver; every node then reads that commit.
 
 ::
 
@@ -17,20 +20,39 @@ All but ``raypipe/`` and ``raypipe.lock`` is huggingface_hub's layout, so that b
 import json
 import os
 import re
+import stat
 import threading
 import time
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
-from raypipe.errors import DownloadError
-from raypipe.storage.hub.client import is_offline
-from raypipe.storage.hub.names import HubSource, check_revision, is_commit, leaves_folder, parse_pinned
-from raypipe.text import parse_json
+from raypipe.errors import ConfigError, DownloadError, suggest
+from raypipe.storage.hub.client import Client, HubRequest, endpoint, is_offline, ref_names
+from raypipe.storage.local_files import replace_file
+from raypipe.text import first_of, parse_json
+
+SCHEME: Final = "hf://datasets/"
+
+FORMAT_TAGS: Final = ("v3.0", "v2.1", "v2.0")
+"""The tags of the formats that raypipe reads, newest first."""
+
+_MAIN: Final = "main"
+
+_PART: Final = r"(?!\.{1,2}(?:/|$))[\w.-]+"
+_NAME: Final = re.compile(rf"{_PART}/{_PART}")
+_URI: Final = re.compile(
+    rf"{SCHEME}(?P<repo_id>[^/@]+/[^/@]+)(?:@(?P<revision>refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(?P<folder>.*))?"
+)
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+"""A full SHA; it may consist of digits only."""
+
+_HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 _LISTING_FORMAT: Final = 1
 _SHOWN_FILES: Final = 3
@@ -41,16 +63,42 @@ _SAY_S = 30.0
 _WAIT_S = 600.0
 """How long to wait for a lock while nothing changes in the folder that its holder writes to."""
 
-_LOOK_S: Final = 1.0
-
 _TOUCH_S = 5.0
 """After which a holder shows again that it is at work."""
 
-_HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-
 _SNAPSHOTS: dict[tuple[str, str], str] = {}
 """Folders of complete snapshots by cache and URI. A process checks each once: a check takes a system call per file."""
-_SNAPSHOTS_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSource:
+    """A dataset on the Hub: as a person wrote it, and as `resolve` returns it at one commit."""
+
+    repo_id: str
+    revision: str
+    """The tag, branch or commit that the user gave or `resolve` chose; empty if none is given."""
+    commit: str = ""
+    """The full SHA; empty until it is resolved."""
+    folder: str = ""
+    """Where the dataset is in the repo; empty for its root."""
+
+    @property
+    def uri(self) -> str:
+        """The address that always gives the same bytes."""
+        below = f"/{self.folder}" if self.folder else ""
+        return f"{SCHEME}{self.repo_id}@{self.commit}{below}"
+
+    def file_url(self, name: str) -> str:
+        """Return the address of a file of the commit."""
+        return f"{endpoint()}/datasets/{self.repo_id}/resolve/{self.commit}/{quote(name)}"
+
+    def ask(self, file: str = "") -> HubRequest:
+        """Return what a request for the commit or a file of it is about."""
+        return HubRequest(repo_id=self.repo_id, revision=self.revision, file=file)
+
+    def __str__(self) -> str:
+        shown = "" if self.revision == self.commit else f" (commit {self.commit})"
+        return f"{self.repo_id!r} at revision {self.revision!r}{shown}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +122,14 @@ class HubFile:
         """Whether `content_hash` has the form of a hash, since it becomes a file name."""
         return _HASH.fullmatch(self.content_hash) is not None
 
+    def is_at(self, path: Path) -> bool:
+        """Return whether a local file has this size; its content may be another."""
+        try:
+            found = os.stat(path)
+            return found.st_size == self.size_bytes and stat.S_ISREG(found.st_mode)
+        except OSError:
+            return False
+
 
 Listing = Mapping[str, HubFile]
 """The files of a commit by name."""
@@ -92,6 +148,133 @@ class HubPlace:
     partial: Path
     stamps: Path
     lock: Path
+
+
+def is_repo_id(root: str | os.PathLike[str]) -> bool:
+    """Return whether `root` names a Hub dataset: ``hf://datasets/...``, or ``owner/name`` unless that path exists."""
+    text = os.fspath(root)
+    if text.startswith(SCHEME):
+        return _URI.fullmatch(text) is not None
+    return isinstance(root, str) and _NAME.fullmatch(text) is not None and not os.path.exists(text)
+
+
+def leaves_folder(name: str) -> bool:
+    """Return whether a foreign name, appended to a folder, may lead out of that folder.
+
+    Check every name of a listing and every revision: both become paths on this machine.
+    """
+    path = PurePosixPath(name)
+    return path.is_absolute() or not path.parts or ".." in path.parts or not name.isprintable() or "\\" in name
+
+
+def _check_revision(revision: str, root: str) -> str:
+    """Return the revision if it is safe as a file name in the cache."""
+    if revision and leaves_folder(revision):
+        raise ConfigError(
+            f"{root!r} is asked for at revision {revision!r}, which is none; give a tag, branch or commit"
+        )
+    return revision
+
+
+def parse_name(root: str, revision: str = "") -> HubSource:
+    """Return the dataset that `root` names, not resolved yet; `revision` counts if `root` names none.
+
+    Raises:
+        ConfigError: it names none, or a revision or folder that leads out of the cache.
+    """
+    match = _URI.fullmatch(root)
+    if match is None and not _NAME.fullmatch(root):
+        raise ConfigError(f"{root!r} is no dataset of the Hub; give OWNER/NAME or {SCHEME}OWNER/NAME@REVISION")
+    if match is None:
+        return HubSource(repo_id=root, revision=_check_revision(revision, root))
+    given = unquote(match["revision"] or "")
+    if given and revision and given != revision:
+        raise ConfigError(
+            f"{root!r} names revision {given!r}, and revision={revision!r} is given too; give one of them"
+        )
+    repo_id, folder = match["repo_id"], (match["folder"] or "").strip("/")
+    if not _NAME.fullmatch(repo_id):
+        raise ConfigError(f"{root!r} names {repo_id!r}, which is no OWNER/NAME of the Hub")
+    if folder and leaves_folder(folder):
+        raise ConfigError(f"{root!r} names the folder {folder!r}, which leads out of the dataset; give one in it")
+    return HubSource(repo_id=repo_id, revision=_check_revision(given or revision, root), folder=folder)
+
+
+def parse_pinned(uri: str) -> HubSource | None:
+    """Return the commit that a URI names, or None if it names none."""
+    match = _URI.fullmatch(uri)
+    commit = match["revision"] if match else None
+    return replace(parse_name(uri), commit=commit) if commit and _COMMIT.fullmatch(commit) else None
+
+
+def resolve(root: str, revision: str = "", *, is_fresh: bool = False, client: Client | None = None) -> HubSource:
+    """Return the commit of a dataset on the Hub.
+
+    A full SHA is used as it is. A format tag comes from the cache if the cache also has the listing of its commit, so
+    that a second start sends no request. raypipe asks the Hub for any other tag or branch. With ``HF_HUB_OFFLINE`` only
+    the cache is used.
+
+    Args:
+        root: ``owner/name``, or ``hf://datasets/owner/name``, also with ``@revision``.
+        revision: a tag, branch or commit; empty for the newest tag of `FORMAT_TAGS`, else ``main``.
+        is_fresh: ask the Hub even for a tag that the cache knows.
+
+    Raises:
+        ConfigError: there is no such dataset or revision, or no permission to read it.
+        DownloadError: the Hub does not answer; or ``HF_HUB_OFFLINE`` is set and the cache does not know the revision.
+    """
+    name = parse_name(root, revision)
+    if _COMMIT.fullmatch(name.revision):
+        return replace(name, commit=name.revision)
+    try:
+        if is_offline():
+            return _resolve_offline(name)
+        known = None if is_fresh else _resolve_known(name)
+        return known or _resolve_online(name, client or Client())
+    except (ConfigError, DownloadError) as error:
+        if "://" in root:
+            raise
+        # A mistyped path looks like the name of a dataset.
+        raise type(error)(
+            f"no such folder: {os.path.abspath(root)!r}. As a dataset of the Hugging Face Hub: {error}"
+        ) from error
+
+
+def _resolve_known(name: HubSource) -> HubSource | None:
+    """Return the commit of a format tag, if the cache has its listing."""
+    wanted = name.revision or FORMAT_TAGS[0]
+    commit = read_ref(name.repo_id, wanted) if wanted in FORMAT_TAGS else ""
+    pinned = replace(name, revision=wanted, commit=commit)
+    return pinned if commit and read_listing(cache_place(pinned).listing) is not None else None
+
+
+def _resolve_online(name: HubSource, client: Client) -> HubSource:
+    chosen = name.revision
+    if not chosen:
+        tags = ref_names(client.read_json(f"{name.repo_id}/refs", name.ask()), "tags")
+        chosen = next((tag for tag in FORMAT_TAGS if tag in tags), _MAIN)
+    ask = HubRequest(repo_id=name.repo_id, revision=chosen)
+    # Not the target of the ref: an annotated tag points to a tag object, and the cache keeps files by commit.
+    told: Any = client.read_json(f"{name.repo_id}/revision/{quote(chosen, safe='')}", ask)
+    commit = str(told.get("sha", "")) if isinstance(told, dict) else ""
+    if not _COMMIT.fullmatch(commit):
+        raise DownloadError(f"the Hub tells no commit of {ask}, but {commit!r}. Check HF_ENDPOINT.")
+    write_ref(name.repo_id, chosen, commit)
+    return replace(name, revision=chosen, commit=commit)
+
+
+def _resolve_offline(name: HubSource) -> HubSource:
+    wanted = (name.revision,) if name.revision else (*FORMAT_TAGS, _MAIN)
+    for revision in wanted:
+        commit = read_ref(name.repo_id, revision)
+        if commit:
+            return replace(name, revision=revision, commit=commit)
+    refs = _repo_folder(name.repo_id) / "refs"
+    known = sorted(path.relative_to(refs).as_posix() for path in refs.rglob("*") if path.is_file())
+    raise DownloadError(
+        f"HF_HUB_OFFLINE is set, and the cache does not know revision {name.revision or ' or '.join(wanted)!r} of "
+        f"{name.repo_id!r}{suggest(name.revision, known)} {with_network(name.repo_id, name.revision)}"
+    )
 
 
 def cache_place(source: HubSource) -> HubPlace:
@@ -123,32 +306,29 @@ def folder_place(source: HubSource, out: str | os.PathLike[str]) -> HubPlace:
 
 @contextmanager
 def locked(place: HubPlace) -> Iterator[None]:
-    """Let one process at a time download to a place, on one node or on a shared file system."""
-    place.lock.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(place.lock, place.partial), _touched(place.partial):
-        yield
+    """Let one process at a time download to a place, on one node or on a shared file system.
 
-
-@contextmanager
-def _touched(folder: Path) -> Iterator[None]:
-    """Show those who wait for a lock that its holder lives: also where it compares hashes, or the Hub lets it wait."""
+    A thread shows those who wait that the holder lives: also where it compares hashes, or the Hub lets it wait.
+    """
     ended = threading.Event()
 
     def touch() -> None:
         while not ended.wait(_TOUCH_S):
             with suppress(OSError):
-                os.utime(folder)
+                os.utime(place.partial)
 
-    # Whoever may not write there fetches nothing, and needs no such folder.
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    toucher = threading.Thread(target=touch, name="raypipe-lock", daemon=True)
-    toucher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        toucher.join()
+    place.lock.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(place.lock, place.partial):
+        # Whoever may not write there fetches nothing, and needs no such folder.
+        with suppress(OSError):
+            place.partial.mkdir(parents=True, exist_ok=True)
+        toucher = threading.Thread(target=touch, name="raypipe-lock", daemon=True)
+        toucher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            toucher.join()
 
 
 @contextmanager
@@ -165,11 +345,10 @@ def _lock(path: Path, moves: Path) -> Iterator[None]:
     is_said, seen = False, _look(moves)
     with ExitStack() as lock:
         while True:
-            try:
-                lock.enter_context(WeakFileLock(path, timeout=_LOOK_S))
+            with suppress(Timeout):
+                lock.enter_context(WeakFileLock(path, timeout=1.0))
                 break
-            except Timeout:
-                now, found = time.monotonic(), _look(moves)
+            now, found = time.monotonic(), _look(moves)
             if found != seen:
                 since, seen = now, found
             if now - begun > _SAY_S and not is_said:
@@ -206,6 +385,16 @@ def listing_locked(place: HubPlace) -> Iterator[None]:
         yield
 
 
+def _find_missing(place: HubPlace, source: HubSource, *, is_all: bool) -> list[str]:
+    """Return the files of the listing that are missing or of another size: all of them, or only the first."""
+    listing = read_listing(place.listing)
+    if listing is None:
+        # Fetched by a huggingface_hub that keeps no listings. Without network, use the folder as it is.
+        return [] if is_all and (place.folder / source.folder / "meta/info.json").is_file() else ["all files"]
+    missing = (name for name, one in listing.items() if not one.is_at(place.folder / name))
+    return list(islice(missing, None if is_all else 1))
+
+
 def find_snapshot(uri: str) -> str | None:
     """Return the local folder of a pinned URI if all its files are in the cache, else None; sends no request.
 
@@ -216,20 +405,20 @@ def find_snapshot(uri: str) -> str | None:
     if source is None:
         return None
     key = (str(_cache_root()), uri)
-    with _SNAPSHOTS_LOCK:
-        known = _SNAPSHOTS.get(key)
-    if known is not None:
-        return known
+    if key in _SNAPSHOTS:
+        return _SNAPSHOTS[key]
     place = cache_place(source)
     missing = _find_missing(place, source, is_all=is_offline())
+    if missing and is_offline():
+        raise DownloadError(
+            f"{source.repo_id!r} at commit {source.commit} is not complete at {str(place.folder)!r}, and "
+            f"HF_HUB_OFFLINE is set. Missing: {first_of(missing, _SHOWN_FILES)}. "
+            f"{with_network(source.repo_id, source.commit)}"
+        )
     if missing:
-        if is_offline():
-            raise _offline_error(source, place, missing)
         return None
-    found = str(place.folder / source.folder)
-    with _SNAPSHOTS_LOCK:
-        _SNAPSHOTS[key] = found
-    return found
+    _SNAPSHOTS[key] = str(place.folder / source.folder)
+    return _SNAPSHOTS[key]
 
 
 def read_listing(path: Path) -> dict[str, HubFile] | None:
@@ -269,14 +458,9 @@ def write_listing(path: Path, listing: Listing) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a small file; a reader sees the old content or the new."""
+    """Write a small file of the cache, in a folder that may be missing; a reader sees the old content or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        partial.write_text(text)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    replace_file(path, text.encode())
 
 
 def read_ref(repo_id: str, revision: str) -> str:
@@ -287,56 +471,22 @@ def read_ref(repo_id: str, revision: str) -> str:
         commit = (_repo_folder(repo_id) / "refs" / revision).read_text().strip()
     except (OSError, UnicodeDecodeError):
         return ""
-    return commit if is_commit(commit) else ""
+    return commit if _COMMIT.fullmatch(commit) else ""
 
 
 def write_ref(repo_id: str, revision: str, commit: str) -> None:
     """Remember the commit of a revision for use without network."""
-    check_revision(revision, repo_id)
+    _check_revision(revision, repo_id)
     if revision != commit and read_ref(repo_id, revision) != commit:
-        try:
+        # The cache may belong to another user; then the Hub is asked again next time.
+        with suppress(OSError):
             write_file(_repo_folder(repo_id) / "refs" / revision, commit)
-        except OSError:
-            # The cache may belong to another user; then the Hub is asked again next time.
-            return
 
 
-def list_refs(repo_id: str) -> list[str]:
-    """Return the revisions whose commit the cache knows."""
-    refs = _repo_folder(repo_id) / "refs"
-    return sorted(path.relative_to(refs).as_posix() for path in refs.rglob("*") if path.is_file())
-
-
-def download_command(repo_id: str, revision: str) -> str:
-    """Return the command that fetches a revision."""
-    return f"raypipe download {repo_id}" + (f" --revision {revision}" if revision else "")
-
-
-def _find_missing(place: HubPlace, source: HubSource, *, is_all: bool) -> list[str]:
-    """Return the files of the listing that are missing or of another size: all of them, or only the first."""
-    listing = read_listing(place.listing)
-    if listing is None:
-        # Fetched by a huggingface_hub that keeps no listings. Without network, use the folder as it is.
-        return [] if is_all and (place.folder / source.folder / "meta/info.json").is_file() else ["all files"]
-    missing = []
-    for name, one in listing.items():
-        try:
-            is_there = os.stat(place.folder / name).st_size == one.size_bytes
-        except OSError:
-            is_there = False
-        if not is_there:
-            missing.append(name)
-            if not is_all:
-                break
-    return missing
-
-
-def _offline_error(source: HubSource, place: HubPlace, missing: list[str]) -> DownloadError:
-    shown = ", ".join(missing[:_SHOWN_FILES])
-    more = f" and {len(missing) - _SHOWN_FILES} more" if len(missing) > _SHOWN_FILES else ""
-    return DownloadError(
-        f"{source.repo_id!r} at commit {source.commit} is not complete at {str(place.folder)!r}, and HF_HUB_OFFLINE is "
-        f"set. Missing: {shown}{more}. With network: HF_HUB_OFFLINE=0 {download_command(source.repo_id, source.commit)}"
+def with_network(repo_id: str, revision: str) -> str:
+    """Return how to fetch a revision that is wanted offline, for the end of a message."""
+    return f"With network: HF_HUB_OFFLINE=0 raypipe download {repo_id}" + (
+        f" --revision {revision}" if revision else ""
     )
 
 

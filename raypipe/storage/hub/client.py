@@ -1,8 +1,12 @@
 """Requests to the Hub: keeps the budget, waits as the Hub asks, and retries failures that may pass.
 
-It uses huggingface_hub's session, so proxies, certificates and tokens are as users have set them. It does not use
-`HfApi` and `hf_hub_download`: those wait forever for a silent server, retry at once after a 429, compare no hashes and
-restart a file after a break.
+It uses huggingface_hub's session, so proxies, certificates and tokens are as users have set them, but neither `HfApi`
+nor `hf_hub_download`. In 2.4, with any client factory, these
+
+- turn time-outs off for listings and revisions, and bound neither the size of an answer nor the number of pages;
+- send the token to whatever host the next page is said to be at;
+- sleep as long as a server asks, beyond any ``stop``, in one thread while the others go on, and do not read dates;
+- compare no hashes, do not retry a 503 for a file, ask twice for each file, and remove a partial file.
 """
 
 import random
@@ -11,13 +15,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from raypipe.errors import ConfigError, DownloadError, RaypipeError, suggest
-from raypipe.storage.hub.names import quote_name
 from raypipe.storage.request_budget import Pace, TooSlowError, count_requests, current_gate, parse_wait_s, say_wait
 from raypipe.text import BODY_CODES, MOST_JSON_BYTES, join_within, parse_json
 
@@ -81,14 +84,38 @@ class _HubRefusedError(Exception):
     """The Hub refused, and a retry would not help."""
 
 
+_REFUSALS: Final[dict[str, tuple[type[RaypipeError], str]]] = {
+    "EntryNotFound": (DownloadError, "{hub} has no file {ask}. Look at the repo, or choose another revision."),
+    "RepoNotFound": (
+        ConfigError,
+        "no dataset {ask.repo_id!r} is found at {hub}, and no such folder here. If it is private, log in "
+        "(`hf auth login`) or set HF_TOKEN.",
+    ),
+    "GatedRepo": (
+        ConfigError,
+        "dataset {ask.repo_id!r} is gated: ask for access at {hub}/datasets/{ask.repo_id}, then log in "
+        "(`hf auth login`) or set HF_TOKEN",
+    ),
+    "BadToken": (
+        ConfigError,
+        "{hub} does not accept your token, asked for {ask}. Log in again (`hf auth login`), or set HF_TOKEN.",
+    ),
+}
+"""By the Hub's code. A missing revision is apart."""
+
+_OTHER_REFUSAL: Final[tuple[type[RaypipeError], str]] = (
+    DownloadError,
+    "cannot fetch {ask}: {hub} refuses it ({kind}). Check HF_ENDPOINT and HF_TOKEN.",
+)
+
+
 class Client:
-    """Sends requests to the Hub. Thread-safe: if the Hub asks one thread to wait, all wait."""
+    """Sends requests to the Hub. Thread-safe: if the Hub asks one thread to wait, the gate lets none through."""
 
     def __init__(self) -> None:
         self.num_requests = 0
         """Requests sent so far, redirects included."""
         self._lock = threading.Lock()
-        self._not_before = 0.0
         self._said_until = 0.0
         """The end of the last wait that was announced: all threads wait for it, and only one warns."""
         self._left_alone: dict[HubRequest, tuple[float, PassingError]] = {}
@@ -106,7 +133,7 @@ class Client:
 
     def read_json(self, path: str, ask: HubRequest) -> Any:
         """Return what the Hub answers at ``/api/datasets/{path}``."""
-        return self._read_page(f"{_endpoint()}/api/datasets/{path}", ask)[0]
+        return self._read_page(f"{endpoint()}/api/datasets/{path}", ask)[0]
 
     def read_pages(self, path: str, ask: HubRequest) -> Iterator[Any]:
         """Yield the items of all pages of a listing.
@@ -114,11 +141,11 @@ class Client:
         Raises:
             DownloadError: a page is not a list, or the pages do not end.
         """
-        url, seen = f"{_endpoint()}/api/datasets/{path}", set[str]()
+        url, seen = f"{endpoint()}/api/datasets/{path}", set[str]()
         while url:
             if url in seen or len(seen) >= _MOST_PAGES:
                 told = "comes back to a page that it had" if url in seen else f"has more than {_MOST_PAGES} pages"
-                raise DownloadError(f"the listing of {ask} at {_endpoint()} {told}. Check HF_ENDPOINT, or the repo.")
+                raise DownloadError(f"the listing of {ask} at {endpoint()} {told}. Check HF_ENDPOINT, or the repo.")
             seen.add(url)
             page, url = self._read_page(url, ask)
             if not isinstance(page, list):
@@ -188,21 +215,21 @@ class Client:
             self.check_running()
             yield piece
 
-    def _read_body(self, response: Any, ask: HubRequest) -> bytes:
-        try:
-            return join_within(self.pieces(response), MOST_JSON_BYTES)
-        except ValueError as error:
-            raise DownloadError(f"the answer of {_endpoint()} for {ask} has {error}. Check HF_ENDPOINT.") from error
-
     def _read_page(self, url: str, ask: HubRequest) -> tuple[Any, str]:
+        """Return the value of an answer, and the address of the next page; empty on the last one."""
+
         def read() -> tuple[Any, str]:
             with self.open(url, {}) as response:
-                content = self._read_body(response, ask)
-                following = response.links.get("next", {}).get("url", "")
                 try:
-                    return parse_json(content), _at_endpoint(following)
+                    content = join_within(self.pieces(response), MOST_JSON_BYTES)
                 except ValueError as error:
-                    raise PassingError(f"the answer is no JSON, so {_endpoint()} may be no Hub") from error
+                    raise DownloadError(
+                        f"the answer of {endpoint()} for {ask} has {error}. Check HF_ENDPOINT."
+                    ) from error
+                try:
+                    return parse_json(content), _at_endpoint(response.links.get("next", {}).get("url", ""))
+                except ValueError as error:
+                    raise PassingError(f"the answer is no JSON, so {endpoint()} may be no Hub") from error
 
         return self.attempt(ask, read)
 
@@ -212,24 +239,17 @@ class Client:
         count_requests(num_requests)
 
     def _wait_turn(self) -> None:
-        turn = None
-        while True:
-            with self._lock:
-                wait_s = self._not_before - time.monotonic()
-            if wait_s <= 0:
-                # Ask the gate only now: a request that it lets through must be sent at once.
-                turn = current_gate().take(turn)
-                wait_s = turn.wait_s
-                self._say(wait_s, "the budget of requests to the Hub is spent, or the Hub has asked for a pause")
-            self._sleep(max(wait_s, 0.0))
-            if wait_s <= 0:
-                return
+        """Wait until the gate lets a request through; it must be sent at once."""
+        self.check_running()
+        turn = current_gate().take()
+        while turn.wait_s > 0:
+            self._say(turn.wait_s, "the budget of requests to the Hub is spent, or the Hub has asked for a pause")
+            self._sleep(turn.wait_s)
+            turn = current_gate().take(turn)
 
     def _back_off(self, fault: PassingError, failed: int) -> None:
         own_s = FIRST_WAIT_S * 2 ** max(failed - 1, 0)
         if fault.wait_s:
-            with self._lock:
-                self._not_before = max(self._not_before, time.monotonic() + fault.wait_s)
             current_gate().pause(fault.wait_s)
             self._say(fault.wait_s, f"{fault}, and it asks for that; Ctrl-C ends it, and what is complete is kept")
         # Random, so that processes that failed together do not retry together.
@@ -250,48 +270,28 @@ class Client:
     def _explain(self, kind: str, ask: HubRequest) -> RaypipeError:
         """Return the error for a refusal; for a missing revision, look up the known ones."""
         if kind == "RevisionNotFound":
-            known = self._find_revisions(ask.repo_id)
+            refs = None
+            with suppress(RaypipeError):
+                refs = self.read_json(f"{ask.repo_id}/refs", HubRequest(repo_id=ask.repo_id))
+            known = ref_names(refs, "tags") + ref_names(refs, "branches")
             return ConfigError(
                 f"there is no revision {ask.revision!r} of dataset {ask.repo_id!r}{suggest(ask.revision, known)}"
             )
-        if kind == "EntryNotFound":
-            return DownloadError(f"{_endpoint()} has no file {ask}. Look at the repo, or choose another revision.")
-        if kind == "RepoNotFound":
-            return ConfigError(
-                f"no dataset {ask.repo_id!r} is found at {_endpoint()}, and no such folder here. If it is private, log "
-                f"in (`hf auth login`) or set HF_TOKEN."
-            )
-        if kind == "GatedRepo":
-            return ConfigError(
-                f"dataset {ask.repo_id!r} is gated: ask for access at {_endpoint()}/datasets/{ask.repo_id}, then log "
-                f"in (`hf auth login`) or set HF_TOKEN"
-            )
-        if kind == "BadToken":
-            return ConfigError(
-                f"{_endpoint()} does not accept your token, asked for {ask}. Log in again (`hf auth login`), or set "
-                f"HF_TOKEN."
-            )
-        return DownloadError(f"cannot fetch {ask}: {_endpoint()} refuses it ({kind}). Check HF_ENDPOINT and HF_TOKEN.")
-
-    def _find_revisions(self, repo_id: str) -> list[str]:
-        try:
-            refs = self.read_json(f"{repo_id}/refs", HubRequest(repo_id=repo_id))
-        except RaypipeError:
-            return []
-        return ref_names(refs, "tags") + ref_names(refs, "branches")
+        error, told = _REFUSALS.get(kind, _OTHER_REFUSAL)
+        return error(told.format(ask=ask, hub=endpoint(), kind=kind))
 
 
 def _give_up(ask: HubRequest, fault: PassingError, failed: int) -> DownloadError:
     told = f"; it asks to wait for {fault.wait_s:.0f} s" if fault.wait_s > MOST_WAIT_S else ""
     return DownloadError(
-        f"cannot fetch {ask} from {_endpoint()}, after {failed} attempts: {fault}{told}. Try again later: what is "
+        f"cannot fetch {ask} from {endpoint()}, after {failed} attempts: {fault}{told}. Try again later: what is "
         f"complete is kept."
     )
 
 
 def odd_answer(ask: HubRequest, what: str) -> DownloadError:
     """Return the error for an answer that makes no sense."""
-    return DownloadError(f"the answer of {_endpoint()} for {ask} makes no sense: {what}. Check HF_ENDPOINT.")
+    return DownloadError(f"the answer of {endpoint()} for {ask} makes no sense: {what}. Check HF_ENDPOINT.")
 
 
 def ref_names(refs: Any, kind: str) -> list[str]:
@@ -301,11 +301,6 @@ def ref_names(refs: Any, kind: str) -> list[str]:
     return [str(one["name"]) for one in known if isinstance(one, dict) and "name" in one]
 
 
-def file_url(repo_id: str, commit: str, name: str) -> str:
-    """Return the address of a file of a commit."""
-    return f"{_endpoint()}/datasets/{repo_id}/resolve/{quote_name(commit)}/{quote(name)}"
-
-
 def is_offline() -> bool:
     """Return whether the user has forbidden requests (``HF_HUB_OFFLINE``)."""
     from huggingface_hub import constants
@@ -313,7 +308,8 @@ def is_offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def _endpoint() -> str:
+def endpoint() -> str:
+    """Return the address of the Hub (``HF_ENDPOINT``)."""
     from huggingface_hub import constants
 
     return str(constants.ENDPOINT)
@@ -321,10 +317,10 @@ def _endpoint() -> str:
 
 def _at_endpoint(url: str) -> str:
     """Return an address from the Hub, moved to our endpoint, so that the token goes nowhere else."""
-    if not url or url.startswith(f"{_endpoint()}/"):
+    if not url or url.startswith(f"{endpoint()}/"):
         return url
     parts = urlsplit(url)
-    return f"{_endpoint()}{parts.path}?{parts.query}"
+    return f"{endpoint()}{parts.path}?{parts.query}"
 
 
 def _check_status(response: Any) -> None:

@@ -1,31 +1,298 @@
-"""The files of one commit as an fsspec filesystem: read by range, through `Client`.
+"""Files of a commit: listed, fetched whole, or read by range.
 
-File names and sizes come from the listing, without a request. A node requests the listing of a commit once and keeps it
-in the Hub's cache. A whole file is verified by its hash. A range is verified to be the one requested, of a file of the
-listed size.
+`fetch_files` is for ``raypipe download``: several files at once, each continued after a break and verified by its hash
+before it gets its name. `HubFiles` is for a run, an fsspec filesystem. It takes names and sizes from the listing,
+without a request. It verifies a whole file by its hash, and a range to be the one requested, of a file of the listed
+size.
 """
 
+import errno
 import functools
+import hashlib
+import json
+import os
 import posixpath
+import queue
 import shutil
 import threading
-from collections.abc import Callable
-from functools import cached_property
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from fsspec import AbstractFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from raypipe.storage.hub.cache import HubFile, cache_place, listing_locked, read_listing
-from raypipe.storage.hub.client import Client, HubRequest, PassingError, file_url
-from raypipe.storage.hub.fetch import list_files
-from raypipe.storage.hub.names import HubSource
-from raypipe.storage.hub.receive import Receiver, hash_of, size_of
-from raypipe.text import join_within
+from raypipe.errors import DownloadError
+from raypipe.storage.hub.cache import (
+    HubFile,
+    HubPlace,
+    HubSource,
+    Listing,
+    cache_place,
+    leaves_folder,
+    listing_locked,
+    read_listing,
+    with_network,
+    write_file,
+    write_listing,
+)
+from raypipe.storage.hub.client import (
+    PROGRESS_BYTES,
+    RANGE_REFUSED,
+    Client,
+    HubRequest,
+    PassingError,
+    is_offline,
+    odd_answer,
+)
+from raypipe.text import join_within, parse_json
+
+NUM_THREADS: Final = 8
+"""As in huggingface_hub."""
+
+_LAST_S: Final = 1.0
+"""Time for threads to finish writing after one has failed; a thread that waits for a server is left behind."""
 
 _BLOCK_BYTES: Final = 4 << 20
 """Read-ahead of an open file: a request costs as much as some megabytes."""
+
+OnBytes = Callable[[int], None]
+"""Called from several threads with the number of bytes received; negative when bytes have to be downloaded again."""
+
+
+def list_files(client: Client, source: HubSource, place: HubPlace) -> dict[str, HubFile]:
+    """Return the files of a commit from the listing in the cache, or ask the Hub for one and keep it.
+
+    A node asks once: its other processes wait for the one that asks.
+    """
+    known = read_listing(place.listing)
+    if known is not None:
+        return known
+    if is_offline():
+        raise DownloadError(
+            f"HF_HUB_OFFLINE is set, and the files of {source} are not known at {str(place.folder)!r}. "
+            f"{with_network(source.repo_id, source.revision)}"
+        )
+    with listing_locked(place):
+        known = read_listing(place.listing)
+        if known is not None:
+            return known
+        listing = _request_listing(client, source)
+        # If the cache belongs to another user, the listing is requested again next time.
+        with suppress(OSError):
+            write_listing(place.listing, listing)
+        return listing
+
+
+def _request_listing(client: Client, source: HubSource) -> dict[str, HubFile]:
+    ask, listing = source.ask(), dict[str, HubFile]()
+    for one in client.read_pages(f"{source.repo_id}/tree/{source.commit}?recursive=true&expand=false", ask):
+        try:
+            if one["type"] != "file":
+                continue
+            name, lfs = str(one["path"]), one.get("lfs") or {}
+            file = HubFile(
+                size_bytes=int(lfs.get("size", one["size"])),
+                git_oid=str(one["oid"]),
+                sha256=str(lfs.get("oid") or ""),
+                xet_hash=str(one.get("xetHash") or ""),
+            )
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+            raise odd_answer(ask, f"{one!r:.200} tells no name, size and hash of a file") from error
+        if file.size_bytes < 0:
+            raise odd_answer(ask, f"{one!r:.200} is of a negative size")
+        if not file.has_hash:
+            raise DownloadError(f"{ask} lists {name!r} with the hash {file.content_hash!r}, which is none")
+        if leaves_folder(name):
+            raise DownloadError(f"{ask} lists a file {name!r}, which would lie outside its folder; it is not fetched")
+        listing[name] = file
+    return listing
+
+
+def fetch_files(client: Client, source: HubSource, place: HubPlace, files: Listing, advance: OnBytes) -> list[int]:
+    """Put `files` in place, and return the sizes of those that were not complete; the others cost no request.
+
+    The caller holds the lock of the place. A file is complete if it has the size and hash that the Hub lists; the hash
+    is computed once, and again when the file's modification time has changed.
+
+    Raises:
+        DownloadError: a file cannot be fetched; the error names it. Complete files are kept.
+    """
+    job = _FetchJob(client, source, place, advance)
+    try:
+        done = _run_all(client, [functools.partial(job.fetch, name, one) for name, one in files.items()])
+    finally:
+        job.write_stamps()
+    return [size_bytes for size_bytes in done if size_bytes is not None]
+
+
+def _run_all(client: Client, jobs: Sequence[Callable[[], int | None]]) -> list[int | None]:
+    """Return the results of the jobs, in the order in which they end; the first error stops the others.
+
+    The jobs run on daemon threads: a thread that waits minutes for a server delays neither Ctrl-C nor the end of the
+    program. A thread left behind ends when its server answers or it gives up, and it writes nothing.
+    """
+    waiting, ended = deque(jobs), queue.SimpleQueue[Future[int | None]]()
+
+    def work() -> None:
+        # `popleft` ends a thread when no job is left; errors of jobs go to those who wait for them.
+        with suppress(IndexError):
+            while True:
+                job, done = waiting.popleft(), Future[int | None]()
+                try:
+                    done.set_result(job())
+                except BaseException as error:
+                    done.set_exception(error)
+                ended.put(done)
+
+    threads = [threading.Thread(target=work, name="raypipe-fetch", daemon=True) for _ in jobs[:NUM_THREADS]]
+    try:
+        for thread in threads:
+            thread.start()
+        return [ended.get().result() for _ in jobs]
+    except BaseException:
+        waiting.clear()
+        client.stop()
+        until_s = time.monotonic() + _LAST_S
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, until_s - time.monotonic()))
+        raise
+
+
+class _FetchJob:
+    def __init__(self, client: Client, source: HubSource, place: HubPlace, advance: OnBytes) -> None:
+        self._client = client
+        self._source = source
+        self._place = place
+        self._advance = advance
+        self._stamps = _read_stamps(place.stamps)
+        self._blob_locks: dict[str, threading.Lock] = {}
+
+    def fetch(self, name: str, file: HubFile) -> int | None:
+        """Fetch a file and return its size, or None if it was complete."""
+        try:
+            # Two names with the same content share a blob.
+            with self._blob_locks.setdefault(file.content_hash, threading.Lock()):
+                if self._is_complete(name, file):
+                    self._advance(file.size_bytes)
+                    return None
+                self._download(name, file)
+                return file.size_bytes
+        except OSError as error:
+            why = "the disk is full" if error.errno == errno.ENOSPC else f"{type(error).__name__}: {error}"
+            raise DownloadError(
+                f"cannot keep {self._source.ask(name)} below {str(self._place.folder)!r}: {why}"
+            ) from error
+
+    def write_stamps(self) -> None:
+        """Remember which files were verified."""
+        # A thread that was left behind may still add to the original.
+        content = json.dumps(dict(self._stamps), indent=1)
+        # This fails too on a full disk; then the files are verified again next time.
+        with suppress(OSError):
+            write_file(self._place.stamps, content)
+
+    def _is_complete(self, name: str, file: HubFile) -> bool:
+        path = self._place.folder / name
+        if not path.exists() and self._place.blobs is not None:
+            # The content may be there already under another name or from another commit.
+            blob = self._place.blobs / file.content_hash
+            if has_content(blob, file):
+                _link(blob, path)
+        if not file.is_at(path):
+            return False
+        stamp = _stamp(path, file)
+        if self._stamps.get(name) != stamp and not has_content(path, file):
+            return False
+        self._stamps[name] = stamp
+        return True
+
+    def _download(self, name: str, file: HubFile) -> None:
+        half, target = self._place.partial / file.content_hash, self._place.folder / name
+        half.parent.mkdir(parents=True, exist_ok=True)
+        _Transfer(self._client, self._source.file_url(name), file, half, self._advance).run(self._source.ask(name))
+        self._client.check_running()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if self._place.blobs is None:
+            os.replace(half, target)
+        else:
+            self._place.blobs.mkdir(parents=True, exist_ok=True)
+            blob = self._place.blobs / file.content_hash
+            os.replace(half, blob)
+            _link(blob, target)
+        self._stamps[name] = _stamp(target, file)
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """One file, streamed to a partial file, continued after a break, and verified by its hash."""
+
+    client: Client
+    url: str
+    file: HubFile
+    partial: Path
+    advance: OnBytes
+    most_received: int = 0
+    """In any attempt so far: a server that ignores ranges sends the same bytes forever."""
+
+    def run(self, ask: HubRequest) -> None:
+        """Download what is missing; retry what may pass."""
+        self.client.attempt(ask, self._attempt)
+
+    def _attempt(self) -> None:
+        file, start = self.file, self.partial.stat().st_size if self.partial.exists() else 0
+        if start > file.size_bytes:
+            self.partial.unlink()
+            start = 0
+        self.advance(start)
+        received = start
+        if start < file.size_bytes or not self.partial.exists():
+            received = self._stream(start)
+        if received == file.size_bytes and has_content(self.partial, file):
+            return
+        self.advance(-received)
+        # A short file is removed too: the answer was complete, so it was not this file.
+        self.partial.unlink(missing_ok=True)
+        if received < file.size_bytes:
+            raise PassingError(f"it ended after {received} of {file.size_bytes} bytes")
+        raise PassingError(f"its content is not what the Hub lists, which has the hash {file.content_hash}")
+
+    def _stream(self, start: int) -> int:
+        """Return the size of the partial file when the response ends."""
+        begun = received = start
+        try:
+            with self.client.open(self.url, {"Range": f"bytes={start}-"} if start else {}) as response:
+                if start and not _continues(response, start):
+                    self.advance(-start)
+                    begun = received = 0
+                with open(self.partial, "r+b" if begun else "wb") as stream:
+                    stream.seek(begun)
+                    for chunk in self.client.pieces(response):
+                        received += len(chunk)
+                        self.advance(len(chunk))
+                        if received > self.file.size_bytes:
+                            # Not written: the caller has reserved room for the listed size only.
+                            break
+                        stream.write(chunk)
+                        # So that bytes survive if the process is killed, and are not downloaded again.
+                        stream.flush()
+                    os.fsync(stream.fileno())
+        except PassingError as fault:
+            self.advance(-received)
+            if fault.status == RANGE_REFUSED:
+                self.partial.unlink(missing_ok=True)
+            best = max(start, self.most_received)
+            fault.has_progress = received - best >= PROGRESS_BYTES
+            self.most_received = max(received, best)
+            raise
+        return received
 
 
 class HubFiles(AbstractFileSystem):  # type: ignore[misc]
@@ -48,85 +315,64 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         # Not a cached_property; see `Remote.entries`.
         with self._listing_lock:
             if self._listing is None:
-                self._listing = self._list()
+                self._listing = list_files(self._client, self._source, cache_place(self._source))
             return self._listing
-
-    def _list(self) -> dict[str, HubFile]:
-        place = cache_place(self._source)
-        known = read_listing(place.listing)
-        if known is not None:
-            return known
-        with listing_locked(place):
-            return list_files(self._client, self._source, place)
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Return kind and size of a file or folder, from the listing."""
         name = self._name(path)
-        if name in self.listing:
-            return {"name": f"{self.root}/{name}", "size": self.listing[name].size_bytes, "type": "file"}
-        if not name or name in self._folders:
-            return {"name": f"{self.root}/{name}".rstrip("/"), "size": 0, "type": "directory"}
-        raise FileNotFoundError(path)
-
-    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """Return the files and folders in a folder, from the listing."""
-        name = self._name(path)
-        if name in self.listing:
-            return [self.info(path)] if detail else [path]
-        inside = [one for one in (*self.listing, *self._folders) if posixpath.dirname(one) == name and one != name]
-        if not inside and name not in self._folders:
+        file = self.listing.get(name)
+        if file is None and name and not any(one.startswith(f"{name}/") for one in self.listing):
             raise FileNotFoundError(path)
-        found = [self.info(f"{self.root}/{one}") for one in sorted(inside)]
-        return found if detail else [one["name"] for one in found]
+        kind, size_bytes = ("directory", 0) if file is None else ("file", file.size_bytes)
+        return {"name": f"{self.root}/{name}".rstrip("/"), "size": size_bytes, "type": kind}
 
     def find(self, path: str, detail: bool = False, **_: Any) -> Any:
         """Return all files below a folder, from the listing."""
         name = self._name(path)
         below = f"{name}/" if name else ""
         names = [one for one in sorted(self.listing) if one.startswith(below) or one == name]
-        infos = {info["name"]: info for info in (self.info(f"{self.root}/{one}") for one in names)}
+        infos = {f"{self.root}/{one}": self.info(one) for one in names}
         return infos if detail else list(infos)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         """Return the bytes ``[start, end)`` of a file, with one request."""
-        file, first = self._file(path), start or 0
-        stop = min(file.size_bytes if end is None else end, file.size_bytes)
+        name, size = self._name(path), self._file(path).size_bytes
+        first, stop = start or 0, size if end is None else min(end, size)
         if first >= stop:
             return b""
-        ask = self._ask(path)
-        return self._client.attempt(ask, lambda: self._read_range(path, first, stop))
+        return self._client.attempt(self._source.ask(name), lambda: self._read_range(name, first, stop, size))
 
     def fetch(self, path: str, target: str, progress: Callable[[int], None]) -> None:
         """Write a whole file to `target`, verified by its hash; `progress` may raise to stop it."""
-        file, received, kept = self._file(path), [0], cache_place(self._source).folder / self._name(path)
-        if self.has_hash(path, kept):
+        name, file, received = self._name(path), self._file(path), 0
+        kept = cache_place(self._source).folder / name
+        if has_content(kept, file):
             # A part of the dataset was downloaded before.
             progress(file.size_bytes)
             shutil.copyfile(kept, target)
             return
 
         def advance(count: int) -> None:
-            received[0] += count
-            progress(min(received[0], file.size_bytes))
+            nonlocal received
+            received += count
+            progress(min(received, file.size_bytes))
 
-        receiver = Receiver(self._client, self._source, advance)
-        name = self._name(path)
-        self._client.attempt(self._ask(path), lambda: receiver.receive(name, file, Path(target)))
+        transfer = _Transfer(self._client, self._source.file_url(name), file, Path(target), advance)
+        transfer.run(self._source.ask(name))
 
-    def has_hash(self, path: str, copy: str | Path) -> bool:
+    def has_hash(self, path: str, copy: str) -> bool:
         """Return whether a local copy of a file has the hash that the Hub lists."""
-        file, kept = self._file(path), Path(copy)
-        return kept.is_file() and size_of(kept) == file.size_bytes and hash_of(kept, file) == file.content_hash
+        return has_content(Path(copy), self._file(path))
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> AbstractBufferedFile:
         size = self._file(path).size_bytes
         return _HubStream(self, path, mode, block_size=_BLOCK_BYTES, cache_type="readahead", size=size)
 
-    def _read_range(self, path: str, start: int, stop: int) -> bytes:
-        url = file_url(self._source.repo_id, self._source.commit, self._name(path))
-        size = self._file(path).size_bytes
+    def _read_range(self, name: str, start: int, stop: int, size: int) -> bytes:
         is_whole = start == 0 and stop == size
-        with self._client.open(url, {} if is_whole else {"Range": f"bytes={start}-{stop - 1}"}) as response:
+        headers = {} if is_whole else {"Range": f"bytes={start}-{stop - 1}"}
+        with self._client.open(self._source.file_url(name), headers) as response:
             told = response.headers.get("Content-Range", "")
             if not is_whole and told != f"bytes {start}-{stop - 1}/{size}":
                 asked = f"the bytes {start} to {stop - 1} of {size}"
@@ -139,13 +385,6 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
             raise PassingError(f"{len(content)} of {stop - start} bytes came")
         return content
 
-    @cached_property
-    def _folders(self) -> frozenset[str]:
-        parents = {posixpath.dirname(name) for name in self.listing}
-        return frozenset(
-            "/".join(parts[: depth + 1]) for parts in (one.split("/") for one in parents) for depth in range(len(parts))
-        )
-
     def _name(self, path: str) -> str:
         name = path.removeprefix(self.root).strip("/")
         return posixpath.normpath(name) if name else ""
@@ -155,9 +394,6 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
             return self.listing[self._name(path)]
         except KeyError:
             raise FileNotFoundError(path) from None
-
-    def _ask(self, path: str) -> HubRequest:
-        return HubRequest(repo_id=self._source.repo_id, revision=self._source.commit, file=self._name(path))
 
 
 class _HubStream(AbstractBufferedFile):  # type: ignore[misc]
@@ -173,3 +409,40 @@ def open_files(source: HubSource) -> HubFiles:
 @functools.lru_cache(maxsize=512)
 def _open_files(source: HubSource, _: str) -> HubFiles:
     return HubFiles(source)
+
+
+def has_content(path: Path, file: HubFile) -> bool:
+    """Return whether a local file has the size and the hash, SHA-256 or git's, that the Hub lists."""
+    if not file.is_at(path):
+        return False
+    as_git = functools.partial(hashlib.sha1, f"blob {file.size_bytes}\0".encode(), usedforsecurity=False)
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, hashlib.sha256 if file.sha256 else as_git).hexdigest() == file.content_hash
+
+
+def _continues(response: Any, start: int) -> bool:
+    return bool(response.status_code == 206) and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+
+
+def _stamp(path: Path, file: HubFile) -> str:
+    found = os.stat(path)
+    return f"{file.content_hash} {found.st_size} {found.st_mtime_ns}"
+
+
+def _read_stamps(path: Path) -> dict[str, str]:
+    try:
+        return {str(name): str(stamp) for name, stamp in parse_json(path.read_bytes()).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _link(blob: Path, target: Path) -> None:
+    """Make `target` a link to `blob` atomically; if links are not supported, move the blob there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    link = target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        os.symlink(os.path.relpath(blob, target.parent), link)
+    except OSError:
+        os.replace(blob, target)
+        return
+    os.replace(link, target)
