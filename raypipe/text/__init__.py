@@ -1,4 +1,4 @@
-"""Text in and out: settings, limits, messages, progress bars, the terminal.
+"""Text in and out: settings, limits, messages, progress bars, the terminal, pages.
 
 ::
 
@@ -7,6 +7,8 @@
     wording.py    plurals, ranges, shortened texts                         counted, frames_text
     progress.py   progress bars for an epoch and for files                 progress_bar, count_bar
     terminal.py   what the program prints, and its exit codes              echo, run_to_an_end
+    pages.py      pages of HTML by templates/, and figures as pictures     page_part, make_page, new_figure
+    figures.py    figures that show texts literally                        boxes_told
 """
 
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
+    from raypipe.text.figures import boxes_told, has_letters
     from raypipe.text.limits import (
         BODY_CODES,
         FREE_BYTES,
@@ -32,6 +35,15 @@ if TYPE_CHECKING:
         parse_json,
         read_lines,
     )
+    from raypipe.text.pages import (
+        MAX_INCHES,
+        encode_pixels,
+        figure_png,
+        make_page,
+        new_figure,
+        page_part,
+        page_table,
+    )
     from raypipe.text.progress import Bar, count_bar, is_shown, progress_bar
     from raypipe.text.specs import make_mapping, make_spec, parse_bytes
     from raypipe.text.terminal import echo, open_console, print_table, run_to_an_end
@@ -49,11 +61,13 @@ else:
     __all__, __getattr__ = lazy_names(
         __name__,
         {
+            "figures": "boxes_told has_letters",
             "limits": (
                 "BODY_CODES FREE_BYTES MOST_ALIKE_FRAMES MOST_COUNT MOST_INDEX_BYTES MOST_JSON_BYTES MOST_LANES "
                 "MOST_NUMBERS MOST_PIXELS MOST_RATIO MOST_TEXT_BYTES MOST_VIDEO_FRAMES MOST_YAML_NODES "
                 "join_within parse_json read_lines"
             ),
+            "pages": "MAX_INCHES encode_pixels figure_png make_page new_figure page_part page_table",
             "progress": "Bar count_bar is_shown progress_bar",
             "specs": "make_mapping make_spec parse_bytes",
             "terminal": "echo open_console print_table run_to_an_end",

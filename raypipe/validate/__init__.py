@@ -14,8 +14,8 @@
     run.py        all steps, in this process or on Ray       validate_dataset -> Report
     mixture.py    the same for every dataset of a mixture    validate_mixture -> MixtureReport
     findings.py, kinds.py, mixture_report.py                 the values
-    report.py, exclude.py, table.py, page.py                 for people and for the pipeline
-    mixture_table.py, mixture_page.py                        the same for a mixture
+    exclude.py, table.py, mixture_table.py                   for people and for the pipeline
+    page.py                                                  the page, by templates/, and both files
 
 A bad file is a finding and stops nothing: validate checks everything else that it can.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from raypipe.validate.mixture_report import MixtureReport
     from raypipe.validate.mixture_table import mixture_findings_table as mixture_findings_table
     from raypipe.validate.outline import read_outline as read_outline
-    from raypipe.validate.report import write_report
+    from raypipe.validate.page import write_report
     from raypipe.validate.run import check_rows as check_rows
     from raypipe.validate.run import is_small as is_small
     from raypipe.validate.run import validate_dataset
@@ -59,7 +59,7 @@ else:
             "mixture_report": "MixtureReport",
             "mixture_table": "mixture_findings_table",
             "outline": "read_outline",
-            "report": "write_report",
+            "page": "write_report",
             "run": "check_rows is_small validate_dataset",
             "stats": "bound_room",
             "structure": "DataUnit check_structure plan_units",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import DIM_IS_PAD, IS_MISSING
 from raypipe.errors import ConfigError
-from raypipe.text import counted, either
+from raypipe.text import counted, either, new_figure, page_part, page_table
 from raypipe.views.pixels import finite_ends, visible
 from raypipe.views.ranges import SHOWN_NUMBERS
 from raypipe.views.view import (
@@ -21,12 +21,8 @@ from raypipe.views.view import (
     View,
     draw_legend,
     draw_picture,
-    html_heading,
     html_plot,
-    html_table,
-    html_text,
     line_colours,
-    new_figure,
     not_drawn,
     numbers_told,
     short_name,
@@ -96,7 +92,7 @@ class BatchView(View):
 
     def figure(self) -> "Figure":
         """Return a figure with a row for each sample shown: its pictures, then its action."""
-        from raypipe.views.plain import boxes_told
+        from raypipe.text import boxes_told
 
         figure = self._draw()
         more = f", {len(self.drawn)} shown" if len(self.drawn) < self.size else ""
@@ -135,20 +131,20 @@ class BatchView(View):
 
     def parts(self) -> list[str]:
         """Return the view as pieces of HTML."""
-        told = [html_text(text, "warning") for text in self.totals]
+        told = [page_part("text", text, "warning") for text in self.totals]
         shown = f"{len(self.drawn)} of its {counted(self.size, 'sample')}"
-        plot = [html_plot(self._draw(), self.title), *map(html_text, self._pictures_left_out())]
-        keys = html_table(("key", "type", "shape"), self.keys)
-        return [*told, html_heading(shown), *plot, *self._tasks(), html_heading("Keys"), keys]
+        plot = [html_plot(self._draw(), self.title), *(page_part("text", text) for text in self._pictures_left_out())]
+        keys = page_table(("key", "type", "shape"), self.keys)
+        return [*told, page_part("heading", shown), *plot, *self._tasks(), page_part("heading", "Keys"), keys]
 
     def _tasks(self) -> list[str]:
         """Return the tasks as text if the picture cannot show their letters."""
-        from raypipe.views.plain import has_letters
+        from raypipe.text import has_letters
 
         if all(has_letters(one.task) for one in self.drawn):
             return []
         rows = [(one.label.replace("\n", ", "), one.task) for one in self.drawn]
-        return [html_heading("Tasks"), html_table(("sample", "task"), rows)]
+        return [page_part("heading", "Tasks"), page_table(("sample", "task"), rows)]
 
 
 def view_batch(batch: Mapping[str, Any], *, num_samples: int = 8) -> BatchView:

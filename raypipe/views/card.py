@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
 from raypipe.format import Feature
-from raypipe.text import constant_text, counted, either, plural, span_text
+from raypipe.text import constant_text, counted, either, new_figure, page_part, page_table, plural, span_text
 from raypipe.validate import Finding, fold_findings, format_runs
 from raypipe.views.checked import Checked, check_cheaply
 from raypipe.views.info.dataset import camera_text, column_notes, largest_drift, missing_notes
@@ -27,13 +27,8 @@ from raypipe.views.view import (
     draw_pictures,
     duration,
     first_lines,
-    html_heading,
-    html_lines,
     html_picture,
     html_plot,
-    html_table,
-    html_text,
-    new_figure,
     not_drawn,
     share_scales,
     short_name,
@@ -124,21 +119,25 @@ class DatasetCard(View):
 
     def parts(self) -> list[str]:
         """Return the card as pieces of HTML."""
-        parts = [html_lines(self.lines)]
+        parts = [page_part("lines", self.lines)]
         if self.remarks:
             shown = self.remarks[:_FINDINGS_SHOWN]
-            more = [html_text(f"and {len(self.remarks) - len(shown)} more")] if len(self.remarks) > len(shown) else []
-            texts = [html_text(f"{one.severity}: {one.text}", one.severity) for one in shown]
-            parts += [html_heading("What is odd about it"), *texts, *more]
-        parts += [html_heading("Frames"), *map(html_picture, self.thumbnails)] if self.thumbnails else []
-        parts += [html_heading("Episodes"), html_plot(self._summary(), "lengths of episodes, and tasks")]
+            more = (
+                [page_part("text", f"and {len(self.remarks) - len(shown)} more")]
+                if len(self.remarks) > len(shown)
+                else []
+            )
+            texts = [page_part("text", f"{one.severity}: {one.text}", one.severity) for one in shown]
+            parts += [page_part("heading", "What is odd about it"), *texts, *more]
+        parts += [page_part("heading", "Frames"), *map(html_picture, self.thumbnails)] if self.thumbnails else []
+        parts += [page_part("heading", "Episodes"), html_plot(self._summary(), "lengths of episodes, and tasks")]
         if len(self.tasks) > TASKS_SHOWN or not all(is_drawn_whole(text) for text, _ in self.tasks):
             rows = [(text, f"{count:,}") for text, count in self.tasks[: 4 * TASKS_SHOWN]]
-            heading = html_heading(f"{counted(len(self.tasks), 'task')}{self.tasks_source}")
-            parts += [heading, html_table(("task", "episodes"), rows)]
+            heading = page_part("heading", f"{counted(len(self.tasks), 'task')}{self.tasks_source}")
+            parts += [heading, page_table(("task", "episodes"), rows)]
         if self.ranges:
-            parts += [html_heading("Numbers"), html_plot(self._ranges_figure(), "ranges of actions and states")]
-        return [*parts, *map(html_text, self._ranges_left_out())]
+            parts += [page_part("heading", "Numbers"), html_plot(self._ranges_figure(), "ranges of actions and states")]
+        return [*parts, *(page_part("text", text) for text in self._ranges_left_out())]
 
     def _ranges_left_out(self) -> list[str]:
         return not_drawn([one.feature for one in self.ranges[len(self.drawn_ranges) :]], "feature")
@@ -160,7 +159,7 @@ class DatasetCard(View):
         return figure
 
     def _text_lines(self) -> list[str]:
-        from raypipe.views.plain import boxes_told
+        from raypipe.text import boxes_told
 
         told = [line for name, text in self.lines if name != "root" for line in _drawn_lines(name, text)]
         remarks = [line for one in self.remarks[:_DRAWN_REMARKS] for line in one.drawn_lines()]

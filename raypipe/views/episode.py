@@ -1,7 +1,5 @@
 """One episode: frames of its cameras over time, the curves of its numbers, its tasks, and a video of all of it."""
 
-import base64
-import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +14,7 @@ from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.format import RowReader, column_values
 from raypipe.storage import write_whole
-from raypipe.text import counted, frames_text
+from raypipe.text import counted, frames_text, new_figure, page_part
 from raypipe.views.clip import Clip, encode_clip
 from raypipe.views.pixels import FrameReader, Scale, depth_colours, scale_bar, scale_told
 from raypipe.views.ranges import SHOWN_NUMBERS, number_names, vector_features
@@ -27,13 +25,9 @@ from raypipe.views.view import (
     draw_picture,
     duration,
     first_lines,
-    html_heading,
-    html_lines,
     html_picture,
     html_plot,
-    html_text,
     line_colours,
-    new_figure,
     not_drawn,
     numbers_told,
     share_scales,
@@ -146,17 +140,17 @@ class EpisodeView(View):
 
     def parts(self) -> list[str]:
         """Return the view as pieces of HTML, with the video inside."""
-        parts = [html_lines(self._lines()), *(html_text(text, "error") for text in self.failures)]
+        parts = [page_part("lines", self._lines()), *(page_part("text", text, "error") for text in self.failures)]
         parts += self._video()
         for camera, strip in self.strips.items():
-            parts += [html_heading(camera), *map(html_picture, strip)]
+            parts += [page_part("heading", camera), *map(html_picture, strip)]
             if camera in self.scales:
                 parts.append(html_picture(Picture(scale_bar(16, 256), scale_told(self.scales[camera]))))
         if self.drawn:
             figure = new_figure(_WIDTH, 2.3 * len(self.drawn))
             self._draw_numbers(figure)
-            parts += [html_heading("Numbers"), html_plot(figure, "numbers over the episode")]
-        return [*parts, *map(html_text, self._features_left_out())]
+            parts += [page_part("heading", "Numbers"), html_plot(figure, "numbers over the episode")]
+        return [*parts, *(page_part("text", text) for text in self._features_left_out())]
 
     def _features_left_out(self) -> list[str]:
         return not_drawn([one.feature for one in self._changing[_DRAWN_FEATURES:]], "feature")
@@ -167,10 +161,8 @@ class EpisodeView(View):
         try:
             clip = self.clip
         except (DatasetError, ConfigError) as error:
-            return [html_text(f"no video: {error}", "error")]
-        data = base64.b64encode(clip.mp4).decode()
-        video = f"<video controls loop muted src='data:video/mp4;base64,{data}'>{html.escape(clip.told)}</video>"
-        return [html_heading("Video"), video, html_text(clip.told)]
+            return [page_part("text", f"no video: {error}", "error")]
+        return [page_part("heading", "Video"), page_part("video", clip.mp4, clip.told), page_part("text", clip.told)]
 
     def _lines(self) -> list[tuple[str, str]]:
         fps = self.dataset.meta.fps
@@ -187,7 +179,7 @@ class EpisodeView(View):
         ]
 
     def _text_lines(self) -> list[str]:
-        from raypipe.views.plain import boxes_told
+        from raypipe.text import boxes_told
 
         told = [f"{name}: {text}" for name, text in self._lines()]
         failures = first_lines([f"error: {text}" for text in self.failures], _DRAWN_LINES)

@@ -1,6 +1,5 @@
 """The card of a mixture: its members with a frame of each, and what an epoch takes from each."""
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from raypipe.mixture import Mixture
-from raypipe.text import counted, cut_inside, plural
+from raypipe.text import counted, cut_inside, new_figure, page_part, page_table, plural
 from raypipe.views.card import first_thumbnail
 from raypipe.views.info.mixture import MemberInfo, MixtureInfo, describe_opened
 from raypipe.views.view import (
@@ -16,12 +15,7 @@ from raypipe.views.view import (
     View,
     draw_pictures,
     duration,
-    html_heading,
-    html_lines,
     html_picture,
-    html_table,
-    html_text,
-    new_figure,
     short_name,
     stacked,
 )
@@ -94,16 +88,20 @@ class MixtureCard(View):
 
     def parts(self) -> list[str]:
         """Return the card as pieces of HTML."""
-        parts = [html_lines(self._lines())]
-        bad = [html_text(f"skipped: {name} ({root}): {error}", "error") for name, root, error in self.info.bad]
-        notes = [html_text(f"{name}: {text}" if name else text) for name, text in self.info.notes]
-        cut = [html_text(f"and {counted(len(notes) - _NOTES_SHOWN, 'more note')}")] if len(notes) > _NOTES_SHOWN else []
+        parts = [page_part("lines", self._lines())]
+        bad = [page_part("text", f"skipped: {name} ({root}): {error}", "error") for name, root, error in self.info.bad]
+        notes = [page_part("text", f"{name}: {text}" if name else text) for name, text in self.info.notes]
+        cut = (
+            [page_part("text", f"and {counted(len(notes) - _NOTES_SHOWN, 'more note')}")]
+            if len(notes) > _NOTES_SHOWN
+            else []
+        )
         if bad or notes:
-            parts += [html_heading("What is odd about it"), *bad, *notes[:_NOTES_SHOWN], *cut]
+            parts += [page_part("heading", "What is odd about it"), *bad, *notes[:_NOTES_SHOWN], *cut]
         rows = [self._row(one) for one in self.members[:_LISTED_MEMBERS]]
-        parts += [html_heading("Datasets"), html_table(_TITLES, rows, is_html=True)]
+        parts += [page_part("heading", "Datasets"), page_table(_TITLES, rows)]
         if len(self.members) > len(rows):
-            parts.append(html_text(f"and {len(self.members) - len(rows)} more with smaller shares"))
+            parts.append(page_part("text", f"and {len(self.members) - len(rows)} more with smaller shares"))
         return parts
 
     def _lines(self) -> list[tuple[str, str]]:
@@ -124,19 +122,18 @@ class MixtureCard(View):
 
     def _row(self, one: MemberInfo) -> tuple[str, ...]:
         width = round(120 * one.share / max(1e-9, self.members[0].share))
-        bar = f"{one.share:.1%}<div class='bar' style='width: {width}px'></div>"
         cameras = [short_name(name) + (f" = {short_name(own)}" * (own != name)) for name, own in one.cameras.items()]
         return (
-            html.escape(one.name),
-            "".join(map(html_picture, self.thumbnails.get(one.name, ()))),
-            html.escape(one.robot_type or "-"),
+            one.name,
+            page_part("joined", list(map(html_picture, self.thumbnails.get(one.name, ())))),
+            one.robot_type or "-",
             f"{one.fps:g}",
             f"{one.selected_episodes:,}",
             f"{one.selected_frames:,}",
-            bar,
+            page_part("share", f"{one.share:.1%}", width),
             f"{one.frames_per_epoch:,}",
             f"{one.passes_per_epoch:.3g}",
-            "".join(f"<div class='name'>{html.escape(text)}</div>" for text in cameras or ["none"]),
+            page_part("names", cameras or ["none"]),
         )
 
 

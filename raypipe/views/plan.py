@@ -27,9 +27,9 @@ from raypipe.plan import (
     start,
 )
 from raypipe.storage import check_writable, save_figure
-from raypipe.text import counted, make_spec, parse_bytes, plural
+from raypipe.text import counted, make_spec, page_part, page_table, parse_bytes, plural
 from raypipe.views.plan_figure import draw_plan
-from raypipe.views.view import View, html_lines, html_plot, html_table
+from raypipe.views.view import View, html_plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,9 +73,9 @@ class PlanView(View):
     def parts(self) -> list[str]:
         """Return the view as pieces of HTML."""
         figure = draw_plan(self.world, self.report, self.row_bytes, rank=self.rank)
-        parts = [html_lines(plan_lines(self.report)), html_plot(figure, self.title)]
+        parts = [page_part("lines", plan_lines(self.report)), html_plot(figure, self.title)]
         if self.report.members:
-            parts.append(html_table(_MEMBER_TITLES, _member_rows(self.report)))
+            parts.append(page_table(_MEMBER_TITLES, _member_rows(self.report)))
         return parts
 
 

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.plan import PlanReport, RankPlan, WorldPlan, emitted_frames
-from raypipe.text import counted
-from raypipe.views.view import new_figure
+from raypipe.text import counted, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

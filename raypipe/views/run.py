@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.feed import STAGES, LoaderStats, sum_up
-from raypipe.text import counted
-from raypipe.views.view import View, duration, html_lines, html_plot, new_figure
+from raypipe.text import counted, new_figure, page_part
+from raypipe.views.view import View, duration, html_plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +72,7 @@ class RunView(View):
 
     def parts(self) -> list[str]:
         """Return the view as pieces of HTML."""
-        return [html_lines(self._lines()), html_plot(self._draw(), self.title)]
+        return [page_part("lines", self._lines()), html_plot(self._draw(), self.title)]
 
     def _lines(self) -> list[tuple[str, str]]:
         last, world = self.snapshots[-1], sum_up(self.ranks)

@@ -95,7 +95,7 @@ def _index_feature(name: str) -> Feature:
 
 def is_drawn_whole(task: str) -> bool:
     """Return whether a picture can show the whole text of a task: it is short, and the font has its letters."""
-    from raypipe.views.plain import has_letters
+    from raypipe.text import has_letters
 
     return len(task) <= _TASK_LETTERS and has_letters(task)
 
@@ -104,7 +104,7 @@ def draw_tasks(axes: Any, tasks: Sequence[tuple[str, int]], source: str) -> None
     """Draw the number of episodes of the most frequent tasks; `source` follows the count of tasks in the title."""
     from matplotlib.ticker import MaxNLocator
 
-    from raypipe.views.plain import boxes_told
+    from raypipe.text import boxes_told
 
     shown = tasks[:TASKS_SHOWN]
     more = f", the {len(shown)} most frequent" if len(tasks) > len(shown) else ""

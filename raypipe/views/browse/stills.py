@@ -1,14 +1,13 @@
 """Frames as JPEG files: small ones for batches, larger ones if the browser cannot play a camera's video."""
 
-import io
 import threading
 from collections import OrderedDict
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
+from raypipe.text import encode_pixels
 from raypipe.views.pixels import FrameReader, Scale
 
 HEIGHTS: Final = {"small": 120, "large": 360}
@@ -62,7 +61,10 @@ class Stills:
             start, length = frame - frame % _AT_ONCE, int(self._dataset.meta.episodes.length[row])
             frames = np.arange(start, min(start + _AT_ONCE, length))
         pixels = self._readers[size].read(row, camera, frames, self._scale(row, camera))
-        files = {number: _jpeg(one) for number, one in zip(frames.tolist(), pixels, strict=True)}
+        files = {
+            number: encode_pixels(one, "jpeg", pil_kwargs={"quality": 85})
+            for number, one in zip(frames.tolist(), pixels, strict=True)
+        }
         with self._lock:
             for number, data in files.items():
                 self._keep((row, camera, number, size), data)
@@ -83,11 +85,3 @@ class Stills:
         with self._lock:
             self._scales[row, camera] = scale
         return scale
-
-
-def _jpeg(pixels: NDArray[np.uint8]) -> bytes:
-    from matplotlib.image import imsave
-
-    buffer = io.BytesIO()
-    imsave(buffer, np.ascontiguousarray(pixels), format="jpeg", pil_kwargs={"quality": 85})
-    return buffer.getvalue()
