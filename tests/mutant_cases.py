@@ -1002,7 +1002,7 @@ MUTANTS: Final = (
     Mutant(
         "Proof",
         "a state of a mixture passes for a dataset that stands alone",
-        "views/info/run_frames.py",
+        "views/account.py",
         "if (state.shares is None) != (index.shares is None):",
         "if state.shares is None and index.shares is not None:",
         (f"{DOCTORED}::test_a_forged_account_is_found_although_its_chain_is_new",),

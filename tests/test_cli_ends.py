@@ -9,7 +9,7 @@ import pytest
 from program import run_program
 
 import raypipe
-import raypipe.views.info.dataset
+import raypipe.views.info
 from raypipe.dataset import download
 from raypipe.mixture import members as open_members
 from raypipe.reshard import tasks as reshard_tasks
@@ -43,7 +43,7 @@ def broken(monkeypatch):
     def describe(_root: str) -> None:
         raise RuntimeError("no such\nluck \x1b[31m")
 
-    monkeypatch.setattr(raypipe.views.info.dataset, "describe", describe)
+    monkeypatch.setattr(raypipe.views.info, "describe", describe)
 
 
 @pytest.mark.usefixtures("broken")

@@ -40,7 +40,7 @@ HOMES = {
         "train",
         "lerobot",
         "testing.video",
-        "views.clip",
+        "views.pixels",
         "bench.one_loader",
     },
     "torchcodec": {"decode.videos", "decode.video_writer", "testing.video", "bench"},
@@ -58,7 +58,7 @@ HOMES = {
         "bench.one_loader",
     },
     "huggingface_hub": {"storage.hub"},
-    "rerun": {"views.rerun_log"},
+    "rerun": {"views.episode"},
     "lerobot": {"lerobot", "bench.one_loader"},
 }
 

@@ -18,7 +18,7 @@
     folder.py          the accounts of a checkpoint or of a run's folder          RunAccount
 
 The record comes from the batches and never from the plan, so checking it against the plan can find errors. The commands
-``raypipe account`` and ``raypipe where``, which also open the datasets, are in `raypipe.views.info`.
+``raypipe account`` and ``raypipe where``, which also open the datasets, are in `raypipe.views`.
 """
 
 from typing import TYPE_CHECKING

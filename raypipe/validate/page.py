@@ -58,10 +58,13 @@ def write_report(
 ) -> None:
     """Write the report to the given files, for people and for the pipeline; for programs there is `to_json`."""
     if exclude_file is not None:
-        is_single = isinstance(report, Report)
-        _write(exclude_file, format_exclude_file(report) if is_single else format_mixture_exclude_file(report))
+        _write(exclude_file, _format_exclude(report))
     if html_file is not None:
         _write(html_file, format_page(report))
+
+
+def _format_exclude(report: Report | MixtureReport) -> str:
+    return format_exclude_file(report) if isinstance(report, Report) else format_mixture_exclude_file(report)
 
 
 def _write(path: Path, text: str) -> None:

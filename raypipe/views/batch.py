@@ -15,7 +15,7 @@ from raypipe.dataset import DIM_IS_PAD, IS_MISSING
 from raypipe.errors import ConfigError
 from raypipe.text import counted, either, new_figure, page_part, page_table
 from raypipe.views.pixels import finite_ends, visible
-from raypipe.views.ranges import SHOWN_NUMBERS
+from raypipe.views.rows import SHOWN_NUMBERS
 from raypipe.views.view import (
     Picture,
     View,

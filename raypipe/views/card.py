@@ -15,12 +15,32 @@ from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
 from raypipe.format import Feature
 from raypipe.text import constant_text, counted, either, new_figure, page_part, page_table, plural, span_text
-from raypipe.validate import Finding, fold_findings, format_runs
-from raypipe.views.checked import Checked, check_cheaply
-from raypipe.views.info.dataset import camera_text, column_notes, largest_drift, missing_notes
+from raypipe.validate import (
+    DataUnit,
+    Finding,
+    check_rows,
+    check_structure,
+    fold_findings,
+    format_runs,
+    is_small,
+    plan_units,
+    read_outline,
+)
+from raypipe.views.info import camera_text, column_notes, largest_drift, missing_notes
 from raypipe.views.pixels import FrameReader
-from raypipe.views.ranges import Measured, Range, draw_range, measure_ranges, range_height, vector_features
-from raypipe.views.tasks import TASKS_SHOWN, TaskCounts, count_tasks, draw_tasks, is_drawn_whole
+from raypipe.views.rows import (
+    TASKS_SHOWN,
+    Measured,
+    Range,
+    TaskCounts,
+    count_tasks,
+    draw_range,
+    draw_tasks,
+    is_drawn_whole,
+    measure_ranges,
+    range_height,
+    vector_features,
+)
 from raypipe.views.view import (
     Picture,
     View,
@@ -180,6 +200,57 @@ def _draw_ranges(places: Iterable[Any], ranges: Sequence[Range]) -> None:
     for axes, one in drawn:
         draw_range(axes, one)
     share_scales("x", ((axes, one.names) for axes, one in drawn))
+
+
+_READABLE: Final = ("nan-values", "inf-values", "task-unresolved")
+"""Errors in rows that are still readable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The findings, and what was checked."""
+
+    structure: tuple[Finding, ...] = ()
+    rows: tuple[Finding, ...] = ()
+    """Errors and warnings, without notes: the card makes its own notes on columns."""
+    text: str
+
+    def blames(self, text: str) -> bool:
+        """Return whether `text` names a file that `rows` already report as unreadable: it would only repeat them."""
+        broken = (one for one in self.rows if one.severity == "error" and one.kind not in _READABLE)
+        return any(one.place.file and one.place.file in text for one in broken)
+
+
+def check_cheaply(dataset: Dataset) -> Checked:
+    """Return the findings that cost a second or two; reads the rows of up to half a million frames on local disk."""
+    storage = dataset.meta.storage
+    if not storage.is_listable:
+        return Checked(text="meta/; for the rest copy the dataset to disk, and run raypipe validate on the copy")
+    outline = read_outline(storage)
+    units, findings = plan_units(outline)
+    num_files = sum(isinstance(unit, DataUnit) for unit in units)
+    has_rows = storage.is_local and is_small(dataset.meta.num_frames, num_files, deep=False)
+    rows = check_rows(outline) if has_rows else ()
+    seen, other = (["all rows"], []) if has_rows else ([], ["rows"])
+    return Checked(
+        structure=(*check_structure(outline), *findings),
+        rows=tuple(one for one in rows if one.severity != "note"),
+        text=_told(dataset, ["meta/", "the list of files", *seen], other),
+    )
+
+
+def _told(dataset: Dataset, done: Sequence[str], left: Sequence[str]) -> str:
+    meta = dataset.meta
+    kinds = {meta.features[name].kind for name in meta.cameras}
+    command = f"raypipe validate {meta.root}"
+    rest = [*left, "videos"] if "video" in kinds else [*left]
+    unchecked = [f"not {_joined(rest)}: {command}"] if rest else []
+    unchecked += [f"not every picture: {command} --deep"] if kinds else []
+    return "; ".join([_joined(done), *unchecked])
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def view_dataset(dataset: Dataset) -> DatasetCard:

@@ -7,7 +7,7 @@ the run really had; steps beyond the account are planned on its last ranks.
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raypipe.account import (
     DATASET_BITS,
@@ -37,7 +37,10 @@ from raypipe.plan import (
     start,
 )
 from raypipe.text import counted, either
-from raypipe.views.info.run_frames import open_frames, read_frames
+from raypipe.views.account import open_frames, read_frames
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +141,20 @@ def locate_recorded(folder: str | os.PathLike[str], query: StepQuery, *, root: s
     run = read_run_account(folder, name)
     with noting(f"by the account {run.place!r}"):
         return _locate_by(run, query, root)
+
+
+def step_table(located: LocatedStep) -> "Table":
+    """Return a row per frame."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("dataset", "episode", "frame", "index", ""):
+        table.add_column(name, justify="left" if name in ("dataset", "") else "right")
+    for frame in located.frames:
+        mark = "skipped" if frame.is_skipped else "repeat" if frame.is_repeat else ""
+        values = (frame.dataset, frame.episode, frame.frame, frame.index, mark)
+        table.add_row(*map(str, values))
+    return table
 
 
 def _locate_by(run: RunAccount, query: StepQuery, root: str) -> LocatedStep:
