@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
     from raypipe.text.progress import Bar, count_bar, is_shown, progress_bar
     from raypipe.text.specs import make_mapping, make_spec, parse_bytes
-    from raypipe.text.terminal import echo, open_console, print_table, run_to_an_end
+    from raypipe.text.terminal import echo, lines_table, open_console, print_table, rows_table, run_to_an_end
     from raypipe.text.wording import (
         constant_text,
         counted,
@@ -70,7 +70,7 @@ else:
             "pages": "MAX_INCHES encode_pixels figure_png make_page new_figure page_part page_table",
             "progress": "Bar count_bar is_shown progress_bar",
             "specs": "make_mapping make_spec parse_bytes",
-            "terminal": "echo open_console print_table run_to_an_end",
+            "terminal": "echo lines_table open_console print_table rows_table run_to_an_end",
             "wording": "constant_text counted cut_inside either frames_text how_to_install plural span_text",
         },
     )

@@ -13,17 +13,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
 from raypipe.storage import Storage, open_storage, write_whole
-from raypipe.text import (
-    counted,
-    either,
-    encode_pixels,
-    figure_png,
-    make_page,
-    new_figure,
-    page_part,
-    plural,
-    span_text,
-)
+from raypipe.text import counted, either, encode_pixels, figure_png, make_page, new_figure, page_part, plural, span_text
 from raypipe.validate.exclude import format_exclude_file, format_mixture_exclude_file
 from raypipe.validate.findings import Finding, Report, count_severities
 from raypipe.validate.kinds import KINDS

@@ -16,7 +16,7 @@ from raypipe.format import DatasetMeta, read_metadata
 from raypipe.mixture import Mixture, is_mixture_file
 from raypipe.plan import SINGLE_DATASET, EpisodeIndex, SelectionSpec, describe_changes, follow_state, mix_indexes
 from raypipe.storage import is_plain_path, take_login
-from raypipe.text import counted
+from raypipe.text import counted, rows_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,17 +83,13 @@ _COLUMNS = ("frames", "emitted", "skipped", "left_over", "to_come", "repeated", 
 
 def verdict_table(checked: CheckedRun) -> "Table":
     """Return a row per epoch."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("epoch", *_COLUMNS):
-        table.add_column(name.replace("_", " "), justify="right")
-    table.add_column("verdict")
+    rows = []
     for verdict in checked.verdicts:
         counts = [f"{getattr(verdict, f'num_{name}'):,}" for name in _COLUMNS]
         word = "NOT exactly once" if verdict.is_wrong else "not checked" if verdict.unchecked else "exactly once"
-        table.add_row(str(verdict.epoch), *counts, word)
-    return table
+        rows.append((str(verdict.epoch), *counts, word))
+    titles = ("epoch", *(name.replace("_", " ") for name in _COLUMNS), "verdict")
+    return rows_table(titles, rows, texts=("verdict",))
 
 
 _NUM_THREADS: Final = 32

@@ -29,7 +29,7 @@ from raypipe.format import (
 )
 from raypipe.mixture import MemberStats, Mixture, MixtureStats, mixture_stats
 from raypipe.mixture import open_dataset as open_either
-from raypipe.text import plural, span_text
+from raypipe.text import lines_table, plural, span_text
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -140,20 +140,9 @@ def lacking_error(info: DatasetInfo) -> DatasetError:
 
 def info_table(info: DatasetInfo) -> "Table":
     """Return the description as a table for a terminal."""
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in _lines(info):
-        table.add_row(name, text)
-    return table
-
-
-def _lines(info: DatasetInfo) -> list[tuple[str, str]]:
     lengths = f"{span_text(info.min_length, info.max_length)} {plural(info.max_length, 'frame')}"
     lengths += " each" * (info.episodes > 1)
-    return [
+    lines = [
         ("root", info.root),
         ("format", info.layout),
         ("robot", info.robot_type),
@@ -175,6 +164,7 @@ def _lines(info: DatasetInfo) -> list[tuple[str, str]]:
         *([("missing", f"and {more} more")] if (more := len(info.missing_files) - _MOST_MISSING) > 0 else []),
         *(("note", note) for note in info.notes),
     ]
+    return lines_table(lines)
 
 
 def _shortened(texts: tuple[str, ...], most: int = 5) -> str:

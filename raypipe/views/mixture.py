@@ -13,17 +13,9 @@ import numpy as np
 from raypipe.dataset import IS_MISSING, Schema
 from raypipe.format import INDEX_FEATURES, Feature
 from raypipe.mixture import Member, Mixture
-from raypipe.text import counted, cut_inside, new_figure, page_part, page_table, plural
+from raypipe.text import counted, cut_inside, lines_table, new_figure, page_part, page_table, plural
 from raypipe.views.card import first_thumbnail
-from raypipe.views.view import (
-    Picture,
-    View,
-    draw_pictures,
-    duration,
-    html_picture,
-    short_name,
-    stacked,
-)
+from raypipe.views.view import Picture, View, draw_pictures, duration, html_picture, short_name, stacked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -186,25 +178,12 @@ def mixture_table(info: MixtureInfo) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [_lines_table(_summary_lines(info)), Text(), _Members(info)]
+    parts: list[Any] = [lines_table(_summary_lines(info)), Text(), _Members(info)]
     notes = _note_lines(info.notes)
     bad = [("skipped", f"{name} ({root}): {error}") for name, root, error in info.bad]
     if notes or bad:
-        parts += [Text(), _lines_table([*_cut(notes, "note"), *_cut(bad, "skipped dataset")])]
+        parts += [Text(), lines_table([*_cut(notes, "note"), *_cut(bad, "skipped dataset")])]
     return Group(*parts)
-
-
-def _lines_table(lines: Sequence[tuple[str, str]]) -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in lines:
-        # Names of members and features are data: do not read markup in them.
-        table.add_row(name, Text(text))
-    return table
 
 
 def _summary_lines(info: MixtureInfo) -> list[tuple[str, str]]:

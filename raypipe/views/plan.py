@@ -32,13 +32,22 @@ from raypipe.plan import (
     start,
 )
 from raypipe.storage import check_writable, save_figure
-from raypipe.text import counted, make_spec, new_figure, page_part, page_table, parse_bytes, plural
+from raypipe.text import (
+    counted,
+    lines_table,
+    make_spec,
+    new_figure,
+    page_part,
+    page_table,
+    parse_bytes,
+    plural,
+    rows_table,
+)
 from raypipe.views.view import View, html_plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Group
-    from rich.table import Table
 
     from raypipe.pipeline import Pipeline
 
@@ -148,26 +157,9 @@ def _near_frames(dataset: Dataset | Mixture) -> tuple[int, ...]:
 def plan_table(report: PlanReport) -> "Group":
     """Return a report as a table for a terminal; for a mixture, a second table has a row per dataset."""
     from rich.console import Group
-    from rich.table import Table
 
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in plan_lines(report):
-        table.add_row(name, text)
-    return Group(table, "", _members_table(report)) if report.members else Group(table)
-
-
-def _members_table(report: PlanReport) -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column(_MEMBER_TITLES[0], overflow="fold")
-    for name in _MEMBER_TITLES[1:]:
-        table.add_column(name, justify="right")
-    for row in _member_rows(report):
-        table.add_row(*row)
-    return table
+    members = ["", rows_table(_MEMBER_TITLES, _member_rows(report), _MEMBER_TITLES[:1])] if report.members else []
+    return Group(lines_table(plan_lines(report)), *members)
 
 
 def _member_rows(report: PlanReport) -> list[tuple[str, ...]]:

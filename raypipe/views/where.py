@@ -36,7 +36,7 @@ from raypipe.plan import (
     resume,
     start,
 )
-from raypipe.text import counted, either
+from raypipe.text import counted, either, rows_table
 from raypipe.views.account import open_frames, read_frames
 
 if TYPE_CHECKING:
@@ -145,16 +145,11 @@ def locate_recorded(folder: str | os.PathLike[str], query: StepQuery, *, root: s
 
 def step_table(located: LocatedStep) -> "Table":
     """Return a row per frame."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("dataset", "episode", "frame", "index", ""):
-        table.add_column(name, justify="left" if name in ("dataset", "") else "right")
+    rows = []
     for frame in located.frames:
         mark = "skipped" if frame.is_skipped else "repeat" if frame.is_repeat else ""
-        values = (frame.dataset, frame.episode, frame.frame, frame.index, mark)
-        table.add_row(*map(str, values))
-    return table
+        rows.append((frame.dataset, f"{frame.episode}", f"{frame.frame}", f"{frame.index}", mark))
+    return rows_table(("dataset", "episode", "frame", "index", ""), rows, texts=("dataset", ""))
 
 
 def _locate_by(run: RunAccount, query: StepQuery, root: str) -> LocatedStep:
