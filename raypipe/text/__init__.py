@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from raypipe.text.pages import (
         MAX_INCHES,
+        count_whole,
         encode_pixels,
         figure_png,
         make_page,
@@ -67,7 +68,7 @@ else:
                 "MOST_NUMBERS MOST_PIXELS MOST_RATIO MOST_TEXT_BYTES MOST_VIDEO_FRAMES MOST_YAML_NODES "
                 "join_within parse_json read_lines"
             ),
-            "pages": "MAX_INCHES encode_pixels figure_png make_page new_figure page_part page_table",
+            "pages": "MAX_INCHES count_whole encode_pixels figure_png make_page new_figure page_part page_table",
             "progress": "Bar count_bar is_shown progress_bar",
             "specs": "make_mapping make_spec parse_bytes",
             "terminal": "echo lines_table open_console print_table rows_table run_to_an_end",

@@ -80,6 +80,14 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
+def count_whole(*scales: Any) -> None:
+    """Let the axes of a plot count in whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    for scale in scales:
+        scale.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
 def figure_png(figure: "Figure", dpi: int = 110) -> bytes:
     """Return a figure as the bytes of a PNG file."""
     buffer = io.BytesIO()

@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
 from raypipe.storage import Storage, open_storage, write_whole
-from raypipe.text import counted, either, encode_pixels, figure_png, make_page, new_figure, page_part, plural, span_text
+from raypipe.text import (
+    count_whole,
+    counted,
+    either,
+    encode_pixels,
+    figure_png,
+    make_page,
+    new_figure,
+    page_part,
+    plural,
+    span_text,
+)
 from raypipe.validate.exclude import format_exclude_file, format_mixture_exclude_file
 from raypipe.validate.findings import Finding, Report, count_severities
 from raypipe.validate.kinds import KINDS
@@ -116,19 +127,12 @@ def draw_plots(report: Report) -> list[PagePicture]:
     return plots
 
 
-def _count_in_whole_numbers(*scales: Any) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    for scale in scales:
-        scale.set_major_locator(MaxNLocator(integer=True))
-
-
 def _draw_lengths(lengths: NDArray[np.int64], fps: float) -> PagePicture:
     figure = new_figure(_WIDTH_INCHES, _HEIGHT_INCHES)
     axes = figure.subplots()
     axes.hist(lengths, bins=min(40, max(5, len(np.unique(lengths)))), color="#3367d6")
     axes.set(xlabel="frames of an episode", ylabel="episodes")
-    _count_in_whole_numbers(axes.xaxis, axes.yaxis)
+    count_whole(axes.xaxis, axes.yaxis)
     each = f"{span_text(lengths.min(), lengths.max())} {plural(lengths.max(), 'frame')}"
     total_s = float(lengths.sum() / fps)
     lasting = f", {total_s / 3600:.2f} hours" if total_s >= 3600 else f", {total_s:.1f} s" if total_s > 0 else ""
@@ -148,7 +152,7 @@ def _draw_kinds(report: Report) -> PagePicture:
     if max(tally.values()) > _LOG_SCALE_FROM:
         axes.set_xscale("symlog")
     else:
-        _count_in_whole_numbers(axes.xaxis)
+        count_whole(axes.xaxis)
     return PagePicture(figure_png(figure, dpi=130), "findings by kind: red errors, amber warnings, grey notes")
 
 
@@ -161,7 +165,7 @@ def _draw_drift(
     axes.plot(episodes, offset_s, ".", markersize=4, color="#3367d6", label="first timestamp")
     axes.axhline(0, color="#999", linewidth=0.8)
     axes.set(xlabel="episode", ylabel="seconds")
-    _count_in_whole_numbers(axes.xaxis)
+    count_whole(axes.xaxis)
     axes.legend(fontsize=8)
     return PagePicture(figure_png(figure, dpi=130), "how far timestamps are from frame / fps")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import DIM_IS_PAD, IS_MISSING
 from raypipe.errors import ConfigError
-from raypipe.text import counted, either, new_figure, page_part, page_table
+from raypipe.text import count_whole, counted, either, new_figure, page_part, page_table
 from raypipe.views.pixels import finite_ends, visible
 from raypipe.views.rows import SHOWN_NUMBERS
 from raypipe.views.view import (
@@ -22,6 +22,7 @@ from raypipe.views.view import (
     draw_legend,
     draw_picture,
     html_plot,
+    html_texts,
     line_colours,
     not_drawn,
     numbers_told,
@@ -131,9 +132,9 @@ class BatchView(View):
 
     def parts(self) -> list[str]:
         """Return the view as pieces of HTML."""
-        told = [page_part("text", text, "warning") for text in self.totals]
+        told = html_texts(self.totals, "warning")
         shown = f"{len(self.drawn)} of its {counted(self.size, 'sample')}"
-        plot = [html_plot(self._draw(), self.title), *(page_part("text", text) for text in self._pictures_left_out())]
+        plot = [html_plot(self._draw(), self.title), *html_texts(self._pictures_left_out())]
         keys = page_table(("key", "type", "shape"), self.keys)
         return [*told, page_part("heading", shown), *plot, *self._tasks(), page_part("heading", "Keys"), keys]
 
@@ -292,8 +293,6 @@ def _share_chunks(drawn: list[tuple[Any, Chunk]]) -> None:
 
 
 def _draw_chunk(axes: Any, chunk: Chunk) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     axes.set_axis_on()
     axes.tick_params(labelsize=6)
     values = chunk.values[:, :SHOWN_NUMBERS]
@@ -312,7 +311,7 @@ def _draw_chunk(axes: Any, chunk: Chunk) -> None:
     for slot in np.flatnonzero(chunk.is_pad).tolist():
         axes.axvspan(slot - 0.5, slot + 0.5, color="#f0c890", alpha=0.6, linewidth=0)
     axes.set_xlim(-0.6, (slots if slots > 1 else width) - 0.4)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    count_whole(axes.xaxis)
     num_padded = int(chunk.is_pad.sum())
     padded = f": {num_padded} of {counted(slots, 'slot')} {either(num_padded, 'is', 'are')} padding" * bool(num_padded)
     title = f"{chunk.feature}, {numbers_told(chunk.values.shape[1], width)}{narrow}{padded}"

@@ -28,10 +28,12 @@ from raypipe.views.view import (
     View,
     draw_legend,
     draw_picture,
+    draw_text,
     duration,
     first_lines,
     html_picture,
     html_plot,
+    html_texts,
     line_colours,
     not_drawn,
     numbers_told,
@@ -128,9 +130,7 @@ class EpisodeView(View):
         heights = [0.25 + 0.2 * len(lines), *[1.75] * len(strips), *([2.1 * len(self.drawn)] if self.drawn else [])]
         figure = new_figure(_WIDTH, sum(heights))
         places = iter(stacked(figure, heights))
-        text = next(places).subplots()
-        text.set_axis_off()
-        text.text(0, 1, "\n".join(lines), va="top", fontsize=9, transform=text.transAxes)
+        draw_text(next(places), lines, fontsize=9)
         for camera, strip in strips.items():
             place = next(places)
             place.suptitle(camera, fontsize=9, x=0.005, ha="left")
@@ -145,7 +145,7 @@ class EpisodeView(View):
 
     def parts(self) -> list[str]:
         """Return the view as pieces of HTML, with the video inside."""
-        parts = [page_part("lines", self._lines()), *(page_part("text", text, "error") for text in self.failures)]
+        parts = [page_part("lines", self._lines()), *html_texts(self.failures, "error")]
         parts += self._video()
         for camera, strip in self.strips.items():
             parts += [page_part("heading", camera), *map(html_picture, strip)]
@@ -155,7 +155,7 @@ class EpisodeView(View):
             figure = new_figure(_WIDTH, 2.3 * len(self.drawn))
             self._draw_numbers(figure)
             parts += [page_part("heading", "Numbers"), html_plot(figure, "numbers over the episode")]
-        return [*parts, *(page_part("text", text) for text in self._features_left_out())]
+        return [*parts, *html_texts(self._features_left_out())]
 
     def _features_left_out(self) -> list[str]:
         return not_drawn([one.feature for one in self._changing[_DRAWN_FEATURES:]], "feature")

@@ -14,7 +14,7 @@ from raypipe.dataset import IS_MISSING, Schema
 from raypipe.format import INDEX_FEATURES, Feature
 from raypipe.mixture import Member, Mixture
 from raypipe.text import counted, cut_inside, lines_table, new_figure, page_part, page_table, plural
-from raypipe.views.card import first_thumbnail
+from raypipe.views.card import read_thumbnails
 from raypipe.views.view import Picture, View, draw_pictures, duration, html_picture, short_name, stacked
 
 if TYPE_CHECKING:
@@ -499,8 +499,8 @@ def view_mixture(mixture: Mixture, name: str = "mixture") -> MixtureCard:
     thumbnails = {}
     for number in largest[:_PICTURED_MEMBERS]:
         dataset = mixture.members[number].dataset
-        found = [first_thumbnail(dataset, own) for own in info.members[number].cameras.values()]
-        thumbnails[info.members[number].name] = tuple(one for one in found if one is not None)
+        pictures, _ = read_thumbnails(dataset, info.members[number].cameras.values())
+        thumbnails[info.members[number].name] = tuple(pictures)
     return MixtureCard(info=info, thumbnails=thumbnails)
 
 

@@ -33,6 +33,7 @@ from raypipe.plan import (
 )
 from raypipe.storage import check_writable, save_figure
 from raypipe.text import (
+    count_whole,
     counted,
     lines_table,
     make_spec,
@@ -310,8 +311,6 @@ def draw_plan(world: WorldPlan, report: PlanReport, row_bytes: int, *, rank: int
     the frames of some batches; the distinct episodes in a batch, with the near repeats in words; what is in memory; for
     a mixture, the shares. It draws at most 1,500 spans.
     """
-    from matplotlib.ticker import MaxNLocator
-
     is_mixture = len(world.plan.index.dataset_names) > 1
     heights = (3, 1.1, 1.1, 1.2) if is_mixture else (3, 1.1, 1.1)
     figure = new_figure(_WIDTH, 1.5 * sum(heights) + 0.4)
@@ -327,8 +326,7 @@ def draw_plan(world: WorldPlan, report: PlanReport, row_bytes: int, *, rank: int
         _draw_shares(axes[3], world, steps)
     axes[-1].set_xlabel("step")
     axes[-1].set_xlim(0, max(1.0, _in_steps(world, world.steps.position_after(world.num_steps))))
-    for scale in (axes[0].yaxis, axes[1].yaxis, axes[-1].xaxis):
-        scale.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    count_whole(axes[0].yaxis, axes[1].yaxis, axes[-1].xaxis)
     return figure
 
 

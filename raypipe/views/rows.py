@@ -24,7 +24,7 @@ from raypipe.format import (
     read_parquet,
     read_stats,
 )
-from raypipe.text import counted
+from raypipe.text import count_whole, counted
 from raypipe.validate import bound_room
 from raypipe.views.view import numbers_told, shortened
 
@@ -330,8 +330,6 @@ def is_drawn_whole(task: str) -> bool:
 
 def draw_tasks(axes: Any, tasks: Sequence[tuple[str, int]], source: str) -> None:
     """Draw the number of episodes of the most frequent tasks; `source` follows the count of tasks in the title."""
-    from matplotlib.ticker import MaxNLocator
-
     from raypipe.text import boxes_told
 
     shown = tasks[:TASKS_SHOWN]
@@ -348,5 +346,5 @@ def draw_tasks(axes: Any, tasks: Sequence[tuple[str, int]], source: str) -> None
     axes.set_ylim(max(len(shown), 6) - 0.5, -0.5)
     axes.set_xlabel("episodes")
     axes.margins(x=0.12)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    count_whole(axes.xaxis)
     axes.tick_params(axis="x", labelsize=7)

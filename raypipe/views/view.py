@@ -94,6 +94,13 @@ def draw_picture(axes: Any, picture: Picture) -> None:
     axes.set_axis_off()
 
 
+def draw_text(place: Any, lines: Sequence[str], **style: Any) -> None:
+    """Draw lines of text at the top left of a subfigure."""
+    axes = place.subplots()
+    axes.set_axis_off()
+    axes.text(0, 1, "\n".join(lines), va="top", transform=axes.transAxes, **style)
+
+
 def draw_pictures(figure: Any, pictures: Sequence[Picture], columns: int) -> None:
     """Draw pictures in a row with this many places."""
     for axes, picture in zip_longest(figure.subplots(1, columns, squeeze=False)[0], pictures[:columns]):
@@ -106,6 +113,11 @@ def draw_pictures(figure: Any, pictures: Sequence[Picture], columns: int) -> Non
 def html_picture(picture: Picture) -> str:
     """Return a picture with its caption below."""
     return page_part("picture", encode_pixels(picture.pixels), picture.caption)
+
+
+def html_texts(texts: Iterable[str], kind: str = "note") -> list[str]:
+    """Return a paragraph for each text; `kind` is ``note``, ``warning`` or ``error``."""
+    return [page_part("text", text, kind) for text in texts]
 
 
 def html_plot(figure: "Figure", meaning: str) -> str:
@@ -145,9 +157,9 @@ def not_drawn(names: Sequence[str], word: str) -> list[str]:
     return [f"not drawn: {counted(len(names), word)}: {', '.join(names)}"] if names else []
 
 
-def first_lines(lines: Sequence[str], most: int) -> list[str]:
+def first_lines(lines: Sequence[str], most: int, noun: str = "line") -> list[str]:
     """Return at most `most` lines, and one more with the number of the others."""
-    more = [f"and {counted(len(lines) - most, 'more line')}"] if len(lines) > most else []
+    more = [f"and {counted(len(lines) - most, f'more {noun}')}"] if len(lines) > most else []
     return [*lines[:most], *more]
 
 
