@@ -28,6 +28,7 @@ from raypipe.views.view import (
     numbers_told,
     short_name,
     shortened,
+    spread,
 )
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _pictures(arrays: Mapping[str, NDArray[Any]], camera: str, number: int) -> l
     pixels = arrays[camera][number]
     has_time = pixels.ndim == 4
     slots = pixels if has_time else pixels[None]
-    shown = np.unique(np.linspace(0, len(slots) - 1, _SHOWN_SLOTS).round().astype(int)).tolist()
+    shown = spread(len(slots), _SHOWN_SLOTS)
     padding = arrays.get(f"{camera}{IS_PAD}")
     is_missing = f"{camera}{IS_MISSING}" in arrays and bool(arrays[f"{camera}{IS_MISSING}"][number])
     # One scale for the whole batch, so that samples can be compared.

@@ -65,6 +65,7 @@ from raypipe.views.view import (
     share_scales,
     short_name,
     shortened,
+    spread,
     stacked,
     wrapped,
 )
@@ -361,12 +362,9 @@ def _try_features(dataset: Dataset) -> Mapping[str, Feature]:
 def read_thumbnails(dataset: Dataset, cameras: Iterable[str], num_episodes: int = 1) -> tuple[list[Picture], list[str]]:
     """Return the middle frame of some episodes, camera by camera, and the errors of those that cannot be decoded."""
     meta, pictures, failures = dataset.meta, [], []
-    if not len(meta.episodes):
-        return [], []
     reader = FrameReader(dataset, height=_THUMBNAIL_HEIGHT)
-    rows = np.unique(np.linspace(0, len(meta.episodes) - 1, num_episodes).round().astype(int)).tolist()
     for camera in cameras:
-        for row in rows:
+        for row in spread(len(meta.episodes), num_episodes):
             frame = int(meta.episodes.length[row]) // 2
             try:
                 pixels, scale = reader.read_measured(row, camera, np.array([frame]))

@@ -45,16 +45,16 @@ def show(thing: Any, **options: Any) -> View:
         if isinstance(opened, Mixture):
             options = {"name": str(thing), **options}
         thing = opened
-    if isinstance(thing, Recording):
-        return _made(_view_recording, thing, options)
-    if isinstance(thing, Dataset):
-        return _made(_view_one_episode if "episode" in options else view_dataset, thing, options)
-    if isinstance(thing, Mixture):
-        return _made(view_mixture, thing, options)
-    if isinstance(thing, WorldPlan):
-        return _made(view_world, thing, options)
-    if isinstance(thing, Mapping):
-        return _made(view_batch, thing, options)
+    makers: dict[type, Callable[..., View]] = {
+        Dataset: _view_one_episode if "episode" in options else view_dataset,
+        Mixture: view_mixture,
+        Recording: Recording.view,
+        WorldPlan: view_world,
+        Mapping: view_batch,
+    }
+    for kind, make in makers.items():
+        if isinstance(thing, kind):
+            return _made(make, thing, options)
     return _show_run(thing, options)
 
 
@@ -68,10 +68,6 @@ def _made(make: Callable[..., View], thing: Any, options: Mapping[str, Any]) -> 
 
 def _view_one_episode(dataset: Dataset, episode: int, num_frames: int = 8) -> View:
     return view_episode(dataset, episode, num_frames=num_frames)
-
-
-def _view_recording(recording: Recording) -> View:
-    return recording.view()
 
 
 def _show_run(thing: Any, options: Mapping[str, Any]) -> View:

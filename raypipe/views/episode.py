@@ -40,6 +40,7 @@ from raypipe.views.view import (
     share_scales,
     short_name,
     shortened,
+    spread,
     stacked,
     wrapped,
 )
@@ -240,7 +241,7 @@ def view_episode(dataset: Dataset, episode_index: int, *, num_frames: int = 8) -
         raise ConfigError(f"num_frames must be at least 1, got {num_frames}")
     row = dataset.meta.episodes.find_row(episode_index)
     length = int(dataset.meta.episodes.length[row])
-    frames = np.unique(np.linspace(0, length - 1, num_frames).round().astype(np.int64))
+    frames = np.array(spread(length, num_frames))
     curves, tasks = read_numbers(dataset, row)
     strips, scales, failures = _read_strips(dataset, row, frames)
     return EpisodeView(

@@ -30,12 +30,14 @@ from raypipe.format import (
 from raypipe.mixture import MemberStats, Mixture, MixtureStats, mixture_stats
 from raypipe.mixture import open_dataset as open_either
 from raypipe.text import lines_table, plural, span_text
+from raypipe.views.view import spread
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
 _EPISODES_LOOKED_AT = 8
+_SEE_VALIDATE = "`raypipe validate {root}` looks at all files, and lists what is wrong with them."
 _MOST_MISSING = 20
 """The most missing files that the table names; JSON has all."""
 
@@ -90,7 +92,7 @@ def describe(root: str) -> DatasetInfo:
         try:
             return _describe(dataset, _find_missing(dataset))
         except DatasetError as error:
-            error.add_note(f"`raypipe validate {root}` looks at all files, and lists what is wrong with them.")
+            error.add_note(_SEE_VALIDATE.format(root=root))
             raise
 
 
@@ -134,7 +136,7 @@ def lacking_error(info: DatasetInfo) -> DatasetError:
     names = info.missing_files
     files = "a file that meta/ names is" if len(names) == 1 else f"{len(names):,} files that meta/ names are"
     error = DatasetError(f"{files} missing at {info.root!r}, the first is {names[0]!r}. Fetch what is missing.")
-    error.add_note(f"`raypipe validate {info.root}` looks at all files, and lists what is wrong with them.")
+    error.add_note(_SEE_VALIDATE.format(root=info.root))
     return error
 
 
@@ -152,10 +154,7 @@ def info_table(info: DatasetInfo) -> "Table":
         *(("camera", f"{name}  declared, and no file is found") for name in info.missing_cameras),
         *(("feature", f"{name}  {text}") for name, text in info.features.items()),
         ("tasks", _shortened(info.tasks)),
-        (
-            "splits",
-            ", ".join(f"{name} {start}:{stop}" for name, (start, stop) in info.splits.items()) or "none",
-        ),
+        ("splits", ", ".join(f"{name} {start}:{stop}" for name, (start, stop) in info.splits.items()) or "none"),
         ("statistics", ", ".join(info.stats) or "none found"),
         ("row groups", info.row_groups),
         ("timestamps", f"up to {info.timestamp_drift_s:g} s from frame / fps"),
@@ -185,11 +184,8 @@ def camera_text(dataset: Dataset, camera: str) -> str:
     declared = VideoFormat(feature.codec, feature.height, feature.width)
     found = _read_formats(dataset.meta, camera) or [declared]
     told = " and ".join(f"{one.width}x{one.height} {one.codec or 'video'}" for one in found) + depth
-    return (
-        told
-        if all(_is_declared(feature, one) for one in found)
-        else f"{told} (info.json says {size} {feature.codec or 'video'})"
-    )
+    is_declared = all(_is_declared(feature, one) for one in found)
+    return told if is_declared else f"{told} (info.json says {size} {feature.codec or 'video'})"
 
 
 def _read_formats(meta: DatasetMeta, camera: str) -> list[VideoFormat]:
@@ -238,18 +234,13 @@ def _check_videos(dataset: Dataset, missing: tuple[str, ...]) -> None:
     videos = [name for name in dataset.spec.cameras if name in meta.episodes.videos]
     for row in _some_rows(meta):
         for name in (camera for camera in videos if meta.video_file(row, camera) not in missing):
-            try:
+            with suppress(NotImplementedError):
                 index = read_video_index(meta.storage.for_a_look(), meta.video_file(row, name))
                 episode_first_frame(meta, row, name, index)
-            except NotImplementedError:
-                continue
 
 
 def _some_rows(meta: DatasetMeta) -> list[int]:
-    if not len(meta.episodes):
-        return []
-    rows = np.linspace(0, len(meta.episodes) - 1, _EPISODES_LOOKED_AT).round().astype(int)
-    return sorted({int(row) for row in rows})
+    return spread(len(meta.episodes), _EPISODES_LOOKED_AT)
 
 
 def largest_drift(dataset: Dataset) -> float:
@@ -284,18 +275,14 @@ def column_notes(dataset: Dataset) -> list[str]:
     derived = [name for name in absent if name not in declared or name in ("index", "frame_index", "task_index")]
     blind = [name for name in absent if name in meta.cameras]
     lost = [name for name in absent if name not in derived and name not in blind]
-    notes = [f"feature {name!r} is left out of samples: {why}" for name, why in meta.opaque.items()]
-    if derived:
-        notes.append(f"columns that the rows lack are derived: {', '.join(derived)}")
-    if lost:
-        notes.append(f"declared features without a column are left out of samples: {', '.join(lost)}")
-    if blind:
-        notes.append(
-            f"cameras whose images have no column, and which cameras=[...] is to leave out: {', '.join(blind)}"
-        )
-    if undeclared:
-        notes.append(f"columns that info.json does not declare are left out of samples: {', '.join(undeclared)}")
-    return notes
+    told = {
+        "columns that the rows lack are derived": derived,
+        "declared features without a column are left out of samples": lost,
+        "cameras whose images have no column, and which cameras=[...] is to leave out": blind,
+        "columns that info.json does not declare are left out of samples": undeclared,
+    }
+    opaque = [f"feature {name!r} is left out of samples: {why}" for name, why in meta.opaque.items()]
+    return [*opaque, *(f"{text}: {', '.join(names)}" for text, names in told.items() if names)]
 
 
 _SHOWN: Final = ("min", "q01", "mean", "std", "q99", "max")

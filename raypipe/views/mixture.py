@@ -15,7 +15,7 @@ from raypipe.format import INDEX_FEATURES, Feature
 from raypipe.mixture import Member, Mixture
 from raypipe.text import counted, cut_inside, lines_table, new_figure, page_part, page_table, plural
 from raypipe.views.card import read_thumbnails
-from raypipe.views.view import Picture, View, draw_pictures, duration, html_picture, short_name, stacked
+from raypipe.views.view import Picture, View, draw_pictures, first_lines, html_picture, html_texts, short_name, stacked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,7 +178,8 @@ def mixture_table(info: MixtureInfo) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [lines_table(_summary_lines(info)), Text(), _Members(info)]
+    cut = f"; the table has the {_MAX_ROWS - 1} with the largest shares, --json all" * (info.datasets > _MAX_ROWS)
+    parts: list[Any] = [lines_table(_summary_lines(info, cut)), Text(), _Members(info)]
     notes = _note_lines(info.notes)
     bad = [("skipped", f"{name} ({root}): {error}") for name, root, error in info.bad]
     if notes or bad:
@@ -186,7 +187,7 @@ def mixture_table(info: MixtureInfo) -> "Group":
     return Group(*parts)
 
 
-def _summary_lines(info: MixtureInfo) -> list[tuple[str, str]]:
+def _summary_lines(info: MixtureInfo, cut: str = "") -> list[tuple[str, str]]:
     robots = [name if count == 1 else f"{name} ({counted(count, 'dataset')})" for name, count in info.robots.items()]
     passes = info.frames_per_epoch / max(1, sum(one.selected_frames for one in info.members))
     whole = "" if passes == 1 else f", {passes:.3g} {plural(passes, 'pass')} over the selected frames"
@@ -197,7 +198,6 @@ def _summary_lines(info: MixtureInfo) -> list[tuple[str, str]]:
         else f"{info.rate} {plural(float(info.rate), 'frame')} a second, the nearest own frame"
     )
     skipped = f", and {len(info.bad)} skipped" if info.bad else ""
-    cut = f"; the table has the {_MAX_ROWS - 1} with the largest shares, --json all" * (info.datasets > _MAX_ROWS)
     return [
         ("mixture", info.mixture),
         ("datasets", f"{info.datasets:,}{skipped}{cut}"),
@@ -382,18 +382,7 @@ _DRAWN_PICTURES: Final = 288
 _NOTES_SHOWN: Final = 30
 _COLUMNS: Final = 6
 _WIDTH: Final = 12.0
-_TITLES: Final = (
-    "dataset",
-    "",
-    "robot",
-    "fps",
-    "episodes",
-    "frames",
-    "share",
-    "an epoch",
-    "passes",
-    "cameras",
-)
+_TITLES: Final = ("dataset", "", "robot", "fps", "episodes", "frames", "share", "an epoch", "passes", "cameras")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -407,10 +396,8 @@ class MixtureCard(View):
     @property
     def title(self) -> str:
         """The number of datasets, and the name of the mixture."""
-        info = self.info
-        return (
-            f"{info.mixture}: {counted(info.datasets, 'dataset')}, {counted(info.frames_per_epoch, 'frame')} an epoch"
-        )
+        epoch = counted(self.info.frames_per_epoch, "frame")
+        return f"{self.info.mixture}: {counted(self.info.datasets, 'dataset')}, {epoch} an epoch"
 
     @property
     def members(self) -> tuple[MemberInfo, ...]:
@@ -439,37 +426,17 @@ class MixtureCard(View):
 
     def parts(self) -> list[str]:
         """Return the card as pieces of HTML."""
-        parts = [page_part("lines", self._lines())]
+        parts = [page_part("lines", _summary_lines(self.info))]
         bad = [page_part("text", f"skipped: {name} ({root}): {error}", "error") for name, root, error in self.info.bad]
-        notes = [page_part("text", f"{name}: {text}" if name else text) for name, text in self.info.notes]
-        cut = (
-            [page_part("text", f"and {counted(len(notes) - _NOTES_SHOWN, 'more note')}")]
-            if len(notes) > _NOTES_SHOWN
-            else []
-        )
+        notes = [f"{name}: {text}" if name else text for name, text in self.info.notes]
         if bad or notes:
-            parts += [page_part("heading", "What is odd about it"), *bad, *notes[:_NOTES_SHOWN], *cut]
+            shown = html_texts(first_lines(notes, _NOTES_SHOWN, "note"))
+            parts += [page_part("heading", "What is odd about it"), *bad, *shown]
         rows = [self._row(one) for one in self.members[:_LISTED_MEMBERS]]
         parts += [page_part("heading", "Datasets"), page_table(_TITLES, rows)]
         if len(self.members) > len(rows):
             parts.append(page_part("text", f"and {len(self.members) - len(rows)} more with smaller shares"))
         return parts
-
-    def _lines(self) -> list[tuple[str, str]]:
-        info = self.info
-        robots = ", ".join(f"{name or '-'} ({count})" for name, count in info.robots.items())
-        return [
-            ("datasets", f"{info.datasets:,}"),
-            ("robots", robots),
-            ("episodes", f"{info.episodes:,}"),
-            ("frames", f"{info.frames:,}: {duration(info.hours * 3600)}"),
-            ("epoch", f"{counted(info.frames_per_epoch, 'frame')}; shares {info.weights}"),
-            *(("camera", f"{name}  {text}{self._lacking(name)}") for name, text in info.cameras.items()),
-        ]
-
-    def _lacking(self, name: str) -> str:
-        missing = self.info.missing.get(name, 0)
-        return f"  (black for {missing} of {counted(self.info.datasets, 'dataset')})" if missing else ""
 
     def _row(self, one: MemberInfo) -> tuple[str, ...]:
         width = round(120 * one.share / max(1e-9, self.members[0].share))

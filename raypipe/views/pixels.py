@@ -13,7 +13,7 @@ from raypipe.dataset import Dataset
 from raypipe.decode import ORIGINAL_SIZE, DecodeSpec
 from raypipe.errors import ConfigError
 from raypipe.format import Feature, RowReader
-from raypipe.views.view import short_name
+from raypipe.views.view import short_name, spread
 
 _WIDEST: Final = 3
 """The widest picture, in multiples of the requested height; a wider camera is shrunk to it."""
@@ -67,9 +67,8 @@ class FrameReader:
         """Return the nearest and farthest depth in frames spread over an episode; None for a camera without depth."""
         if not self._meta.features[camera].is_depth:
             return None
-        length = int(self._meta.episodes.length[row])
-        frames = np.unique(np.linspace(0, length - 1, _FRAMES_MEASURED).round().astype(np.int64))
-        return finite_ends(self._decode(row, camera, frames))
+        frames = spread(int(self._meta.episodes.length[row]), _FRAMES_MEASURED)
+        return finite_ends(self._decode(row, camera, np.array(frames)))
 
     def _decode(self, row: int, camera: str, frames: NDArray[np.int64]) -> NDArray[Any]:
         decoder, feature = self._decoder(camera), self._meta.features[camera]

@@ -226,10 +226,7 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
         ),
         ("distinct episodes", f"{_distinct(local)} in a rank's batch"),
         ("", f"{_distinct(everywhere)} in a global batch"),
-        (
-            "shared episodes",
-            f"{shared}; a full shuffle {report.mixing.overlap_full_shuffle:.1f}",
-        ),
+        ("shared episodes", f"{shared}; a full shuffle {report.mixing.overlap_full_shuffle:.1f}"),
         ("near repeats", _near_repeats(report.mixing.near_repeats)),
         ("blocks/s", f"{blocks} frames/s over all ranks, a span a block"),
         *_mixture_lines(report),

@@ -26,7 +26,7 @@ from raypipe.format import (
 )
 from raypipe.text import count_whole, counted
 from raypipe.validate import bound_room
-from raypipe.views.view import numbers_told, shortened
+from raypipe.views.view import numbers_told, shortened, spread
 
 SHOWN_NUMBERS: Final = 48
 """The most numbers drawn of a feature: the first ones."""
@@ -157,7 +157,7 @@ def _read_rows(dataset: Dataset, features: Sequence[Feature]) -> _Rows:
     num_episodes = len(dataset.meta.episodes)
     if not features or not num_episodes:
         return _Rows({}, "")
-    rows = np.unique(np.linspace(0, num_episodes - 1, _EPISODES_READ).round().astype(int)).tolist()
+    rows = spread(num_episodes, _EPISODES_READ)
     num_rows = np.cumsum(dataset.meta.episodes.length[rows])
     rows = rows[: max(1, int(np.searchsorted(num_rows, _MOST_ROWS, side="right")))]
     reader = RowReader(dataset.meta, [one.name for one in features])

@@ -204,9 +204,9 @@ class _Handler(BaseHTTPRequestHandler):
         if name in ("index.html", *_FILES):
             self._send_file(name)
         elif address.path == "/api/about":
-            self._send_json(site.about())
+            self._send_json(site.about)
         elif address.path == "/api/episodes":
-            self._send_json(site.episodes())
+            self._send_json(site.episodes)
         elif address.path == "/api/episode":
             self._send_json(site.episode(_number(query, "episode")))
         elif address.path == "/api/batch":
@@ -233,11 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(text.encode(), "application/json; charset=utf-8", status)
 
     def _send(
-        self,
-        data: bytes,
-        kind: str,
-        status: HTTPStatus = HTTPStatus.OK,
-        headers: Mapping[str, str] | None = None,
+        self, data: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
     ) -> None:
         self._start(status, kind, len(data), headers)
         if self.command != "HEAD":

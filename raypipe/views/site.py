@@ -25,7 +25,7 @@ from raypipe.text import counted, cut_inside, encode_pixels, frames_text
 from raypipe.validate import Finding, Place, fold_findings, is_small
 from raypipe.views.card import dataset_lines
 from raypipe.views.episode import Curves, read_numbers
-from raypipe.views.pixels import FrameReader, Scale
+from raypipe.views.pixels import FrameReader
 from raypipe.views.rows import SHOWN_NUMBERS
 from raypipe.views.view import short_name
 
@@ -65,45 +65,31 @@ class Site:
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
+        self._cameras = dataset.spec.cameras
         self._stills = Stills(dataset)
         self.checks = Checks(dataset)
         self._index = lru_cache(_KEPT_INDEXES)(self._read_index)
         self._pipeline = lru_cache(4)(self._make_pipeline)
 
-    @property
-    def title(self) -> str:
-        """The dataset's root."""
-        return self._dataset.meta.root
-
     def close(self) -> None:
         """Stop the check that runs beside the page."""
         self.checks.close()
 
+    @cached_property
     def about(self) -> dict[str, Any]:
-        """Return a description of the dataset."""
+        """A description of the dataset."""
         meta = self._dataset.meta
         return {
             "root": meta.root,
             "name": PurePosixPath(meta.root.rstrip("/")).name or meta.root,
             "fps": meta.fps,
-            "lines": [(name, text) for name, text in self._lines if name != "root"],
+            "lines": [(name, text) for name, text in dataset_lines(self._dataset) if name != "root"],
             "cameras": [{"name": name, "short": short_name(name)} for name in self._cameras],
         }
 
     @cached_property
-    def _lines(self) -> list[tuple[str, str]]:
-        return dataset_lines(self._dataset)
-
-    @cached_property
-    def _cameras(self) -> tuple[str, ...]:
-        return self._dataset.spec.cameras
-
     def episodes(self) -> dict[str, Any]:
-        """Return all episodes as columns: number, frames, and the numbers of the tasks that the episode table lists."""
-        return self._episodes
-
-    @cached_property
-    def _episodes(self) -> dict[str, Any]:
+        """All episodes as columns: number, frames, and the numbers of the tasks that the episode table lists."""
         meta = self._dataset.meta
         places: dict[str, int] = {}
         tasks = [
@@ -250,7 +236,8 @@ class Stills:
         self._decoding = threading.Semaphore(_MOST_DECODING)
         self._kept: OrderedDict[tuple[int, str, int, str], bytes] = OrderedDict()
         self._kept_bytes = 0
-        self._scales: dict[tuple[int, str], Scale | None] = {}
+        # The two ends of an episode's depth scale, the same for all its frames.
+        self._scale = lru_cache(None)(self._readers["small"].measure)
 
     def read(self, row: int, camera: str, frame: int, size: str) -> bytes:
         """Return one frame as JPEG; for a large one, also decode and keep the frames beside it.
@@ -294,16 +281,6 @@ class Stills:
         self._kept[key] = data
         while self._kept_bytes > _KEPT_BYTES:
             self._kept_bytes -= len(self._kept.popitem(last=False)[1])
-
-    def _scale(self, row: int, camera: str) -> Scale | None:
-        """Return the two ends of an episode's depth scale, the same for all its frames."""
-        with self._lock:
-            if (row, camera) in self._scales:
-                return self._scales[row, camera]
-        scale = self._readers["small"].measure(row, camera)
-        with self._lock:
-            self._scales[row, camera] = scale
-        return scale
 
 
 Stage = Literal["waiting", "running", "done", "failed"]

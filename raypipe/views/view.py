@@ -125,6 +125,11 @@ def html_plot(figure: "Figure", meaning: str) -> str:
     return page_part("image", figure_png(figure), meaning)
 
 
+def spread(total: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `total`, evenly spread, from the first to the last."""
+    return np.unique(np.linspace(0, total - 1, most).round().astype(int)).tolist() if total else []
+
+
 def short_name(name: str) -> str:
     """Return a name without ``observation.`` and ``images.`` before it."""
     return name.removeprefix("observation.").removeprefix("images.") or name
@@ -178,7 +183,7 @@ def draw_legend(axes: Any) -> None:
     title = None
     if len(handles) > _NAMED_LINES:
         title = f"{_NAMED_OF_MORE} of {len(handles)}"
-        handles = [handles[number] for number in np.linspace(0, len(handles) - 1, _NAMED_OF_MORE).round().astype(int)]
+        handles = [handles[number] for number in spread(len(handles), _NAMED_OF_MORE)]
     style = {"fontsize": 7, "title_fontsize": 7, "frameon": False}
     axes.legend(handles=handles, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5), **style)
 
