@@ -335,8 +335,7 @@ def save_recording(dataset: Dataset, episode_index: int, path: str | Path) -> Lo
     if path.suffix != SUFFIX:
         raise ConfigError(f"cannot write a Rerun recording to {str(path)!r}: give a file that ends in {SUFFIX}")
     check_writable(path)
-    rerun, episode = _import_rerun(), view_episode(dataset, episode_index, num_frames=1)
-    stream = rerun.RecordingStream("raypipe", recording_id=_recording_id(dataset, episode_index))
+    rerun, episode, stream = _new_stream(dataset, episode_index)
     stream.save(str(path))
     logged = _log(rerun, stream, episode)
     # Write the buffer and close the file.
@@ -350,8 +349,7 @@ def open_viewer(dataset: Dataset, episode_index: int) -> Logged:
     Raises:
         ConfigError: the viewer does not start here, for example without a screen.
     """
-    rerun, episode = _import_rerun(), view_episode(dataset, episode_index, num_frames=1)
-    stream = rerun.RecordingStream("raypipe", recording_id=_recording_id(dataset, episode_index))
+    rerun, episode, stream = _new_stream(dataset, episode_index)
     # Use the program beside Python: its folder is on the path only if the environment is activated.
     program = Path(sys.executable).with_name("rerun")
     with _explained():
@@ -376,18 +374,17 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
-def _import_rerun() -> Any:
+def _new_stream(dataset: Dataset, episode_index: int) -> tuple[Any, EpisodeView, Any]:
+    """Return the package, the episode, and a stream for it."""
     try:
         import rerun
     except ImportError as error:
         raise ConfigError(
             f"the Rerun viewer needs the package rerun-sdk, which is not here ({error}): pip install rerun-sdk"
         ) from error
-    return rerun
-
-
-def _recording_id(dataset: Dataset, episode_index: int) -> str:
-    return f"{dataset.meta.order_fingerprint}-{episode_index}"
+    recording_id = f"{dataset.meta.order_fingerprint}-{episode_index}"
+    episode = view_episode(dataset, episode_index, num_frames=1)
+    return rerun, episode, rerun.RecordingStream("raypipe", recording_id=recording_id)
 
 
 def _log(rerun: Any, stream: Any, episode: EpisodeView) -> Logged:
