@@ -44,7 +44,7 @@ HOMES = {
         "bench.one_loader",
     },
     "torchcodec": {"decode.videos", "decode.video_writer", "testing.video", "bench"},
-    "matplotlib": {"text.figures", "text.pages", "validate.page", "views", "bench.plot"},
+    "matplotlib": {"text.figures", "text.pages", "views", "bench.plot"},
     "PIL": {"decode.images", "testing.rows"},
     "ray": {
         "storage.cluster_budget",
