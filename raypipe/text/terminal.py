@@ -88,7 +88,8 @@ def rows_table(titles: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequ
 
     table = Table(box=None, pad_edge=False)
     for title in titles:
-        table.add_column(title, justify="left" if title in texts else "right", overflow="fold")
+        is_text = title in texts
+        table.add_column(title, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     for row in rows:
         table.add_row(*map(Text, row))
     return table

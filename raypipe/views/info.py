@@ -29,7 +29,7 @@ from raypipe.format import (
 )
 from raypipe.mixture import MemberStats, Mixture, MixtureStats, mixture_stats
 from raypipe.mixture import open_dataset as open_either
-from raypipe.text import lines_table, plural, span_text
+from raypipe.text import lines_table, plural, rows_table, span_text
 from raypipe.views.view import spread
 
 if TYPE_CHECKING:
@@ -400,18 +400,13 @@ def _staying(dataset: Dataset) -> tuple[str, ...]:
 def stats_tables(report: StatsReport) -> "Group":
     """Return a table per dataset for a terminal, with a row for each number of a vector and channel of a camera."""
     from rich.console import Group
-    from rich.table import Table
 
     shown: list[Any] = []
     for dataset, entry in report.stats.datasets.items():
-        table = Table(box=None, pad_edge=False, title=dataset, title_justify="left")
-        table.add_column("feature", overflow="fold")
-        table.add_column("number", no_wrap=True)
-        for name in (*_SHOWN, "count"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for feature, values in entry.items():
-            for row in _rows(feature, values, report.names[dataset].get(feature, ())):
-                table.add_row(*row)
+        names = report.names[dataset]
+        rows = [row for feature, values in entry.items() for row in _rows(feature, values, names.get(feature, ()))]
+        table = rows_table(("feature", "number", *_SHOWN, "count"), rows, texts=("feature", "number"))
+        table.title, table.title_justify = dataset, "left"
         missing = "no statistics are stored: `raypipe reshard ROOT OUT` computes those of rows"
         shown += [table if entry else f"{dataset}: {missing}", *_told(report, dataset), ""]
     return Group(*shown)
