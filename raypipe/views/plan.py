@@ -159,8 +159,10 @@ def plan_table(report: PlanReport) -> "Group":
     """Return a report as a table for a terminal; for a mixture, a second table has a row per dataset."""
     from rich.console import Group
 
-    members = ["", rows_table(_MEMBER_TITLES, _member_rows(report), _MEMBER_TITLES[:1])] if report.members else []
-    return Group(lines_table(plan_lines(report)), *members)
+    parts: list[Any] = [lines_table(plan_lines(report))]
+    if report.members:
+        parts += ["", rows_table(_MEMBER_TITLES, _member_rows(report), texts=_MEMBER_TITLES[:1])]
+    return Group(*parts)
 
 
 def _member_rows(report: PlanReport) -> list[tuple[str, ...]]:
