@@ -23,7 +23,8 @@ MAX_INCHES: Final = 200
 
 def make_page(title: str, body: str) -> str:
     """Return a whole HTML document; the body is HTML already, the title is text."""
-    return page_part("document", title, body)
+    # A plain text: what is added to it later is not escaped.
+    return str(page_part("document", title, body))
 
 
 def page_part(name: str, *values: Any, template: str = "text/templates/page.html") -> str:

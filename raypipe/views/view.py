@@ -73,7 +73,7 @@ class View(ABC):
         return make_page(self.title, self._repr_html_())
 
     def _repr_html_(self) -> str:
-        return page_part("view", self.title, "\n".join(self.parts()))
+        return str(page_part("view", self.title, "\n".join(self.parts())))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
