@@ -22,8 +22,7 @@ from rich.console import Console
 import raypipe as rp
 from raypipe.testing import SynthSpec, numbered_cameras, read_stamp, varied_lengths, write_dataset
 from raypipe.views import describe, info_table
-from raypipe.views.info.account import check_run
-from raypipe.views.info.account_tables import verdict_table
+from raypipe.views.account import check_run, verdict_table
 
 ROOT, RUN = Path("demo-data"), Path("demo-run")
 CAMERA, STATE = "observation.images.camera_0", "observation.state"

@@ -31,7 +31,7 @@ The rooms, from the lowest layer to the highest. Import each through its door, i
     pipeline   the settings of all stages, composed
     train      Ray Train, torchrun, checkpoints
     lerobot    LeRobot's policies and its trainer on raypipe's batches
-    views      pages and tables for people: `raypipe show`; `views/info`: `raypipe info`, `stats`, `account`, `where`
+    views      pages and tables for people: `raypipe show`, `info`, `stats`, `account`, `where`
     testing, validate, reshard, bench    tools
     cli        the command line
 

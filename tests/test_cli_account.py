@@ -14,7 +14,7 @@ from raypipe.pipeline import Pipeline
 from raypipe.pipeline.config import row_bytes
 from raypipe.plan import BatchSpec, OrderSpec, SelectionSpec, plan_epoch, plan_world, start
 from raypipe.testing import SynthSpec, write_dataset
-from raypipe.views.info.run_frames import read_frames
+from raypipe.views.account import read_frames
 
 SPEC = OrderSpec(seed=3, live_spans=2)
 

@@ -9,7 +9,7 @@ import pytest
 from program import run_program
 
 import raypipe
-import raypipe.views.info.dataset
+import raypipe.views.info
 from raypipe.testing import SynthSpec, write_dataset
 from raypipe.text import terminal
 from raypipe.validate.deep import read_decoder_log
@@ -40,7 +40,7 @@ def broken(monkeypatch):
     def describe(_root: str) -> None:
         raise RuntimeError("no such\nluck \x1b[31m")
 
-    monkeypatch.setattr(raypipe.views.info.dataset, "describe", describe)
+    monkeypatch.setattr(raypipe.views.info, "describe", describe)
 
 
 @pytest.mark.usefixtures("broken")

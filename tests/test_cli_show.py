@@ -15,7 +15,7 @@ from torchcodec.decoders import VideoDecoder
 
 import raypipe as rp
 from raypipe.testing import read_stamp
-from raypipe.views.rerun_log import open_viewer, save_recording
+from raypipe.views.episode import open_viewer, save_recording
 
 REAL = Path(__file__).parents[2] / "shared" / "data"
 REAL_NAMES = ("cr5_v21", "groot_simpnp_v20", "piper_v30", "so_front_v30", "so101_wrist_v30", "pusht_v30_novid")

@@ -40,10 +40,10 @@ HOMES = {
         "train",
         "lerobot",
         "testing.video",
-        "views.clip",
+        "views.pixels",
     },
     "torchcodec": {"decode.videos", "testing.video", "bench"},
-    "matplotlib": {"validate.page", "views", "bench.report"},
+    "matplotlib": {"text.figures", "text.pages", "views", "bench.report"},
     "PIL": {"decode.pixels", "testing.write"},
     "ray": {
         "storage.cluster_budget",
@@ -56,7 +56,7 @@ HOMES = {
         "bench.loaders",
     },
     "huggingface_hub": {"storage.hub"},
-    "rerun": {"views.rerun_log"},
+    "rerun": {"views.episode"},
     "lerobot": {"lerobot"},
 }
 

@@ -11,7 +11,7 @@
     verdict.py    emitted, skipped, left over, to come: each frame once?                check_account
 
 The record comes from the batches and never from the plan, so checking it against the plan can find errors. The commands
-``raypipe account`` and ``raypipe where``, which also open the datasets, are in `raypipe.views.info`.
+``raypipe account`` and ``raypipe where``, which also open the datasets, are in `raypipe.views`.
 """
 
 from typing import TYPE_CHECKING

@@ -134,15 +134,17 @@ class OrderKeys:
             # Usually all spans are of one lap: then each dataset is hashed once, not once for every span.
             owners = _dataset_keys(self.seed, int(lap[0]), purpose, self.dataset_names)[dataset]
         else:
-            names = np.array([name_key(name) for name in self.dataset_names], dtype=np.uint64)
-            owners = _absorb(_purpose_keys(self.seed, lap, purpose), names[dataset])
+            owners = _absorb(_purpose_keys(self.seed, lap, purpose), _name_keys(self.dataset_names)[dataset])
         return _absorb(owners, episode.view(np.uint64))
 
 
 @lru_cache(maxsize=256)
 def _dataset_keys(seed: int, lap: int, purpose: str, dataset_names: tuple[str, ...]) -> Hashes:
-    names = np.array([name_key(name) for name in dataset_names], dtype=np.uint64)
-    return _absorb(_purpose_keys(seed, np.array([lap], dtype=np.int64), purpose), names)
+    return _absorb(_purpose_keys(seed, np.array([lap], dtype=np.int64), purpose), _name_keys(dataset_names))
+
+
+def _name_keys(dataset_names: Sequence[str]) -> Hashes:
+    return np.array([name_key(name) for name in dataset_names], dtype=np.uint64)
 
 
 def _purpose_keys(seed: int, lap: Ints, purpose: str) -> Hashes:

@@ -9,13 +9,16 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from raypipe import __version__
 from raypipe.errors import RaypipeError, hide_logins
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 BAD_INPUT: Final = 2
 FAULT: Final = 3
@@ -66,6 +69,34 @@ def print_table(renderable: Any) -> None:
     # Names and tasks are data: brackets in them are not markup.
     plain = Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
     plain.print(Drawn())
+
+
+def lines_table(lines: Iterable[tuple[str, str]]) -> "Table":
+    """Return names and texts as two columns."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in lines:
+        # Names and tasks are data: do not read markup or emoji in them.
+        table.add_row(name, Text(text))
+    return table
+
+
+def rows_table(titles: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequence[str]) -> "Table":
+    """Return rows below their titles; columns are aligned right, as numbers are, except those named in `texts`."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        is_text = title in texts
+        table.add_column(title, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def run_to_an_end(command: Callable[[], Any], *, is_debug: bool) -> None:

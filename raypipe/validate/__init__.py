@@ -11,7 +11,8 @@
     whole.py      what only all files together show, and the stored statistics
     tasks.py      units in this process or on Ray            run_tasks, for reshard too
     run.py        all steps                                  validate_dataset, validate_mixture
-    table.py, page.py, mixture_page.py, report.py            for people and for the pipeline
+    table.py      tables, and the list of what to exclude
+    page.py       the page, by templates/, and both files    write_report
 
 A bad file is a finding and stops nothing: validate checks everything else that it can.
 """
@@ -23,7 +24,7 @@ from raypipe import lazy_names
 if TYPE_CHECKING:
     from raypipe.validate.findings import KINDS, Counts, Finding, MixtureReport, Place, Report
     from raypipe.validate.outline import read_outline as read_outline
-    from raypipe.validate.report import write_report
+    from raypipe.validate.page import write_report
     from raypipe.validate.run import CheckWhere as CheckWhere
     from raypipe.validate.run import check_rows as check_rows
     from raypipe.validate.run import check_where as check_where
@@ -51,7 +52,7 @@ else:
         {
             "findings": "Counts Finding KINDS MixtureReport Place Report",
             "outline": "read_outline",
-            "report": "write_report",
+            "page": "write_report",
             "run": "CheckWhere check_rows check_where is_small validate_dataset validate_mixture",
             "structure": "DataUnit check_structure plan_units",
             "table": (

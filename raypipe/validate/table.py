@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raypipe.errors import ConfigError
 from raypipe.plan import SelectionSpec
-from raypipe.text import counted, plural
+from raypipe.text import counted, lines_table, plural
 from raypipe.validate.findings import (
     Finding,
     MixtureReport,
@@ -123,20 +123,7 @@ def findings_table(report: Report) -> "Group":
     from rich.text import Text
 
     found = _folds_table(report.findings) if report.findings else Text("nothing is wrong with it", style="green")
-    return Group(_lines_table(summary_lines(report)), found)
-
-
-def _lines_table(lines: Iterable[tuple[str, str]]) -> "Table":
-    """Return names and texts as two columns for a terminal."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in lines:
-        table.add_row(name, Text(text))
-    return table
+    return Group(lines_table(summary_lines(report)), found)
 
 
 def _folds_table(findings: Iterable[Finding]) -> "Table":
@@ -162,7 +149,7 @@ def mixture_findings_table(report: MixtureReport) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [_lines_table(summary_lines(report)), Text()]
+    parts: list[Any] = [lines_table(summary_lines(report)), Text()]
     for fold in fold_findings(report.findings):
         parts += [_paragraph(fold), Text()]
     parts += [_overview(report), Text()]

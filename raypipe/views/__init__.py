@@ -2,22 +2,21 @@
 
 ::
 
-    choose.py       finds the view for anything                              show
-    card.py         a dataset: frames, lengths, tasks, ranges, findings      view_dataset -> DatasetCard
-    checked.py      what the card checks, and what it leaves to `validate`   Checked
-    mixture.py      a mixture: its members and their shares                  view_mixture -> MixtureCard
-    episode.py      one episode: strips, curves, tasks, with a video         view_episode -> EpisodeView
-    clip.py         the video of an episode, small enough for a page         Clip
-    batch.py        a batch: pictures, action chunks, padding, missing data  view_batch -> BatchView
-    plan.py         an epoch before it runs, as a table and as a picture     view_plan, view_pipeline -> PlanView
-    run.py          speed and waiting over time                              record, view_run -> RunView
-    view.py         what all views can do: show themselves, be saved         View
-    plain.py        figures that show texts literally
-    pixels.py, ranges.py, tasks.py, plan_figure.py                           parts of the above
-    rerun_log.py    an episode for the Rerun viewer                          save_recording, open_viewer
-    info/           answers of `raypipe info`, `stats`, `account`, `where`   DatasetInfo
-    browse/         a page in the browser to look through a dataset          ``raypipe show --serve``
-    command.py      the command ``raypipe show``
+    choose.py     finds the view for anything; ``raypipe show``              show, show_root
+    view.py       what all views can do: show themselves, be saved           View
+    card.py       a dataset: frames, lengths, tasks, ranges, findings        view_dataset -> DatasetCard
+    rows.py       what rows say for the card: ranges, tasks                  Range, TaskCounts
+    mixture.py    a mixture: its members and their shares; ``raypipe info``  view_mixture -> MixtureCard
+    episode.py    one episode: strips, curves, tasks; for Rerun too          view_episode -> EpisodeView
+    pixels.py     frames for views, and an episode as a small video          FrameReader, Clip
+    batch.py      a batch: pictures, action chunks, padding, missing data    view_batch -> BatchView
+    plan.py       an epoch before it runs, as a table and as a picture       view_plan, view_pipeline -> PlanView
+    run.py        speed and waiting over time                                record, view_run -> RunView
+    info.py       ``raypipe info`` of a dataset, and ``raypipe stats``       DatasetInfo, StatsReport
+    account.py    ``raypipe account``: a run's account, checked              check_run
+    where.py      ``raypipe where``: the frames a step gave to a rank        LocatedStep
+    server.py     ``raypipe show --serve``: HTTP on 127.0.0.1                serve, make_server
+    site.py       the data that its page requests; page/ is the page itself  Site
 
 A view never affects a run. Each reads no more than it shows, and none uses pyplot.
 """
@@ -27,53 +26,34 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
+    from raypipe.views.account import check_run, verdict_table
     from raypipe.views.batch import BatchView, view_batch
     from raypipe.views.card import DatasetCard, view_dataset
-    from raypipe.views.choose import show
-    from raypipe.views.clip import Clip
-    from raypipe.views.command import WHOLE as WHOLE
-    from raypipe.views.command import ShowRequest as ShowRequest
-    from raypipe.views.command import show_root as show_root
+    from raypipe.views.choose import WHOLE, ShowRequest, show, show_root
     from raypipe.views.episode import EpisodeView, view_episode
-    from raypipe.views.info.account import check_run as check_run
-    from raypipe.views.info.account_tables import step_table as step_table
-    from raypipe.views.info.account_tables import verdict_table as verdict_table
-    from raypipe.views.info.dataset import describe as describe
-    from raypipe.views.info.dataset import info_table as info_table
-    from raypipe.views.info.dataset import lacking_error as lacking_error
-    from raypipe.views.info.mixture import describe_mixture as describe_mixture
-    from raypipe.views.info.mixture import mixture_table as mixture_table
-    from raypipe.views.info.stats import parse_actions as parse_actions
-    from raypipe.views.info.stats import report_stats as report_stats
-    from raypipe.views.info.stats import stats_tables as stats_tables
-    from raypipe.views.info.where import PlannedRun as PlannedRun
-    from raypipe.views.info.where import StepQuery as StepQuery
-    from raypipe.views.info.where import locate_planned as locate_planned
-    from raypipe.views.info.where import locate_recorded as locate_recorded
-    from raypipe.views.mixture import MixtureCard, view_mixture
+    from raypipe.views.info import describe, info_table, lacking_error, parse_actions, report_stats, stats_tables
+    from raypipe.views.mixture import MixtureCard, describe_mixture, mixture_table, view_mixture
+    from raypipe.views.pixels import Clip
     from raypipe.views.plan import PlanView, check_picture, plan_table, plot_plan, view_pipeline, view_plan, view_world
     from raypipe.views.run import Recording, RunView, record, view_run
     from raypipe.views.view import Picture, View
+    from raypipe.views.where import PlannedRun, StepQuery, locate_planned, locate_recorded, step_table
 else:
     _, __getattr__ = lazy_names(
         __name__,
         {
+            "account": "check_run verdict_table",
             "batch": "BatchView view_batch",
             "card": "DatasetCard view_dataset",
-            "choose": "show",
-            "clip": "Clip",
-            "command": "ShowRequest WHOLE show_root",
+            "choose": "ShowRequest WHOLE show show_root",
             "episode": "EpisodeView view_episode",
-            "info.account": "check_run",
-            "info.account_tables": "step_table verdict_table",
-            "info.dataset": "describe info_table lacking_error",
-            "info.mixture": "describe_mixture mixture_table",
-            "info.stats": "parse_actions report_stats stats_tables",
-            "info.where": "PlannedRun StepQuery locate_planned locate_recorded",
-            "mixture": "MixtureCard view_mixture",
+            "info": "describe info_table lacking_error parse_actions report_stats stats_tables",
+            "mixture": "MixtureCard describe_mixture mixture_table view_mixture",
+            "pixels": "Clip",
             "plan": "PlanView check_picture plan_table plot_plan view_pipeline view_plan view_world",
             "run": "Recording RunView record view_run",
             "view": "Picture View",
+            "where": "PlannedRun StepQuery locate_planned locate_recorded step_table",
         },
     )
 

@@ -13,24 +13,22 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import DIM_IS_PAD, IS_MISSING
 from raypipe.errors import ConfigError
-from raypipe.text import counted, either
+from raypipe.text import count_whole, counted, either, new_figure, page_part, page_table
 from raypipe.views.pixels import finite_ends, visible
-from raypipe.views.ranges import SHOWN_NUMBERS
+from raypipe.views.rows import SHOWN_NUMBERS
 from raypipe.views.view import (
     Picture,
     View,
     draw_legend,
     draw_picture,
-    html_heading,
     html_plot,
-    html_table,
-    html_text,
+    html_texts,
     line_colours,
-    new_figure,
     not_drawn,
     numbers_told,
     short_name,
     shortened,
+    spread,
 )
 
 if TYPE_CHECKING:
@@ -96,7 +94,7 @@ class BatchView(View):
 
     def figure(self) -> "Figure":
         """Return a figure with a row for each sample shown: its pictures, then its action."""
-        from raypipe.views.plain import boxes_told
+        from raypipe.text import boxes_told
 
         figure = self._draw()
         more = f", {len(self.drawn)} shown" if len(self.drawn) < self.size else ""
@@ -135,20 +133,20 @@ class BatchView(View):
 
     def parts(self) -> list[str]:
         """Return the view as pieces of HTML."""
-        told = [html_text(text, "warning") for text in self.totals]
+        told = html_texts(self.totals, "warning")
         shown = f"{len(self.drawn)} of its {counted(self.size, 'sample')}"
-        plot = [html_plot(self._draw(), self.title), *map(html_text, self._pictures_left_out())]
-        keys = html_table(("key", "type", "shape"), self.keys)
-        return [*told, html_heading(shown), *plot, *self._tasks(), html_heading("Keys"), keys]
+        plot = [html_plot(self._draw(), self.title), *html_texts(self._pictures_left_out())]
+        keys = page_table(("key", "type", "shape"), self.keys)
+        return [*told, page_part("heading", shown), *plot, *self._tasks(), page_part("heading", "Keys"), keys]
 
     def _tasks(self) -> list[str]:
         """Return the tasks as text if the picture cannot show their letters."""
-        from raypipe.views.plain import has_letters
+        from raypipe.text import has_letters
 
         if all(has_letters(one.task) for one in self.drawn):
             return []
         rows = [(one.label.replace("\n", ", "), one.task) for one in self.drawn]
-        return [html_heading("Tasks"), html_table(("sample", "task"), rows)]
+        return [page_part("heading", "Tasks"), page_table(("sample", "task"), rows)]
 
 
 def view_batch(batch: Mapping[str, Any], *, num_samples: int = 8) -> BatchView:
@@ -212,7 +210,7 @@ def _pictures(arrays: Mapping[str, NDArray[Any]], camera: str, number: int) -> l
     pixels = arrays[camera][number]
     has_time = pixels.ndim == 4
     slots = pixels if has_time else pixels[None]
-    shown = np.unique(np.linspace(0, len(slots) - 1, _SHOWN_SLOTS).round().astype(int)).tolist()
+    shown = spread(len(slots), _SHOWN_SLOTS)
     padding = arrays.get(f"{camera}{IS_PAD}")
     is_missing = f"{camera}{IS_MISSING}" in arrays and bool(arrays[f"{camera}{IS_MISSING}"][number])
     # One scale for the whole batch, so that samples can be compared.
@@ -296,8 +294,6 @@ def _share_chunks(drawn: list[tuple[Any, Chunk]]) -> None:
 
 
 def _draw_chunk(axes: Any, chunk: Chunk) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     axes.set_axis_on()
     axes.tick_params(labelsize=6)
     values = chunk.values[:, :SHOWN_NUMBERS]
@@ -316,7 +312,7 @@ def _draw_chunk(axes: Any, chunk: Chunk) -> None:
     for slot in np.flatnonzero(chunk.is_pad).tolist():
         axes.axvspan(slot - 0.5, slot + 0.5, color="#f0c890", alpha=0.6, linewidth=0)
     axes.set_xlim(-0.6, (slots if slots > 1 else width) - 0.4)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    count_whole(axes.xaxis)
     num_padded = int(chunk.is_pad.sum())
     padded = f": {num_padded} of {counted(slots, 'slot')} {either(num_padded, 'is', 'are')} padding" * bool(num_padded)
     title = f"{chunk.feature}, {numbers_told(chunk.values.shape[1], width)}{narrow}{padded}"

@@ -14,30 +14,58 @@ from numpy.typing import NDArray
 from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
 from raypipe.format import Feature
-from raypipe.text import constant_text, counted, either, plural, span_text
-from raypipe.validate import Finding, fold_findings, format_runs
-from raypipe.views.checked import Checked, check_cheaply
-from raypipe.views.info.dataset import camera_text, column_notes, largest_drift, missing_notes
+from raypipe.text import (
+    constant_text,
+    count_whole,
+    counted,
+    either,
+    new_figure,
+    page_part,
+    page_table,
+    plural,
+    span_text,
+)
+from raypipe.validate import (
+    DataUnit,
+    Finding,
+    check_rows,
+    check_structure,
+    fold_findings,
+    format_runs,
+    is_small,
+    plan_units,
+    read_outline,
+)
+from raypipe.views.info import camera_text, column_notes, largest_drift, missing_notes
 from raypipe.views.pixels import FrameReader
-from raypipe.views.ranges import Measured, Range, draw_range, measure_ranges, range_height, vector_features
-from raypipe.views.tasks import TASKS_SHOWN, TaskCounts, count_tasks, draw_tasks, is_drawn_whole
+from raypipe.views.rows import (
+    TASKS_SHOWN,
+    Measured,
+    Range,
+    TaskCounts,
+    count_tasks,
+    draw_range,
+    draw_tasks,
+    is_drawn_whole,
+    measure_ranges,
+    range_height,
+    vector_features,
+)
 from raypipe.views.view import (
     Picture,
     View,
     draw_pictures,
+    draw_text,
     duration,
     first_lines,
-    html_heading,
-    html_lines,
     html_picture,
     html_plot,
-    html_table,
-    html_text,
-    new_figure,
+    html_texts,
     not_drawn,
     share_scales,
     short_name,
     shortened,
+    spread,
     stacked,
     wrapped,
 )
@@ -55,11 +83,12 @@ _SEVERITIES: Final = ("error", "warning", "note")
 _RANGES_HEIGHT: Final = 100.0
 """Inches for the ranges: with them, frames and text stay below `MAX_INCHES`."""
 _WIDTH: Final = 11.0
+_SUMMARY_HEIGHT: Final = 2.4
 _TEXT_FAMILY: Final = "monospace"
 """Monospace aligns the texts in columns. It has fewer letters than the font of titles and tasks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Remark:
     """Something wrong or odd about a dataset."""
 
@@ -67,12 +96,9 @@ class Remark:
     """One of `_SEVERITIES`."""
     text: str
 
-    def drawn_lines(self) -> list[str]:
-        """Return the whole remark as lines of a picture: the end of an error says what to do."""
-        return _drawn_lines(self.severity, self.text)
-
 
 def _drawn_lines(name: str, text: str) -> list[str]:
+    """Return the whole text as lines of a picture: the end of an error says what to do."""
     first, *others = wrapped(text, 118)
     return [f"{name + ':':<13}{first}", *(f"{'':<13}{line}" for line in others)]
 
@@ -109,13 +135,12 @@ class DatasetCard(View):
 
     def figure(self) -> "Figure":
         """Return the card as one picture: text, frames, lengths, tasks and ranges."""
-        columns = _EPISODES_SHOWN
+        columns, lines, ranges = _EPISODES_SHOWN, self._text_lines(), self.drawn_ranges
         rows = [self.thumbnails[i : i + columns] for i in range(0, len(self.thumbnails), columns)]
-        ranges = self.drawn_ranges
-        heights = [0.17 * len(self._text_lines()) + 0.2, *[2.0] * len(rows), 2.4, *map(range_height, ranges)]
+        heights = [0.17 * len(lines) + 0.2, *[2.0] * len(rows), _SUMMARY_HEIGHT, *map(range_height, ranges)]
         figure = new_figure(_WIDTH, sum(heights))
         places = iter(stacked(figure, heights))
-        self._draw_text(next(places).subplots())
+        draw_text(next(places), lines, fontsize=8.5, family=_TEXT_FAMILY)
         for pictures in rows:
             draw_pictures(next(places), pictures, columns)
         self._draw_summary(next(places))
@@ -124,56 +149,45 @@ class DatasetCard(View):
 
     def parts(self) -> list[str]:
         """Return the card as pieces of HTML."""
-        parts = [html_lines(self.lines)]
+        parts = [page_part("lines", self.lines)]
         if self.remarks:
             shown = self.remarks[:_FINDINGS_SHOWN]
-            more = [html_text(f"and {len(self.remarks) - len(shown)} more")] if len(self.remarks) > len(shown) else []
-            texts = [html_text(f"{one.severity}: {one.text}", one.severity) for one in shown]
-            parts += [html_heading("What is odd about it"), *texts, *more]
-        parts += [html_heading("Frames"), *map(html_picture, self.thumbnails)] if self.thumbnails else []
-        parts += [html_heading("Episodes"), html_plot(self._summary(), "lengths of episodes, and tasks")]
+            texts = [page_part("text", f"{one.severity}: {one.text}", one.severity) for one in shown]
+            more = html_texts([f"and {len(self.remarks) - len(shown)} more"] if len(self.remarks) > len(shown) else [])
+            parts += [page_part("heading", "What is odd about it"), *texts, *more]
+        parts += [page_part("heading", "Frames"), *map(html_picture, self.thumbnails)] if self.thumbnails else []
+        summary = new_figure(_WIDTH, _SUMMARY_HEIGHT)
+        self._draw_summary(summary)
+        parts += [page_part("heading", "Episodes"), html_plot(summary, "lengths of episodes, and tasks")]
         if len(self.tasks) > TASKS_SHOWN or not all(is_drawn_whole(text) for text, _ in self.tasks):
             rows = [(text, f"{count:,}") for text, count in self.tasks[: 4 * TASKS_SHOWN]]
-            heading = html_heading(f"{counted(len(self.tasks), 'task')}{self.tasks_source}")
-            parts += [heading, html_table(("task", "episodes"), rows)]
+            heading = page_part("heading", f"{counted(len(self.tasks), 'task')}{self.tasks_source}")
+            parts += [heading, page_table(("task", "episodes"), rows)]
         if self.ranges:
-            parts += [html_heading("Numbers"), html_plot(self._ranges_figure(), "ranges of actions and states")]
-        return [*parts, *map(html_text, self._ranges_left_out())]
+            heights = [range_height(one) for one in self.drawn_ranges]
+            figure = new_figure(_WIDTH, sum(heights))
+            _draw_ranges(stacked(figure, heights), self.drawn_ranges)
+            parts += [page_part("heading", "Numbers"), html_plot(figure, "ranges of actions and states")]
+        return [*parts, *html_texts(self._ranges_left_out())]
 
     def _ranges_left_out(self) -> list[str]:
         return not_drawn([one.feature for one in self.ranges[len(self.drawn_ranges) :]], "feature")
-
-    def _summary(self) -> "Figure":
-        figure = new_figure(_WIDTH, 2.4)
-        self._draw_summary(figure)
-        return figure
 
     def _draw_summary(self, figure: Any) -> None:
         left, right = figure.subplots(1, 2)
         draw_lengths(left, self.lengths, self.fps)
         draw_tasks(right, self.tasks, self.tasks_source)
 
-    def _ranges_figure(self) -> "Figure":
-        heights = [range_height(one) for one in self.drawn_ranges]
-        figure = new_figure(_WIDTH, sum(heights))
-        _draw_ranges(stacked(figure, heights), self.drawn_ranges)
-        return figure
-
     def _text_lines(self) -> list[str]:
-        from raypipe.views.plain import boxes_told
+        from raypipe.text import boxes_told
 
         told = [line for name, text in self.lines if name != "root" for line in _drawn_lines(name, text)]
-        remarks = [line for one in self.remarks[:_DRAWN_REMARKS] for line in one.drawn_lines()]
+        remarks = [line for one in self.remarks[:_DRAWN_REMARKS] for line in _drawn_lines(one.severity, one.text)]
         hidden = len(self.remarks) - _DRAWN_REMARKS
         more = [f"{'':<13}and {counted(hidden, 'more remark')}"] if hidden > 0 else []
         left_out = [shortened(text, 131) for text in self._ranges_left_out()]
         lines = [self.root, *first_lines(told, _DRAWN_LINES), *remarks, *more, *left_out]
         return [*lines, *boxes_told(lines, _TEXT_FAMILY)]
-
-    def _draw_text(self, axes: Any) -> None:
-        axes.set_axis_off()
-        lines = self._text_lines()
-        axes.text(0, 1, "\n".join(lines), fontsize=8.5, va="top", family=_TEXT_FAMILY, transform=axes.transAxes)
 
 
 def _draw_ranges(places: Iterable[Any], ranges: Sequence[Range]) -> None:
@@ -183,6 +197,57 @@ def _draw_ranges(places: Iterable[Any], ranges: Sequence[Range]) -> None:
     share_scales("x", ((axes, one.names) for axes, one in drawn))
 
 
+_READABLE: Final = ("nan-values", "inf-values", "task-unresolved")
+"""Errors in rows that are still readable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The findings, and what was checked."""
+
+    structure: tuple[Finding, ...] = ()
+    rows: tuple[Finding, ...] = ()
+    """Errors and warnings, without notes: the card makes its own notes on columns."""
+    text: str
+
+    def blames(self, text: str) -> bool:
+        """Return whether `text` names a file that `rows` already report as unreadable: it would only repeat them."""
+        broken = (one for one in self.rows if one.severity == "error" and one.kind not in _READABLE)
+        return any(one.place.file and one.place.file in text for one in broken)
+
+
+def check_cheaply(dataset: Dataset) -> Checked:
+    """Return the findings that cost a second or two; reads the rows of up to half a million frames on local disk."""
+    storage = dataset.meta.storage
+    if not storage.is_listable:
+        return Checked(text="meta/; for the rest copy the dataset to disk, and run raypipe validate on the copy")
+    outline = read_outline(storage)
+    units, findings = plan_units(outline)
+    num_files = sum(isinstance(unit, DataUnit) for unit in units)
+    has_rows = storage.is_local and is_small(dataset.meta.num_frames, num_files, deep=False)
+    rows = check_rows(outline) if has_rows else ()
+    seen, other = (["all rows"], []) if has_rows else ([], ["rows"])
+    return Checked(
+        structure=(*check_structure(outline), *findings),
+        rows=tuple(one for one in rows if one.severity != "note"),
+        text=_told(dataset, ["meta/", "the list of files", *seen], other),
+    )
+
+
+def _told(dataset: Dataset, done: Sequence[str], left: Sequence[str]) -> str:
+    meta = dataset.meta
+    kinds = {meta.features[name].kind for name in meta.cameras}
+    command = f"raypipe validate {meta.root}"
+    rest = [*left, "videos"] if "video" in kinds else [*left]
+    unchecked = [f"not {_joined(rest)}: {command}"] if rest else []
+    unchecked += [f"not every picture: {command} --deep"] if kinds else []
+    return "; ".join([_joined(done), *unchecked])
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
 def view_dataset(dataset: Dataset) -> DatasetCard:
     """Return the card of a dataset.
 
@@ -190,14 +255,14 @@ def view_dataset(dataset: Dataset) -> DatasetCard:
     of up to 8 episodes, and decodes three frames of every camera, for up to 8 cameras.
     """
     meta = dataset.meta
-    thumbnails, failures = _read_thumbnails(dataset)
+    thumbnails, failures = read_thumbnails(dataset, dataset.spec.cameras[:_CAMERAS_SHOWN], _EPISODES_SHOWN)
     measured, tasks, checked = measure_ranges(dataset), count_tasks(meta), check_cheaply(dataset)
     errors = list(dict.fromkeys((*failures, *measured.errors, *tasks.errors)))
     told = [*_row_remarks(checked, measured, tasks), *_remarks(dataset, checked)]
     errors = [text for text in errors if not checked.blames(text) and all(text != one.text for one in told)]
     remarks = [
         *told,
-        *(Remark(severity="error", text=text) for text in errors),
+        *(Remark("error", text) for text in errors),
         *_task_remarks(tasks),
         *_range_remarks(measured, meta.root),
     ]
@@ -238,26 +303,19 @@ def _task_remarks(tasks: TaskCounts) -> list[Remark]:
         f"the rows of {plural(number, 'episode')} {format_runs(tasks.contradicted)} have a task that the episode table "
         f"does not list for {either(number, 'it', 'them')}: the card counts rows"
     )
-    return [Remark(severity="warning", text=text)]
+    return [Remark("warning", text)]
 
 
 def _range_remarks(measured: Measured, root: str) -> list[Remark]:
-    wrong = [
-        Remark(
-            severity="warning", text=f"stored statistics are not those of the rows: {text}. See raypipe validate {root}"
-        )
+    remarks = [
+        Remark("warning", f"stored statistics are not those of the rows: {text}. See raypipe validate {root}")
         for text in measured.contradicted
     ]
-    notes = [
-        Remark(severity="note", text=f"{one.feature}: {constant_text(one.constant, len(one.names))}{_basis(one)}")
-        for one in measured.ranges
-        if one.constant
-    ]
-    return [*wrong, *notes]
-
-
-def _basis(one: Range) -> str:
-    return "" if one.is_stored else f" ({one.source})"
+    for one in measured.ranges:
+        if one.constant:
+            basis = "" if one.is_stored else f" ({one.source})"
+            remarks.append(Remark("note", f"{one.feature}: {constant_text(one.constant, len(one.names))}{basis}"))
+    return remarks
 
 
 def dataset_lines(dataset: Dataset) -> list[tuple[str, str]]:
@@ -301,15 +359,12 @@ def _try_features(dataset: Dataset) -> Mapping[str, Feature]:
         return dataset.features
 
 
-def _read_thumbnails(dataset: Dataset) -> tuple[list[Picture], list[str]]:
-    """Return the pictures, and the errors of those that could not be decoded."""
+def read_thumbnails(dataset: Dataset, cameras: Iterable[str], num_episodes: int = 1) -> tuple[list[Picture], list[str]]:
+    """Return the middle frame of some episodes, camera by camera, and the errors of those that cannot be decoded."""
     meta, pictures, failures = dataset.meta, [], []
-    if not len(meta.episodes):
-        return [], []
     reader = FrameReader(dataset, height=_THUMBNAIL_HEIGHT)
-    rows = np.unique(np.linspace(0, len(meta.episodes) - 1, _EPISODES_SHOWN).round().astype(int)).tolist()
-    for camera in dataset.spec.cameras[:_CAMERAS_SHOWN]:
-        for row in rows:
+    for camera in cameras:
+        for row in spread(len(meta.episodes), num_episodes):
             frame = int(meta.episodes.length[row]) // 2
             try:
                 pixels, scale = reader.read_measured(row, camera, np.array([frame]))
@@ -322,46 +377,31 @@ def _read_thumbnails(dataset: Dataset) -> tuple[list[Picture], list[str]]:
     return pictures, failures
 
 
-def first_thumbnail(dataset: Dataset, camera: str) -> Picture | None:
-    """Return the middle frame of a dataset's first episode; None if it cannot be decoded."""
-    meta = dataset.meta
-    frame = int(meta.episodes.length[0]) // 2
-    try:
-        pixels = FrameReader(dataset, height=_THUMBNAIL_HEIGHT).read(0, camera, np.array([frame]))[0]
-    except DatasetError:
-        return None
-    return Picture(pixels, f"{short_name(camera)}\nepisode {meta.episodes.episode_index[0]}, frame {frame}")
-
-
 def _remarks(dataset: Dataset, checked: Checked) -> list[Remark]:
     """Return remarks from the metadata and the list of files, without reading the files."""
     remarks = _folded(checked.structure)
     if not dataset.meta.storage.is_listable:
-        remarks.append(
-            Remark(severity="note", text="a web server lists nothing: which files are there was not checked")
-        )
+        remarks.append(Remark("note", "a web server lists nothing: which files are there was not checked"))
     try:
         columns = column_notes(dataset)
     except DatasetError as error:
         columns = []
         if not checked.blames(str(error)):
-            remarks.append(Remark(severity="error", text=str(error)))
+            remarks.append(Remark("error", str(error)))
     told = " ".join(one.text for one in remarks)
     notes = [note for note in (*dataset.meta.notes, *missing_notes(dataset), *columns) if note not in told]
-    return [*remarks, *(Remark(severity="note", text=note) for note in notes)]
+    return [*remarks, *(Remark("note", note) for note in notes)]
 
 
 def _folded(findings: Iterable[Finding]) -> list[Remark]:
     return [
-        Remark(severity=fold.severity, text=f"{', '.join(fold.place.splitlines())}: {fold.message}")
+        Remark(fold.severity, f"{', '.join(fold.place.splitlines())}: {fold.message}")
         for fold in fold_findings(findings)
     ]
 
 
 def draw_lengths(axes: Any, lengths: NDArray[np.int64], fps: float) -> None:
     """Draw a histogram of episode lengths."""
-    from matplotlib.ticker import MaxNLocator
-
     axes.set_title(f"lengths of {counted(len(lengths), 'episode')}", fontsize=9, loc="left")
     axes.set(xlabel="frames", ylabel="episodes")
     if not len(lengths):
@@ -372,8 +412,7 @@ def draw_lengths(axes: Any, lengths: NDArray[np.int64], fps: float) -> None:
     if lengths.max() - lengths.min() < 4:
         # A single bar would fill the axes.
         axes.set_xlim(lengths.min() - 5, lengths.max() + 5)
-    for scale in (axes.xaxis, axes.yaxis):
-        scale.set_major_locator(MaxNLocator(integer=True))
+    count_whole(axes.xaxis, axes.yaxis)
     seconds = axes.secondary_xaxis("top", functions=(lambda frames: frames / fps, lambda seconds: seconds * fps))
     seconds.set_xlabel("seconds", fontsize=8)
     for scale in (axes, seconds):

@@ -1,8 +1,12 @@
-"""One episode: frames of its cameras over time, the curves of its numbers, its tasks, and a video of all of it."""
+"""One episode: frames of its cameras over time, the curves of its numbers, its tasks, and a video of all of it.
 
-import base64
-import html
-from collections.abc import Callable, Mapping
+It also gives the episode to the Rerun viewer, on two time lines, ``frame`` and ``time``. That needs the package
+rerun-sdk, the extra ``rerun``, imported on first use.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,30 +19,28 @@ from numpy.typing import NDArray
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.format import RowReader, column_values
-from raypipe.storage import write_whole
-from raypipe.text import counted, frames_text
-from raypipe.views.clip import Clip, encode_clip
-from raypipe.views.pixels import FrameReader, Scale, depth_colours, scale_bar, scale_told
-from raypipe.views.ranges import SHOWN_NUMBERS, number_names, vector_features
+from raypipe.storage import check_writable, write_whole
+from raypipe.text import counted, frames_text, new_figure, page_part
+from raypipe.views.pixels import Clip, FrameReader, Scale, depth_colours, encode_clip, scale_bar, scale_told
+from raypipe.views.rows import SHOWN_NUMBERS, number_names, vector_features
 from raypipe.views.view import (
     Picture,
     View,
     draw_legend,
     draw_picture,
+    draw_text,
     duration,
     first_lines,
-    html_heading,
-    html_lines,
     html_picture,
     html_plot,
-    html_text,
+    html_texts,
     line_colours,
-    new_figure,
     not_drawn,
     numbers_told,
     share_scales,
     short_name,
     shortened,
+    spread,
     stacked,
     wrapped,
 )
@@ -129,9 +131,7 @@ class EpisodeView(View):
         heights = [0.25 + 0.2 * len(lines), *[1.75] * len(strips), *([2.1 * len(self.drawn)] if self.drawn else [])]
         figure = new_figure(_WIDTH, sum(heights))
         places = iter(stacked(figure, heights))
-        text = next(places).subplots()
-        text.set_axis_off()
-        text.text(0, 1, "\n".join(lines), va="top", fontsize=9, transform=text.transAxes)
+        draw_text(next(places), lines, fontsize=9)
         for camera, strip in strips.items():
             place = next(places)
             place.suptitle(camera, fontsize=9, x=0.005, ha="left")
@@ -146,17 +146,17 @@ class EpisodeView(View):
 
     def parts(self) -> list[str]:
         """Return the view as pieces of HTML, with the video inside."""
-        parts = [html_lines(self._lines()), *(html_text(text, "error") for text in self.failures)]
+        parts = [page_part("lines", self._lines()), *html_texts(self.failures, "error")]
         parts += self._video()
         for camera, strip in self.strips.items():
-            parts += [html_heading(camera), *map(html_picture, strip)]
+            parts += [page_part("heading", camera), *map(html_picture, strip)]
             if camera in self.scales:
                 parts.append(html_picture(Picture(scale_bar(16, 256), scale_told(self.scales[camera]))))
         if self.drawn:
             figure = new_figure(_WIDTH, 2.3 * len(self.drawn))
             self._draw_numbers(figure)
-            parts += [html_heading("Numbers"), html_plot(figure, "numbers over the episode")]
-        return [*parts, *map(html_text, self._features_left_out())]
+            parts += [page_part("heading", "Numbers"), html_plot(figure, "numbers over the episode")]
+        return [*parts, *html_texts(self._features_left_out())]
 
     def _features_left_out(self) -> list[str]:
         return not_drawn([one.feature for one in self._changing[_DRAWN_FEATURES:]], "feature")
@@ -167,10 +167,8 @@ class EpisodeView(View):
         try:
             clip = self.clip
         except (DatasetError, ConfigError) as error:
-            return [html_text(f"no video: {error}", "error")]
-        data = base64.b64encode(clip.mp4).decode()
-        video = f"<video controls loop muted src='data:video/mp4;base64,{data}'>{html.escape(clip.told)}</video>"
-        return [html_heading("Video"), video, html_text(clip.told)]
+            return [page_part("text", f"no video: {error}", "error")]
+        return [page_part("heading", "Video"), page_part("video", clip.mp4, clip.told), page_part("text", clip.told)]
 
     def _lines(self) -> list[tuple[str, str]]:
         fps = self.dataset.meta.fps
@@ -187,7 +185,7 @@ class EpisodeView(View):
         ]
 
     def _text_lines(self) -> list[str]:
-        from raypipe.views.plain import boxes_told
+        from raypipe.text import boxes_told
 
         told = [f"{name}: {text}" for name, text in self._lines()]
         failures = first_lines([f"error: {text}" for text in self.failures], _DRAWN_LINES)
@@ -243,7 +241,7 @@ def view_episode(dataset: Dataset, episode_index: int, *, num_frames: int = 8) -
         raise ConfigError(f"num_frames must be at least 1, got {num_frames}")
     row = dataset.meta.episodes.find_row(episode_index)
     length = int(dataset.meta.episodes.length[row])
-    frames = np.unique(np.linspace(0, length - 1, num_frames).round().astype(np.int64))
+    frames = np.array(spread(length, num_frames))
     curves, tasks = read_numbers(dataset, row)
     strips, scales, failures = _read_strips(dataset, row, frames)
     return EpisodeView(
@@ -302,3 +300,128 @@ def _task_runs(dataset: Dataset, table: pa.Table) -> tuple[TaskRun, ...]:
         TaskRun(text=tasks.texts.get(int(numbers[start]), f"task {numbers[start]}"), start=start, stop=stop)
         for start, stop in zip(starts, stops, strict=True)
     )
+
+
+_LOGGED_FRAMES: Final = 2000
+"""The most pictures of a camera in Rerun; a longer episode has every second, or every third, ..., but all numbers."""
+
+SUFFIX: Final = ".rrd"
+_LOGGED_HEIGHT: Final = 480
+_LOGGED_QUALITY: Final = 85
+_FRAMES_AT_ONCE: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """What Rerun was given."""
+
+    episode_index: int
+    num_frames: int
+    cameras: tuple[str, ...]
+    every: int
+    """1 if it has all frames of the cameras, 2 if it has every second, ..."""
+
+    @property
+    def told(self) -> str:
+        """A description in words."""
+        kept = "" if self.every == 1 else f", one picture of {self.every}"
+        cameras = counted(len(self.cameras), "camera")
+        return f"episode {self.episode_index}: {counted(self.num_frames, 'frame')}, {cameras}{kept}"
+
+
+def save_recording(dataset: Dataset, episode_index: int, path: str | Path) -> Logged:
+    """Write one episode to a Rerun recording, a file that ends in .rrd."""
+    path = Path(path)
+    if path.suffix != SUFFIX:
+        raise ConfigError(f"cannot write a Rerun recording to {str(path)!r}: give a file that ends in {SUFFIX}")
+    check_writable(path)
+    rerun, episode, stream = _new_stream(dataset, episode_index)
+    stream.save(str(path))
+    logged = _log(rerun, stream, episode)
+    # Write the buffer and close the file.
+    stream.disconnect()
+    return logged
+
+
+def open_viewer(dataset: Dataset, episode_index: int) -> Logged:
+    """Show an episode in the Rerun viewer; start one if none runs.
+
+    Raises:
+        ConfigError: the viewer does not start here, for example without a screen.
+    """
+    rerun, episode, stream = _new_stream(dataset, episode_index)
+    # Use the program beside Python: its folder is on the path only if the environment is activated.
+    program = Path(sys.executable).with_name("rerun")
+    with _explained():
+        rerun.spawn(executable_path=str(program) if program.exists() else None, recording=stream)
+    logged = _log(rerun, stream, episode)
+    # Without a screen the viewer starts and then ends.
+    with _explained():
+        stream.flush()
+    return logged
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        # Not every error has a text.
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"the Rerun viewer does not start here ({why}): save a recording with --rerun --out FILE{SUFFIX}, and "
+            f"open it where there is a screen"
+        ) from error
+
+
+def _new_stream(dataset: Dataset, episode_index: int) -> tuple[Any, EpisodeView, Any]:
+    """Return the package, the episode, and a stream for it."""
+    try:
+        import rerun
+    except ImportError as error:
+        raise ConfigError(
+            f"the Rerun viewer needs the package rerun-sdk, which is not here ({error}): pip install rerun-sdk"
+        ) from error
+    recording_id = f"{dataset.meta.order_fingerprint}-{episode_index}"
+    episode = view_episode(dataset, episode_index, num_frames=1)
+    return rerun, episode, rerun.RecordingStream("raypipe", recording_id=recording_id)
+
+
+def _log(rerun: Any, stream: Any, episode: EpisodeView) -> Logged:
+    dataset, length = episode.dataset, episode.length
+    stream.send_recording_name(episode.title)
+    for curves in episode.curves:
+        stream.log(curves.feature, rerun.SeriesLines(names=list(curves.names)), static=True)
+        columns = rerun.Scalars.columns(scalars=curves.values.astype(np.float64))
+        stream.send_columns(
+            curves.feature, indexes=_indexes(rerun, np.arange(length), dataset.meta.fps), columns=columns
+        )
+    for run in episode.tasks:
+        _set_time(stream, run.start, dataset.meta.fps)
+        stream.log("task", rerun.TextLog(run.text or "(no text)"))
+    every = -(-length // _LOGGED_FRAMES)
+    for camera in dataset.spec.cameras:
+        _log_camera(rerun, stream, episode, camera, np.arange(0, length, every))
+    return Logged(episode_index=episode.episode_index, num_frames=length, cameras=dataset.spec.cameras, every=every)
+
+
+def _log_camera(rerun: Any, stream: Any, episode: EpisodeView, camera: str, frames: NDArray[np.int64]) -> None:
+    dataset = episode.dataset
+    reader, row = FrameReader(dataset, height=_LOGGED_HEIGHT), dataset.meta.episodes.find_row(episode.episode_index)
+    scale = reader.measure(row, camera)
+    if scale is not None:
+        stream.log(f"{camera}/scale", rerun.TextDocument(scale_told(scale)), static=True)
+    for start in range(0, len(frames), _FRAMES_AT_ONCE):
+        wanted = frames[start : start + _FRAMES_AT_ONCE]
+        for frame, pixels in zip(wanted.tolist(), reader.read(row, camera, wanted, scale), strict=True):
+            _set_time(stream, frame, dataset.meta.fps)
+            stream.log(camera, rerun.Image(pixels).compress(jpeg_quality=_LOGGED_QUALITY))
+
+
+def _set_time(stream: Any, frame: int, fps: float) -> None:
+    stream.set_time("frame", sequence=frame)
+    stream.set_time("time", duration=frame / fps)
+
+
+def _indexes(rerun: Any, frames: NDArray[np.int64], fps: float) -> list[Any]:
+    return [rerun.TimeColumn("frame", sequence=frames), rerun.TimeColumn("time", duration=frames / fps)]

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
-from raypipe.feed import STAGES, LoaderStats, sum_up
-from raypipe.text import counted
-from raypipe.views.view import View, duration, html_lines, html_plot, new_figure
+from raypipe.feed import STAGES, LoaderStats, RecentStats, sum_up
+from raypipe.text import counted, new_figure, page_part
+from raypipe.views.view import View, duration, html_plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,29 +72,18 @@ class RunView(View):
 
     def parts(self) -> list[str]:
         """Return the view as pieces of HTML."""
-        return [html_lines(self._lines()), html_plot(self._draw(), self.title)]
+        return [page_part("lines", self._lines()), html_plot(self._draw(), self.title)]
 
     def _lines(self) -> list[tuple[str, str]]:
         last, world = self.snapshots[-1], sum_up(self.ranks)
-        now = last.recent
-        waits = f"{last.wait_share:.1%} of the time" + (f", most for {last.waits_for}" * (last.waits_for != "nothing"))
+        now, took = last.recent, duration(last.wait_s + last.step_s)
+        decoded = counted(last.decoded_frames, "frame")
         lines = [
-            (
-                "samples",
-                f"{last.samples:,} in {duration(last.wait_s + last.step_s)}: {last.samples_per_s:,.1f} a second",
-            ),
-            (
-                f"last {counted(now.steps, 'step')}",
-                f"{now.samples_per_s:,.1f} samples a second, waiting {now.wait_share:.1%} of the time"
-                + f", most for {now.waits_for}" * (now.waits_for != "nothing"),
-            ),
+            ("samples", f"{last.samples:,} in {took}: {last.samples_per_s:,.1f} a second"),
+            (f"last {counted(now.steps, 'step')}", f"{now.samples_per_s:,.1f} samples a second, waiting {_waits(now)}"),
             ("first batch", f"after {last.first_batch_s:.2f} s"),
-            ("waits", waits),
-            (
-                "decoded",
-                f"{counted(last.decoded_frames, 'frame')}, {last.decoded_per_emitted:.2f} for each that was handed "
-                f"over",
-            ),
+            ("waits", _waits(last)),
+            ("decoded", f"{decoded}, {last.decoded_per_emitted:.2f} for each that was handed over"),
             ("memory", f"up to {last.peak_clip_bytes / 1e6:,.1f} MB of decoded frames"),
         ]
         if last.skipped_frames:
@@ -105,6 +94,11 @@ class RunView(View):
             )
             lines.append(("worst rank", f"{worst}; all together {world.samples_per_s:,.1f} samples a second"))
         return lines
+
+
+def _waits(figures: LoaderStats | RecentStats) -> str:
+    most = f", most for {figures.waits_for}" * (figures.waits_for != "nothing")
+    return f"{figures.wait_share:.1%} of the time{most}"
 
 
 class Recording:

@@ -1,12 +1,5 @@
-"""`View`: what all views can do, namely show themselves in a notebook and save to a file; and their HTML.
+"""`View`: what all views can do, namely show themselves in a notebook and save to a file; and what several draw."""
 
-A page is self-contained, with pictures and videos inside. Views draw figures without pyplot, so that none touches the
-figures of a notebook.
-"""
-
-import base64
-import html
-import io
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,42 +13,16 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.storage import check_writable, write_whole
-from raypipe.text import counted, cut_inside
+from raypipe.text import counted, cut_inside, encode_pixels, figure_png, make_page, page_part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_INCHES: Final = 200
-"""No figure is higher or wider: 60,000 pixels at 300 dpi, and matplotlib draws less than 65,536."""
-
 _NAMED_LINES: Final = 12
 _NAMED_OF_MORE: Final = 8
 """With more lines than that, the legend names this many; colours show where the others lie between them."""
-_DPI: Final = 110
 _MOST_LINES: Final = 8
 """The most lines of one error in a picture."""
-# Notebooks style tables with a more specific selector than a class: hence the "important".
-_STYLE: Final = """
-.raypipe-view { font: 14px/1.45 system-ui, sans-serif; color: #1f1f1f; background: #fff; padding: .8rem 1rem;
-  max-width: 76rem; }
-.raypipe-view h1 { font-size: 1.2rem; margin: 0 0 .5rem; } .raypipe-view h2 { font-size: 1rem; margin: 1.1rem 0 .3rem; }
-.raypipe-view table { border-collapse: collapse; margin: 0 0 .5rem; color: inherit; display: block;
-  overflow-x: auto; max-width: 100%; }
-.raypipe-view .name { white-space: nowrap; }
-.raypipe-view table tr { background: #fff !important; }
-.raypipe-view table td, .raypipe-view table th { text-align: left !important;
-  vertical-align: top !important; padding: .15rem .8rem .15rem 0;
-  border-bottom: 1px solid #e4e4e4; font-size: 13px; overflow-wrap: break-word; }
-.raypipe-view td img { max-height: 96px; }
-.raypipe-view th { font-weight: 600; white-space: nowrap; }
-.raypipe-view table td.number, .raypipe-view table th.number { text-align: right !important; }
-.raypipe-view table.lines td:first-child { font-weight: 600; white-space: nowrap; }
-.raypipe-view figure { display: inline-block; margin: .2rem .5rem .2rem 0; vertical-align: top; }
-.raypipe-view figcaption { font-size: 12px; color: #444; max-width: 16rem; overflow-wrap: anywhere; }
-.raypipe-view img { max-width: 100%; display: block; } .raypipe-view .bar { background: #3367d6; height: .7rem; }
-.raypipe-view .error { color: #b3261e; font-weight: 600; } .raypipe-view .warning { color: #b26a00; font-weight: 600; }
-.raypipe-view .note { color: #5f6368; } .raypipe-view video { max-width: 100%; }
-"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,27 +70,13 @@ class View(ABC):
 
     def page(self) -> str:
         """Return the view as a self-contained HTML document."""
-        head = f"<meta charset='utf-8'><title>{html.escape(self.title)}</title>"
-        return f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>\n{self._repr_html_()}\n</body></html>\n"
+        return make_page(self.title, self._repr_html_())
 
     def _repr_html_(self) -> str:
-        parts = [f"<style>{_STYLE}</style>", f"<h1>{html.escape(self.title)}</h1>", *self.parts()]
-        return "<div class='raypipe-view'>" + "\n".join(parts) + "</div>"
+        return str(page_part("view", self.title, "\n".join(self.parts())))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.title})"
-
-
-def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure of this size in inches, unknown to pyplot, that shows texts literally."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    from raypipe.views.plain import PlainFigure
-
-    assert max(width, height) <= MAX_INCHES, f"{width} x {height} inches: draw less of it"
-    figure = PlainFigure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def stacked(figure: Any, heights: Sequence[float]) -> list[Any]:
@@ -134,27 +87,18 @@ def stacked(figure: Any, heights: Sequence[float]) -> list[Any]:
     return list(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
 
 
-def figure_png(figure: "Figure") -> bytes:
-    """Return a figure as the bytes of a PNG file."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=_DPI)
-    return buffer.getvalue()
-
-
-def pixels_png(pixels: NDArray[np.uint8]) -> bytes:
-    """Return pixels as the bytes of a PNG file, without scaling."""
-    from matplotlib.image import imsave
-
-    buffer = io.BytesIO()
-    imsave(buffer, np.ascontiguousarray(pixels), format="png")
-    return buffer.getvalue()
-
-
 def draw_picture(axes: Any, picture: Picture) -> None:
     """Draw pixels without axes, with the caption above."""
     axes.imshow(picture.pixels)
     axes.set_title(picture.caption, fontsize=8)
     axes.set_axis_off()
+
+
+def draw_text(place: Any, lines: Sequence[str], **style: Any) -> None:
+    """Draw lines of text at the top left of a subfigure."""
+    axes = place.subplots()
+    axes.set_axis_off()
+    axes.text(0, 1, "\n".join(lines), va="top", transform=axes.transAxes, **style)
 
 
 def draw_pictures(figure: Any, pictures: Sequence[Picture], columns: int) -> None:
@@ -168,60 +112,22 @@ def draw_pictures(figure: Any, pictures: Sequence[Picture], columns: int) -> Non
 
 def html_picture(picture: Picture) -> str:
     """Return a picture with its caption below."""
-    return _html_figure(pixels_png(picture.pixels), picture.caption)
+    return page_part("picture", encode_pixels(picture.pixels), picture.caption)
+
+
+def html_texts(texts: Iterable[str], kind: str = "note") -> list[str]:
+    """Return a paragraph for each text; `kind` is ``note``, ``warning`` or ``error``."""
+    return [page_part("text", text, kind) for text in texts]
 
 
 def html_plot(figure: "Figure", meaning: str) -> str:
     """Return a figure as HTML, with `meaning` as text for readers who cannot see it."""
-    data = base64.b64encode(figure_png(figure)).decode()
-    return f"<img alt='{html.escape(meaning, quote=True)}' src='data:image/png;base64,{data}'>"
+    return page_part("image", figure_png(figure), meaning)
 
 
-def _html_figure(png: bytes, caption: str) -> str:
-    data, text = base64.b64encode(png).decode(), html.escape(caption, quote=True)
-    return (
-        f"<figure><img alt='{text}' src='data:image/png;base64,{data}'><figcaption>"
-        f"{text.replace(chr(10), '<br>')}</figcaption></figure>"
-    )
-
-
-def html_lines(lines: Iterable[tuple[str, str]]) -> str:
-    """Return names and texts as a table."""
-    rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>" for name, text in lines)
-    return f"<table class='lines'>{rows}</table>"
-
-
-def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, is_html: bool = False) -> str:
-    """Return rows of texts as a table, with numbers aligned right.
-
-    Args:
-        is_html: whether cells are HTML already.
-    """
-    body = [[cell if is_html else html.escape(cell) for cell in row] for row in rows]
-    columns = list(zip(*body, strict=True)) if body else [()] * len(titles)
-    kinds = [" class='number'" if cells and all(map(_is_number, cells)) else "" for cells in columns]
-    head = "".join(f"<th{kind}>{html.escape(title)}</th>" for title, kind in zip(titles, kinds, strict=True))
-    lines = ["".join(f"<td{kind}>{cell}</td>" for cell, kind in zip(row, kinds, strict=True)) for row in body]
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
-
-
-def html_heading(text: str) -> str:
-    """Return a heading."""
-    return f"<h2>{html.escape(text)}</h2>"
-
-
-def html_text(text: str, kind: str = "note") -> str:
-    """Return a paragraph; `kind` is ``note``, ``warning`` or ``error``."""
-    return f"<div class='{kind}'>{html.escape(text)}</div>"
-
-
-def _is_number(text: str) -> bool:
-    stripped = text.strip().rstrip("%").replace(",", "")
-    try:
-        float(stripped)
-    except ValueError:
-        return stripped == ""
-    return True
+def spread(total: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `total`, evenly spread, from the first to the last."""
+    return np.unique(np.linspace(0, total - 1, most).round().astype(int)).tolist() if total else []
 
 
 def short_name(name: str) -> str:
@@ -256,9 +162,9 @@ def not_drawn(names: Sequence[str], word: str) -> list[str]:
     return [f"not drawn: {counted(len(names), word)}: {', '.join(names)}"] if names else []
 
 
-def first_lines(lines: Sequence[str], most: int) -> list[str]:
+def first_lines(lines: Sequence[str], most: int, noun: str = "line") -> list[str]:
     """Return at most `most` lines, and one more with the number of the others."""
-    more = [f"and {counted(len(lines) - most, 'more line')}"] if len(lines) > most else []
+    more = [f"and {counted(len(lines) - most, f'more {noun}')}"] if len(lines) > most else []
     return [*lines[:most], *more]
 
 
@@ -277,7 +183,7 @@ def draw_legend(axes: Any) -> None:
     title = None
     if len(handles) > _NAMED_LINES:
         title = f"{_NAMED_OF_MORE} of {len(handles)}"
-        handles = [handles[number] for number in np.linspace(0, len(handles) - 1, _NAMED_OF_MORE).round().astype(int)]
+        handles = [handles[number] for number in spread(len(handles), _NAMED_OF_MORE)]
     style = {"fontsize": 7, "title_fontsize": 7, "frameon": False}
     axes.legend(handles=handles, title=title, loc="center left", bbox_to_anchor=(1.0, 0.5), **style)
 

@@ -26,9 +26,8 @@ from raypipe.pipeline import Pipeline
 from raypipe.plan import OrderSpec, SelectionSpec
 from raypipe.testing import SynthSpec, write_dataset
 from raypipe.views import describe_mixture
-from raypipe.views.info.account import check_run
-from raypipe.views.info.run_frames import read_frames
-from raypipe.views.info.where import StepQuery, locate_recorded
+from raypipe.views.account import check_run, read_frames
+from raypipe.views.where import StepQuery, locate_recorded
 
 
 class AccountSite(Site):

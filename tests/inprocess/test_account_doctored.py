@@ -27,8 +27,7 @@ from raypipe.errors import ConfigError, RaypipeError
 from raypipe.mixture import Mixture
 from raypipe.plan import Leg, OrderSpec, SelectionSpec
 from raypipe.testing import SynthSpec, write_dataset
-from raypipe.views.info.account import check_run
-from raypipe.views.info.run_frames import read_frames
+from raypipe.views.account import check_run, read_frames
 
 SPEC = OrderSpec(seed=3, live_spans=2)
 checker = load_checker()

@@ -27,11 +27,11 @@ from program import run_program
 import raypipe as rp
 from raypipe.errors import DatasetError
 from raypipe.testing import CameraSpec, SynthSpec, read_stamp, write_dataset
-from raypipe.views.browse import Site, make_server
-from raypipe.views.browse import checks as checks_module
-from raypipe.views.browse.checks import Checks
+from raypipe.views import site as site_module
+from raypipe.views.server import make_server
+from raypipe.views.site import Checks, Site
 
-PAGE = files("raypipe.views.browse").joinpath("page")
+PAGE = files("raypipe.views").joinpath("page")
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def test_the_page_and_all_its_files_are_served_and_come_with_the_package(ask):
     assert {one.name for one in PAGE.iterdir()} == {"index.html", *needed}
     assert all(ask(f"/{name}").status == 200 for name in needed)
     project = tomllib.loads((Path(rp.__file__).parents[1] / "pyproject.toml").read_text())
-    assert project["tool"]["setuptools"]["package-data"]["raypipe.views.browse"] == ["page/*"]
+    assert project["tool"]["setuptools"]["package-data"]["raypipe.views"] == ["page/*"]
 
 
 def test_the_server_listens_on_loopback_alone(ask):
@@ -117,7 +117,7 @@ def test_who_does_not_have_the_link_is_given_nothing(ask, path, method):
 
 def test_who_does_not_have_the_link_starts_no_check(tiny_dataset, monkeypatch):
     started = []
-    monkeypatch.setattr(checks_module, "_start", started.append)
+    monkeypatch.setattr(site_module, "_start", started.append)
 
     with served(tiny_dataset) as ask:
         assert ask("/api/findings?start", Cookie="").status == 403
@@ -362,7 +362,7 @@ def test_many_files_are_checked_when_the_page_asks_for_it(tiny_dataset, monkeypa
 
 
 def test_a_check_that_dies_is_told_and_ends_nothing_else(tiny_dataset, monkeypatch):
-    monkeypatch.setattr(checks_module, "_PROGRAM", ("-c", "import os, sys; sys.stderr.write('no memory'); os.abort()"))
+    monkeypatch.setattr(site_module, "_PROGRAM", ("-c", "import os, sys; sys.stderr.write('no memory'); os.abort()"))
 
     with served(tiny_dataset) as ask:
         told = wait_for_findings(ask)

@@ -23,7 +23,7 @@ from raypipe.mixture import open_dataset
 from raypipe.pipeline import Pipeline
 from raypipe.plan import OrderState, SelectionSpec, follow_state, plan_epoch, resume
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
-from raypipe.views.info.run_frames import read_frames
+from raypipe.views.account import read_frames
 
 FROZEN = Path(__file__).parent.parent / "golden" / "frozen_1"
 

@@ -21,7 +21,7 @@ from raypipe.pipeline import Pipeline
 from raypipe.plan import SINGLE_DATASET
 from raypipe.testing import write_dataset
 from raypipe.train import read_state, report, restore, write_states
-from raypipe.views.info.account import check_run
+from raypipe.views.account import check_run
 
 NUM_FRAMES = 57
 

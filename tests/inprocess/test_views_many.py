@@ -14,7 +14,7 @@ from raypipe.views import card as card_module
 from raypipe.views import episode as episode_module
 from raypipe.views import view_batch, view_dataset, view_episode
 from raypipe.views.episode import Curves
-from raypipe.views.ranges import Range
+from raypipe.views.rows import Range
 
 PIXELS = 2**16
 """matplotlib's limit for either side; people print at 300 dpi."""

@@ -14,9 +14,8 @@ from matplotlib.text import Text
 
 import raypipe as rp
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
+from raypipe.text import figure_png, has_letters, new_figure
 from raypipe.views import plot_plan, view_batch, view_dataset, view_episode, view_mixture, view_world
-from raypipe.views.plain import has_letters
-from raypipe.views.view import figure_png, new_figure
 
 BAD_MATH = "price $5% off $10"
 CHINESE = "把杯子放在桌上"

@@ -23,8 +23,7 @@ from raypipe.errors import ConfigError, ResumeError
 from raypipe.testing import write_dataset
 from raypipe.train import read_state, restore, write_states
 from raypipe.views import view_plan
-from raypipe.views.info.account import check_run
-from raypipe.views.info.run_frames import read_frames
+from raypipe.views.account import check_run, read_frames
 from raypipe.views.plan import plan_lines
 
 NUM_FRAMES = sum(LENGTHS)

@@ -10,9 +10,8 @@ from raypipe.errors import ConfigError
 from raypipe.mixture import Mixture
 from raypipe.plan import OrderSpec, SelectionSpec
 from raypipe.storage import open_root, open_storage
-from raypipe.views.info.account import check_run
-from raypipe.views.info.run_frames import read_frames
-from raypipe.views.info.where import StepQuery, locate_recorded
+from raypipe.views.account import check_run, read_frames
+from raypipe.views.where import StepQuery, locate_recorded
 
 CHAINS = ("reference::http://host/refs.json", "reference://::http://host/refs.json", "simplecache::s3://bucket/arm")
 

@@ -1,17 +1,23 @@
-"""The answer of ``raypipe info`` for a dataset, as a value and as a table."""
+"""The answers of ``raypipe info`` and ``raypipe stats``, as values and as tables.
+
+Statistics are those of a normaliser. Those of actions in another representation are computed once, and kept for
+training on this machine.
+"""
 
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from raypipe.dataset import Dataset, open_dataset, why_missing
-from raypipe.errors import DatasetError, RaypipeError
+from raypipe.dataset import ActionSpec, Dataset, open_dataset, schema_of, why_missing
+from raypipe.errors import ConfigError, DatasetError, RaypipeError
 from raypipe.format import (
     DatasetMeta,
     Feature,
+    FeatureStats,
     RowReader,
     VideoFormat,
     episode_first_frame,
@@ -21,12 +27,17 @@ from raypipe.format import (
     read_video_index,
     same_codec,
 )
-from raypipe.text import plural, span_text
+from raypipe.mixture import MemberStats, Mixture, MixtureStats, mixture_stats
+from raypipe.mixture import open_dataset as open_either
+from raypipe.text import lines_table, plural, rows_table, span_text
+from raypipe.views.view import spread
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 _EPISODES_LOOKED_AT = 8
+_SEE_VALIDATE = "`raypipe validate {root}` looks at all files, and lists what is wrong with them."
 _MOST_MISSING = 20
 """The most missing files that the table names; JSON has all."""
 
@@ -81,7 +92,7 @@ def describe(root: str) -> DatasetInfo:
         try:
             return _describe(dataset, _find_missing(dataset))
         except DatasetError as error:
-            error.add_note(f"`raypipe validate {root}` looks at all files, and lists what is wrong with them.")
+            error.add_note(_SEE_VALIDATE.format(root=root))
             raise
 
 
@@ -125,26 +136,15 @@ def lacking_error(info: DatasetInfo) -> DatasetError:
     names = info.missing_files
     files = "a file that meta/ names is" if len(names) == 1 else f"{len(names):,} files that meta/ names are"
     error = DatasetError(f"{files} missing at {info.root!r}, the first is {names[0]!r}. Fetch what is missing.")
-    error.add_note(f"`raypipe validate {info.root}` looks at all files, and lists what is wrong with them.")
+    error.add_note(_SEE_VALIDATE.format(root=info.root))
     return error
 
 
 def info_table(info: DatasetInfo) -> "Table":
     """Return the description as a table for a terminal."""
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in _lines(info):
-        table.add_row(name, text)
-    return table
-
-
-def _lines(info: DatasetInfo) -> list[tuple[str, str]]:
     lengths = f"{span_text(info.min_length, info.max_length)} {plural(info.max_length, 'frame')}"
     lengths += " each" * (info.episodes > 1)
-    return [
+    lines = [
         ("root", info.root),
         ("format", info.layout),
         ("robot", info.robot_type),
@@ -154,10 +154,7 @@ def _lines(info: DatasetInfo) -> list[tuple[str, str]]:
         *(("camera", f"{name}  declared, and no file is found") for name in info.missing_cameras),
         *(("feature", f"{name}  {text}") for name, text in info.features.items()),
         ("tasks", _shortened(info.tasks)),
-        (
-            "splits",
-            ", ".join(f"{name} {start}:{stop}" for name, (start, stop) in info.splits.items()) or "none",
-        ),
+        ("splits", ", ".join(f"{name} {start}:{stop}" for name, (start, stop) in info.splits.items()) or "none"),
         ("statistics", ", ".join(info.stats) or "none found"),
         ("row groups", info.row_groups),
         ("timestamps", f"up to {info.timestamp_drift_s:g} s from frame / fps"),
@@ -166,6 +163,7 @@ def _lines(info: DatasetInfo) -> list[tuple[str, str]]:
         *([("missing", f"and {more} more")] if (more := len(info.missing_files) - _MOST_MISSING) > 0 else []),
         *(("note", note) for note in info.notes),
     ]
+    return lines_table(lines)
 
 
 def _shortened(texts: tuple[str, ...], most: int = 5) -> str:
@@ -186,11 +184,8 @@ def camera_text(dataset: Dataset, camera: str) -> str:
     declared = VideoFormat(feature.codec, feature.height, feature.width)
     found = _read_formats(dataset.meta, camera) or [declared]
     told = " and ".join(f"{one.width}x{one.height} {one.codec or 'video'}" for one in found) + depth
-    return (
-        told
-        if all(_is_declared(feature, one) for one in found)
-        else f"{told} (info.json says {size} {feature.codec or 'video'})"
-    )
+    is_declared = all(_is_declared(feature, one) for one in found)
+    return told if is_declared else f"{told} (info.json says {size} {feature.codec or 'video'})"
 
 
 def _read_formats(meta: DatasetMeta, camera: str) -> list[VideoFormat]:
@@ -239,18 +234,13 @@ def _check_videos(dataset: Dataset, missing: tuple[str, ...]) -> None:
     videos = [name for name in dataset.spec.cameras if name in meta.episodes.videos]
     for row in _some_rows(meta):
         for name in (camera for camera in videos if meta.video_file(row, camera) not in missing):
-            try:
+            with suppress(NotImplementedError):
                 index = read_video_index(meta.storage.for_a_look(), meta.video_file(row, name))
                 episode_first_frame(meta, row, name, index)
-            except NotImplementedError:
-                continue
 
 
 def _some_rows(meta: DatasetMeta) -> list[int]:
-    if not len(meta.episodes):
-        return []
-    rows = np.linspace(0, len(meta.episodes) - 1, _EPISODES_LOOKED_AT).round().astype(int)
-    return sorted({int(row) for row in rows})
+    return spread(len(meta.episodes), _EPISODES_LOOKED_AT)
 
 
 def largest_drift(dataset: Dataset) -> float:
@@ -285,15 +275,153 @@ def column_notes(dataset: Dataset) -> list[str]:
     derived = [name for name in absent if name not in declared or name in ("index", "frame_index", "task_index")]
     blind = [name for name in absent if name in meta.cameras]
     lost = [name for name in absent if name not in derived and name not in blind]
-    notes = [f"feature {name!r} is left out of samples: {why}" for name, why in meta.opaque.items()]
-    if derived:
-        notes.append(f"columns that the rows lack are derived: {', '.join(derived)}")
-    if lost:
-        notes.append(f"declared features without a column are left out of samples: {', '.join(lost)}")
-    if blind:
-        notes.append(
-            f"cameras whose images have no column, and which cameras=[...] is to leave out: {', '.join(blind)}"
+    told = {
+        "columns that the rows lack are derived": derived,
+        "declared features without a column are left out of samples": lost,
+        "cameras whose images have no column, and which cameras=[...] is to leave out": blind,
+        "columns that info.json does not declare are left out of samples": undeclared,
+    }
+    opaque = [f"feature {name!r} is left out of samples: {why}" for name, why in meta.opaque.items()]
+    return [*opaque, *(f"{text}: {', '.join(names)}" for text, names in told.items() if names)]
+
+
+_SHOWN: Final = ("min", "q01", "mean", "std", "q99", "max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatsReport:
+    """Statistics, and the names of their numbers."""
+
+    stats: MixtureStats
+    names: Mapping[str, Mapping[str, tuple[str, ...]]]
+    """By dataset and feature, the names of its numbers, if the dataset gives them."""
+    stay: Mapping[str, tuple[str, ...]]
+    """By dataset, the numbers of the action that stay as they are."""
+
+
+def parse_actions(
+    mode: str, *, to: str, numbers: Mapping[str, Sequence[str] | None], frames: int
+) -> tuple[ActionSpec | None, int]:
+    """Return how actions are represented and the length of their window, from the options of a command line.
+
+    Args:
+        numbers: ``absolute``, ``wrap`` as NAME=PERIOD and ``match`` as NAME=NAME.
+    """
+    absolute, wrap, match = (numbers.get(name) or () for name in ("absolute", "wrap", "match"))
+    if not mode:
+        options = {**numbers, "frames": frames, "to": to != ActionSpec(mode="relative").to}
+        given = [f"--{name}" for name, value in options.items() if value]
+        if given:
+            raise ConfigError(f"{', '.join(given)} is about --actions relative or --actions delta, which is not given")
+        return None, 0
+    if frames < 1:
+        raise ConfigError(
+            f"--actions {mode} needs the length of the window, as --frames 50: statistics are of all its slots"
         )
-    if undeclared:
-        notes.append(f"columns that info.json does not declare are left out of samples: {', '.join(undeclared)}")
-    return notes
+    spec = ActionSpec(
+        mode=mode,  # type: ignore[arg-type]
+        to=to,
+        absolute=tuple(map(_number, absolute)),
+        wrap=dict(map(_period, wrap)),
+        match=dict(map(_pair, match)),
+    )
+    return spec, frames
+
+
+def _period(text: str) -> tuple[str | int, float]:
+    name, equals, period = text.rpartition("=")
+    try:
+        return _number(name), float(period if equals else "")
+    except ValueError as error:
+        raise ConfigError(f"--wrap {text!r} is not NAME=PERIOD, as wrist_roll=360") from error
+
+
+def _pair(text: str) -> tuple[str | int, str | int]:
+    name, equals, other = text.partition("=")
+    if not (name and equals and other):
+        raise ConfigError(f"--match {text!r} is not NAME=NAME: a number of the action, and that of the state")
+    return _number(name), _number(other)
+
+
+def _number(text: str) -> str | int:
+    return int(text) if text.isdecimal() else text
+
+
+def report_stats(root: str, actions: ActionSpec | None, frames: int) -> StatsReport:
+    """Return the statistics of the dataset or mixture at `root`; actions have windows of `frames` frames, from 0 on."""
+    dataset = open_either(root)
+    if actions is not None:
+        dataset = dataset.windowed(offsets={actions.feature: range(frames)}).with_actions(actions)
+    if isinstance(dataset, Mixture):
+        stats, parts = dataset.stats, dict(zip(dataset.names, dataset.datasets, strict=True))
+    else:
+        stats, parts = _alone(dataset), {_name_of(dataset): dataset}
+    return StatsReport(
+        stats=stats,
+        names={name: _own_names(one, dataset) for name, one in parts.items()},
+        stay={name: _staying(one) for name, one in parts.items()},
+    )
+
+
+def _alone(dataset: Dataset) -> MixtureStats:
+    member = MemberStats(
+        name=_name_of(dataset),
+        robot_type=dataset.meta.robot_type,
+        stats=dataset.stats,
+        num_frames=dataset.meta.num_frames,
+    )
+    return mixture_stats(schema_of(dataset), [member])
+
+
+def _name_of(dataset: Dataset) -> str:
+    return str(dataset.meta.root).rstrip("/").rpartition("/")[2]
+
+
+def _own_names(own: Dataset, dataset: Dataset | Mixture) -> dict[str, tuple[str, ...]]:
+    if isinstance(dataset, Mixture):
+        member = dataset.schema.members[dataset.datasets.index(own)]
+        return {name: _numbers(own.row_features[mine]) for name, mine in member.rows.items()}
+    return {name: _numbers(feature) for name, feature in own.row_features.items()}
+
+
+def _numbers(feature: Feature) -> tuple[str, ...]:
+    is_named = len(feature.shape) == 1 and len(feature.names) == feature.shape[0]
+    return feature.names if is_named else ()
+
+
+def _staying(dataset: Dataset) -> tuple[str, ...]:
+    if dataset.actions is None:
+        return ()
+    feature = dataset.row_features[dataset.actions.action]
+    names = _numbers(feature) or tuple(map(str, range(feature.shape[0])))
+    return tuple(name for dim, name in enumerate(names) if dim not in dataset.actions.dims)
+
+
+def stats_tables(report: StatsReport) -> "Group":
+    """Return a table per dataset for a terminal, with a row for each number of a vector and channel of a camera."""
+    from rich.console import Group
+
+    shown: list[Any] = []
+    for dataset, entry in report.stats.datasets.items():
+        names = report.names[dataset]
+        rows = [row for feature, values in entry.items() for row in _rows(feature, values, names.get(feature, ()))]
+        table = rows_table(("feature", "number", *_SHOWN, "count"), rows, texts=("feature", "number"))
+        table.title, table.title_justify = dataset, "left"
+        missing = "no statistics are stored: `raypipe reshard ROOT OUT` computes those of rows"
+        shown += [table if entry else f"{dataset}: {missing}", *_told(report, dataset), ""]
+    return Group(*shown)
+
+
+def _rows(feature: str, values: FeatureStats, names: Sequence[str]) -> Iterable[list[str]]:
+    flat = {name: value.reshape(-1) for name, value in values.items()}
+    width = max(len(flat[name]) for name in _SHOWN if name in flat)
+    for i in range(width):
+        numbers = [f"{flat[name][i]:.4g}" if name in flat else "-" for name in _SHOWN]
+        counts = flat.get("count")
+        count = "-" if counts is None else f"{int(counts[i if len(counts) == width else 0]):,}"
+        yield [feature if i == 0 else "", names[i] if i < len(names) else str(i), *numbers, count]
+
+
+def _told(report: StatsReport, dataset: str) -> list[str]:
+    stay = f"; as stored: {', '.join(report.stay[dataset])}" if report.stay[dataset] else ""
+    return [f"{feature} is {text}{stay}" for feature, text in report.stats.representations.items()]

@@ -7,7 +7,7 @@ the run really had; steps beyond the account are planned on its last ranks.
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raypipe.account import (
     DATASET_BITS,
@@ -36,8 +36,11 @@ from raypipe.plan import (
     resume,
     start,
 )
-from raypipe.text import counted, either
-from raypipe.views.info.run_frames import open_frames, read_frames
+from raypipe.text import counted, either, rows_table
+from raypipe.views.account import open_frames, read_frames
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +141,15 @@ def locate_recorded(folder: str | os.PathLike[str], query: StepQuery, *, root: s
     run = read_run_account(folder, name)
     with noting(f"by the account {run.place!r}"):
         return _locate_by(run, query, root)
+
+
+def step_table(located: LocatedStep) -> "Table":
+    """Return a row per frame."""
+    rows = []
+    for frame in located.frames:
+        mark = "skipped" if frame.is_skipped else "repeat" if frame.is_repeat else ""
+        rows.append((frame.dataset, f"{frame.episode}", f"{frame.frame}", f"{frame.index}", mark))
+    return rows_table(("dataset", "episode", "frame", "index", ""), rows, texts=("dataset", ""))
 
 
 def _locate_by(run: RunAccount, query: StepQuery, root: str) -> LocatedStep:

@@ -24,8 +24,7 @@ from typing import IO, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from raypipe.errors import ConfigError, RaypipeError, suggest
-from raypipe.views.browse.site import BatchQuery, Site
-from raypipe.views.browse.stills import HEIGHTS
+from raypipe.views.site import HEIGHTS, BatchQuery, Site
 
 ADDRESS: Final = "127.0.0.1"
 
@@ -205,9 +204,9 @@ class _Handler(BaseHTTPRequestHandler):
         if name in ("index.html", *_FILES):
             self._send_file(name)
         elif address.path == "/api/about":
-            self._send_json(site.about())
+            self._send_json(site.about)
         elif address.path == "/api/episodes":
-            self._send_json(site.episodes())
+            self._send_json(site.episodes)
         elif address.path == "/api/episode":
             self._send_json(site.episode(_number(query, "episode")))
         elif address.path == "/api/batch":
@@ -224,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _BadRequestError(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _send_file(self, name: str) -> None:
-        content = files("raypipe.views.browse").joinpath("page", name).read_bytes()
+        content = files("raypipe.views").joinpath("page", name).read_bytes()
         cookie = f"{self._cookie_name()}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
         headers = {"Set-Cookie": cookie} if self._has_link() else {}
         self._send(content, _KINDS[PurePath(name).suffix], headers=headers)
@@ -234,11 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(text.encode(), "application/json; charset=utf-8", status)
 
     def _send(
-        self,
-        data: bytes,
-        kind: str,
-        status: HTTPStatus = HTTPStatus.OK,
-        headers: Mapping[str, str] | None = None,
+        self, data: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
     ) -> None:
         self._start(status, kind, len(data), headers)
         if self.command != "HEAD":

@@ -1,13 +1,19 @@
-"""The data that the page requests, as plain values for JSON: the dataset, its episodes, one episode, a batch's frames.
+"""The data that the page of `raypipe show --serve` requests, as plain values: episodes, frames, batches, findings.
 
-It knows nothing of HTTP, and reads only what the page requests.
+It knows nothing of HTTP, and reads only what the page requests. `raypipe validate` runs in a separate process, so that
+a damaged file can crash only that process.
 """
 
+import json
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +21,12 @@ from numpy.typing import NDArray
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.format import VideoIndex, episode_first_frame, read_ranged_index, read_video_index
-from raypipe.text import counted, frames_text
-from raypipe.views.browse.checks import Checks
-from raypipe.views.browse.stills import Stills
+from raypipe.text import counted, cut_inside, encode_pixels, frames_text
+from raypipe.validate import Finding, Place, fold_findings, is_small
 from raypipe.views.card import dataset_lines
 from raypipe.views.episode import Curves, read_numbers
-from raypipe.views.ranges import SHOWN_NUMBERS
+from raypipe.views.pixels import FrameReader
+from raypipe.views.rows import SHOWN_NUMBERS
 from raypipe.views.view import short_name
 
 if TYPE_CHECKING:
@@ -59,45 +65,31 @@ class Site:
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
+        self._cameras = dataset.spec.cameras
         self._stills = Stills(dataset)
         self.checks = Checks(dataset)
         self._index = lru_cache(_KEPT_INDEXES)(self._read_index)
         self._pipeline = lru_cache(4)(self._make_pipeline)
 
-    @property
-    def title(self) -> str:
-        """The dataset's root."""
-        return self._dataset.meta.root
-
     def close(self) -> None:
         """Stop the check that runs beside the page."""
         self.checks.close()
 
+    @cached_property
     def about(self) -> dict[str, Any]:
-        """Return a description of the dataset."""
+        """A description of the dataset."""
         meta = self._dataset.meta
         return {
             "root": meta.root,
             "name": PurePosixPath(meta.root.rstrip("/")).name or meta.root,
             "fps": meta.fps,
-            "lines": [(name, text) for name, text in self._lines if name != "root"],
+            "lines": [(name, text) for name, text in dataset_lines(self._dataset) if name != "root"],
             "cameras": [{"name": name, "short": short_name(name)} for name in self._cameras],
         }
 
     @cached_property
-    def _lines(self) -> list[tuple[str, str]]:
-        return dataset_lines(self._dataset)
-
-    @cached_property
-    def _cameras(self) -> tuple[str, ...]:
-        return self._dataset.spec.cameras
-
     def episodes(self) -> dict[str, Any]:
-        """Return all episodes as columns: number, frames, and the numbers of the tasks that the episode table lists."""
-        return self._episodes
-
-    @cached_property
-    def _episodes(self) -> dict[str, Any]:
+        """All episodes as columns: number, frames, and the numbers of the tasks that the episode table lists."""
         meta = self._dataset.meta
         places: dict[str, int] = {}
         tasks = [
@@ -221,3 +213,164 @@ def _curves_json(one: Curves, every: int) -> Mapping[str, Any]:
 def _number(value: float) -> float | None:
     # Six digits: as many as a curve, or a number beside it, shows.
     return float(f"{value:.6g}") if np.isfinite(value) else None
+
+
+HEIGHTS: Final = {"small": 120, "large": 360}
+"""Heights in pixels, by the size that the page requests."""
+
+_AT_ONCE: Final = 16
+"""Frames decoded together: a page that plays a video asks for the next ones anyway."""
+
+_KEPT_BYTES: Final = 64 << 20
+_MOST_DECODING: Final = 2
+"""Requests that decode at the same time; the others wait."""
+
+
+class Stills:
+    """Decodes frames of a dataset's cameras, and keeps the latest; threads may share it."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self._readers = {size: FrameReader(dataset, height=height) for size, height in HEIGHTS.items()}
+        self._lock = threading.Lock()
+        self._decoding = threading.Semaphore(_MOST_DECODING)
+        self._kept: OrderedDict[tuple[int, str, int, str], bytes] = OrderedDict()
+        self._kept_bytes = 0
+        # The two ends of an episode's depth scale, the same for all its frames.
+        self._scale = lru_cache(None)(self._readers["small"].measure)
+
+    def read(self, row: int, camera: str, frame: int, size: str) -> bytes:
+        """Return one frame as JPEG; for a large one, also decode and keep the frames beside it.
+
+        Raises:
+            DatasetError: the frame cannot be decoded.
+        """
+        key = (row, camera, frame, size)
+        found = self._find(key)
+        if found is not None:
+            return found
+        with self._decoding:
+            # Another request may have decoded it while this one waited.
+            found = self._find(key)
+            return found if found is not None else self._decode(key)
+
+    def _find(self, key: tuple[int, str, int, str]) -> bytes | None:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def _decode(self, key: tuple[int, str, int, str]) -> bytes:
+        row, camera, frame, size = key
+        frames = np.array([frame])
+        if size == "large":
+            start, length = frame - frame % _AT_ONCE, int(self._dataset.meta.episodes.length[row])
+            frames = np.arange(start, min(start + _AT_ONCE, length))
+        pixels = self._readers[size].read(row, camera, frames, self._scale(row, camera))
+        files = {
+            number: encode_pixels(one, "jpeg", pil_kwargs={"quality": 85})
+            for number, one in zip(frames.tolist(), pixels, strict=True)
+        }
+        with self._lock:
+            for number, data in files.items():
+                self._keep((row, camera, number, size), data)
+        return files[frame]
+
+    def _keep(self, key: tuple[int, str, int, str], data: bytes) -> None:
+        self._kept_bytes += len(data) - len(self._kept.pop(key, b""))
+        self._kept[key] = data
+        while self._kept_bytes > _KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+
+
+Stage = Literal["waiting", "running", "done", "failed"]
+
+_PROGRAM: Final = ("-m", "raypipe")
+_LONGEST_ERROR: Final = 2000
+_MOST_DETAILS: Final = 5000
+"""Findings of one kind that the page shows with their own text; later episodes show the text of the first."""
+
+
+class Checks:
+    """The findings of a dataset, checked on request; threads may share it."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._meta = dataset.meta
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._is_closed = False
+        self._told: dict[str, Any] = {"stage": "waiting", "error": "", "folds": [], "by_episode": {}}
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether to check files without a request: they are few, and on this machine."""
+        num_files = len(self._meta.episodes) * (1 + len(self._meta.cameras)) if not self._meta.is_packed else 0
+        return self._meta.storage.is_local and is_small(self._meta.num_frames, num_files, deep=False)
+
+    def told(self, *, is_asked: bool) -> Mapping[str, Any]:
+        """Return what is known now; start the check if it is quick or `is_asked`, and has not started."""
+        with self._lock:
+            is_started = self._told["stage"] != "waiting"
+            if not is_started and (is_asked or self.is_quick) and not self._is_closed:
+                self._told = {**self._told, "stage": "running"}
+                self._process = _start(self._meta.storage.address)
+                threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
+            return self._told
+
+    def close(self) -> None:
+        """Stop a running check."""
+        with self._lock:
+            self._is_closed, process = True, self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+
+    def _wait(self, process: "subprocess.Popen[str]") -> None:
+        out, err = process.communicate()
+        try:
+            found = _read_findings(json.loads(out))
+        except (ValueError, KeyError, TypeError):
+            why = err.strip() or f"raypipe validate ended with code {process.returncode}"
+            found = {"stage": "failed", "error": cut_inside(why, _LONGEST_ERROR)}
+        with self._lock:
+            self._told = {**self._told, **found}
+
+
+def _start(root: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, *_PROGRAM, "validate", "--json", "--where", "process", "--", root],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Ctrl-C in the terminal goes to the server, which then ends this process.
+        start_new_session=True,
+    )
+
+
+def _read_findings(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the findings of a JSON report, alike ones folded together, and the worst severity of every episode."""
+    findings = [
+        Finding(**{**one, "place": Place(**{**one["place"], "episodes": tuple(one["place"]["episodes"])})})
+        for one in report["findings"]
+    ]
+    by_episode: dict[int, str] = {}
+    for finding in findings:
+        # The worst come first.
+        for number in finding.place.episodes:
+            by_episode.setdefault(number, finding.severity)
+    folds = [
+        {
+            "severity": fold.severity,
+            "kind": fold.kind,
+            "place": fold.place,
+            "message": fold.message,
+            "remedy": fold.findings[0].remedy,
+            "episodes": list(fold.episodes),
+            "details": [
+                {"episodes": list(one.place.episodes), "message": one.message} for one in fold.findings[:_MOST_DETAILS]
+            ],
+        }
+        for fold in fold_findings(findings)
+    ]
+    return {"stage": "done", "folds": folds, "by_episode": by_episode, "elapsed_s": report["elapsed_s"]}

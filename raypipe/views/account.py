@@ -1,20 +1,96 @@
-"""The frames of a run and the axis on which its account counts, for a dataset or the members of a mixture.
+"""``raypipe account``: the account of a run with its datasets, checked; and the frames that the account counts.
 
-It reads ``meta/`` of the datasets; no rows, no pixels.
+It reads ``meta/`` of the datasets and the files of an account; no rows, no pixels.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from raypipe.account import FrameAxis, Header, RunAccount, lay_out
+from raypipe.account import EpochVerdict, FrameAxis, Header, RunAccount, check_account, lay_out, read_run_account
 from raypipe.dataset import index_dataset
 from raypipe.errors import ConfigError, DatasetError, as_damage
 from raypipe.format import DatasetMeta, read_metadata
 from raypipe.mixture import Mixture, is_mixture_file
 from raypipe.plan import SINGLE_DATASET, EpisodeIndex, SelectionSpec, describe_changes, follow_state, mix_indexes
 from raypipe.storage import is_plain_path, take_login
-from raypipe.text import counted
+from raypipe.text import counted, rows_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedRun:
+    """The account of a run with its verdicts."""
+
+    run: RunAccount
+    root: str
+    verdicts: tuple[EpochVerdict, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every epoch is exact."""
+        return all(verdict.is_exact for verdict in self.verdicts) and not self.run.problem
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every epoch is exact, 1 if one is not or the account has a problem, 2 if some cannot be checked."""
+        if self.is_exact:
+            return 0
+        return 1 if self.run.problem or any(one.is_wrong for one in self.verdicts) else 2
+
+    def describe(self) -> tuple[str, ...]:
+        """Return all verdicts as lines."""
+        lines = [line for verdict in self.verdicts for line in verdict.describe()]
+        problem = [f"incomplete: {self.run.problem}"] if self.run.problem else []
+        return (*problem, *(lines or ["nothing was handed over yet"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdicts as a JSON object."""
+        return {
+            "is_exact": self.is_exact,
+            "place": self.run.place,
+            "root": self.root,
+            "name": self.run.account.header.name,
+            "state": self.run.account.header.state,
+            "problem": self.run.problem,
+            "epochs": [verdict.to_json() for verdict in self.verdicts],
+        }
+
+
+def check_run(folder: str | os.PathLike[str], *, root: str = "", name: str = "") -> CheckedRun:
+    """Return the verdicts on the newest account in a checkpoint or a run's folder.
+
+    Args:
+        folder: see `read_run_account`.
+        root: of the dataset, or the mixture file; empty: the place that the run used.
+        name: of the loader; see `read_run_account`.
+
+    Raises:
+        RaypipeError: there is nothing that can be checked.
+    """
+    run = read_run_account(folder, name)
+    place, index, axis = open_frames(run, root)
+    verdicts = check_account(index, axis, run.account, run.attempts)
+    return CheckedRun(run=run, root=place, verdicts=verdicts)
+
+
+_COLUMNS = ("frames", "emitted", "skipped", "left_over", "to_come", "repeated", "rolled_back")
+
+
+def verdict_table(checked: CheckedRun) -> "Table":
+    """Return a row per epoch."""
+    rows = []
+    for verdict in checked.verdicts:
+        counts = [f"{getattr(verdict, f'num_{name}'):,}" for name in _COLUMNS]
+        word = "NOT exactly once" if verdict.is_wrong else "not checked" if verdict.unchecked else "exactly once"
+        rows.append((str(verdict.epoch), *counts, word))
+    titles = ("epoch", *(name.replace("_", " ") for name in _COLUMNS), "verdict")
+    return rows_table(titles, rows, texts=("verdict",))
+
 
 _NUM_THREADS: Final = 32
 _SHOWN: Final = 3
