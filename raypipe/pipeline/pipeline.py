@@ -222,14 +222,14 @@ class Pipeline:
         ]
         sources: Sequence[Any]
         if transport == "local":
-            # feed.read_rows, feed.add_windows: the rank itself. The ranks compare their places at a meeting.
+            # feed.read_block: the rank itself. The ranks compare their places at a meeting.
             own = Meeting(config.bad_data, self._index, len(jobs))
             meeting, attempt = serve_meeting(own, host) if host else own, name_attempt()
             sources = [LocalSource(job.context, meeting, config.feed, attempt) for job in jobs]
         else:
-            # feed.read_rows, feed.add_windows, streaming_split: Ray Data. It steers each block to its planned rank.
+            # feed.read_block, streaming_split: Ray Data. It steers each block to its planned rank.
             sources = self._ray_sources(config, jobs)
-        # loader.live_rows, decode.ClipStore, loader.RankLoader: the rank. Ray tasks decode if `config.decode` says so.
+        # loader.LiveRows, decode.ClipStore, loader.RankLoader: the rank. Ray tasks decode if `config.decode` says so.
         return [RankLoader(job, source, spec, name) for job, source in zip(jobs, sources, strict=True)]
 
     def _ray_sources(self, config: PipelineConfig, jobs: Sequence[RankJob]) -> Sequence[Any]:
