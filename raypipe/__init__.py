@@ -6,7 +6,7 @@
       | format.read_metadata      DatasetMeta     what exists; no pixels, O(episodes)             pure values
       | plan.plan_epoch           EpochPlan       spans, clips, per-rank queues, frame order      pure
       | feed.read_block           block           the rows of some spans, windows and pad masks   the rank, or Ray Data
-      | streaming_split(world)    per-rank iters  ordered, steered to the planned rank            Ray Data only
+      | feed.ray_data             per-rank iters  streaming_split, steered to the planned rank    Ray Data only
       | loader.LiveRows           rows at hand    the rows of the live spans                      rank
       | decode.ClipStore          pixels at hand  clips, decoded ahead of need, held until used   rank, or Ray tasks
       | loader.RankLoader         torch batches   resumable iterator, one per rank                rank
@@ -20,19 +20,22 @@ The rooms, from the lowest layer to the highest. Import each through its door, i
     errors     one class per person who must act
     text       text in and out: settings, limits, messages, progress bars
     storage    names to bytes: local, fsspec, Hub, the node's cache, the budget of requests
+    plan       the order of an epoch; no files, no Ray
     format     the files of a LeRobot dataset: meta/ of v2.0, v2.1 and v3.0, rows, the index of an mp4
-    plan       the order of an epoch, pure
     decode     frames by number, and frames into an mp4
-    dataset    one dataset, opened: samples one at a time, windows, actions, selections
-    mixture    many unlike datasets as one, their statistics, and the normaliser
     account    the record of what was handed over, and the check that every frame was handed over once
+    dataset    one dataset, opened: samples one at a time, windows, actions, selections
+    testing    small real datasets for tests, and the test of resuming
+    mixture    many unlike datasets as one, their statistics, and the normaliser
     feed       rows to a rank: blocks, the local feed, Ray Data, agreement of ranks, bad data, figures
     loader     the rank: rows at hand, batches, the state
+    validate   checks a dataset before training
     pipeline   the settings of all stages, composed
+    reshard    rewrites a dataset of any version as v3.0
     train      Ray Train, torchrun, checkpoints
-    lerobot    LeRobot's policies and its trainer on raypipe's batches
     views      pages and tables for people: `raypipe show`, `info`, `stats`, `account`, `where`
-    testing, validate, reshard, bench    tools
+    bench      finds the best settings of a pipeline
+    lerobot    LeRobot's policies and its trainer on raypipe's batches
     cli        the command line
 
 Importing this package imports neither torch nor Ray: each name is loaded on first use.

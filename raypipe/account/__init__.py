@@ -1,14 +1,15 @@
 """Record which frames a run handed to the trainer, and check that this is every frame exactly once.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    frames.py     one number for every frame of every dataset, and multisets    FrameAxis, Runs
-    parts.py      what ranks handed over from a start up to a state, sealed             Part, Account
-    ledger.py     what a rank records, batch by batch                                   Ledger, Page
-    file.py       an account as a parquet file, and the files of a checkpoint           write_account, read_account
-    folder.py     the accounts of a checkpoint or of a run's folder                     AccountKeeper, RunAccount
-    replay.py     what a part must have by the plan, and which parts count              Replay, Chain
-    verdict.py    emitted, skipped, left over, to come: each frame once?                check_account
+    frames.py   numbers every frame of all datasets; sets of such numbers that count repeats   FrameAxis, Runs
+    parts.py    what ranks handed over from a start to a saved state, with a chain of digests  Part, Account
+    ledger.py   what a rank records, batch by batch                                            Ledger, Page
+    file.py     an account as a parquet file, and the files of a checkpoint                    write_account
+    folder.py   the accounts of a checkpoint or of a run's folder                              AccountKeeper, RunAccount
+    replay.py   what a part must have by the plan, and which parts count                       Replay, Chain
+    verdict.py  the check: is every frame exactly one of these, once?                          check_account
+                emitted, skipped, left over, to come
 
 The record comes from the batches and never from the plan, so checking it against the plan can find errors. The commands
 ``raypipe account`` and ``raypipe where``, which also open the datasets, are in `raypipe.views`.

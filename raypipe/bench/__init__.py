@@ -1,11 +1,12 @@
 """Finds the best settings of a pipeline for this machine and this dataset.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    settings.py   what to measure, and a small grid around what `live_bytes` gives   BenchSpec, Setting, grid
-    loaders.py    raypipe and the floor, and one of them in a process of its own     Request, FloorLoader
-    run.py        all steps; starts such processes and watches them                  run_bench, TreeSampler
-    report.py     which setting is best, how two benches compare, tables, a picture  BenchReport
+    settings.py  what to measure, and a small grid around what `live_bytes` gives    BenchSpec, Setting, grid
+    loaders.py   what is measured: raypipe's loader, or decoding alone (the floor),  Request, FloorLoader
+                 each in its own process
+    report.py    which setting is best, how two benches compare, tables, a picture   BenchReport
+    run.py       all steps; starts a process for each measurement, and watches it    run_bench, TreeSampler
 
 `run_bench` measures a small grid of settings, each in a fresh process with a Ray of its own, and the floor: decoding
 the same frames in file order and nothing else. Nothing here changes a pipeline: the advice is a line to paste.

@@ -1,12 +1,12 @@
 """One open dataset: its samples one at a time, and the choices a user makes about its frames.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    dataset.py        the reference path: reads one sample at a time                 Dataset
-    windows.py        the frames around a frame, and actions relative to a state     WindowSpec, ActionSpec
-    action_stats.py   computes statistics of such actions
-    selection.py      which frames an epoch takes, and the features of a batch       index_dataset, Schema
-    download.py       downloads a dataset from the Hub, or only some episodes        download_dataset
+    windows.py       the frames around a frame, and actions relative to a state  WindowSpec, ActionSpec
+    action_stats.py  computes statistics of such actions
+    dataset.py       the reference path: reads one sample at a time              Dataset
+    selection.py     which frames an epoch takes, and the features of a batch    index_dataset, Schema
+    download.py      downloads a dataset from the Hub, or only some episodes     download_dataset
 """
 
 from typing import TYPE_CHECKING

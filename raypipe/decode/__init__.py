@@ -1,16 +1,16 @@
 """Pixels: the frames of a span from its video, or from images stored in its rows.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    spec.py       where, when and how a frame is decoded, and what is kept    DecodeSpec, KeepSpec
-    videos.py     an open video and its frames by number; frames into an mp4  OpenVideo, VideoPool, open_writer
-    pixels.py     images stored in rows, distances of depth, sizes            decode_image, resize_frames
-    kept.py       decoded frames on the node's disk, between epochs           KeepFolder, KeptDataset
-    frames.py     the frames of a span of one camera, in one pass             FrameDecoder
-    clips.py      clips, decoded ahead of need, held until used               ClipStore, FramePool, BatchBuffers
-    executors.py  where clips are decoded: threads here, or Ray tasks         ThreadExecutor, TaskExecutor
+    spec.py       settings of decoding: where it runs, sizes, what is kept    DecodeSpec, KeepSpec
     journal.py    what a process was decoding when it died                    Journal
+    pixels.py     images stored in rows; decodes depth videos; sizes          decode_image, DepthDecoder, resize_frames
+    videos.py     an open video and its frames by number; frames into an mp4  OpenVideo, VideoPool, open_writer
+    clips.py      clips, decoded ahead of need, held until used               ClipStore, FramePool, BatchBuffers
+    kept.py       decoded frames on the node's disk, between epochs           KeepFolder, KeptDataset
     isolated.py   decoding in a subprocess                                    decode_isolated
+    frames.py     the frames of a span of one camera, in one pass             FrameDecoder
+    executors.py  where clips are decoded: threads here, or Ray tasks         ThreadExecutor, TaskExecutor
 
 Callers ask for a frame by its whole number, never by time, and raypipe checks each frame that a decoder returns against
 the index of the file. In memory a frame is ``(height, width, channels)``: uint8, as FFmpeg writes it, or float32

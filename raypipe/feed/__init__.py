@@ -1,22 +1,26 @@
 """Bring blocks of rows to each rank, which reads them itself or gets them from Ray Data; and keep the ranks in step.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    block_context.py  the datasets, schema and specs that a task or a rank needs                BlockContext
-    order.py          what travels, and in which order Ray gets it to split it     pure         FeedSpec, SpanRequest
-    blocks.py         read_block    the rows of spans with their windows, one row per frame to emit
-                      open_block    on the rank: from the table back to arrays                  SpanBlock
-    local.py          the rank reads its own rows, all or the first; no Ray                     LocalSource, OwnRows
-    feeder.py         the actor that opens Ray Datasets from plans                 Ray          FeederSource
-    ray_data.py       one read task, one block; the settings of Ray Data           Ray
-    agreement.py      what ranks share: their places, and what is left out as bad  Meeting, BadDataSpec, BadSpan
-    metrics.py        the figures of a run on one rank, also for Prometheus        LoaderStats, Meter
+    order.py          what a block request holds; the order of blocks that makes Ray's split hit   FeedSpec, SpanRequest
+                      the planned rank; no files, no Ray
+    metrics.py        the figures of a run on one rank, also for Prometheus                        LoaderStats, Meter
+    agreement.py      what the ranks agree on; the limit on bad episodes                           Meeting, BadSpan
+    block_context.py  the datasets, schema and specs that a task or a rank needs                   BlockContext
+    blocks.py         read_block: the rows of spans with their windows, one row per frame to emit
+                      open_block, on the rank: from the table back to arrays                       SpanBlock
+    local.py          the rank reads its own rows: all of them, or those until Ray's first block   LocalSource, OwnRows
+                      comes; no Ray
+    ray_data.py       one read task, one block; streaming_split; settings; imports Ray             build_dataset
+    feeder.py         the actor that plans and opens the splits, and a rank's end of one;          FeederSource, RayFeed
+                      imports Ray
 
 Plain functions on tables make the blocks, without Ray. The first row of a span carries its identity in the column
 `HEADER`. A block may pack several spans, even of different datasets: its columns have the names, dtypes and widths of
 the schema. **Nothing here raises for bad data**: the block keeps its planned rows and carries the error to the rank. A
-failed task or a missing row would upset Ray's split for all ranks. There `loader.assembly` makes a `BadSpan` of it,
-the `Meeting` counts it against the policy, and the holes of the batch take it to the account.
+failed task or a missing row would upset Ray's split for all ranks. On the rank, `loader.assembly` raises the
+error or notes a `BadSpan`; the `Meeting` counts it against `max_bad_episodes`; the account records the missing frames
+as skipped.
 """
 
 from typing import TYPE_CHECKING

@@ -1,19 +1,19 @@
 """The files of a LeRobot dataset: its ``meta/`` folder, its rows and the index of its videos. No pixels.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    a file                    tables.py         read_json     JSON, JSON lines and parquet, read within limits
-    meta/info.json            features.py       Feature       one per name; with depth codes
-    meta/tasks*               tasks.py          Tasks         task_index -> text; and other texts of frames
-    meta/episodes*            episodes.py       EpisodeTable  columns, not objects
-    all of meta/              dataset_meta.py   DatasetMeta   the sum of the above, and where files are
-    meta/stats*, on demand    stats.py          read_stats    arrays per feature and statistic; pool_stats
-    data/*.parquet            rows.py           RowReader     the rows of an episode
-    a new dataset             writing.py                      what its writers share
-    videos/*.mp4              mp4.py            VideoIndex    where every frame is; codec and size
+    a file                  tables.py        read_json     JSON, JSON lines and parquet, read within limits
+    meta/info.json          features.py      Feature       one per name; with depth codes
+    meta/tasks*             tasks.py         Tasks         task_index -> text; and other texts of frames
+    meta/episodes*          episodes.py      EpisodeTable  columns, not objects
+    all of meta/            dataset_meta.py  DatasetMeta   all of it as one value; tells v2.x from v3.0; paths of files
+    meta/stats*, on demand  stats.py         read_stats    arrays per feature and statistic; pool_stats
+    data/*.parquet          rows.py          RowReader     the rows of an episode
+    a new dataset           writing.py                     what its writers share
+    videos/*.mp4            mp4.py           VideoIndex    where every frame is; codec and size
 
 Format versions v2.0, v2.1 and v3.0 give the same `DatasetMeta`. Memory is O(episodes) in numpy and Arrow columns.
-`read_metadata` does not look at data files; their readers check that they keep what ``meta/`` promises.
+`read_metadata` does not look at data files; whoever reads data files checks them against ``meta/``.
 """
 
 from typing import TYPE_CHECKING

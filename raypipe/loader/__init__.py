@@ -1,14 +1,16 @@
 """Turn a rank's blocks of rows into torch batches, and keep its position as a small state.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    job.py          what a rank loads, its settings, and who supplies its blocks    RankJob, LoaderSpec
+    job.py          what a rank loads, its settings, and who supplies its blocks      RankJob, LoaderSpec
     at_hand.py      the rows of the spans at hand, and the clips of the next batches  LiveRows, BatchClips
-    assembly.py     batches of LeRobot's keys from both, without the bad spans      Assembler, BatchBuilder
     transforms.py   users' transforms of samples and batches
-    epoch_run.py    one pass over the rest of an epoch: threads, blocks, batches    EpochRun
-    passes.py       where a pass begins; the run of the next epoch, started early   Stand, Ahead
-    rank_loader.py  the loader that users iterate, composed of the above            RankLoader
+    assembly.py     joins rows and clips into batches with LeRobot's keys;            Assembler, BatchBuilder
+                    leaves out bad spans, or raises
+    epoch_run.py    one pass over the rest of an epoch: threads, blocks, batches      EpochRun
+    passes.py       the position where a pass begins                                  Stand
+                    the next epoch's run, started early                               Ahead
+    rank_loader.py  the loader that users iterate, composed of the above              RankLoader
 """
 
 from typing import TYPE_CHECKING

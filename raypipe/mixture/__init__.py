@@ -1,13 +1,14 @@
 """Many unlike datasets as one: members with weights, one schema that fits them all, and their statistics.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    spec.py         what the user asks for, in Python or in a YAML or TOML file    MixtureSpec, MemberSpec
-    members.py      each member by itself: opened, named, windows at its own rate  Opened
-    unify.py        makes unlike features one, or one error with a table           Unified
-    mixture.py      puts all of that together; opens a dataset or a mixture        Mixture, open_dataset
-    stats.py        stats of every member under the mixture's names, and pooled    MixtureStats
-    normaliser.py   batch -> batch: scales samples by the stats of their dataset   Normaliser
+    spec.py        what the user asks for, in Python or in a YAML or TOML file             MixtureSpec, MemberSpec
+    members.py     each member by itself: opened, its features under the mixture's names,  Opened
+                   windows at its own rate
+    unify.py       finds features that fit all members, or raises one error with a table   Unified
+    stats.py       stats of every member under the mixture's names, and pooled             MixtureStats
+    mixture.py     puts all of that together; opens a dataset or a mixture                 Mixture, open_dataset
+    normaliser.py  batch -> batch: scales samples by the stats of their dataset            Normaliser
 
 Statistics are numpy values, saved as JSON. Only the batches of a `Normaliser` are torch.
 """

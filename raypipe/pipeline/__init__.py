@@ -1,9 +1,9 @@
 """Compose the stages of the flow: their settings, and where each stage runs.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    config.py     the specs of all stages, and which order fits the memory budget         PipelineConfig
-    pipeline.py   composes the stages, and alone decides where each runs                  Pipeline
+    config.py    the specs of all stages, and which order fits the memory budget  PipelineConfig
+    pipeline.py  composes the stages, and alone decides where each runs           Pipeline
 """
 
 from typing import TYPE_CHECKING

@@ -1,22 +1,24 @@
 """The order of an epoch, as a pure function of (order fingerprint, order spec, seed, epoch, legs).
 
-It uses no files, no Ray, no torch and no clock: the driver, a rank and a test compute the same plan. Read the modules
-in this order:
+It uses no files, no Ray, no torch and no clock: the driver, a rank and a test compute the same plan. An *anchor* is a
+frame that a sample starts from. A *leg* is a stretch of an epoch on one number of lanes.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    spec.py      what a user decides about the order                      OrderSpec, BatchSpec
-    keyhash.py   the keyed hashes behind the order                        OrderKeys
-    index.py     which frames are anchors, of which dataset               EpisodeIndex, SelectionSpec
-    rates.py     every n-th frame, and weights: how often each            Rates
-    spans.py     what an epoch takes, cut into spans, in an order         Spans
-    lanes.py     spans shared out to lanes, and the order of their frames  LaneQueues, Lane
-    rank.py      frames per step; a rank's blocks and its batches           Steps, RankPlan
-    epoch.py     all of the above, and which rank emits which frames      EpochPlan, WorldPlan
-    state.py     the position of a run, and how it resumes                OrderState
-    budget.py    bytes -> clips, live spans and span length               LiveBudget, HeldPeak
-    mixing.py    distinct episodes per batch, near repeats                Mixing
-    report.py    what `raypipe plan` prints                               PlanReport
+    spec.py     what a user decides about the order                                     OrderSpec, BatchSpec
+    keyhash.py  the keyed hashes behind the order                                       OrderKeys
+    rates.py    every n-th frame, and weights: how often each                           Rates
+    index.py    which frames are anchors, of which dataset                              EpisodeIndex, SelectionSpec
+    spans.py    what an epoch takes, cut into spans, in an order                        Spans
+    lanes.py    spans shared out to lanes, and the order of their frames                LaneQueues, Lane
+    rank.py     frames per step; a rank's blocks and its batches                        Steps, RankPlan
+    epoch.py    all of the above, and which rank emits which frames                     EpochPlan, WorldPlan
+    state.py    the position of a run, and how it resumes                               OrderState
+    budget.py   memory -> clips, live spans, span length; the most decoded frames held  LiveBudget, HeldPeak
+    mixing.py   distinct episodes per batch, near repeats                               Mixing
+    report.py   what `raypipe plan` prints: memory of a rank, mixing, advice            PlanReport
+
+`loader.job` adds the source of the dataset to the state, and `train` writes it to a file.
 
 **Lanes.** Each span, in the order of the hashes, goes to the emptiest lane; the last spans are cut to make lanes equal.
 A rank serves one or more lanes, so every number of ranks that divides the lanes gives the same order.
@@ -28,8 +30,9 @@ A rank serves one or more lanes, so every number of ranks that divides the lanes
     lane 1          [a ][b  ][d ]..............[x2]       span x was cut
     lane 2          [f     ]...................[y ]
 
-**The live window.** At most `live_spans` spans of a lane are open at once. The frames of a span are spread evenly over
-its life, so a batch draws on as many live spans as it has frames. Spans come and go first in, first out.
+**The live window.** At most `live_spans` spans of a lane are open at once. A span gives its frames at about even
+intervals while it is open, so the frames of a batch mostly come from different spans. Spans come and go first in, first
+out.
 
 ::
 

@@ -1,15 +1,16 @@
 """Rewrites a dataset of any version as v3.0 with one row group per episode; never in place.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    spec.py        the choices, whether they are possible, and the report   ReshardSpec, ReshardReport
-    workspace.py   OUT.partial-...: resuming, renaming                      Workspace
-    plan.py        new numbers, and episodes -> files                       pure
-    mp4.py         packets of an mp4, and an mp4 of packets
-    videos.py      clips if pixels change, pieces, one video file           units of work
-    data.py        columns, one data file, statistics of the episodes       a unit of work
-    meta.py        meta/ of the copy
-    run.py         all steps in order, in this process or on Ray            reshard_dataset
+    spec.py       the choices, whether they are possible, and the report                      ReshardSpec, ReshardReport
+    workspace.py  the unfinished copy, `OUT.partial-...`: resumed, and renamed when complete  Workspace
+    mp4.py        packets of an mp4, and an mp4 of packets
+    plan.py       new numbers, and episodes -> files                                          touches no storage
+    videos.py     re-encodes episodes if asked, cuts videos into pieces of packets,           units of work
+                  joins one video file
+    data.py       columns, one data file, statistics of the episodes                          a unit of work
+    meta.py       meta/ of the copy
+    run.py        all steps in order, in this process or on Ray                               reshard_dataset
 
 Rows keep their values and videos their packets, unless the spec changes pixels. Episodes keep their numbers, unless the
 spec leaves some out: then the others get new numbers from 0, and ``meta/reshard_episodes.parquet`` maps new to old.

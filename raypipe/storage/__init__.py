@@ -1,19 +1,22 @@
-"""Names to bytes: a local path, a commit of the Hub, or any fsspec URI, behind one small value.
+"""Names to bytes: a local path, a commit of the Hub, or any fsspec URI, behind one small object, `Storage`.
 
-::
+The modules, from the top down (each may use those below it)::
 
-    root.py             the root of a dataset: names in, bytes out                   Storage, open_storage
-    protocols.py        which roots may be opened at all                             check_root, is_plain_path
-    remote.py           the listing of a remote root, and how its bytes are fetched  Remote
-    bodies.py           objects of S3 and files of web servers, not too slow         S3Objects, WebFiles
-    hub/                datasets of the Hugging Face Hub, pinned to a commit         HubFiles, fetch_files
-    copies.py           copies on this node: settings, and files open for reading    CacheSpec, RangedFile
-    node_cache.py       remote files on a node's disk, bounded in bytes              FileCache
-    cache_folder.py     the folder of that cache, and the account of its bytes       CacheFolder
-    retry.py            reads tried again: passing faults, and damaged copies        retry_transient, read_twice
-    request_budget.py   counts requests, and delays them to keep a budget            Budget, count_requests
-    cluster_budget.py   one budget for all processes of a Ray cluster                share_gate
-    local_files.py      locks on files; names inside a folder; files written whole   lock_file, write_whole
+    root.py            the root of a dataset: names in, bytes out                          Storage, open_storage
+    protocols.py       which roots may be opened at all                                    check_root, is_plain_path
+    remote.py          the listing of a remote root, and how its bytes are fetched         Remote
+    bodies.py          bodies from S3 and web servers; gives up one that comes too slowly  S3Objects, WebFiles
+    retry.py           reads tried again, above the Hub's own retries and for bad copies   retry_transient, read_twice
+    hub/               datasets of the Hugging Face Hub, pinned to a commit;               HubFiles, fetch_files
+                       requests within the budget; what happens on 429 and 503
+    copies.py          settings of the node's cache; remote files opened through it,       CacheSpec, RangedFile
+                       whole or by parts
+    node_cache.py      remote files on a node's disk                                       FileCache
+    cache_folder.py    the folder of the node's cache: its bytes, and which files are      CacheFolder
+                       removed for room
+    cluster_budget.py  one budget for all processes of a Ray cluster                       share_gate
+    request_budget.py  counts requests, and delays them to keep a budget                   Budget, count_requests
+    local_files.py     locks on files; names inside a folder; files written whole          lock_file, write_whole
 
 The node's cache fetches a small remote file whole, and only the parts in use of a large one; see
 `CacheSpec.is_fetched_whole`. Nothing here knows what the files mean.

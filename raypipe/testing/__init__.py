@@ -5,13 +5,13 @@
 
     root = write_dataset("out/demo", SynthSpec(lengths=(20, 1, 35)))
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    spec.py     the contents of a made dataset                              SynthSpec, CameraSpec
-    write.py    rows, videos, then meta/                                    write_dataset
-    video.py    the frames of a camera, and mp4 files of them
-    checks.py   pixels that say which (episode, frame, camera) they are     Stamp, read_stamp
-                the contract of every resumable iterator, as a function     assert_resumes_exactly
+    spec.py    the contents of a made dataset                           SynthSpec, CameraSpec
+    checks.py  pixels that say which (episode, frame, camera) they are  Stamp, read_stamp
+               a test that any iterator resumes exactly                 assert_resumes_exactly
+    video.py   the frames of a camera, and mp4 files of them
+    write.py   rows, videos, then meta/                                 write_dataset
 """
 
 from typing import TYPE_CHECKING

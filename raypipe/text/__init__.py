@@ -1,12 +1,12 @@
 """Text in and out: settings, limits, messages, progress bars, the terminal, pages.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    limits.py     how much a file, an answer or a state may claim          parse_json, read_lines
-    wording.py    specs from dicts; plurals, ranges, shortened texts       make_spec, counted
-    terminal.py   what the program prints, progress bars, exit codes       echo, progress_bar, run_to_an_end
-    pages.py      pages of HTML by templates/, and figures as pictures     page_part, make_page, new_figure
-    figures.py    figures that show texts literally                        boxes_told
+    limits.py    the largest sizes accepted from files, servers and states  parse_json, read_lines
+    wording.py   specs from dicts; plurals, ranges, shortened texts         make_spec, counted
+    terminal.py  what the program prints, progress bars, exit codes         echo, progress_bar, run_to_an_end
+    figures.py   figures whose labels are never read as formulas            boxes_told
+    pages.py     pages of HTML by templates/, and figures as pictures       page_part, make_page, new_figure
 """
 
 from typing import TYPE_CHECKING

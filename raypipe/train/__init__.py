@@ -13,11 +13,11 @@ Every start of the worker group creates new feeders and loaders: the first start
 with another number of workers. Only the checkpoint says where they resume. Without Ray Train, call `share_loader` in
 each process that ``torchrun`` or Accelerate starts.
 
-::
+The modules, from the top down (each may use those below it)::
 
-    workers.py     ingest, get_loader, report            workers of Ray Train; imports Ray when one of its names is used
-    processes.py   share_loader, write_states, restore   processes of torchrun or Accelerate, and the data's position
-                                                         and account in a checkpoint folder of any trainer; no Ray
+    workers.py    ingest, get_loader, report           workers of Ray Train; imports Ray when one of its names is used
+    processes.py  share_loader, write_states, restore  processes of torchrun or Accelerate, and the data's position
+                                                       and account in a checkpoint folder of any trainer; no Ray
 """
 
 from typing import TYPE_CHECKING

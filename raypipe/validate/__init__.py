@@ -1,18 +1,20 @@
 """Checks a dataset before training: what is wrong, where, and what to do. Writes nothing into the dataset.
 
-::
+The modules, from the bottom up (each may use those above it)::
 
-    findings.py   the values, and every kind of finding      Finding, Report, MixtureReport
-    outline.py    meta/, as much of it as can be read        Outline; Promises to the tasks
-    structure.py  keys, counts, files, the episode table     findings, and the units of work
-    data.py       one data file, with values.py              FileResult     a unit of work
-    video.py      the index of one video file                FileResult     a unit of work
+    findings.py   every kind of finding with its remedy (`KINDS`); reports      Finding, Report, MixtureReport
+    outline.py    meta/, as much of it as can be read                           Outline
+                  what meta/ says that a file holds, for the checks             Promises
+    structure.py  keys, counts, files, the episode table                        findings, and the units of work
+    values.py     the values of the features in one data file                   EpisodeSummary
+    data.py       one data file                                                 FileResult     a unit of work
+    video.py      the index of one video file                                   FileResult     a unit of work
     deep.py       every pixel of one file
-    whole.py      what only all files together show, and the stored statistics
-    tasks.py      units in this process or on Ray            run_tasks, for reshard too
-    run.py        all steps                                  validate_dataset, validate_mixture
+    whole.py      checks that need the results of all files; stored statistics
+    tasks.py      units in this process or on Ray                               run_tasks, for reshard too
+    run.py        all steps                                                     validate_dataset, validate_mixture
     table.py      tables, and the list of what to exclude
-    page.py       the page, by templates/, and both files    write_report
+    page.py       the page, by templates/, and both files                       write_report
 
 A bad file is a finding and stops nothing: validate checks everything else that it can.
 """

@@ -1,22 +1,22 @@
 """Views for people: they show a dataset, an episode, a batch, a plan or a run.
 
-::
+The modules, from the top down (each may use those below it)::
 
-    choose.py     finds the view for anything; ``raypipe show``              show, show_root
-    view.py       what all views can do: show themselves, be saved           View
-    card.py       a dataset: frames, lengths, tasks, ranges, findings        view_dataset -> DatasetCard
-    rows.py       what rows say for the card: ranges, tasks                  Range, TaskCounts
-    mixture.py    a mixture: its members and their shares; ``raypipe info``  view_mixture -> MixtureCard
-    episode.py    one episode: strips, curves, tasks; for Rerun too          view_episode -> EpisodeView
-    pixels.py     frames for views, and an episode as a small video          FrameReader, Clip
-    batch.py      a batch: pictures, action chunks, padding, missing data    view_batch -> BatchView
-    plan.py       an epoch before it runs, as a table and as a picture       view_plan, view_pipeline -> PlanView
-    run.py        speed and waiting over time                                record, view_run -> RunView
-    info.py       ``raypipe info`` of a dataset, and ``raypipe stats``       DatasetInfo, StatsReport
-    account.py    ``raypipe account``: a run's account, checked              check_run
-    where.py      ``raypipe where``: the frames a step gave to a rank        LocatedStep
-    server.py     ``raypipe show --serve``: HTTP on 127.0.0.1                serve, make_server
-    site.py       the data that its page requests; page/ is the page itself  Site
+    choose.py   finds the view for anything; ``raypipe show``              show, show_root
+    server.py   ``raypipe show --serve``: HTTP on 127.0.0.1                serve, make_server
+    site.py     the data that its page requests; page/ is the page itself  Site
+    mixture.py  a mixture: its members and their shares; ``raypipe info``  view_mixture -> MixtureCard
+    card.py     a dataset: frames, lengths, tasks, ranges, findings        view_dataset -> DatasetCard
+    episode.py  one episode: strips, curves, tasks; for Rerun too          view_episode -> EpisodeView
+    batch.py    a batch: pictures, action chunks, padding, missing data    view_batch -> BatchView
+    plan.py     an epoch before it runs, as a table and as a picture       view_plan, view_pipeline -> PlanView
+    run.py      speed and waiting over time                                record, view_run -> RunView
+    info.py     ``raypipe info`` of a dataset, and ``raypipe stats``       DatasetInfo, StatsReport
+    where.py    ``raypipe where``: the frames a step gave to a rank        LocatedStep
+    account.py  ``raypipe account``: a run's account, checked              check_run
+    rows.py     ranges and tasks for the card, from meta/ and from rows    Range, TaskCounts
+    pixels.py   frames for views, and an episode as a small video          FrameReader, Clip
+    view.py     what all views can do: show themselves, be saved           View
 
 A view never affects a run. Each reads no more than it shows, and none uses pyplot.
 """
