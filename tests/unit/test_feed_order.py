@@ -1,4 +1,6 @@
-"""Ray's split rule, simulated, takes a feed apart into the planned queues."""
+"""Ray's split rule, simulated, takes a feed apart into the planned queues; a video has one home among the nodes."""
+
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -6,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import WORLDS, lengths, make_index, plan_resumed, plan_start, specs
 
+from raypipe.decode.executors import home_node
 from raypipe.errors import ConfigError
 from raypipe.feed import feed_order, resident_spans, simulate_split
 from raypipe.plan import state_after
@@ -103,3 +106,40 @@ def test_queues_that_no_order_can_feed_are_refused_with_their_rows():
 
 def test_queues_with_nothing_in_them_are_an_empty_feed():
     assert len(feed_order([np.empty(0, dtype=np.int64)] * 3)) == 0
+
+
+files = st.sampled_from([f"videos/file-{i:03d}.mp4" for i in range(40)])
+clusters = st.dictionaries(st.uuids().map(str), st.integers(1, 64), min_size=1, max_size=8)
+"""The CPUs of the nodes."""
+
+
+@given(files, clusters)
+def test_a_file_has_the_same_node_whatever_the_order_of_the_nodes(file, nodes):
+    assert home_node(file, nodes) == home_node(file, dict(reversed(nodes.items())))
+
+
+def test_files_have_their_homes_in_proportion_to_the_cpus():
+    nodes = {"small": 2, "large": 64}
+
+    homes = Counter(home_node(f"videos/file-{i:04d}.mp4", nodes) for i in range(3300))
+
+    assert homes["small"] == pytest.approx(100, abs=40)
+
+
+@given(files, clusters, st.integers(2, 9))
+def test_a_node_that_grows_takes_files_from_others_and_loses_none(file, nodes, times):
+    grown = next(iter(nodes))
+    before = home_node(file, nodes)
+
+    after = home_node(file, {**nodes, grown: nodes[grown] * times})
+
+    assert after in (before, grown)
+
+
+@given(files, clusters)
+def test_a_node_that_goes_moves_only_its_own_files(file, nodes):
+    gone = next(iter(nodes))
+    rest = {node: number for node, number in nodes.items() if node != gone}
+    before = home_node(file, nodes)
+
+    assert not rest or before == gone or home_node(file, rest) == before
