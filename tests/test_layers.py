@@ -227,9 +227,9 @@ def test_entering_rooms_loads_none_of_their_modules():
     assert printed.strip() == "[]"
 
 
-@pytest.mark.parametrize("code", ["raypipe.Pipeline", "raypipe.train"])
-def test_making_a_pipeline_loads_no_codec(code):
-    # Ray Train's controller and its keeper of datasets have the pipeline too, and decode nothing.
+@pytest.mark.parametrize("code", ["raypipe.Pipeline", "raypipe.train", "import raypipe.reshard.run"])
+def test_what_decodes_nothing_loads_no_codec(code):
+    # Ray Train's controller and its keeper of datasets have the pipeline too; copies of packets need no decoder.
     check = f"import raypipe; {code}; import sys; print('torchcodec' in sys.modules)"
 
     printed = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True).stdout

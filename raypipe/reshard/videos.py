@@ -23,7 +23,6 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.decode import VideoCoding, open_writer
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.format import (
     DatasetMeta,
@@ -40,7 +39,7 @@ from raypipe.storage import Storage, inside, open_storage
 from raypipe.text import counted
 
 if TYPE_CHECKING:
-    from raypipe.decode import FrameSink, OpenVideo
+    from raypipe.decode import FrameSink, OpenVideo, VideoCoding
 
 _FRAMES_AT_ONCE: Final = 32
 _LEAST_HEVC_WIDTH: Final = 64
@@ -110,7 +109,7 @@ def clip_name(camera: str, row: int) -> str:
 
 def encode_episodes(job: CopyJob, unit: EncodeUnit) -> None:
     """Write the clips of some episodes, except those that already exist."""
-    from raypipe.decode import VideoPool
+    from raypipe.decode import VideoPool, open_writer
 
     meta, workspace = job.meta, job.workspace
     videos = VideoPool(1)
@@ -131,7 +130,7 @@ def encode_episodes(job: CopyJob, unit: EncodeUnit) -> None:
         os.replace(part, target)
 
 
-def _encode(video: "OpenVideo", first: int, stop: int, coding: VideoCoding, stream: "FrameSink") -> None:
+def _encode(video: "OpenVideo", first: int, stop: int, coding: "VideoCoding", stream: "FrameSink") -> None:
     from raypipe.decode import resize_frames
 
     for start in range(first, stop, _FRAMES_AT_ONCE):
@@ -140,7 +139,8 @@ def _encode(video: "OpenVideo", first: int, stop: int, coding: VideoCoding, stre
         stream.add_frames(frames.permute(0, 3, 1, 2).contiguous())
 
 
-def _coding(encoding: Encoding, fps: float) -> VideoCoding:
+def _coding(encoding: Encoding, fps: float) -> "VideoCoding":
+    from raypipe.decode import VideoCoding
     from raypipe.testing import codec_options, encoders
 
     return VideoCoding(
