@@ -281,7 +281,7 @@ class FileCache:
     def _replace(self, claim: CacheClaim, wanted: Wanted) -> FileLock:
         """Fetch a file, instead of one of another size if there is one; see `_fetch`."""
         try:
-            lock_file(claim.path, wait=False).release()
+            old = lock_file(claim.path, wait=False)
         except FileNotFoundError:
             pass
         except BlockingIOError:
@@ -289,6 +289,10 @@ class FileCache:
                 f"the cached file of {wanted.key!r} at {claim.path!r} has not the {wanted.size_bytes} bytes that it "
                 f"should, and is in use. Stop what uses it; if the file has changed, its key must too."
             ) from None
+        else:
+            # It no longer counts as fetched ahead and not used, so that its successor may take its room.
+            old.touch()
+            old.release()
         return self._fetch(claim, wanted)
 
     def _disk_full(self, wanted: Wanted, freed: int) -> DownloadError:
@@ -391,7 +395,7 @@ def _check_fetched(claim: CacheClaim, wanted: Wanted) -> None:
         status = os.lstat(claim.partial)
     except FileNotFoundError:
         raise ConfigError(f"the fetch of {wanted.key!r} wrote no file to {claim.partial!r}; it must.") from None
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise ConfigError(f"the fetch of {wanted.key!r} made {claim.partial!r} a link or folder; it must write a file.")
     if wanted.size_bytes is not None and status.st_size != wanted.size_bytes:
         raise DownloadError(

@@ -322,7 +322,11 @@ def write_meta(root: Path, spec: SynthSpec, places: dict[str, list[VideoPlace]])
         lines = ({"episode_index": episode, "stats": _plain(spec, found)} for episode, found in enumerate(stats))
         _write_jsonl(root / "meta/episodes_stats.jsonl", lines)
     elif stats:
-        _write_json(root / "meta/stats.json", _plain(spec, pool_stats(stats)))
+        pooled = {
+            feature: {name: value.astype(stats[0][feature][name].dtype) for name, value in found.items()}
+            for feature, found in pool_stats(stats).items()
+        }
+        _write_json(root / "meta/stats.json", _plain(spec, pooled))
 
 
 def _info(spec: SynthSpec) -> dict[str, Any]:

@@ -92,8 +92,11 @@ def rows_table(titles: Sequence[str], rows: Iterable[Sequence[str]], texts: Sequ
 
     table = Table(box=None, pad_edge=False)
     for title in titles:
-        is_text = title in texts
-        table.add_column(title, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
+        if title in texts:
+            table.add_column(title, overflow="fold")
+        else:
+            # A number that does not fit ends in an ellipsis: cut without one it would be another number.
+            table.add_column(title, justify="right", overflow="ellipsis")
     for row in rows:
         table.add_row(*map(Text, row))
     return table

@@ -48,6 +48,16 @@ def test_prefetch_takes_the_room_of_used_files_but_not_of_files_that_were_fetche
     assert extras(folder) == []
 
 
+def test_prefetch_takes_the_room_of_an_older_copy_of_another_size(folder):
+    cache = FileCache(folder, 100)
+    assert cache.prefetch("a", Fetch("a", 90), 90).result(SOON_S)
+
+    assert cache.prefetch("a", Fetch("a", 95), 95).result(SOON_S)
+
+    assert data_bytes(folder) == 95
+    assert cache.stats().prefetches_refused == 0
+
+
 def test_prefetch_of_unknown_size_is_refused_when_it_has_grown_into_others(folder):
     cache = FileCache(folder, 300)
     assert cache.prefetch("a", Fetch("a", 200), 200).result(SOON_S)

@@ -54,6 +54,16 @@ def test_a_link_in_place_of_a_file_is_neither_read_nor_counted(folder, victim):
     assert victim.read_bytes() == b"precious"
 
 
+def test_a_fetch_that_links_its_file_leaves_the_others_their_room(folder, victim):
+    cache = FileCache(folder, 100)
+
+    with pytest.raises(ConfigError, match="link"):
+        cache.hold("a", lambda path, progress: os.link(victim, path))
+
+    put(cache, "b")
+    put(cache, "c")
+
+
 def test_a_pipe_in_place_of_the_ledger_makes_nobody_wait(folder):
     os.mkfifo(folder / "ledger")
 

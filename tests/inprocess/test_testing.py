@@ -321,6 +321,16 @@ def test_stats_are_those_of_the_rows(tmp_path):
     assert np.shape(second[f"stats/{TOP}/q99"]) == (3, 1, 1)
 
 
+@pytest.mark.parametrize("version", ["v2.0", "v3.0"])
+def test_pooled_stats_of_whole_numbers_are_whole(tmp_path, version):
+    root = write_dataset(tmp_path / "dataset", SynthSpec(version=version))
+
+    stats = json.loads((root / "meta/stats.json").read_text())["frame_index"]
+
+    whole = [*stats["min"], *stats["max"], *stats.get("count", [])]
+    assert {type(number) for number in whole} == {int}
+
+
 def test_stats_can_be_left_out(tmp_path):
     root = write_dataset(tmp_path / "out", SynthSpec(lengths=(2,), cameras=(), with_stats=False))
 

@@ -1,8 +1,10 @@
 """Plurals, ranges and cuts in all that raypipe says."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from raypipe.text import (
     constant_text,
@@ -12,6 +14,7 @@ from raypipe.text import (
     frames_text,
     how_to_install,
     plural,
+    rows_table,
     span_text,
     wording,
 )
@@ -96,3 +99,17 @@ def test_an_extra_of_a_clone_is_installed_from_the_clone():
 
     assert command.startswith("pip install --editable '/")
     assert command.endswith("[depth]'")
+
+
+def test_a_number_that_does_not_fit_into_a_table_is_not_another_number():
+    rows = [["0", *["1,200,000"] * 5, "NOT exactly once"]]
+    table = rows_table(["epoch", "frames", "emitted", "skipped", "repeated", "left over", "verdict"], rows, ["verdict"])
+    console = Console(width=50, file=io.StringIO())
+
+    console.print(table)
+
+    told = console.file.getvalue()
+    assert "NOT" in told
+    numbers = [word for word in told.split() if word[0].isdigit()]
+    assert len(numbers) == 6
+    assert all(number in ("0", "1,200,000") or number.endswith("…") for number in numbers)
