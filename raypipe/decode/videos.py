@@ -10,7 +10,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -405,12 +405,18 @@ class FrameSink(Protocol):
         """Take frames ``(n, 3, height, width)`` of uint8."""
 
 
+_SVT_AV1: Final = "libsvtav1"
+_one_svt = threading.Lock()
+"""SVT-AV1 (1.4) crashes the process if two of its encoders are opened or freed at once."""
+
+
 @contextmanager
 def open_writer(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
     """Open an mp4 for frames; it is complete when the block ends. Restore the priority of this thread.
 
     SVT-AV1 (1.4), run by root as in most containers, gives the thread that opens it the highest real-time priority. All
-    threads and processes that this thread starts later inherit it, and two busy ones stop a machine of two cores.
+    threads and processes that this thread starts later inherit it, and two busy ones stop a machine of two cores. Of
+    several threads that write with it, one writes at a time.
 
     Raises:
         RuntimeError: FFmpeg here cannot write such a video; raised at the start or at the end of the block.
@@ -422,12 +428,13 @@ def open_writer(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
     os.environ.setdefault("SVT_LOG", "1")
     before = (os.sched_getscheduler(0), os.sched_getparam(0)) if hasattr(os, "sched_setscheduler") else None
     opened = _open_stream if hasattr(encoders, "Encoder") else _hold_frames
-    try:
-        with opened(path, coding) as sink:
+    with _one_svt if coding.encoder == _SVT_AV1 else nullcontext():
+        try:
+            with opened(path, coding) as sink:
+                _set_priority(before)
+                yield sink
+        finally:
             _set_priority(before)
-            yield sink
-    finally:
-        _set_priority(before)
 
 
 def _set_priority(wanted: tuple[int, Any] | None) -> None:
@@ -440,11 +447,25 @@ def _open_stream(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
     from torchcodec.encoders import Encoder
 
     encoder = Encoder()
-    stream = encoder.add_video(
-        height=coding.height, width=coding.width, frame_rate=coding.fps, codec=coding.encoder, **_settings(coding)
+    sink = _StreamSink(
+        encoder.add_video(
+            height=coding.height, width=coding.width, frame_rate=coding.fps, codec=coding.encoder, **_settings(coding)
+        )
     )
-    with encoder.open_file(path):
-        yield stream
+    try:
+        with encoder.open_file(path):
+            yield sink
+    finally:
+        # The encoder is freed here and not when the caller lets go of the sink.
+        del sink.stream
+
+
+class _StreamSink:
+    def __init__(self, stream: FrameSink) -> None:
+        self.stream = stream
+
+    def add_frames(self, frames: torch.Tensor) -> None:
+        self.stream.add_frames(frames)
 
 
 @contextmanager

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 import torchcodec.encoders
@@ -5,7 +8,7 @@ from torchcodec.decoders import VideoDecoder
 
 from raypipe.decode import VideoCoding, open_writer, videos
 from raypipe.errors import ConfigError
-from raypipe.testing import Stamp, SynthSpec, read_stamp, write_dataset
+from raypipe.testing import Stamp, SynthSpec, has_encoder, read_stamp, write_dataset
 
 CODING = VideoCoding(height=32, width=32, fps=10, encoder="libx264", crf=20, preset="veryfast", options={"g": 2})
 FRAMES = torch.zeros((2, 3, 32, 32), dtype=torch.uint8)
@@ -36,3 +39,23 @@ def test_an_older_torchcodec_says_which_one_writes_long_videos(tmp_path, monkeyp
         sink.add_frames(FRAMES)
         with pytest.raises(ConfigError, match=r"long\.mp4.*pip install 'torchcodec>=0\.13'"):
             sink.add_frames(FRAMES)
+
+
+WRITE_AV1 = """
+import sys
+from pathlib import Path
+from raypipe.testing import CameraSpec, SynthSpec, write_dataset
+camera = CameraSpec(name="observation.images.top", codec="av1", gop=4)
+for number in range(4):
+    write_dataset(Path(sys.argv[1], str(number)), SynthSpec(version="v2.1", lengths=(3,) * 24, cameras=(camera,)))
+"""
+
+
+def test_threads_that_write_av1_do_not_crash_the_encoder(tmp_path):
+    if not has_encoder("av1"):
+        pytest.skip("this FFmpeg has no encoder for AV1")
+
+    command = [sys.executable, "-c", WRITE_AV1, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 0, ended.stderr[-2000:]
