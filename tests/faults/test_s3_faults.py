@@ -271,6 +271,15 @@ def test_a_body_that_goes_on_behind_what_was_asked_for_is_left_there(s3, root, f
     assert_nothing_wrong_is_kept(tmp_path, folder)
 
 
+@pytest.fixture
+def _pythons_ctrl_c():
+    """Ray Train leaves a handler of its own in a process that has trained."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_pythons_ctrl_c")
 def test_ctrl_c_in_a_transfer_writes_to_no_other_file(s3, root, folder, tmp_path):
     storage = Storage(root, CacheSpec(folder=str(tmp_path / "cache")))
     assert storage.exists(VIDEO)
