@@ -379,11 +379,16 @@ def _plain_index_columns(table: pa.Table) -> pa.Table:
         if name in table.column_names and pa.types.is_nested(table.schema.field(name).type):
             flat = _flatten(table.column(name).combine_chunks())
             if flat is None or len(flat) != len(table):
-                raise pa.ArrowInvalid(
-                    f"column {name!r} is of type {table.schema.field(name).type}, expected one number"
-                )
+                raise _no_number(name, table.schema.field(name).type)
             table = table.set_column(table.column_names.index(name), name, flat)
+        found = table.schema.field(name).type if name in table.column_names else pa.int64()
+        if not (pa.types.is_integer(found) or pa.types.is_floating(found) or pa.types.is_boolean(found)):
+            raise _no_number(name, found)
     return table
+
+
+def _no_number(name: str, found: pa.DataType) -> pa.ArrowInvalid:
+    return pa.ArrowInvalid(f"column {name!r} is of type {found}, expected one number")
 
 
 def _flatten(array: pa.Array) -> pa.Array | None:

@@ -201,6 +201,7 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
 
     def __init__(self, source: Any, stored_bytes: int, **options: Any) -> None:
         super().__init__(source, **options)
+        _check_chunks(self.metadata)
         self._again = (source, options)
         self.most_bytes = max(FREE_BYTES, MOST_RATIO * stored_bytes)
         """Memory that the values of one read may take."""
@@ -305,6 +306,41 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
                 f"its values take {num_bytes:,} bytes or more, and those of a file of its size may take "
                 f"{self.most_bytes:,}: write it again with values of its own, in smaller row groups or several files"
             )
+
+
+def _check_chunks(metadata: pq.FileMetaData) -> None:
+    """Raise what Arrow raises over the column chunks that a footer lists.
+
+    To look at a chunk with which Arrow (26.0) finds fault ends the process: nothing catches the exception of C++. A
+    read catches it, and one with `pre_buffer` looks at all chunks before it reads the first.
+    """
+    try:
+        pq.ParquetFile(_NoBytes(), metadata=metadata, pre_buffer=True).read(use_threads=False)
+    except OSError as error:
+        if _NO_BYTES not in str(error):
+            raise
+
+
+class _NoBytes(io.RawIOBase):
+    """A large file that gives no bytes."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return offset if whence == io.SEEK_SET else 1 << 50
+
+    def tell(self) -> int:
+        return 1 << 50
+
+    def read(self, *_: Any) -> bytes:
+        raise OSError(_NO_BYTES)
+
+
+_NO_BYTES: Final = "no bytes are read here"
 
 
 @dataclass(frozen=True, slots=True)

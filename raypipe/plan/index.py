@@ -7,7 +7,7 @@ datasets form one index, so a mixture has the same shape.
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -33,6 +33,9 @@ SINGLE_DATASET: Final = "dataset"
 
 _MAX_FRAMES: Final = 1 << 24
 """Most frames of an episode: the key axis of a lane has 2**24 places per span. At 30 fps this is 155 hours."""
+
+_MOST_BITS: Final = 63
+"""Of the numbers of episodes and frames in a selection: they become 64-bit integers."""
 
 _MOST_NUMBERS: Final = 1 << 40
 """Most numbers that the frames of a dataset take in an account."""
@@ -90,9 +93,9 @@ class SelectionSpec:
         object.__setattr__(self, "weights", _check_weights(self.weights))
         # Callers may pass lists, ranges and arrays. The spec stores plain values that compare and go into JSON.
         if not isinstance(self.episodes, str):
-            object.__setattr__(self, "episodes", tuple(map(int, self.episodes)))
-        object.__setattr__(self, "exclude", tuple(map(int, self.exclude)))
-        object.__setattr__(self, "segments", tuple(tuple(map(int, segment)) for segment in self.segments))
+            object.__setattr__(self, "episodes", _whole_numbers("episodes", self.episodes))
+        object.__setattr__(self, "exclude", _whole_numbers("exclude", self.exclude))
+        object.__setattr__(self, "segments", tuple(_whole_numbers("segments", one) for one in self.segments))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, filters only if they are set: accounts from before the filters have none."""
@@ -359,6 +362,14 @@ def _selected(name: str, number: Ints, selection: SelectionSpec) -> NDArray[np.b
         _check_known(name, number, selection.episodes)
         wanted = np.isin(number, np.asarray(selection.episodes, dtype=np.int64))
     return wanted & ~np.isin(number, np.asarray(selection.exclude, dtype=np.int64))
+
+
+def _whole_numbers(name: str, given: Iterable[Any]) -> tuple[int, ...]:
+    numbers = tuple(map(int, given))
+    largest = max((number.bit_length() for number in numbers), default=0)
+    if largest > _MOST_BITS:
+        raise ConfigError(f"{name} has a number of {largest} bits, and no dataset has so many episodes or frames")
+    return numbers
 
 
 def _check_tasks(given: Any) -> tuple[str, ...]:

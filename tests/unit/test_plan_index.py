@@ -98,3 +98,9 @@ def test_equal_selections_read_equal_and_others_differ():
     assert one == describe_selection(index_of(SelectionSpec(episodes=(0, 2))))
     assert one != describe_selection(index_of(SelectionSpec(episodes=(0, 1))))
     assert one.startswith("2 runs, 40 frames, ")
+
+
+@pytest.mark.parametrize("given", [{"exclude": [10**30]}, {"episodes": [0, -(10**30)]}, {"segments": [(0, 0, 10**30)]}])
+def test_a_number_that_no_dataset_reaches_is_refused(given):
+    with pytest.raises(ConfigError, match="a number of 100 bits"):
+        SelectionSpec(**given)
