@@ -30,6 +30,7 @@ LAYERS = [
     {"cli"},
 ]
 MOST_LAYERS, MOST_ENTRIES = 12, 21
+MOST_LINES = 500
 
 # `bench` measures the library itself: the floor is torchcodec alone.
 HOMES = {
@@ -136,6 +137,11 @@ def test_a_module_imports_only_from_lower_layers(module):
     for imported, name in own_imports(module):
         other = entry_of(imported)
         assert other == entry or layer_of(other) < layer_of(entry), f"{module} imports {imported}.{name}"
+
+
+@pytest.mark.parametrize("module", IN_ROOMS)
+def test_a_module_is_no_lump(module):
+    assert len(MODULES[module].read_text().splitlines()) <= MOST_LINES
 
 
 @pytest.mark.parametrize("module", IN_ROOMS)

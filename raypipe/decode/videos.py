@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -447,25 +448,16 @@ def _open_stream(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
     from torchcodec.encoders import Encoder
 
     encoder = Encoder()
-    sink = _StreamSink(
-        encoder.add_video(
-            height=coding.height, width=coding.width, frame_rate=coding.fps, codec=coding.encoder, **_settings(coding)
-        )
+    stream = encoder.add_video(
+        height=coding.height, width=coding.width, frame_rate=coding.fps, codec=coding.encoder, **_settings(coding)
     )
+    sink: Any = SimpleNamespace(add_frames=stream.add_frames)
     try:
         with encoder.open_file(path):
             yield sink
     finally:
         # The encoder is freed here and not when the caller lets go of the sink.
-        del sink.stream
-
-
-class _StreamSink:
-    def __init__(self, stream: FrameSink) -> None:
-        self.stream = stream
-
-    def add_frames(self, frames: torch.Tensor) -> None:
-        self.stream.add_frames(frames)
+        del sink.add_frames, stream
 
 
 @contextmanager

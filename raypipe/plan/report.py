@@ -182,7 +182,6 @@ def report_plan(
     """Return the report of a plan; takes a second for 64 lanes.
 
     Args:
-        members: the sizes of every dataset.
         live_bytes: memory of a rank for decoded frames; the report gives advice if they take more.
         near_frames: how many frames half a second has, of every dataset in turn; empty: near repeats are not measured.
     """
