@@ -319,6 +319,8 @@ def _check_chunks(metadata: pq.FileMetaData) -> None:
     except OSError as error:
         if _NO_BYTES not in str(error):
             raise
+        # Arrow keeps the error, and with its traceback the frames that led here, with open files.
+        error.__traceback__ = None
 
 
 class _NoBytes(io.RawIOBase):

@@ -1,5 +1,7 @@
 """A bounded parquet file gives the same rows as pyarrow, also where it reads texts in pieces or by reference."""
 
+import os
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,3 +68,14 @@ def test_padded_rows_may_be_many_times_as_large_as_their_file(times, tmp_path, m
 
     with BoundedParquet(tmp_path / "a.parquet", size_bytes // 65) as file, pytest.raises(pa.ArrowInvalid):
         file.read()
+
+
+def test_files_that_are_let_go_are_closed(tmp_path):
+    path = tmp_path / "texts.parquet"
+    pq.write_table(pa.table({"text": ["a", "b"]}), path)
+    open_files = len(os.listdir("/proc/self/fd"))
+
+    for _ in range(20):
+        BoundedParquet(str(path), path.stat().st_size).read()
+
+    assert len(os.listdir("/proc/self/fd")) == open_files
