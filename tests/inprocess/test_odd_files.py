@@ -163,9 +163,9 @@ def test_a_column_that_holds_no_numbers_is_bad_data(sound, tmp_path, name, value
     root = copy(sound, "rows", tmp_path)
     edit_column(root, BAD, name, lambda _: pa.array(values))
 
-    with pytest.raises(DatasetError, match=rf"column '{name}' of episode {BAD} "):
+    with pytest.raises(DatasetError, match=rf"episode {BAD} of .*column '{name}' is of type"):
         list(local_loader(make_pipe(root)))
-    with pytest.warns(UserWarning, match=f"column '{name}' of episode {BAD}"):
+    with pytest.warns(UserWarning, match=rf"episode {BAD}.*column '{name}' is of type"):
         batches = list(local_loader(make_pipe(root, **SKIP)))
 
     assert {episode for episode, _ in frames_of_all(batches)} == set(range(6)) - {BAD}
