@@ -53,7 +53,8 @@ def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] =
             if not is_transient(error) or asked_s > _MOST_ASKED_S or time.monotonic() > last:
                 raise
             pause_s = max(wait_s * (0.5 + random.random()), asked_s)
-            say_wait(pause_s, f"storage asks for that ({type(error).__name__}: {' '.join(str(error).split())})")
+            if asked_s:
+                say_wait(pause_s, f"storage asks for that ({type(error).__name__}: {' '.join(str(error).split())})")
             sleep(pause_s)
     return read()
 
