@@ -244,6 +244,8 @@ def _draw_row(row: Any, data: Mapping[str, Any], written: Mapping[str, Any]) -> 
         axes.bar_label(bars, [_label(figures.get(key)) for _, figures in measured], padding=3, fontsize=8)
         axes.set_title(title, fontsize=10)
         axes.margins(x=0.16)
+        # Ticks of five digits would run into each other.
+        axes.locator_params(axis="x", nbins=5)
         axes.spines[["top", "right"]].set_visible(False)
     row.axes[0].invert_yaxis()
     machine = written["machine"]
@@ -268,7 +270,18 @@ def _ratios(data: Mapping[str, Any]) -> str:
     if RAYPIPE not in cost or not others:
         return ""
     parts = [f"{name} {cpu / cost[RAYPIPE]:.1f}" for name, cpu in sorted(others.items(), key=lambda item: item[1])]
-    return fill(f"Times the CPU of raypipe, {_title(data)}: {', '.join(parts)}.")
+    return fill(f"Times the CPU of raypipe, {_title(data)}: {', '.join(parts)}.{_sooner(data)}")
+
+
+def _sooner(data: Mapping[str, Any]) -> str:
+    """Return a sentence with the peers that give their first batch before raypipe; empty where there are none."""
+    first = {name: figures["first_batch_s"] for name, figures in data["speed"].items() if figures.get("first_batch_s")}
+    sooner = [
+        f"{name} {first[name]:.1f}"
+        for name in sorted(first, key=first.__getitem__)
+        if RAYPIPE in first and not name.startswith("raypipe") and first[name] < first[RAYPIPE]
+    ]
+    return f" Sooner at their first batch than raypipe ({first[RAYPIPE]:.1f} s): {', '.join(sooner)}." if sooner else ""
 
 
 def _exactness(counts: Mapping[str, Any]) -> str:
