@@ -113,9 +113,7 @@ def read_twice(read: Callable[[], Result], copies: Callable[[], Copies | None], 
             raise
         # First: what is open holds the old copy, and the new one would need room beside it.
         close()
-        # Frames of readers that failed, and so the error, refer to what they had open.
-        for cause in causes(error, also_context=True):
-            traceback.clear_frames(cause.__traceback__)
+        _clear_frames(error)
         if not _renew(kept, begun):
             raise
     try:
@@ -124,6 +122,12 @@ def read_twice(read: Callable[[], Result], copies: Callable[[], Copies | None], 
         if _is_bad_data(error):
             _sure.add(kept.file)
         raise
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Let go what readers that failed had open: their frames, and so the error, refer to it."""
+    for cause in causes(error, also_context=True):
+        traceback.clear_frames(cause.__traceback__)
 
 
 def _is_bad_data(error: Exception) -> bool:
