@@ -90,6 +90,13 @@ def as_damage(describe: Callable[[Exception], RaypipeError]) -> Iterator[None]:
         raise describe(error) from error
 
 
+def causes(error: BaseException | None, *, also_context: bool) -> Iterator[BaseException]:
+    """Yield an error and those that it came from; with `also_context`, also one that was being handled meanwhile."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (error.__context__ if also_context else None)
+
+
 @contextmanager
 def noting(note: str) -> Iterator[None]:
     """Add a note, such as where it happened, to any raypipe error from the body."""

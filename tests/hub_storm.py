@@ -7,7 +7,7 @@ import ray
 from batches import frames_of_all
 
 import raypipe as rp
-from raypipe.storage import cluster_budget as cluster_gate
+from raypipe.storage import request_budget as requests
 from raypipe.storage.request_budget import Budget
 
 
@@ -22,7 +22,7 @@ class Rank:
 
 def run(limit: int, period_s: float) -> list:
     # The one that all processes find: smaller than the Hub's.
-    named = {"name": cluster_gate._NAME, "namespace": cluster_gate._NAMESPACE, "num_cpus": 0, "max_concurrency": 8}
+    named = {"name": requests._NAME, "namespace": requests._NAMESPACE, "num_cpus": 0, "max_concurrency": 8}
     actor = ray.remote(Budget).options(**named).remote(limit, period_s)
     ray.get(actor.take.remote())
     cache = {"whole_bytes": 0}

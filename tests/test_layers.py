@@ -48,7 +48,7 @@ HOMES = {
     "matplotlib": {"text.figures", "text.pages", "views", "bench.report"},
     "PIL": {"decode.pixels", "testing.write"},
     "ray": {
-        "storage.cluster_budget",
+        "storage.request_budget",
         # The executor whose clips are Ray tasks.
         "decode.executors",
         "feed",

@@ -14,8 +14,8 @@ The modules, from the top down (each may use those below it)::
     node_cache.py      remote files on a node's disk                                       FileCache
     cache_folder.py    the folder of the node's cache: its bytes, and which files are      CacheFolder
                        removed for room
-    cluster_budget.py  one budget for all processes of a Ray cluster                       share_gate
-    request_budget.py  counts requests, and delays them to keep a budget                   Budget, count_requests
+    request_budget.py  counts requests, and delays them to keep a budget, that of a        Budget, share_gate
+                       process or of a Ray cluster
     local_files.py     locks on files; names inside a folder; files written whole          lock_file, write_whole
 
 The node's cache fetches a small remote file whole, and only the parts in use of a large one; see
@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
-    from raypipe.storage.cluster_budget import share_gate
     from raypipe.storage.copies import CacheSpec, RangedFile, open_cache
     from raypipe.storage.hub.cache import (
         HubFile,
@@ -46,14 +45,13 @@ if TYPE_CHECKING:
     from raypipe.storage.node_cache import FileCache
     from raypipe.storage.protocols import check_root, is_plain_path, login_of, open_filesystem_of, take_login
     from raypipe.storage.remote import REFUSED, remote_stamp
-    from raypipe.storage.request_budget import num_requests
+    from raypipe.storage.request_budget import num_requests, share_gate
     from raypipe.storage.retry import is_transient, retry_transient
     from raypipe.storage.root import Storage, open_root, open_storage
 else:
     __all__, __getattr__ = lazy_names(
         __name__,
         {
-            "cluster_budget": "share_gate",
             "copies": "CacheSpec RangedFile open_cache",
             "hub.cache": "HubFile HubPlace HubSource cache_place folder_place is_repo_id locked parse_pinned resolve",
             "hub.client": "Client",
@@ -62,7 +60,7 @@ else:
             "node_cache": "FileCache",
             "protocols": "check_root is_plain_path login_of open_filesystem_of take_login",
             "remote": "REFUSED remote_stamp",
-            "request_budget": "num_requests",
+            "request_budget": "num_requests share_gate",
             "retry": "is_transient retry_transient",
             "root": "Storage open_root open_storage",
         },

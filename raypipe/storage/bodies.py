@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any, Final
 
 from aiohttp import ClientTimeout
-from fsspec.asyn import sync
+from fsspec.asyn import sync_wrapper
 from fsspec.implementations.http import HTTPFileSystem
 
 from raypipe.errors import DownloadError
@@ -63,15 +63,15 @@ class S3Objects:
     def fetch(self, path: str, etag: str, size_bytes: int, target: str, progress: Callable[[int], None]) -> None:
         """Write an object to a file and compare its MD5 with the ETag, if the object was uploaded in one part.
 
-        Raises:
-            DownloadError: the bytes are not those that were stored.
+        Several parts come at a time; `progress` may raise to stop it.
         """
         count_requests(1 + size_bytes // PART_BYTES)
         progress(size_bytes)
         asked, told = self._asked(path, etag), self._md5_of(etag)
         sums: list[str] = []
         while len(sums) < _TRIES_OF_MD5:
-            self._fetch_once(asked, size_bytes, target, progress)
+            with _Target(target, progress) as file:
+                _wait_for(self._filesystem, _fetch_parts(self._filesystem, asked, size_bytes, file.write))
             if not told:
                 return
             sums.append(_md5_of_file(target))
@@ -86,28 +86,14 @@ class S3Objects:
                 return
         raise DownloadError(f"other bytes came than the storage has, {len(sums)} times: their MD5 is not {told}")
 
-    def _fetch_once(self, asked: dict[str, Any], size_bytes: int, target: str, progress: Callable[[int], None]) -> None:
-        """Write an object to a file, several parts at a time; `progress` may raise to stop it."""
-        file, received = _Target(target), [0]
-
-        def write(start: int, piece: bytes) -> None:
-            received[0] += len(piece)
-            progress(received[0])
-            file.write(start, piece)
-
-        try:
-            _wait_for(self._filesystem, _fetch_parts(self._filesystem, asked, size_bytes, write))
-        finally:
-            file.close()
-
     def read(self, path: str, etag: str, start: int, stop: int) -> bytes:
         """Return the bytes ``[start, stop)`` of an object; a little more if the server sends more."""
         count_requests(1)
         asked, pieces = _ranged(self._asked(path, etag), start, stop), list[bytes]()
 
         async def read() -> None:
-            body = await _open_body(self._filesystem, asked)
-            await _read_into(body, (start, stop), lambda _, piece: pieces.append(piece))
+            answer = await self._filesystem._call_s3("get_object", **asked)
+            await _read_into(answer["Body"], (start, stop), lambda _, piece: pieces.append(piece))
 
         _wait_for(self._filesystem, read())
         return b"".join(pieces)
@@ -141,17 +127,17 @@ def _md5_of_file(path: str) -> str:
 class _Target:
     """A file that parts are written to in any order, by a thread that may go on after the one that closes it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, progress: Callable[[int], None]) -> None:
+        self._progress = progress
+        self._received = 0
         self._lock = threading.Lock()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._is_closed = False
 
     def write(self, start: int, piece: bytes) -> None:
-        """Write all bytes of a piece.
-
-        Raises:
-            DownloadError: the file is closed. Its number may be that of another file by now.
-        """
+        """Write all bytes of a piece; not to a closed file, whose number may be that of another file by now."""
+        self._received += len(piece)
+        self._progress(self._received)
         left = memoryview(piece)
         with self._lock:
             if self._is_closed:
@@ -160,7 +146,10 @@ class _Target:
                 written = os.pwrite(self._fd, left, start)
                 start, left = start + written, left[written:]
 
-    def close(self) -> None:
+    def __enter__(self) -> "_Target":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._is_closed = True
             os.close(self._fd)
@@ -199,11 +188,7 @@ async def _fetch_parts(filesystem: Any, asked: dict[str, Any], size_bytes: int, 
 
 
 async def _fetch_part(filesystem: Any, asked: dict[str, Any], part: tuple[int, int], write: Write) -> None:
-    """Write a part of an object; continue after a break.
-
-    Raises:
-        DownloadError: more bytes arrive than the part has.
-    """
+    """Write a part of an object; continue after a break."""
     from s3fs.core import S3_RETRYABLE_ERRORS  # type: ignore[import-untyped]
 
     at, stop = part
@@ -217,9 +202,9 @@ async def _fetch_part(filesystem: Any, asked: dict[str, Any], part: tuple[int, i
 
     for failed in count(1):
         # Not tried again here: s3fs has, for minutes.
-        body = await _open_body(filesystem, asked)
+        answer = await filesystem._call_s3("get_object", **asked)
         try:
-            return await _read_into(body, (at, stop), note)
+            return await _read_into(answer["Body"], (at, stop), note)
         except S3_RETRYABLE_ERRORS:
             if at >= stop:
                 return None
@@ -232,10 +217,6 @@ async def _fetch_part(filesystem: Any, asked: dict[str, Any], part: tuple[int, i
 
 def _ranged(asked: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
     return {**asked, "Range": f"bytes={start}-{stop - 1}"}
-
-
-async def _open_body(filesystem: Any, asked: dict[str, Any]) -> Any:
-    return (await filesystem._call_s3("get_object", **asked))["Body"]
 
 
 async def _read_into(body: Any, part: tuple[int, int], write: Write) -> None:
@@ -259,11 +240,8 @@ async def _pieces(body: Any) -> AsyncIterator[bytes]:
 class WebFiles(HTTPFileSystem):  # type: ignore[misc]
     """Files of a web server."""
 
-    def read_within(self, url: str, headers: dict[str, str], most: int) -> bytes:
-        """Return the body of an answer, cut off at ``most + 1`` bytes."""
-        return bytes(sync(self.loop, self._read_within, url, headers, most))
-
     async def _read_within(self, url: str, headers: dict[str, str], most: int) -> bytes:
+        """Return the body of an answer, cut off at ``most + 1`` bytes."""
         asked, content = {**self.kwargs, "headers": {**self.kwargs.get("headers", {}), **headers}}, bytearray()
         async with self._answer(url, asked) as response:
             self._raise_not_found_for_status(response, url)
@@ -274,6 +252,8 @@ class WebFiles(HTTPFileSystem):  # type: ignore[misc]
                 if len(content) > most:
                     break
         return bytes(content[: most + 1])
+
+    read_within = sync_wrapper(_read_within)
 
     async def _get_file(self, rpath: str, lpath: str, *, callback: Any, **kwargs: Any) -> None:
         async with self._answer(rpath, {**self.kwargs, **kwargs}) as response:

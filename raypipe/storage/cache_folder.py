@@ -21,13 +21,13 @@ import shutil
 import stat
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from raypipe.errors import ConfigError, DownloadError
-from raypipe.storage.local_files import NEVER_USED_NS, FileLock, check_own_folder, lock_file, open_own
+from raypipe.storage.local_files import NEVER_USED_NS, FileLock, check_own_folder, lock_file
 
 SURVEY_S: Final = 60.0
 """How long to use the order of removal before surveying the folder again. The order stays valid for longer, but only a
@@ -78,13 +78,11 @@ def removal_order(entries: Iterable[FolderEntry], now_ns: int) -> tuple[list[Fol
     """
     ordinary: list[FolderEntry] = []
     awaited: list[FolderEntry] = []
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: entry.stamp_ns):
         # abs: a stamp may lie in the future if the clock was set back.
         is_awaited = entry.is_unused and abs(now_ns - entry.stamp_ns) < KEEP_AHEAD_NS
         (awaited if is_awaited else ordinary).append(entry)
-    ordinary.sort(key=lambda entry: entry.stamp_ns)
-    awaited.sort(key=lambda entry: entry.stamp_ns, reverse=True)
-    return ordinary, awaited
+    return ordinary, awaited[::-1]
 
 
 def survey_folder(folder: str) -> Survey:
@@ -125,13 +123,11 @@ def _find_alive(folder: str, name: str, files: list[FolderEntry]) -> FolderEntry
         reserved = next((entry for entry in files if entry not in parts), FolderEntry(name, 0, 0, False))
         num_bytes = max(reserved.size_bytes, sum(entry.size_bytes for entry in parts))
         return reserved._replace(name=name, size_bytes=num_bytes)
-    try:
+    with lock:
         for entry in parts:
             _remove_if_there(os.path.join(folder, entry.name))
         # Last: from here on, another process may fetch.
         _remove_if_there(path)
-    finally:
-        lock.release()
     return None
 
 
@@ -191,11 +187,7 @@ class CacheFolder:
         return os.path.join(self.path, name_of(key))
 
     def tidy(self) -> None:
-        """Count the files, remove leftovers of dead processes, and remove unused files down to the bound.
-
-        Raises:
-            OSError: the folder cannot be made, or belongs to another user.
-        """
+        """Count the files, remove leftovers of dead processes, and remove unused files down to the bound."""
         check_own_folder(self.path)
         with self._open() as book:
             self._settle_bound()
@@ -225,11 +217,7 @@ class CacheFolder:
         """Reserve `num_bytes` in all for `claim`, and `more_bytes` if they are free without removing files.
 
         Return an empty string; or, with nothing reserved, the name of a file to wait for: there will be room once the
-        running fetches ahead have ended and their files can be removed.
-
-        Raises:
-            ConfigError: the file is larger than the cache.
-            DownloadError: there is no room that the claim may take.
+        running fetches ahead have ended and their files can be removed. Raise if there will be no room.
         """
         with self._open() as book:
             self._settle_bound()
@@ -277,10 +265,8 @@ class CacheFolder:
     def wait_for_fetch(self, name: str) -> None:
         """Wait until the running fetch of the file `name` has ended, successfully or not."""
         path = os.path.join(self.path, name)
-        try:
+        with suppress(FileNotFoundError):
             lock_file(f"{path}.lock", shared=True, grows=f"{path}.part").release()
-        except FileNotFoundError:
-            return
 
     def place(self, claim: CacheClaim) -> FileLock:
         """Put the fetched file in place, end the claim, and return the file's lock.
@@ -357,12 +343,10 @@ class CacheFolder:
             lock = lock_file(os.path.join(self.path, entry.name), wait=False)
         except (FileNotFoundError, BlockingIOError):
             return 0
-        try:
+        with lock:
             if entry.stamp_ns not in (lock.stamp_ns, _ANY_STAMP):
                 return 0
             os.unlink(lock.path)
-        finally:
-            lock.release()
         self.num_removed += 1
         return lock.size_bytes
 
@@ -374,23 +358,15 @@ class CacheFolder:
 
     def _settle_bound(self) -> None:
         """Write the bound into the folder if it was given, otherwise read it; only for the holder of the ledger."""
-        fd = open_own(os.path.join(self.path, "bound"), os.O_RDWR | os.O_CREAT)
-        try:
-            given = _read_number(fd)
+        with self._open("bound") as book:
+            given = _read_number(book.fd)
             if self._is_default:
                 self.max_bytes = max(self._own_bytes, given or 0)
             elif given != self._own_bytes:
-                _write_number(fd, self._own_bytes)
-        finally:
-            os.close(fd)
+                _write_number(book.fd, self._own_bytes)
 
-    @contextmanager
-    def _open(self) -> Iterator[FileLock]:
-        book = lock_file(os.path.join(self.path, "ledger"), create=True)
-        try:
-            yield book
-        finally:
-            book.release()
+    def _open(self, name: str = "ledger") -> FileLock:
+        return lock_file(os.path.join(self.path, name), create=True)
 
     def _read_total(self, book: FileLock) -> int:
         total = _read_number(book.fd)

@@ -14,6 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any, Final, Literal
 
 from raypipe.errors import ConfigError
@@ -40,11 +41,7 @@ _KEPT: Final = 4
 """Parts that an open file holds: that of a span, and those that the reader passes on its way there. The cache cannot
 remove held parts, and many files are open at once; a released part is still on the node."""
 
-_MOST_NOTED: Final = 256
-"""Files whose parts this process remembers: more than are open at once."""
-
 _lock = threading.Lock()
-_caches: dict[tuple[str, int, bool], FileCache] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +93,13 @@ class CacheSpec:
 
 def open_cache(spec: CacheSpec) -> FileCache:
     """Return the cache of this process; its files are shared with all processes of the node."""
-    folder, max_bytes, is_default = os.path.expanduser(spec.folder), spec.sure_bytes, spec.max_bytes == FOLDER_BOUND
-    key = (folder, max_bytes, is_default)
     with _lock:
-        if key not in _caches:
-            _caches[key] = FileCache(folder, max_bytes, is_default=is_default)
-        return _caches[key]
+        return _open_cache(os.path.expanduser(spec.folder), spec.sure_bytes, spec.max_bytes == FOLDER_BOUND)
+
+
+@cache
+def _open_cache(folder: str, max_bytes: int, is_default: bool) -> FileCache:
+    return FileCache(folder, max_bytes, is_default=is_default)
 
 
 class HeldStream(io.BufferedReader):
@@ -122,20 +120,39 @@ class HeldStream(io.BufferedReader):
 
 
 class SizedFile(io.RawIOBase):
-    """A file of known size that keeps its position; subclasses read the bytes."""
+    """A file of known size for reading and seeking; subclasses read the bytes. Not thread-safe."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__()
         self._size = size_bytes
         self._position = 0
 
+    def _read_at(self, start: int, stop: int) -> bytes:
+        raise NotImplementedError
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return `size` bytes with one call of `_read_at`; fewer only at the end, or if that returns fewer."""
+        stop = self._size if size is None or size < 0 else min(self._position + size, self._size)
+        content = self._read_at(self._position, stop) if self._position < stop else b""
+        self._position += len(content)
+        return content
+
+    def readall(self) -> bytes:
+        """Return the rest with one call; the default implementation asks for pieces."""
+        return self.read()
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer as `read` does."""
+        view = memoryview(buffer).cast("B")
+        content = self.read(len(view))
+        view[: len(content)] = content
+        return len(content)
+
     def readable(self) -> bool:
         """Return True."""
         return True
 
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
+    seekable = readable
 
     def tell(self) -> int:
         """Return the position."""
@@ -148,14 +165,10 @@ class SizedFile(io.RawIOBase):
         return self._position
 
 
-HoldPart = Callable[[int, int], HeldFile]
-"""Returns the bytes ``[start, stop)`` as a file of the cache."""
-
-
 class RangedFile(SizedFile):
-    """A file for reading and seeking; not thread-safe."""
+    """A file whose parts are files of the cache; `hold` returns the bytes ``[start, stop)`` as such a file."""
 
-    def __init__(self, size_bytes: int, hold: HoldPart) -> None:
+    def __init__(self, size_bytes: int, hold: Callable[[int, int], HeldFile]) -> None:
         super().__init__(size_bytes)
         self._hold = hold
         self._parts: OrderedDict[tuple[int, int], tuple[HeldFile, int]] = OrderedDict()
@@ -166,29 +179,16 @@ class RangedFile(SizedFile):
         if start < stop and self._find(start, stop) is None:
             self._add(start, stop)
 
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer as far as one part goes; 0 at the end."""
-        view = memoryview(buffer).cast("B")
-        if self._position >= self._size or not len(view):
-            return 0
-        (start, stop), fd = self._part_at(self._position)
-        wanted = min(len(view), stop - self._position)
-        content = os.pread(fd, wanted, self._position - start)
-        view[: len(content)] = content
-        self._position += len(content)
-        return len(content)
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Return `size` bytes from any number of parts; fewer only at the end."""
-        left = self._size - self._position if size is None or size < 0 else min(size, self._size - self._position)
-        pieces = bytearray()
-        while left > 0:
-            piece = super().read(left)
+    def _read_at(self, start: int, stop: int) -> bytes:
+        content = bytearray()
+        while start < stop:
+            (first, last), fd = self._part_at(start)
+            piece = os.pread(fd, min(stop, last) - start, start - first)
             if not piece:
                 break
-            pieces += piece
-            left -= len(piece)
-        return bytes(pieces)
+            content += piece
+            start += len(piece)
+        return bytes(content)
 
     def paths(self) -> list[str]:
         """Return the paths of the parts that are held."""
@@ -225,20 +225,13 @@ class RangedFile(SizedFile):
         held.close()
 
 
-_parts: "OrderedDict[tuple[str, str], set[tuple[int, int]]]" = OrderedDict()
-"""The parts that this process has used of its last `_MOST_NOTED` files, by root and name."""
-
-
-def note_part(uri: str, name: str, part: tuple[int, int]) -> None:
-    """Remember that this process uses a part of a file."""
+def used_parts(uri: str, name: str) -> set[tuple[int, int]]:
+    """Return the parts of a file that this process has used; the caller adds to them."""
     with _lock:
-        _parts.setdefault((uri, name), set()).add(part)
-        _parts.move_to_end((uri, name))
-        if len(_parts) > _MOST_NOTED:
-            _parts.popitem(last=False)
+        return _used_parts(uri, name)
 
 
-def list_parts(uri: str, name: str) -> list[tuple[int, int]]:
-    """Return the parts of a file that this process has used."""
-    with _lock:
-        return sorted(_parts.get((uri, name), ()))
+# Of more files than are open at once.
+@lru_cache(maxsize=256)
+def _used_parts(_uri: str, _name: str) -> set[tuple[int, int]]:
+    return set()

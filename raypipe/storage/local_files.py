@@ -14,17 +14,19 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from raypipe.errors import ConfigError, DatasetError, DownloadError
 
 SAY_S: Final = 30.0
-"""Warn of a wait after this time."""
+"""Warn of a wait for a lock after this time."""
 
 WAIT_S: Final = 600.0
-"""How long to wait for a lock while its file does not change: a file that is locked for long grows, as a fetch does."""
+"""How long to wait for a lock while what its holder writes does not change: a fetch makes files grow."""
 
 NEVER_USED_NS: Final = 0
 """The access time of a file that is fetched ahead and not used since. Any use changes it."""
@@ -80,6 +82,12 @@ class FileLock:
             finally:
                 os.close(fd)
 
+    def __enter__(self) -> "FileLock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
 
 _held: "weakref.WeakSet[FileLock]" = weakref.WeakSet()
 
@@ -99,21 +107,20 @@ def lock_file(path: str, *, shared: bool = False, wait: bool = True, create: boo
     """Return a lock on the file at `path`.
 
     Args:
-        create: create the file and its folder if missing.
         grows: the file that the holder of the lock writes; the wait goes on as long as this file changes.
 
     Raises:
-        FileNotFoundError: there is no file, and `create` is false.
+        FileNotFoundError: there is no file, and `create` is false: it makes the folder too.
         BlockingIOError: another thread or process has locked it, and `wait` is false.
         ConfigError: it is a link, or not a file of this user.
         DownloadError: nothing has changed for `WAIT_S` while another thread or process had the lock.
     """
     # On NFS an exclusive lock needs a file that is open for writing; elsewhere this costs nothing.
     flags = (os.O_RDONLY if shared and not create else os.O_RDWR) | (os.O_CREAT if create else 0)
-    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    operation = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     while True:
         try:
-            lock = FileLock(path, open_own(path, flags))
+            lock = FileLock(path, _open_own(path, flags))
         except FileNotFoundError:
             if not create:
                 raise
@@ -121,9 +128,9 @@ def lock_file(path: str, *, shared: bool = False, wait: bool = True, create: boo
             continue
         try:
             if wait:
-                _wait_for(lock, operation, grows or path)
+                wait_for_lock(path, partial(_try_lock, lock.fd, operation), grows or path)
             else:
-                fcntl.flock(lock.fd, operation | fcntl.LOCK_NB)
+                fcntl.flock(lock.fd, operation)
             # The file may have been removed between opening and locking it.
             if lock.is_in_place():
                 return lock
@@ -133,12 +140,8 @@ def lock_file(path: str, *, shared: bool = False, wait: bool = True, create: boo
         lock.release()
 
 
-def open_own(path: str, flags: int) -> int:
-    """Return the descriptor of a plain file of this user; refuse anything that another user may have put there.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+def _open_own(path: str, flags: int) -> int:
+    """Return the descriptor of a plain file of this user; refuse anything that another user may have put there."""
     refusal = ConfigError(
         f"{path!r} is a link, or no file of this user, and is left alone. Look who has put it there; remove it, or "
         f"give the cache a folder of your own."
@@ -166,45 +169,47 @@ def check_own_folder(folder: str) -> None:
         raise PermissionError(errno.EPERM, "it belongs to another user", folder)
 
 
-def _wait_for(lock: FileLock, operation: int, grows: str) -> None:
-    """Take a lock when it is free; raise if nothing has changed for too long."""
+def _try_lock(fd: int, operation: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(fd, operation)
+        return True
+    return False
+
+
+def wait_for_lock(path: str, try_lock: Callable[[], bool], moves: str, owner: str = "the cache") -> None:
+    """Call `try_lock` until it returns True; raise if nothing in `moves`, where its holder writes, changes."""
     since = begun = time.monotonic()
-    is_said, seen, pause_s = False, _look(grows), 0.0005
-    while True:
-        try:
-            fcntl.flock(lock.fd, operation | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(pause_s)
-        pause_s, now, found = min(2 * pause_s, 0.02), time.monotonic(), _look(grows)
+    is_said, seen, pause_s = False, _look(moves), 0.0005
+    while not try_lock():
+        time.sleep(pause_s)
+        pause_s, now, found = min(2 * pause_s, 0.02), time.monotonic(), _look(moves)
         if found != seen:
             since, seen = now, found
         if now - begun > SAY_S and not is_said:
-            warnings.warn(f"waits for the lock of {lock.path!r}, which another process has", stacklevel=2)
+            warnings.warn(f"waits for the lock of {path!r}, which another process has", stacklevel=2)
             is_said = True
         if now - since > WAIT_S:
             raise DownloadError(
-                f"another process has the lock of {lock.path!r} for {now - begun:.0f} s, and nothing has moved. End it "
-                f"(`fuser {lock.path}` tells which), or give the cache another folder."
+                f"another process has the lock of {path!r} for {now - begun:.0f} s, and nothing has moved. End it "
+                f"(`fuser {path}` tells which), or give {owner} another folder."
             )
 
 
 def _look(path: str) -> tuple[int, int]:
+    """Return what changes as a file, or those of a folder, are written."""
     try:
-        found = os.lstat(path)
+        found = os.stat(path)
+        is_folder = stat.S_ISDIR(found.st_mode)
+        num_bytes = sum(one.stat().st_size for one in os.scandir(path)) if is_folder else found.st_size
+        return num_bytes, found.st_mtime_ns
     except OSError:
         return 0, 0
-    return found.st_size, found.st_mtime_ns
 
 
 def walk_files(top: str, below: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
     """Yield the names of all files in a local folder and its folders, with ``/``.
 
-    Follows links, as reading does, except those that lead back to a folder above them.
-
-    Args:
-        below: the folder to list, relative to `top`.
-        above: the real paths of the folders above it.
+    Follows links, as reading does, except those that lead back to a folder above them: `above` has their real paths.
     """
     place = os.path.realpath(os.path.join(top, below))
     try:
@@ -221,10 +226,9 @@ def walk_files(top: str, below: str = "", above: tuple[str, ...] = ()) -> Iterat
 
 
 def check_file(path: str, start: int = 0, stop: int | None = None) -> None:
-    """Raise if this machine cannot read the bytes of a local file, whatever their content; see `check_readable`.
+    """Raise if this machine cannot read the bytes of a local file, whatever their content.
 
-    Raises:
-        DownloadError: the disk fails, or too many files are open.
+    For a file that a library failed to read without saying why: the disk fails, or too many files are open.
     """
     if not os.path.isfile(path):
         return
@@ -248,8 +252,7 @@ def unreadable_file(path: str, error: OSError, remedy: str = LOOK_AT_DISK) -> Do
 def inside(folder: str | os.PathLike[str], name: str | os.PathLike[str]) -> Path:
     """Return the path of the file `name` in `folder`; use it for every file whose name comes from data.
 
-    Raises:
-        DatasetError: the path leads out of the folder, by ``..``, as an absolute path or through a link.
+    Raise if it leads out of the folder, by ``..``, as an absolute path or through a link.
     """
     top, target = Path(folder), Path(folder) / name
     parts = target.relative_to(top).parts if target.is_relative_to(top) else ()
@@ -273,11 +276,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file next to its place and rename it, so that a full disk leaves the old file.
-
-    Raises:
-        OSError: the file cannot be written; the error names it.
-    """
+    """Write a file next to its place and rename it, so that a full disk leaves the old file."""
     data = content.encode() if isinstance(content, str) else content
     # Write the target of a link, never the link itself.
     target = Path(os.path.realpath(path))
@@ -293,9 +292,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def replace_file(target: Path, content: bytes, *, is_synced: bool = False) -> None:
     """Put a file in place of an older one, or of a link; a reader sees the old content or the new, never a part.
 
-    Args:
-        is_synced: whether the content is on the disk before the file has its name.
+    Makes the folder if it is missing. With `is_synced`, the content is on the disk before the file has its name.
     """
+    target.parent.mkdir(parents=True, exist_ok=True)
     half = target.with_name(f".{uuid.uuid4().hex}.part")
     try:
         with open(half, "wb") as stream:

@@ -23,9 +23,9 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
-from raypipe.errors import ConfigError, DownloadError
+from raypipe.errors import ConfigError, DownloadError, causes
 from raypipe.storage.cache_folder import CacheClaim, CacheFolder
 from raypipe.storage.local_files import NEVER_USED_NS, FileLock, lock_file
 
@@ -34,6 +34,8 @@ Progress: TypeAlias = Callable[[int], None]
 
 Fetch: TypeAlias = Callable[[str, Progress], None]
 """Writes a file to the given path, from its start, and reports its progress."""
+
+Result = TypeVar("Result")
 
 PREFETCH_THREADS: Final = 4
 """Concurrent fetches ahead of one process: enough to hide the latency of an object store behind its bandwidth."""
@@ -53,11 +55,9 @@ class CacheStats:
     bytes_fetched: int = 0
     """Bytes of misses and of fetches ahead."""
     evictions: int = 0
-    """Files removed to make room."""
     waits: int = 0
     """Waits for another fetch, of the same file or to make room."""
     prefetched: int = 0
-    """Files fetched ahead."""
     prefetches_refused: int = 0
     """Fetches ahead for which there was no room without removing other files fetched ahead."""
     prefetches_failed: int = 0
@@ -155,7 +155,9 @@ class FileCache:
         """Create what a forked child must recreate: locks that a thread may have held, and the threads."""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._prefetcher = _Prefetcher(self._fetch_ahead, self._prefetch_threads)
+        self._pool = DaemonPool(self._prefetch_threads, "raypipe-prefetch")
+        self._pending: weakref.WeakValueDictionary[str, Future[bool]] = weakref.WeakValueDictionary()
+        """Waiting and running fetches ahead, by key."""
 
     def __reduce__(self) -> tuple[object, ...]:
         opened = partial(FileCache, is_default=self._is_default, prefetch_threads=self._prefetch_threads)
@@ -174,13 +176,7 @@ class FileCache:
 
         Args:
             key: identifies the content for good: an address with a revision or an ETag.
-            fetch: writes the file to the given path. Before it writes, it calls ``progress(num_bytes)`` with the size
-                that the file is about to have.
             size: the bytes of the file, or None if unknown. A file of another size is an error.
-
-        Raises:
-            ConfigError: the file is larger than the cache.
-            DownloadError: the file has another size, or there is no room: all is in use, or the disk is full.
         """
         wanted = Wanted(key, fetch, size)
         try:
@@ -238,7 +234,13 @@ class FileCache:
             there: Future[bool] = Future()
             there.set_result(True)
             return there
-        return self._prefetcher.submit(wanted)
+        with self._lock:
+            if self._stopping.is_set():
+                raise ConfigError(f"cannot fetch {key!r} ahead: the cache is closed. Open another FileCache.")
+            pending = self._pending.get(key)
+            if pending is None or pending.done():
+                pending = self._pending[key] = self._pool.submit(partial(self._fetch_ahead, wanted))
+            return pending
 
     def stats(self) -> CacheStats:
         """Return the counters of this object."""
@@ -250,8 +252,9 @@ class FileCache:
 
         Held files stay held, and `hold` still works.
         """
-        self._stopping.set()
-        self._prefetcher.close()
+        with self._lock:
+            self._stopping.set()
+        self._pool.close()
 
     def _find(self, wanted: Wanted) -> FileLock | None:
         """Return a lock on the file if it is there and has the wanted size."""
@@ -338,12 +341,7 @@ class FileCache:
             self._files.drop(claim)
 
     def _fetch(self, claim: CacheClaim, wanted: Wanted) -> FileLock:
-        """Fetch a file, put it in place, and return a lock on it. The caller drops the claim.
-
-        Raises:
-            DownloadError: the file has another size, or there is no room for it.
-            ConfigError: the file is larger than the cache, or the fetch breaks its contract.
-        """
+        """Fetch a file, put it in place, and return a lock on it. The caller drops the claim."""
         if wanted.size_bytes is not None:
             self._reserve(claim, wanted.size_bytes)
         try:
@@ -411,12 +409,8 @@ def _check_fetched(claim: CacheClaim, wanted: Wanted) -> None:
 
 def is_disk_full(error: BaseException) -> bool:
     """Return whether an error or one of its causes says that the disk or its quota is full."""
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        link = link.__cause__ or link.__context__
-    return False
+    links = (link for link in causes(error, also_context=True) if isinstance(link, OSError))
+    return any(link.errno in (errno.ENOSPC, errno.EDQUOT) for link in links)
 
 
 def _digest(path: str) -> bytes | None:
@@ -428,48 +422,41 @@ def _digest(path: str) -> bytes | None:
         return None
 
 
-class _Prefetcher:
-    """Runs `run` for the submitted files in order, `num_threads` at a time.
+class DaemonPool:
+    """Runs jobs in order on at most `num_threads` threads.
 
-    A thread ends when the queue is empty. Threads do not keep the process alive: a fetch cut off by its end leaves the
-    same state as a kill.
+    A thread ends when no job waits. Threads do not keep the process alive: a fetch cut off by its end leaves the same
+    state as a kill.
     """
 
-    def __init__(self, run: Callable[[Wanted], bool], num_threads: int) -> None:
-        self._run = run
+    def __init__(self, num_threads: int, name: str) -> None:
         self._num_threads = num_threads
+        self._name = name
         self._lock = threading.Lock()
-        self._queue: deque[tuple[Wanted, Future[bool]]] = deque()
-        self._pending: dict[str, Future[bool]] = {}
-        """Waiting and running fetches, by key."""
+        self._queue: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._threads: set[threading.Thread] = set()
-        self._is_closed = False
 
-    def submit(self, wanted: Wanted) -> "Future[bool]":
-        """Queue the fetch of a file and return its future; a file already queued or running keeps its future."""
+    def submit(self, job: Callable[[], Result]) -> "Future[Result]":
+        """Queue a job and return its future."""
+        done: Future[Result] = Future()
         with self._lock:
-            if self._is_closed:
-                raise ConfigError(f"cannot fetch {wanted.key!r} ahead: the cache is closed. Open another FileCache.")
-            pending = self._pending.get(wanted.key)
-            if pending is None or pending.cancelled():
-                pending = self._pending[wanted.key] = Future()
-                self._queue.append((wanted, pending))
-                if len(self._threads) < self._num_threads:
-                    thread = threading.Thread(target=self._work, name="raypipe-prefetch", daemon=True)
-                    self._threads.add(thread)
-                    thread.start()
-            return pending
+            self._queue.append((job, done))
+            if len(self._threads) < self._num_threads:
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                thread.start()
+                self._threads.add(thread)
+        return done
 
-    def close(self) -> None:
-        """Cancel fetches that have not begun, and wait for the rest to end."""
+    def close(self, most_s: float = threading.TIMEOUT_MAX) -> None:
+        """Cancel jobs that have not begun, and wait for the others to end, for at most `most_s` seconds."""
         with self._lock:
-            self._is_closed = True
-            for _, future in self._queue:
-                future.cancel()
+            for _, done in self._queue:
+                done.cancel()
             self._queue.clear()
             threads = list(self._threads)
+        until_s = time.monotonic() + most_s
         for thread in threads:
-            thread.join()
+            thread.join(max(0.0, until_s - time.monotonic()))
 
     def _work(self) -> None:
         while True:
@@ -477,13 +464,10 @@ class _Prefetcher:
                 if not self._queue:
                     self._threads.discard(threading.current_thread())
                     return
-                wanted, future = self._queue.popleft()
-            if future.set_running_or_notify_cancel():
+                job, done = self._queue.popleft()
+            if done.set_running_or_notify_cancel():
                 try:
-                    future.set_result(self._run(wanted))
+                    done.set_result(job())
                 except BaseException as error:
-                    # Not lost: the future raises it, and a later use of the file will meet it too.
-                    future.set_exception(error)
-            with self._lock:
-                if self._pending.get(wanted.key) is future:
-                    del self._pending[wanted.key]
+                    # Not lost: the future raises it.
+                    done.set_exception(error)

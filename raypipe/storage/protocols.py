@@ -55,14 +55,7 @@ def join_login(root: str, login: str) -> str:
 
 
 def check_root(root: str, also: tuple[str, ...] = ()) -> None:
-    """Raise unless a root is a local path or a URI of an allowed protocol; opens nothing.
-
-    Args:
-        also: protocols that the caller opens by itself, in addition to `PROTOCOLS`.
-
-    Raises:
-        ConfigError: the root names another protocol, or a chain.
-    """
+    """Raise unless a root is a local path or a URI of an allowed protocol; `also` are those that the caller opens."""
     protocol, found, _ = root.partition("://")
     if not found:
         return
@@ -71,7 +64,8 @@ def check_root(root: str, also: tuple[str, ...] = ()) -> None:
             f"the root {root!r} chains filesystems (::), and raypipe opens no chain: give the path or URI of the files "
             f"themselves. raypipe keeps remote files on the node by itself."
         )
-    if protocol not in (*PROTOCOLS, *also, *_more_protocols()):
+    more = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
+    if protocol not in {*PROTOCOLS, *also, *more}:
         raise ConfigError(
             f"the root {root!r} is of the protocol {protocol!r}, and raypipe opens {', '.join(PROTOCOLS)}. Copy the "
             f"files there; or, if you trust whoever wrote the root, set {VARIABLE}={protocol} (with its fsspec package "
@@ -89,7 +83,9 @@ def open_filesystem_of(root: str, login: str = "") -> tuple[Any, str]:
         if protocol in ("http", "https"):
             # A header, not part of the address: errors and file paths contain the address. aiohttp does not send the
             # header to another host after a redirect.
-            headers = {"headers": {"Authorization": _basic_auth(login)}} if login else {}
+            user, _, password = login.partition(":")
+            given = b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+            headers = {"headers": {"Authorization": f"Basic {given}"}} if login else {}
             # Here: it loads aiohttp.
             from raypipe.storage.bodies import WebFiles
 
@@ -103,15 +99,6 @@ def open_filesystem_of(root: str, login: str = "") -> tuple[Any, str]:
     return filesystem, str(path)
 
 
-def _basic_auth(login: str) -> str:
-    user, _, password = login.partition(":")
-    return f"Basic {b64encode(f'{unquote(user)}:{unquote(password)}'.encode()).decode()}"
-
-
 def is_plain_path(root: str) -> bool:
     """Return whether a root is an absolute local path, which is safe to look at even if a stranger named it."""
     return "://" not in root and os.path.isabs(root)
-
-
-def _more_protocols() -> list[str]:
-    return [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]

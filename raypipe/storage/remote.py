@@ -25,7 +25,7 @@ from fsspec.callbacks import Callback
 
 from raypipe.errors import DownloadError
 from raypipe.storage.copies import SizedFile
-from raypipe.storage.hub import HubFiles, leaves_folder
+from raypipe.storage.hub.cache import leaves_folder
 from raypipe.storage.node_cache import FileCache, Progress
 from raypipe.storage.request_budget import count_requests
 from raypipe.storage.retry import retry_transient
@@ -88,23 +88,26 @@ class Remote:
         self.filesystem = filesystem
         self._path = path.rstrip("/")
         self._commit = commit
-        self._s3 = _open_s3(filesystem)
-        self._met_bytes = 0
-        self._lock = threading.Lock()
-        self._listing_lock = threading.Lock()
-        self._entries: dict[str, ListedFile] | None = None
-
-    @property
-    def is_listable(self) -> bool:
+        """Of the Hub, whose files are `HubFiles`; empty for other storage."""
+        protocols = (filesystem.protocol,) if isinstance(filesystem.protocol, str) else filesystem.protocol
+        self.is_listable = "http" not in protocols
         """False for plain HTTP: its folders, if it shows any, give neither sizes nor versions."""
-        return "http" not in _protocols(self.filesystem)
+        self._s3: S3Objects | None = None
+        if "s3" in protocols:
+            # Here: it loads aiohttp.
+            from raypipe.storage import bodies
+
+            self._s3 = bodies.S3Objects(filesystem)
+        self._met_bytes = 0
+        self._lock = threading.RLock()
+        self._entries: dict[str, ListedFile] | None = None
 
     @property
     def entries(self) -> dict[str, ListedFile]:
         """All files by name; for a root that cannot be listed, those asked for so far."""
         # Not a cached_property: before Python 3.12 all instances share its lock, and the roots of a mixture would be
         # listed one after the other.
-        with self._listing_lock:
+        with self._lock:
             if self._entries is None:
                 self._entries = self._list()
             return self._entries
@@ -112,7 +115,7 @@ class Remote:
     def _list(self) -> dict[str, ListedFile]:
         if not self.is_listable:
             return {}
-        if not isinstance(self.filesystem, HubFiles):
+        if not self._commit:
             # A filesystem may cache listings as long as the process lives.
             self.filesystem.invalidate_cache(self._path)
         try:
@@ -166,25 +169,24 @@ class Remote:
     def fetch(self, name: str, target: str, progress: Progress) -> None:
         """Write a whole file to `target`; raise if it is not the listed version."""
         path, entry = self._locate(name), self.entries[name]
-        if isinstance(self.filesystem, HubFiles):
+        if self._commit:
             self.filesystem.fetch(path, target, progress)
-            return
-        if self._s3 is not None:
+        elif self._s3 is not None:
             with self._one_version(name) as etag:
                 self._s3.fetch(path, etag, entry.size_bytes, target, progress)
-            return
-        self._count(1)
-        progress(entry.size_bytes)
-        # The cache may stop the fetch.
-        told = Callback(hooks={"progress": lambda _, num_bytes, **__: progress(int(num_bytes))})
-        self._answered(name, lambda: self.filesystem.get_file(path, target, callback=told))
-        self._check_version(name, entry)
+        else:
+            self._count(1)
+            progress(entry.size_bytes)
+            # The cache may stop the fetch.
+            told = Callback(hooks={"progress": lambda _, num_bytes, **__: progress(int(num_bytes))})
+            self._answered(name, lambda: self.filesystem.get_file(path, target, callback=told))
+            self._check_version(name, entry)
 
     def has_sum(self, name: str, copy: str) -> bool:
         """Return whether a local copy of a file has the sum that the storage tells; false where it tells none."""
         try:
-            if isinstance(self.filesystem, HubFiles):
-                return self.filesystem.has_hash(self._locate(name), copy)
+            if self._commit:
+                return bool(self.filesystem.has_hash(self._locate(name), copy))
             return self._s3 is not None and self._s3.has_sum(self.entries[name].etag, copy)
         except OSError:
             return False
@@ -240,15 +242,16 @@ class Remote:
         return content
 
     def open(self, name: str, naming: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
-        """Return a file that reads by range; from a web server with retries, which fsspec lacks.
+        """Return a file that reads by range; from the Hub and a web server with retries, which fsspec lacks.
 
-        Args:
-            naming: adds the name of the file to errors of later reads.
+        `naming` adds the name of the file to errors of later reads.
         """
-        if self.is_listable:
+        if self.is_listable and not self._commit:
             self._count(1)
             return io.BufferedReader(_NamedFile(self.filesystem.open(self._locate(name), "rb"), naming))
-        entry = self._look(name)
+        entry = self.find_entry(name) if self._commit else self._look(name)
+        if entry is None:
+            raise FileNotFoundError(name)
         if not entry.size_bytes:
             # A server that generates a page while sending it does not give a size.
             return io.BytesIO(self.read_range(name, 0, None))
@@ -263,21 +266,16 @@ class Remote:
 
     def keep_listing(self, cache: FileCache, uri: str) -> str:
         """Keep the listing on this node, and return its digest for processes that share it."""
-        content = pack_entries(self.entries)
-        digest = _digest_of(content)
+        content, digest = pack_entries(self.entries)
         cache.hold(f"{uri} listing {digest}", partial(write_fetched, content), len(content)).close()
         return digest
 
     def share_listing(self, cache: FileCache, uri: str, digest: str) -> None:
-        """Use the listing that this node keeps, or make it; it must be the same as the driver's.
-
-        Raises:
-            DownloadError: files have changed since the driver listed them.
-        """
+        """Use the listing that this node keeps, or make it; it must be the same as the driver's."""
 
         def fetch(target: str, progress: Progress) -> None:
-            content = pack_entries(self.entries)
-            if _digest_of(content) != digest:
+            content, found = pack_entries(self.entries)
+            if found != digest:
                 raise DownloadError(
                     f"the files of {uri!r} have changed since the run began: a listing is not what it was then. Start "
                     f"the run again, from a copy that nobody writes to."
@@ -315,7 +313,7 @@ class Remote:
 
     def _count(self, num_requests: int) -> None:
         # The Hub's own client counts what it sends.
-        if not isinstance(self.filesystem, HubFiles):
+        if not self._commit:
             count_requests(num_requests)
 
 
@@ -326,34 +324,23 @@ class _AskedFile(SizedFile):
         super().__init__(size_bytes)
         self._ask = ask
 
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer with one request; less only at the end, or as much as `ask` returns."""
-        view = memoryview(buffer).cast("B")
-        stop = min(self._position + len(view), self._size)
-        content = self._ask(self._position, stop) if self._position < stop else b""
-        view[: len(content)] = content
-        self._position += len(content)
-        return len(content)
-
-    def readall(self) -> bytes:
-        """Return the rest with one request; the default implementation asks for pieces."""
-        content = self._ask(self._position, self._size) if self._position < self._size else b""
-        self._position += len(content)
-        return content
+    def _read_at(self, start: int, stop: int) -> bytes:
+        return self._ask(start, stop)
 
 
-class _NamedFile(_AskedFile):
+class _NamedFile(SizedFile):
     """Reads what the filesystem has opened, which may have the same object for all who open a file."""
 
     def __init__(self, stream: IO[bytes], naming: Callable[[], AbstractContextManager[None]]) -> None:
-        def ask(start: int, stop: int) -> bytes:
-            with naming():
-                stream.seek(start)
-                return stream.read(stop - start)
-
         stream.seek(0, os.SEEK_END)
-        super().__init__(stream.tell(), ask)
+        super().__init__(stream.tell())
         self._stream = stream
+        self._naming = naming
+
+    def _read_at(self, start: int, stop: int) -> bytes:
+        with self._naming():
+            self._stream.seek(start)
+            return self._stream.read(stop - start)
 
     def close(self) -> None:
         """Close the file of the filesystem too."""
@@ -411,18 +398,17 @@ def _ask_server(url: str, ask: Callable[[], Any]) -> Any:
 def remote_stamp(info: Mapping[str, Any]) -> str:
     """Return the version of a remote file from its entry in a listing; empty if the entry has none."""
     key = next((key for key in _VERSION_KEYS if info.get(key)), "")
-    return f"size {info.get('size')}, {key} {_as_text(info[key])}" if key else ""
-
-
-def _as_text(version: Any) -> str:
+    version = info[key] if key else ""
     # Some filesystems give a time as a number in a listing and as a date for a single file.
     seconds = version.timestamp() if isinstance(version, datetime) else version
-    return f"{seconds:.3f}" if isinstance(seconds, float) else str(seconds)
+    text = f"{seconds:.3f}" if isinstance(seconds, float) else str(seconds)
+    return f"size {info.get('size')}, {key} {text}" if key else ""
 
 
-def pack_entries(entries: Mapping[str, ListedFile]) -> bytes:
-    """Return a listing as bytes; the same files give the same bytes."""
-    return json.dumps([[name, one.size_bytes, one.stamp] for name, one in sorted(entries.items())]).encode()
+def pack_entries(entries: Mapping[str, ListedFile]) -> tuple[bytes, str]:
+    """Return a listing as bytes, and their digest; the same files give the same."""
+    content = json.dumps([[name, one.size_bytes, one.stamp] for name, one in sorted(entries.items())]).encode()
+    return content, hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def unpack_entries(content: bytes) -> dict[str, ListedFile]:
@@ -431,18 +417,10 @@ def unpack_entries(content: bytes) -> dict[str, ListedFile]:
 
 
 def check_listed(name: str) -> str:
-    """Return a name from a listing if it stays below the root, wherever a file of that name is written.
-
-    Raises:
-        DownloadError: it leads out of the root.
-    """
+    """Return a name from a listing; raise if it leads out of the root, wherever a file of that name is written."""
     if leaves_folder(name):
         raise DownloadError(f"the storage lists a file {name!r}, which would lie outside its folder. Remove it there.")
     return name
-
-
-def _digest_of(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def write_fetched(content: bytes, target: str, progress: Progress) -> None:
@@ -450,17 +428,3 @@ def write_fetched(content: bytes, target: str, progress: Progress) -> None:
     progress(len(content))
     with open(target, "wb") as stream:
         stream.write(content)
-
-
-def _open_s3(filesystem: Any) -> "S3Objects | None":
-    if "s3" not in _protocols(filesystem):
-        return None
-    # Here: it loads aiohttp.
-    from raypipe.storage.bodies import S3Objects
-
-    return S3Objects(filesystem)
-
-
-def _protocols(filesystem: Any) -> tuple[str, ...]:
-    protocol = filesystem.protocol
-    return (protocol,) if isinstance(protocol, str) else tuple(protocol)

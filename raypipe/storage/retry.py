@@ -10,13 +10,13 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from raypipe.errors import ConfigError, DownloadError, RaypipeError, is_data_fault
+from raypipe.errors import ConfigError, DownloadError, RaypipeError, causes, is_data_fault
 from raypipe.storage.hub.client import PassingError
-from raypipe.storage.node_cache import Fetch, FileCache
+from raypipe.storage.node_cache import Fetch, FileCache, Result
 from raypipe.storage.request_budget import parse_wait_s, say_wait
 
 RETRY_WAITS_S: Final = (0.5, 2.0, 8.0)
@@ -27,8 +27,6 @@ _MOST_ASKED_S: Final = 120.0
 
 _MOST_TRIED_S: Final = 120.0
 """Do not retry storage that has failed for this long: the libraries below retry for minutes by themselves."""
-
-Result = TypeVar("Result")
 
 _renewing = threading.Lock()
 
@@ -61,7 +59,7 @@ def retry_transient(read: Callable[[], Result], sleep: Callable[[float], None] =
 
 def is_transient(error: BaseException) -> bool:
     """Return whether an error or its cause is a fault of storage that may pass."""
-    for cause in _causes(error):
+    for cause in causes(error, also_context=False):
         if isinstance(cause, TimeoutError | ConnectionError | DownloadError):
             return True
         if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError | PermissionError):
@@ -71,7 +69,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _asked_wait_s(error: BaseException) -> float:
-    for cause in _causes(error):
+    for cause in causes(error, also_context=False):
         if isinstance(cause, PassingError):
             return cause.wait_s
         headers: Any = getattr(cause, "headers", None)
@@ -84,13 +82,6 @@ def _asked_wait_s(error: BaseException) -> float:
             if given:
                 return parse_wait_s(given)
     return 0.0
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +101,8 @@ def read_twice(read: Callable[[], Result], copies: Callable[[], Copies | None], 
     """Return what `read` returns; after bad data, fetch the node's copies again and return the second result.
 
     A file that is still bad then is bad where it comes from, and not fetched again for that by this process. Where
-    there is no room to fetch it once more, nobody knows, and it is taken for bad.
-
-    Args:
-        copies: returns what the node keeps of the file; None if it keeps nothing.
-        close: closes what is open of the file.
+    there is no room to fetch it once more, nobody knows, and it is taken for bad. `copies` returns None if the node
+    keeps nothing of the file, and `close` closes what is open of it.
     """
     begun = _count_of[""]
     try:
@@ -136,11 +124,10 @@ def read_twice(read: Callable[[], Result], copies: Callable[[], Copies | None], 
         raise
 
 
-def _clear_frames(error: BaseException | None) -> None:
+def _clear_frames(error: BaseException) -> None:
     """Let go what readers that failed had open: their frames, and so the error, refer to it."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    for cause in causes(error, also_context=True):
+        traceback.clear_frames(cause.__traceback__)
 
 
 def _is_bad_data(error: Exception) -> bool:

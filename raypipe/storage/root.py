@@ -8,20 +8,21 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import IO, Any
 
 from fsspec.implementations.local import LocalFileSystem
 
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError
-from raypipe.storage.copies import CacheSpec, HeldStream, RangedFile, list_parts, note_part, open_cache
-from raypipe.storage.hub import find_snapshot, is_repo_id, open_files, parse_pinned, resolve
-from raypipe.storage.local_files import check_file, inside, replace_file, unreadable_file, walk_files
-from raypipe.storage.node_cache import Fetch, HeldFile, Progress
+from raypipe.storage.copies import CacheSpec, HeldStream, RangedFile, open_cache, used_parts
+from raypipe.storage.hub.cache import find_snapshot, is_repo_id, parse_pinned, resolve
+from raypipe.storage.hub.files import open_files
+from raypipe.storage.local_files import LOOK_AT_DISK, check_file, inside, replace_file, unreadable_file, walk_files
+from raypipe.storage.node_cache import Fetch, HeldFile, Progress, Result
 from raypipe.storage.protocols import check_root, join_login, login_of, open_filesystem_of, take_login
 from raypipe.storage.remote import ListedFile, Remote, check_listed, write_fetched
-from raypipe.storage.retry import Copies, Result, read_twice
+from raypipe.storage.retry import Copies, read_twice
 
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -101,16 +102,11 @@ class Storage:
 
     def __getstate__(self) -> dict[str, Any]:
         # A live filesystem holds connections and threads: each process opens its own.
-        listing = self.listing or self._keep_listing()
-        kept = {"uri": self.uri, "cache": self.cache, "listing": listing, "beside_bytes": self.beside_bytes}
-        return kept | {"login": self.login}
-
-    def _keep_listing(self) -> str:
-        """Keep the listing on this node and return its digest; empty if the processes of a run do not share one."""
-        remote: Remote | None = self.__dict__.get("_remote")
-        if self.cache is None or self.commit or remote is None or not remote.is_listable:
-            return ""
-        return remote.keep_listing(open_cache(self.cache), self.uri)
+        listing, remote = self.listing, self.__dict__.get("_remote")
+        if not listing and self.cache is not None and not self.commit and remote is not None and remote.is_listable:
+            # The processes of a run share the one that this node keeps.
+            listing = remote.keep_listing(open_cache(self.cache), self.uri)
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {"listing": listing}
 
     def cached(self, cache: CacheSpec | None) -> "Storage":
         """Return this root with another cache; it keeps its listing."""
@@ -136,17 +132,11 @@ class Storage:
         return f"{self.path.rstrip('/')}/{name}" if name else self.path
 
     def exists(self, name: str = "") -> bool:
-        """Return whether there is a file or folder `name`.
-
-        Raises:
-            DownloadError: the storage does not tell, like a web server that refuses a file.
-        """
+        """Return whether there is a file or folder `name`; raise if a web server refuses to tell."""
         if self.is_local:
             return os.path.exists(self.locate(name))
         with self._naming(name):
-            # The listing answers: all files of a dataset are listed anyway.
-            is_known = self._is_listed or not self.is_listable
-            return self._remote.exists(name) if is_known else bool(self.filesystem.exists(self.locate(name)))
+            return self._remote.exists(name) if self._is_known else bool(self.filesystem.exists(self.locate(name)))
 
     def is_refused(self, name: str) -> bool:
         """Return whether a web server answers for the file `name` with `REFUSED`; the file may or may not exist."""
@@ -161,19 +151,15 @@ class Storage:
             return self._remote.ask(name) == "there"
 
     def list_files(self, folder: str = "") -> list[str]:
-        """Return the names of all files below `folder`, sorted; none if the folder is missing.
-
-        Raises:
-            DownloadError: a web server shows no files there, which does not mean that there are none.
-        """
+        """Return the names of all files below `folder`, sorted; none if the folder is missing."""
         with self._naming(folder):
-            if self._is_listed:
+            if self._is_known and self.is_listable:
                 return sorted(name for name in self._remote.entries if not folder or name.startswith(f"{folder}/"))
         if self.is_listable and not self.exists(folder):
             return []
-        top = self.locate(folder)
         if self.is_local:
-            return sorted(f"{folder}/{name}".lstrip("/") for name in walk_files(top))
+            return sorted(walk_files(self.path, folder))
+        top = self.locate(folder)
         with self._naming(folder):
             prefix = len(self.path.rstrip("/")) + 1
             names = sorted(check_listed(str(found)[prefix:]) for found in self.filesystem.find(top))
@@ -188,7 +174,7 @@ class Storage:
         """Return the size of the file `name`."""
         self._check_file(name)
         with self._naming(name):
-            if self._is_listed or not self.is_listable:
+            if self._is_known:
                 return self._entry(name).size_bytes
             return int(self.filesystem.size(self.locate(name)))
 
@@ -226,11 +212,7 @@ class Storage:
         return ""
 
     def read_again(self, name: str, read: Callable[[], Result], close: Callable[[], None] = lambda: None) -> Result:
-        """Return what `read` returns for the file `name`; fetch a damaged copy on this node again. See `read_twice`.
-
-        Args:
-            close: closes what is open of the file before the second read.
-        """
+        """Return what `read` returns for the file `name`; fetch a damaged copy on this node again. See `read_twice`."""
         return read_twice(read, lambda: self._copies(name), close)
 
     def _copies(self, name: str) -> Copies | None:
@@ -239,7 +221,7 @@ class Storage:
             return None
         whole = self._whole(name)
         wanted = [whole] if whole is not None else []
-        wanted += [self._part(name, *part) for part in list_parts(self.uri, name)]
+        wanted += [self._part(name, *part) for part in sorted(used_parts(self.uri, name).copy())]
         cache, file = open_cache(self.cache), f"{self.locate(name)} {entry.stamp}"
 
         def is_sound() -> bool:
@@ -266,9 +248,8 @@ class Storage:
         if self.cache is None or self.is_local or self.is_ranged(name):
             return None
         entry = self._entry(name)
-        return (
-            (f"{self.uri}/{name} {entry.stamp}", partial(self._fetch, name), entry.size_bytes) if entry.stamp else None
-        )
+        key = f"{self.uri}/{name} {entry.stamp}"
+        return (key, partial(self._fetch, name), entry.size_bytes) if entry.stamp else None
 
     def _part(self, name: str, start: int, stop: int) -> tuple[str, Fetch, int]:
         key = f"{self.uri}/{name} {self._entry(name).stamp} bytes {start}-{stop}"
@@ -312,7 +293,7 @@ class Storage:
         cache = open_cache(self.cache)
 
         def hold(start: int, stop: int) -> HeldFile:
-            note_part(self.uri, name, (start, stop))
+            used_parts(self.uri, name).add((start, stop))
             return cache.hold(*self._part(name, start, stop))
 
         return RangedFile(self._entry(name).size_bytes, hold)
@@ -338,14 +319,12 @@ class Storage:
             # An object store publishes an object only when its upload is complete.
             self.filesystem.pipe_file(target, content)
             return
-        path = inside(self.path, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content, is_synced=True)
+        replace_file(inside(self.path, name), content, is_synced=True)
 
     @property
-    def _is_listed(self) -> bool:
-        """Whether one listing covers all files: a remote root that does not change while it is read."""
-        return not self.is_local and (bool(self.commit) or self.cache is not None) and self._remote.is_listable
+    def _is_known(self) -> bool:
+        """Whether `_remote` answers: by the listing of a root that does not change meanwhile, or as a web server."""
+        return not self.is_local and (bool(self.commit) or self.cache is not None or not self.is_listable)
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:
@@ -372,28 +351,17 @@ class Storage:
             raise self._missing(name)
 
     def check_readable(self, name: str, start: int = 0, stop: int | None = None) -> None:
-        """Raise if this machine cannot read the bytes of a local file, whatever their content.
-
-        For a file that a library failed to read without saying why.
-
-        Raises:
-            DownloadError: the disk fails, or too many files are open.
-        """
+        """Raise if this machine cannot read the bytes of a local file, whatever their content; see `check_file`."""
         if self.is_local:
             check_file(self.locate(name), start, stop)
 
     def unreadable(self, name: str, error: OSError) -> DownloadError:
         """Return the error for a file that this machine could not read, whatever its content."""
-        if self.is_local:
-            return unreadable_file(self.locate(name), error)
-        return unreadable_file(self.locate(name), error, "look at the network and the server, and try again")
+        remedy = LOOK_AT_DISK if self.is_local else "look at the network and the server, and try again"
+        return unreadable_file(self.locate(name), error, remedy)
 
     def check_no_pointer(self, name: str) -> None:
-        """Raise if an unreadable file is a Git LFS pointer, which a clone without LFS has in place of the file.
-
-        Raises:
-            DatasetError: it is a pointer.
-        """
+        """Raise if an unreadable file is a Git LFS pointer, which a clone without LFS has in place of the file."""
         if self.exists(name) and self.read_range(name, 0, len(_LFS)) == _LFS:
             raise DatasetError(
                 f"{self.locate(name)!r} is a Git LFS pointer in place of the file. Fetch the files: git lfs pull, in "
@@ -405,11 +373,7 @@ class Storage:
 
 
 def open_storage(root: str | os.PathLike[str]) -> Storage:
-    """Return the storage of `root`: a local path (made absolute) or an fsspec URI, without a cache.
-
-    Raises:
-        ConfigError: the root is empty, not UTF-8, or of a protocol that raypipe does not open; see `check_root`.
-    """
+    """Return the storage of `root`: a local path (made absolute) or an fsspec URI, without a cache."""
     uri = os.fspath(root)
     if not uri:
         raise ConfigError("the root of the dataset is empty; give a path or a URI")
@@ -427,10 +391,6 @@ def open_root(root: str | os.PathLike[str], revision: str = "") -> Storage:
 
     The node's default cache keeps remote files. Only for roots to read: a folder that does not exist yet may have a
     name like a dataset of the Hub.
-
-    Raises:
-        ConfigError: a revision is given for a root that is not on the Hub, or the Hub has no such dataset or revision.
-        DownloadError: the Hub does not answer, or ``HF_HUB_OFFLINE`` forbids asking it.
     """
     if root and is_repo_id(root):
         source = resolve(os.fspath(root), revision)

@@ -10,10 +10,8 @@ from attempts import wait_until
 from ray import cloudpickle
 from ray_session import end_ray, ensure_ray
 
-from raypipe.storage import cluster_budget as cluster_gate
 from raypipe.storage import request_budget as requests
-from raypipe.storage.cluster_budget import ClusterGate, SharedBudget
-from raypipe.storage.request_budget import Budget
+from raypipe.storage.request_budget import Budget, ClusterGate, SharedBudget
 
 # The workers of Ray cannot import modules of the tests: what is defined here travels to them whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -21,7 +19,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 LIMIT, PERIOD_S = 30, 3.0
 
 
-NAMED = {"name": cluster_gate._NAME, "namespace": cluster_gate._NAMESPACE}
+NAMED = {"name": requests._NAME, "namespace": requests._NAMESPACE}
 
 
 def is_there():
@@ -199,7 +197,7 @@ def test_what_a_process_has_sent_by_itself_is_told_to_the_cluster(no_actor, monk
     for _ in range(900):
         own.take()
 
-    cluster_gate.share_gate()
+    requests.share_gate()
 
     # It is told, and not waited for.
     wait_until(lambda: is_there() and num_recent() > 600, "the cluster knows of it", timeout_s=30)
@@ -210,7 +208,7 @@ def test_a_process_that_has_sent_nothing_makes_no_budget(no_actor, monkeypatch):
     monkeypatch.setattr(requests._process, "own", own)
     monkeypatch.setattr(requests._process, "gate", own)
 
-    cluster_gate.share_gate()
+    requests.share_gate()
 
     assert not is_there()
 

@@ -12,7 +12,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe.dataset import open_dataset
 from raypipe.pipeline import Pipeline
 from raypipe.reshard import reshard_dataset
-from raypipe.storage import cluster_budget as cluster_gate
 from raypipe.storage import request_budget as requests
 from raypipe.storage.request_budget import Budget
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
@@ -95,7 +94,7 @@ def test_tasks_of_other_commands_ask_the_budget_of_the_cluster(hub, tmp_path, wo
     own = Budget()
     monkeypatch.setattr(requests._process, "own", own)
     monkeypatch.setattr(requests._process, "gate", own)
-    named = {"name": cluster_gate._NAME, "namespace": cluster_gate._NAMESPACE, "num_cpus": 0, "max_concurrency": 8}
+    named = {"name": requests._NAME, "namespace": requests._NAMESPACE, "num_cpus": 0, "max_concurrency": 8}
     # One that time makes up for nothing in.
     actor = ray.remote(Budget).options(**named).remote(3000, 1e9)
     ray.get(actor.take.remote())

@@ -19,8 +19,8 @@ REPO = "lab/arm"
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("raypipe.storage.hub.cache._SAY_S", 0.5, raising=False)
-    monkeypatch.setattr("raypipe.storage.hub.cache._WAIT_S", 2.0, raising=False)
+    monkeypatch.setattr("raypipe.storage.local_files.SAY_S", 0.5)
+    monkeypatch.setattr("raypipe.storage.local_files.WAIT_S", 2.0)
     (tmp_path / "arm/meta").mkdir(parents=True)
     (tmp_path / "arm/meta/info.json").write_text("{}")
     with HubServer() as server, server.as_hub(tmp_path / "cache"):

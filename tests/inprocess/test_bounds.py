@@ -287,7 +287,7 @@ def test_an_answer_of_the_hub_is_bounded(kind, endless, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", endless)
 
     code = (
-        "from raypipe.storage.hub import Client; from raypipe.storage.hub.client import HubRequest; "
+        "from raypipe.storage import Client; from raypipe.storage.hub.client import HubRequest; "
         "Client().read_json(place, HubRequest(repo_id='a/b'))"
     )
     found = read_claim(code, kind)

@@ -15,8 +15,7 @@ from raypipe.dataset import open_dataset
 from raypipe.errors import DatasetError, DownloadError
 from raypipe.format import forget_indexes
 from raypipe.pipeline import Pipeline
-from raypipe.storage import CacheSpec, Storage, retry
-from raypipe.storage.hub import resolve
+from raypipe.storage import CacheSpec, Storage, resolve, retry
 from raypipe.testing import write_dataset
 
 FOUND = "fetched again"

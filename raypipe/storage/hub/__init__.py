@@ -9,18 +9,3 @@ The modules, from the bottom up (each may use those above it)::
 huggingface_hub reads the variables ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE``. Nothing here
 knows what a LeRobot dataset is.
 """
-
-from raypipe.storage.hub.cache import find_snapshot, is_repo_id, leaves_folder, parse_pinned, resolve
-from raypipe.storage.hub.client import Client
-from raypipe.storage.hub.files import HubFiles, open_files
-
-__all__ = [
-    "Client",
-    "HubFiles",
-    "find_snapshot",
-    "is_repo_id",
-    "leaves_folder",
-    "open_files",
-    "parse_pinned",
-    "resolve",
-]

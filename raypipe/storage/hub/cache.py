@@ -22,8 +22,6 @@ import os
 import re
 import stat
 import threading
-import time
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -34,7 +32,7 @@ from urllib.parse import quote, unquote
 
 from raypipe.errors import ConfigError, DownloadError, suggest
 from raypipe.storage.hub.client import Client, HubRequest, endpoint, is_offline, ref_names
-from raypipe.storage.local_files import replace_file
+from raypipe.storage.local_files import replace_file, wait_for_lock
 from raypipe.text import first_of, parse_json
 
 SCHEME: Final = "hf://datasets/"
@@ -56,12 +54,6 @@ _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 _LISTING_FORMAT: Final = 1
 _SHOWN_FILES: Final = 3
-
-_SAY_S = 30.0
-"""Warn of a wait for a lock after this time, as the node cache does."""
-
-_WAIT_S = 600.0
-"""How long to wait for a lock while nothing changes in the folder that its holder writes to."""
 
 _TOUCH_S = 5.0
 """After which a holder shows again that it is at work."""
@@ -177,11 +169,7 @@ def _check_revision(revision: str, root: str) -> str:
 
 
 def parse_name(root: str, revision: str = "") -> HubSource:
-    """Return the dataset that `root` names, not resolved yet; `revision` counts if `root` names none.
-
-    Raises:
-        ConfigError: it names none, or a revision or folder that leads out of the cache.
-    """
+    """Return the dataset that `root` names, not resolved yet; `revision` counts if `root` names none."""
     match = _URI.fullmatch(root)
     if match is None and not _NAME.fullmatch(root):
         raise ConfigError(f"{root!r} is no dataset of the Hub; give OWNER/NAME or {SCHEME}OWNER/NAME@REVISION")
@@ -218,10 +206,6 @@ def resolve(root: str, revision: str = "", *, is_fresh: bool = False, client: Cl
         root: ``owner/name``, or ``hf://datasets/owner/name``, also with ``@revision``.
         revision: a tag, branch or commit; empty for the newest tag of `FORMAT_TAGS`, else ``main``.
         is_fresh: ask the Hub even for a tag that the cache knows.
-
-    Raises:
-        ConfigError: there is no such dataset or revision, or no permission to read it.
-        DownloadError: the Hub does not answer; or ``HF_HUB_OFFLINE`` is set and the cache does not know the revision.
     """
     name = parse_name(root, revision)
     if _COMMIT.fullmatch(name.revision):
@@ -266,8 +250,7 @@ def _resolve_online(name: HubSource, client: Client) -> HubSource:
 def _resolve_offline(name: HubSource) -> HubSource:
     wanted = (name.revision,) if name.revision else (*FORMAT_TAGS, _MAIN)
     for revision in wanted:
-        commit = read_ref(name.repo_id, revision)
-        if commit:
+        if commit := read_ref(name.repo_id, revision):
             return replace(name, revision=revision, commit=commit)
     refs = _repo_folder(name.repo_id) / "refs"
     known = sorted(path.relative_to(refs).as_posix() for path in refs.rglob("*") if path.is_file())
@@ -294,14 +277,8 @@ def folder_place(source: HubSource, out: str | os.PathLike[str]) -> HubPlace:
     """Return the place of a commit in a folder of the user's."""
     folder = Path(out).expanduser().absolute()
     kept = folder / ".cache" / "raypipe"
-    return HubPlace(
-        folder=folder,
-        blobs=None,
-        listing=cache_place(source).listing,
-        partial=kept / "partial",
-        stamps=kept / "stamps.json",
-        lock=kept / "lock",
-    )
+    place = replace(cache_place(source), folder=folder, blobs=None)
+    return replace(place, partial=kept / "partial", stamps=kept / "stamps.json", lock=kept / "lock")
 
 
 @contextmanager
@@ -317,7 +294,6 @@ def locked(place: HubPlace) -> Iterator[None]:
             with suppress(OSError):
                 os.utime(place.partial)
 
-    place.lock.parent.mkdir(parents=True, exist_ok=True)
     with _lock(place.lock, place.partial):
         # Whoever may not write there fetches nothing, and needs no such folder.
         with suppress(OSError):
@@ -333,41 +309,21 @@ def locked(place: HubPlace) -> Iterator[None]:
 
 @contextmanager
 def _lock(path: Path, moves: Path) -> Iterator[None]:
-    """Hold a lock file of the cache, which other users may share.
-
-    Raises:
-        DownloadError: nothing has changed in the folder `moves` for `_WAIT_S` while another process had the lock.
-    """
+    """Hold a lock file of the cache, which other users may share; see `wait_for_lock`."""
     from filelock import Timeout
     from huggingface_hub.utils import WeakFileLock
 
-    since = begun = time.monotonic()
-    is_said, seen = False, _look(moves)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as lock:
-        while True:
+
+        def try_lock() -> bool:
             with suppress(Timeout):
                 lock.enter_context(WeakFileLock(path, timeout=1.0))
-                break
-            now, found = time.monotonic(), _look(moves)
-            if found != seen:
-                since, seen = now, found
-            if now - begun > _SAY_S and not is_said:
-                warnings.warn(f"waits for the lock of {str(path)!r}, which another process has", stacklevel=2)
-                is_said = True
-            if now - since > _WAIT_S:
-                raise DownloadError(
-                    f"another process has the lock of {str(path)!r} for {now - begun:.0f} s, and nothing has moved. "
-                    f"End it (`fuser {path}` tells which), or give HF_HUB_CACHE another folder."
-                )
+                return True
+            return False
+
+        wait_for_lock(str(path), try_lock, str(moves), "HF_HUB_CACHE")
         yield
-
-
-def _look(folder: Path) -> tuple[int, int]:
-    """Return the modification time of a folder and the bytes in it, which change as files are fetched to it."""
-    try:
-        return os.stat(folder).st_mtime_ns, sum(one.stat().st_size for one in os.scandir(folder))
-    except OSError:
-        return 0, 0
 
 
 @contextmanager
@@ -376,12 +332,10 @@ def listing_locked(place: HubPlace) -> Iterator[None]:
 
     Not the lock for downloads.
     """
-    path, lock = place.lock.with_name(f"{place.listing.stem}.lock"), ExitStack()
-    # The cache may belong to another user or be read-only, or the holder may hang; then each process asks by itself.
-    with suppress(OSError, DownloadError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.enter_context(_lock(path, place.listing.parent))
-    with lock:
+    with ExitStack() as lock:
+        # The cache may be another user's or read-only, or the holder may hang; then each process asks by itself.
+        with suppress(OSError, DownloadError):
+            lock.enter_context(_lock(place.lock.with_name(f"{place.listing.stem}.lock"), place.listing.parent))
         yield
 
 
@@ -396,11 +350,7 @@ def _find_missing(place: HubPlace, source: HubSource, *, is_all: bool) -> list[s
 
 
 def find_snapshot(uri: str) -> str | None:
-    """Return the local folder of a pinned URI if all its files are in the cache, else None; sends no request.
-
-    Raises:
-        DownloadError: files are missing, and ``HF_HUB_OFFLINE`` forbids fetching them.
-    """
+    """Return the local folder of a pinned URI if all its files are in the cache, else None; sends no request."""
     source = parse_pinned(uri)
     if source is None:
         return None
@@ -454,13 +404,7 @@ def write_listing(path: Path, listing: Listing) -> None:
             files[name] |= {"lfs_sha256": one.sha256, "lfs_size": one.size_bytes}
         if one.xet_hash:
             files[name]["xet_hash"] = one.xet_hash
-    write_file(path, json.dumps({"format_version": _LISTING_FORMAT, "files": files}, indent=1))
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a small file of the cache, in a folder that may be missing; a reader sees the old content or the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, text.encode())
+    replace_file(path, json.dumps({"format_version": _LISTING_FORMAT, "files": files}, indent=1).encode())
 
 
 def read_ref(repo_id: str, revision: str) -> str:
@@ -480,7 +424,7 @@ def write_ref(repo_id: str, revision: str, commit: str) -> None:
     if revision != commit and read_ref(repo_id, revision) != commit:
         # The cache may belong to another user; then the Hub is asked again next time.
         with suppress(OSError):
-            write_file(_repo_folder(repo_id) / "refs" / revision, commit)
+            replace_file(_repo_folder(repo_id) / "refs" / revision, commit.encode())
 
 
 def with_network(repo_id: str, revision: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from raypipe.errors import ConfigError, DownloadError, RaypipeError, suggest
+from raypipe.errors import ConfigError, DownloadError, RaypipeError, causes, suggest
 from raypipe.storage.request_budget import Pace, TooSlowError, count_requests, current_gate, parse_wait_s, say_wait
 from raypipe.text import BODY_CODES, MOST_JSON_BYTES, join_within, parse_json
 
@@ -100,13 +100,9 @@ _REFUSALS: Final[dict[str, tuple[type[RaypipeError], str]]] = {
         ConfigError,
         "{hub} does not accept your token, asked for {ask}. Log in again (`hf auth login`), or set HF_TOKEN.",
     ),
+    "other": (DownloadError, "cannot fetch {ask}: {hub} refuses it ({kind}). Check HF_ENDPOINT and HF_TOKEN."),
 }
 """By the Hub's code. A missing revision is apart."""
-
-_OTHER_REFUSAL: Final[tuple[type[RaypipeError], str]] = (
-    DownloadError,
-    "cannot fetch {ask}: {hub} refuses it ({kind}). Check HF_ENDPOINT and HF_TOKEN.",
-)
 
 
 class Client:
@@ -136,11 +132,7 @@ class Client:
         return self._read_page(f"{endpoint()}/api/datasets/{path}", ask)[0]
 
     def read_pages(self, path: str, ask: HubRequest) -> Iterator[Any]:
-        """Yield the items of all pages of a listing.
-
-        Raises:
-            DownloadError: a page is not a list, or the pages do not end.
-        """
+        """Yield the items of all pages of a listing."""
         url, seen = f"{endpoint()}/api/datasets/{path}", set[str]()
         while url:
             if url in seen or len(seen) >= _MOST_PAGES:
@@ -153,12 +145,7 @@ class Client:
             yield from page
 
     def attempt(self, ask: HubRequest, run: Callable[[], Reply]) -> Reply:
-        """Return what `run` returns; retry while it raises a `PassingError`.
-
-        Raises:
-            ConfigError: there is no such repo or revision, or no permission to read it.
-            DownloadError: it failed too often, or the Hub has no such file.
-        """
+        """Return what `run` returns; retry while it raises a `PassingError`, and explain a refusal."""
         failed = 0
         while True:
             self._wait_turn()
@@ -179,11 +166,7 @@ class Client:
 
     @contextmanager
     def open(self, url: str, headers: dict[str, str]) -> Iterator[Any]:
-        """Send one GET and yield its response, with the body unread.
-
-        Raises:
-            PassingError: the network or the Hub failed.
-        """
+        """Send one GET and yield its response, body unread; raise a `PassingError` if the network or the Hub fails."""
         from huggingface_hub import constants
         from huggingface_hub.utils import build_hf_headers, get_session
 
@@ -205,12 +188,7 @@ class Client:
             raise fault from error
 
     def pieces(self, response: Any) -> Iterator[bytes]:
-        """Yield the body of a response as it arrives.
-
-        Raises:
-            TooSlowError: it arrives too slowly; `open` turns this into a `PassingError`.
-            DownloadError: `stop` was called.
-        """
+        """Yield the body of a response as it arrives, until `stop`; raise if it arrives too slowly."""
         for piece in Pace().follow(response.iter_bytes()):
             self.check_running()
             yield piece
@@ -277,7 +255,7 @@ class Client:
             return ConfigError(
                 f"there is no revision {ask.revision!r} of dataset {ask.repo_id!r}{suggest(ask.revision, known)}"
             )
-        error, told = _REFUSALS.get(kind, _OTHER_REFUSAL)
+        error, told = _REFUSALS.get(kind, _REFUSALS["other"])
         return error(told.format(ask=ask, hub=endpoint(), kind=kind))
 
 
@@ -360,9 +338,5 @@ def _network_fault(error: Exception) -> Exception | None:
 
 def _has_no_host(fault: BaseException) -> bool:
     """Return whether the Hub's host name cannot be resolved here."""
-    cause: BaseException | None = fault
-    while cause is not None:
-        if isinstance(cause, socket.gaierror):
-            return cause.errno == socket.EAI_NONAME
-        cause = cause.__cause__ or cause.__context__
-    return False
+    found = (cause for cause in causes(fault, also_context=True) if isinstance(cause, socket.gaierror))
+    return any(cause.errno == socket.EAI_NONAME for cause in found)

@@ -1,9 +1,8 @@
 """Files of a commit: listed, fetched whole, or read by range.
 
 `fetch_files` is for ``raypipe download``: several files at once, each continued after a break and verified by its hash
-before it gets its name. `HubFiles` is for a run, an fsspec filesystem. It takes names and sizes from the listing,
-without a request. It verifies a whole file by its hash, and a range to be the one requested, of a file of the listed
-size.
+before it gets its name. `HubFiles` is for a run. It takes names and sizes from the listing, without a request. It
+verifies a whole file by its hash, and a range to be the one requested, of a file of the listed size.
 """
 
 import errno
@@ -12,21 +11,15 @@ import hashlib
 import json
 import os
 import posixpath
-import queue
 import shutil
 import threading
-import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-
-from fsspec import AbstractFileSystem
-from fsspec.spec import AbstractBufferedFile
 
 from raypipe.errors import DownloadError
 from raypipe.storage.hub.cache import (
@@ -39,7 +32,6 @@ from raypipe.storage.hub.cache import (
     listing_locked,
     read_listing,
     with_network,
-    write_file,
     write_listing,
 )
 from raypipe.storage.hub.client import (
@@ -51,6 +43,8 @@ from raypipe.storage.hub.client import (
     is_offline,
     odd_answer,
 )
+from raypipe.storage.local_files import replace_file
+from raypipe.storage.node_cache import DaemonPool
 from raypipe.text import join_within, parse_json
 
 NUM_THREADS: Final = 8
@@ -58,9 +52,6 @@ NUM_THREADS: Final = 8
 
 _LAST_S: Final = 1.0
 """Time for threads to finish writing after one has failed; a thread that waits for a server is left behind."""
-
-_BLOCK_BYTES: Final = 4 << 20
-"""Read-ahead of an open file: a request costs as much as some megabytes."""
 
 OnBytes = Callable[[int], None]
 """Called from several threads with the number of bytes received; negative when bytes have to be downloaded again."""
@@ -71,8 +62,7 @@ def list_files(client: Client, source: HubSource, place: HubPlace) -> dict[str, 
 
     A node asks once: its other processes wait for the one that asks.
     """
-    known = read_listing(place.listing)
-    if known is not None:
+    if (known := read_listing(place.listing)) is not None:
         return known
     if is_offline():
         raise DownloadError(
@@ -80,8 +70,7 @@ def list_files(client: Client, source: HubSource, place: HubPlace) -> dict[str, 
             f"{with_network(source.repo_id, source.revision)}"
         )
     with listing_locked(place):
-        known = read_listing(place.listing)
-        if known is not None:
+        if (known := read_listing(place.listing)) is not None:
             return known
         listing = _request_listing(client, source)
         # If the cache belongs to another user, the listing is requested again next time.
@@ -119,51 +108,22 @@ def fetch_files(client: Client, source: HubSource, place: HubPlace, files: Listi
     """Put `files` in place, and return the sizes of those that were not complete; the others cost no request.
 
     The caller holds the lock of the place. A file is complete if it has the size and hash that the Hub lists; the hash
-    is computed once, and again when the file's modification time has changed.
-
-    Raises:
-        DownloadError: a file cannot be fetched; the error names it. Complete files are kept.
+    is computed once, and again when the file's modification time has changed. The first error stops all threads; what
+    is complete is kept.
     """
-    job = _FetchJob(client, source, place, advance)
+    job, pool = _FetchJob(client, source, place, advance), DaemonPool(NUM_THREADS, "raypipe-fetch")
     try:
-        done = _run_all(client, [functools.partial(job.fetch, name, one) for name, one in files.items()])
+        fetches = [pool.submit(functools.partial(job.fetch, name, one)) for name, one in files.items()]
+        done = [fetch.result() for fetch in as_completed(fetches)]
+    except BaseException:
+        # A thread that waits minutes for a server delays neither Ctrl-C nor the end of the program. It ends when its
+        # server answers or it gives up, and it writes nothing.
+        client.stop()
+        pool.close(_LAST_S)
+        raise
     finally:
         job.write_stamps()
     return [size_bytes for size_bytes in done if size_bytes is not None]
-
-
-def _run_all(client: Client, jobs: Sequence[Callable[[], int | None]]) -> list[int | None]:
-    """Return the results of the jobs, in the order in which they end; the first error stops the others.
-
-    The jobs run on daemon threads: a thread that waits minutes for a server delays neither Ctrl-C nor the end of the
-    program. A thread left behind ends when its server answers or it gives up, and it writes nothing.
-    """
-    waiting, ended = deque(jobs), queue.SimpleQueue[Future[int | None]]()
-
-    def work() -> None:
-        # `popleft` ends a thread when no job is left; errors of jobs go to those who wait for them.
-        with suppress(IndexError):
-            while True:
-                job, done = waiting.popleft(), Future[int | None]()
-                try:
-                    done.set_result(job())
-                except BaseException as error:
-                    done.set_exception(error)
-                ended.put(done)
-
-    threads = [threading.Thread(target=work, name="raypipe-fetch", daemon=True) for _ in jobs[:NUM_THREADS]]
-    try:
-        for thread in threads:
-            thread.start()
-        return [ended.get().result() for _ in jobs]
-    except BaseException:
-        waiting.clear()
-        client.stop()
-        until_s = time.monotonic() + _LAST_S
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, until_s - time.monotonic()))
-        raise
 
 
 class _FetchJob:
@@ -197,7 +157,7 @@ class _FetchJob:
         content = json.dumps(dict(self._stamps), indent=1)
         # This fails too on a full disk; then the files are verified again next time.
         with suppress(OSError):
-            write_file(self._place.stamps, content)
+            replace_file(self._place.stamps, content.encode())
 
     def _is_complete(self, name: str, file: HubFile) -> bool:
         path = self._place.folder / name
@@ -269,7 +229,8 @@ class _Transfer:
         begun = received = start
         try:
             with self.client.open(self.url, {"Range": f"bytes={start}-"} if start else {}) as response:
-                if start and not _continues(response, start):
+                told = response.headers.get("Content-Range", "")
+                if start and not (response.status_code == 206 and told.startswith(f"bytes {start}-")):
                     self.advance(-start)
                     begun = received = 0
                 with open(self.partial, "r+b" if begun else "wb") as stream:
@@ -295,14 +256,12 @@ class _Transfer:
         return received
 
 
-class HubFiles(AbstractFileSystem):  # type: ignore[misc]
-    """Files of a commit, by ``datasets/owner/name@commit/file``; read-only."""
+class HubFiles:
+    """Files of a commit, by ``datasets/owner/name@commit/file``; what `Remote` uses of an fsspec filesystem."""
 
     protocol = "raypipe-hub"
-    cachable = False
 
     def __init__(self, source: HubSource) -> None:
-        super().__init__()
         self._source = source
         self.root = f"datasets/{source.repo_id}@{source.commit}"
         self._client = Client()
@@ -318,30 +277,22 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
                 self._listing = list_files(self._client, self._source, cache_place(self._source))
             return self._listing
 
-    def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Return kind and size of a file or folder, from the listing."""
-        name = self._name(path)
-        file = self.listing.get(name)
-        if file is None and name and not any(one.startswith(f"{name}/") for one in self.listing):
-            raise FileNotFoundError(path)
-        kind, size_bytes = ("directory", 0) if file is None else ("file", file.size_bytes)
-        return {"name": f"{self.root}/{name}".rstrip("/"), "size": size_bytes, "type": kind}
-
-    def find(self, path: str, detail: bool = False, **_: Any) -> Any:
+    def find(self, path: str, **_: Any) -> dict[str, dict[str, int]]:
         """Return all files below a folder, from the listing."""
-        name = self._name(path)
-        below = f"{name}/" if name else ""
-        names = [one for one in sorted(self.listing) if one.startswith(below) or one == name]
-        infos = {f"{self.root}/{one}": self.info(one) for one in names}
-        return infos if detail else list(infos)
+        below = f"{self._name(path)}/".lstrip("/")
+        return {
+            f"{self.root}/{name}": {"size": file.size_bytes}
+            for name, file in self.listing.items()
+            if name.startswith(below)
+        }
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+    def cat_file(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         """Return the bytes ``[start, end)`` of a file, with one request."""
         name, size = self._name(path), self._file(path).size_bytes
-        first, stop = start or 0, size if end is None else min(end, size)
-        if first >= stop:
+        stop = size if end is None else min(end, size)
+        if start >= stop:
             return b""
-        return self._client.attempt(self._source.ask(name), lambda: self._read_range(name, first, stop, size))
+        return self._client.attempt(self._source.ask(name), lambda: self._read_range(name, start, stop, size))
 
     def fetch(self, path: str, target: str, progress: Callable[[int], None]) -> None:
         """Write a whole file to `target`, verified by its hash; `progress` may raise to stop it."""
@@ -364,10 +315,6 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
     def has_hash(self, path: str, copy: str) -> bool:
         """Return whether a local copy of a file has the hash that the Hub lists."""
         return has_content(Path(copy), self._file(path))
-
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> AbstractBufferedFile:
-        size = self._file(path).size_bytes
-        return _HubStream(self, path, mode, block_size=_BLOCK_BYTES, cache_type="readahead", size=size)
 
     def _read_range(self, name: str, start: int, stop: int, size: int) -> bytes:
         is_whole = start == 0 and stop == size
@@ -396,11 +343,6 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
             raise FileNotFoundError(path) from None
 
 
-class _HubStream(AbstractBufferedFile):  # type: ignore[misc]
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        return bytes(self.fs.cat_file(self.path, start, end))
-
-
 def open_files(source: HubSource) -> HubFiles:
     """Return the files of a commit; a process keeps one object per commit, with its listing."""
     return _open_files(source, str(cache_place(source).listing))
@@ -418,10 +360,6 @@ def has_content(path: Path, file: HubFile) -> bool:
     as_git = functools.partial(hashlib.sha1, f"blob {file.size_bytes}\0".encode(), usedforsecurity=False)
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, hashlib.sha256 if file.sha256 else as_git).hexdigest() == file.content_hash
-
-
-def _continues(response: Any, start: int) -> bool:
-    return bool(response.status_code == 206) and response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
 
 
 def _stamp(path: Path, file: HubFile) -> str:
