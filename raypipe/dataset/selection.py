@@ -17,7 +17,7 @@ different widths:
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -205,19 +205,15 @@ def settle_selection(meta: DatasetMeta, given: Any, weights: Any = EQUAL) -> Sel
         raise ConfigError(f"weights is {told[0]}, and selection has other weights, {told[1]}: say one of them")
     weights = inside if isinstance(weights, str) and weights == EQUAL else weights
     if callable(weights):
-        weights = _call(meta, weights)
+        table = _read_columns(meta)
+        numbers = np.asarray(weights(table))
+        if numbers.shape != (len(table),):
+            raise ConfigError(
+                f"the function of weights returned numbers of the shape {numbers.shape} for "
+                f"{counted(len(table), 'episode')}; one for each row of its table is wanted"
+            )
+        weights = dict(zip(table.column("episode_index").to_pylist(), numbers.tolist(), strict=True))
     return selection if isinstance(weights, str) and weights == EQUAL else replace(selection, weights=weights)
-
-
-def _call(meta: DatasetMeta, function: Callable[[pa.Table], Any]) -> dict[int, float]:
-    table = _read_columns(meta)
-    numbers = np.asarray(function(table))
-    if numbers.shape != (len(table),):
-        raise ConfigError(
-            f"the function of weights returned numbers of the shape {numbers.shape} for "
-            f"{counted(len(table), 'episode')}; one for each row of its table is wanted"
-        )
-    return dict(zip(table.column("episode_index").to_pylist(), numbers.tolist(), strict=True))
 
 
 def _with_tasks(name: str, meta: DatasetMeta, tasks: Sequence[str]) -> NDArray[np.bool_]:
@@ -246,18 +242,15 @@ def _weights(name: str, meta: DatasetMeta, selection: SelectionSpec, kept: NDArr
         )
         weights, place = _as_numbers(values, f"column {given!r}"), f"column {given!r}"
     else:
-        weights, place = _episode_weights(name, meta, dict(given)), "weights"
+        by_episode, episodes = dict(given), meta.episodes.episode_index.tolist()
+        unknown = sorted(by_episode.keys() - set(episodes))
+        if unknown:
+            raise ConfigError(
+                f"weights name the episode {unknown[0]}, which dataset {name!r} does not have ({len(unknown)} unknown)"
+            )
+        weights, place = np.array([by_episode.get(episode, 1.0) for episode in episodes]), "weights"
     _check_weights(name, meta, weights, kept, place)
     return weights
-
-
-def _episode_weights(name: str, meta: DatasetMeta, given: Mapping[int, float]) -> Weights:
-    unknown = sorted(set(given) - set(meta.episodes.episode_index.tolist()))
-    if unknown:
-        raise ConfigError(
-            f"weights name the episode {unknown[0]}, which dataset {name!r} does not have ({len(unknown)} unknown)"
-        )
-    return np.array([given.get(episode, 1.0) for episode in meta.episodes.episode_index.tolist()])
 
 
 def _file_weights(name: str, meta: DatasetMeta, path: str) -> Weights:

@@ -13,10 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from raypipe.errors import DatasetError
-from raypipe.format.episodes import EpisodeTable, VideoColumns, list_strays, read_episodes
-from raypipe.format.features import INDEX_FEATURES, Feature, read_features
+from raypipe.format.episodes import FILES_PER_CHUNK, EpisodeTable, VideoColumns, list_strays, read_episodes
+from raypipe.format.features import INDEX_FEATURES, Feature, Tasks, TextColumn, find_texts, read_features, read_tasks
 from raypipe.format.tables import CORRECT_INFO, read_count, read_json
-from raypipe.format.tasks import Tasks, TextColumn, find_texts, read_tasks
 from raypipe.storage import Storage, open_root
 from raypipe.text import counted
 
@@ -302,6 +301,14 @@ def _count_notes(info: Mapping[str, Any], episodes: EpisodeTable) -> list[str]:
         for key, count in counts.items()
         if key in info and info[key] != count
     ]
+
+
+def format_path(template: str, number: int, camera: str = "", chunks_size: int = FILES_PER_CHUNK) -> str:
+    """Return the path of file `number`, counted over all chunks; in v2.x of episode `number`."""
+    chunk, file = divmod(number, chunks_size)
+    return template.format(
+        chunk_index=chunk, file_index=file, episode_chunk=chunk, episode_index=number, video_key=camera
+    )
 
 
 def why_unfit(template: str) -> str:

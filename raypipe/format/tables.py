@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from raypipe.text import (
     MOST_JSON_BYTES,
     MOST_RATIO,
     MOST_TEXT_BYTES,
+    either,
     parse_json,
     read_lines,
 )
@@ -52,7 +54,7 @@ def check_not_refused(storage: Storage, names: Sequence[str]) -> None:
     refused = [name for name in names if storage.is_refused(name)]
     if refused:
         raise DownloadError(
-            f"{' and '.join(refused)} of {storage.uri!r} {'are' if len(refused) > 1 else 'is'} answered with status "
+            f"{' and '.join(refused)} of {storage.uri!r} {either(len(refused), 'is', 'are')} answered with status "
             f"{REFUSED}: refused, or lacking where nobody may list. Check your permissions; fetch the file if the "
             f"server lacks it."
         )
@@ -269,8 +271,10 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
     def _claims(self, groups: list[int], names: Sequence[str]) -> list["_Claim"]:
         """Return what the footer claims about columns in some row groups together; raise if that is too much."""
         num_rows = [max(self.metadata.row_group(group).num_rows, 0) for group in groups]
-        claims, numbers_bytes = [], 0
-        for number, leaf in self._leaves(names):
+        claims, numbers_bytes, wanted = [], 0, set(names)
+        for known, number, leaf in self._leaves:
+            if known.isdisjoint(wanted):
+                continue
             is_text, is_listed = leaf.physical_type == "BYTE_ARRAY", leaf.max_repetition_level > 0
             # Of short numbers too: parquet has none, and Arrow reads all as 32 bits before it makes them short.
             width = _WIDTHS.get(leaf.physical_type, max(leaf.length, 1))
@@ -289,16 +293,10 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
         return claims
 
     @functools.cached_property
-    def _all_leaves(self) -> list[tuple[set[str], int, pq.ColumnSchema]]:
+    def _leaves(self) -> list[tuple[set[str], int, pq.ColumnSchema]]:
         """The columns that hold values, with the names that select each: ``a.b`` selects ``a.b.list.c``."""
         leaves = [(number, self.schema.column(number)) for number in range(self.metadata.num_columns)]
-        parts = [leaf.path.split(".") for _, leaf in leaves]
-        names = [{".".join(one[:end]) for end in range(1, len(one) + 1)} for one in parts]
-        return [(known, number, leaf) for known, (number, leaf) in zip(names, leaves, strict=True)]
-
-    def _leaves(self, names: Sequence[str]) -> list[tuple[int, pq.ColumnSchema]]:
-        wanted = set(names)
-        return [(number, leaf) for known, number, leaf in self._all_leaves if not known.isdisjoint(wanted)]
+        return [(set(accumulate(leaf.path.split("."), "{}.{}".format)), number, leaf) for number, leaf in leaves]
 
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self.most_bytes:

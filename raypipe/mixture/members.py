@@ -16,7 +16,7 @@ each dataset. Seconds that fall between two frames are an error, unless a common
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
@@ -129,8 +129,8 @@ def open_members(
     if not members:
         raise ConfigError("the mixture has no members; give at least one dataset")
     results = _open_all(members, progress=progress)
-    bad = tuple(result for result in results if isinstance(result, BadMember))
-    good = {position: one for position, one in enumerate(results) if isinstance(one, _OpenedMember)}
+    bad = tuple(one for one in results if isinstance(one, BadMember))
+    good = {position: one for position, one in enumerate(results) if not isinstance(one, BadMember)}
     causes = {one.cause for one in bad}
     worst = next((cause for cause in (ConfigError, DownloadError) if cause in causes), DatasetError)
     if bad and (on_bad_dataset == "raise" or not good or worst is not DatasetError):
@@ -138,21 +138,15 @@ def open_members(
     if bad:
         warnings.warn(_bad_text(bad, len(members)), stacklevel=2)
     return Opened(
-        datasets=tuple(one.dataset for one in good.values()),
+        datasets=tuple(dataset for dataset, _ in good.values()),
         positions=tuple(good),
         bad=bad,
-        notes=tuple(MemberNote(name=members[i].name, text=text) for i, one in good.items() for text in one.notes),
+        notes=tuple(MemberNote(name=members[i].name, text=text) for i, (_, texts) in good.items() for text in texts),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OpenedMember:
-    dataset: Dataset
-    notes: tuple[str, ...]
-
-
-def _open_all(members: Sequence[MemberSpec], *, progress: bool) -> list["_OpenedMember | BadMember"]:
-    """Return every member, opened or bad, in order, however fast each was read."""
+def _open_all(members: Sequence[MemberSpec], *, progress: bool) -> list[tuple[Dataset, list[str]] | BadMember]:
+    """Return every member, opened with the notes about it or bad, in order, however fast each was read."""
     is_remote = any("://" in member.root or is_repo_id(member.root) for member in members)
     kind = "remote" if is_remote else "local"
     pool = ThreadPoolExecutor(min(NUM_THREADS[kind], len(members)), thread_name_prefix="raypipe-open")
@@ -168,7 +162,7 @@ def _open_all(members: Sequence[MemberSpec], *, progress: bool) -> list["_Opened
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _open_member(member: MemberSpec) -> "_OpenedMember | BadMember":
+def _open_member(member: MemberSpec) -> tuple[Dataset, list[str]] | BadMember:
     try:
         storage = open_root(member.root)
         return retry_transient(lambda: _read_member(member, storage))
@@ -180,7 +174,7 @@ def _open_member(member: MemberSpec) -> "_OpenedMember | BadMember":
         return BadMember(name=member.name, root=member.root, error=named, cause=cause)
 
 
-def _read_member(member: MemberSpec, storage: Storage) -> _OpenedMember:
+def _read_member(member: MemberSpec, storage: Storage) -> tuple[Dataset, list[str]]:
     """Return the dataset with the cameras that the member asks for, and the notes about it."""
     meta = read_metadata(storage)
     missing, absent = find_missing_cameras(meta), find_absent_columns(meta)
@@ -197,13 +191,12 @@ def _read_member(member: MemberSpec, storage: Storage) -> _OpenedMember:
     else:
         cameras = tuple(dict.fromkeys(name for name in member.cameras.values() if name not in member.drop))
         check_cameras(meta, cameras, missing)
-    declared = row_features_of(meta, cameras, absent=())
+    declared, rows = (row_features_of(meta, cameras, without) for without in ((), absent))
     for name in absent:
-        if name in declared and name not in member.drop and name not in INDEX_FEATURES:
+        if name in declared and name not in member.drop and name not in rows:
             notes.append(f"feature {name!r} is left out: declared in info.json, and the rows have no such column")
     dataset = Dataset(meta=meta, spec=SampleSpec(cameras=cameras), window=WindowSpec(), missing_cameras=missing)
-    rows = row_features_of(meta, cameras, absent)
-    return _OpenedMember(dataset=knowing_rows(dataset, rows), notes=tuple(notes))
+    return knowing_rows(dataset, rows), notes
 
 
 def _bad_text(bad: Sequence[BadMember], num_members: int) -> str:
@@ -246,15 +239,15 @@ def offer_of(member: MemberFeatures, spec: MemberSpec) -> tuple[MemberFeatures, 
     """Return what a member gives under the mixture's names, and its misfits: names that it lacks or gives twice."""
     misfits = _unknown_names(member, spec)
     rows = {own: feature for own, feature in member.rows.items() if own not in spec.drop}
-    for own, dtype in INDEX_FEATURES.items():
-        rows[own] = Feature(name=own, kind="vector", dtype=dtype, shape=(1,))
     named_rows = [(spec.rename.get(own, own), own) for own in rows]
     named_cameras = [(spec.rename.get(own, own), own) for own in member.cameras if own not in spec.drop]
     if not isinstance(spec.cameras, str):
         named_cameras = [(name, own) for name, own in spec.cameras.items() if own in member.cameras]
+    named: dict[str, str] = {}
     misfits += [
-        f"{member.name}: {first!r} and {second!r} both become {name!r}; rename or drop one of them"
-        for name, first, second in _doubled([*named_rows, *named_cameras])
+        f"{member.name}: {named[name]!r} and {own!r} both become {name!r}; rename or drop one of them"
+        for name, own in (*named_rows, *named_cameras)
+        if named.setdefault(name, own) != own
     ]
     offer = MemberFeatures(
         name=member.name,
@@ -262,12 +255,6 @@ def offer_of(member: MemberFeatures, spec: MemberSpec) -> tuple[MemberFeatures, 
         cameras={name: member.cameras[own] for name, own in named_cameras},
     )
     return offer, misfits
-
-
-def _doubled(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """Return each name in the mixture that two own names claim, with both."""
-    named: dict[str, str] = {}
-    return [(name, named[name], own) for name, own in pairs if named.setdefault(name, own) != own]
 
 
 def _unknown_names(member: MemberFeatures, spec: MemberSpec) -> list[str]:

@@ -402,29 +402,23 @@ def resolve_weights(spec: MixtureSpec, frames: Sequence[int], episodes: Sequence
         ConfigError: no member is left, one has a weight but no frame, or its share is 0 at this temperature.
     """
     assert len(frames) == len(episodes) == len(spec.members), "counts and members do not match"
-    names = [member.name for member in spec.members]
-    weights = _relative_weights(spec, frames, episodes)
+    weights = _given_weights(spec)
+    if isinstance(spec.weights, str) and spec.weights != "given":
+        counts = [float(count) for count in (episodes if spec.weights == "episodes" else frames)]
+        counts = list(map(math.sqrt, counts)) if spec.weights == "sqrt" else counts
+        weights = [count if weight else 0.0 for count, weight in zip(counts, weights, strict=True)]
     most = max(weights)
     if not most:
         raise _all_zero(spec)
     # Divide by the largest first: powers and sums of large weights overflow.
     raised = [(weight / most) ** (1 / spec.temperature) for weight in weights]
-    for name, weight, power, count in zip(names, weights, raised, frames, strict=True):
+    for one, weight, power, count in zip(spec.members, weights, raised, frames, strict=True):
         if weight and not count:
-            raise ConfigError(f"member {name!r} has weight {weight:g} and no selected frame; give it weight 0")
+            raise ConfigError(f"member {one.name!r} has weight {weight:g} and no selected frame; give it weight 0")
         if weight and not power:
             raise ConfigError(
-                f"member {name!r} with weight {weight:g} comes to nothing beside {most:g} at temperature "
+                f"member {one.name!r} with weight {weight:g} comes to nothing beside {most:g} at temperature "
                 f"{spec.temperature:g}; raise the temperature, or give the member weight 0"
             )
     total = math.fsum(raised)
     return tuple(power / total for power in raised)
-
-
-def _relative_weights(spec: MixtureSpec, frames: Sequence[int], episodes: Sequence[int]) -> list[float]:
-    given = _given_weights(spec)
-    if not isinstance(spec.weights, str) or spec.weights == "given":
-        return given
-    counts = episodes if spec.weights == "episodes" else frames
-    values = [math.sqrt(count) if spec.weights == "sqrt" else float(count) for count in counts]
-    return [value if weight else 0.0 for value, weight in zip(values, given, strict=True)]

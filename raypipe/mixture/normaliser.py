@@ -213,8 +213,7 @@ class Normaliser(SavedAsJson):
         if dataset and robot:
             raise ConfigError(f"both dataset={dataset!r} and robot={robot!r} are given; give one of them")
         if dataset or robot:
-            name = self._name_of_dataset(dataset) if dataset else self._name_of_robot(robot)
-            return self._row_of[name]
+            return self._row_of[self._name_of(dataset, robot)]
         key = _NAMED_BY.get(self.by, "")
         if key in batch:
             return self._named_rows(batch[key], key)
@@ -243,21 +242,19 @@ class Normaliser(SavedAsJson):
                 f"to take by dataset= or robot=."
             ) from error
 
-    def _name_of_dataset(self, dataset: str) -> str:
-        if dataset not in self.stats.datasets:
-            raise ConfigError(f"there is no dataset {dataset!r} in the mixture{suggest(dataset, self.stats.datasets)}")
-        return {"dataset": dataset, "robot": self.stats.robot_types[dataset], "pooled": ""}[self.by]
-
-    def _name_of_robot(self, robot: str) -> str:
-        if robot not in self.stats.robots:
-            raise ConfigError(f"there is no robot {robot!r} in the mixture{suggest(robot, self.stats.robots)}")
-        names = [name for name, found in self.stats.robot_types.items() if found == robot]
+    def _name_of(self, dataset: str, robot: str) -> str:
+        """Return the name of the row that scales all samples of a dataset or of a robot."""
+        kind, name = ("dataset", dataset) if dataset else ("robot", robot)
+        known = self.stats.datasets if dataset else self.stats.robots
+        if name not in known:
+            raise ConfigError(f"there is no {kind} {name!r} in the mixture{suggest(name, known)}")
+        names = [dataset] if dataset else [one for one, found in self.stats.robot_types.items() if found == robot]
         if self.by == "dataset" and len(names) > 1:
             raise ConfigError(
                 f"robot={robot!r} is of the datasets {', '.join(map(repr, names))}, and values are scaled by dataset; "
                 f"give dataset=, one of these"
             )
-        return {"dataset": names[0], "robot": robot, "pooled": ""}[self.by]
+        return {"dataset": names[0], "robot": self.stats.robot_types[names[0]], "pooled": ""}[self.by]
 
     def _scale(self, key: str, batch: Mapping[str, Any], row: "torch.Tensor | int", *, inverse: bool) -> "torch.Tensor":
         import torch
@@ -267,15 +264,20 @@ class Normaliser(SavedAsJson):
         _check_value(key, value, table.shape, row)
         row = row if isinstance(row, int) else row.to(value.device)
         dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
-        shift = _lined_up(self._tensor(key, "shift", value.device, dtype), row, value)
-        scale = _lined_up(self._tensor(key, "scale", value.device, dtype), row, value)
+        parts = (self._tensor(key, part, value.device, dtype) for part in ("shift", "scale"))
+        shift, scale = (_lined_up(part, row, value) for part in parts)
         # After the first new tensor compute in place: a batch of cameras is hundreds of megabytes.
         if inverse:
             scaled = (value.to(dtype) + table.offset).mul_(scale).add_(shift)
         else:
             is_bytes = key in self.stats.cameras and value.dtype == torch.uint8
-            if value.dtype == torch.uint8 and not is_bytes:
-                _check_no_pixels(key, table.shape)
+            # One number for all rows and columns: statistics of a camera, of pixels in [0, 1].
+            if value.dtype == torch.uint8 and not is_bytes and table.shape[-2:] == (1, 1):
+                raise ConfigError(
+                    f"{key!r} in the batch is uint8, and its statistics are of pixels in [0, 1], which do not name it "
+                    f"a camera. Divide it by 255 first, or make the statistics from a mixture or dataset that has the "
+                    f"camera."
+                )
             scaled = (value.to(dtype).div_(255) if is_bytes else value.to(dtype)) - shift
             scaled = scaled.div_(scale).sub_(table.offset)
         for mask in _masks(key, batch, value, len(table.shape)):
@@ -409,15 +411,6 @@ def _check_value(key: str, value: Any, shape: tuple[int, ...], row: "torch.Tenso
         raise ConfigError(
             f"{key!r} in the batch has the shape {tuple(value.shape)}, and the batch says of "
             f"{counted(len(row), 'sample')} whose they are; they must be the same samples"
-        )
-
-
-def _check_no_pixels(key: str, shape: tuple[int, ...]) -> None:
-    # One number for all rows and columns: statistics of a camera, of pixels in [0, 1].
-    if shape[-2:] == (1, 1):
-        raise ConfigError(
-            f"{key!r} in the batch is uint8, and its statistics are of pixels in [0, 1], which do not name it a "
-            f"camera. Divide it by 255 first, or make the statistics from a mixture or dataset that has the camera."
         )
 
 

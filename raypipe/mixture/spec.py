@@ -240,7 +240,10 @@ def _named(members: Sequence[MemberSpec]) -> tuple[MemberSpec, ...]:
     short = _short_names({part for member, part in zip(members, parts, strict=True) if not member.name}, given)
     used, named = set(given), []
     for member, part in zip(members, parts, strict=True):
-        name = member.name or _free_name(short[part], used)
+        name, number = member.name or short[part], 1
+        while not member.name and name in used:
+            number += 1
+            name = f"{short[part]}-{number}"
         used.add(name)
         named.append(member if member.name else replace(member, name=name))
     return tuple(named)
@@ -262,14 +265,6 @@ def _short_names(roots: set[tuple[str, ...]], taken: Iterable[str]) -> dict[tupl
             if ends[end] == 1 and end not in taken:
                 names.setdefault(parts, end)
     return {parts: names.get(parts, "/".join(parts)) for parts in roots}
-
-
-def _free_name(name: str, used: set[str]) -> str:
-    number, free = 1, name
-    while free in used:
-        number += 1
-        free = f"{name}-{number}"
-    return free
 
 
 def _weights(given: Any, members: Sequence[MemberSpec]) -> WeightRule | tuple[float, ...]:

@@ -201,19 +201,15 @@ def single_stats(stats: Stats) -> MixtureStats:
 
     It recognises cameras by the shape of their statistics, ``(channels, 1, 1)``.
     """
-    cameras = [name for name, entry in stats.items() if all(np.shape(one)[1:] == (1, 1) for one in _moments(entry))]
+    axes = {name: {np.shape(entry[key])[1:] for key in MOMENTS if key in entry} for name, entry in stats.items()}
     return MixtureStats(
         datasets={_ALONE: stats},
         robots={"": stats},
         pooled=stats,
         robot_types={_ALONE: ""},
-        cameras=tuple(cameras),
+        cameras=tuple(name for name, found in axes.items() if found == {(1, 1)}),
         envelopes=(),
     )
-
-
-def _moments(entry: FeatureStats) -> list[NDArray[np.float64]]:
-    return [entry[name] for name in MOMENTS if name in entry] or [np.zeros(0)]
 
 
 def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStats:
@@ -353,12 +349,10 @@ def _is_padding(values: FeatureStats) -> bool:
 
 
 def _plain_stats(stats: Stats) -> dict[str, dict[str, Any]]:
-    """Return statistics as nested lists."""
     return {feature: {name: value.tolist() for name, value in values.items()} for feature, values in stats.items()}
 
 
 def _stats_of_plain(plain: Mapping[str, Mapping[str, Any]]) -> Stats:
-    """Return statistics from nested lists."""
     return {feature: {name: _numbers(value) for name, value in values.items()} for feature, values in plain.items()}
 
 

@@ -18,15 +18,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final
 
-import numpy as np
-
 from raypipe.dataset import MemberMap, Schema, WindowSpec
 from raypipe.decode import ORIGINAL_SIZE, Resize, size_of
 from raypipe.errors import ConfigError, suggest
 from raypipe.format import Feature
 from raypipe.mixture.members import MemberFeatures, offer_of
 from raypipe.mixture.spec import MemberSpec, MixtureSpec, is_batch_key
-from raypipe.text import counted
+from raypipe.text import counted, first_of
 
 _SHOWN_NAMES: Final = 6
 """The most members named in a line; of the others it gives the number."""
@@ -67,7 +65,11 @@ def unify(members: Sequence[MemberFeatures], spec: MixtureSpec) -> Unified:
         misfits += wrong
     lacking = {name: lacks for name in _names(offers) if (lacks := [o.name for o in offers if name not in o.features])}
     kept = [name for name in _names(offers) if spec.on_missing != "drop" or name not in lacking]
-    misfits += _taken(kept, offers)
+    misfits += [
+        f"{name!r} of {_holders(name, offers)} has the name of a key that batches use themselves; rename or drop it"
+        for name in kept
+        if is_batch_key(name)
+    ]
     misfits += _clashes(kept, offers, members)
     # A feature with a name that batches use must be renamed, so do not suggest that name to the other members.
     missing = [name for name in lacking if spec.on_missing == "raise" and not is_batch_key(name)]
@@ -96,15 +98,6 @@ def _names(offers: Sequence[MemberFeatures]) -> list[str]:
 
 def _holders(name: str, offers: Sequence[MemberFeatures]) -> str:
     return list_names([offer.name for offer in offers if name in offer.features])
-
-
-def _taken(kept: Sequence[str], offers: Sequence[MemberFeatures]) -> list[str]:
-    """Return a misfit for each feature with the name of a key that batches set themselves."""
-    return [
-        f"{name!r} of {_holders(name, offers)} has the name of a key that batches use themselves; rename or drop it"
-        for name in kept
-        if is_batch_key(name)
-    ]
 
 
 def _clashes(kept: Sequence[str], offers: Sequence[MemberFeatures], members: Sequence[MemberFeatures]) -> list[str]:
@@ -167,7 +160,7 @@ def _unify_vector(name: str, given: Mapping[str, Feature], wanted: int) -> Featu
 
 
 def _common_dtype(given: Mapping[str, Feature]) -> str:
-    dtypes = {sample_dtype(feature.dtype) for feature in given.values()}
+    dtypes = {feature.sample_dtype for feature in given.values()}
     return next(dtype for dtype in ("float32", "int64", "bool") if dtype in dtypes)
 
 
@@ -226,16 +219,12 @@ def _notes(
         notes.append(f"{name!r} is padded to {width} numbers: {list_by_value(narrow)}")
     for name, feature in schema.rows.items():
         if feature.kind == "vector":
-            dtypes = {o.name: sample_dtype(o.rows[name].dtype) for o in offers if name in o.rows}
+            dtypes = {o.name: o.rows[name].sample_dtype for o in offers if name in o.rows}
             if len(set(dtypes.values())) > 1:
-                notes.append(f"{name!r} is {_common_word(feature.dtype, dtypes.values())}: {list_by_value(dtypes)}")
+                is_close = feature.dtype == "float32" and "int64" in dtypes.values()
+                held = "and a whole number that it does not hold is an error" if is_close else "which holds all"
+                notes.append(f"{name!r} is {feature.dtype}, {held}: {list_by_value(dtypes)}")
     return tuple(notes)
-
-
-def _common_word(dtype: str, dtypes: Iterable[str]) -> str:
-    """Return a dtype and the dtypes that it holds; reading raises if a number would change in it."""
-    is_close = dtype == "float32" and "int64" in dtypes
-    return f"{dtype}, and a whole number that it does not hold is an error" if is_close else f"{dtype}, which holds all"
 
 
 def add_windows(schema: Schema, windows: Sequence[tuple[str, WindowSpec]]) -> Schema:
@@ -286,19 +275,14 @@ def _table_of(offers: Sequence[MemberFeatures]) -> list[str]:
     columns = [[offer.name, *(one.get(name, "-") for name in names)] for offer, one in zip(offers, cells, strict=True)]
     left_out = 0
     if len(columns) > _SHOWN_MEMBERS:
-        columns = _grouped(columns)
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for member, *found in columns:
+            groups.setdefault(tuple(found), []).append(member)
+        largest = sorted(groups.items(), key=lambda group: -len(group[1]))
+        columns = [[f"{one[0]} ({len(one)} alike)" if one[1:] else one[0], *found] for found, one in largest]
         left_out = max(0, len(columns) - _SHOWN_MEMBERS)
     lines = _aligned(["", *names], columns[:_SHOWN_MEMBERS])
     return [*lines, f"and {left_out} other kinds of datasets"] if left_out else lines
-
-
-def _grouped(columns: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return one column for each group of alike members, the largest group first."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name, *cells in columns:
-        groups.setdefault(tuple(cells), []).append(name)
-    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return [[names[0] if len(names) == 1 else f"{names[0]} ({len(names)} alike)", *cells] for cells, names in ordered]
 
 
 def _aligned(labels: Sequence[str], columns: Sequence[Sequence[str]]) -> list[str]:
@@ -366,7 +350,9 @@ def _likely_pairs(names: Sequence[str], features: Mapping[str, Feature]) -> list
     scored = []
     for one, other in combinations(names, 2):
         if _are_alike(features[one], features[other]):
-            likeness = _likeness(one, other)
+            # By the last parts of the names: most share the parts before.
+            ends = (name.rpartition(".")[2] for name in (one, other))
+            likeness = difflib.SequenceMatcher(None, *ends, autojunk=False).ratio()
             if likeness >= _LIKE:
                 scored.append((likeness + 0.25 * (features[one].shape == features[other].shape), one, other))
     # Sorting is stable: of equals, the pair that comes first in the mixture wins.
@@ -376,10 +362,9 @@ def _likely_pairs(names: Sequence[str], features: Mapping[str, Feature]) -> list
 def _lone_pairs(names: Sequence[str], features: Mapping[str, Feature]) -> list[tuple[str, str]]:
     """Return the pairs of features that are the only ones left of their kind, whatever their names."""
     families = Counter(family(features[name]) for name in names)
-    pairs = combinations(names, 2)
     return [
         (one, other)
-        for one, other in pairs
+        for one, other in combinations(names, 2)
         if families[family(features[one])] == 2 and _are_alike(features[one], features[other])
     ]
 
@@ -388,11 +373,6 @@ def _are_alike(one: Feature, other: Feature) -> bool:
     if family(one) != family(other):
         return False
     return one.is_camera or one.shape == other.shape or len(one.shape) == len(other.shape) == 1
-
-
-def _likeness(one: str, other: str) -> float:
-    """Return how alike the last parts of two names are; most names share the parts before."""
-    return difflib.SequenceMatcher(a=one.rpartition(".")[2], b=other.rpartition(".")[2], autojunk=False).ratio()
 
 
 def _rename_lines(offers: Sequence[MemberFeatures], specs: Sequence[MemberSpec], renames: Renames) -> list[str]:
@@ -441,12 +421,6 @@ def _all_names(members: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for features in members for name in features))
 
 
-def sample_dtype(dtype: str) -> str:
-    """Return the dtype that numbers have in a sample: float32, int64 or bool, as LeRobot's samples have them."""
-    kind = np.dtype(dtype).kind
-    return "bool" if kind == "b" else "float32" if kind == "f" else "int64"
-
-
 def family(feature: Feature) -> str:
     """Return the family of a feature; only features of one family can become one: pixels of a sort, or numbers."""
     if feature.is_camera:
@@ -459,15 +433,13 @@ def describe(feature: Feature) -> str:
     if feature.is_camera:
         return f"{family(feature)} {feature.height or '?'}x{feature.width or '?'}"
     shape = "x".join(map(str, feature.shape))
-    word = sample_dtype(feature.dtype) if feature.kind == "vector" else feature.kind
+    word = feature.sample_dtype if feature.kind == "vector" else feature.kind
     return f"{word} [{shape}]" if feature.kind == "vector" or feature.shape != (1,) else word
 
 
 def list_names(names: Sequence[str]) -> str:
     """Return names as a list; if there are many, the first ones and the number of the others."""
-    if len(names) <= _SHOWN_NAMES:
-        return ", ".join(names)
-    return f"{', '.join(names[: _SHOWN_NAMES - 1])} and {len(names) - _SHOWN_NAMES + 1} more"
+    return first_of(names, _SHOWN_NAMES - (len(names) > _SHOWN_NAMES))
 
 
 def list_by_value(values: Mapping[str, str]) -> str:

@@ -96,7 +96,7 @@ def _read_readable(promises: Promises, parquet: pq.ParquetFile, chosen: list[str
     """Return the readable row groups of a damaged file, and the episodes in the other ones."""
     parts, groups, lost = [parquet.schema_arrow.empty_table().select(chosen)], [], set()
     numbers = promises.meta.episodes.episode_index
-    _, low, high = row_group_bounds(parquet.metadata)
+    low, high = row_group_bounds(parquet.metadata)
     for group in range(parquet.metadata.num_row_groups):
         try:
             parts.append(parquet.read_row_group(group, columns=chosen, use_threads=False))
