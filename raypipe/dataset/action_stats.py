@@ -227,14 +227,16 @@ def _data_state(meta: DatasetMeta) -> list[str] | None:
     storage = meta.storage
     if storage.commit:
         return [storage.commit]
+    if not storage.is_listable:
+        return None
     if storage.is_local:
         # A file that is missing has no version, and the error from reading names it.
         names = dict.fromkeys(map(meta.data_file, range(len(meta.episodes))))
         stamps = list(map(storage.version, names))
     else:
-        files = retry_transient(lambda: storage.filesystem.find(storage.path, detail=True)) if storage.is_listable else {}
+        files = retry_transient(lambda: storage.filesystem.find(storage.path, detail=True))
         stamps = [remote_stamp(info) for _, info in sorted(files.items())]
-    return stamps if stamps and all(stamps) else None
+    return stamps if all(stamps) else None
 
 
 def _find(folder: str, name: str, representation: str) -> dict[str, NDArray[np.float64]] | None:

@@ -98,13 +98,13 @@ def open_dataset(
         warnings.warn(f"{meta.root}: leaving out {name}: {why}.", stacklevel=2)
     if cameras == "all":
         unreadable = unreadable_cameras(meta, missing)
-        for why, names in unreadable.items():
+        for why in dict.fromkeys(unreadable.values()):
+            names = ", ".join(name for name in unreadable if unreadable[name] == why)
             warnings.warn(
-                f"{meta.root}: leaving out {', '.join(names)}: {why}. Name the cameras to use, as cameras=[...], to "
-                f"silence this.",
+                f"{meta.root}: leaving out {names}: {why}. Name the cameras to use, as cameras=[...], to silence this.",
                 stacklevel=2,
             )
-        chosen = tuple(name for name in meta.cameras if not any(name in names for names in unreadable.values()))
+        chosen = tuple(name for name in meta.cameras if name not in unreadable)
     else:
         check_cameras(meta, cameras, missing)
         chosen = tuple(cameras)
@@ -419,13 +419,13 @@ def why_missing(meta: DatasetMeta, camera: str) -> str:
     return "no video file is there"
 
 
-def unreadable_cameras(meta: DatasetMeta, missing: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the cameras that cannot be read, by reason."""
+def unreadable_cameras(meta: DatasetMeta, missing: Sequence[str]) -> dict[str, str]:
+    """Return why cameras cannot be read, by camera."""
     from raypipe.decode import why_undecodable
 
     reasons = {name: why_undecodable(meta.features[name]) for name in meta.cameras}
     reasons |= {name: why_missing(meta, name) for name in missing}
-    return {why: tuple(name for name in reasons if reasons[name] == why) for why in reasons.values() if why}
+    return {name: why for name, why in reasons.items() if why}
 
 
 def check_cameras(meta: DatasetMeta, cameras: Sequence[str], missing: Sequence[str]) -> None:

@@ -390,7 +390,12 @@ def _name(feature: Feature, dim: int) -> Dimension:
 
 def _matched(spec: ActionSpec, own: Feature, base: Feature, dims: Sequence[int], place: str) -> tuple[int, ...]:
     """Return the position in the state for each of `dims`."""
-    given = _given(spec, own, base, place)
+    given: dict[int, int] = {}
+    for one, other in spec.match.items():
+        to = find_dims(other, base, place)
+        if len(to) != 1:
+            raise ConfigError(f"actions matches {one!r} to {other!r}, which is {len(to)} numbers of {base.name!r}")
+        given.update(dict.fromkeys(find_dims(one, own, place), to[0]))
     rest = [dim for dim in dims if dim not in given]
     names, state_names = [_name(own, dim) for dim in range(own.shape[0])], base.names[: base.shape[0]]
     if all(state_names.count(str(names[dim])) == 1 for dim in rest):
@@ -403,16 +408,6 @@ def _matched(spec: ActionSpec, own: Feature, base: Feature, dims: Sequence[int],
             f"that stay as they are in absolute=[...]."
         )
     return tuple(given.get(dim, dim) for dim in dims)
-
-
-def _given(spec: ActionSpec, own: Feature, base: Feature, place: str) -> dict[int, int]:
-    given = {}
-    for one, other in spec.match.items():
-        to = find_dims(other, base, place)
-        if len(to) != 1:
-            raise ConfigError(f"actions matches {one!r} to {other!r}, which is {len(to)} numbers of {base.name!r}")
-        given.update(dict.fromkeys(find_dims(one, own, place), to[0]))
-    return given
 
 
 def _tell(feature: Feature) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from raypipe.errors import DatasetError
-from raypipe.format.episodes import FILES_PER_CHUNK, EpisodeTable, VideoColumns, list_strays, read_episodes
+from raypipe.format.episodes import FILES_PER_CHUNK, FOLDER, EpisodeTable, VideoColumns, read_episodes, split_tables
 from raypipe.format.features import INDEX_FEATURES, Feature, Tasks, TextColumn, find_texts, read_features, read_tasks
 from raypipe.format.tables import CORRECT_INFO, read_count, read_json
 from raypipe.storage import Storage, open_root
@@ -202,7 +202,7 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
     splits, notes = _read_splits(info, len(episodes))
     if is_packed and storage.is_listable:
         told = "is not read: neither LeRobot nor raypipe reads tables there"
-        notes += [f"{name} {told}" for name in list_strays(storage)]
+        notes += [f"{name} {told}" for name in split_tables(storage.list_files(FOLDER))[1]]
     if len(tasks) < total_tasks:
         notes.append(f"total_tasks in info.json is {total_tasks}; meta/tasks lists {len(tasks)}")
     return DatasetMeta(

@@ -138,11 +138,7 @@ def _damaged_table(storage: Storage, error: Exception) -> DatasetError:
 
 
 def _read_tables(storage: Storage, info: Mapping[str, Any], cameras: Sequence[str]) -> dict[str, pa.Table]:
-    """Return the files of a packed episode table by name.
-
-    Raises:
-        DatasetError: a web server has further files after all the episodes that ``info.json`` promises.
-    """
+    """Return the files of a packed episode table by name."""
     tables: dict[str, pa.Table] = {}
     promised, num_rows = info.get("total_episodes"), 0
     for name in list_tables(storage):
@@ -206,11 +202,6 @@ def list_tables(storage: Storage) -> Iterator[str]:
         f"the web server has {num_found} episode tables below {storage.locate(FOLDER)!r} and more: let it answer with "
         f"404 for what it lacks, or copy the dataset."
     )
-
-
-def list_strays(storage: Storage) -> tuple[str, ...]:
-    """Return the files next to a packed episode table that neither LeRobot nor raypipe reads."""
-    return split_tables(storage.list_files(FOLDER))[1]
 
 
 def split_tables(files: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -174,7 +174,14 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
     if kind not in ("video", "image"):
         _check_size(shape, MOST_NUMBERS, name, place)
         return Feature(name=name, kind=kind, dtype=spec["dtype"], shape=shape, names=names)
-    video = {**_object(spec, "video_info", name, place), **_object(spec, "info", name, place)}
+    video: dict[str, Any] = {}
+    for key in ("video_info", "info"):
+        value = spec.get(key) or {}
+        if not isinstance(value, dict):
+            raise DatasetError(
+                f"{key!r} of camera {name!r} in {place!r} is {value!r}; expected an object. {CORRECT_INFO}"
+            )
+        video |= value
     pixels = _camera_shape(shape, names, video, f"of camera {name!r} in {place!r}")
     _check_size(pixels[1:], MOST_PIXELS, name, place)
     is_depth = bool(video.get("is_depth_map") or video.get("video.is_depth_map"))
@@ -235,13 +242,6 @@ def _is_number(value: Any) -> bool:
 def _gop(value: Any) -> int:
     # From an encoder's record; an implausible value counts as unknown.
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST_GOP else 0
-
-
-def _object(spec: Mapping[str, Any], key: str, name: str, place: str) -> dict[str, Any]:
-    value = spec.get(key) or {}
-    if not isinstance(value, dict):
-        raise DatasetError(f"{key!r} of camera {name!r} in {place!r} is {value!r}; expected an object. {CORRECT_INFO}")
-    return value
 
 
 def _kind(dtype: str) -> FeatureKind:

@@ -153,17 +153,10 @@ class RowReader:
     def _episode_table(self, name: str, row: int) -> pa.Table:
         file = self._files.open(self._meta.storage, name)
         episode_index = int(self._meta.episodes.episode_index[row])
-        groups = np.flatnonzero((file.episode_min <= episode_index) & (file.episode_max >= episode_index))
-        table = self._read_groups(name, file, tuple(int(group) for group in groups))
-        is_whole = bool(np.all(file.episode_min[groups] == file.episode_max[groups]))
-        if is_whole or "episode_index" not in table.column_names:
-            return table
-        return table.filter(pc.equal(table.column("episode_index"), episode_index))
-
-    def _read_groups(self, name: str, file: _DataFile, groups: tuple[int, ...]) -> pa.Table:
+        groups = np.flatnonzero((file.episode_min <= episode_index) & (file.episode_max >= episode_index)).tolist()
         # The next episode is often in the same row groups: if row groups are not episodes, reading one episode costs
         # its whole row group.
-        key = (self._meta.storage.uri, name, groups)
+        key = (self._meta.storage.uri, name, tuple(groups))
         if self._files.kept[0] != key:
             present = [column for column in self._columns if column in file.parquet.schema_arrow.names]
             lost = [column for column in self._columns if column not in present and column not in INDEX_FEATURES]
@@ -172,9 +165,13 @@ class RowReader:
                     f"{self._meta.storage.locate(name)!r} has no column for {lost}, which info.json declares. Rewrite "
                     f"the file, leave a camera that no file has out of cameras=[...], or {LEAVE_OUT}"
                 )
-            table = file.parquet.read_row_groups(list(groups), columns=present, use_threads=False)
-            self._files.kept = (key, _plain_index_columns(table))
-        return self._files.kept[1]
+            read = file.parquet.read_row_groups(groups, columns=present, use_threads=False)
+            self._files.kept = (key, _plain_index_columns(read))
+        table = self._files.kept[1]
+        is_whole = bool(np.all(file.episode_min[groups] == file.episode_max[groups]))
+        if is_whole or "episode_index" not in table.column_names:
+            return table
+        return table.filter(pc.equal(table.column("episode_index"), episode_index))
 
     def _in_frame_order(self, table: pa.Table, name: str, row: int) -> pa.Table:
         if "frame_index" not in table.column_names:

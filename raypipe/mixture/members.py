@@ -180,23 +180,19 @@ def _read_member(member: MemberSpec, storage: Storage) -> tuple[Dataset, list[st
     missing, absent = find_missing_cameras(meta), find_absent_columns(meta)
     if not len(meta.episodes):
         raise DatasetError("it has no episodes")
-    opaque = {name: why for name, why in meta.opaque.items() if name not in member.drop}
-    notes = [*meta.notes, *(f"feature {name!r} is left out: {why}" for name, why in opaque.items())]
+    left_out = {name: f"feature {name!r} is left out: {why}" for name, why in meta.opaque.items()}
     if member.cameras == "all":
         unreadable = unreadable_cameras(meta, missing)
-        left_out = {*member.drop, *(name for names in unreadable.values() for name in names)}
-        cameras = tuple(name for name in meta.cameras if name not in left_out)
-        for why, names in unreadable.items():
-            notes += [f"camera {name!r} is left out: {why}" for name in names if name not in member.drop]
+        cameras = tuple(name for name in meta.cameras if name not in unreadable and name not in member.drop)
+        left_out |= {name: f"camera {name!r} is left out: {why}" for name, why in unreadable.items()}
     else:
         cameras = tuple(dict.fromkeys(name for name in member.cameras.values() if name not in member.drop))
         check_cameras(meta, cameras, missing)
     declared, rows = (row_features_of(meta, cameras, without) for without in ((), absent))
-    for name in absent:
-        if name in declared and name not in member.drop and name not in rows:
-            notes.append(f"feature {name!r} is left out: declared in info.json, and the rows have no such column")
+    for name in (name for name in absent if name in declared and name not in rows):
+        left_out[name] = f"feature {name!r} is left out: declared in info.json, and the rows have no such column"
     dataset = Dataset(meta=meta, spec=SampleSpec(cameras=cameras), window=WindowSpec(), missing_cameras=missing)
-    return knowing_rows(dataset, rows), notes
+    return knowing_rows(dataset, rows), [*meta.notes, *(left_out[name] for name in left_out if name not in member.drop)]
 
 
 def _bad_text(bad: Sequence[BadMember], num_members: int) -> str:

@@ -35,7 +35,7 @@ from raypipe.mixture.spec import (
     is_mixture_file,
     read_mixture_file,
 )
-from raypipe.mixture.unify import Unified, add_windows, unify
+from raypipe.mixture.unify import add_windows, unify
 from raypipe.plan import EpisodeIndex, mix_indexes, split_frames
 from raypipe.text import check_keys, counted, field_names, make_spec
 
@@ -119,19 +119,18 @@ class Mixture:
         self.members = tuple(
             Member(spec=one, dataset=dataset) for one, dataset in zip(self.spec.members, opened.datasets, strict=True)
         )
-        unified = self._unify()
-        self.schema = unified.schema
+        self.schema, notes = self._unify()
         self.bad = opened.bad
         self.notes = (
             *(MemberNote(name=name, text="left out: its weight is 0") for name in left_out),
             *_unused_settings(self.spec),
             *opened.notes,
-            *(MemberNote(name="", text=text) for text in unified.notes),
+            *(MemberNote(name="", text=text) for text in notes),
         )
         # Raises now what a plan would raise: for a member without a frame, or shares that come to nothing.
         self.index()
 
-    def _unify(self) -> Unified:
+    def _unify(self) -> tuple[Schema, list[str]]:
         return unify([features_of(one.name, one.dataset) for one in self.members], self.spec)
 
     def __len__(self) -> int:
@@ -267,7 +266,7 @@ class Mixture:
         """Return this mixture with cameras of another size; the pipeline resizes them when it decodes."""
         changed = copy.copy(self)
         changed.spec = replace(self.spec, resize=resize)
-        return changed._changed(self.datasets, changed._unify().schema.only(self.schema.features))
+        return changed._changed(self.datasets, changed._unify()[0].only(self.schema.features))
 
     def _changed(self, datasets: Sequence[Dataset], schema: Schema) -> "Mixture":
         changed = copy.copy(self)

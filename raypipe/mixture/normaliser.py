@@ -264,8 +264,7 @@ class Normaliser(SavedAsJson):
         _check_value(key, value, table.shape, row)
         row = row if isinstance(row, int) else row.to(value.device)
         dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
-        parts = (self._tensor(key, part, value.device, dtype) for part in ("shift", "scale"))
-        shift, scale = (_lined_up(part, row, value) for part in parts)
+        shift, scale = (self._lined_up(key, part, row, value, dtype) for part in ("shift", "scale"))
         # After the first new tensor compute in place: a batch of cameras is hundreds of megabytes.
         if inverse:
             scaled = (value.to(dtype) + table.offset).mul_(scale).add_(shift)
@@ -284,13 +283,20 @@ class Normaliser(SavedAsJson):
             scaled = scaled.masked_fill(mask.to(value.device), 0)
         return scaled
 
-    def _tensor(self, key: str, part: str, device: "torch.device", dtype: "torch.dtype") -> "torch.Tensor":
+    def _lined_up(
+        self, key: str, part: str, row: "torch.Tensor | int", value: "torch.Tensor", dtype: "torch.dtype"
+    ) -> "torch.Tensor":
+        """Return the table rows of the samples, with an axis of 1 for time: ``(B, 1, *shape)``."""
         import torch
 
-        wanted = (key, part, device, dtype)
+        wanted = (key, part, value.device, dtype)
         if wanted not in self._tensors:
-            self._tensors[wanted] = torch.as_tensor(getattr(self._tables[key], part), dtype=dtype, device=device)
-        return self._tensors[wanted]
+            self._tensors[wanted] = torch.as_tensor(getattr(self._tables[key], part), dtype=dtype, device=value.device)
+        chosen = self._tensors[wanted][row]
+        if isinstance(row, int):
+            return chosen
+        shape = chosen.shape[row.ndim :]
+        return chosen.reshape(*row.shape, *[1] * (value.ndim - chosen.ndim), *shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,12 +382,9 @@ def _check_representation(key: str, batch: Mapping[str, Any], expected: str, *, 
 
 
 def _check_window(key: str, batch: Mapping[str, Any], num_axes: int, expected: int) -> None:
-    """Raise if windows have another length than those of the statistics.
+    """Raise if windows, of frames with `num_axes` axes, have another length than those of the statistics.
 
     Scaling back is not checked: a policy may return fewer steps than it was trained on.
-
-    Args:
-        num_axes: the axes of one frame's values.
     """
     # A sample names its representation with one text, a batch with a list.
     shape = batch[key].shape[0 if isinstance(batch[f"{key}{REPRESENTATION}"], str) else 1 :]
@@ -412,15 +415,6 @@ def _check_value(key: str, value: Any, shape: tuple[int, ...], row: "torch.Tenso
             f"{key!r} in the batch has the shape {tuple(value.shape)}, and the batch says of "
             f"{counted(len(row), 'sample')} whose they are; they must be the same samples"
         )
-
-
-def _lined_up(table: "torch.Tensor", row: "torch.Tensor | int", value: "torch.Tensor") -> "torch.Tensor":
-    """Return the table rows of the samples, with an axis of 1 for time: ``(B, 1, *shape)``."""
-    chosen = table[row]
-    if isinstance(row, int):
-        return chosen
-    between = [1] * (value.ndim - chosen.ndim)
-    return chosen.reshape(*row.shape, *between, *table.shape[1:])
 
 
 def _masks(key: str, batch: Mapping[str, Any], value: "torch.Tensor", num_axes: int) -> "list[torch.Tensor]":

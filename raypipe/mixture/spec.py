@@ -94,9 +94,7 @@ class MemberSpec:
             raise ConfigError(f"member {self.name!r} has an empty root; give the path or URI of a dataset")
         who = f"member {self.name or self.root!r}"
         _settle(self, weight=_number(f"weight of {who}", self.weight))
-        if self.tolerance_s != MIXTURE_TOLERANCE:
-            label = f"tolerance_s of {who}"
-            _settle(self, tolerance_s=_number(label, self.tolerance_s, named_value=MIXTURE_TOLERANCE))
+        _settle(self, tolerance_s=_number(f"tolerance_s of {who}", self.tolerance_s, named_value=MIXTURE_TOLERANCE))
         rename = _names(f"rename of {who}", self.rename, "own name -> name in the mixture", are_keys_new=False)
         _settle(self, rename=rename)
         if self.cameras != "all":
@@ -158,8 +156,7 @@ class MixtureSpec:
             check_choice(key, getattr(self, key), get_args(kind))
         _settle(self, temperature=_number("temperature", self.temperature, is_positive=True))
         _settle(self, tolerance_s=_number("tolerance_s", self.tolerance_s))
-        if self.rate != OWN_RATE:
-            _settle(self, rate=_number("rate", self.rate, is_positive=True, named_value=OWN_RATE))
+        _settle(self, rate=_number("rate", self.rate, is_positive=True, named_value=OWN_RATE))
         if self.frames_per_epoch != ALL_FRAMES:
             frames = check_whole("frames_per_epoch", self.frames_per_epoch, 1, _MAX_COUNT, ALL_FRAMES)
             _settle(self, frames_per_epoch=frames)
@@ -279,7 +276,9 @@ def _weights(given: Any, members: Sequence[MemberSpec]) -> WeightRule | tuple[fl
     return tuple(_number(f"weight of member {one.name!r}", value) for one, value in zip(members, values, strict=True))
 
 
-def _number(label: str, value: Any, *, is_positive: bool = False, named_value: str = "") -> float:
+def _number(label: str, value: Any, *, is_positive: bool = False, named_value: str = "") -> Any:
+    if named_value and value == named_value:
+        return value
     is_real = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     if not is_real or value < 0 or (is_positive and not value):
         known = f", or {named_value!r}" if named_value else ""

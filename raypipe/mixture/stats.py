@@ -31,7 +31,7 @@ from raypipe.text import parse_json
 
 _VERSION: Final = 1
 """Of the JSON."""
-_FILL: Final = {"mean": 0.0, "std": 1.0, "min": -1.0, "max": 1.0, "count": 0.0, "q50": 0.0}
+_FILL: Final = {"mean": 0.0, "std": 1.0, "count": 0.0, "q50": 0.0}
 _ALONE: Final = "dataset"
 """The name of a single dataset, outside a mixture."""
 _ALL_STATISTICS: Final = (*MOMENTS, "q01", "q10", "q50", "q90", "q99", "count")
@@ -289,9 +289,7 @@ def _entry(schema: Schema, number: int, member: MemberStats) -> Stats:
 
 
 def _fill(statistic: str) -> float:
-    if statistic in _FILL:
-        return _FILL[statistic]
-    return -1.0 if is_low(statistic) else 1.0
+    return _FILL.get(statistic, -1.0 if is_low(statistic) else 1.0)
 
 
 def _fit(value: NDArray[np.float64], shape: tuple[int, ...], statistic: str, place: str) -> NDArray[np.float64]:

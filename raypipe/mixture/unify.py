@@ -14,7 +14,7 @@ import difflib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, Final
 
@@ -42,17 +42,8 @@ Renames = Mapping[int, Mapping[str, str]]
 """By position of a member: the name in the mixture that it gives now -> the name that it might give."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unified:
-    """The common schema of the members, and what was done to get it."""
-
-    schema: Schema
-    notes: tuple[str, ...]
-    """What was left out, filled, padded or widened, one line each."""
-
-
-def unify(members: Sequence[MemberFeatures], spec: MixtureSpec) -> Unified:
-    """Return the common schema of the members of `spec`, which have these features; without windows.
+def unify(members: Sequence[MemberFeatures], spec: MixtureSpec) -> tuple[Schema, list[str]]:
+    """Return the common schema of the members of `spec`, without windows, and notes on what it drops, fills or widens.
 
     Raises:
         ConfigError: they do not fit together; the message lists everything wrong, which member has what, and what to
@@ -77,17 +68,12 @@ def unify(members: Sequence[MemberFeatures], spec: MixtureSpec) -> Unified:
         f"{name!r} is in {_holders(name, offers)}, and missing in {list_names(lacking[name])}" for name in missing
     ]
     misfits += _unknown_widths(offers, spec)
-    features = {}
-    for name in kept:
-        one_feature = _unify_feature(name, offers, spec)
-        if isinstance(one_feature, str):
-            misfits.append(one_feature)
-        else:
-            features[name] = one_feature
+    unified = {name: _unify_feature(name, offers, spec) for name in kept}
+    misfits += [wrong for wrong in unified.values() if isinstance(wrong, str)]
     if misfits:
         raise ConfigError(_explain_misfits(offers, misfits, missing, spec))
-    schema = _schema(features, offers)
-    return Unified(schema=schema, notes=_notes(schema, offers, lacking, spec))
+    schema = _schema({name: one for name, one in unified.items() if isinstance(one, Feature)}, offers)
+    return schema, _notes(schema, offers, lacking, spec)
 
 
 def _names(offers: Sequence[MemberFeatures]) -> list[str]:
@@ -129,46 +115,33 @@ def _unknown_widths(offers: Sequence[MemberFeatures], spec: MixtureSpec) -> list
 
 
 def _unify_feature(name: str, offers: Sequence[MemberFeatures], spec: MixtureSpec) -> Feature | str:
+    """Return a feature that fits all members, or what prevents it; a vector is as wide as the widest."""
     given = {offer.name: offer.features[name] for offer in offers if name in offer.features}
-    kinds = {family(feature) for feature in given.values()}
     first = next(iter(given.values()))
-    if len(kinds) > 1:
+    if len({family(feature) for feature in given.values()}) > 1:
         return f"{name!r} is not of one kind: {_described(given)}; rename or drop one of them"
     if first.is_camera:
         return _unify_camera(name, given, is_filled=len(given) < len(offers), resize=spec.resize)
-    if first.kind == "vector" and all(len(feature.shape) == 1 for feature in given.values()):
-        return _unify_vector(name, given, spec.widths.get(name, 0))
-    if len({feature.shape for feature in given.values()}) > 1:
+    shape, dtype = first.shape, first.dtype
+    is_flat = first.kind == "vector" and all(len(feature.shape) == 1 for feature in given.values())
+    if is_flat:
+        widest = max(given, key=lambda member: given[member].shape[0])
+        wanted, width = spec.widths.get(name, 0), given[widest].shape[0]
+        if 0 < wanted < width:
+            return f"widths gives {name!r} {wanted} numbers, and {widest} has {width}; give at least {width}"
+        shape = (max(wanted, width),)
+    elif len({feature.shape for feature in given.values()}) > 1:
         return f"{name!r} has unlike shapes: {_described(given)}; only vectors are padded. Rename or drop it"
-    dtype = _common_dtype(given) if first.kind == "vector" else first.dtype
-    return Feature(name=name, kind=first.kind, dtype=dtype, shape=first.shape, names=_common_names(given, 0))
+    if first.kind == "vector":
+        dtypes = {feature.sample_dtype for feature in given.values()}
+        dtype = next(one for one in ("float32", "int64", "bool") if one in dtypes)
+    # Members must agree on the names of all numbers.
+    is_named = len({feature.names for feature in given.values()}) == 1 and (not is_flat or len(first.names) == shape[0])
+    return Feature(name=name, kind=first.kind, dtype=dtype, shape=shape, names=first.names if is_named else ())
 
 
 def _described(given: Mapping[str, Feature]) -> str:
     return list_by_value({member: describe(feature) for member, feature in given.items()})
-
-
-def _unify_vector(name: str, given: Mapping[str, Feature], wanted: int) -> Feature | str:
-    """Return a vector as wide as the widest; a scalar in all members stays a scalar."""
-    widest = max(given, key=lambda member: given[member].shape[0])
-    width = max(wanted, given[widest].shape[0])
-    if wanted and wanted < width:
-        return f"widths gives {name!r} {wanted} numbers, and {widest} has {width}; give at least {width}"
-    return Feature(
-        name=name, kind="vector", dtype=_common_dtype(given), shape=(width,), names=_common_names(given, width)
-    )
-
-
-def _common_dtype(given: Mapping[str, Feature]) -> str:
-    dtypes = {feature.sample_dtype for feature in given.values()}
-    return next(dtype for dtype in ("float32", "int64", "bool") if dtype in dtypes)
-
-
-def _common_names(given: Mapping[str, Feature], width: int) -> tuple[str, ...]:
-    """Return the name of each number, if all members agree on all of them."""
-    names = {feature.names for feature in given.values()}
-    only = next(iter(names))
-    return only if len(names) == 1 and (not width or len(only) == width) else ()
 
 
 def _unify_camera(name: str, given: Mapping[str, Feature], *, is_filled: bool, resize: Resize) -> Feature | str:
@@ -210,7 +183,7 @@ def _schema(features: Mapping[str, Feature], offers: Sequence[MemberFeatures]) -
 
 def _notes(
     schema: Schema, offers: Sequence[MemberFeatures], lacking: Mapping[str, Sequence[str]], spec: MixtureSpec
-) -> tuple[str, ...]:
+) -> list[str]:
     done = "left out everywhere" if spec.on_missing == "drop" else "filled with zeros and marked there"
     notes = [f"{name!r} is {done}: missing in {list_names(lacks)}" for name, lacks in lacking.items()]
     for name, widths in schema.widths.items():
@@ -224,7 +197,7 @@ def _notes(
                 is_close = feature.dtype == "float32" and "int64" in dtypes.values()
                 held = "and a whole number that it does not hold is an error" if is_close else "which holds all"
                 notes.append(f"{name!r} is {feature.dtype}, {held}: {list_by_value(dtypes)}")
-    return tuple(notes)
+    return notes
 
 
 def add_windows(schema: Schema, windows: Sequence[tuple[str, WindowSpec]]) -> Schema:
@@ -327,12 +300,18 @@ def _find_renames(offers: Sequence[MemberFeatures], missing: Sequence[str]) -> R
     """
     holders = {name: {p for p, offer in enumerate(offers) if name in offer.features} for name in missing}
     first = {name: offers[min(holders[name])].features[name] for name in missing}
+    pairs = [pair for pair in combinations(missing, 2) if _are_alike(first[pair[0]], first[pair[1]])]
+    # By the last parts of the names: most share the parts before.
+    ends = {name: name.rpartition(".")[2] for name in missing}
+    likeness = {
+        pair: difflib.SequenceMatcher(None, ends[pair[0]], ends[pair[1]], autojunk=False).ratio() for pair in pairs
+    }
     renames: dict[int, dict[str, str]] = {}
     sources: set[str] = set()
     targets: set[str] = set()
 
-    def join(pairs: Sequence[tuple[str, str]]) -> None:
-        for one, other in pairs:
+    def join(chosen: Sequence[tuple[str, str]]) -> None:
+        for one, other in chosen:
             target, source = (one, other) if len(holders[one]) >= len(holders[other]) else (other, one)
             if not ({source, target} & sources or source in targets or holders[source] & holders[target]):
                 for position in holders[source]:
@@ -341,32 +320,16 @@ def _find_renames(offers: Sequence[MemberFeatures], missing: Sequence[str]) -> R
                 sources.add(source)
                 targets.add(target)
 
-    join(_likely_pairs(missing, first))
-    join(_lone_pairs([name for name in missing if name not in sources | targets], first))
-    return renames
+    def score(pair: tuple[str, str]) -> float:
+        return likeness[pair] + 0.25 * (first[pair[0]].shape == first[pair[1]].shape)
 
-
-def _likely_pairs(names: Sequence[str], features: Mapping[str, Feature]) -> list[tuple[str, str]]:
-    scored = []
-    for one, other in combinations(names, 2):
-        if _are_alike(features[one], features[other]):
-            # By the last parts of the names: most share the parts before.
-            ends = (name.rpartition(".")[2] for name in (one, other))
-            likeness = difflib.SequenceMatcher(None, *ends, autojunk=False).ratio()
-            if likeness >= _LIKE:
-                scored.append((likeness + 0.25 * (features[one].shape == features[other].shape), one, other))
     # Sorting is stable: of equals, the pair that comes first in the mixture wins.
-    return [(one, other) for _, one, other in sorted(scored, key=lambda pair: -pair[0])]
-
-
-def _lone_pairs(names: Sequence[str], features: Mapping[str, Feature]) -> list[tuple[str, str]]:
-    """Return the pairs of features that are the only ones left of their kind, whatever their names."""
-    families = Counter(family(features[name]) for name in names)
-    return [
-        (one, other)
-        for one, other in combinations(names, 2)
-        if families[family(features[one])] == 2 and _are_alike(features[one], features[other])
-    ]
+    join(sorted((pair for pair in pairs if likeness[pair] >= _LIKE), key=score, reverse=True))
+    # Then those that are the only ones left of their kind, whatever their names.
+    left = [name for name in missing if name not in sources | targets]
+    families = Counter(family(first[name]) for name in left)
+    join([pair for pair in pairs if {*pair} <= {*left} and families[family(first[pair[0]])] == 2])
+    return renames
 
 
 def _are_alike(one: Feature, other: Feature) -> bool:
