@@ -205,6 +205,9 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
         notes += [f"{name} {told}" for name in split_tables(storage.list_files(FOLDER))[1]]
     if len(tasks) < total_tasks:
         notes.append(f"total_tasks in info.json is {total_tasks}; meta/tasks lists {len(tasks)}")
+    for key, count in (("total_episodes", len(episodes)), ("total_frames", int(episodes.length.sum()))):
+        if info.get(key, count) != count:
+            notes.append(f"{key} in info.json is {info[key]}; the episode table holds {count}")
     return DatasetMeta(
         storage=storage,
         version=version,
@@ -217,7 +220,7 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
         data_template=data_template,
         video_template=video_template,
         is_packed=is_packed,
-        notes=(*notes, *_count_notes(info, episodes)),
+        notes=tuple(notes),
     )
 
 
@@ -292,15 +295,6 @@ def _check_num_episodes(info: Mapping[str, Any], num_episodes: int, place: str) 
             f"meta/ is cut off or missing. Fetch meta/ again, or set total_episodes to {num_episodes} if that is "
             f"meant."
         )
-
-
-def _count_notes(info: Mapping[str, Any], episodes: EpisodeTable) -> list[str]:
-    counts = {"total_episodes": len(episodes), "total_frames": int(episodes.length.sum())}
-    return [
-        f"{key} in info.json is {info[key]}; the episode table holds {count}"
-        for key, count in counts.items()
-        if key in info and info[key] != count
-    ]
 
 
 def format_path(template: str, number: int, camera: str = "", chunks_size: int = FILES_PER_CHUNK) -> str:

@@ -17,7 +17,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -145,10 +145,13 @@ def read_features(info: Mapping[str, Any], place: str) -> dict[str, Feature]:
         )
     features = {}
     for name, spec in declared.items():
-        wrong = f"feature {name!r} in {place!r} cannot be read"
-        with as_damage(lambda error, wrong=wrong: DatasetError(f"{wrong}: {error!r}. {CORRECT_INFO}")):
+        with as_damage(partial(_no_feature, name, place)):
             features[name] = _read_feature(name, spec, place)
     return features
+
+
+def _no_feature(name: str, place: str, error: Exception) -> DatasetError:
+    return DatasetError(f"feature {name!r} in {place!r} cannot be read: {error!r}. {CORRECT_INFO}")
 
 
 def why_unfit_name(name: str) -> str:

@@ -93,14 +93,14 @@ def _no_stats(storage: Storage, number: int, error: Exception) -> DatasetError:
 def _as_arrays(stats: Any, place: str) -> Stats:
     if not isinstance(stats, dict):
         raise DatasetError(f"the statistics in {place!r} are a {type(stats).__name__}; expected an object. {_ANEW}")
-    arrays: dict[str, dict[str, NDArray[np.float64]]] = {}
-    for feature, values in stats.items():
-        wrong = f"the statistics of {feature!r} in {place!r} are"
-        if not isinstance(values, dict):
-            raise DatasetError(f"{wrong} {values!r}; expected an object. {_ANEW}")
-        with as_damage(lambda error, wrong=wrong: DatasetError(f"{wrong} not numbers: {error}. {_ANEW}")):
-            arrays[feature] = {name: np.asarray(value, dtype=np.float64) for name, value in values.items()}
-    return arrays
+    return {name: _as_numbers(values, f"the statistics of {name!r} in {place!r} are") for name, values in stats.items()}
+
+
+def _as_numbers(values: Any, wrong: str) -> FeatureStats:
+    if not isinstance(values, dict):
+        raise DatasetError(f"{wrong} {values!r}; expected an object. {_ANEW}")
+    with as_damage(lambda error: DatasetError(f"{wrong} not numbers: {error}. {_ANEW}")):
+        return {name: np.asarray(value, dtype=np.float64) for name, value in values.items()}
 
 
 def _pool(episodes: Iterator[Stats]) -> Stats:

@@ -30,7 +30,7 @@ from raypipe.errors import ConfigError, as_damage
 from raypipe.format import INDEX_FEATURES
 from raypipe.plan import SelectionSpec, check_whole
 from raypipe.storage import take_login
-from raypipe.text import MOST_JSON_BYTES, MOST_YAML_NODES, check_choice, check_keys, field_names
+from raypipe.text import MOST_JSON_BYTES, MOST_YAML_NODES, check_choice, check_keys, field_names, make_spec
 
 WeightRule = Literal["given", "frames", "episodes", "sqrt"]
 OnMissing = Literal["raise", "drop", "fill"]
@@ -317,15 +317,11 @@ def _drop(who: str, given: Any) -> tuple[str, ...]:
 
 
 def _selection(who: str, given: Any) -> SelectionSpec:
-    if isinstance(given, Mapping):
-        check_keys(given, field_names(SelectionSpec), f"selection of {who} has no field")
-        with as_damage(lambda error: ConfigError(f"selection of {who} is {dict(given)!r}: {error}")):
-            given = SelectionSpec(**given)
-    if not isinstance(given, SelectionSpec):
-        raise ConfigError(f"selection of {who} is {given!r}; give a SelectionSpec or a dict of its fields")
-    if isinstance(given.episodes, str) and given.episodes != "all":
-        raise ConfigError(f"selection of {who} has episodes={given.episodes!r}; give a list of numbers, or 'all'")
-    return given
+    with as_damage(lambda error: ConfigError(f"selection of {who} is {given!r}: {error}")):
+        selection = make_spec(SelectionSpec, given, f"selection of {who}")
+    if isinstance(selection.episodes, str) and selection.episodes != "all":
+        raise ConfigError(f"selection of {who} has episodes={selection.episodes!r}; give a list of numbers, or 'all'")
+    return selection
 
 
 def _check_own_names(spec: MemberSpec, who: str) -> None:

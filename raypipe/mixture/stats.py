@@ -142,15 +142,12 @@ class MixtureStats(SavedAsJson):
     are on another scale. Empty for statistics saved without it."""
 
     def __post_init__(self) -> None:
-        known = {
-            feature: values
-            for entry in self.datasets.values()
-            for feature, values in entry.items()
-            if isinstance(values, RepresentedStats)
-        }
-        told = {feature: values.representation for feature, values in known.items()}
+        told: dict[str, str] = {}
+        slots: dict[str, int] = {}
+        for feature, values in (pair for entry in self.datasets.values() for pair in entry.items()):
+            if isinstance(values, RepresentedStats):
+                told[feature], slots[feature] = values.representation, values.num_slots
         object.__setattr__(self, "representations", {**told, **self.representations})
-        slots = {feature: values.num_slots for feature, values in known.items()}
         object.__setattr__(self, "windows", {**slots, **self.windows})
         if self.robot_types.keys() != self.datasets.keys():
             raise ConfigError(
@@ -230,19 +227,18 @@ def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStat
         )
     datasets = {member.name: _entry(schema, number, member) for number, member in enumerate(members)}
     _check_alike(datasets)
-    groups: dict[str, dict[str, Stats]] = {}
-    for member in members:
-        groups.setdefault(member.robot_type, {})[member.name] = datasets[member.name]
+    robot_types = {member.name: member.robot_type for member in members}
     pooled, envelopes = _pool_datasets(datasets, "pooled")
     robots: dict[str, Stats] = {}
-    for robot, group in groups.items():
+    for robot in dict.fromkeys(robot_types.values()):
+        group = {name: entry for name, entry in datasets.items() if robot_types[name] == robot}
         robots[robot], enveloped = _pool_datasets(group, f"robots/{robot}")
         envelopes += enveloped
     return MixtureStats(
         datasets=datasets,
         robots=robots,
         pooled=pooled,
-        robot_types={member.name: member.robot_type for member in members},
+        robot_types=robot_types,
         cameras=schema.cameras,
         envelopes=tuple(envelopes),
     )
