@@ -58,9 +58,6 @@ class RepresentedStats(dict[str, NDArray[np.float64]]):
         self.representation = representation
         self.num_slots = num_slots
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RepresentedStats, (dict(self), self.representation, self.num_slots)
-
 
 _RowRun = tuple[NDArray[np.float32], NDArray[Any], NDArray[np.int64]]
 """The actions ``(frames, D)`` and states ``(frames, S)`` of an episode, and its anchor frames."""

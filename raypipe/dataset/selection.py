@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,6 @@ from raypipe.storage import open_storage
 from raypipe.text import counted, cut_inside, make_spec
 
 Weights = NDArray[np.float64]
-Mapped = TypeVar("Mapped")
 
 _MOST_KNOWN: Final = 600
 """Characters of known values that a message shows: some datasets have thousands of tasks."""
@@ -118,7 +117,7 @@ class Schema:
     def only(self, names: Collection[str]) -> "Schema":
         """Return the schema with only these features; raypipe neither reads nor decodes the others."""
 
-        def kept(given: Mapping[str, Mapped]) -> dict[str, Mapped]:
+        def kept(given: Mapping[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in given.items() if name in names}
 
         return Schema(
@@ -249,7 +248,16 @@ def _weights(name: str, meta: DatasetMeta, selection: SelectionSpec, kept: NDArr
                 f"weights name the episode {unknown[0]}, which dataset {name!r} does not have ({len(unknown)} unknown)"
             )
         weights, place = np.array([by_episode.get(episode, 1.0) for episode in episodes]), "weights"
-    _check_weights(name, meta, weights, kept, place)
+    length = meta.episodes.length
+    owner = np.arange(len(length)) if len(weights) == len(length) else np.repeat(np.arange(len(length)), length)
+    wrong = np.flatnonzero(~(weights >= 0) | np.isinf(weights))
+    wrong = wrong[kept[owner[wrong]]]
+    if len(wrong):
+        episode = int(meta.episodes.episode_index[owner[wrong[0]]])
+        raise ConfigError(
+            f"a weight of episode {episode} of dataset {name!r} is {weights[wrong[0]]} in the {place} "
+            f"({len(wrong)} such in all); give finite numbers of at least 0"
+        )
     return weights
 
 
@@ -344,19 +352,6 @@ def _as_numbers(values: Any, place: str) -> Weights:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the {place} holds no numbers, and weights are some: {error}") from error
-
-
-def _check_weights(name: str, meta: DatasetMeta, weights: Weights, kept: NDArray[np.bool_], place: str) -> None:
-    length = meta.episodes.length
-    owner = np.arange(len(length)) if len(weights) == len(length) else np.repeat(np.arange(len(length)), length)
-    wrong = np.flatnonzero(~(weights >= 0) | np.isinf(weights))
-    wrong = wrong[kept[owner[wrong]]]
-    if len(wrong):
-        episode = int(meta.episodes.episode_index[owner[wrong[0]]])
-        raise ConfigError(
-            f"a weight of episode {episode} of dataset {name!r} is {weights[wrong[0]]} in the {place} "
-            f"({len(wrong)} such in all); give finite numbers of at least 0"
-        )
 
 
 def _read_columns(meta: DatasetMeta, names: Sequence[str] | None = None) -> pa.Table:

@@ -88,7 +88,6 @@ if TYPE_CHECKING:
         one_line,
         read_row_group_layout,
         row_features_of,
-        row_group_bounds,
     )
     from raypipe.format.stats import (
         GLOBAL,
@@ -133,7 +132,7 @@ else:
             ),
             "rows": (
                 "OpenFiles RowReader column_values find_absent_columns looked_at_rows one_line read_row_group_layout "
-                "row_features_of row_group_bounds"
+                "row_features_of"
             ),
             "stats": (
                 "FeatureStats GLOBAL MOMENTS PER_EPISODE QUANTILES Stats describe_values find_stats_file is_low "

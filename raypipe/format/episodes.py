@@ -140,6 +140,7 @@ def _damaged_table(storage: Storage, error: Exception) -> DatasetError:
 def _read_tables(storage: Storage, info: Mapping[str, Any], cameras: Sequence[str]) -> dict[str, pa.Table]:
     """Return the files of a packed episode table by name."""
     tables: dict[str, pa.Table] = {}
+    optional = ["tasks", "dataset_from_index", *(column for one in cameras for column in _video_column_names(one))]
     promised, num_rows = info.get("total_episodes"), 0
     for name in list_tables(storage):
         # LeRobot writes no empty tables, so each counts as at least one episode.
@@ -150,8 +151,10 @@ def _read_tables(storage: Storage, info: Mapping[str, Any], cameras: Sequence[st
                 f"as many as the files before it hold. Let the server answer with 404 for what it lacks, or "
                 f"{CORRECT_INFO[0].lower()}{CORRECT_INFO[1:]}"
             )
-        tables[name] = _read_packed_file(storage, name, cameras)
-        num_rows += len(tables[name])
+        # Only the columns that say where things are: the ``stats/`` columns are most of the file.
+        read, place = read_parquet(storage, name, _REQUIRED, optional=optional), storage.locate(name)
+        tables[name] = pa.table({column: _as_common_type(read, column, place) for column in read.column_names})
+        num_rows += len(read)
     return tables
 
 
@@ -265,14 +268,6 @@ def in_episodes_file(table: pa.Table, number: int, chunks_size: int = FILES_PER_
     for name, value in zip(("chunk_index", "file_index"), divmod(number, chunks_size), strict=True):
         table = table.append_column(f"meta/episodes/{name}", pa.array(np.full(len(table), value, dtype=np.int64)))
     return table
-
-
-def _read_packed_file(storage: Storage, name: str, cameras: Sequence[str]) -> pa.Table:
-    """Return only the columns that say where things are: the ``stats/`` columns are most of the file."""
-    places = [column for camera in cameras for column in _video_column_names(camera)]
-    table = read_parquet(storage, name, _REQUIRED, optional=("tasks", "dataset_from_index", *places))
-    place = storage.locate(name)
-    return pa.table({column: _as_common_type(table, column, place) for column in table.column_names})
 
 
 def _as_common_type(table: pa.Table, name: str, place: str) -> pa.ChunkedArray:

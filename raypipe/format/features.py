@@ -43,7 +43,6 @@ FeatureKind = Literal["video", "image", "vector", "string", "language", "opaque"
 _CHANNEL_COUNTS = (1, 3, 4)
 
 _NAMED_BITS = re.compile(r"(?:gray|p)(\d+)(?:le|be)")
-_NOT_DECLARED = 0
 
 _MOST_GOP = 100_000
 
@@ -75,7 +74,7 @@ class DepthCodes:
     """Whether the numbers are logarithms; otherwise they are proportional to the distance."""
     is_declared: bool = False
     """Whether ``info.json`` gives any of this. If not, numbers of more than 12 bits are millimetres."""
-    num_bits: int = _NOT_DECLARED
+    num_bits: int = 0
     """Bits of a number, by the pixel format in ``info.json``; 0 if it names none."""
 
 
@@ -187,7 +186,7 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
         video |= value
     pixels = _camera_shape(shape, names, video, f"of camera {name!r} in {place!r}")
     _check_size(pixels[1:], MOST_PIXELS, name, place)
-    is_depth = bool(video.get("is_depth_map") or video.get("video.is_depth_map"))
+    is_depth, gop = bool(video.get("is_depth_map") or video.get("video.is_depth_map")), video.get("video.g")
     return Feature(
         name=name,
         kind=kind,
@@ -197,7 +196,8 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
         depth_codes=_depth_codes(video, name, place) if is_depth and kind == "video" else None,
         has_metre_stats=is_depth and video.get("depth_unit") == "m",
         codec=str(video.get("video.codec") or ""),
-        gop=_gop(video.get("video.g")),
+        # From an encoder's record; an implausible value counts as unknown.
+        gop=gop if isinstance(gop, int) and not isinstance(gop, bool) and 0 < gop < _MOST_GOP else 0,
     )
 
 
@@ -227,7 +227,7 @@ def _depth_codes(video: Mapping[str, Any], name: str, place: str) -> DepthCodes:
         **{field: value for field, value in declared.items() if _is_number(value)},
         is_log=is_log is not False,
         is_declared=bool(declared) or is_log is not None,
-        num_bits=int(bits[1]) if bits else 8 if pix_fmt else _NOT_DECLARED,
+        num_bits=int(bits[1]) if bits else 8 if pix_fmt else 0,
     )
     is_possible = codes.min_m < codes.max_m and (not codes.is_log or codes.min_m + codes.shift_m > 0)
     if not all(map(_is_number, declared.values())) or not is_possible:
@@ -240,11 +240,6 @@ def _depth_codes(video: Mapping[str, Any], name: str, place: str) -> DepthCodes:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _gop(value: Any) -> int:
-    # From an encoder's record; an implausible value counts as unknown.
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST_GOP else 0
 
 
 def _kind(dtype: str) -> FeatureKind:

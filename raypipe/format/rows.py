@@ -7,34 +7,23 @@ files lack are derived. Nothing is dropped: an episode without the promised rows
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raypipe.errors import LEAVE_OUT, DatasetError, as_damage, note_episode, without_episode
 from raypipe.format.dataset_meta import DatasetMeta
 from raypipe.format.features import INDEX_FEATURES, Feature
-from raypipe.format.tables import open_parquet
+from raypipe.format.tables import BoundedParquet, open_parquet
 from raypipe.storage import Storage, is_transient
 from raypipe.text import counted, span_text
 
 _OPEN_FILES = 32
 """Footers that a reader keeps; a footer of a file with 1,000 row groups is about a megabyte."""
-
-
-@dataclass(frozen=True)
-class _DataFile:
-    """An open data file: its footer, and which episodes each row group may hold."""
-
-    parquet: pq.ParquetFile
-    episode_min: NDArray[np.int64]
-    episode_max: NDArray[np.int64]
-    """Bounds of ``episode_index`` in each row group; the whole range of int64 if the footer has no statistics."""
 
 
 class OpenFiles:
@@ -45,11 +34,11 @@ class OpenFiles:
 
     def __init__(self, size: int = _OPEN_FILES) -> None:
         self._size = size
-        self._files: OrderedDict[tuple[str, str], _DataFile] = OrderedDict()
+        self._files: OrderedDict[tuple[str, str], BoundedParquet] = OrderedDict()
         self.kept: tuple[tuple[str, str, tuple[int, ...]], pa.Table] = (("", "", ()), pa.table({}))
         """The row groups that were read last, and their rows."""
 
-    def open(self, storage: Storage, name: str) -> _DataFile:
+    def open(self, storage: Storage, name: str) -> BoundedParquet:
         """Return the open file `name` of a dataset; open it if necessary."""
         key = (storage.uri, name)
         if key not in self._files:
@@ -60,9 +49,9 @@ class OpenFiles:
                 raise DatasetError(
                     f"{storage.locate(name)!r} has the columns {doubled} twice; rewrite the file with each once."
                 )
-            self._files[key] = _DataFile(parquet, *row_group_bounds(parquet.metadata))
+            self._files[key] = parquet
             if len(self._files) > self._size:
-                self._files.popitem(last=False)[1].parquet.close()
+                self._files.popitem(last=False)[1].close()
         self._files.move_to_end(key)
         return self._files[key]
 
@@ -70,7 +59,7 @@ class OpenFiles:
         """Close a file, if it is open, and drop the kept rows."""
         file = self._files.pop((storage.uri, name), None)
         if file is not None:
-            file.parquet.close()
+            file.close()
         self.kept = (("", "", ()), pa.table({}))
 
 
@@ -148,27 +137,28 @@ class RowReader:
 
     def _stored_columns(self, row: int) -> list[str]:
         file = self._files.open(self._meta.storage, self._meta.data_file(row))
-        return list(file.parquet.schema_arrow.names)
+        return list(file.schema_arrow.names)
 
     def _episode_table(self, name: str, row: int) -> pa.Table:
         file = self._files.open(self._meta.storage, name)
         episode_index = int(self._meta.episodes.episode_index[row])
-        groups = np.flatnonzero((file.episode_min <= episode_index) & (file.episode_max >= episode_index)).tolist()
+        low, high = file.episode_bounds
+        groups = np.flatnonzero((low <= episode_index) & (high >= episode_index)).tolist()
         # The next episode is often in the same row groups: if row groups are not episodes, reading one episode costs
         # its whole row group.
         key = (self._meta.storage.uri, name, tuple(groups))
         if self._files.kept[0] != key:
-            present = [column for column in self._columns if column in file.parquet.schema_arrow.names]
+            present = [column for column in self._columns if column in file.schema_arrow.names]
             lost = [column for column in self._columns if column not in present and column not in INDEX_FEATURES]
             if lost:
                 raise DatasetError(
                     f"{self._meta.storage.locate(name)!r} has no column for {lost}, which info.json declares. Rewrite "
                     f"the file, leave a camera that no file has out of cameras=[...], or {LEAVE_OUT}"
                 )
-            read = file.parquet.read_row_groups(groups, columns=present, use_threads=False)
+            read = file.read_row_groups(groups, columns=present, use_threads=False)
             self._files.kept = (key, _plain_index_columns(read))
         table = self._files.kept[1]
-        is_whole = bool(np.all(file.episode_min[groups] == file.episode_max[groups]))
+        is_whole = bool(np.all(low[groups] == high[groups]))
         if is_whole or "episode_index" not in table.column_names:
             return table
         return table.filter(pc.equal(table.column("episode_index"), episode_index))
@@ -228,20 +218,6 @@ class RowReader:
         )
 
 
-def row_group_bounds(metadata: pq.FileMetaData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bounds of ``episode_index`` in each row group."""
-    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    bounds = np.full((2, metadata.num_row_groups), np.iinfo(np.int64).max, dtype=np.int64)
-    bounds[0] = np.iinfo(np.int64).min
-    if "episode_index" in names:
-        column = names.index("episode_index")
-        for group in range(metadata.num_row_groups):
-            statistics = metadata.row_group(group).column(column).statistics
-            if statistics is not None and statistics.has_min_max and isinstance(statistics.min, int):
-                bounds[:, group] = statistics.min, statistics.max
-    return bounds[0], bounds[1]
-
-
 def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per-episode", "other"]:
     """Return whether row groups are episodes, from the footers of up to `num_files` files of the dataset.
 
@@ -252,7 +228,7 @@ def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per
     rows = np.unique(np.linspace(0, len(meta.episodes) - 1, num_files).round().astype(int))
     for name in dict.fromkeys(meta.data_file(int(row)) for row in rows):
         with open_parquet(meta.storage.for_a_look(), name) as parquet:
-            low, high = row_group_bounds(parquet.metadata)
+            low, high = parquet.episode_bounds
         if meta.is_packed and (np.any(low != high) or len(np.unique(low)) < len(low)):
             return "other"
         if not meta.is_packed and len(low) > 1:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError, DownloadError, as_damage
 from raypipe.storage import REFUSED, Storage, is_transient
@@ -291,6 +293,21 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
             claims.append(_Claim(leaf.path, values, largest, is_listed))
         self._check(numbers_bytes)
         return claims
+
+    @functools.cached_property
+    def episode_bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Bounds of ``episode_index`` in each row group; the whole range of int64 without statistics in the footer."""
+        metadata = self.metadata
+        names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        bounds = np.full((2, metadata.num_row_groups), np.iinfo(np.int64).max, dtype=np.int64)
+        bounds[0] = np.iinfo(np.int64).min
+        if "episode_index" in names:
+            column = names.index("episode_index")
+            for group in range(metadata.num_row_groups):
+                statistics = metadata.row_group(group).column(column).statistics
+                if statistics is not None and statistics.has_min_max and isinstance(statistics.min, int):
+                    bounds[:, group] = statistics.min, statistics.max
+        return bounds[0], bounds[1]
 
     @functools.cached_property
     def _leaves(self) -> list[tuple[set[str], int, pq.ColumnSchema]]:

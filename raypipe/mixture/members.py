@@ -133,10 +133,18 @@ def open_members(
     good = {position: one for position, one in enumerate(results) if not isinstance(one, BadMember)}
     causes = {one.cause for one in bad}
     worst = next((cause for cause in (ConfigError, DownloadError) if cause in causes), DatasetError)
-    if bad and (on_bad_dataset == "raise" or not good or worst is not DatasetError):
-        raise worst(_bad_text(bad, len(members)))
     if bad:
-        warnings.warn(_bad_text(bad, len(members)), stacklevel=2)
+        listed = "\n".join(f"  - {member}" for member in bad)
+        text = (
+            f"{len(bad)} of {counted(len(members), 'dataset')} of the mixture cannot be used; {len(good)} can:\n{listed}\n"
+            f"Mend them (`raypipe validate ROOT` says what is wrong with one), give them weight 0, or leave out all that "
+            f"cannot be used with on_bad_dataset: skip."
+        )
+        if worst is not DatasetError:
+            text += " It leaves out bad datasets only, not what is asked wrongly or does not answer now."
+        if on_bad_dataset == "raise" or not good or worst is not DatasetError:
+            raise worst(text)
+        warnings.warn(text, stacklevel=2)
     return Opened(
         datasets=tuple(dataset for dataset, _ in good.values()),
         positions=tuple(good),
@@ -193,18 +201,6 @@ def _read_member(member: MemberSpec, storage: Storage) -> tuple[Dataset, list[st
         left_out[name] = f"feature {name!r} is left out: declared in info.json, and the rows have no such column"
     dataset = Dataset(meta=meta, spec=SampleSpec(cameras=cameras), window=WindowSpec(), missing_cameras=missing)
     return knowing_rows(dataset, rows), [*meta.notes, *(left_out[name] for name in left_out if name not in member.drop)]
-
-
-def _bad_text(bad: Sequence[BadMember], num_members: int) -> str:
-    is_all_data = all(one.cause is DatasetError for one in bad)
-    listed = "\n".join(f"  - {member}" for member in bad)
-    return (
-        f"{len(bad)} of {counted(num_members, 'dataset')} of the mixture cannot be used; {num_members - len(bad)} "
-        f"can:\n{listed}\n"
-        f"Mend them (`raypipe validate ROOT` says what is wrong with one), give them weight 0, or leave out all that "
-        f"cannot be used with on_bad_dataset: skip."
-        + ("" if is_all_data else " It leaves out bad datasets only, not what is asked wrongly or does not answer now.")
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

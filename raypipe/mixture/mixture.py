@@ -107,8 +107,16 @@ class Mixture:
             ConfigError: the members do not fit together; the message lists every problem, and suggests what to write.
             DatasetError: members cannot be opened; the message lists all of them.
         """
-        spec = _make_spec(members, settings)
+        check_keys(settings, field_names(MixtureSpec)[1:], "a mixture has no setting")
+        given: Any = members
         is_file = isinstance(members, str | Path)
+        if is_file:
+            if not is_mixture_file(str(members)):
+                raise ConfigError(
+                    f"{str(members)!r} is no mixture file: give a .yaml, .yml or .toml file, or a list of datasets"
+                )
+            given = read_mixture_file(str(members))
+        spec = replace(given, **settings) if isinstance(given, MixtureSpec) else MixtureSpec(members=given, **settings)
         with noting(f"while opening the mixture {str(members)!r}") if is_file else nullcontext():
             self._open(spec, progress=progress)
 
@@ -337,19 +345,6 @@ def open_dataset(
                 f"members, or in the Pipeline (decode={{'camera_dtype': ...}})"
             )
     return Mixture(root)
-
-
-def _make_spec(members: Any, settings: Mapping[str, Any]) -> MixtureSpec:
-    check_keys(settings, field_names(MixtureSpec)[1:], "a mixture has no setting")
-    if isinstance(members, str | Path):
-        if not is_mixture_file(str(members)):
-            raise ConfigError(
-                f"{str(members)!r} is no mixture file: give a .yaml, .yml or .toml file, or a list of datasets"
-            )
-        members = read_mixture_file(str(members))
-    return (
-        replace(members, **settings) if isinstance(members, MixtureSpec) else MixtureSpec(members=members, **settings)
-    )
 
 
 def _unused_settings(spec: MixtureSpec) -> list[MemberNote]:

@@ -20,7 +20,7 @@ from raypipe.dataset import ABSOLUTE, DIM_IS_PAD, IS_MISSING, REPRESENTATION
 from raypipe.errors import ConfigError, suggest
 from raypipe.format import Stats
 from raypipe.mixture.stats import MixtureStats, SavedAsJson, single_stats
-from raypipe.text import counted
+from raypipe.text import check_choice, counted
 
 if TYPE_CHECKING:
     import torch
@@ -80,11 +80,11 @@ class Normaliser(SavedAsJson):
         named = dict.fromkeys(_usual_keys(self.stats), modes) if isinstance(modes, str) else dict(modes)
         object.__setattr__(self, "modes", named)
         object.__setattr__(self, "by", by)
-        _check_choice("by", self.by, get_args(By))
+        check_choice("by", self.by, get_args(By))
         for key, mode in self.modes.items():
-            _check_choice(f"the mode of {key!r}", mode, get_args(Mode))
+            check_choice(f"the mode of {key!r}", mode, get_args(Mode))
         if isinstance(modes, str) and not named:
-            _check_choice("modes", modes, get_args(Mode))
+            check_choice("modes", modes, get_args(Mode))
             raise ConfigError(
                 "no statistics of actions or observations are stored, so nothing can be normalised by them. "
                 "`raypipe reshard ROOT OUT` computes those of rows; or name what to do: modes={'action': 'identity'}."
@@ -182,8 +182,7 @@ class Normaliser(SavedAsJson):
             return
         keys = [key for key, mode in self.modes.items() if mode == "quantiles"]
         folders = ["pooled"] if self.by == "pooled" else [f"robots/{robot}" for robot in self.stats.robots]
-        named = [f"{folder}/{key}" for folder in folders for key in keys]
-        enveloped = [name for name in named if name in self.stats.envelopes]
+        enveloped = [name for one in folders for key in keys if (name := f"{one}/{key}") in self.stats.envelopes]
         if enveloped:
             warnings.warn(
                 f"the quantiles of {', '.join(enveloped)} are envelopes of several datasets' quantiles and wider than "
@@ -318,11 +317,6 @@ def _usual_keys(stats: MixtureStats) -> list[str]:
     return [key for key in known if key == "action" or key.startswith(("action.", "observation."))]
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
-
-
 def _check_robots(stats: MixtureStats) -> None:
     nameless = [name for name, robot in stats.robot_types.items() if robot in _NO_ROBOT]
     if len(nameless) > 1:
@@ -352,11 +346,8 @@ def _missing_message(stats: MixtureStats, by: By, key: str, mode: Mode, label: s
     if key not in known:
         return f"no dataset of the mixture has statistics of {key!r}{suggest(key, known)}"
     needed = (*_NEEDS[mode], *(("count",) if by != "dataset" else ()))
-    lacking = []
-    for name, entry in stats.datasets.items():
-        absent = [statistic for statistic in needed if statistic not in entry.get(key, {})]
-        if absent:
-            lacking.append(f"{name!r} (no {', '.join(absent)})")
+    absent = {name: [one for one in needed if one not in entry.get(key, {})] for name, entry in stats.datasets.items()}
+    lacking = [f"{name!r} (no {', '.join(statistics)})" for name, statistics in absent.items() if statistics]
     return (
         f"{label} has no statistics to normalise {key!r} with mode {mode!r}: it needs {', '.join(needed)}. Lacking are "
         f"the datasets {', '.join(lacking)}. Make their statistics (`raypipe reshard ROOT OUT` computes those of "

@@ -101,7 +101,15 @@ class MemberSpec:
             meaning = "name in the mixture -> own camera, or 'all'"
             _settle(self, cameras=_names(f"cameras of {who}", self.cameras, meaning, are_keys_new=True))
         _settle(self, drop=_drop(who, self.drop), selection=_selection(who, self.selection))
-        _check_own_names(self, who)
+        cameras = [] if isinstance(self.cameras, str) else list(self.cameras.values())
+        for name in self.drop:
+            if name in self.rename or name in cameras:
+                raise ConfigError(
+                    f"drop of {who} leaves out {name!r}, which rename or cameras gives a name; do one of them"
+                )
+        for name in cameras:
+            if name in self.rename:
+                raise ConfigError(f"{who} names the camera {name!r} in cameras and in rename; do one of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,18 +330,6 @@ def _selection(who: str, given: Any) -> SelectionSpec:
     if isinstance(selection.episodes, str) and selection.episodes != "all":
         raise ConfigError(f"selection of {who} has episodes={selection.episodes!r}; give a list of numbers, or 'all'")
     return selection
-
-
-def _check_own_names(spec: MemberSpec, who: str) -> None:
-    cameras = [] if isinstance(spec.cameras, str) else list(spec.cameras.values())
-    for name in spec.drop:
-        if name in spec.rename or name in cameras:
-            raise ConfigError(
-                f"drop of {who} leaves out {name!r}, which rename or cameras gives a name; do one of them"
-            )
-    for name in cameras:
-        if name in spec.rename:
-            raise ConfigError(f"{who} names the camera {name!r} in cameras and in rename; do one of them")
 
 
 def _widths(given: Any) -> dict[str, int]:

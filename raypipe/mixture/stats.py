@@ -81,10 +81,8 @@ class SavedAsJson:
         storage, name = _split(path)
         if not storage.exists(name):
             raise ConfigError(f"there is no file {storage.locate(name)!r}; give the path that was saved to")
-        try:
+        with as_damage(lambda error: ConfigError(f"{storage.locate(name)!r} is not text: {error}. Write it again.")):
             text = storage.read_bytes(name).decode()
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{storage.locate(name)!r} is not text: {error}. Write it again.") from error
         return cls.from_json(text, os.fspath(path))
 
     def _to_plain(self) -> dict[str, Any]:

@@ -38,9 +38,6 @@ _LINE: Final = 120
 _LIKE: Final = 0.5
 """How alike two names must be, by `difflib`, to be offered as one; the last pair of a kind is always offered."""
 
-Renames = Mapping[int, Mapping[str, str]]
-"""By position of a member: the name in the mixture that it gives now -> the name that it might give."""
-
 
 def unify(members: Sequence[MemberFeatures], spec: MixtureSpec) -> tuple[Schema, list[str]]:
     """Return the common schema of the members of `spec`, without windows, and notes on what it drops, fills or widens.
@@ -276,8 +273,16 @@ def _aligned(labels: Sequence[str], columns: Sequence[Sequence[str]]) -> list[st
 
 
 def _remedies(offers: Sequence[MemberFeatures], missing: Sequence[str], spec: MixtureSpec) -> list[str]:
+    """Return the lines to paste into the mixture file."""
     renames = _find_renames(offers, missing)
-    lines = _rename_lines(offers, spec.members, renames)
+    # Members that need the same lines share them.
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for position, pairs in sorted(renames.items()):
+        texts = _member_lines(offers[position], spec.members[position], pairs)
+        grouped.setdefault(tuple(texts), []).append(offers[position].name)
+    lines = []
+    for shared, names in grouped.items():
+        lines += [f"under {', '.join(names)}:", *(f"  {text}" for text in shared)]
     mended: list[dict[str, Feature]] = []
     for position, offer in enumerate(offers):
         pairs = renames.get(position, {})
@@ -292,8 +297,8 @@ def _remedies(offers: Sequence[MemberFeatures], missing: Sequence[str], spec: Mi
     return lines
 
 
-def _find_renames(offers: Sequence[MemberFeatures], missing: Sequence[str]) -> Renames:
-    """Return the features that may be the same under another name in other members, the most alike first.
+def _find_renames(offers: Sequence[MemberFeatures], missing: Sequence[str]) -> dict[int, dict[str, str]]:
+    """Return by position of a member the names that it gives -> those that it might give, the most alike first.
 
     If one member has both names, they are not the same thing. The name that more members have wins; of equals, the
     one that comes first.
@@ -336,18 +341,6 @@ def _are_alike(one: Feature, other: Feature) -> bool:
     if family(one) != family(other):
         return False
     return one.is_camera or one.shape == other.shape or len(one.shape) == len(other.shape) == 1
-
-
-def _rename_lines(offers: Sequence[MemberFeatures], specs: Sequence[MemberSpec], renames: Renames) -> list[str]:
-    """Return the lines to paste; members that need the same lines share them."""
-    grouped: dict[tuple[str, ...], list[str]] = {}
-    for position, pairs in sorted(renames.items()):
-        texts = _member_lines(offers[position], specs[position], pairs)
-        grouped.setdefault(tuple(texts), []).append(offers[position].name)
-    lines = []
-    for shared, names in grouped.items():
-        lines += [f"under {', '.join(names)}:", *(f"  {text}" for text in shared)]
-    return lines
 
 
 def _member_lines(offer: MemberFeatures, spec: MemberSpec, pairs: Mapping[str, str]) -> list[str]:
