@@ -227,9 +227,9 @@ def _data_state(meta: DatasetMeta) -> list[str] | None:
     if not storage.is_listable:
         return None
     if storage.is_local:
-        # A file that is missing has no version, and the error from reading names it.
+        # Size and time, without the inode: some mounts number it anew. A missing file has none; reading names it.
         names = dict.fromkeys(map(meta.data_file, range(len(meta.episodes))))
-        stamps = list(map(storage.version, names))
+        stamps = [" ".join(storage.version(name).split("-")[:2]) for name in names]
     else:
         files = retry_transient(lambda: storage.filesystem.find(storage.path, detail=True))
         stamps = [remote_stamp(info) for _, info in sorted(files.items())]

@@ -136,9 +136,9 @@ def open_members(
     if bad:
         listed = "\n".join(f"  - {member}" for member in bad)
         text = (
-            f"{len(bad)} of {counted(len(members), 'dataset')} of the mixture cannot be used; {len(good)} can:\n{listed}\n"
-            f"Mend them (`raypipe validate ROOT` says what is wrong with one), give them weight 0, or leave out all that "
-            f"cannot be used with on_bad_dataset: skip."
+            f"{len(bad)} of {counted(len(members), 'dataset')} of the mixture cannot be used; {len(good)} can:\n"
+            f"{listed}\nMend them (`raypipe validate ROOT` says what is wrong with one), give them weight 0, or leave "
+            f"out all that cannot be used with on_bad_dataset: skip."
         )
         if worst is not DatasetError:
             text += " It leaves out bad datasets only, not what is asked wrongly or does not answer now."

@@ -168,7 +168,15 @@ class MixtureSpec:
         if self.frames_per_epoch != ALL_FRAMES:
             frames = check_whole("frames_per_epoch", self.frames_per_epoch, 1, _MAX_COUNT, ALL_FRAMES)
             _settle(self, frames_per_epoch=frames)
-        _settle(self, resize=check_resize(self.resize, "resize"), widths=_widths(self.widths))
+        if not isinstance(self.widths, Mapping):
+            raise ConfigError(
+                f"widths is {self.widths!r}; give a mapping of names in the mixture -> numbers of a vector"
+            )
+        for name in self.widths:
+            if name in INDEX_FEATURES:
+                raise ConfigError(f"widths has {name!r}, which is one number in every dataset; leave it out")
+        widths = {name: check_whole(f"widths of {name!r}", one, 1, _MAX_COUNT) for name, one in self.widths.items()}
+        _settle(self, resize=check_resize(self.resize, "resize"), widths=widths)
         check_fit(self.fit, self.resize, "fit")
 
 
@@ -330,15 +338,6 @@ def _selection(who: str, given: Any) -> SelectionSpec:
     if isinstance(selection.episodes, str) and selection.episodes != "all":
         raise ConfigError(f"selection of {who} has episodes={selection.episodes!r}; give a list of numbers, or 'all'")
     return selection
-
-
-def _widths(given: Any) -> dict[str, int]:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"widths is {given!r}; give a mapping of names in the mixture -> numbers of a vector")
-    for name in given:
-        if name in INDEX_FEATURES:
-            raise ConfigError(f"widths has {name!r}, which is one number in every dataset; leave it out")
-    return {name: check_whole(f"widths of {name!r}", width, 1, _MAX_COUNT) for name, width in given.items()}
 
 
 def is_mixture_file(root: str) -> bool:
