@@ -277,8 +277,7 @@ def _file_weights(name: str, meta: DatasetMeta, path: str) -> Weights:
     numbers = table.column(key).to_numpy()
     order = np.argsort(numbers, kind="stable")
     place = np.searchsorted(numbers[order], wanted)
-    is_there = place < len(numbers)
-    is_there[is_there] &= numbers[order][place[is_there]] == wanted[is_there]
+    is_there = np.isin(wanted, numbers)
     if len(np.unique(numbers)) < len(numbers) or not is_there.all() or len(numbers) != len(wanted):
         lacking = f", and not {key} {wanted[~is_there][0]}" if not is_there.all() else ""
         raise ConfigError(

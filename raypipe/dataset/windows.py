@@ -253,8 +253,14 @@ class ActionMap:
         moved = window[..., self.dims].astype(np.float64)
         base = state.reshape(len(state), 1, -1)[..., self.state_dims].astype(np.float64)
         before = np.concatenate([base, moved[:, :-1]], axis=1) if self.spec.mode == "delta" else base
+        difference = moved - before
+        if any(self.periods):
+            # Angles go the short way round.
+            period = np.array(self.periods)
+            whole = np.where(period > 0, period, 1.0)
+            difference -= np.where(period > 0, np.floor(difference / whole + 0.5), 0.0) * whole
         encoded = window.copy()
-        encoded[..., self.dims] = self._short_way(moved - before)
+        encoded[..., self.dims] = difference
         return encoded.reshape(actions.shape)
 
     def decode(self, actions: Any, state: Any) -> Any:
@@ -286,14 +292,6 @@ class ActionMap:
             moved = moved.cumsum(-2) if self.spec.mode == "delta" else moved
         decoded[..., dims] = moved + base
         return decoded[..., 0] if is_bare else decoded
-
-    def _short_way(self, difference: NDArray[np.float64]) -> NDArray[np.float64]:
-        if not any(self.periods):
-            return difference
-        period = np.array(self.periods)
-        whole = np.where(period > 0, period, 1.0)
-        turns = np.where(period > 0, np.floor(difference / whole + 0.5), 0.0)
-        return np.asarray(difference - turns * whole)
 
 
 def map_actions(

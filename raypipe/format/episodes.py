@@ -322,10 +322,7 @@ def _integers(table: pa.Table, name: str, storage: Storage) -> NDArray[np.int64]
 
 
 def _check_rows(
-    episode_index: NDArray[np.int64],
-    length: NDArray[np.int64],
-    storage: Storage,
-    tables: Mapping[str, pa.Table],
+    episode_index: NDArray[np.int64], length: NDArray[np.int64], storage: Storage, tables: Mapping[str, pa.Table]
 ) -> None:
     """Raise if an episode is twice in the `tables`, which are by file, or has no frame."""
     doubled = episode_index[1:][np.diff(episode_index) == 0]

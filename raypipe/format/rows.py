@@ -229,9 +229,8 @@ def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per
     for name in dict.fromkeys(meta.data_file(int(row)) for row in rows):
         with open_parquet(meta.storage.for_a_look(), name) as parquet:
             low, high = parquet.episode_bounds
-        if meta.is_packed and (np.any(low != high) or len(np.unique(low)) < len(low)):
-            return "other"
-        if not meta.is_packed and len(low) > 1:
+        is_other = np.any(low != high) or len(np.unique(low)) < len(low) if meta.is_packed else len(low) > 1
+        if is_other:
             return "other"
     return "per-episode"
 

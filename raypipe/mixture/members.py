@@ -46,14 +46,7 @@ from raypipe.dataset import (
     window_from_offsets,
 )
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError, suggest
-from raypipe.format import (
-    INDEX_FEATURES,
-    Feature,
-    find_absent_columns,
-    one_line,
-    read_metadata,
-    row_features_of,
-)
+from raypipe.format import INDEX_FEATURES, Feature, find_absent_columns, one_line, read_metadata, row_features_of
 from raypipe.mixture.spec import MemberSpec, MixtureSpec, OnBadDataset
 from raypipe.storage import Storage, is_repo_id, is_transient, open_root, retry_transient
 from raypipe.text import count_bar, counted, cut_inside
@@ -110,10 +103,7 @@ class Opened:
 
 
 def open_members(
-    members: Sequence[MemberSpec],
-    *,
-    on_bad_dataset: OnBadDataset = "raise",
-    progress: bool = True,
+    members: Sequence[MemberSpec], *, on_bad_dataset: OnBadDataset = "raise", progress: bool = True
 ) -> Opened:
     """Return the datasets of `members`, with the cameras that each asks for; reads ``meta/`` and a few footers.
 

@@ -89,11 +89,7 @@ class Mixture:
     """Members that cannot be used, under ``on_bad_dataset="skip"``."""
 
     def __init__(
-        self,
-        members: "str | Path | MixtureSpec | Sequence[Any]",
-        *,
-        progress: bool = True,
-        **settings: Any,
+        self, members: "str | Path | MixtureSpec | Sequence[Any]", *, progress: bool = True, **settings: Any
     ) -> None:
         """Open all members and check that they fit together; reads ``meta/`` and a few footers of each.
 

@@ -168,14 +168,13 @@ class MixtureSpec:
         if self.frames_per_epoch != ALL_FRAMES:
             frames = check_whole("frames_per_epoch", self.frames_per_epoch, 1, _MAX_COUNT, ALL_FRAMES)
             _settle(self, frames_per_epoch=frames)
-        if not isinstance(self.widths, Mapping):
-            raise ConfigError(
-                f"widths is {self.widths!r}; give a mapping of names in the mixture -> numbers of a vector"
-            )
-        for name in self.widths:
+        widths: Any = self.widths
+        if not isinstance(widths, Mapping):
+            raise ConfigError(f"widths is {widths!r}; give a mapping of names in the mixture -> numbers of a vector")
+        for name in widths:
             if name in INDEX_FEATURES:
                 raise ConfigError(f"widths has {name!r}, which is one number in every dataset; leave it out")
-        widths = {name: check_whole(f"widths of {name!r}", one, 1, _MAX_COUNT) for name, one in self.widths.items()}
+        widths = {name: check_whole(f"widths of {name!r}", one, 1, _MAX_COUNT) for name, one in widths.items()}
         _settle(self, resize=check_resize(self.resize, "resize"), widths=widths)
         check_fit(self.fit, self.resize, "fit")
 

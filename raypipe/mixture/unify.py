@@ -338,9 +338,8 @@ def _find_renames(offers: Sequence[MemberFeatures], missing: Sequence[str]) -> d
 
 
 def _are_alike(one: Feature, other: Feature) -> bool:
-    if family(one) != family(other):
-        return False
-    return one.is_camera or one.shape == other.shape or len(one.shape) == len(other.shape) == 1
+    is_alike = one.is_camera or one.shape == other.shape or len(one.shape) == len(other.shape) == 1
+    return is_alike and family(one) == family(other)
 
 
 def _member_lines(offer: MemberFeatures, spec: MemberSpec, pairs: Mapping[str, str]) -> list[str]:
