@@ -319,10 +319,10 @@ class Dataset:
         """Return the pixels of `frames`, ``(C, H, W)`` or ``(T, C, H, W)``."""
         import torch
 
-        from raypipe.decode import decode_image
-
         feature, episode = self.features[name], int(self.meta.episodes.episode_index[row])
         if feature.kind == "image":
+            from raypipe.decode import decode_image
+
             stored = zip(frames.tolist(), table.column(name).take(frames).to_pylist(), strict=True)
             place = f"of {self.meta.root!r}"
             pixels = torch.stack(
