@@ -197,7 +197,7 @@ def _describe_data(dataset: Dataset, episodes: list[int], batch_size: int) -> di
 def _left_out(dataset: Dataset) -> dict[str, list[str]]:
     """Return the declared cameras that the bench does not measure, by reason."""
     unreadable = unreadable_cameras(dataset.meta, dataset.missing_cameras)
-    return {why: list(names) for why, names in unreadable.items() if names}
+    return {why: [name for name in unreadable if unreadable[name] == why] for why in unreadable.values()}
 
 
 def _measure_settings(

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from raypipe.dataset.windows import ActionMap, window_rows
 from raypipe.errors import ConfigError, DatasetError
-from raypipe.format import DatasetMeta, RowReader, column_values
+from raypipe.format import QUANTILES, DatasetMeta, RowReader, column_values
 from raypipe.plan import EpisodeIndex, describe_selection
 from raypipe.storage import open_storage, remote_stamp, retry_transient
 from raypipe.text import count_bar, parse_json
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from raypipe.dataset.dataset import Dataset
 
 STATS_FOLDER: Final = "~/.cache/raypipe/stats"
-
-QUANTILES: Final = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
 _VERSION: Final = 2
 """Raise it whenever the same actions would give other numbers."""
@@ -60,18 +58,9 @@ class RepresentedStats(dict[str, NDArray[np.float64]]):
         self.representation = representation
         self.num_slots = num_slots
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RepresentedStats, (dict(self), self.representation, self.num_slots)
 
-
-@dataclass(frozen=True, kw_only=True)
-class _ActionSource:
-    """The actions of some frames of one dataset, and how they are represented."""
-
-    dataset: "Dataset"
-    actions: ActionMap
-    offsets: Sequence[int]
-    index: EpisodeIndex
+_RowRun = tuple[NDArray[np.float32], NDArray[Any], NDArray[np.int64]]
+"""The actions ``(frames, D)`` and states ``(frames, S)`` of an episode, and its anchor frames."""
 
 
 def action_stats(dataset: "Dataset", index: EpisodeIndex, *, folder: str = STATS_FOLDER) -> RepresentedStats:
@@ -83,63 +72,46 @@ def action_stats(dataset: "Dataset", index: EpisodeIndex, *, folder: str = STATS
         index: the anchor frames, of this dataset alone.
         folder: where statistics are kept for the next time, by fingerprint.
     """
-    assert dataset.actions is not None, "stored statistics are those of actions as they are stored"
-    source = _ActionSource(
-        dataset=dataset,
-        actions=dataset.actions,
-        offsets=dataset.window.offsets.get(dataset.actions.action, (0,)),
-        index=index,
-    )
-    name = _file_name(source)
-    kept = _find(folder, name, source) if name else None
-    if kept is not None:
-        return kept
-    found = RepresentedStats(_measure(source), str(source.actions.spec), len(source.offsets))
-    if name:
-        _keep(folder, name, found)
-    return found
+    actions = dataset.actions
+    assert actions is not None, "stored statistics are those of actions as they are stored"
+    offsets = dataset.window.offsets.get(actions.action, (0,))
+    representation, name = str(actions.spec), _file_name(dataset.meta, index, actions, offsets)
+    found = _find(folder, name, representation) if name else None
+    if found is None:
+        found = _measure(dataset, index, actions, offsets)
+        if name:
+            _keep(folder, name, representation, found)
+    return RepresentedStats(found, representation, len(offsets))
 
 
-def _measure(source: _ActionSource) -> dict[str, NDArray[np.float64]]:
-    read = []
-    with count_bar("statistics of actions", len(source.index), is_on=True) as advance:
-        for run in _read(source):
-            read.append(run)
-            advance(1)
-    first = _FirstPass(source.dataset.row_features[source.actions.action].shape[0])
-    for values in _vectors(source, read):
-        first.add(values)
-    ranks = _Ranks(first)
-    for values in _vectors(source, read):
-        ranks.add(values)
-    return {**first.result(), **ranks.result(), "count": np.array([first.count], dtype=np.float64)}
+def _measure(
+    dataset: "Dataset", index: EpisodeIndex, actions: ActionMap, offsets: Sequence[int]
+) -> dict[str, NDArray[np.float64]]:
+    runs = _read(dataset, index, actions)
+    width = dataset.row_features[actions.action].shape[0]
+    moments, count, upper = _first_pass(_vectors(runs, actions, offsets), width)
+    quantiles = _second_pass(_vectors(runs, actions, offsets), count, upper)
+    return {**moments, **quantiles, "count": np.array([count], dtype=np.float64)}
 
 
-@dataclass(frozen=True, slots=True)
-class _RowRun:
-    """The actions ``(frames, D)`` and states ``(frames, S)`` of an episode, and its anchor frames."""
-
-    actions: NDArray[np.float32]
-    states: NDArray[Any]
-    anchors: NDArray[np.int64]
-
-
-def _read(source: _ActionSource) -> Iterator[_RowRun]:
-    meta, index, features = source.dataset.meta, source.index, source.dataset.row_features
-    names = (source.actions.action, source.actions.state)
+def _read(dataset: "Dataset", index: EpisodeIndex, actions: ActionMap) -> list[_RowRun]:
+    meta, names, runs = dataset.meta, (actions.action, actions.state), []
     reader = RowReader(meta, names)
-    for i in range(len(index)):
-        row = meta.episodes.find_row(int(index.episode[i]))
-        table = reader.read_episode(row)
-        place = f"episode {index.episode[i]} of {meta.root!r}"
-        actions, states = (np.asarray(column_values(table, features[name], place)) for name in names)
-        for name, values in zip(names, (actions, states), strict=True):
-            if not np.isfinite(values).all():
-                raise DatasetError(
-                    f"feature {name!r} of {place} has NaN or infinite values, and statistics of actions need numbers. "
-                    f"Leave the episode out by selection={{'exclude': ({index.episode[i]},)}}, and take pipe.stats."
-                )
-        yield _RowRun(actions, states, _anchors(index, i))
+    with count_bar("statistics of actions", len(index), is_on=True) as advance:
+        for i in range(len(index)):
+            table = reader.read_episode(meta.episodes.find_row(int(index.episode[i])))
+            place = f"episode {index.episode[i]} of {meta.root!r}"
+            values = [np.asarray(column_values(table, dataset.row_features[name], place)) for name in names]
+            for name, numbers in zip(names, values, strict=True):
+                if not np.isfinite(numbers).all():
+                    raise DatasetError(
+                        f"feature {name!r} of {place} has NaN or infinite values, and statistics of actions need "
+                        f"numbers. Leave the episode out by selection={{'exclude': ({index.episode[i]},)}}, and take "
+                        f"pipe.stats."
+                    )
+            runs.append((values[0], values[1], _anchors(index, i)))
+            advance(1)
+    return runs
 
 
 def _anchors(index: EpisodeIndex, row: int) -> NDArray[np.int64]:
@@ -151,88 +123,75 @@ def _anchors(index: EpisodeIndex, row: int) -> NDArray[np.int64]:
     return frames[index.rates.position(rows, frames + 1) > index.rates.position(rows, frames)]
 
 
-def _vectors(source: _ActionSource, read: list[_RowRun]) -> Iterator[NDArray[np.float32]]:
+def _vectors(runs: list[_RowRun], actions: ActionMap, offsets: Sequence[int]) -> Iterator[NDArray[np.float32]]:
     """Yield the actions that are not padding, ``(M, D)`` float32, some anchors at a time."""
-    for run in read:
-        for begin in range(0, len(run.anchors), _ANCHORS_AT_ONCE):
-            anchors = run.anchors[begin : begin + _ANCHORS_AT_ONCE]
-            slots, is_pad = window_rows(anchors, len(run.actions), source.offsets)
-            encoded = source.actions.encode(run.actions[slots], run.states[anchors], has_window=True)
+    for values, states, frames in runs:
+        for begin in range(0, len(frames), _ANCHORS_AT_ONCE):
+            anchors = frames[begin : begin + _ANCHORS_AT_ONCE]
+            slots, is_pad = window_rows(anchors, len(values), offsets)
+            encoded = actions.encode(values[slots], states[anchors], has_window=True)
             yield encoded.reshape(*slots.shape, -1)[~is_pad]
 
 
-class _FirstPass:
-    """Moments, and for each number of the vector a histogram of the upper 16 bits."""
-
-    def __init__(self, width: int) -> None:
-        self.count = 0
-        self.upper = np.zeros((width, _BINS), dtype=np.int64)
-        self._mean = np.zeros(width)
-        self._spread = np.zeros(width)
-        self._least = np.full(width, np.inf)
-        self._greatest = np.full(width, -np.inf)
-
-    def add(self, values: NDArray[np.float32]) -> None:
+def _first_pass(
+    vectors: Iterator[NDArray[np.float32]], width: int
+) -> tuple[dict[str, NDArray[np.float64]], int, NDArray[np.int64]]:
+    """Return the moments, the count, and for each number of the vector a histogram of the upper 16 bits."""
+    count, upper = 0, np.zeros((width, _BINS), dtype=np.int64)
+    mean, spread = np.zeros(width), np.zeros(width)
+    least, greatest = np.full(width, np.inf), np.full(width, -np.inf)
+    for values in vectors:
         if not len(values):
-            return
+            continue
         numbers = values.astype(np.float64)
-        mean = numbers.mean(axis=0)
-        total, distance = self.count + len(values), mean - self._mean
+        own = numbers.mean(axis=0)
+        total, distance = count + len(values), own - mean
         # Chan's formula: as accurate as two passes, even when the mean is large.
-        self._spread += ((numbers - mean) ** 2).sum(axis=0) + distance**2 * (self.count * len(values) / total)
-        self._mean += distance * (len(values) / total)
-        self.count = total
-        self._least = np.minimum(self._least, numbers.min(axis=0))
-        self._greatest = np.maximum(self._greatest, numbers.max(axis=0))
+        spread += ((numbers - own) ** 2).sum(axis=0) + distance**2 * (count * len(values) / total)
+        mean += distance * (len(values) / total)
+        count = total
+        least, greatest = np.minimum(least, numbers.min(axis=0)), np.maximum(greatest, numbers.max(axis=0))
         keys = _keys(values) >> np.uint32(16)
-        for dim in range(values.shape[1]):
-            self.upper[dim] += np.bincount(keys[:, dim], minlength=_BINS)
-
-    def result(self) -> dict[str, NDArray[np.float64]]:
-        if not self.count:
-            raise ConfigError(
-                "every slot of every window of the actions is padding: there is nothing to make statistics of. Give a "
-                "window that begins within the episodes."
-            )
-        std = np.sqrt(self._spread / self.count)
-        return {"min": self._least, "max": self._greatest, "mean": self._mean, "std": std}
+        for dim in range(width):
+            upper[dim] += np.bincount(keys[:, dim], minlength=_BINS)
+    if not count:
+        raise ConfigError(
+            "every slot of every window of the actions is padding: there is nothing to make statistics of. Give a "
+            "window that begins within the episodes."
+        )
+    return {"min": least, "max": greatest, "mean": mean, "std": np.sqrt(spread / count)}, count, upper
 
 
-class _Ranks:
-    """The values at the ranks that the quantiles interpolate between."""
-
-    def __init__(self, first: _FirstPass) -> None:
-        position = np.array(list(QUANTILES.values())) * (first.count - 1)
-        below = np.floor(position).astype(np.int64)
-        self._part = position - below
-        self._ranks = np.stack([below, np.minimum(below + 1, first.count - 1)])
-        ends = np.cumsum(first.upper, axis=1)
-        self._upper = np.stack([np.searchsorted(end, self._ranks, side="right") for end in ends])
-        """The upper half of the value, for every number and rank."""
-        self._before = np.stack([(end - one)[at] for end, one, at in zip(ends, first.upper, self._upper, strict=True)])
-        self._lower = {
-            (dim, int(upper)): np.zeros(_BINS, dtype=np.int64)
-            for dim, uppers in enumerate(self._upper)
-            for upper in np.unique(uppers)
-        }
-
-    def add(self, values: NDArray[np.float32]) -> None:
+def _second_pass(
+    vectors: Iterator[NDArray[np.float32]], count: int, upper: NDArray[np.int64]
+) -> dict[str, NDArray[np.float64]]:
+    """Return the quantiles: they interpolate between the values at some ranks, whose upper 16 bits are known."""
+    position = np.array(list(QUANTILES.values())) * (count - 1)
+    below = np.floor(position).astype(np.int64)
+    ranks = np.stack([below, np.minimum(below + 1, count - 1)])
+    ends = np.cumsum(upper, axis=1)
+    # For every number of the vector and every rank: the upper half of the value, and how many values have a lesser one.
+    halves = np.stack([np.searchsorted(end, ranks, side="right") for end in ends])
+    before = np.stack([(end - one)[at] for end, one, at in zip(ends, upper, halves, strict=True)])
+    lower = {
+        (dim, half): np.zeros(_BINS, dtype=np.int64)
+        for dim, own in enumerate(halves)
+        for half in np.unique(own).tolist()
+    }
+    for values in vectors:
         keys = _keys(values)
-        upper, lower = keys >> np.uint32(16), keys & _LOW
-        for dim, wanted in self._lower:
-            self._lower[dim, wanted] += np.bincount(lower[upper[:, dim] == wanted, dim], minlength=_BINS)
-
-    def result(self) -> dict[str, NDArray[np.float64]]:
-        ordered = np.empty(self._upper.shape)
-        for place in np.ndindex(*self._upper.shape):
-            dim, rank = place[0], self._ranks[place[1:]]
-            upper = int(self._upper[place])
-            ends = np.cumsum(self._lower[dim, upper])
-            lower = int(np.searchsorted(ends, rank - self._before[place], side="right"))
-            ordered[place] = _value_of((upper << 16) | lower)
-        low, high = ordered[:, 0], ordered[:, 1]
-        quantiles = low + (high - low) * self._part
-        return {name: quantiles[:, i] for i, name in enumerate(QUANTILES)}
+        high, low = keys >> np.uint32(16), keys & _LOW
+        for dim, half in lower:
+            lower[dim, half] += np.bincount(low[high[:, dim] == half, dim], minlength=_BINS)
+    keys = np.empty(halves.shape, dtype=np.uint32)
+    for place in np.ndindex(*halves.shape):
+        half = int(halves[place])
+        rank = ranks[place[1:]] - before[place]
+        keys[place] = (half << 16) | int(np.searchsorted(np.cumsum(lower[place[0], half]), rank, side="right"))
+    bits = np.where(keys & _SIGN, keys & ~_SIGN, ~keys)
+    ordered = bits.view(np.float32).astype(np.float64)
+    quantiles = ordered[:, 0] + (ordered[:, 1] - ordered[:, 0]) * (position - below)
+    return {name: quantiles[:, i] for i, name in enumerate(QUANTILES)}
 
 
 def _keys(values: NDArray[np.float32]) -> NDArray[np.uint32]:
@@ -242,14 +201,8 @@ def _keys(values: NDArray[np.float32]) -> NDArray[np.uint32]:
     return np.asarray(np.where(bits & _SIGN, ~bits, bits | _SIGN), dtype=np.uint32)
 
 
-def _value_of(key: int) -> float:
-    bits = np.uint32(key)
-    return float(np.array([bits & ~_SIGN if bits & _SIGN else ~bits], dtype=np.uint32).view(np.float32)[0])
-
-
-def _file_name(source: _ActionSource) -> str:
+def _file_name(meta: DatasetMeta, index: EpisodeIndex, actions: ActionMap, offsets: Sequence[int]) -> str:
     """Return the name of the file that keeps the statistics: a hash of all their inputs, or empty without a state."""
-    meta, actions = source.dataset.meta, source.actions
     state = _data_state(meta)
     if state is None:
         return ""
@@ -258,8 +211,8 @@ def _file_name(source: _ActionSource) -> str:
         "root": meta.storage.uri,
         "files": state,
         "order": meta.order_fingerprint,
-        "frames": describe_selection(source.index),
-        "offsets": list(source.offsets),
+        "frames": describe_selection(index),
+        "offsets": list(offsets),
         "actions": [str(actions.spec), actions.action, actions.state],
         "numbers": [actions.dims, actions.state_dims, actions.periods],
     }
@@ -267,41 +220,35 @@ def _file_name(source: _ActionSource) -> str:
 
 
 def _data_state(meta: DatasetMeta) -> list[str] | None:
-    """Return a state that changes when rows change: a commit, or sizes and times of data files; None if unknown."""
+    """Return a state that changes when rows change: a commit, or versions of files; None if unknown."""
     storage = meta.storage
     if storage.commit:
         return [storage.commit]
-    names = dict.fromkeys(map(meta.data_file, range(len(meta.episodes))))
-    if storage.is_local:
-        try:
-            found = [os.stat(storage.locate(name)) for name in names]
-        except OSError:
-            # A file is missing: the error from reading names it.
-            return None
-        return [f"{one.st_size} {one.st_mtime_ns}" for one in found]
     if not storage.is_listable:
         return None
-    files = retry_transient(lambda: storage.filesystem.find(storage.path, detail=True))
-    stamps = [remote_stamp(info) for _, info in sorted(files.items())]
+    if storage.is_local:
+        # Size and time, without the inode: some mounts number it anew. A missing file has none; reading names it.
+        names = dict.fromkeys(map(meta.data_file, range(len(meta.episodes))))
+        stamps = [" ".join(storage.version(name).split("-")[:2]) for name in names]
+    else:
+        files = retry_transient(lambda: storage.filesystem.find(storage.path, detail=True))
+        stamps = [remote_stamp(info) for _, info in sorted(files.items())]
     return stamps if all(stamps) else None
 
 
-def _find(folder: str, name: str, source: _ActionSource) -> RepresentedStats | None:
+def _find(folder: str, name: str, representation: str) -> dict[str, NDArray[np.float64]] | None:
     try:
         kept = parse_json(open_storage(os.path.expanduser(folder)).read_bytes(name))
         values = {key: np.asarray(value, dtype=np.float64) for key, value in kept["stats"].items()}
+        return values if kept["representation"] == representation and "count" in values else None
     except (DatasetError, OSError, ValueError, KeyError, TypeError, AttributeError):
         # A missing or damaged file is computed again.
         return None
-    is_whole = kept.get("representation") == str(source.actions.spec) and "count" in values
-    return RepresentedStats(values, kept["representation"], len(source.offsets)) if is_whole else None
 
 
-def _keep(folder: str, name: str, stats: RepresentedStats) -> None:
+def _keep(folder: str, name: str, representation: str, stats: Mapping[str, NDArray[np.float64]]) -> None:
     plain = {key: value.tolist() for key, value in stats.items()}
-    content = json.dumps({"representation": stats.representation, "stats": plain}).encode()
-    try:
+    content = json.dumps({"representation": representation, "stats": plain}).encode()
+    # If the home folder is not writable: compute again next time.
+    with suppress(DatasetError, OSError):
         open_storage(os.path.expanduser(folder)).write_atomic(name, content)
-    except (DatasetError, OSError):
-        # The home folder is not writable: compute again next time.
-        return

@@ -30,12 +30,11 @@ from raypipe.dataset.windows import (
     window_rows,
 )
 from raypipe.decode import CameraDtype
-from raypipe.errors import ConfigError, DatasetError, DecodeError, note_episode, suggest
+from raypipe.errors import ConfigError, DatasetError, DecodeError, note_episode, noting, suggest
 from raypipe.format import (
     INDEX_FEATURES,
     DatasetMeta,
     Feature,
-    FeatureStats,
     RowReader,
     Stats,
     check_not_refused,
@@ -90,14 +89,7 @@ def open_dataset(
     tolerance_s: float = TOLERANCE_S,
     revision: str = "",
 ) -> "Dataset":
-    """Open the LeRobot dataset at `root`, a path, an fsspec URI or a name of the Hub; reads ``meta/`` only.
-
-    Args:
-        cameras: the cameras that samples hold. ``"all"`` leaves out, with a warning, cameras that have no file, that a
-            web server does not give, or that cannot be decoded; a camera that you name must be there.
-        timestamps: see `SampleSpec.timestamps`.
-        revision: of a dataset on the Hub.
-    """
+    """Open the LeRobot dataset at `root`, and no mixture; `raypipe.open_dataset` says what the arguments mean."""
     if isinstance(cameras, str) and cameras != "all":
         raise ConfigError(f"cameras is {cameras!r}; give a list of names, as cameras=[{cameras!r}], or 'all'")
     meta = read_metadata(open_root(root, revision).uri if revision else root)
@@ -105,7 +97,14 @@ def open_dataset(
     for name, why in meta.opaque.items():
         warnings.warn(f"{meta.root}: leaving out {name}: {why}.", stacklevel=2)
     if cameras == "all":
-        chosen = _all_cameras(meta, missing)
+        unreadable = unreadable_cameras(meta, missing)
+        for why in dict.fromkeys(unreadable.values()):
+            names = ", ".join(name for name in unreadable if unreadable[name] == why)
+            warnings.warn(
+                f"{meta.root}: leaving out {names}: {why}. Name the cameras to use, as cameras=[...], to silence this.",
+                stacklevel=2,
+            )
+        chosen = tuple(name for name in meta.cameras if name not in unreadable)
     else:
         check_cameras(meta, cameras, missing)
         chosen = tuple(cameras)
@@ -196,10 +195,11 @@ class Dataset:
 
     def stats_of(self, index: EpisodeIndex) -> Stats:
         """Return `stats`; actions in another representation have statistics of the anchors of `index` alone."""
-        stored = {
-            name: _in_millimetres(stats) if name in self.features and self.features[name].has_metre_stats else stats
-            for name, stats in read_stats(self.meta.storage).items()
-        }
+        stored = dict(read_stats(self.meta.storage))
+        for name in stored.keys() & self.features.keys():
+            if self.features[name].has_metre_stats:
+                metres = stored[name]
+                stored[name] = {key: one if key == "count" else one * 1000 for key, one in metres.items()}
         return stored if self.actions is None else {**stored, self.actions.action: action_stats(self, index)}
 
     def windowed(
@@ -257,8 +257,9 @@ class Dataset:
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):
             raise IndexError(f"there is no sample {index}; the dataset has {counted(len(self), 'frame')}")
-        row = int(np.searchsorted(self._starts, position, side="right")) - 1
-        return self._sample(row, position - int(self._starts[row]))
+        starts = self.meta.episodes.first_frames
+        row = int(np.searchsorted(starts, position, side="right")) - 1
+        return self._sample(row, position - int(starts[row]))
 
     def sample_of(self, episode_index: int, frame: int) -> dict[str, Any]:
         """Return the sample of one frame of one episode, by LeRobot's numbers."""
@@ -275,10 +276,6 @@ class Dataset:
         table = self._reader.read_episode(self.meta.episodes.find_row(episode_index))
         stored = table.column("timestamp").to_numpy().astype(np.float64)
         return np.asarray(stored - np.arange(len(stored)) / self.meta.fps)
-
-    @cached_property
-    def _starts(self) -> NDArray[np.int64]:
-        return np.cumsum(self.meta.episodes.length) - self.meta.episodes.length
 
     @cached_property
     def _reader(self) -> RowReader:
@@ -300,46 +297,41 @@ class Dataset:
         for name in (*self.spec.cameras, *rows):
             (frames,), (padding,) = window_rows(np.array([frame]), len(table), self.window.offsets.get(name, (0,)))
             if name in rows:
-                sample[name] = self._values(rows[name], table, frames, place)
+                found = column_values(table.take(frames), rows[name], place)
+                values = found if isinstance(found, list) else torch.from_numpy(found.copy())
+                sample[name] = values if name in self.window.offsets else values[0]
             else:
                 sample[name] = self._camera(name, row, table, frames)
             if name in self.window.offsets:
                 sample[f"{name}_is_pad"] = torch.from_numpy(padding)
         if self.actions is not None:
-            sample[self.actions.action] = self._represented(self.actions, sample[self.actions.action], table, frame)
-            sample[f"{self.actions.action}{REPRESENTATION}"] = str(self.actions.spec)
-        sample["task"] = self._task(table, frame, place)
+            name, has_window = self.actions.action, self.actions.action in self.window.offsets
+            state = column_values(table.slice(frame, 1), rows[self.actions.state], repr(self.meta.root))
+            encoded = self.actions.encode(sample[name].numpy()[None], np.asarray(state), has_window=has_window)
+            sample[name] = torch.from_numpy(encoded[0])
+            sample[f"{name}{REPRESENTATION}"] = str(self.actions.spec)
+        with noting(f"in {place}, frame {frame}"):
+            task_index = int(table.column("task_index")[frame].as_py())
+            sample["task"] = self.meta.tasks.text(task_index) if len(self.meta.tasks) else ""
         return sample
-
-    def _values(self, feature: Feature, table: pa.Table, frames: NDArray[np.int64], place: str) -> Any:
-        import torch
-
-        has_window = feature.name in self.window.offsets
-        values = column_values(table.take(frames), feature, place)
-        if isinstance(values, list):
-            return values if has_window else values[0]
-        tensor = torch.from_numpy(values.copy())
-        return tensor if has_window else tensor[0]
-
-    def _represented(self, actions: ActionMap, values: "torch.Tensor", table: pa.Table, frame: int) -> "torch.Tensor":
-        import torch
-
-        state = column_values(table.slice(frame, 1), self.row_features[actions.state], repr(self.meta.root))
-        has_window = actions.action in self.window.offsets
-        return torch.from_numpy(actions.encode(values.numpy()[None], np.asarray(state), has_window=has_window)[0])
 
     def _camera(self, name: str, row: int, table: pa.Table, frames: NDArray[np.int64]) -> "torch.Tensor":
         """Return the pixels of `frames`, ``(C, H, W)`` or ``(T, C, H, W)``."""
         import torch
 
-        feature = self.features[name]
+        feature, episode = self.features[name], int(self.meta.episodes.episode_index[row])
         if feature.kind == "image":
-            pixels = torch.stack([self._image(feature, table, int(frame)) for frame in frames])
+            from raypipe.decode import decode_image
+
+            stored = zip(frames.tolist(), table.column(name).take(frames).to_pylist(), strict=True)
+            place = f"of {self.meta.root!r}"
+            pixels = torch.stack(
+                [decode_image(one, feature, f"episode {episode}, frame {frame} {place}") for frame, one in stored]
+            )
         else:
             try:
                 pixels = self._video_frames(name, row, table, frames)
             except DatasetError as error:
-                episode = int(self.meta.episodes.episode_index[row])
                 note_episode(error, f"decoding camera {name!r} of", episode, self.meta.root)
                 raise
         if self.spec.camera_dtype == "float32" and not feature.is_depth:
@@ -357,13 +349,6 @@ class Dataset:
             unique, slots = np.unique(first + frames, return_inverse=True)
             return video.read_frames(unique)[slots]
 
-    def _image(self, feature: Feature, table: pa.Table, frame: int) -> "torch.Tensor":
-        from raypipe.decode import decode_image
-
-        stored = table.column(feature.name)[frame].as_py()
-        episode_index = table.column("episode_index")[frame].as_py()
-        return decode_image(stored, feature, f"episode {episode_index}, frame {frame} of {self.meta.root!r}")
-
     def _check_timestamps(
         self, name: str, row: int, table: pa.Table, frames: NDArray[np.int64], pts_s: NDArray[np.float64]
     ) -> None:
@@ -378,20 +363,6 @@ class Dataset:
                 f"{off:.4f} s apart, and tolerance_s is {self.spec.tolerance_s:g}. Raise tolerance_s, or open the "
                 f"dataset with timestamps='position'."
             )
-
-    def _task(self, table: pa.Table, frame: int, place: str) -> str:
-        task_index = int(table.column("task_index")[frame].as_py())
-        if not len(self.meta.tasks):
-            return ""
-        try:
-            return self.meta.tasks.text(task_index)
-        except DatasetError as error:
-            error.add_note(f"in {place}, frame {frame}")
-            raise
-
-
-def _in_millimetres(metres: FeatureStats) -> FeatureStats:
-    return {key: values if key == "count" else values * 1000 for key, values in metres.items()}
 
 
 def keeps_time_axis(dataset: Dataset, camera: str) -> bool:
@@ -448,25 +419,13 @@ def why_missing(meta: DatasetMeta, camera: str) -> str:
     return "no video file is there"
 
 
-def unreadable_cameras(meta: DatasetMeta, missing: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the cameras that cannot be read, by reason."""
+def unreadable_cameras(meta: DatasetMeta, missing: Sequence[str]) -> dict[str, str]:
+    """Return why cameras cannot be read, by camera."""
     from raypipe.decode import why_undecodable
 
     reasons = {name: why_undecodable(meta.features[name]) for name in meta.cameras}
     reasons |= {name: why_missing(meta, name) for name in missing}
-    return {why: tuple(name for name in reasons if reasons[name] == why) for why in reasons.values() if why}
-
-
-def _all_cameras(meta: DatasetMeta, missing: Sequence[str]) -> tuple[str, ...]:
-    """Return the cameras that can be read; warn of those that cannot."""
-    unreadable = unreadable_cameras(meta, missing)
-    for why, names in unreadable.items():
-        warnings.warn(
-            f"{meta.root}: leaving out {', '.join(names)}: {why}. Name the cameras to use, as cameras=[...], to "
-            f"silence this.",
-            stacklevel=3,
-        )
-    return tuple(name for name in meta.cameras if not any(name in names for names in unreadable.values()))
+    return {name: why for name, why in reasons.items() if why}
 
 
 def check_cameras(meta: DatasetMeta, cameras: Sequence[str], missing: Sequence[str]) -> None:

@@ -5,16 +5,17 @@ This module decides which files those are; `raypipe.storage.hub` fetches, verifi
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
+
+from rich.filesize import decimal
 
 from raypipe.errors import ConfigError, DownloadError, suggest
 from raypipe.format import DatasetMeta, read_metadata
 from raypipe.storage import (
     Client,
     HubFile,
-    HubPlace,
     HubSource,
     Storage,
     cache_place,
@@ -95,8 +96,22 @@ def download_dataset(root: str, spec: DownloadSpec | None = None) -> DownloadRep
     if source.folder:
         raise ConfigError(f"{root!r} names the folder {source.folder!r} of a repo; give the repo alone")
     place = folder_place(source, spec.out) if spec.out else cache_place(source)
+
+    def fetch(files: Mapping[str, HubFile]) -> list[int]:
+        total = sum(one.size_bytes for one in files.values())
+        with count_bar(source.repo_id, total, is_on=spec.progress, of_bytes=True) as advance:
+            return fetch_files(client, source, place, files, advance)
+
     with locked(place):
-        files, fetched = _Download(client, source, place, spec).run(list_files(client, source, place))
+        files = listing = list_files(client, source, place)
+        if not spec.is_whole:
+            files = {name: one for name, one in listing.items() if not name.startswith(_LARGE)}
+        fetched = fetch(files)
+        if not spec.is_whole:
+            # After the small files: their metadata says which large ones are needed.
+            large = _large_files(read_metadata(Storage(str(place.folder))), spec, source, listing)
+            fetched += fetch(large)
+            files = {**files, **large}
     return DownloadReport(
         repo_id=source.repo_id,
         revision=source.revision,
@@ -133,74 +148,37 @@ def report_lines(report: DownloadReport) -> list[str]:
     opened = report.repo_id if report.is_whole else report.folder
     return [
         f"{report.repo_id}, revision {report.revision}, commit {report.commit}: {what}",
-        f"{counted(report.num_files, 'file')}, {_as_size(report.size_bytes)}: fetched {report.num_fetched} "
-        f"({_as_size(report.fetched_bytes)}) with {counted(report.num_requests, 'request')}, "
+        f"{counted(report.num_files, 'file')}, {decimal(report.size_bytes)}: fetched {report.num_fetched} "
+        f"({decimal(report.fetched_bytes)}) with {counted(report.num_requests, 'request')}, "
         f"{report.num_skipped} {either(report.num_skipped, 'was', 'were')} complete",
         f"in {report.folder}; see: raypipe info {opened}",
     ]
 
 
-class _Download:
-    def __init__(self, client: Client, source: HubSource, place: HubPlace, spec: DownloadSpec) -> None:
-        self._client = client
-        self._source = source
-        self._place = place
-        self._spec = spec
-
-    def run(self, listing: dict[str, HubFile]) -> tuple[dict[str, HubFile], list[int]]:
-        """Fetch the files that the spec asks for; return them, and the sizes of those that were not complete."""
-        if self._spec.is_whole:
-            return listing, self._fetch(listing)
-        # The small files first: their metadata says which large ones are needed.
-        small = {name: one for name, one in listing.items() if not name.startswith(_LARGE)}
-        fetched = self._fetch(small)
-        large = self._choose(read_metadata(Storage(str(self._place.folder))), listing)
-        return {**small, **large}, fetched + self._fetch(large)
-
-    def _choose(self, meta: DatasetMeta, listing: dict[str, HubFile]) -> dict[str, HubFile]:
-        rows = _find_rows(meta, self._spec.episodes, self._source)
-        names = [meta.data_file(row) for row in rows]
-        for camera in _find_cameras(meta, self._spec.cameras, self._source):
-            names += [meta.video_file(row, camera) for row in rows]
-        wanted = dict.fromkeys(posixpath.normpath(name) for name in names)
-        missing = [name for name in wanted if name not in listing]
-        if missing:
-            raise DownloadError(
-                f"{self._source} does not have the files that its meta/ names: {first_of(missing, _SHOWN_FILES)}. "
-                f"Choose other episodes or cameras, or another revision."
-            )
-        return {name: listing[name] for name in wanted}
-
-    def _fetch(self, files: dict[str, HubFile]) -> list[int]:
-        total = sum(one.size_bytes for one in files.values())
-        with count_bar(self._source.repo_id, total, is_on=self._spec.progress, of_bytes=True) as advance:
-            return fetch_files(self._client, self._source, self._place, files, advance)
-
-
-def _find_rows(meta: DatasetMeta, episodes: tuple[int, ...] | Literal["all"], source: HubSource) -> list[int]:
-    if episodes == "all":
-        return list(range(len(meta.episodes)))
+def _large_files(
+    meta: DatasetMeta, spec: DownloadSpec, source: HubSource, listing: Mapping[str, HubFile]
+) -> dict[str, HubFile]:
+    """Return the data and video files of the chosen episodes and cameras; images are stored in the rows."""
     known = {int(number): row for row, number in enumerate(meta.episodes.episode_index)}
-    unknown = [number for number in episodes if number not in known]
-    if unknown:
-        raise ConfigError(
-            f"{source} has no episode {unknown[0]}; it has {counted(len(known), 'episode')}, "
-            f"{span_text(min(known), max(known))}"
+    episodes = list(known) if spec.episodes == "all" else spec.episodes
+    cameras = meta.cameras if spec.cameras == "all" else spec.cameras
+    for number in episodes:
+        if number not in known:
+            raise ConfigError(
+                f"{source} has no episode {number}; it has {counted(len(known), 'episode')}, "
+                f"{span_text(min(known), max(known))}"
+            )
+    for name in cameras:
+        if name not in meta.cameras:
+            raise ConfigError(f"{source} has no camera {name!r}{suggest(name, meta.cameras)}")
+    rows = [known[number] for number in episodes]
+    names = [meta.data_file(row) for row in rows]
+    names += [meta.video_file(row, name) for name in cameras if name in meta.episodes.videos for row in rows]
+    wanted = dict.fromkeys(map(posixpath.normpath, names))
+    missing = [name for name in wanted if name not in listing]
+    if missing:
+        raise DownloadError(
+            f"{source} does not have the files that its meta/ names: {first_of(missing, _SHOWN_FILES)}. Choose other "
+            f"episodes or cameras, or another revision."
         )
-    return [known[number] for number in episodes]
-
-
-def _find_cameras(meta: DatasetMeta, cameras: Sequence[str] | Literal["all"], source: HubSource) -> list[str]:
-    """Return the chosen cameras that have video files; images are stored in the rows."""
-    if cameras != "all":
-        for name in cameras:
-            if name not in meta.cameras:
-                raise ConfigError(f"{source} has no camera {name!r}{suggest(name, meta.cameras)}")
-    return [name for name in (meta.cameras if cameras == "all" else cameras) if name in meta.episodes.videos]
-
-
-def _as_size(size_bytes: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size_bytes >= size:
-            return f"{size_bytes / size:.1f} {unit}"
-    return counted(size_bytes, "byte")
+    return {name: listing[name] for name in wanted}

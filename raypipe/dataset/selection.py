@@ -17,11 +17,11 @@ different widths:
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,6 @@ from raypipe.storage import open_storage
 from raypipe.text import counted, cut_inside, make_spec
 
 Weights = NDArray[np.float64]
-Mapped = TypeVar("Mapped")
 
 _MOST_KNOWN: Final = 600
 """Characters of known values that a message shows: some datasets have thousands of tasks."""
@@ -118,7 +117,7 @@ class Schema:
     def only(self, names: Collection[str]) -> "Schema":
         """Return the schema with only these features; raypipe neither reads nor decodes the others."""
 
-        def kept(given: Mapping[str, Mapped]) -> dict[str, Mapped]:
+        def kept(given: Mapping[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in given.items() if name in names}
 
         return Schema(
@@ -205,19 +204,15 @@ def settle_selection(meta: DatasetMeta, given: Any, weights: Any = EQUAL) -> Sel
         raise ConfigError(f"weights is {told[0]}, and selection has other weights, {told[1]}: say one of them")
     weights = inside if isinstance(weights, str) and weights == EQUAL else weights
     if callable(weights):
-        weights = _call(meta, weights)
+        table = _read_columns(meta)
+        numbers = np.asarray(weights(table))
+        if numbers.shape != (len(table),):
+            raise ConfigError(
+                f"the function of weights returned numbers of the shape {numbers.shape} for "
+                f"{counted(len(table), 'episode')}; one for each row of its table is wanted"
+            )
+        weights = dict(zip(table.column("episode_index").to_pylist(), numbers.tolist(), strict=True))
     return selection if isinstance(weights, str) and weights == EQUAL else replace(selection, weights=weights)
-
-
-def _call(meta: DatasetMeta, function: Callable[[pa.Table], Any]) -> dict[int, float]:
-    table = _read_columns(meta)
-    numbers = np.asarray(function(table))
-    if numbers.shape != (len(table),):
-        raise ConfigError(
-            f"the function of weights returned numbers of the shape {numbers.shape} for "
-            f"{counted(len(table), 'episode')}; one for each row of its table is wanted"
-        )
-    return dict(zip(table.column("episode_index").to_pylist(), numbers.tolist(), strict=True))
 
 
 def _with_tasks(name: str, meta: DatasetMeta, tasks: Sequence[str]) -> NDArray[np.bool_]:
@@ -246,18 +241,24 @@ def _weights(name: str, meta: DatasetMeta, selection: SelectionSpec, kept: NDArr
         )
         weights, place = _as_numbers(values, f"column {given!r}"), f"column {given!r}"
     else:
-        weights, place = _episode_weights(name, meta, dict(given)), "weights"
-    _check_weights(name, meta, weights, kept, place)
-    return weights
-
-
-def _episode_weights(name: str, meta: DatasetMeta, given: Mapping[int, float]) -> Weights:
-    unknown = sorted(set(given) - set(meta.episodes.episode_index.tolist()))
-    if unknown:
+        by_episode, episodes = dict(given), meta.episodes.episode_index.tolist()
+        unknown = sorted(by_episode.keys() - set(episodes))
+        if unknown:
+            raise ConfigError(
+                f"weights name the episode {unknown[0]}, which dataset {name!r} does not have ({len(unknown)} unknown)"
+            )
+        weights, place = np.array([by_episode.get(episode, 1.0) for episode in episodes]), "weights"
+    length = meta.episodes.length
+    owner = np.arange(len(length)) if len(weights) == len(length) else np.repeat(np.arange(len(length)), length)
+    wrong = np.flatnonzero(~(weights >= 0) | np.isinf(weights))
+    wrong = wrong[kept[owner[wrong]]]
+    if len(wrong):
+        episode = int(meta.episodes.episode_index[owner[wrong[0]]])
         raise ConfigError(
-            f"weights name the episode {unknown[0]}, which dataset {name!r} does not have ({len(unknown)} unknown)"
+            f"a weight of episode {episode} of dataset {name!r} is {weights[wrong[0]]} in the {place} "
+            f"({len(wrong)} such in all); give finite numbers of at least 0"
         )
-    return np.array([given.get(episode, 1.0) for episode in meta.episodes.episode_index.tolist()])
+    return weights
 
 
 def _file_weights(name: str, meta: DatasetMeta, path: str) -> Weights:
@@ -276,8 +277,7 @@ def _file_weights(name: str, meta: DatasetMeta, path: str) -> Weights:
     numbers = table.column(key).to_numpy()
     order = np.argsort(numbers, kind="stable")
     place = np.searchsorted(numbers[order], wanted)
-    is_there = place < len(numbers)
-    is_there[is_there] &= numbers[order][place[is_there]] == wanted[is_there]
+    is_there = np.isin(wanted, numbers)
     if len(np.unique(numbers)) < len(numbers) or not is_there.all() or len(numbers) != len(wanted):
         lacking = f", and not {key} {wanted[~is_there][0]}" if not is_there.all() else ""
         raise ConfigError(
@@ -351,19 +351,6 @@ def _as_numbers(values: Any, place: str) -> Weights:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the {place} holds no numbers, and weights are some: {error}") from error
-
-
-def _check_weights(name: str, meta: DatasetMeta, weights: Weights, kept: NDArray[np.bool_], place: str) -> None:
-    length = meta.episodes.length
-    owner = np.arange(len(length)) if len(weights) == len(length) else np.repeat(np.arange(len(length)), length)
-    wrong = np.flatnonzero(~(weights >= 0) | np.isinf(weights))
-    wrong = wrong[kept[owner[wrong]]]
-    if len(wrong):
-        episode = int(meta.episodes.episode_index[owner[wrong[0]]])
-        raise ConfigError(
-            f"a weight of episode {episode} of dataset {name!r} is {weights[wrong[0]]} in the {place} "
-            f"({len(wrong)} such in all); give finite numbers of at least 0"
-        )
 
 
 def _read_columns(meta: DatasetMeta, names: Sequence[str] | None = None) -> pa.Table:

@@ -253,8 +253,14 @@ class ActionMap:
         moved = window[..., self.dims].astype(np.float64)
         base = state.reshape(len(state), 1, -1)[..., self.state_dims].astype(np.float64)
         before = np.concatenate([base, moved[:, :-1]], axis=1) if self.spec.mode == "delta" else base
+        difference = moved - before
+        if any(self.periods):
+            # Angles go the short way round.
+            period = np.array(self.periods)
+            whole = np.where(period > 0, period, 1.0)
+            difference -= np.where(period > 0, np.floor(difference / whole + 0.5), 0.0) * whole
         encoded = window.copy()
-        encoded[..., self.dims] = self._short_way(moved - before)
+        encoded[..., self.dims] = difference
         return encoded.reshape(actions.shape)
 
     def decode(self, actions: Any, state: Any) -> Any:
@@ -286,14 +292,6 @@ class ActionMap:
             moved = moved.cumsum(-2) if self.spec.mode == "delta" else moved
         decoded[..., dims] = moved + base
         return decoded[..., 0] if is_bare else decoded
-
-    def _short_way(self, difference: NDArray[np.float64]) -> NDArray[np.float64]:
-        if not any(self.periods):
-            return difference
-        period = np.array(self.periods)
-        whole = np.where(period > 0, period, 1.0)
-        turns = np.where(period > 0, np.floor(difference / whole + 0.5), 0.0)
-        return np.asarray(difference - turns * whole)
 
 
 def map_actions(
@@ -390,7 +388,12 @@ def _name(feature: Feature, dim: int) -> Dimension:
 
 def _matched(spec: ActionSpec, own: Feature, base: Feature, dims: Sequence[int], place: str) -> tuple[int, ...]:
     """Return the position in the state for each of `dims`."""
-    given = _given(spec, own, base, place)
+    given: dict[int, int] = {}
+    for one, other in spec.match.items():
+        to = find_dims(other, base, place)
+        if len(to) != 1:
+            raise ConfigError(f"actions matches {one!r} to {other!r}, which is {len(to)} numbers of {base.name!r}")
+        given.update(dict.fromkeys(find_dims(one, own, place), to[0]))
     rest = [dim for dim in dims if dim not in given]
     names, state_names = [_name(own, dim) for dim in range(own.shape[0])], base.names[: base.shape[0]]
     if all(state_names.count(str(names[dim])) == 1 for dim in rest):
@@ -403,16 +406,6 @@ def _matched(spec: ActionSpec, own: Feature, base: Feature, dims: Sequence[int],
             f"that stay as they are in absolute=[...]."
         )
     return tuple(given.get(dim, dim) for dim in dims)
-
-
-def _given(spec: ActionSpec, own: Feature, base: Feature, place: str) -> dict[int, int]:
-    given = {}
-    for one, other in spec.match.items():
-        to = find_dims(other, base, place)
-        if len(to) != 1:
-            raise ConfigError(f"actions matches {one!r} to {other!r}, which is {len(to)} numbers of {base.name!r}")
-        given.update(dict.fromkeys(find_dims(one, own, place), to[0]))
-    return given
 
 
 def _tell(feature: Feature) -> str:

@@ -3,13 +3,11 @@
 The modules, from the bottom up (each may use those above it)::
 
     a file                  tables.py        read_json     JSON, JSON lines and parquet, read within limits
-    meta/info.json          features.py      Feature       one per name; with depth codes
-    meta/tasks*             tasks.py         Tasks         task_index -> text; and other texts of frames
+    meta/info.json, tasks*  features.py      Feature       one per name; Tasks: task_index -> text
     meta/episodes*          episodes.py      EpisodeTable  columns, not objects
     all of meta/            dataset_meta.py  DatasetMeta   all of it as one value; tells v2.x from v3.0; paths of files
-    meta/stats*, on demand  stats.py         read_stats    arrays per feature and statistic; pool_stats
+    meta/stats*, on demand  stats.py         read_stats    arrays per feature and statistic; made and pooled
     data/*.parquet          rows.py          RowReader     the rows of an episode
-    a new dataset           writing.py                     what its writers share
     videos/*.mp4            mp4.py           VideoIndex    where every frame is; codec and size
 
 Format versions v2.0, v2.1 and v3.0 give the same `DatasetMeta`. Memory is O(episodes) in numpy and Arrow columns.
@@ -26,20 +24,35 @@ if TYPE_CHECKING:
         VERSIONS,
         VIDEO_TEMPLATES,
         DatasetMeta,
+        format_path,
         read_metadata,
         why_unfit,
     )
     from raypipe.format.episodes import (
+        EPISODES_TEMPLATE,
+        FILES_PER_CHUNK,
         FOLDER,
         JSON_LINES,
         EpisodeTable,
         VideoColumns,
+        in_episodes_file,
         list_tables,
         read_episode_columns,
         read_episodes,
         split_tables,
     )
-    from raypipe.format.features import INDEX_FEATURES, DepthCodes, Feature, read_features, why_unfit_name
+    from raypipe.format.features import (
+        INDEX_FEATURES,
+        PARQUET,
+        TASK_LINES,
+        DepthCodes,
+        Feature,
+        Tasks,
+        read_features,
+        read_tasks,
+        tasks_table,
+        why_unfit_name,
+    )
     from raypipe.format.mp4 import (
         VideoFormat,
         VideoIndex,
@@ -75,14 +88,15 @@ if TYPE_CHECKING:
         one_line,
         read_row_group_layout,
         row_features_of,
-        row_group_bounds,
     )
     from raypipe.format.stats import (
         GLOBAL,
         MOMENTS,
         PER_EPISODE,
+        QUANTILES,
         FeatureStats,
         Stats,
+        describe_values,
         find_stats_file,
         is_low,
         is_quantile,
@@ -97,26 +111,19 @@ if TYPE_CHECKING:
         read_json_lines,
         read_parquet,
     )
-    from raypipe.format.tasks import PARQUET, TASK_LINES, Tasks, read_tasks
-    from raypipe.format.writing import (
-        EPISODES_TEMPLATE,
-        FILES_PER_CHUNK,
-        QUANTILES,
-        describe_values,
-        format_path,
-        in_episodes_file,
-        tasks_table,
-    )
 else:
     __all__, __getattr__ = lazy_names(
         __name__,
         {
-            "dataset_meta": "DATA_TEMPLATES VERSIONS VIDEO_TEMPLATES DatasetMeta read_metadata why_unfit",
+            "dataset_meta": "DATA_TEMPLATES DatasetMeta VERSIONS VIDEO_TEMPLATES format_path read_metadata why_unfit",
             "episodes": (
-                "EpisodeTable FOLDER JSON_LINES VideoColumns list_tables read_episode_columns read_episodes "
-                "split_tables"
+                "EPISODES_TEMPLATE EpisodeTable FILES_PER_CHUNK FOLDER JSON_LINES VideoColumns in_episodes_file "
+                "list_tables read_episode_columns read_episodes split_tables"
             ),
-            "features": "DepthCodes Feature INDEX_FEATURES read_features why_unfit_name",
+            "features": (
+                "DepthCodes Feature INDEX_FEATURES PARQUET TASK_LINES Tasks read_features read_tasks tasks_table "
+                "why_unfit_name"
+            ),
             "mp4": (
                 "VideoFormat VideoIndex box_timescale episode_first_frame find_box find_video_track first_frames "
                 "forget_indexes keyframe_interval list_boxes need_box parse_moov parse_video_format read_box read_edit "
@@ -125,15 +132,12 @@ else:
             ),
             "rows": (
                 "OpenFiles RowReader column_values find_absent_columns looked_at_rows one_line read_row_group_layout "
-                "row_features_of row_group_bounds"
+                "row_features_of"
             ),
             "stats": (
-                "FeatureStats GLOBAL MOMENTS PER_EPISODE Stats find_stats_file is_low is_quantile pool_stats read_stats"
+                "FeatureStats GLOBAL MOMENTS PER_EPISODE QUANTILES Stats describe_values find_stats_file is_low "
+                "is_quantile pool_stats read_stats"
             ),
             "tables": "BoundedParquet check_not_refused open_parquet read_json read_json_lines read_parquet",
-            "tasks": "PARQUET TASK_LINES Tasks read_tasks",
-            "writing": (
-                "EPISODES_TEMPLATE FILES_PER_CHUNK QUANTILES describe_values format_path in_episodes_file tasks_table"
-            ),
         },
     )

@@ -13,10 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from raypipe.errors import DatasetError
-from raypipe.format.episodes import EpisodeTable, VideoColumns, list_strays, read_episodes
-from raypipe.format.features import INDEX_FEATURES, Feature, read_features
+from raypipe.format.episodes import FILES_PER_CHUNK, FOLDER, EpisodeTable, VideoColumns, read_episodes, split_tables
+from raypipe.format.features import INDEX_FEATURES, Feature, Tasks, TextColumn, find_texts, read_features, read_tasks
 from raypipe.format.tables import CORRECT_INFO, read_count, read_json
-from raypipe.format.tasks import Tasks, TextColumn, find_texts, read_tasks
 from raypipe.storage import Storage, open_root
 from raypipe.text import counted
 
@@ -203,9 +202,12 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
     splits, notes = _read_splits(info, len(episodes))
     if is_packed and storage.is_listable:
         told = "is not read: neither LeRobot nor raypipe reads tables there"
-        notes += [f"{name} {told}" for name in list_strays(storage)]
+        notes += [f"{name} {told}" for name in split_tables(storage.list_files(FOLDER))[1]]
     if len(tasks) < total_tasks:
         notes.append(f"total_tasks in info.json is {total_tasks}; meta/tasks lists {len(tasks)}")
+    for key, count in (("total_episodes", len(episodes)), ("total_frames", int(episodes.length.sum()))):
+        if info.get(key, count) != count:
+            notes.append(f"{key} in info.json is {info[key]}; the episode table holds {count}")
     return DatasetMeta(
         storage=storage,
         version=version,
@@ -218,7 +220,7 @@ def read_metadata(root: str | Storage) -> DatasetMeta:
         data_template=data_template,
         video_template=video_template,
         is_packed=is_packed,
-        notes=(*notes, *_count_notes(info, episodes)),
+        notes=tuple(notes),
     )
 
 
@@ -295,13 +297,12 @@ def _check_num_episodes(info: Mapping[str, Any], num_episodes: int, place: str) 
         )
 
 
-def _count_notes(info: Mapping[str, Any], episodes: EpisodeTable) -> list[str]:
-    counts = {"total_episodes": len(episodes), "total_frames": int(episodes.length.sum())}
-    return [
-        f"{key} in info.json is {info[key]}; the episode table holds {count}"
-        for key, count in counts.items()
-        if key in info and info[key] != count
-    ]
+def format_path(template: str, number: int, camera: str = "", chunks_size: int = FILES_PER_CHUNK) -> str:
+    """Return the path of file `number`, counted over all chunks; in v2.x of episode `number`."""
+    chunk, file = divmod(number, chunks_size)
+    return template.format(
+        chunk_index=chunk, file_index=file, episode_chunk=chunk, episode_index=number, video_key=camera
+    )
 
 
 def why_unfit(template: str) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,11 @@ from raypipe.storage import Storage
 from raypipe.text import counted, span_text
 
 FOLDER = "meta/episodes"
+EPISODES_TEMPLATE: Final = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 JSON_LINES = "meta/episodes.jsonl"
+
+FILES_PER_CHUNK: Final = 1000
+"""Files in one chunk folder, as LeRobot counts them."""
 
 _MOST_TABLES = 10_000
 """Episode tables to read from a web server at most. LeRobot closes a file at 100 MB."""
@@ -103,18 +107,23 @@ def read_episodes(
     Args:
         is_packed: whether data files hold several episodes each (v3.0) or one (v2.x).
     """
+    place = storage.locate("meta/info.json")
     with as_damage(partial(_damaged_table, storage)):
         if not is_packed and storage.offers(JSON_LINES):
-            return _read_per_episode(storage, info, cameras)
+            table = read_json_lines(storage, JSON_LINES, ("episode_index", "length", "tasks"))
+            table = table.set_column(2, "tasks", _as_task_lists(table.column("tasks")))
+            chunks_size = read_count(info, "chunks_size", place, default=FILES_PER_CHUNK, least=1)
+            return _make_table(storage, {JSON_LINES: table}, cameras, chunks_size)
         # Also for templates with a file per episode: some datasets have them, and the table says where each episode is.
         tables = _read_tables(storage, info, cameras)
         promised = info.get("total_episodes")
         if isinstance(promised, int) and sum(map(len, tables.values())) < promised:
             check_not_refused(storage, _names_after(tables) if is_packed else (JSON_LINES,))
         if tables:
-            return _pack_tables(storage, tables, cameras)
-    if read_count(info, "total_episodes", storage.locate("meta/info.json"), default=0) == 0:
-        return _per_episode_table(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.chunked_array([], _TASKS), 1000, ())
+            return _make_table(storage, tables, cameras)
+    if read_count(info, "total_episodes", place, default=0) == 0:
+        empty = pa.schema({"episode_index": pa.int64(), "length": pa.int64(), "tasks": _TASKS}).empty_table()
+        return _make_table(storage, {JSON_LINES: empty}, (), FILES_PER_CHUNK)
     expected = f"{FOLDER}/*/*.parquet" if is_packed else JSON_LINES
     raise DatasetError(
         f"no episode table at {storage.uri!r}: info.json counts {counted(info['total_episodes'], 'episode')} and "
@@ -129,12 +138,9 @@ def _damaged_table(storage: Storage, error: Exception) -> DatasetError:
 
 
 def _read_tables(storage: Storage, info: Mapping[str, Any], cameras: Sequence[str]) -> dict[str, pa.Table]:
-    """Return the files of a packed episode table by name.
-
-    Raises:
-        DatasetError: a web server has further files after all the episodes that ``info.json`` promises.
-    """
+    """Return the files of a packed episode table by name."""
     tables: dict[str, pa.Table] = {}
+    optional = ["tasks", "dataset_from_index", *(column for one in cameras for column in _video_column_names(one))]
     promised, num_rows = info.get("total_episodes"), 0
     for name in list_tables(storage):
         # LeRobot writes no empty tables, so each counts as at least one episode.
@@ -145,8 +151,10 @@ def _read_tables(storage: Storage, info: Mapping[str, Any], cameras: Sequence[st
                 f"as many as the files before it hold. Let the server answer with 404 for what it lacks, or "
                 f"{CORRECT_INFO[0].lower()}{CORRECT_INFO[1:]}"
             )
-        tables[name] = _read_packed_file(storage, name, cameras)
-        num_rows += len(tables[name])
+        # Only the columns that say where things are: the ``stats/`` columns are most of the file.
+        read, place = read_parquet(storage, name, _REQUIRED, optional=optional), storage.locate(name)
+        tables[name] = pa.table({column: _as_common_type(read, column, place) for column in read.column_names})
+        num_rows += len(read)
     return tables
 
 
@@ -184,7 +192,7 @@ def list_tables(storage: Storage) -> Iterator[str]:
         return
     chunk = file = num_found = 0
     while num_found < _MOST_TABLES:
-        name = f"{FOLDER}/chunk-{chunk:03d}/file-{file:03d}.parquet"
+        name = EPISODES_TEMPLATE.format(chunk_index=chunk, file_index=file)
         # A refused file may or may not exist; the count of episodes shows whether one is missing.
         if storage.offers(name):
             yield name
@@ -197,11 +205,6 @@ def list_tables(storage: Storage) -> Iterator[str]:
         f"the web server has {num_found} episode tables below {storage.locate(FOLDER)!r} and more: let it answer with "
         f"404 for what it lacks, or copy the dataset."
     )
-
-
-def list_strays(storage: Storage) -> tuple[str, ...]:
-    """Return the files next to a packed episode table that neither LeRobot nor raypipe reads."""
-    return split_tables(storage.list_files(FOLDER))[1]
 
 
 def split_tables(files: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -225,54 +228,56 @@ def _names_after(tables: Iterable[str]) -> tuple[str, ...]:
 _TASKS = pa.list_(pa.string())
 
 
-def _pack_tables(storage: Storage, tables: Mapping[str, pa.Table], cameras: Sequence[str]) -> EpisodeTable:
+def _make_table(
+    storage: Storage, tables: Mapping[str, pa.Table], cameras: Sequence[str], chunks_size: int = 0
+) -> EpisodeTable:
+    """Return the files of an episode table as one.
+
+    Args:
+        chunks_size: files in a chunk, if each episode has its own; 0 if the table says where each is.
+    """
     # Files may differ in columns (a camera added later): missing values are null.
     table = pa.concat_tables(tables.values(), promote_options="default")
     episode_index = _integers(table, "episode_index", storage)
     order = np.argsort(episode_index, kind="stable")
     if np.any(order != np.arange(len(order))):
-        table = table.take(order)
-        episode_index = episode_index[order]
+        table, episode_index = table.take(order), episode_index[order]
     length = _integers(table, "length", storage)
-    listed = {name: one.column("episode_index").to_numpy() for name, one in tables.items()}
-    _check_rows(episode_index, length, storage, listed)
+    _check_rows(episode_index, length, storage, tables)
+    if chunks_size:
+        chunk_index, file_index = episode_index // chunks_size, episode_index
+        videos = dict.fromkeys(cameras, VideoColumns(chunk_index, file_index, np.zeros(len(length))))
+    else:
+        chunk_index, file_index = (_integers(table, f"data/{one}_index", storage) for one in ("chunk", "file"))
+        videos = _video_columns(table, cameras)
     has_from = "dataset_from_index" in table.column_names
     no_tasks = pa.chunked_array([pa.nulls(len(table), _TASKS)])
-    tasks = table.column("tasks") if "tasks" in table.column_names else no_tasks
     return EpisodeTable(
         episode_index=episode_index,
         length=length,
         from_index=_integers(table, "dataset_from_index", storage) if has_from else _starts(length),
-        chunk_index=_integers(table, "data/chunk_index", storage),
-        file_index=_integers(table, "data/file_index", storage),
-        tasks=tasks,
-        videos=_video_columns(table, cameras),
+        chunk_index=chunk_index,
+        file_index=file_index,
+        tasks=table.column("tasks") if "tasks" in table.column_names else no_tasks,
+        videos=videos,
     )
 
 
-def _read_packed_file(storage: Storage, name: str, cameras: Sequence[str]) -> pa.Table:
-    """Return only the columns that say where things are: the ``stats/`` columns are most of the file."""
-    places = [column for camera in cameras for column in _video_column_names(camera)]
-    table = read_parquet(storage, name, _REQUIRED, optional=("tasks", "dataset_from_index", *places))
-    columns = {}
-    # Types differ between files: pandas writes a column of whole numbers as floats if a value was empty.
-    for column in table.column_names:
-        with as_damage(partial(_wrong_type, table.schema.field(column), storage.locate(name))):
-            columns[column] = _as_common_type(column, table.column(column))
-    return pa.table(columns)
+def in_episodes_file(table: pa.Table, number: int, chunks_size: int = FILES_PER_CHUNK) -> pa.Table:
+    """Return rows of the episode table with the columns that say in which file they are."""
+    for name, value in zip(("chunk_index", "file_index"), divmod(number, chunks_size), strict=True):
+        table = table.append_column(f"meta/episodes/{name}", pa.array(np.full(len(table), value, dtype=np.int64)))
+    return table
 
 
-def _wrong_type(field: pa.Field, place: str, error: Exception) -> DatasetError:
-    return DatasetError(
-        f"column {field.name!r} of {place!r} is of type {field.type}, which cannot be read as its meaning asks: "
-        f"{error}. Rewrite the file."
-    )
-
-
-def _as_common_type(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if name == "tasks":
-        return _as_task_lists(column)
-    return column.cast(pa.float64() if name.endswith("/from_timestamp") else pa.int64())
+def _as_common_type(table: pa.Table, name: str, place: str) -> pa.ChunkedArray:
+    """Return a column in the type that it has in all files: pandas writes whole numbers as floats if one is empty."""
+    column = table.column(name)
+    wrong = f"column {name!r} of {place!r} is of type {column.type}, which cannot be read as its meaning asks"
+    with as_damage(lambda error: DatasetError(f"{wrong}: {error}. Rewrite the file.")):
+        if name == "tasks":
+            return _as_task_lists(column)
+        return column.cast(pa.float64() if name.endswith("/from_timestamp") else pa.int64())
 
 
 def _video_column_names(camera: str) -> tuple[str, str, str]:
@@ -287,38 +292,6 @@ def _video_columns(table: pa.Table, cameras: Sequence[str]) -> dict[str, VideoCo
             chunk, file, start = (table.column(name).to_numpy() for name in names)
             found[camera] = VideoColumns(chunk.astype(np.int64), file.astype(np.int64), start.astype(np.float64))
     return found
-
-
-def _read_per_episode(storage: Storage, info: Mapping[str, Any], cameras: Sequence[str]) -> EpisodeTable:
-    table = read_json_lines(storage, JSON_LINES, ("episode_index", "length", "tasks"))
-    episode_index = _integers(table, "episode_index", storage)
-    order = np.argsort(episode_index, kind="stable")
-    episode_index = episode_index[order]
-    length = _integers(table, "length", storage)[order]
-    _check_rows(episode_index, length, storage, {JSON_LINES: episode_index})
-    tasks = _as_task_lists(table.column("tasks")).take(order)
-    chunks_size = read_count(info, "chunks_size", storage.locate("meta/info.json"), default=1000, least=1)
-    return _per_episode_table(episode_index, length, tasks, chunks_size, cameras)
-
-
-def _per_episode_table(
-    episode_index: NDArray[np.int64],
-    length: NDArray[np.int64],
-    tasks: pa.ChunkedArray,
-    chunks_size: int,
-    cameras: Sequence[str],
-) -> EpisodeTable:
-    chunk_index = episode_index // chunks_size
-    start = np.zeros(len(length), dtype=np.float64)
-    return EpisodeTable(
-        episode_index=episode_index,
-        length=length,
-        from_index=_starts(length),
-        chunk_index=chunk_index,
-        file_index=episode_index,
-        tasks=tasks,
-        videos={camera: VideoColumns(chunk_index, episode_index, start) for camera in cameras},
-    )
 
 
 def _starts(length: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -349,15 +322,12 @@ def _integers(table: pa.Table, name: str, storage: Storage) -> NDArray[np.int64]
 
 
 def _check_rows(
-    episode_index: NDArray[np.int64],
-    length: NDArray[np.int64],
-    storage: Storage,
-    listed: Mapping[str, NDArray[Any]],
+    episode_index: NDArray[np.int64], length: NDArray[np.int64], storage: Storage, tables: Mapping[str, pa.Table]
 ) -> None:
-    """Raise if an episode is in the table twice or has no frame; `listed` has the episodes of each file."""
+    """Raise if an episode is twice in the `tables`, which are by file, or has no frame."""
     doubled = episode_index[1:][np.diff(episode_index) == 0]
     if len(doubled):
-        names = [name for name, numbers in listed.items() if doubled[0] in numbers]
+        names = [name for name, one in tables.items() if doubled[0] in _integers(one, "episode_index", storage)]
         raise DatasetError(
             f"the episode table of {storage.uri!r} lists episode {doubled[0]} more than once ({len(doubled)} rows "
             f"too many), in {' and '.join(names)}; rewrite meta/ so that each episode has one row"

@@ -1,18 +1,32 @@
-"""The features of ``info.json`` as values: kind, dtype, shape, and the true size of a camera."""
+"""The features of ``info.json`` as values, and the texts of frames that a dataset stores as numbers or records.
 
+::
+
+    task                     task_index, by ``meta/tasks.parquet`` or ``meta/tasks.jsonl``
+    subtask                  subtask_index, the row of ``meta/subtasks.parquet``              LeRobot 0.4.4 to 0.5
+    subtask                  language_persistent, its record of style "subtask" at the time   LeRobot 0.6
+    annotation.NAME_text     annotation.NAME, a ``task_index``, by ``meta/modality.json``     GR00T
+
+The texts are features of a sample like any other: they may have windows, be selected or be left out.
+"""
+
+import json
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, get_args
+from functools import cached_property, partial
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
 
-from raypipe.errors import DatasetError, as_damage
-from raypipe.format.tables import CORRECT_INFO
-from raypipe.text import MOST_NUMBERS, MOST_PIXELS
+from raypipe.errors import LEAVE_OUT, DatasetError, as_damage
+from raypipe.format.tables import CORRECT_INFO, check_not_refused, read_json, read_json_lines, read_parquet, reading
+from raypipe.storage import Storage
+from raypipe.text import MOST_NUMBERS, MOST_PIXELS, counted, span_text
 
 INDEX_FEATURES: Mapping[str, str] = {
     "timestamp": "float32",
@@ -29,9 +43,21 @@ FeatureKind = Literal["video", "image", "vector", "string", "language", "opaque"
 _CHANNEL_COUNTS = (1, 3, 4)
 
 _NAMED_BITS = re.compile(r"(?:gray|p)(\d+)(?:le|be)")
-_NOT_DECLARED = 0
 
 _MOST_GOP = 100_000
+
+PARQUET = "meta/tasks.parquet"
+TASK_LINES = "meta/tasks.jsonl"
+
+SUBTASK: Final = "subtask"
+SUBTASKS: Final = "meta/subtasks.parquet"
+MODALITY: Final = "meta/modality.json"
+TEXT: Final = "_text"
+"""The suffix of the feature with an annotation's text."""
+
+_SUBTASK_INDEX: Final = "subtask_index"
+_LANGUAGE: Final = "language_persistent"
+_ANNOTATION: Final = "annotation."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +74,7 @@ class DepthCodes:
     """Whether the numbers are logarithms; otherwise they are proportional to the distance."""
     is_declared: bool = False
     """Whether ``info.json`` gives any of this. If not, numbers of more than 12 bits are millimetres."""
-    num_bits: int = _NOT_DECLARED
+    num_bits: int = 0
     """Bits of a number, by the pixel format in ``info.json``; 0 if it names none."""
 
 
@@ -89,6 +115,12 @@ class Feature:
     def width(self) -> int:
         """Columns of pixels of a camera."""
         return self.shape[2]
+
+    @property
+    def sample_dtype(self) -> str:
+        """The dtype that a vector has in a sample: float32, int64 or bool, as in LeRobot's samples."""
+        kind = np.dtype(self.dtype).kind
+        return "bool" if kind == "b" else "float32" if kind == "f" else "int64"
 
     @property
     def frame_bytes(self) -> int:
@@ -144,10 +176,17 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
     if kind not in ("video", "image"):
         _check_size(shape, MOST_NUMBERS, name, place)
         return Feature(name=name, kind=kind, dtype=spec["dtype"], shape=shape, names=names)
-    video = {**_object(spec, "video_info", name, place), **_object(spec, "info", name, place)}
-    pixels = _camera_shape(shape, names, _sizes(video, name, place))
+    video: dict[str, Any] = {}
+    for key in ("video_info", "info"):
+        value = spec.get(key) or {}
+        if not isinstance(value, dict):
+            raise DatasetError(
+                f"{key!r} of camera {name!r} in {place!r} is {value!r}; expected an object. {CORRECT_INFO}"
+            )
+        video |= value
+    pixels = _camera_shape(shape, names, video, f"of camera {name!r} in {place!r}")
     _check_size(pixels[1:], MOST_PIXELS, name, place)
-    is_depth = bool(video.get("is_depth_map") or video.get("video.is_depth_map"))
+    is_depth, gop = bool(video.get("is_depth_map") or video.get("video.is_depth_map")), video.get("video.g")
     return Feature(
         name=name,
         kind=kind,
@@ -157,7 +196,8 @@ def _read_feature(name: str, spec: Any, place: str) -> Feature:
         depth_codes=_depth_codes(video, name, place) if is_depth and kind == "video" else None,
         has_metre_stats=is_depth and video.get("depth_unit") == "m",
         codec=str(video.get("video.codec") or ""),
-        gop=_gop(video.get("video.g")),
+        # From an encoder's record; an implausible value counts as unknown.
+        gop=gop if isinstance(gop, int) and not isinstance(gop, bool) and 0 < gop < _MOST_GOP else 0,
     )
 
 
@@ -187,7 +227,7 @@ def _depth_codes(video: Mapping[str, Any], name: str, place: str) -> DepthCodes:
         **{field: value for field, value in declared.items() if _is_number(value)},
         is_log=is_log is not False,
         is_declared=bool(declared) or is_log is not None,
-        num_bits=int(bits[1]) if bits else 8 if pix_fmt else _NOT_DECLARED,
+        num_bits=int(bits[1]) if bits else 8 if pix_fmt else 0,
     )
     is_possible = codes.min_m < codes.max_m and (not codes.is_log or codes.min_m + codes.shift_m > 0)
     if not all(map(_is_number, declared.values())) or not is_possible:
@@ -202,41 +242,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _gop(value: Any) -> int:
-    # From an encoder's record; an implausible value counts as unknown.
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST_GOP else 0
-
-
-def _object(spec: Mapping[str, Any], key: str, name: str, place: str) -> dict[str, Any]:
-    value = spec.get(key) or {}
-    if not isinstance(value, dict):
-        raise DatasetError(f"{key!r} of camera {name!r} in {place!r} is {value!r}; expected an object. {CORRECT_INFO}")
-    return value
-
-
-def _sizes(video: Mapping[str, Any], name: str, place: str) -> dict[str, int]:
-    """Return the sizes in the record of a video."""
-    sizes = {}
-    for key in ("video.channels", "video.height", "video.width"):
-        value = video.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise DatasetError(
-                f"{key!r} of camera {name!r} in {place!r} is {value!r}; expected a whole number. {CORRECT_INFO}"
-            )
-        sizes[key] = value
-    return sizes
-
-
 def _kind(dtype: str) -> FeatureKind:
     if dtype in get_args(FeatureKind):
         return dtype  # type: ignore[return-value]
-    try:
-        is_number = np.dtype(dtype).kind in "biuf"
-    except TypeError:
-        is_number = False
-    return "vector" if is_number else "opaque"
+    with suppress(TypeError):
+        if np.dtype(dtype).kind in "biuf":
+            return "vector"
+    return "opaque"
 
 
 def _flat_names(names: Any) -> tuple[str, ...]:
@@ -249,7 +261,7 @@ def _flat_names(names: Any) -> tuple[str, ...]:
     return tuple(str(name) for name in names)
 
 
-def _camera_shape(shape: Sequence[int], names: Sequence[str], video: Mapping[str, Any]) -> tuple[int, int, int]:
+def _camera_shape(shape: Sequence[int], names: Sequence[str], video: Mapping[str, Any], place: str) -> tuple[int, ...]:
     """Return ``(channels, height, width)`` from the video's own record, else the axis names, else the sizes."""
     axes = {name.rstrip("s")[:1]: size for name, size in zip(names, shape, strict=False)}
     if len(shape) == 3 and set(axes) == {"c", "h", "w"}:
@@ -260,8 +272,167 @@ def _camera_shape(shape: Sequence[int], names: Sequence[str], video: Mapping[str
         height, width, channels = shape
     else:
         height, width, channels = (*(*shape, 0, 0)[:2], 3)
-    return (
-        video.get("video.channels", channels),
-        video.get("video.height", height),
-        video.get("video.width", width),
+    sizes = {"video.channels": channels, "video.height": height, "video.width": width}
+    for key in sizes:
+        value = video.get(key)
+        if value is not None:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise DatasetError(f"{key!r} {place} is {value!r}; expected a whole number. {CORRECT_INFO}")
+            sizes[key] = value
+    return tuple(sizes.values())
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """The texts of a dataset's tasks."""
+
+    texts: Mapping[int, str]
+    """By ``task_index``."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def text(self, task_index: int) -> str:
+        """Return the text of one task."""
+        if task_index not in self.texts:
+            known = span_text(min(self.texts), max(self.texts)) if self.texts else "none"
+            raise DatasetError(
+                f"a row has task_index {task_index}, and the dataset's tasks are {known}; add the task to "
+                f"meta/tasks, or {LEAVE_OUT}"
+            )
+        return self.texts[task_index]
+
+    def named(self, listed: Iterable[object] | None) -> frozenset[str]:
+        """Return the texts of the tasks that an episode lists; some datasets list numbers instead of texts."""
+        texts = [str(one) for one in listed or ()]
+        numbers = {text: int(text) for text in texts if text.isdecimal() and text not in self.indices}
+        return frozenset(self.texts.get(numbers[text], text) if text in numbers else text for text in texts)
+
+    @cached_property
+    def indices(self) -> dict[str, int]:
+        """The ``task_index`` of every text; the lowest if a text occurs twice."""
+        return {text: index for index, text in sorted(self.texts.items(), reverse=True)}
+
+
+def read_tasks(storage: Storage, total_tasks: int) -> Tasks:
+    """Return the tasks of a dataset; none if `total_tasks` is 0, whatever files are there."""
+    if total_tasks == 0:
+        return Tasks({})
+    if storage.offers(PARQUET):
+        return read_positional(storage, PARQUET, "task_index")
+    if storage.offers(TASK_LINES):
+        table = read_json_lines(storage, TASK_LINES, ("task_index", "task"))
+        numbers = table.column("task_index").to_pylist()
+        if not all(isinstance(number, int) for number in numbers):
+            raise DatasetError(
+                f"{storage.locate(TASK_LINES)!r} has a task_index that is no number: {numbers[:10]}. Correct it."
+            )
+        return Tasks(dict(zip(numbers, map(str, table.column("task").to_pylist()), strict=True)))
+    check_not_refused(storage, (PARQUET, TASK_LINES))
+    raise DatasetError(
+        f"no tasks at {storage.uri!r}: info.json counts {total_tasks}, and neither {PARQUET} nor {TASK_LINES} "
+        f"exists. Fetch the missing file, or set total_tasks to 0."
     )
+
+
+def read_positional(storage: Storage, name: str, index: str) -> Tasks:
+    """Return the texts of a v3.0 file, of tasks or subtasks: LeRobot looks them up by row position, not by `index`."""
+    table = read_parquet(storage, name)
+    # The text is a pandas index: named "task" by newer writers, unnamed by older ones.
+    word, texts = index.removesuffix("_index"), [one for one in table.column_names if one != index]
+    column = next((one for one in (word, "__index_level_0__", *texts) if one in texts), "")
+    if not column:
+        raise DatasetError(
+            f"{storage.locate(name)!r} has the columns {table.column_names} and none with the {word}'s text; "
+            f"expected {word!r} or '__index_level_0__'. Fetch the file again, or add the column."
+        )
+    with reading(storage, name, "unreadable"):
+        return Tasks({i: str(text) for i, text in enumerate(table.column(column).to_pylist())})
+
+
+def tasks_table(texts: Sequence[str]) -> pa.Table:
+    """Return the table of tasks as pandas writes a frame with the text as index: LeRobot reads it with pandas."""
+    columns = [
+        {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
+        {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
+    ]
+    note = {
+        "index_columns": ["task"],
+        "column_indexes": [],
+        "columns": [column | {"metadata": None} for column in columns],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.2.0",
+    }
+    table = pa.table({"task_index": pa.array(range(len(texts)), pa.int64()), "task": pa.array(texts, pa.string())})
+    return table.replace_schema_metadata({"pandas": json.dumps(note)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextColumn:
+    """Where the texts of a feature come from."""
+
+    source: str
+    """The column of the rows that identifies the text."""
+    texts: Tasks | None
+    """Texts by number; None if the column holds LeRobot's language records."""
+    where: str = ""
+    """The file of `texts`, for messages."""
+
+    def read(self, table: pa.Table, place: str) -> pa.Array:
+        """Return the text of every row; `table` has the source and the index columns."""
+        values = table.column(self.source).to_pylist()
+        if self.texts is None:
+            times = table.column("timestamp").to_pylist()
+            return pa.array([_subtask_at(*pair) for pair in zip(values, times, strict=True)], pa.string())
+        numbers = [value[0] if isinstance(value, list) and len(value) == 1 else value for value in values]
+        unknown = sorted({str(number) for number in numbers if number not in self.texts.texts})
+        if unknown:
+            raise DatasetError(
+                f"column {self.source!r} of {place} has {', '.join(unknown[:5])}, and {self.where} has "
+                f"{counted(len(self.texts), 'text')}, none of that number. Add it there, leave the text out with "
+                f"drop_features([...]), or {LEAVE_OUT}"
+            )
+        return pa.array([self.texts.texts[number] for number in numbers], pa.string())
+
+
+def find_texts(storage: Storage, features: Mapping[str, Feature], tasks: Tasks) -> dict[str, TextColumn]:
+    """Return the text features that derive from other columns, by name, without those that the dataset declares itself.
+
+    Looks for a file only if a column needs it.
+    """
+    found: dict[str, TextColumn] = {}
+    if _is_index(features, _SUBTASK_INDEX) and storage.offers(SUBTASKS):
+        texts = read_positional(storage, SUBTASKS, _SUBTASK_INDEX)
+        found[SUBTASK] = TextColumn(source=_SUBTASK_INDEX, texts=texts, where=SUBTASKS)
+    elif _LANGUAGE in features and features[_LANGUAGE].kind == "language":
+        found[SUBTASK] = TextColumn(source=_LANGUAGE, texts=None)
+    annotated = [name for name in features if name.startswith(_ANNOTATION) and _is_index(features, name)]
+    if annotated and len(tasks) and storage.offers(MODALITY):
+        for name, column in _annotations(read_json(storage, MODALITY)).items():
+            if column in annotated:
+                found[f"{name}{TEXT}"] = TextColumn(source=column, texts=tasks, where="meta/tasks")
+    return {name: text for name, text in found.items() if name not in features}
+
+
+def _is_index(features: Mapping[str, Feature], name: str) -> bool:
+    feature = features.get(name)
+    return feature is not None and feature.kind == "vector" and feature.shape == (1,) and "int" in feature.dtype
+
+
+def _annotations(modality: Mapping[str, Any]) -> dict[str, str]:
+    """Return the annotations in GR00T's file, with the column of each."""
+    listed = modality.get("annotation")
+    if not isinstance(listed, dict):
+        return {}
+    named = {f"{_ANNOTATION}{name}": about for name, about in listed.items()}
+    return {
+        name: str(about.get("original_key") or name) if isinstance(about, dict) else name
+        for name, about in named.items()
+    }
+
+
+def _subtask_at(records: Any, time_s: float) -> str:
+    """Return the text of the latest subtask record that begins by `time_s`; empty if there is none."""
+    begun = [one for one in records or () if one.get("style") == SUBTASK and (one.get("timestamp") or 0.0) <= time_s]
+    latest = max(begun, key=lambda one: one.get("timestamp") or 0.0, default=None)
+    return str((latest or {}).get("content") or "")

@@ -66,7 +66,14 @@ class VideoIndex:
 
     def byte_range(self, frames: NDArray[np.int64]) -> tuple[int, int]:
         """Return the byte range that decoding these frames reads, from the keyframe before them; empty if unknown."""
-        return self.packets.byte_range(frames) if self.packets is not None and len(frames) else (0, 0)
+        if self.packets is None or not len(frames):
+            return 0, 0
+        offset, size, keyframes = self.packets.offset, self.packets.size, self.packets.keyframes
+        places = self.packets.place[frames]
+        before = int(np.searchsorted(keyframes, places.min(), side="right")) - 1
+        first = int(keyframes[before]) if before >= 0 else 0
+        read = slice(first, int(places.max()) + 1)
+        return int(offset[read].min()), int((offset[read] + size[read]).max()) + _READ_AHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +86,6 @@ class Packets:
     """Positions of keyframes, ascending."""
     place: NDArray[np.int64]
     """The position of each frame in decoding order, by presentation order."""
-
-    def byte_range(self, frames: NDArray[np.int64]) -> tuple[int, int]:
-        """Return start and stop of the bytes that decoding these frames reads."""
-        places = self.place[frames]
-        before = int(np.searchsorted(self.keyframes, places.min(), side="right")) - 1
-        first = int(self.keyframes[before]) if before >= 0 else 0
-        read = slice(first, int(places.max()) + 1)
-        return int(self.offset[read].min()), int((self.offset[read] + self.size[read]).max()) + _READ_AHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +250,12 @@ def parse_moov(moov: bytes) -> VideoIndex:
         raise NotImplementedError("an mp4 whose edit list cuts frames off")
     order = np.argsort(pts, kind="stable")
     is_keyframe = sample_keyframes(samples, len(pts))
-    packets = _packets(samples, is_keyframe, order)
+    packets = None
+    # A file can be decoded without knowing its packets; of a remote file more bytes are read then.
+    with suppress(NotImplementedError, ValueError, IndexError, OverflowError, struct.error):
+        size = sample_sizes(samples)
+        offset = sample_offsets(samples, size)
+        packets = Packets(offset, size, np.flatnonzero(is_keyframe), order) if len(size) == len(order) else None
     return VideoIndex((pts[order] + shift) / timescale, is_keyframe[order], timescale, packets)
 
 
@@ -262,16 +266,6 @@ def find_video_track(moov: bytes) -> bytes:
     if track is None:
         raise ValueError("no video track")
     return track
-
-
-def _packets(samples: bytes, is_keyframe: NDArray[np.bool_], order: NDArray[np.int64]) -> Packets | None:
-    try:
-        size = sample_sizes(samples)
-        offset = sample_offsets(samples, size)
-    except (NotImplementedError, ValueError, IndexError, OverflowError, struct.error):
-        # The file can be decoded without knowing its packets; for a remote file more bytes are read then.
-        return None
-    return Packets(offset, size, np.flatnonzero(is_keyframe), order) if len(size) == len(order) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,11 +286,7 @@ def same_codec(declared: str, found: str) -> bool:
 
 
 def read_video_format(storage: Storage, name: str) -> VideoFormat:
-    """Return the format of the mp4 `name`; also works for files without a plain index, such as fragmented ones.
-
-    Raises:
-        DatasetError: the file is missing, is not an mp4, or is cut off.
-    """
+    """Return the format of the mp4 `name`; also works for files without a plain index, such as fragmented ones."""
     with read_moov(storage, name) as moov:
         return parse_video_format(moov)
 

@@ -7,36 +7,23 @@ files lack are derived. Nothing is dropped: an episode without the promised rows
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raypipe.errors import LEAVE_OUT, DatasetError, as_damage, note_episode, without_episode
 from raypipe.format.dataset_meta import DatasetMeta
 from raypipe.format.features import INDEX_FEATURES, Feature
-from raypipe.format.tables import open_parquet
+from raypipe.format.tables import BoundedParquet, open_parquet
 from raypipe.storage import Storage, is_transient
 from raypipe.text import counted, span_text
 
 _OPEN_FILES = 32
 """Footers that a reader keeps; a footer of a file with 1,000 row groups is about a megabyte."""
-
-
-@dataclass(frozen=True)
-class _DataFile:
-    """An open data file: its footer, and which episodes each row group may hold."""
-
-    parquet: pq.ParquetFile
-    first_row: NDArray[np.int64]
-    """The file's row at which each row group starts, followed by the number of rows."""
-    episode_min: NDArray[np.int64]
-    episode_max: NDArray[np.int64]
-    """Bounds of ``episode_index`` in each row group; the whole range of int64 if the footer has no statistics."""
 
 
 class OpenFiles:
@@ -47,17 +34,24 @@ class OpenFiles:
 
     def __init__(self, size: int = _OPEN_FILES) -> None:
         self._size = size
-        self._files: OrderedDict[tuple[str, str], _DataFile] = OrderedDict()
+        self._files: OrderedDict[tuple[str, str], BoundedParquet] = OrderedDict()
         self.kept: tuple[tuple[str, str, tuple[int, ...]], pa.Table] = (("", "", ()), pa.table({}))
         """The row groups that were read last, and their rows."""
 
-    def open(self, storage: Storage, name: str) -> _DataFile:
+    def open(self, storage: Storage, name: str) -> BoundedParquet:
         """Return the open file `name` of a dataset; open it if necessary."""
         key = (storage.uri, name)
         if key not in self._files:
-            self._files[key] = _open_data_file(storage, name)
+            parquet = open_parquet(storage, name)
+            names = parquet.schema_arrow.names
+            doubled = sorted({column for column in names if names.count(column) > 1})
+            if doubled:
+                raise DatasetError(
+                    f"{storage.locate(name)!r} has the columns {doubled} twice; rewrite the file with each once."
+                )
+            self._files[key] = parquet
             if len(self._files) > self._size:
-                self._files.popitem(last=False)[1].parquet.close()
+                self._files.popitem(last=False)[1].close()
         self._files.move_to_end(key)
         return self._files[key]
 
@@ -65,19 +59,8 @@ class OpenFiles:
         """Close a file, if it is open, and drop the kept rows."""
         file = self._files.pop((storage.uri, name), None)
         if file is not None:
-            file.parquet.close()
+            file.close()
         self.kept = (("", "", ()), pa.table({}))
-
-
-def _open_data_file(storage: Storage, name: str) -> _DataFile:
-    parquet = open_parquet(storage, name)
-    names = parquet.schema_arrow.names
-    doubled = sorted({column for column in names if names.count(column) > 1})
-    if doubled:
-        raise DatasetError(
-            f"{storage.locate(name)!r} has the columns {doubled} twice; rewrite the file with each once."
-        )
-    return _DataFile(parquet, *row_group_bounds(parquet.metadata))
 
 
 class RowReader:
@@ -132,8 +115,11 @@ class RowReader:
             if "episode_index" not in table.column_names:
                 what = f"holds {len(table)} rows, and no column episode_index tells which {length} are its: write it"
             raise self._damaged(name, row, what)
-        table = self._in_frame_order(table, name, row)
-        return self._with_texts(self._with_index_columns(table, row), row)
+        table = self._with_index_columns(self._in_frame_order(table, name, row), row)
+        for column, text in self._texts.items():
+            place = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"
+            table = table.append_column(column, text.read(table, place))
+        return table
 
     def forget(self, row: int) -> None:
         """Close the file of the episode in row `row`, which was replaced, and drop the kept rows."""
@@ -151,33 +137,31 @@ class RowReader:
 
     def _stored_columns(self, row: int) -> list[str]:
         file = self._files.open(self._meta.storage, self._meta.data_file(row))
-        return list(file.parquet.schema_arrow.names)
+        return list(file.schema_arrow.names)
 
     def _episode_table(self, name: str, row: int) -> pa.Table:
         file = self._files.open(self._meta.storage, name)
         episode_index = int(self._meta.episodes.episode_index[row])
-        groups = np.flatnonzero((file.episode_min <= episode_index) & (file.episode_max >= episode_index))
-        table = self._read_groups(name, file, tuple(int(group) for group in groups))
-        is_whole = bool(np.all(file.episode_min[groups] == file.episode_max[groups]))
-        if is_whole or "episode_index" not in table.column_names:
-            return table
-        return table.filter(pc.equal(table.column("episode_index"), episode_index))
-
-    def _read_groups(self, name: str, file: _DataFile, groups: tuple[int, ...]) -> pa.Table:
+        low, high = file.episode_bounds
+        groups = np.flatnonzero((low <= episode_index) & (high >= episode_index)).tolist()
         # The next episode is often in the same row groups: if row groups are not episodes, reading one episode costs
         # its whole row group.
-        key = (self._meta.storage.uri, name, groups)
+        key = (self._meta.storage.uri, name, tuple(groups))
         if self._files.kept[0] != key:
-            present = [column for column in self._columns if column in file.parquet.schema_arrow.names]
+            present = [column for column in self._columns if column in file.schema_arrow.names]
             lost = [column for column in self._columns if column not in present and column not in INDEX_FEATURES]
             if lost:
                 raise DatasetError(
                     f"{self._meta.storage.locate(name)!r} has no column for {lost}, which info.json declares. Rewrite "
                     f"the file, leave a camera that no file has out of cameras=[...], or {LEAVE_OUT}"
                 )
-            table = file.parquet.read_row_groups(list(groups), columns=present, use_threads=False)
-            self._files.kept = (key, _plain_index_columns(table))
-        return self._files.kept[1]
+            read = file.read_row_groups(groups, columns=present, use_threads=False)
+            self._files.kept = (key, _plain_index_columns(read))
+        table = self._files.kept[1]
+        is_whole = bool(np.all(low[groups] == high[groups]))
+        if is_whole or "episode_index" not in table.column_names:
+            return table
+        return table.filter(pc.equal(table.column("episode_index"), episode_index))
 
     def _in_frame_order(self, table: pa.Table, name: str, row: int) -> pa.Table:
         if "frame_index" not in table.column_names:
@@ -189,8 +173,7 @@ class RowReader:
         order = np.argsort(frame_index, kind="stable")
         if not np.array_equal(frame_index[order], expected):
             found, wanted = span_text(frame_index.min(), frame_index.max()), span_text(0, len(table) - 1)
-            what = f"has frame_index {found} with gaps or repeats, expected {wanted}"
-            raise self._damaged(name, row, what)
+            raise self._damaged(name, row, f"has frame_index {found} with gaps or repeats, expected {wanted}")
         return table.take(order)
 
     def _with_index_columns(self, table: pa.Table, row: int) -> pa.Table:
@@ -206,13 +189,6 @@ class RowReader:
         for column, dtype in INDEX_FEATURES.items():
             if column not in table.column_names:
                 table = table.append_column(column, pa.array(derive[column]().astype(dtype)))
-        return table
-
-    def _with_texts(self, table: pa.Table, row: int) -> pa.Table:
-        """Add the texts that derive from other columns."""
-        for name, text in self._texts.items():
-            place = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"
-            table = table.append_column(name, text.read(table, place))
         return table
 
     def _task_index(self, row: int) -> int:
@@ -242,23 +218,6 @@ class RowReader:
         )
 
 
-def row_group_bounds(
-    metadata: pq.FileMetaData,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return where row groups start, and the bounds of ``episode_index`` in each."""
-    counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    bounds = np.full((2, len(counts)), np.iinfo(np.int64).max, dtype=np.int64)
-    bounds[0] = np.iinfo(np.int64).min
-    if "episode_index" in names:
-        column = names.index("episode_index")
-        for group in range(len(counts)):
-            statistics = metadata.row_group(group).column(column).statistics
-            if statistics is not None and statistics.has_min_max and isinstance(statistics.min, int):
-                bounds[:, group] = statistics.min, statistics.max
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64), bounds[0], bounds[1]
-
-
 def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per-episode", "other"]:
     """Return whether row groups are episodes, from the footers of up to `num_files` files of the dataset.
 
@@ -269,10 +228,9 @@ def read_row_group_layout(meta: DatasetMeta, num_files: int = 8) -> Literal["per
     rows = np.unique(np.linspace(0, len(meta.episodes) - 1, num_files).round().astype(int))
     for name in dict.fromkeys(meta.data_file(int(row)) for row in rows):
         with open_parquet(meta.storage.for_a_look(), name) as parquet:
-            _, low, high = row_group_bounds(parquet.metadata)
-        if meta.is_packed and (np.any(low != high) or len(np.unique(low)) < len(low)):
-            return "other"
-        if not meta.is_packed and len(low) > 1:
+            low, high = parquet.episode_bounds
+        is_other = np.any(low != high) or len(np.unique(low)) < len(low) if meta.is_packed else len(low) > 1
+        if is_other:
             return "other"
     return "per-episode"
 
@@ -304,21 +262,19 @@ def find_absent_columns(meta: DatasetMeta) -> tuple[str, ...]:
     # Cameras do not count: reading a selected camera without images is an error.
     names = [name for name, feature in meta.features.items() if not feature.is_camera]
     reader, looked_at = RowReader(replace(meta, storage=meta.storage.for_a_look()), names), looked_at_rows(meta)
-    absent: set[str] | None = None
+    missing: list[tuple[str, ...]] = []
     errors: dict[str, DatasetError] = {}
     for tried, row in enumerate((*looked_at, *range(len(meta.episodes)))):
-        if tried >= len(looked_at) and absent is not None:
+        if tried >= len(looked_at) and missing:
             break
-        name = meta.data_file(row)
         try:
-            missing = set(reader.missing_columns(row)) if name not in errors else None
+            if meta.data_file(row) not in errors:
+                missing.append(reader.missing_columns(row))
         except DatasetError as error:
-            errors[name], missing = error, None
-        if missing is not None:
-            absent = missing if absent is None else absent & missing
-    if absent is None and errors:
+            errors[meta.data_file(row)] = error
+    if errors and not missing:
         raise next(iter(errors.values()))
-    return tuple(name for name in names if absent and name in absent)
+    return tuple(name for name in names if missing and all(name in one for one in missing))
 
 
 def looked_at_rows(meta: DatasetMeta) -> tuple[int, ...]:
@@ -351,10 +307,9 @@ def _numbers(column: pa.ChunkedArray | pa.Array, feature: Feature, place: str) -
             f"{counted(len(column), 'row')} of type {column.type}; info.json declares the shape {list(feature.shape)}. "
             f"{_ways_on(feature)}"
         )
-    wanted = _sample_dtype(np.dtype(feature.dtype))
     values: NDArray[Any] = flat.to_numpy(zero_copy_only=False)
-    cast = values.astype(wanted, copy=False)
-    if values.dtype.kind != np.dtype(wanted).kind and not np.array_equal(cast, values):
+    cast = values.astype(feature.sample_dtype, copy=False)
+    if values.dtype.kind != cast.dtype.kind and not np.array_equal(cast, values):
         raise DatasetError(
             f"column {feature.name!r} of {place} is stored as {column.type} and holds values that are no "
             f"{feature.dtype}, which info.json declares. {_ways_on(feature)}"
@@ -375,20 +330,14 @@ def one_line(error: BaseException) -> str:
 
 def _plain_index_columns(table: pa.Table) -> pa.Table:
     """Return the table with its index columns as plain numbers; some writers store lists of one number."""
-    for name in INDEX_FEATURES:
-        if name in table.column_names and pa.types.is_nested(table.schema.field(name).type):
-            flat = _flatten(table.column(name).combine_chunks())
-            if flat is None or len(flat) != len(table):
-                raise _no_number(name, table.schema.field(name).type)
-            table = table.set_column(table.column_names.index(name), name, flat)
-        found = table.schema.field(name).type if name in table.column_names else pa.int64()
+    for name in (one for one in INDEX_FEATURES if one in table.column_names):
+        found = table.schema.field(name).type
+        flat = _flatten(table.column(name).combine_chunks()) if pa.types.is_nested(found) else None
+        if flat is not None and len(flat) == len(table):
+            table, found = table.set_column(table.column_names.index(name), name, flat), flat.type
         if not (pa.types.is_integer(found) or pa.types.is_floating(found) or pa.types.is_boolean(found)):
-            raise _no_number(name, found)
+            raise pa.ArrowInvalid(f"column {name!r} is of type {found}, expected one number")
     return table
-
-
-def _no_number(name: str, found: pa.DataType) -> pa.ArrowInvalid:
-    return pa.ArrowInvalid(f"column {name!r} is of type {found}, expected one number")
 
 
 def _flatten(array: pa.Array) -> pa.Array | None:
@@ -400,9 +349,3 @@ def _flatten(array: pa.Array) -> pa.Array | None:
                 return None
         array = array.storage if isinstance(array, pa.ExtensionArray) else array.flatten()
     return array
-
-
-def _sample_dtype(dtype: np.dtype[Any]) -> type[np.generic]:
-    if dtype.kind == "b":
-        return np.bool_
-    return np.float32 if dtype.kind == "f" else np.int64

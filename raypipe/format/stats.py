@@ -1,4 +1,4 @@
-"""Statistics, ``{feature: {statistic: array}}``: those of a dataset, and those of a whole from those of its parts.
+"""Statistics, ``{feature: {statistic: array}}``: of a dataset, of an episode, and of a whole from those of its parts.
 
 v3.0 and v2.0 store them for the whole dataset. v2.1 stores them per episode, and this module pools them. The same pools
 the datasets of a robot and the robots of a mixture. Minimum, maximum, mean, standard deviation (of the population) and
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raypipe.errors import ConfigError, DatasetError, as_damage
 from raypipe.format.tables import read_json
 from raypipe.storage import REFUSED, Storage
-from raypipe.text import parse_json, read_lines
+from raypipe.text import either, parse_json, read_lines
 
 GLOBAL = "meta/stats.json"
 PER_EPISODE = "meta/episodes_stats.jsonl"
@@ -36,6 +36,7 @@ Stats = Mapping[str, FeatureStats]
 """By feature."""
 
 MOMENTS: Final[tuple[str, ...]] = ("min", "max", "mean", "std")
+QUANTILES: Final = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
 _QUANTILE: Final = re.compile(r"q(\d{1,2})")
 
@@ -63,7 +64,7 @@ def find_stats_file(storage: Storage) -> str | None:
     refused = [name for name in names if storage.is_refused(name)] if found is None else []
     if refused:
         warnings.warn(
-            f"{storage.uri}: no statistics are read: {' and '.join(refused)} {'are' if len(refused) > 1 else 'is'} "
+            f"{storage.uri}: no statistics are read: {' and '.join(refused)} {either(len(refused), 'is', 'are')} "
             f"answered with status {REFUSED}: refused, or lacking where nobody may list. Check your permissions if "
             f"the dataset has statistics.",
             stacklevel=3,
@@ -92,41 +93,34 @@ def _no_stats(storage: Storage, number: int, error: Exception) -> DatasetError:
 def _as_arrays(stats: Any, place: str) -> Stats:
     if not isinstance(stats, dict):
         raise DatasetError(f"the statistics in {place!r} are a {type(stats).__name__}; expected an object. {_ANEW}")
-    arrays: dict[str, dict[str, NDArray[np.float64]]] = {}
-    for feature, values in stats.items():
-        if not isinstance(values, dict):
-            raise DatasetError(
-                f"the statistics of {feature!r} in {place!r} are {values!r}; expected an object. {_ANEW}"
-            )
-        with as_damage(partial(_no_numbers, feature, place)):
-            arrays[feature] = {name: np.asarray(value, dtype=np.float64) for name, value in values.items()}
-    return arrays
+    return {name: _as_numbers(values, f"the statistics of {name!r} in {place!r} are") for name, values in stats.items()}
 
 
-def _no_numbers(feature: str, place: str, error: Exception) -> DatasetError:
-    return DatasetError(f"the statistics of {feature!r} in {place!r} are not numbers: {error}. {_ANEW}")
+def _as_numbers(values: Any, wrong: str) -> FeatureStats:
+    if not isinstance(values, dict):
+        raise DatasetError(f"{wrong} {values!r}; expected an object. {_ANEW}")
+    with as_damage(lambda error: DatasetError(f"{wrong} not numbers: {error}. {_ANEW}")):
+        return {name: np.asarray(value, dtype=np.float64) for name, value in values.items()}
 
 
 def _pool(episodes: Iterator[Stats]) -> Stats:
-    """Return the statistics of all episodes; quantiles, which v2.1 does not store, are left out."""
-    numbered = enumerate(episodes, start=1)
+    """Return the statistics of all episodes: of features with all moments and a count above 0, without quantiles."""
+    numbered, wanted = enumerate(episodes, start=1), (*MOMENTS, "count")
     pooled: Stats = {}
     while chunk := list(islice(numbered, _EPISODES_AT_ONCE)):
-        parts = {f"entry {number} of {PER_EPISODE}": _countable(stats) for number, stats in chunk}
+        parts = {
+            f"entry {number} of {PER_EPISODE}": {
+                feature: {name: values[name] for name in wanted}
+                for feature, values in stats.items()
+                if values.keys() >= set(wanted) and values["count"].any()
+            }
+            for number, stats in chunk
+        }
         pooled = pool_stats([pooled, *parts.values()], names=["the entries before", *parts])
     return pooled
 
 
-def _countable(stats: Stats) -> Stats:
-    """Return the statistics of one episode that can be pooled: features with all moments and a count above 0."""
-    wanted = (*MOMENTS, "count")
-    whole = {feature: values for feature, values in stats.items() if set(wanted) <= values.keys()}
-    return {
-        feature: {name: values[name] for name in wanted} for feature, values in whole.items() if values["count"].any()
-    }
-
-
-def pool_stats(parts: Sequence[Stats], *, weights: Sequence[float] = (), names: Sequence[str] = ()) -> Stats:
+def pool_stats(parts: Sequence[Stats], names: Sequence[str] = ()) -> Stats:
     """Return the statistics of all parts together, in float64.
 
     A feature is pooled over the parts that have it, and a statistic only if all of those have it. Statistics other than
@@ -135,20 +129,17 @@ def pool_stats(parts: Sequence[Stats], *, weights: Sequence[float] = (), names: 
     not contribute to it; if the count is 0 in all parts, the number is that of the first part.
 
     Args:
-        weights: one per part, instead of the counts. Parts then need no count, and the pooled feature has one only if
-            all parts do.
         names: names of the parts for messages.
     """
     labels = tuple(names) or tuple(f"part {number}" for number in range(len(parts)))
     if len(labels) != len(parts) or len(set(labels)) != len(labels):
         raise ConfigError(f"the names of {len(parts)} parts must be as many and differ, got {labels!r}")
-    _check_weights(weights, labels)
-    pooled = {}
-    for feature in dict.fromkeys(feature for part in parts for feature in part):
-        chosen = [number for number, part in enumerate(parts) if feature in part]
-        values = {labels[number]: parts[number][feature] for number in chosen}
-        pooled[feature] = _pool_feature(feature, values, [weights[number] for number in chosen] if weights else [])
-    return pooled
+    return {
+        feature: _pool_feature(
+            feature, {label: part[feature] for label, part in zip(labels, parts, strict=True) if feature in part}
+        )
+        for feature in dict.fromkeys(feature for part in parts for feature in part)
+    }
 
 
 def is_quantile(statistic: str) -> bool:
@@ -162,30 +153,29 @@ def is_low(statistic: str) -> bool:
     return statistic == "min" if found is None else int(found[1]) <= 50
 
 
-def _check_weights(weights: Sequence[float], labels: Sequence[str]) -> None:
-    if weights and len(weights) != len(labels):
-        raise ConfigError(f"{len(weights)} weights are given for {len(labels)} parts; give one each")
-    for label, weight in zip(labels, weights, strict=False):
-        if not 0 < weight < np.inf:
-            raise ConfigError(f"the weight of {label} is {weight}; a weight is above 0 and finite. Leave the part out.")
-
-
-def _pool_feature(feature: str, parts: Mapping[str, FeatureStats], weights: Sequence[float]) -> FeatureStats:
+def _pool_feature(feature: str, parts: Mapping[str, FeatureStats]) -> FeatureStats:
     first, *_ = parts.values()
     common = [name for name in first if _is_known(name) and all(name in part for part in parts.values())]
     values = {name: _stack(feature, name, parts) for name in common}
     width = next((value.shape[1:] for value in values.values()), ())
-    share = _shares(_weigh(feature, parts, width, weights))
+    counts = _counts(feature, parts, width)
+    # A number that no part has is taken from the first part.
+    is_first = np.arange(len(counts)).reshape(-1, *[1] * len(width)) == 0
+    weight = np.where(counts.any(axis=0), counts, is_first)
+    share = weight / weight.sum(axis=0)
     pooled: dict[str, NDArray[np.float64]] = {}
     for name in (name for name in common if name not in ("mean", "std")):
-        pooled[name] = _extreme(values[name], share > 0, least=is_low(name))
+        known = np.where(share > 0, values[name], np.inf if is_low(name) else -np.inf)
+        pooled[name] = np.asarray(known.min(axis=0) if is_low(name) else known.max(axis=0))
     if "mean" in values:
         pooled["mean"] = _weighted_sum(values["mean"], share)
         if "std" in values:
             spread = values["std"] ** 2 + (values["mean"] - pooled["mean"]) ** 2
             pooled["std"] = np.sqrt(_weighted_sum(spread, share))
-    if all("count" in part for part in parts.values()):
-        pooled["count"] = _total_count(feature, parts, width)
+    if all(part["count"].size == 1 for part in parts.values()):
+        pooled["count"] = np.array([sum(part["count"].item() for part in parts.values())], dtype=np.float64)
+    else:
+        pooled["count"] = np.asarray(counts.sum(axis=0))
     return pooled
 
 
@@ -206,24 +196,12 @@ def _stack(feature: str, name: str, parts: Mapping[str, FeatureStats]) -> NDArra
     return np.stack([np.asarray(part[name], dtype=np.float64) for part in parts.values()])
 
 
-def _weigh(
-    feature: str, parts: Mapping[str, FeatureStats], width: tuple[int, ...], weights: Sequence[float]
-) -> NDArray[np.float64]:
-    """Return the weight of each part, ``(parts, *width)``; 0 for a number that a part does not have."""
-    if not weights:
-        return _counts(feature, parts, width)
-    # A part without a count has all its numbers.
-    counted = {label: {"count": np.ones(1), **part} for label, part in parts.items()}
-    given = np.reshape(np.asarray(weights, dtype=np.float64), (-1, *[1] * len(width)))
-    return np.where(_counts(feature, counted, width) > 0, given, 0.0)
-
-
 def _counts(feature: str, parts: Mapping[str, FeatureStats], width: tuple[int, ...]) -> NDArray[np.float64]:
     for label, part in parts.items():
         if "count" not in part:
             raise DatasetError(
-                f"the statistics of {feature!r} in {label} have no 'count', and pooling weighs by it. Give weights, or "
-                f"make the statistics again."
+                f"the statistics of {feature!r} in {label} have no 'count', and pooling weighs by it. Make the "
+                f"statistics again."
             )
         if part["count"].size != 1 and part["count"].shape != width:
             raise DatasetError(
@@ -233,38 +211,37 @@ def _counts(feature: str, parts: Mapping[str, FeatureStats], width: tuple[int, .
     counts = np.empty((len(parts), *width))
     for number, part in enumerate(parts.values()):
         counts[number] = part["count"].item() if part["count"].size == 1 else part["count"]
-    _check_counts(feature, list(parts), counts)
-    return counts
-
-
-def _check_counts(feature: str, labels: Sequence[str], counts: NDArray[np.float64]) -> None:
     axes = tuple(range(1, counts.ndim))
     is_bad = ~(np.isfinite(counts) & (counts >= 0)).all(axis=axes) | ~counts.any(axis=axes)
     if is_bad.any():
         worst = int(np.argmax(is_bad))
         raise DatasetError(
-            f"the 'count' of {feature!r} in {labels[worst]} is {np.unique(counts[worst]).tolist()}; expected how many "
-            f"values were counted, above 0. Make the statistics again, or leave them out."
+            f"the 'count' of {feature!r} in {list(parts)[worst]} is {np.unique(counts[worst]).tolist()}; expected how "
+            f"many values were counted, above 0. Make the statistics again, or leave them out."
         )
-
-
-def _total_count(feature: str, parts: Mapping[str, FeatureStats], width: tuple[int, ...]) -> NDArray[np.float64]:
-    if all(part["count"].size == 1 for part in parts.values()):
-        return np.array([sum(part["count"].item() for part in parts.values())], dtype=np.float64)
-    return np.asarray(_counts(feature, parts, width).sum(axis=0))
-
-
-def _shares(weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    # A number that no part has is taken from the first part.
-    weight = np.where(weight.any(axis=0), weight, np.arange(len(weight)).reshape(-1, *[1] * (weight.ndim - 1)) == 0)
-    return np.asarray(weight / weight.sum(axis=0))
+    return counts
 
 
 def _weighted_sum(values: NDArray[np.float64], share: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray((share * np.where(share > 0, values, 0.0)).sum(axis=0))
 
 
-def _extreme(values: NDArray[np.float64], takes_part: NDArray[Any], *, least: bool) -> NDArray[np.float64]:
-    if least:
-        return np.asarray(np.where(takes_part, values, np.inf).min(axis=0))
-    return np.asarray(np.where(takes_part, values, -np.inf).max(axis=0))
+def describe_values(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return the statistics of an episode's values over their first axis; the extremes keep the type of the values."""
+    if values.ndim == 1:
+        values = values[:, None]
+    numbers = values.astype(np.float64)
+    # The quantiles are `np.quantile` of each column by its default rule, in a tenth of its time for a short episode.
+    ordered = np.sort(numbers, axis=0)
+    position = np.array(list(QUANTILES.values())) * (len(ordered) - 1)
+    below = position.astype(np.int64)
+    above = np.minimum(below + 1, len(ordered) - 1)
+    part = (position - below).reshape(-1, *[1] * (numbers.ndim - 1))
+    found = {
+        "min": values.min(axis=0),
+        "max": values.max(axis=0),
+        "mean": numbers.mean(axis=0),
+        "std": numbers.std(axis=0),
+        "count": np.array([len(values)]),
+    }
+    return found | dict(zip(QUANTILES, ordered[below] + (ordered[above] - ordered[below]) * part, strict=True))

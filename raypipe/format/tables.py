@@ -10,11 +10,14 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError, DownloadError, as_damage
 from raypipe.storage import REFUSED, Storage, is_transient
@@ -24,6 +27,7 @@ from raypipe.text import (
     MOST_JSON_BYTES,
     MOST_RATIO,
     MOST_TEXT_BYTES,
+    either,
     parse_json,
     read_lines,
 )
@@ -52,7 +56,7 @@ def check_not_refused(storage: Storage, names: Sequence[str]) -> None:
     refused = [name for name in names if storage.is_refused(name)]
     if refused:
         raise DownloadError(
-            f"{' and '.join(refused)} of {storage.uri!r} {'are' if len(refused) > 1 else 'is'} answered with status "
+            f"{' and '.join(refused)} of {storage.uri!r} {either(len(refused), 'is', 'are')} answered with status "
             f"{REFUSED}: refused, or lacking where nobody may list. Check your permissions; fetch the file if the "
             f"server lacks it."
         )
@@ -269,8 +273,10 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
     def _claims(self, groups: list[int], names: Sequence[str]) -> list["_Claim"]:
         """Return what the footer claims about columns in some row groups together; raise if that is too much."""
         num_rows = [max(self.metadata.row_group(group).num_rows, 0) for group in groups]
-        claims, numbers_bytes = [], 0
-        for number, leaf in self._leaves(names):
+        claims, numbers_bytes, wanted = [], 0, set(names)
+        for known, number, leaf in self._leaves:
+            if known.isdisjoint(wanted):
+                continue
             is_text, is_listed = leaf.physical_type == "BYTE_ARRAY", leaf.max_repetition_level > 0
             # Of short numbers too: parquet has none, and Arrow reads all as 32 bits before it makes them short.
             width = _WIDTHS.get(leaf.physical_type, max(leaf.length, 1))
@@ -289,16 +295,25 @@ class BoundedParquet(pq.ParquetFile):  # type: ignore[misc]
         return claims
 
     @functools.cached_property
-    def _all_leaves(self) -> list[tuple[set[str], int, pq.ColumnSchema]]:
+    def episode_bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Bounds of ``episode_index`` in each row group; the whole range of int64 without statistics in the footer."""
+        metadata = self.metadata
+        names = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        bounds = np.full((2, metadata.num_row_groups), np.iinfo(np.int64).max, dtype=np.int64)
+        bounds[0] = np.iinfo(np.int64).min
+        if "episode_index" in names:
+            column = names.index("episode_index")
+            for group in range(metadata.num_row_groups):
+                statistics = metadata.row_group(group).column(column).statistics
+                if statistics is not None and statistics.has_min_max and isinstance(statistics.min, int):
+                    bounds[:, group] = statistics.min, statistics.max
+        return bounds[0], bounds[1]
+
+    @functools.cached_property
+    def _leaves(self) -> list[tuple[set[str], int, pq.ColumnSchema]]:
         """The columns that hold values, with the names that select each: ``a.b`` selects ``a.b.list.c``."""
         leaves = [(number, self.schema.column(number)) for number in range(self.metadata.num_columns)]
-        parts = [leaf.path.split(".") for _, leaf in leaves]
-        names = [{".".join(one[:end]) for end in range(1, len(one) + 1)} for one in parts]
-        return [(known, number, leaf) for known, (number, leaf) in zip(names, leaves, strict=True)]
-
-    def _leaves(self, names: Sequence[str]) -> list[tuple[int, pq.ColumnSchema]]:
-        wanted = set(names)
-        return [(number, leaf) for known, number, leaf in self._all_leaves if not known.isdisjoint(wanted)]
+        return [(set(accumulate(leaf.path.split("."), "{}.{}".format)), number, leaf) for number, leaf in leaves]
 
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self.most_bytes:

@@ -5,7 +5,7 @@ The modules, from the bottom up (each may use those above it)::
     spec.py        what the user asks for, in Python or in a YAML or TOML file             MixtureSpec, MemberSpec
     members.py     each member by itself: opened, its features under the mixture's names,  Opened
                    windows at its own rate
-    unify.py       finds features that fit all members, or raises one error with a table   Unified
+    unify.py       finds features that fit all members, or raises one error with a table   unify
     stats.py       stats of every member under the mixture's names, and pooled             MixtureStats
     mixture.py     puts all of that together; opens a dataset or a mixture                 Mixture, open_dataset
     normaliser.py  batch -> batch: scales samples by the stats of their dataset            Normaliser

@@ -16,7 +16,7 @@ each dataset. Seconds that fall between two frames are an error, unless a common
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
@@ -46,14 +46,7 @@ from raypipe.dataset import (
     window_from_offsets,
 )
 from raypipe.errors import ConfigError, DatasetError, DownloadError, RaypipeError, suggest
-from raypipe.format import (
-    INDEX_FEATURES,
-    Feature,
-    find_absent_columns,
-    one_line,
-    read_metadata,
-    row_features_of,
-)
+from raypipe.format import INDEX_FEATURES, Feature, find_absent_columns, one_line, read_metadata, row_features_of
 from raypipe.mixture.spec import MemberSpec, MixtureSpec, OnBadDataset
 from raypipe.storage import Storage, is_repo_id, is_transient, open_root, retry_transient
 from raypipe.text import count_bar, counted, cut_inside
@@ -110,10 +103,7 @@ class Opened:
 
 
 def open_members(
-    members: Sequence[MemberSpec],
-    *,
-    on_bad_dataset: OnBadDataset = "raise",
-    progress: bool = True,
+    members: Sequence[MemberSpec], *, on_bad_dataset: OnBadDataset = "raise", progress: bool = True
 ) -> Opened:
     """Return the datasets of `members`, with the cameras that each asks for; reads ``meta/`` and a few footers.
 
@@ -129,30 +119,32 @@ def open_members(
     if not members:
         raise ConfigError("the mixture has no members; give at least one dataset")
     results = _open_all(members, progress=progress)
-    bad = tuple(result for result in results if isinstance(result, BadMember))
-    good = {position: one for position, one in enumerate(results) if isinstance(one, _OpenedMember)}
+    bad = tuple(one for one in results if isinstance(one, BadMember))
+    good = {position: one for position, one in enumerate(results) if not isinstance(one, BadMember)}
     causes = {one.cause for one in bad}
     worst = next((cause for cause in (ConfigError, DownloadError) if cause in causes), DatasetError)
-    if bad and (on_bad_dataset == "raise" or not good or worst is not DatasetError):
-        raise worst(_bad_text(bad, len(members)))
     if bad:
-        warnings.warn(_bad_text(bad, len(members)), stacklevel=2)
+        listed = "\n".join(f"  - {member}" for member in bad)
+        text = (
+            f"{len(bad)} of {counted(len(members), 'dataset')} of the mixture cannot be used; {len(good)} can:\n"
+            f"{listed}\nMend them (`raypipe validate ROOT` says what is wrong with one), give them weight 0, or leave "
+            f"out all that cannot be used with on_bad_dataset: skip."
+        )
+        if worst is not DatasetError:
+            text += " It leaves out bad datasets only, not what is asked wrongly or does not answer now."
+        if on_bad_dataset == "raise" or not good or worst is not DatasetError:
+            raise worst(text)
+        warnings.warn(text, stacklevel=2)
     return Opened(
-        datasets=tuple(one.dataset for one in good.values()),
+        datasets=tuple(dataset for dataset, _ in good.values()),
         positions=tuple(good),
         bad=bad,
-        notes=tuple(MemberNote(name=members[i].name, text=text) for i, one in good.items() for text in one.notes),
+        notes=tuple(MemberNote(name=members[i].name, text=text) for i, (_, texts) in good.items() for text in texts),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OpenedMember:
-    dataset: Dataset
-    notes: tuple[str, ...]
-
-
-def _open_all(members: Sequence[MemberSpec], *, progress: bool) -> list["_OpenedMember | BadMember"]:
-    """Return every member, opened or bad, in order, however fast each was read."""
+def _open_all(members: Sequence[MemberSpec], *, progress: bool) -> list[tuple[Dataset, list[str]] | BadMember]:
+    """Return every member, opened with the notes about it or bad, in order, however fast each was read."""
     is_remote = any("://" in member.root or is_repo_id(member.root) for member in members)
     kind = "remote" if is_remote else "local"
     pool = ThreadPoolExecutor(min(NUM_THREADS[kind], len(members)), thread_name_prefix="raypipe-open")
@@ -168,7 +160,7 @@ def _open_all(members: Sequence[MemberSpec], *, progress: bool) -> list["_Opened
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _open_member(member: MemberSpec) -> "_OpenedMember | BadMember":
+def _open_member(member: MemberSpec) -> tuple[Dataset, list[str]] | BadMember:
     try:
         storage = open_root(member.root)
         return retry_transient(lambda: _read_member(member, storage))
@@ -180,42 +172,25 @@ def _open_member(member: MemberSpec) -> "_OpenedMember | BadMember":
         return BadMember(name=member.name, root=member.root, error=named, cause=cause)
 
 
-def _read_member(member: MemberSpec, storage: Storage) -> _OpenedMember:
+def _read_member(member: MemberSpec, storage: Storage) -> tuple[Dataset, list[str]]:
     """Return the dataset with the cameras that the member asks for, and the notes about it."""
     meta = read_metadata(storage)
     missing, absent = find_missing_cameras(meta), find_absent_columns(meta)
     if not len(meta.episodes):
         raise DatasetError("it has no episodes")
-    opaque = {name: why for name, why in meta.opaque.items() if name not in member.drop}
-    notes = [*meta.notes, *(f"feature {name!r} is left out: {why}" for name, why in opaque.items())]
+    left_out = {name: f"feature {name!r} is left out: {why}" for name, why in meta.opaque.items()}
     if member.cameras == "all":
         unreadable = unreadable_cameras(meta, missing)
-        left_out = {*member.drop, *(name for names in unreadable.values() for name in names)}
-        cameras = tuple(name for name in meta.cameras if name not in left_out)
-        for why, names in unreadable.items():
-            notes += [f"camera {name!r} is left out: {why}" for name in names if name not in member.drop]
+        cameras = tuple(name for name in meta.cameras if name not in unreadable and name not in member.drop)
+        left_out |= {name: f"camera {name!r} is left out: {why}" for name, why in unreadable.items()}
     else:
         cameras = tuple(dict.fromkeys(name for name in member.cameras.values() if name not in member.drop))
         check_cameras(meta, cameras, missing)
-    declared = row_features_of(meta, cameras, absent=())
-    for name in absent:
-        if name in declared and name not in member.drop and name not in INDEX_FEATURES:
-            notes.append(f"feature {name!r} is left out: declared in info.json, and the rows have no such column")
+    declared, rows = (row_features_of(meta, cameras, without) for without in ((), absent))
+    for name in (name for name in absent if name in declared and name not in rows):
+        left_out[name] = f"feature {name!r} is left out: declared in info.json, and the rows have no such column"
     dataset = Dataset(meta=meta, spec=SampleSpec(cameras=cameras), window=WindowSpec(), missing_cameras=missing)
-    rows = row_features_of(meta, cameras, absent)
-    return _OpenedMember(dataset=knowing_rows(dataset, rows), notes=tuple(notes))
-
-
-def _bad_text(bad: Sequence[BadMember], num_members: int) -> str:
-    is_all_data = all(one.cause is DatasetError for one in bad)
-    listed = "\n".join(f"  - {member}" for member in bad)
-    return (
-        f"{len(bad)} of {counted(num_members, 'dataset')} of the mixture cannot be used; {num_members - len(bad)} "
-        f"can:\n{listed}\n"
-        f"Mend them (`raypipe validate ROOT` says what is wrong with one), give them weight 0, or leave out all that "
-        f"cannot be used with on_bad_dataset: skip."
-        + ("" if is_all_data else " It leaves out bad datasets only, not what is asked wrongly or does not answer now.")
-    )
+    return knowing_rows(dataset, rows), [*meta.notes, *(left_out[name] for name in left_out if name not in member.drop)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,15 +221,15 @@ def offer_of(member: MemberFeatures, spec: MemberSpec) -> tuple[MemberFeatures, 
     """Return what a member gives under the mixture's names, and its misfits: names that it lacks or gives twice."""
     misfits = _unknown_names(member, spec)
     rows = {own: feature for own, feature in member.rows.items() if own not in spec.drop}
-    for own, dtype in INDEX_FEATURES.items():
-        rows[own] = Feature(name=own, kind="vector", dtype=dtype, shape=(1,))
     named_rows = [(spec.rename.get(own, own), own) for own in rows]
     named_cameras = [(spec.rename.get(own, own), own) for own in member.cameras if own not in spec.drop]
     if not isinstance(spec.cameras, str):
         named_cameras = [(name, own) for name, own in spec.cameras.items() if own in member.cameras]
+    named: dict[str, str] = {}
     misfits += [
-        f"{member.name}: {first!r} and {second!r} both become {name!r}; rename or drop one of them"
-        for name, first, second in _doubled([*named_rows, *named_cameras])
+        f"{member.name}: {named[name]!r} and {own!r} both become {name!r}; rename or drop one of them"
+        for name, own in (*named_rows, *named_cameras)
+        if named.setdefault(name, own) != own
     ]
     offer = MemberFeatures(
         name=member.name,
@@ -262,12 +237,6 @@ def offer_of(member: MemberFeatures, spec: MemberSpec) -> tuple[MemberFeatures, 
         cameras={name: member.cameras[own] for name, own in named_cameras},
     )
     return offer, misfits
-
-
-def _doubled(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """Return each name in the mixture that two own names claim, with both."""
-    named: dict[str, str] = {}
-    return [(name, named[name], own) for name, own in pairs if named.setdefault(name, own) != own]
 
 
 def _unknown_names(member: MemberFeatures, spec: MemberSpec) -> list[str]:

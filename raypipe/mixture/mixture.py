@@ -35,7 +35,7 @@ from raypipe.mixture.spec import (
     is_mixture_file,
     read_mixture_file,
 )
-from raypipe.mixture.unify import Unified, add_windows, unify
+from raypipe.mixture.unify import add_windows, unify
 from raypipe.plan import EpisodeIndex, mix_indexes, split_frames
 from raypipe.text import check_keys, counted, field_names, make_spec
 
@@ -89,11 +89,7 @@ class Mixture:
     """Members that cannot be used, under ``on_bad_dataset="skip"``."""
 
     def __init__(
-        self,
-        members: "str | Path | MixtureSpec | Sequence[Any]",
-        *,
-        progress: bool = True,
-        **settings: Any,
+        self, members: "str | Path | MixtureSpec | Sequence[Any]", *, progress: bool = True, **settings: Any
     ) -> None:
         """Open all members and check that they fit together; reads ``meta/`` and a few footers of each.
 
@@ -107,8 +103,16 @@ class Mixture:
             ConfigError: the members do not fit together; the message lists every problem, and suggests what to write.
             DatasetError: members cannot be opened; the message lists all of them.
         """
-        spec = _make_spec(members, settings)
+        check_keys(settings, field_names(MixtureSpec)[1:], "a mixture has no setting")
+        given: Any = members
         is_file = isinstance(members, str | Path)
+        if is_file:
+            if not is_mixture_file(str(members)):
+                raise ConfigError(
+                    f"{str(members)!r} is no mixture file: give a .yaml, .yml or .toml file, or a list of datasets"
+                )
+            given = read_mixture_file(str(members))
+        spec = replace(given, **settings) if isinstance(given, MixtureSpec) else MixtureSpec(members=given, **settings)
         with noting(f"while opening the mixture {str(members)!r}") if is_file else nullcontext():
             self._open(spec, progress=progress)
 
@@ -119,19 +123,18 @@ class Mixture:
         self.members = tuple(
             Member(spec=one, dataset=dataset) for one, dataset in zip(self.spec.members, opened.datasets, strict=True)
         )
-        unified = self._unify()
-        self.schema = unified.schema
+        self.schema, notes = self._unify()
         self.bad = opened.bad
         self.notes = (
             *(MemberNote(name=name, text="left out: its weight is 0") for name in left_out),
             *_unused_settings(self.spec),
             *opened.notes,
-            *(MemberNote(name="", text=text) for text in unified.notes),
+            *(MemberNote(name="", text=text) for text in notes),
         )
         # Raises now what a plan would raise: for a member without a frame, or shares that come to nothing.
         self.index()
 
-    def _unify(self) -> Unified:
+    def _unify(self) -> tuple[Schema, list[str]]:
         return unify([features_of(one.name, one.dataset) for one in self.members], self.spec)
 
     def __len__(self) -> int:
@@ -267,7 +270,7 @@ class Mixture:
         """Return this mixture with cameras of another size; the pipeline resizes them when it decodes."""
         changed = copy.copy(self)
         changed.spec = replace(self.spec, resize=resize)
-        return changed._changed(self.datasets, changed._unify().schema.only(self.schema.features))
+        return changed._changed(self.datasets, changed._unify()[0].only(self.schema.features))
 
     def _changed(self, datasets: Sequence[Dataset], schema: Schema) -> "Mixture":
         changed = copy.copy(self)
@@ -340,19 +343,6 @@ def open_dataset(
     return Mixture(root)
 
 
-def _make_spec(members: Any, settings: Mapping[str, Any]) -> MixtureSpec:
-    check_keys(settings, field_names(MixtureSpec)[1:], "a mixture has no setting")
-    if isinstance(members, str | Path):
-        if not is_mixture_file(str(members)):
-            raise ConfigError(
-                f"{str(members)!r} is no mixture file: give a .yaml, .yml or .toml file, or a list of datasets"
-            )
-        members = read_mixture_file(str(members))
-    return (
-        replace(members, **settings) if isinstance(members, MixtureSpec) else MixtureSpec(members=members, **settings)
-    )
-
-
 def _unused_settings(spec: MixtureSpec) -> list[MemberNote]:
     """Return notes on settings that have no effect, because another setting decides."""
     notes = []
@@ -402,29 +392,23 @@ def resolve_weights(spec: MixtureSpec, frames: Sequence[int], episodes: Sequence
         ConfigError: no member is left, one has a weight but no frame, or its share is 0 at this temperature.
     """
     assert len(frames) == len(episodes) == len(spec.members), "counts and members do not match"
-    names = [member.name for member in spec.members]
-    weights = _relative_weights(spec, frames, episodes)
+    weights = _given_weights(spec)
+    if isinstance(spec.weights, str) and spec.weights != "given":
+        counts = [float(count) for count in (episodes if spec.weights == "episodes" else frames)]
+        counts = list(map(math.sqrt, counts)) if spec.weights == "sqrt" else counts
+        weights = [count if weight else 0.0 for count, weight in zip(counts, weights, strict=True)]
     most = max(weights)
     if not most:
         raise _all_zero(spec)
     # Divide by the largest first: powers and sums of large weights overflow.
     raised = [(weight / most) ** (1 / spec.temperature) for weight in weights]
-    for name, weight, power, count in zip(names, weights, raised, frames, strict=True):
+    for one, weight, power, count in zip(spec.members, weights, raised, frames, strict=True):
         if weight and not count:
-            raise ConfigError(f"member {name!r} has weight {weight:g} and no selected frame; give it weight 0")
+            raise ConfigError(f"member {one.name!r} has weight {weight:g} and no selected frame; give it weight 0")
         if weight and not power:
             raise ConfigError(
-                f"member {name!r} with weight {weight:g} comes to nothing beside {most:g} at temperature "
+                f"member {one.name!r} with weight {weight:g} comes to nothing beside {most:g} at temperature "
                 f"{spec.temperature:g}; raise the temperature, or give the member weight 0"
             )
     total = math.fsum(raised)
     return tuple(power / total for power in raised)
-
-
-def _relative_weights(spec: MixtureSpec, frames: Sequence[int], episodes: Sequence[int]) -> list[float]:
-    given = _given_weights(spec)
-    if not isinstance(spec.weights, str) or spec.weights == "given":
-        return given
-    counts = episodes if spec.weights == "episodes" else frames
-    values = [math.sqrt(count) if spec.weights == "sqrt" else float(count) for count in counts]
-    return [value if weight else 0.0 for value, weight in zip(values, given, strict=True)]

@@ -20,7 +20,7 @@ from raypipe.dataset import ABSOLUTE, DIM_IS_PAD, IS_MISSING, REPRESENTATION
 from raypipe.errors import ConfigError, suggest
 from raypipe.format import Stats
 from raypipe.mixture.stats import MixtureStats, SavedAsJson, single_stats
-from raypipe.text import counted
+from raypipe.text import check_choice, counted
 
 if TYPE_CHECKING:
     import torch
@@ -80,11 +80,11 @@ class Normaliser(SavedAsJson):
         named = dict.fromkeys(_usual_keys(self.stats), modes) if isinstance(modes, str) else dict(modes)
         object.__setattr__(self, "modes", named)
         object.__setattr__(self, "by", by)
-        _check_choice("by", self.by, get_args(By))
+        check_choice("by", self.by, get_args(By))
         for key, mode in self.modes.items():
-            _check_choice(f"the mode of {key!r}", mode, get_args(Mode))
+            check_choice(f"the mode of {key!r}", mode, get_args(Mode))
         if isinstance(modes, str) and not named:
-            _check_choice("modes", modes, get_args(Mode))
+            check_choice("modes", modes, get_args(Mode))
             raise ConfigError(
                 "no statistics of actions or observations are stored, so nothing can be normalised by them. "
                 "`raypipe reshard ROOT OUT` computes those of rows; or name what to do: modes={'action': 'identity'}."
@@ -182,8 +182,7 @@ class Normaliser(SavedAsJson):
             return
         keys = [key for key, mode in self.modes.items() if mode == "quantiles"]
         folders = ["pooled"] if self.by == "pooled" else [f"robots/{robot}" for robot in self.stats.robots]
-        named = [f"{folder}/{key}" for folder in folders for key in keys]
-        enveloped = [name for name in named if name in self.stats.envelopes]
+        enveloped = [name for one in folders for key in keys if (name := f"{one}/{key}") in self.stats.envelopes]
         if enveloped:
             warnings.warn(
                 f"the quantiles of {', '.join(enveloped)} are envelopes of several datasets' quantiles and wider than "
@@ -213,8 +212,7 @@ class Normaliser(SavedAsJson):
         if dataset and robot:
             raise ConfigError(f"both dataset={dataset!r} and robot={robot!r} are given; give one of them")
         if dataset or robot:
-            name = self._name_of_dataset(dataset) if dataset else self._name_of_robot(robot)
-            return self._row_of[name]
+            return self._row_of[self._name_of(dataset, robot)]
         key = _NAMED_BY.get(self.by, "")
         if key in batch:
             return self._named_rows(batch[key], key)
@@ -243,21 +241,19 @@ class Normaliser(SavedAsJson):
                 f"to take by dataset= or robot=."
             ) from error
 
-    def _name_of_dataset(self, dataset: str) -> str:
-        if dataset not in self.stats.datasets:
-            raise ConfigError(f"there is no dataset {dataset!r} in the mixture{suggest(dataset, self.stats.datasets)}")
-        return {"dataset": dataset, "robot": self.stats.robot_types[dataset], "pooled": ""}[self.by]
-
-    def _name_of_robot(self, robot: str) -> str:
-        if robot not in self.stats.robots:
-            raise ConfigError(f"there is no robot {robot!r} in the mixture{suggest(robot, self.stats.robots)}")
-        names = [name for name, found in self.stats.robot_types.items() if found == robot]
+    def _name_of(self, dataset: str, robot: str) -> str:
+        """Return the name of the row that scales all samples of a dataset or of a robot."""
+        kind, name = ("dataset", dataset) if dataset else ("robot", robot)
+        known = self.stats.datasets if dataset else self.stats.robots
+        if name not in known:
+            raise ConfigError(f"there is no {kind} {name!r} in the mixture{suggest(name, known)}")
+        names = [dataset] if dataset else [one for one, found in self.stats.robot_types.items() if found == robot]
         if self.by == "dataset" and len(names) > 1:
             raise ConfigError(
                 f"robot={robot!r} is of the datasets {', '.join(map(repr, names))}, and values are scaled by dataset; "
                 f"give dataset=, one of these"
             )
-        return {"dataset": names[0], "robot": robot, "pooled": ""}[self.by]
+        return {"dataset": names[0], "robot": self.stats.robot_types[names[0]], "pooled": ""}[self.by]
 
     def _scale(self, key: str, batch: Mapping[str, Any], row: "torch.Tensor | int", *, inverse: bool) -> "torch.Tensor":
         import torch
@@ -267,28 +263,39 @@ class Normaliser(SavedAsJson):
         _check_value(key, value, table.shape, row)
         row = row if isinstance(row, int) else row.to(value.device)
         dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
-        shift = _lined_up(self._tensor(key, "shift", value.device, dtype), row, value)
-        scale = _lined_up(self._tensor(key, "scale", value.device, dtype), row, value)
+        shift, scale = (self._lined_up(key, part, row, value, dtype) for part in ("shift", "scale"))
         # After the first new tensor compute in place: a batch of cameras is hundreds of megabytes.
         if inverse:
             scaled = (value.to(dtype) + table.offset).mul_(scale).add_(shift)
         else:
             is_bytes = key in self.stats.cameras and value.dtype == torch.uint8
-            if value.dtype == torch.uint8 and not is_bytes:
-                _check_no_pixels(key, table.shape)
+            # One number for all rows and columns: statistics of a camera, of pixels in [0, 1].
+            if value.dtype == torch.uint8 and not is_bytes and table.shape[-2:] == (1, 1):
+                raise ConfigError(
+                    f"{key!r} in the batch is uint8, and its statistics are of pixels in [0, 1], which do not name it "
+                    f"a camera. Divide it by 255 first, or make the statistics from a mixture or dataset that has the "
+                    f"camera."
+                )
             scaled = (value.to(dtype).div_(255) if is_bytes else value.to(dtype)) - shift
             scaled = scaled.div_(scale).sub_(table.offset)
         for mask in _masks(key, batch, value, len(table.shape)):
             scaled = scaled.masked_fill(mask.to(value.device), 0)
         return scaled
 
-    def _tensor(self, key: str, part: str, device: "torch.device", dtype: "torch.dtype") -> "torch.Tensor":
+    def _lined_up(
+        self, key: str, part: str, row: "torch.Tensor | int", value: "torch.Tensor", dtype: "torch.dtype"
+    ) -> "torch.Tensor":
+        """Return the table rows of the samples, with an axis of 1 for time: ``(B, 1, *shape)``."""
         import torch
 
-        wanted = (key, part, device, dtype)
+        wanted = (key, part, value.device, dtype)
         if wanted not in self._tensors:
-            self._tensors[wanted] = torch.as_tensor(getattr(self._tables[key], part), dtype=dtype, device=device)
-        return self._tensors[wanted]
+            self._tensors[wanted] = torch.as_tensor(getattr(self._tables[key], part), dtype=dtype, device=value.device)
+        chosen = self._tensors[wanted][row]
+        if isinstance(row, int):
+            return chosen
+        shape = chosen.shape[row.ndim :]
+        return chosen.reshape(*row.shape, *[1] * (value.ndim - chosen.ndim), *shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,11 +315,6 @@ def _usual_keys(stats: MixtureStats) -> list[str]:
     """Return the keys that LeRobot normalises for its policies: actions and observations, not rewards and flags."""
     known = dict.fromkeys(key for entry in stats.datasets.values() for key in entry)
     return [key for key in known if key == "action" or key.startswith(("action.", "observation."))]
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(map(repr, choices))}")
 
 
 def _check_robots(stats: MixtureStats) -> None:
@@ -344,11 +346,8 @@ def _missing_message(stats: MixtureStats, by: By, key: str, mode: Mode, label: s
     if key not in known:
         return f"no dataset of the mixture has statistics of {key!r}{suggest(key, known)}"
     needed = (*_NEEDS[mode], *(("count",) if by != "dataset" else ()))
-    lacking = []
-    for name, entry in stats.datasets.items():
-        absent = [statistic for statistic in needed if statistic not in entry.get(key, {})]
-        if absent:
-            lacking.append(f"{name!r} (no {', '.join(absent)})")
+    absent = {name: [one for one in needed if one not in entry.get(key, {})] for name, entry in stats.datasets.items()}
+    lacking = [f"{name!r} (no {', '.join(statistics)})" for name, statistics in absent.items() if statistics]
     return (
         f"{label} has no statistics to normalise {key!r} with mode {mode!r}: it needs {', '.join(needed)}. Lacking are "
         f"the datasets {', '.join(lacking)}. Make their statistics (`raypipe reshard ROOT OUT` computes those of "
@@ -374,12 +373,9 @@ def _check_representation(key: str, batch: Mapping[str, Any], expected: str, *, 
 
 
 def _check_window(key: str, batch: Mapping[str, Any], num_axes: int, expected: int) -> None:
-    """Raise if windows have another length than those of the statistics.
+    """Raise if windows, of frames with `num_axes` axes, have another length than those of the statistics.
 
     Scaling back is not checked: a policy may return fewer steps than it was trained on.
-
-    Args:
-        num_axes: the axes of one frame's values.
     """
     # A sample names its representation with one text, a batch with a list.
     shape = batch[key].shape[0 if isinstance(batch[f"{key}{REPRESENTATION}"], str) else 1 :]
@@ -410,24 +406,6 @@ def _check_value(key: str, value: Any, shape: tuple[int, ...], row: "torch.Tenso
             f"{key!r} in the batch has the shape {tuple(value.shape)}, and the batch says of "
             f"{counted(len(row), 'sample')} whose they are; they must be the same samples"
         )
-
-
-def _check_no_pixels(key: str, shape: tuple[int, ...]) -> None:
-    # One number for all rows and columns: statistics of a camera, of pixels in [0, 1].
-    if shape[-2:] == (1, 1):
-        raise ConfigError(
-            f"{key!r} in the batch is uint8, and its statistics are of pixels in [0, 1], which do not name it a "
-            f"camera. Divide it by 255 first, or make the statistics from a mixture or dataset that has the camera."
-        )
-
-
-def _lined_up(table: "torch.Tensor", row: "torch.Tensor | int", value: "torch.Tensor") -> "torch.Tensor":
-    """Return the table rows of the samples, with an axis of 1 for time: ``(B, 1, *shape)``."""
-    chosen = table[row]
-    if isinstance(row, int):
-        return chosen
-    between = [1] * (value.ndim - chosen.ndim)
-    return chosen.reshape(*row.shape, *between, *table.shape[1:])
 
 
 def _masks(key: str, batch: Mapping[str, Any], value: "torch.Tensor", num_axes: int) -> "list[torch.Tensor]":

@@ -30,7 +30,7 @@ from raypipe.errors import ConfigError, as_damage
 from raypipe.format import INDEX_FEATURES
 from raypipe.plan import SelectionSpec, check_whole
 from raypipe.storage import take_login
-from raypipe.text import MOST_JSON_BYTES, MOST_YAML_NODES, check_choice, check_keys, field_names
+from raypipe.text import MOST_JSON_BYTES, MOST_YAML_NODES, check_choice, check_keys, field_names, make_spec
 
 WeightRule = Literal["given", "frames", "episodes", "sqrt"]
 OnMissing = Literal["raise", "drop", "fill"]
@@ -94,16 +94,22 @@ class MemberSpec:
             raise ConfigError(f"member {self.name!r} has an empty root; give the path or URI of a dataset")
         who = f"member {self.name or self.root!r}"
         _settle(self, weight=_number(f"weight of {who}", self.weight))
-        if self.tolerance_s != MIXTURE_TOLERANCE:
-            label = f"tolerance_s of {who}"
-            _settle(self, tolerance_s=_number(label, self.tolerance_s, named_value=MIXTURE_TOLERANCE))
+        _settle(self, tolerance_s=_number(f"tolerance_s of {who}", self.tolerance_s, named_value=MIXTURE_TOLERANCE))
         rename = _names(f"rename of {who}", self.rename, "own name -> name in the mixture", are_keys_new=False)
         _settle(self, rename=rename)
         if self.cameras != "all":
             meaning = "name in the mixture -> own camera, or 'all'"
             _settle(self, cameras=_names(f"cameras of {who}", self.cameras, meaning, are_keys_new=True))
         _settle(self, drop=_drop(who, self.drop), selection=_selection(who, self.selection))
-        _check_own_names(self, who)
+        cameras = [] if isinstance(self.cameras, str) else list(self.cameras.values())
+        for name in self.drop:
+            if name in self.rename or name in cameras:
+                raise ConfigError(
+                    f"drop of {who} leaves out {name!r}, which rename or cameras gives a name; do one of them"
+                )
+        for name in cameras:
+            if name in self.rename:
+                raise ConfigError(f"{who} names the camera {name!r} in cameras and in rename; do one of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,12 +164,18 @@ class MixtureSpec:
             check_choice(key, getattr(self, key), get_args(kind))
         _settle(self, temperature=_number("temperature", self.temperature, is_positive=True))
         _settle(self, tolerance_s=_number("tolerance_s", self.tolerance_s))
-        if self.rate != OWN_RATE:
-            _settle(self, rate=_number("rate", self.rate, is_positive=True, named_value=OWN_RATE))
+        _settle(self, rate=_number("rate", self.rate, is_positive=True, named_value=OWN_RATE))
         if self.frames_per_epoch != ALL_FRAMES:
             frames = check_whole("frames_per_epoch", self.frames_per_epoch, 1, _MAX_COUNT, ALL_FRAMES)
             _settle(self, frames_per_epoch=frames)
-        _settle(self, resize=check_resize(self.resize, "resize"), widths=_widths(self.widths))
+        widths: Any = self.widths
+        if not isinstance(widths, Mapping):
+            raise ConfigError(f"widths is {widths!r}; give a mapping of names in the mixture -> numbers of a vector")
+        for name in widths:
+            if name in INDEX_FEATURES:
+                raise ConfigError(f"widths has {name!r}, which is one number in every dataset; leave it out")
+        widths = {name: check_whole(f"widths of {name!r}", one, 1, _MAX_COUNT) for name, one in widths.items()}
+        _settle(self, resize=check_resize(self.resize, "resize"), widths=widths)
         check_fit(self.fit, self.resize, "fit")
 
 
@@ -240,7 +252,10 @@ def _named(members: Sequence[MemberSpec]) -> tuple[MemberSpec, ...]:
     short = _short_names({part for member, part in zip(members, parts, strict=True) if not member.name}, given)
     used, named = set(given), []
     for member, part in zip(members, parts, strict=True):
-        name = member.name or _free_name(short[part], used)
+        name, number = member.name or short[part], 1
+        while not member.name and name in used:
+            number += 1
+            name = f"{short[part]}-{number}"
         used.add(name)
         named.append(member if member.name else replace(member, name=name))
     return tuple(named)
@@ -264,14 +279,6 @@ def _short_names(roots: set[tuple[str, ...]], taken: Iterable[str]) -> dict[tupl
     return {parts: names.get(parts, "/".join(parts)) for parts in roots}
 
 
-def _free_name(name: str, used: set[str]) -> str:
-    number, free = 1, name
-    while free in used:
-        number += 1
-        free = f"{name}-{number}"
-    return free
-
-
 def _weights(given: Any, members: Sequence[MemberSpec]) -> WeightRule | tuple[float, ...]:
     if isinstance(given, str):
         check_choice("weights", given, get_args(WeightRule))
@@ -284,7 +291,9 @@ def _weights(given: Any, members: Sequence[MemberSpec]) -> WeightRule | tuple[fl
     return tuple(_number(f"weight of member {one.name!r}", value) for one, value in zip(members, values, strict=True))
 
 
-def _number(label: str, value: Any, *, is_positive: bool = False, named_value: str = "") -> float:
+def _number(label: str, value: Any, *, is_positive: bool = False, named_value: str = "") -> Any:
+    if named_value and value == named_value:
+        return value
     is_real = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     if not is_real or value < 0 or (is_positive and not value):
         known = f", or {named_value!r}" if named_value else ""
@@ -323,36 +332,11 @@ def _drop(who: str, given: Any) -> tuple[str, ...]:
 
 
 def _selection(who: str, given: Any) -> SelectionSpec:
-    if isinstance(given, Mapping):
-        check_keys(given, field_names(SelectionSpec), f"selection of {who} has no field")
-        with as_damage(lambda error: ConfigError(f"selection of {who} is {dict(given)!r}: {error}")):
-            given = SelectionSpec(**given)
-    if not isinstance(given, SelectionSpec):
-        raise ConfigError(f"selection of {who} is {given!r}; give a SelectionSpec or a dict of its fields")
-    if isinstance(given.episodes, str) and given.episodes != "all":
-        raise ConfigError(f"selection of {who} has episodes={given.episodes!r}; give a list of numbers, or 'all'")
-    return given
-
-
-def _check_own_names(spec: MemberSpec, who: str) -> None:
-    cameras = [] if isinstance(spec.cameras, str) else list(spec.cameras.values())
-    for name in spec.drop:
-        if name in spec.rename or name in cameras:
-            raise ConfigError(
-                f"drop of {who} leaves out {name!r}, which rename or cameras gives a name; do one of them"
-            )
-    for name in cameras:
-        if name in spec.rename:
-            raise ConfigError(f"{who} names the camera {name!r} in cameras and in rename; do one of them")
-
-
-def _widths(given: Any) -> dict[str, int]:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"widths is {given!r}; give a mapping of names in the mixture -> numbers of a vector")
-    for name in given:
-        if name in INDEX_FEATURES:
-            raise ConfigError(f"widths has {name!r}, which is one number in every dataset; leave it out")
-    return {name: check_whole(f"widths of {name!r}", width, 1, _MAX_COUNT) for name, width in given.items()}
+    with as_damage(lambda error: ConfigError(f"selection of {who} is {given!r}: {error}")):
+        selection = make_spec(SelectionSpec, given, f"selection of {who}")
+    if isinstance(selection.episodes, str) and selection.episodes != "all":
+        raise ConfigError(f"selection of {who} has episodes={selection.episodes!r}; give a list of numbers, or 'all'")
+    return selection
 
 
 def is_mixture_file(root: str) -> bool:

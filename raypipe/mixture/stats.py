@@ -31,7 +31,7 @@ from raypipe.text import parse_json
 
 _VERSION: Final = 1
 """Of the JSON."""
-_FILL: Final = {"mean": 0.0, "std": 1.0, "min": -1.0, "max": 1.0, "count": 0.0, "q50": 0.0}
+_FILL: Final = {"mean": 0.0, "std": 1.0, "count": 0.0, "q50": 0.0}
 _ALONE: Final = "dataset"
 """The name of a single dataset, outside a mixture."""
 _ALL_STATISTICS: Final = (*MOMENTS, "q01", "q10", "q50", "q90", "q99", "count")
@@ -81,10 +81,8 @@ class SavedAsJson:
         storage, name = _split(path)
         if not storage.exists(name):
             raise ConfigError(f"there is no file {storage.locate(name)!r}; give the path that was saved to")
-        try:
+        with as_damage(lambda error: ConfigError(f"{storage.locate(name)!r} is not text: {error}. Write it again.")):
             text = storage.read_bytes(name).decode()
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{storage.locate(name)!r} is not text: {error}. Write it again.") from error
         return cls.from_json(text, os.fspath(path))
 
     def _to_plain(self) -> dict[str, Any]:
@@ -142,15 +140,12 @@ class MixtureStats(SavedAsJson):
     are on another scale. Empty for statistics saved without it."""
 
     def __post_init__(self) -> None:
-        known = {
-            feature: values
-            for entry in self.datasets.values()
-            for feature, values in entry.items()
-            if isinstance(values, RepresentedStats)
-        }
-        told = {feature: values.representation for feature, values in known.items()}
+        told: dict[str, str] = {}
+        slots: dict[str, int] = {}
+        for feature, values in (pair for entry in self.datasets.values() for pair in entry.items()):
+            if isinstance(values, RepresentedStats):
+                told[feature], slots[feature] = values.representation, values.num_slots
         object.__setattr__(self, "representations", {**told, **self.representations})
-        slots = {feature: values.num_slots for feature, values in known.items()}
         object.__setattr__(self, "windows", {**slots, **self.windows})
         if self.robot_types.keys() != self.datasets.keys():
             raise ConfigError(
@@ -201,19 +196,15 @@ def single_stats(stats: Stats) -> MixtureStats:
 
     It recognises cameras by the shape of their statistics, ``(channels, 1, 1)``.
     """
-    cameras = [name for name, entry in stats.items() if all(np.shape(one)[1:] == (1, 1) for one in _moments(entry))]
+    axes = {name: {np.shape(entry[key])[1:] for key in MOMENTS if key in entry} for name, entry in stats.items()}
     return MixtureStats(
         datasets={_ALONE: stats},
         robots={"": stats},
         pooled=stats,
         robot_types={_ALONE: ""},
-        cameras=tuple(cameras),
+        cameras=tuple(name for name, found in axes.items() if found == {(1, 1)}),
         envelopes=(),
     )
-
-
-def _moments(entry: FeatureStats) -> list[NDArray[np.float64]]:
-    return [entry[name] for name in MOMENTS if name in entry] or [np.zeros(0)]
 
 
 def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStats:
@@ -234,19 +225,18 @@ def mixture_stats(schema: Schema, members: Sequence[MemberStats]) -> MixtureStat
         )
     datasets = {member.name: _entry(schema, number, member) for number, member in enumerate(members)}
     _check_alike(datasets)
-    groups: dict[str, dict[str, Stats]] = {}
-    for member in members:
-        groups.setdefault(member.robot_type, {})[member.name] = datasets[member.name]
+    robot_types = {member.name: member.robot_type for member in members}
     pooled, envelopes = _pool_datasets(datasets, "pooled")
     robots: dict[str, Stats] = {}
-    for robot, group in groups.items():
+    for robot in dict.fromkeys(robot_types.values()):
+        group = {name: entry for name, entry in datasets.items() if robot_types[name] == robot}
         robots[robot], enveloped = _pool_datasets(group, f"robots/{robot}")
         envelopes += enveloped
     return MixtureStats(
         datasets=datasets,
         robots=robots,
         pooled=pooled,
-        robot_types={member.name: member.robot_type for member in members},
+        robot_types=robot_types,
         cameras=schema.cameras,
         envelopes=tuple(envelopes),
     )
@@ -293,9 +283,7 @@ def _entry(schema: Schema, number: int, member: MemberStats) -> Stats:
 
 
 def _fill(statistic: str) -> float:
-    if statistic in _FILL:
-        return _FILL[statistic]
-    return -1.0 if is_low(statistic) else 1.0
+    return _FILL.get(statistic, -1.0 if is_low(statistic) else 1.0)
 
 
 def _fit(value: NDArray[np.float64], shape: tuple[int, ...], statistic: str, place: str) -> NDArray[np.float64]:
@@ -353,12 +341,10 @@ def _is_padding(values: FeatureStats) -> bool:
 
 
 def _plain_stats(stats: Stats) -> dict[str, dict[str, Any]]:
-    """Return statistics as nested lists."""
     return {feature: {name: value.tolist() for name, value in values.items()} for feature, values in stats.items()}
 
 
 def _stats_of_plain(plain: Mapping[str, Mapping[str, Any]]) -> Stats:
-    """Return statistics from nested lists."""
     return {feature: {name: _numbers(value) for name, value in values.items()} for feature, values in plain.items()}
 
 

@@ -14,11 +14,9 @@ import difflib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, Final
-
-import numpy as np
 
 from raypipe.dataset import MemberMap, Schema, WindowSpec
 from raypipe.decode import ORIGINAL_SIZE, Resize, size_of
@@ -26,7 +24,7 @@ from raypipe.errors import ConfigError, suggest
 from raypipe.format import Feature
 from raypipe.mixture.members import MemberFeatures, offer_of
 from raypipe.mixture.spec import MemberSpec, MixtureSpec, is_batch_key
-from raypipe.text import counted
+from raypipe.text import counted, first_of
 
 _SHOWN_NAMES: Final = 6
 """The most members named in a line; of the others it gives the number."""
@@ -40,21 +38,9 @@ _LINE: Final = 120
 _LIKE: Final = 0.5
 """How alike two names must be, by `difflib`, to be offered as one; the last pair of a kind is always offered."""
 
-Renames = Mapping[int, Mapping[str, str]]
-"""By position of a member: the name in the mixture that it gives now -> the name that it might give."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unified:
-    """The common schema of the members, and what was done to get it."""
-
-    schema: Schema
-    notes: tuple[str, ...]
-    """What was left out, filled, padded or widened, one line each."""
-
-
-def unify(members: Sequence[MemberFeatures], spec: MixtureSpec) -> Unified:
-    """Return the common schema of the members of `spec`, which have these features; without windows.
+def unify(members: Sequence[MemberFeatures], spec: MixtureSpec) -> tuple[Schema, list[str]]:
+    """Return the common schema of the members of `spec`, without windows, and notes on what it drops, fills or widens.
 
     Raises:
         ConfigError: they do not fit together; the message lists everything wrong, which member has what, and what to
@@ -67,7 +53,11 @@ def unify(members: Sequence[MemberFeatures], spec: MixtureSpec) -> Unified:
         misfits += wrong
     lacking = {name: lacks for name in _names(offers) if (lacks := [o.name for o in offers if name not in o.features])}
     kept = [name for name in _names(offers) if spec.on_missing != "drop" or name not in lacking]
-    misfits += _taken(kept, offers)
+    misfits += [
+        f"{name!r} of {_holders(name, offers)} has the name of a key that batches use themselves; rename or drop it"
+        for name in kept
+        if is_batch_key(name)
+    ]
     misfits += _clashes(kept, offers, members)
     # A feature with a name that batches use must be renamed, so do not suggest that name to the other members.
     missing = [name for name in lacking if spec.on_missing == "raise" and not is_batch_key(name)]
@@ -75,17 +65,12 @@ def unify(members: Sequence[MemberFeatures], spec: MixtureSpec) -> Unified:
         f"{name!r} is in {_holders(name, offers)}, and missing in {list_names(lacking[name])}" for name in missing
     ]
     misfits += _unknown_widths(offers, spec)
-    features = {}
-    for name in kept:
-        one_feature = _unify_feature(name, offers, spec)
-        if isinstance(one_feature, str):
-            misfits.append(one_feature)
-        else:
-            features[name] = one_feature
+    unified = {name: _unify_feature(name, offers, spec) for name in kept}
+    misfits += [wrong for wrong in unified.values() if isinstance(wrong, str)]
     if misfits:
         raise ConfigError(_explain_misfits(offers, misfits, missing, spec))
-    schema = _schema(features, offers)
-    return Unified(schema=schema, notes=_notes(schema, offers, lacking, spec))
+    schema = _schema({name: one for name, one in unified.items() if isinstance(one, Feature)}, offers)
+    return schema, _notes(schema, offers, lacking, spec)
 
 
 def _names(offers: Sequence[MemberFeatures]) -> list[str]:
@@ -96,15 +81,6 @@ def _names(offers: Sequence[MemberFeatures]) -> list[str]:
 
 def _holders(name: str, offers: Sequence[MemberFeatures]) -> str:
     return list_names([offer.name for offer in offers if name in offer.features])
-
-
-def _taken(kept: Sequence[str], offers: Sequence[MemberFeatures]) -> list[str]:
-    """Return a misfit for each feature with the name of a key that batches set themselves."""
-    return [
-        f"{name!r} of {_holders(name, offers)} has the name of a key that batches use themselves; rename or drop it"
-        for name in kept
-        if is_batch_key(name)
-    ]
 
 
 def _clashes(kept: Sequence[str], offers: Sequence[MemberFeatures], members: Sequence[MemberFeatures]) -> list[str]:
@@ -136,46 +112,33 @@ def _unknown_widths(offers: Sequence[MemberFeatures], spec: MixtureSpec) -> list
 
 
 def _unify_feature(name: str, offers: Sequence[MemberFeatures], spec: MixtureSpec) -> Feature | str:
+    """Return a feature that fits all members, or what prevents it; a vector is as wide as the widest."""
     given = {offer.name: offer.features[name] for offer in offers if name in offer.features}
-    kinds = {family(feature) for feature in given.values()}
     first = next(iter(given.values()))
-    if len(kinds) > 1:
+    if len({family(feature) for feature in given.values()}) > 1:
         return f"{name!r} is not of one kind: {_described(given)}; rename or drop one of them"
     if first.is_camera:
         return _unify_camera(name, given, is_filled=len(given) < len(offers), resize=spec.resize)
-    if first.kind == "vector" and all(len(feature.shape) == 1 for feature in given.values()):
-        return _unify_vector(name, given, spec.widths.get(name, 0))
-    if len({feature.shape for feature in given.values()}) > 1:
+    shape, dtype = first.shape, first.dtype
+    is_flat = first.kind == "vector" and all(len(feature.shape) == 1 for feature in given.values())
+    if is_flat:
+        widest = max(given, key=lambda member: given[member].shape[0])
+        wanted, width = spec.widths.get(name, 0), given[widest].shape[0]
+        if 0 < wanted < width:
+            return f"widths gives {name!r} {wanted} numbers, and {widest} has {width}; give at least {width}"
+        shape = (max(wanted, width),)
+    elif len({feature.shape for feature in given.values()}) > 1:
         return f"{name!r} has unlike shapes: {_described(given)}; only vectors are padded. Rename or drop it"
-    dtype = _common_dtype(given) if first.kind == "vector" else first.dtype
-    return Feature(name=name, kind=first.kind, dtype=dtype, shape=first.shape, names=_common_names(given, 0))
+    if first.kind == "vector":
+        dtypes = {feature.sample_dtype for feature in given.values()}
+        dtype = next(one for one in ("float32", "int64", "bool") if one in dtypes)
+    # Members must agree on the names of all numbers.
+    is_named = len({feature.names for feature in given.values()}) == 1 and (not is_flat or len(first.names) == shape[0])
+    return Feature(name=name, kind=first.kind, dtype=dtype, shape=shape, names=first.names if is_named else ())
 
 
 def _described(given: Mapping[str, Feature]) -> str:
     return list_by_value({member: describe(feature) for member, feature in given.items()})
-
-
-def _unify_vector(name: str, given: Mapping[str, Feature], wanted: int) -> Feature | str:
-    """Return a vector as wide as the widest; a scalar in all members stays a scalar."""
-    widest = max(given, key=lambda member: given[member].shape[0])
-    width = max(wanted, given[widest].shape[0])
-    if wanted and wanted < width:
-        return f"widths gives {name!r} {wanted} numbers, and {widest} has {width}; give at least {width}"
-    return Feature(
-        name=name, kind="vector", dtype=_common_dtype(given), shape=(width,), names=_common_names(given, width)
-    )
-
-
-def _common_dtype(given: Mapping[str, Feature]) -> str:
-    dtypes = {sample_dtype(feature.dtype) for feature in given.values()}
-    return next(dtype for dtype in ("float32", "int64", "bool") if dtype in dtypes)
-
-
-def _common_names(given: Mapping[str, Feature], width: int) -> tuple[str, ...]:
-    """Return the name of each number, if all members agree on all of them."""
-    names = {feature.names for feature in given.values()}
-    only = next(iter(names))
-    return only if len(names) == 1 and (not width or len(only) == width) else ()
 
 
 def _unify_camera(name: str, given: Mapping[str, Feature], *, is_filled: bool, resize: Resize) -> Feature | str:
@@ -217,7 +180,7 @@ def _schema(features: Mapping[str, Feature], offers: Sequence[MemberFeatures]) -
 
 def _notes(
     schema: Schema, offers: Sequence[MemberFeatures], lacking: Mapping[str, Sequence[str]], spec: MixtureSpec
-) -> tuple[str, ...]:
+) -> list[str]:
     done = "left out everywhere" if spec.on_missing == "drop" else "filled with zeros and marked there"
     notes = [f"{name!r} is {done}: missing in {list_names(lacks)}" for name, lacks in lacking.items()]
     for name, widths in schema.widths.items():
@@ -226,16 +189,12 @@ def _notes(
         notes.append(f"{name!r} is padded to {width} numbers: {list_by_value(narrow)}")
     for name, feature in schema.rows.items():
         if feature.kind == "vector":
-            dtypes = {o.name: sample_dtype(o.rows[name].dtype) for o in offers if name in o.rows}
+            dtypes = {o.name: o.rows[name].sample_dtype for o in offers if name in o.rows}
             if len(set(dtypes.values())) > 1:
-                notes.append(f"{name!r} is {_common_word(feature.dtype, dtypes.values())}: {list_by_value(dtypes)}")
-    return tuple(notes)
-
-
-def _common_word(dtype: str, dtypes: Iterable[str]) -> str:
-    """Return a dtype and the dtypes that it holds; reading raises if a number would change in it."""
-    is_close = dtype == "float32" and "int64" in dtypes
-    return f"{dtype}, and a whole number that it does not hold is an error" if is_close else f"{dtype}, which holds all"
+                is_close = feature.dtype == "float32" and "int64" in dtypes.values()
+                held = "and a whole number that it does not hold is an error" if is_close else "which holds all"
+                notes.append(f"{name!r} is {feature.dtype}, {held}: {list_by_value(dtypes)}")
+    return notes
 
 
 def add_windows(schema: Schema, windows: Sequence[tuple[str, WindowSpec]]) -> Schema:
@@ -286,19 +245,14 @@ def _table_of(offers: Sequence[MemberFeatures]) -> list[str]:
     columns = [[offer.name, *(one.get(name, "-") for name in names)] for offer, one in zip(offers, cells, strict=True)]
     left_out = 0
     if len(columns) > _SHOWN_MEMBERS:
-        columns = _grouped(columns)
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for member, *found in columns:
+            groups.setdefault(tuple(found), []).append(member)
+        largest = sorted(groups.items(), key=lambda group: -len(group[1]))
+        columns = [[f"{one[0]} ({len(one)} alike)" if one[1:] else one[0], *found] for found, one in largest]
         left_out = max(0, len(columns) - _SHOWN_MEMBERS)
     lines = _aligned(["", *names], columns[:_SHOWN_MEMBERS])
     return [*lines, f"and {left_out} other kinds of datasets"] if left_out else lines
-
-
-def _grouped(columns: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return one column for each group of alike members, the largest group first."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name, *cells in columns:
-        groups.setdefault(tuple(cells), []).append(name)
-    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return [[names[0] if len(names) == 1 else f"{names[0]} ({len(names)} alike)", *cells] for cells, names in ordered]
 
 
 def _aligned(labels: Sequence[str], columns: Sequence[Sequence[str]]) -> list[str]:
@@ -319,8 +273,16 @@ def _aligned(labels: Sequence[str], columns: Sequence[Sequence[str]]) -> list[st
 
 
 def _remedies(offers: Sequence[MemberFeatures], missing: Sequence[str], spec: MixtureSpec) -> list[str]:
+    """Return the lines to paste into the mixture file."""
     renames = _find_renames(offers, missing)
-    lines = _rename_lines(offers, spec.members, renames)
+    # Members that need the same lines share them.
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for position, pairs in sorted(renames.items()):
+        texts = _member_lines(offers[position], spec.members[position], pairs)
+        grouped.setdefault(tuple(texts), []).append(offers[position].name)
+    lines = []
+    for shared, names in grouped.items():
+        lines += [f"under {', '.join(names)}:", *(f"  {text}" for text in shared)]
     mended: list[dict[str, Feature]] = []
     for position, offer in enumerate(offers):
         pairs = renames.get(position, {})
@@ -335,20 +297,26 @@ def _remedies(offers: Sequence[MemberFeatures], missing: Sequence[str], spec: Mi
     return lines
 
 
-def _find_renames(offers: Sequence[MemberFeatures], missing: Sequence[str]) -> Renames:
-    """Return the features that may be the same under another name in other members, the most alike first.
+def _find_renames(offers: Sequence[MemberFeatures], missing: Sequence[str]) -> dict[int, dict[str, str]]:
+    """Return by position of a member the names that it gives -> those that it might give, the most alike first.
 
     If one member has both names, they are not the same thing. The name that more members have wins; of equals, the
     one that comes first.
     """
     holders = {name: {p for p, offer in enumerate(offers) if name in offer.features} for name in missing}
     first = {name: offers[min(holders[name])].features[name] for name in missing}
+    pairs = [pair for pair in combinations(missing, 2) if _are_alike(first[pair[0]], first[pair[1]])]
+    # By the last parts of the names: most share the parts before.
+    ends = {name: name.rpartition(".")[2] for name in missing}
+    likeness = {
+        pair: difflib.SequenceMatcher(None, ends[pair[0]], ends[pair[1]], autojunk=False).ratio() for pair in pairs
+    }
     renames: dict[int, dict[str, str]] = {}
     sources: set[str] = set()
     targets: set[str] = set()
 
-    def join(pairs: Sequence[tuple[str, str]]) -> None:
-        for one, other in pairs:
+    def join(chosen: Sequence[tuple[str, str]]) -> None:
+        for one, other in chosen:
             target, source = (one, other) if len(holders[one]) >= len(holders[other]) else (other, one)
             if not ({source, target} & sources or source in targets or holders[source] & holders[target]):
                 for position in holders[source]:
@@ -357,54 +325,21 @@ def _find_renames(offers: Sequence[MemberFeatures], missing: Sequence[str]) -> R
                 sources.add(source)
                 targets.add(target)
 
-    join(_likely_pairs(missing, first))
-    join(_lone_pairs([name for name in missing if name not in sources | targets], first))
+    def score(pair: tuple[str, str]) -> float:
+        return likeness[pair] + 0.25 * (first[pair[0]].shape == first[pair[1]].shape)
+
+    # Sorting is stable: of equals, the pair that comes first in the mixture wins.
+    join(sorted((pair for pair in pairs if likeness[pair] >= _LIKE), key=score, reverse=True))
+    # Then those that are the only ones left of their kind, whatever their names.
+    left = [name for name in missing if name not in sources | targets]
+    families = Counter(family(first[name]) for name in left)
+    join([pair for pair in pairs if {*pair} <= {*left} and families[family(first[pair[0]])] == 2])
     return renames
 
 
-def _likely_pairs(names: Sequence[str], features: Mapping[str, Feature]) -> list[tuple[str, str]]:
-    scored = []
-    for one, other in combinations(names, 2):
-        if _are_alike(features[one], features[other]):
-            likeness = _likeness(one, other)
-            if likeness >= _LIKE:
-                scored.append((likeness + 0.25 * (features[one].shape == features[other].shape), one, other))
-    # Sorting is stable: of equals, the pair that comes first in the mixture wins.
-    return [(one, other) for _, one, other in sorted(scored, key=lambda pair: -pair[0])]
-
-
-def _lone_pairs(names: Sequence[str], features: Mapping[str, Feature]) -> list[tuple[str, str]]:
-    """Return the pairs of features that are the only ones left of their kind, whatever their names."""
-    families = Counter(family(features[name]) for name in names)
-    pairs = combinations(names, 2)
-    return [
-        (one, other)
-        for one, other in pairs
-        if families[family(features[one])] == 2 and _are_alike(features[one], features[other])
-    ]
-
-
 def _are_alike(one: Feature, other: Feature) -> bool:
-    if family(one) != family(other):
-        return False
-    return one.is_camera or one.shape == other.shape or len(one.shape) == len(other.shape) == 1
-
-
-def _likeness(one: str, other: str) -> float:
-    """Return how alike the last parts of two names are; most names share the parts before."""
-    return difflib.SequenceMatcher(a=one.rpartition(".")[2], b=other.rpartition(".")[2], autojunk=False).ratio()
-
-
-def _rename_lines(offers: Sequence[MemberFeatures], specs: Sequence[MemberSpec], renames: Renames) -> list[str]:
-    """Return the lines to paste; members that need the same lines share them."""
-    grouped: dict[tuple[str, ...], list[str]] = {}
-    for position, pairs in sorted(renames.items()):
-        texts = _member_lines(offers[position], specs[position], pairs)
-        grouped.setdefault(tuple(texts), []).append(offers[position].name)
-    lines = []
-    for shared, names in grouped.items():
-        lines += [f"under {', '.join(names)}:", *(f"  {text}" for text in shared)]
-    return lines
+    is_alike = one.is_camera or one.shape == other.shape or len(one.shape) == len(other.shape) == 1
+    return is_alike and family(one) == family(other)
 
 
 def _member_lines(offer: MemberFeatures, spec: MemberSpec, pairs: Mapping[str, str]) -> list[str]:
@@ -441,12 +376,6 @@ def _all_names(members: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for features in members for name in features))
 
 
-def sample_dtype(dtype: str) -> str:
-    """Return the dtype that numbers have in a sample: float32, int64 or bool, as LeRobot's samples have them."""
-    kind = np.dtype(dtype).kind
-    return "bool" if kind == "b" else "float32" if kind == "f" else "int64"
-
-
 def family(feature: Feature) -> str:
     """Return the family of a feature; only features of one family can become one: pixels of a sort, or numbers."""
     if feature.is_camera:
@@ -459,15 +388,13 @@ def describe(feature: Feature) -> str:
     if feature.is_camera:
         return f"{family(feature)} {feature.height or '?'}x{feature.width or '?'}"
     shape = "x".join(map(str, feature.shape))
-    word = sample_dtype(feature.dtype) if feature.kind == "vector" else feature.kind
+    word = feature.sample_dtype if feature.kind == "vector" else feature.kind
     return f"{word} [{shape}]" if feature.kind == "vector" or feature.shape != (1,) else word
 
 
 def list_names(names: Sequence[str]) -> str:
     """Return names as a list; if there are many, the first ones and the number of the others."""
-    if len(names) <= _SHOWN_NAMES:
-        return ", ".join(names)
-    return f"{', '.join(names[: _SHOWN_NAMES - 1])} and {len(names) - _SHOWN_NAMES + 1} more"
+    return first_of(names, _SHOWN_NAMES - (len(names) > _SHOWN_NAMES))
 
 
 def list_by_value(values: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raypipe.errors import DatasetError
-from raypipe.format import INDEX_FEATURES, Feature, one_line, open_parquet, row_group_bounds
+from raypipe.format import INDEX_FEATURES, Feature, one_line, open_parquet
 from raypipe.storage import is_transient, retry_transient
 from raypipe.text import counted, either, span_text
 from raypipe.validate.findings import Finding
@@ -96,7 +96,7 @@ def _read_readable(promises: Promises, parquet: pq.ParquetFile, chosen: list[str
     """Return the readable row groups of a damaged file, and the episodes in the other ones."""
     parts, groups, lost = [parquet.schema_arrow.empty_table().select(chosen)], [], set()
     numbers = promises.meta.episodes.episode_index
-    _, low, high = row_group_bounds(parquet.metadata)
+    low, high = parquet.episode_bounds
     for group in range(parquet.metadata.num_row_groups):
         try:
             parts.append(parquet.read_row_group(group, columns=chosen, use_threads=False))

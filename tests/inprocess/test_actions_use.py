@@ -176,7 +176,7 @@ def test_statistics_are_kept_until_rows_change(roots, tmp_path, monkeypatch):
     index, folder = index_frames(dataset), str(tmp_path / "kept")
     reads = []
     measure = action_stats._measure
-    monkeypatch.setattr(action_stats, "_measure", lambda source: reads.append(1) or measure(source))
+    monkeypatch.setattr(action_stats, "_measure", lambda *given: reads.append(1) or measure(*given))
 
     first = action_stats.action_stats(dataset, index, folder=folder)
     again = action_stats.action_stats(dataset, index, folder=folder)

@@ -56,7 +56,7 @@ def test_actions_come_back_also_from_a_checkpoint(dataset, batch):
 def test_no_statistics_are_an_error_with_the_remedy(dataset):
     with pytest.raises(ConfigError, match=r"no statistics of actions or observations are stored.*raypipe reshard"):
         Normaliser({})
-    with pytest.raises(ConfigError, match=r"the mode of '.*' is 'std'; choose one of 'mean_std'"):
+    with pytest.raises(ConfigError, match=r"the mode of '.*' is 'std'.* Known: 'mean_std'"):
         Normaliser(dataset.stats, "std")
 
 

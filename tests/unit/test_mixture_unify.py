@@ -1,4 +1,5 @@
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,7 +42,8 @@ def unified(*members, specs=(), **options):
     spec = MixtureSpec(
         members=[{"root": one.name, "name": one.name, **given_specs.get(one.name, {})} for one in members], **options
     )
-    return unify(members, spec)
+    schema, notes = unify(members, spec)
+    return SimpleNamespace(schema=schema, notes=tuple(notes))
 
 
 def refusal(*members, **options):
@@ -65,7 +67,7 @@ def test_a_mixture_of_one_dataset_has_the_schema_of_the_dataset(tiny_dataset):
     spec = MixtureSpec(members=[str(tiny_dataset)])
 
     features = features_of(spec.members[0].name, dataset)
-    found = add_windows(unify([features], spec).schema, [(dataset.meta.root, dataset.window)])
+    found = add_windows(unify([features], spec)[0], [(dataset.meta.root, dataset.window)])
 
     alone = schema_of(dataset)
     assert (found.members, found.windows, found.time_axes) == (alone.members, alone.windows, alone.time_axes)

@@ -73,18 +73,6 @@ def test_pooled_quantiles_are_the_least_of_the_lower_and_the_greatest_of_the_upp
         np.testing.assert_array_equal(pooled[name], expected)
 
 
-@given(raw_parts())
-@settings(max_examples=50)
-def test_equal_counts_as_weights_change_nothing(parts):
-    stats = [{"action": describe(part)} for part in parts]
-    bare = [{"action": {key: value for key, value in one["action"].items() if key != "count"}} for one in stats]
-
-    weighted = pool_stats(bare, weights=[len(part) for part in parts])
-
-    counted = pool_stats(stats)["action"]
-    assert_same(weighted, {"action": {key: value for key, value in counted.items() if key != "count"}})
-
-
 def test_one_part_stays_as_it_is():
     stats = {"action": describe(np.random.default_rng(0).normal(size=(9, 3)))}
 
@@ -166,7 +154,7 @@ def test_a_count_that_counts_nothing_is_an_error_that_names_it(count):
 def test_a_missing_count_is_an_error_that_names_the_part_and_the_remedy():
     bare = {name: value for name, value in describe(np.ones((2, 2))).items() if name != "count"}
 
-    with pytest.raises(DatasetError, match=r"'action' in part 1 have no 'count'.*Give weights"):
+    with pytest.raises(DatasetError, match=r"'action' in part 1 have no 'count'.*Make the statistics again"):
         pool_stats([{"action": describe(np.ones((2, 2)))}, {"action": bare}])
 
 
@@ -191,29 +179,10 @@ def test_statistics_of_one_part_that_differ_in_shape_are_an_error():
         pool_stats([{"action": odd}])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"weights": [1.0]}, "1 weights are given for 2 parts"),
-        ({"weights": [1.0, 0.0]}, "the weight of part 1 is 0.0"),
-        ({"weights": [np.nan, 1.0]}, "the weight of part 0 is nan"),
-        ({"names": ["a"]}, "the names of 2 parts"),
-        ({"names": ["a", "a"]}, "must be as many and differ"),
-    ],
-)
-def test_odd_weights_and_names_are_errors(options, message):
+@pytest.mark.parametrize(("names", "message"), [(["a"], "the names of 2 parts"), (["a", "a"], "as many and differ")])
+def test_odd_names_are_errors(names, message):
     with pytest.raises(ConfigError, match=message):
-        pool_stats([{"action": describe(np.ones((2, 2)))}] * 2, **options)
-
-
-def test_weights_decide_how_much_a_part_counts():
-    low, high = describe(np.zeros((90, 1))), describe(np.ones((10, 1)))
-
-    pooled = pool_stats([{"action": low}, {"action": high}], weights=[1, 3])["action"]
-
-    assert pooled["mean"].tolist() == [0.75]
-    assert pooled["std"][0] == pytest.approx(np.sqrt(0.75 * 0.25))
-    assert pooled["count"].tolist() == [100]
+        pool_stats([{"action": describe(np.ones((2, 2)))}] * 2, names=names)
 
 
 def test_which_statistics_are_pooled_downwards():
