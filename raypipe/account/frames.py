@@ -258,7 +258,7 @@ class FrameAxis:
         start = self.starts_of(dataset, index.episode[runs.row], runs.lap - first_laps(index, epoch)[dataset])
         if index.rates is None:
             return count_ranges(start + runs.start, start + runs.stop)
-        owner, frame = run_frames(index, runs, keys)
+        owner, frame = run_frames(runs, keys)
         return count_values(start[owner] + frame)
 
     def name_of(self, dataset: int) -> str:

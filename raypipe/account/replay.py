@@ -168,8 +168,8 @@ class Replay:
 
     def _lane_frames(self, plan: EpochPlan, lane: Lane, begin: int, end: int) -> Runs:
         spans = lane.spans
-        before = lane.counts(lane.cursor(begin))
-        taken = lane.counts(lane.cursor(end)) - before
+        before = lane.counts(begin)
+        taken = lane.counts(end) - before
         is_whole = taken == spans.stop - spans.start
         whole, cut = np.flatnonzero(is_whole), np.flatnonzero((taken > 0) & ~is_whole)
         first = first_laps(plan.index, plan.epoch)

@@ -113,8 +113,7 @@ class EpochVerdict:
     @property
     def is_wrong(self) -> bool:
         """Whether anything is not as it should be."""
-        wrong = (self.missing, self.doubled, self.foreign, self.out_of_order, self.missing_ranks, self.gaps)
-        return any(wrong)
+        return any((self.missing, self.doubled, self.foreign, self.out_of_order, self.missing_ranks, self.gaps))
 
     @property
     def is_exact(self) -> bool:
@@ -123,19 +122,22 @@ class EpochVerdict:
 
     def describe(self) -> tuple[str, ...]:
         """Return the verdict as lines: a summary, then what was skipped and what is wrong."""
-        return (
-            f"epoch {self.epoch}: {self._summary()}",
-            *_shown(
-                "rolled back", [f"at least {counted(self.num_rolled_back, 'frame')}"] if self.num_rolled_back else []
-            ),
-            *_shown("skipped", [skip.describe() for skip in self.skipped]),
-            *_shown("missing", [frames.describe() for frames in self.missing]),
-            *_shown("doubled", [frames.describe() for frames in self.doubled]),
-            *_shown("foreign", [frames.describe() for frames in self.foreign]),
-            *_shown("out of order", self.out_of_order),
-            *_shown("missing ranks", self.missing_ranks),
-            *_shown("gap", self.gaps),
-        )
+        told: dict[str, Sequence[str | FrameRange | SkippedFrames]] = {
+            "rolled back": [f"at least {counted(self.num_rolled_back, 'frame')}"] if self.num_rolled_back else [],
+            "skipped": self.skipped,
+            "missing": self.missing,
+            "doubled": self.doubled,
+            "foreign": self.foreign,
+            "out of order": self.out_of_order,
+            "missing ranks": self.missing_ranks,
+            "gap": self.gaps,
+        }
+        lines = [f"epoch {self.epoch}: {self._summary()}"]
+        for word, found in told.items():
+            shown = [one if isinstance(one, str) else one.describe() for one in found[:_MAX_SHOWN]]
+            shown += [f"and {len(found) - _MAX_SHOWN} more"] if len(found) > _MAX_SHOWN else []
+            lines += [f"  {word}: {text}" for text in shown]
+        return tuple(lines)
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as a JSON object."""
@@ -150,21 +152,15 @@ class EpochVerdict:
             return (
                 f"exactly once{so_far}: {self.num_emitted:,} of {counted(self.num_frames, 'frame')} emitted{unproved}"
             )
-        found = []
-        for word, frames in (("missing", self.missing), ("doubled", self.doubled), ("foreign", self.foreign)):
-            if frames:
-                found.append(f"{counted(sum(one.num_frames for one in frames), 'frame')} {word}")
-        for word, lines in (("out of order", self.out_of_order), ("without a rank", self.missing_ranks)):
-            if lines:
-                found.append(f"{len(lines)} {word}")
+        frames = {"missing": self.missing, "doubled": self.doubled, "foreign": self.foreign}
+        lines = {"out of order": self.out_of_order, "without a rank": self.missing_ranks}
+        found = [
+            f"{counted(sum(one.num_frames for one in ones), 'frame')} {word}" for word, ones in frames.items() if ones
+        ]
+        found += [f"{len(ones)} {word}" for word, ones in lines.items() if ones]
+        found += [counted(len(self.gaps), "gap")] if self.gaps else []
         rest = f"; the rest cannot be checked: {self.unchecked}" if self.unchecked else ""
-        gaps = [counted(len(self.gaps), "gap")] if self.gaps else []
-        return "NOT exactly once: " + ", ".join([*found, *gaps]) + rest
-
-
-def _shown(word: str, lines: Sequence[str]) -> list[str]:
-    more = len(lines) - _MAX_SHOWN
-    return [f"  {word}: {line}" for line in lines[:_MAX_SHOWN]] + ([f"  {word}: and {more} more"] if more > 0 else [])
+        return f"NOT exactly once: {', '.join(found)}{rest}"
 
 
 def check_account(

@@ -31,6 +31,7 @@ from raypipe.plan import (
     WHOLE_SPAN,
     BatchSpec,
     WorldPlan,
+    check_rank,
     describe_frames,
     plan_epoch,
     plan_world,
@@ -156,7 +157,7 @@ class Pipeline:
             transport: see `Transport`.
             settings: the fields of `LoaderSpec`: ``prefetch_batches``, ``device``, ``transform``, ``num_threads``.
         """
-        _check_rank(rank, world_size)
+        check_rank(rank, world_size)
         if world_size == 1:
             return self.loaders(1, transport=transport, **settings)[0]
         if self.transport(transport) == "ray" and transport != "auto":
@@ -271,7 +272,7 @@ class Pipeline:
                 f"step {step} is not one of the {plan.num_steps} of epoch {epoch} on {counted(world_size, 'rank')}, "
                 f"from 0"
             )
-        _check_rank(rank, world_size)
+        check_rank(rank, world_size)
         state = with_source(state_after(plan, step).to_dict(), self.config.dataset)
         with self._compose("local", [rank], world_size, self._loader_spec({"progress": False}))[0] as loader:
             loader.load_state_dict(state)
@@ -324,11 +325,6 @@ class Pipeline:
         if decode.device != "cpu":
             check_device(decode.device)
         return change_spec(LoaderSpec(num_threads=decode.num_threads), settings)
-
-
-def _check_rank(rank: int, world_size: int) -> None:
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
 
 
 def is_ray_running() -> bool:

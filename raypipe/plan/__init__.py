@@ -102,6 +102,7 @@ if TYPE_CHECKING:
         BatchSpec,
         Leg,
         OrderSpec,
+        check_rank,
         check_whole,
         first_leg,
         parse_order,
@@ -137,7 +138,7 @@ else:
             "rates": "ragged_arange",
             "report": "AHEAD_BATCHES PlanReport describe_frames emitted_frames report_plan unclipped_frames",
             "spans": "anchor_runs first_laps lap_sizes make_keys mix_indexes order_frames run_frames split_frames",
-            "spec": "BatchSpec Leg OrderSpec WHOLE_EPISODE WHOLE_SPAN check_whole first_leg parse_order",
+            "spec": "BatchSpec Leg OrderSpec WHOLE_EPISODE WHOLE_SPAN check_rank check_whole first_leg parse_order",
             "state": ("OrderState Resumed describe_changes follow_state resume start state_after state_at state_of"),
         },
     )

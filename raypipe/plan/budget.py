@@ -162,14 +162,16 @@ class LiveBudget:
     live_bytes: int
     """The budget."""
 
-    is_long_gop: bool = False
-    """Keyframes are so far apart that live spans were given up for longer clips."""
-
     ample_bytes: int = 0
-    """With a long GOP: the budget with which nothing has to be given up."""
+    """With a long GOP: the budget with which nothing has to be given up; else 0."""
 
     decoded_bytes: int = 0
     """Bytes of all frames of the videos, decoded: what it takes to keep them."""
+
+    @property
+    def is_long_gop(self) -> bool:
+        """Whether keyframes are so far apart that live spans were given up for longer clips."""
+        return self.ample_bytes > 0
 
 
 def clip_bound(live_bytes: int, batch_bytes: int) -> int:
@@ -212,16 +214,13 @@ def resolve_live(
     _check_batch_fits(members, batch, live_bytes)
     span_frames, most_rows, num_spans = _choose_span(index, members, batch, live_bytes, live_spans, span_frames)
     wanted = min(live_spans or min(2 * batch, most_rows), num_spans)
-    has_cameras = any(member.cameras for member in members)
     sizes, ample_bytes = zip(*(_choose_clip(member, batch, live_bytes, wanted) for member in members), strict=True)
-    if clip_frames is None and not has_cameras:
-        clip_frames = WHOLE_SPAN
-    if clip_frames is None:
+    if clip_frames is None and any(member.cameras for member in members):
         clip_frames = sizes if len(set(sizes)) > 1 else sizes[0]
+    clip_frames = WHOLE_SPAN if clip_frames is None else clip_frames
     if live_spans is None:
         live_spans = _choose_spans(members, clip_frames, batch, live_bytes, most_rows)
     pairs = list(zip(members, _as_lengths(clip_frames, len(members)), strict=True))
-    is_long_gop = clip_frames != WHOLE_SPAN and any(ample_bytes)
     return LiveBudget(
         span_frames=span_frames,
         clip_frames=clip_frames,
@@ -229,8 +228,7 @@ def resolve_live(
         cost=max(member.cost(length) for member, length in pairs),
         clip_bytes=max(_need(member, length, batch, min(live_spans, num_spans)) for member, length in pairs),
         live_bytes=live_bytes,
-        is_long_gop=is_long_gop,
-        ample_bytes=max(ample_bytes) if is_long_gop else 0,
+        ample_bytes=0 if clip_frames == WHOLE_SPAN else max(ample_bytes),
         decoded_bytes=decoded_bytes(index, members),
     )
 

@@ -257,13 +257,14 @@ def concat_indexes(indexes: Sequence[EpisodeIndex]) -> EpisodeIndex:
         raise ConfigError(f"the datasets of a mixture need different names, got {names}")
     offsets = np.cumsum([0] + [len(index.dataset_names) for index in indexes])
     shifted = [index.dataset + np.int32(offset) for index, offset in zip(indexes, offsets, strict=False)]
+    columns = {
+        name: np.concatenate([getattr(index, name) for index in indexes])
+        for name in ("episode", "length", "start", "stop")
+    }
     return EpisodeIndex(
+        **columns,
         dataset_names=names,
         dataset=np.concatenate(shifted),
-        episode=np.concatenate([index.episode for index in indexes]),
-        length=np.concatenate([index.length for index in indexes]),
-        start=np.concatenate([index.start for index in indexes]),
-        stop=np.concatenate([index.stop for index in indexes]),
         fingerprint="+".join(index.fingerprint for index in indexes),
         rates=concat_rates([index.rates for index in indexes], [(index.start, index.stop) for index in indexes]),
         left_out=(sum(index.left_out[0] for index in indexes), sum(index.left_out[1] for index in indexes)),
@@ -348,20 +349,14 @@ def _check_parts(name: str, rates: Rates | None, num_frames: int) -> None:
 def passing_episodes(name: str, episode: Ints, length: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
     """Return which episodes pass the numbers, lengths and segments of a selection."""
     most = _MAX_FRAMES if isinstance(selection.max_frames, str) else selection.max_frames
-    passing = _selected(name, episode, selection) & (length >= selection.min_frames) & (length <= most)
+    _check_known(name, episode, selection.exclude)
+    passing = (length >= selection.min_frames) & (length <= most) & ~np.isin(episode, selection.exclude)
+    if selection.episodes != ALL_EPISODES:
+        _check_known(name, episode, selection.episodes)
+        passing &= np.isin(episode, selection.episodes)
     if selection.segments:
         passing &= np.isin(episode, [segment[0] for segment in selection.segments])
     return passing
-
-
-def _selected(name: str, number: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
-    _check_known(name, number, selection.exclude)
-    if selection.episodes == ALL_EPISODES:
-        wanted = np.ones(len(number), dtype=np.bool_)
-    else:
-        _check_known(name, number, selection.episodes)
-        wanted = np.isin(number, np.asarray(selection.episodes, dtype=np.int64))
-    return wanted & ~np.isin(number, np.asarray(selection.exclude, dtype=np.int64))
 
 
 def _whole_numbers(name: str, given: Iterable[Any]) -> tuple[int, ...]:
@@ -447,18 +442,11 @@ def _anchor_runs(name: str, number: Ints, frames: Ints, selection: SelectionSpec
     segments = np.asarray(selection.segments, dtype=np.int64).reshape(-1, 3)
     _check_known(name, number, segments[:, 0].tolist())
     segments = segments[np.lexsort((segments[:, 1], segments[:, 0]))]
-    row = np.searchsorted(number, segments[:, 0])
-    _check_segments(name, segments, frames[row])
-    return row, segments[:, 1], segments[:, 2]
-
-
-def _check_segments(name: str, segments: Ints, length: Ints) -> None:
-    outside = (segments[:, 1] < 0) | (segments[:, 2] > length) | (segments[:, 1] >= segments[:, 2])
-    overlap = (segments[1:, 0] == segments[:-1, 0]) & (segments[1:, 1] < segments[:-1, 2])
-    for wrong, why in (
-        (outside, "is empty or leaves its episode"),
-        (np.append(False, overlap), "overlaps the one before"),
-    ):
+    row, start, stop = np.searchsorted(number, segments[:, 0]), segments[:, 1], segments[:, 2]
+    outside = (start < 0) | (stop > frames[row]) | (start >= stop)
+    overlap = np.append(False, (row[1:] == row[:-1]) & (start[1:] < stop[:-1]))
+    for wrong, why in ((outside, "is empty or leaves its episode"), (overlap, "overlaps the one before")):
         if wrong.any():
-            episode, start, stop = segments[wrong][0].tolist()
-            raise ConfigError(f"segment [{start}, {stop}) of episode {episode} of dataset {name!r} {why}")
+            episode, first, end = segments[wrong][0].tolist()
+            raise ConfigError(f"segment [{first}, {end}) of episode {episode} of dataset {name!r} {why}")
+    return row, start, stop

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
-from raypipe.plan.epoch import EpochPlan, WorldPlan
+from raypipe.plan.epoch import EpochPlan, Frames, WorldPlan
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.lanes import Lane
 from raypipe.plan.rates import ragged_arange
@@ -129,7 +129,7 @@ def read_episodes(world: WorldPlan, lanes: Sequence[Lane], first: int, stop: int
     begin, end = world.steps.position_after(first), world.steps.position_after(stop)
     columns = []
     for lane in lanes:
-        span = lane.between(lane.cursor(begin), lane.cursor(end)).span
+        span = lane.between(lane.counts(begin), lane.counts(end)).span
         columns.append(_episode_ids(lane.spans.dataset, lane.spans.episode)[span].reshape(stop - first, -1))
     return np.stack(columns, axis=1)
 
@@ -154,10 +154,8 @@ def _sample_steps(num_steps: int) -> list[tuple[int, int]]:
 
 
 def _local_batches(run: Ints, world_size: int) -> Ints:
-    # Rank r has the lanes r, r + W, ..., so the lane axis, cut into rows of W, has a column per rank.
-    num_steps, num_lanes, per_lane = run.shape
-    by_rank = run.reshape(num_steps, num_lanes // world_size, world_size, per_lane).transpose(0, 2, 1, 3)
-    return by_rank.reshape(num_steps, world_size, -1)
+    # Rank r has the lanes r, r + W, ...
+    return np.stack([run[:, rank::world_size].reshape(len(run), -1) for rank in range(world_size)], axis=1)
 
 
 def _summarise(runs: Sequence[Ints], full_shuffle: float) -> Distinct:
@@ -174,9 +172,7 @@ def _summarise(runs: Sequence[Ints], full_shuffle: float) -> Distinct:
 
 def _measure_overlap(world: WorldPlan, lanes: Sequence[Lane], num_steps: int) -> dict[int, float]:
     overlap = {}
-    for lag in LAGS:
-        if lag >= num_steps:
-            continue
+    for lag in (lag for lag in LAGS if lag < num_steps):
         firsts = np.unique(np.linspace(0, num_steps - 1 - lag, _OVERLAP_PAIRS).astype(int)).tolist()
         pairs = [[read_episodes(world, lanes, step, step + 1) for step in (first, first + lag)] for first in firsts]
         overlap[lag] = float(np.mean([len(np.intersect1d(one, other)) for one, other in pairs]))
@@ -218,16 +214,14 @@ def _find_near_repeats(world: WorldPlan, near: Ints, steps: tuple[int, int], num
     """Return, for every frame of rank 0 in these steps, whether a near one comes in the next `num_batches` batches."""
     first, stop = steps
     begin, end = world.steps.position_after(first), world.steps.position_after(stop + num_batches)
-    parts = [world.lane_frames(world.plan.lane(number), begin, end) for number in world.lanes_of(0)]
-    dataset, episode, frame = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("dataset", "episode", "frame")
-    )
-    batch = np.tile(np.arange(end - begin) // world.steps.per_lane, len(parts))
+    lanes = [world.plan.lane(number) for number in world.lanes_of(0)]
+    frames = Frames.concat([world.lane_frames(lane, begin, end) for lane in lanes])
+    batch = np.tile(np.arange(end - begin) // world.steps.per_lane, len(lanes))
     # All frames lie on one axis, with a gap after each episode that is too wide for near frames.
-    _, number = np.unique(_episode_ids(dataset, episode), return_inverse=True)
-    place = number * (int(frame.max()) + int(near.max()) + 1) + frame
+    _, number = np.unique(_episode_ids(frames.dataset, frames.episode), return_inverse=True)
+    place = number * (int(frames.frame.max()) + int(near.max()) + 1) + frames.frame
     order = np.argsort(place, kind="stable")
-    place, batch, reach = place[order], batch[order], near[dataset[order]]
+    place, batch, reach = place[order], batch[order], near[frames.dataset[order]]
     is_found = np.zeros(len(place), dtype=np.bool_)
     for apart in range(1, len(place)):
         is_near = place[apart:] - place[:-apart] <= reach[:-apart]
@@ -270,7 +264,7 @@ def _count_near_frames(plan: EpochPlan, near: Ints) -> NDArray[np.float64]:
         np.add.at(times, begin[number] + stop, -1)
         times = np.cumsum(times)
     else:
-        owner, frame = run_frames(index, runs, plan.keys)
+        owner, frame = run_frames(runs, plan.keys)
         np.add.at(times, begin[number[owner]] + frame, 1)
     before = np.append(0, np.cumsum(times))
     place, reach = ragged_arange(begin, length), np.repeat(near[dataset[first]], length)

@@ -156,19 +156,23 @@ def make_rates(name: str, start: Ints, stop: Ints, weights: NDArray[np.float64],
     Raises:
         ConfigError: no frame is left, or there are too many.
     """
-    length = stop - start
-    is_by_run = len(weights) == len(length)
-    each = length if is_by_run else (weights > 0).astype(np.int64)
-    total = int(each.sum())
     if every == 1 and weights.min() == weights.max():
         return None
+    total = int((stop - start).sum() if len(weights) == len(start) else (weights > 0).sum())
     if total < every:
         raise ConfigError(
             f"every={every} leaves no frame of dataset {name!r}: the selection has {counted(total, 'frame')}"
         )
     if total >= _MOST_FRAMES:
         raise ConfigError(f"weights and every are for less than {_MOST_FRAMES:,} frames, and {name!r} has {total:,}")
-    size = total // every
+    return _lay_out(start, stop - start, weights, total // every)
+
+
+def _lay_out(start: Ints, length: Ints, weights: NDArray[np.float64], size: int) -> Rates:
+    """Return the rates of runs of which a lap has `size` frames."""
+    is_by_run = len(weights) == len(length)
+    each = length if is_by_run else (weights > 0).astype(np.int64)
+    total = int(each.sum())
     units, spare = _as_units(weights, each, size)
     zeros = np.zeros(len(length), dtype=np.int64)
     columns = {"units": units, "before": zeros, "place": zeros, "offset": zeros - 1, "ends": zeros[:0]}
@@ -204,7 +208,10 @@ def concat_rates(rates: Sequence[Rates | None], runs: Sequence[tuple[Ints, Ints]
     """
     if all(one is None for one in rates):
         return None
-    every = [one or _once(*pair) for one, pair in zip(rates, runs, strict=True)]
+    every = [
+        one or _lay_out(start, stop - start, np.ones(len(start)), int((stop - start).sum()))
+        for one, (start, stop) in zip(rates, runs, strict=True)
+    ]
     columns = {name: np.concatenate([getattr(one, name) for one in every]) for name in _COLUMNS if name != "dataset"}
     number = np.repeat(np.arange(len(every), dtype=np.int32), [len(one.start) for one in every])
     begins = np.cumsum([0, *(len(one.ends) for one in every)])
@@ -333,23 +340,3 @@ def _unlike_runs(units: Ints, each: Ints, length: Ints, spare: int, total: int) 
         "offset": first + np.arange(len(length)),
         "ends": ends[ragged_arange(first, length + 1)],
     }
-
-
-def _once(start: Ints, stop: Ints) -> Rates:
-    """Return the rates of a dataset with every frame once in a lap."""
-    length, ones = stop - start, np.ones(len(start), dtype=np.int64)
-    before = np.cumsum(length) - length
-    return Rates(
-        dataset=(ones - 1).astype(np.int32),
-        start=start,
-        units=ones * _WHOLE,
-        before=before * _WHOLE,
-        place=before,
-        spare=ones - 1,
-        num_frames=ones * int(length.sum()),
-        most=ones,
-        parts=ones,
-        offset=-ones,
-        ends=ones[:0],
-        sizes=(int(length.sum()),),
-    )
