@@ -27,18 +27,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from raypipe.account.frames import Runs, empty_runs, make_runs
-from raypipe.account.parts import (
-    HEAD,
-    Account,
-    CheckpointFiles,
-    Header,
-    Part,
-    RankRecord,
-    Skip,
-    find_break,
-    gather_account,
-    state_of_saved,
-)
+from raypipe.account.parts import Account, CheckpointFiles, Header, Part, RankRecord, Skip, state_of_saved
 from raypipe.errors import DatasetError, RaypipeError, as_damage, is_data_fault
 from raypipe.format import BoundedParquet
 from raypipe.plan import Leg, OrderSpec
@@ -180,7 +169,7 @@ def _parse_account(content: bytes, place: str) -> Account:
     members = tuple({**one, "selection": _as_tuples(one["selection"])} for one in header.members)
     header = replace(header, selection=_as_tuples(header.selection), members=members)
     account = Account(header=header, parts=parts)
-    if broken := find_break(account):
+    if broken := account.find_break():
         raise ValueError(f"it was changed since: {broken}")
     return account
 
@@ -385,16 +374,16 @@ def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str
     try:
         saved = retry_transient(lambda: _read_saved(filesystem, f"{folder}/{name}.json"))
         files = retry_transient(lambda: _read_files(filesystem, folder, name, saved))
-        if not files.names and not saved.get(HEAD):
+        if not files.names and not state_of_saved(saved):
             return ()
-        found = gather_account(files, saved)
+        found = files.gather(saved)
     except (RaypipeError, OSError) as error:
         warnings.warn(f"the account of this run begins anew: {error}", stacklevel=2)
         return ()
     if found.problem:
         warnings.warn(f"the account of this run begins anew: {found.problem}", stacklevel=2)
         return ()
-    if saved.get(HEAD) and found.account.missing_ranks:
+    if state_of_saved(saved) and found.account.missing_ranks:
         ranks = ", ".join(map(str, found.account.missing_ranks))
         warnings.warn(f"the account of this run lacks what rank {ranks} did: the file is lost", stacklevel=2)
     return found.account.parts

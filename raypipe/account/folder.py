@@ -38,15 +38,7 @@ from raypipe.account.file import (
     state_key,
     write_account,
 )
-from raypipe.account.parts import (
-    Account,
-    CheckpointFiles,
-    Gathered,
-    Part,
-    gather_account,
-    merge_accounts,
-    state_of_saved,
-)
+from raypipe.account.parts import Account, CheckpointFiles, Gathered, Part, merge_accounts, state_of_saved
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, as_damage, noting, suggest
 from raypipe.storage import Storage, check_root, login_of, open_filesystem_of, open_storage, retry_transient, take_login
 from raypipe.text import parse_json
@@ -362,7 +354,7 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
         *({path.rpartition("/")[2]: _read_file(storage, path) for path in paths} for paths in (newest, before, beside))
     )
     try:
-        gathered = gather_account(found, saved)
+        gathered = found.gather(saved)
     except RaypipeError as error:
         raise DatasetError(f"{storage.locate(files.folder)}: {error}") from error
     if gathered.problem:

@@ -78,6 +78,22 @@ class Runs:
         length = self.stop - self.start
         return np.repeat(ragged_arange(self.start, length), np.repeat(self.times, length))
 
+    def intersect(self, other: "Runs") -> "Runs":
+        """Return the intersection: every value as often as in the one that has it less often."""
+        return _combine(self, other, np.minimum)
+
+    def unite(self, other: "Runs") -> "Runs":
+        """Return the union: every value as often as in the one that has it more often."""
+        return _combine(self, other, np.maximum)
+
+    def within(self, other: "Runs") -> "Runs":
+        """Return the values that `other` also has, as often as here."""
+        return _combine(self, other, lambda x, y: np.where(y > 0, x, 0))
+
+    def once(self) -> "Runs":
+        """Return every value once."""
+        return _combine(self, empty_runs(), lambda x, _: np.minimum(x, 1))
+
 
 def empty_runs() -> Runs:
     """Return the multiset without values."""
@@ -123,26 +139,6 @@ def add_runs(*runs: Runs) -> Runs:
 def subtract_runs(a: Runs, b: Runs) -> Runs:
     """Return the values that `a` has more often than `b`, as often as the difference."""
     return _combine(a, b, lambda x, y: np.maximum(x - y, 0))
-
-
-def intersect_runs(a: Runs, b: Runs) -> Runs:
-    """Return the intersection: every value as often as in the one that has it less often."""
-    return _combine(a, b, np.minimum)
-
-
-def unite_runs(a: Runs, b: Runs) -> Runs:
-    """Return the union: every value as often as in the one that has it more often."""
-    return _combine(a, b, np.maximum)
-
-
-def keep_values(a: Runs, b: Runs) -> Runs:
-    """Return the values of `a` that `b` also has, as often as `a` has them."""
-    return _combine(a, b, lambda x, y: np.where(y > 0, x, 0))
-
-
-def runs_once(a: Runs) -> Runs:
-    """Return every value of `a` once."""
-    return _combine(a, empty_runs(), lambda x, _: np.minimum(x, 1))
 
 
 def _combine(a: Runs, b: Runs, times: Callable[[Ints, Ints], Ints]) -> Runs:

@@ -16,29 +16,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
-from raypipe.account.frames import (
-    FrameAxis,
-    FrameRange,
-    Runs,
-    add_runs,
-    empty_runs,
-    intersect_runs,
-    keep_values,
-    subtract_runs,
-    unite_runs,
-)
+from raypipe.account.frames import FrameAxis, FrameRange, Runs, add_runs, empty_runs, subtract_runs
 from raypipe.account.parts import Account, Part, Skip, merge_skips
-from raypipe.account.replay import (
-    Chain,
-    Link,
-    Replay,
-    another_order,
-    check_part,
-    drop_later_epochs,
-    keep_parts,
-    link_parts,
-    order_of,
-)
+from raypipe.account.replay import Chain, Link, Replay, drop_later_epochs, keep_parts, link_parts, order_of, other_order
 from raypipe.errors import ResumeError
 from raypipe.plan import EpisodeIndex, OrderSpec, OrderState
 from raypipe.text import counted, either
@@ -219,7 +199,7 @@ def _unchecked(parts: Sequence[Part], replay: Replay, rolled_back: Runs, state: 
     """
     num_emitted = sum(part.emitted.num_values for part in parts)
     told, kept = replay.chosen_otherwise(parts[-1]), keep_parts(parts)
-    mixed = [another_order(part) for before, part in pairwise(kept) if order_of(part) != order_of(before)]
+    mixed = [other_order(part) for before, part in pairwise(kept) if order_of(part) != order_of(before)]
     return EpochVerdict(
         epoch=parts[0].epoch,
         is_finished=False,
@@ -254,7 +234,7 @@ class _EpochCheck:
         skips, unrecorded = self._skips, self._unrecorded
         total = add_runs(emitted, *(skip.frames for skip in skips), left_over, to_come, unrecorded)
         surplus = subtract_runs(total, self._expected)
-        doubled = keep_values(surplus, self._expected)
+        doubled = surplus.within(self._expected)
         gaps = [text for link in links for text in (link.gap, link.error)]
         return EpochVerdict(
             epoch=self.epoch,
@@ -326,14 +306,14 @@ class _EpochCheck:
         for part in self.chain.rolled_back:
             yield part.emitted
         for link, out in self._links:
-            yield intersect_runs(link.part.emitted, out)
+            yield link.part.emitted.intersect(out)
 
     def _check_parts(self) -> Iterator[str]:
         """Yield every difference of the parts from the plan."""
         skipped = add_runs(*(skip.frames for link in self.chain.links for skip in link.part.skipped))
         for link in self.chain.links:
             if not link.error:
-                yield from check_part(link.part, self.replay, skipped)
+                yield from self.replay.check(link.part, skipped)
 
 
 def _begun_epochs(parts: Sequence[Part], state: OrderState, since: int) -> range:
@@ -385,7 +365,7 @@ def _rolled_back(parts: Sequence[Part], attempts: Sequence[Part]) -> defaultdict
     groups: defaultdict[tuple[Any, ...], Runs] = defaultdict(empty_runs)
     for part in attempts:
         # The same part may occur twice: as a rank recorded it, and merged, as a later attempt carries it along.
-        groups[part.start_key] = unite_runs(groups[part.start_key], part.emitted)
+        groups[part.start_key] = groups[part.start_key].unite(part.emitted)
     kept: defaultdict[tuple[Any, ...], Runs] = defaultdict(empty_runs)
     for part in parts:
         kept[part.start_key] = add_runs(kept[part.start_key], part.emitted)

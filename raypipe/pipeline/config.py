@@ -135,6 +135,28 @@ class PipelineConfig:
             share_cache(_datasets_of(self.dataset), self.cache), self.decode, self.bad_data, *mixed, **keep
         )
 
+    def members(self) -> tuple[MemberCost, ...]:
+        """Return what decides the memory and the cost of every dataset."""
+        return measure_members(self.dataset, self.decode)
+
+    def spans_per_block(self) -> int:
+        """Return how many spans share a block under ``spans_per_block="by_size"``.
+
+        Ray takes 20 to 40 ms of CPU for a block, however small. So a block packs spans up to 8 MB, but at most an
+        eighth of the live spans, because a rank holds up to one block more than it needs. With stored images a block
+        is one span.
+        """
+        datasets, schema, order = _datasets_of(self.dataset), schema_for(self.dataset), self.order
+        pairs = zip(datasets, schema.members, strict=True)
+        if any(one.features[own].kind == "image" for one, member in pairs for own in member.cameras.values()):
+            return 1
+        num_episodes = sum(len(one.meta.episodes) for one in datasets)
+        mean = max(1, sum(one.meta.num_frames for one in datasets) // max(1, num_episodes))
+        if order.span_frames != WHOLE_EPISODE:
+            mean = min(mean, order.span_frames)
+        most = max(1, order.live_spans // 8) if schema.cameras else 64
+        return int(min(most, max(1, _ROW_BLOCK_BYTES // (row_bytes(self.dataset) * mean))))
+
 
 def as_dataset(given: Any) -> Dataset | Mixture:
     """Return a dataset or mixture unchanged; open a path, URI or Hub id."""
@@ -272,25 +294,6 @@ def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:
     if isinstance(decode, Mapping):
         decode = {"camera_dtype": dataset.spec.camera_dtype, **decode}
     return make_spec(DecodeSpec, decode, "decode")
-
-
-def spans_per_block(config: PipelineConfig) -> int:
-    """Return how many spans share a block under ``spans_per_block="by_size"``.
-
-    Ray takes 20 to 40 ms of CPU for a block, however small. So a block packs spans up to 8 MB, but at most an eighth
-    of the live spans, because a rank holds up to one block more than it needs. With stored images a block is one span.
-    """
-    dataset, order = config.dataset, config.order
-    datasets, schema = _datasets_of(dataset), schema_for(dataset)
-    pairs = zip(datasets, schema.members, strict=True)
-    if any(one.features[own].kind == "image" for one, member in pairs for own in member.cameras.values()):
-        return 1
-    num_episodes = sum(len(one.meta.episodes) for one in datasets)
-    mean = max(1, sum(one.meta.num_frames for one in datasets) // max(1, num_episodes))
-    if order.span_frames != WHOLE_EPISODE:
-        mean = min(mean, order.span_frames)
-    most = max(1, order.live_spans // 8) if schema.cameras else 64
-    return int(min(most, max(1, _ROW_BLOCK_BYTES // (row_bytes(dataset) * mean))))
 
 
 def schema_for(dataset: Dataset | Mixture) -> Schema:

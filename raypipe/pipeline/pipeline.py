@@ -16,15 +16,7 @@ from raypipe.errors import ConfigError, suggest
 from raypipe.feed import BY_SIZE, LocalSource, Meeting, name_attempt, serve_meeting, span_request
 from raypipe.loader import LoaderSettings, LoaderSpec, RankJob, RankLoader, change_spec, span_columns, with_source
 from raypipe.mixture import Mixture
-from raypipe.pipeline.config import (
-    PipelineConfig,
-    PipelineParts,
-    as_dataset,
-    compose_config,
-    measure_members,
-    schema_for,
-    spans_per_block,
-)
+from raypipe.pipeline.config import PipelineConfig, PipelineParts, as_dataset, compose_config, schema_for
 from raypipe.plan import (
     AHEAD_BATCHES,
     WHOLE_EPISODE,
@@ -280,8 +272,8 @@ class Pipeline:
 
     def live_bytes(self, *, world_size: int = 1) -> int:
         """Return the most bytes of rows and decoded frames that a rank holds at any time in an epoch."""
-        members, live_bytes = measure_members(self.config.dataset, self.config.decode), self.config.budget.live_bytes
-        return report_plan(self.plan(world_size=world_size), members, live_bytes=live_bytes).live_bytes
+        world, live_bytes = self.plan(world_size=world_size), self.config.budget.live_bytes
+        return report_plan(world, self.config.members(), live_bytes=live_bytes).live_bytes
 
     def to_ray(self, *, epoch: int = 0) -> "ray.data.Dataset":
         """Return one epoch as a Ray Dataset, for use with Ray Data.
@@ -310,12 +302,12 @@ class Pipeline:
         if decode.where == "auto":
             decode = replace(decode, where="cluster" if has_spare_cpu_nodes() else "rank")
         if feed.spans_per_block == BY_SIZE:
-            feed = replace(feed, spans_per_block=spans_per_block(config))
+            feed = replace(feed, spans_per_block=config.spans_per_block())
         return replace(config, decode=decode, feed=feed)
 
     def _ahead_bytes(self) -> int:
         """Return the most bytes of decoded frames that a rank requests ahead, as if every sample opened a clip."""
-        members = measure_members(self.config.dataset, self.config.decode)
+        members = self.config.members()
         sizes = self.config.order.clip_sizes(len(members)) or (1,) * len(members)
         largest = max(member.clip_bytes(size) for member, size in zip(members, sizes, strict=True))
         return min(self.config.budget.live_bytes, (AHEAD_BATCHES + 1) * self.config.batch.size * largest)

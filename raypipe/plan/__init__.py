@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         measure_held,
         resolve_live,
     )
-    from raypipe.plan.epoch import EpochPlan, WorldPlan, plan_epoch, plan_world
+    from raypipe.plan.epoch import EpochPlan, WorldPlan, check_rank, plan_epoch, plan_world
     from raypipe.plan.index import (
         EQUAL,
         SINGLE_DATASET,
@@ -102,7 +102,6 @@ if TYPE_CHECKING:
         BatchSpec,
         Leg,
         OrderSpec,
-        check_rank,
         check_whole,
         first_leg,
         parse_order,
@@ -126,7 +125,7 @@ else:
                 "CameraCost DEFAULT_LIVE_BYTES LiveBudget MOST_LIVE_SPANS MemberCost clip_bound measure_held "
                 "resolve_live"
             ),
-            "epoch": "EpochPlan WorldPlan plan_epoch plan_world",
+            "epoch": "EpochPlan WorldPlan check_rank plan_epoch plan_world",
             "index": (
                 "EQUAL EpisodeIndex SINGLE_DATASET SelectionSpec Shares concat_indexes describe_selection "
                 "index_episodes passing_episodes"
@@ -138,7 +137,7 @@ else:
             "rates": "ragged_arange",
             "report": "AHEAD_BATCHES PlanReport describe_frames emitted_frames report_plan unclipped_frames",
             "spans": "anchor_runs first_laps lap_sizes make_keys mix_indexes order_frames run_frames split_frames",
-            "spec": "BatchSpec Leg OrderSpec WHOLE_EPISODE WHOLE_SPAN check_rank check_whole first_leg parse_order",
+            "spec": "BatchSpec Leg OrderSpec WHOLE_EPISODE WHOLE_SPAN check_whole first_leg parse_order",
             "state": ("OrderState Resumed describe_changes follow_state resume start state_after state_at state_of"),
         },
     )

@@ -26,17 +26,7 @@ from raypipe.plan.keyhash import ORDER_VERSION, ColumnTable, Ints, OrderKeys
 from raypipe.plan.lanes import Lane, LaneQueues, fill_lanes
 from raypipe.plan.rank import RankLane, RankPlan, Steps, plan_steps
 from raypipe.plan.spans import Spans, cut_spans, first_laps, make_keys, order_frames
-from raypipe.plan.spec import (
-    WHOLE_EPISODE,
-    WORLD_SIZE,
-    BatchSpec,
-    Leg,
-    OrderSpec,
-    Tail,
-    check_rank,
-    check_whole,
-    first_leg,
-)
+from raypipe.plan.spec import WHOLE_EPISODE, WORLD_SIZE, BatchSpec, Leg, OrderSpec, Tail, check_whole, first_leg
 from raypipe.text import counted
 
 
@@ -196,6 +186,12 @@ def check_start(index: EpisodeIndex, lanes: int, tail: Tail, per_lane: int) -> N
             f"tail='drop' leaves no batch: a lane has {counted(share, 'frame')} and a batch takes {per_lane} of it; "
             f"use a smaller batch or tail='short'"
         )
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """Raise unless a world has this rank."""
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

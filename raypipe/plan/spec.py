@@ -192,12 +192,6 @@ def check_world_size(world_size: int) -> None:
     check_whole("world_size", world_size, 1, MOST_LANES)
 
 
-def check_rank(rank: int, world_size: int) -> None:
-    """Raise unless a world has this rank."""
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
-
-
 def check_whole(name: str, value: Any, least: int, most: int, named_value: str = "") -> int:
     """Return a whole number of any integer type as a Python `int`, since the state must be plain JSON.
 
