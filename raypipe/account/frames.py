@@ -222,12 +222,7 @@ class FrameAxis:
         return sizes
 
     def starts_of(self, dataset: NDArray[Any], episode: Ints, lap: Ints | int = 0) -> Ints:
-        """Return the number of frame 0 of each of these episodes.
-
-        Args:
-            dataset: position of the dataset, per episode.
-            episode: LeRobot's `episode_index`, per episode.
-            lap: lap, per episode, counted from the first of its dataset in the epoch.
+        """Return the number of frame 0 of each of these episodes, in laps counted from the first of the epoch.
 
         Raises:
             DatasetError: the datasets have no such episode.
@@ -265,21 +260,21 @@ class FrameAxis:
 
     def name_frames(self, runs: Runs) -> tuple[FrameRange, ...]:
         """Return runs as frames of episodes; a run over several episodes becomes several ranges."""
-        ranges = []
-        columns = (runs.start.tolist(), runs.stop.tolist(), runs.times.tolist())
-        for start, stop, times in zip(*columns, strict=True):
+        ranges: list[FrameRange] = []
+        for start, stop, times in zip(runs.start.tolist(), runs.stop.tolist(), runs.times.tolist(), strict=True):
             begin = start
             while begin < stop:
-                named = self._name_first(begin, stop, times)
-                ranges.append(named)
-                begin += named.stop - named.start
+                ranges.append(self._name_first(begin, stop, times))
+                begin += ranges[-1].stop - ranges[-1].start
         return tuple(ranges)
 
     def _name_first(self, start: int, stop: int, times: int) -> FrameRange:
         """Return the first frames of ``[start, stop)`` that lie in one episode, or in none."""
-        lap, moved = self._lap_of(start)
-        row = int(np.searchsorted(self.first, start - moved, side="right")) - 1
-        first = int(self.first[row]) + moved if row >= 0 else 0
+        dataset, place = start >> DATASET_BITS, start & ((1 << DATASET_BITS) - 1)
+        size = int(self.sizes[dataset]) if self.has_laps and dataset < len(self.names) else 0
+        lap = place // size if size else 0
+        row = int(np.searchsorted(self.first, start - lap * size, side="right")) - 1
+        first = int(self.first[row]) + lap * size if row >= 0 else 0
         end = first + int(self.length[row]) if row >= 0 else 0
         if row < 0 or start >= end:
             following = int(self.first[row + 1]) if row + 1 < len(self.first) else stop
@@ -293,19 +288,11 @@ class FrameAxis:
             lap=lap,
         )
 
-    def _lap_of(self, number: int) -> tuple[int, int]:
-        """Return the lap of a number, and the offset of that lap from the first."""
-        dataset, place = number >> DATASET_BITS, number & ((1 << DATASET_BITS) - 1)
-        size = int(self.sizes[dataset]) if dataset < len(self.names) else 0
-        lap = place // size if self.has_laps and size else 0
-        return lap, lap * size
-
 
 def lay_out(names: Sequence[str], episodes: Sequence[tuple[Ints, Ints]], *, has_laps: bool = False) -> FrameAxis:
     """Return the axis of datasets.
 
     Args:
-        names: names of the datasets in the mixture.
         episodes: per dataset, the ascending numbers of all its episodes, selected or not, and their lengths.
         has_laps: whether an epoch may go through a dataset more than once, as in a mixture.
     """

@@ -107,11 +107,7 @@ class Replay:
     def rank(self, part: Part, rank: int, skipped: Runs, epoch_skipped: Runs) -> RankReplay:
         """Return what a rank must have recorded in a part that left out the frames `skipped`.
 
-        Args:
-            part: a part that has a plan.
-            rank: below the part's world size.
-            skipped: the frames that the part skipped.
-            epoch_skipped: the frames that any part of the epoch skipped. The tail may try to repeat such a frame.
+        The tail may try to repeat a frame that any part of the epoch skipped.
         """
         world, digest = self.world(part), FrameDigest()
         plan = world.rank(rank)
@@ -143,12 +139,7 @@ class Replay:
         )
 
     def check(self, part: Part, epoch_skipped: Runs) -> Iterator[str]:
-        """Yield every difference of a part that has a plan from that plan.
-
-        Args:
-            part: a part that has a plan.
-            epoch_skipped: all frames that any part of the epoch skipped.
-        """
+        """Yield every difference of a part that has a plan from that plan, given what its whole epoch skipped."""
         place, skipped = part.describe(), add_runs(*(skip.frames for skip in part.skipped))
         problems = [*_check_frames(part, self, skipped), *_check_skips(part, self.axis)]
         yield from (f"{place}: {problem}" for problem in problems)

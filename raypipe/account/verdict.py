@@ -12,7 +12,6 @@ doubled, foreign or out of order.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
@@ -152,8 +151,6 @@ def check_account(
 
     Args:
         index: the frames of an epoch, by the selection of the account.
-        axis: the axis of all episodes of the datasets.
-        account: the account of all ranks.
         attempts: parts that ranks recorded while running, perhaps beyond the saved state. Frames in them that the
             account lacks were rolled back. Parts of an earlier mixture are ignored.
 
@@ -228,69 +225,51 @@ class _EpochCheck:
     """The problems between the parts and the state."""
 
     def verdict(self, attempted: Runs) -> EpochVerdict:
-        axis, links = self.replay.axis, self.chain.links
-        left_over, to_come, unfinished = self._rest
-        emitted = add_runs(*(subtract_runs(link.part.emitted, out) for link, out in self._links))
-        skips, unrecorded = self._skips, self._unrecorded
+        replay, axis, links = self.replay, self.replay.axis, self.chain.links
+        expected = axis.expected(replay.index, self.spec, self.epoch)
+        left_over, to_come, unfinished = self._find_rest(expected)
+        # Each part with the frames of the steps that do not count, because the run went back before them.
+        parts = [(one.part, self._uncounted(one)) for one in links]
+        emitted = add_runs(*(subtract_runs(part.emitted, out) for part, out in parts))
+        every = [replace(skip, frames=subtract_runs(skip.frames, out)) for part, out in parts for skip in part.skipped]
+        skips = [skip for skip in every if skip.frames]
+        torn = [one for one in links if one.part.torn and not one.error]
+        unrecorded = add_runs(*(replay.frames(one.part, 0, one.num_steps, one.part.torn) for one in torn))
+        gone_back = [part.emitted for part in self.chain.rolled_back]
+        gone_back += [part.emitted.intersect(out) for part, out in parts]
         total = add_runs(emitted, *(skip.frames for skip in skips), left_over, to_come, unrecorded)
-        surplus = subtract_runs(total, self._expected)
-        doubled = surplus.within(self._expected)
+        surplus = subtract_runs(total, expected)
+        doubled = surplus.within(expected)
         gaps = [text for link in links for text in (link.gap, link.error)]
         return EpochVerdict(
             epoch=self.epoch,
             is_finished=bool(links) and not unfinished and not to_come,
-            num_frames=self._expected.num_values,
+            num_frames=expected.num_values,
             num_emitted=emitted.num_values,
-            num_repeated=sum(link.part.repeated.num_values for link in links),
+            num_repeated=sum(part.repeated.num_values for part, _ in parts),
             num_left_over=left_over.num_values,
             num_unrecorded=unrecorded.num_values,
             num_to_come=to_come.num_values,
-            num_rolled_back=add_runs(attempted, *self._gone_back()).num_values,
+            num_rolled_back=add_runs(attempted, *gone_back).num_values,
             skipped=_name_skips(axis, skips),
-            missing=axis.name_frames(subtract_runs(self._expected, total)),
+            missing=axis.name_frames(subtract_runs(expected, total)),
             doubled=axis.name_frames(doubled),
             foreign=axis.name_frames(subtract_runs(surplus, doubled)),
             out_of_order=tuple(self._check_parts()),
-            missing_ranks=tuple(_name_missing_ranks([link.part for link in links])),
+            missing_ranks=tuple(_name_missing_ranks([part for part, _ in parts])),
             gaps=tuple(text for text in (*gaps, unfinished, *self.gaps) if text),
         )
 
-    @cached_property
-    def _expected(self) -> Runs:
-        return self.replay.axis.expected(self.replay.index, self.spec, self.epoch)
+    def _uncounted(self, link: Link) -> Runs:
+        is_cut = link.num_steps < link.part.num_steps
+        return self.replay.frames(link.part, link.num_steps, link.part.num_steps) if is_cut else empty_runs()
 
-    @cached_property
-    def _links(self) -> list[tuple[Link, Runs]]:
-        """The links, each with the frames of the steps that do not count because the run went back before them."""
-        return [
-            (link, self.replay.frames(link.part, link.num_steps, link.part.num_steps))
-            if link.num_steps < link.part.num_steps
-            else (link, empty_runs())
-            for link in self.chain.links
-        ]
-
-    @cached_property
-    def _skips(self) -> list[Skip]:
-        every = [
-            replace(skip, frames=subtract_runs(skip.frames, out))
-            for link, out in self._links
-            for skip in link.part.skipped
-        ]
-        return [skip for skip in every if skip.frames]
-
-    @cached_property
-    def _unrecorded(self) -> Runs:
-        """The planned frames of ranks that died before they recorded them."""
-        links = [link for link in self.chain.links if link.part.torn and not link.error]
-        return add_runs(*(self.replay.frames(one.part, 0, one.num_steps, one.part.torn) for one in links))
-
-    @cached_property
-    def _rest(self) -> tuple[Runs, Runs, str]:
-        """The frames left over, those to come, and the problem at the end of the epoch, if any."""
+    def _find_rest(self, expected: Runs) -> tuple[Runs, Runs, str]:
+        """Return the frames left over, those to come, and the problem at the end of the epoch, if any."""
         nothing = empty_runs()
         if not self.chain.links:
             told = f"nothing of epoch {self.epoch} was recorded, and the run has gone on to a later one"
-            return (nothing, nothing, told) if self.is_left else (nothing, self._expected, "")
+            return (nothing, nothing, told) if self.is_left else (nothing, expected, "")
         last = self.chain.links[-1]
         if last.error:
             return nothing, nothing, ""
@@ -300,13 +279,6 @@ class _EpochCheck:
         if self.is_left:
             return nothing, nothing, f"the run left epoch {self.epoch} before its end"
         return nothing, rest, ""
-
-    def _gone_back(self) -> Iterator[Runs]:
-        """Yield the frames that the run handed over and later went back before."""
-        for part in self.chain.rolled_back:
-            yield part.emitted
-        for link, out in self._links:
-            yield link.part.emitted.intersect(out)
 
     def _check_parts(self) -> Iterator[str]:
         """Yield every difference of the parts from the plan."""

@@ -171,11 +171,7 @@ def as_dataset(given: Any) -> Dataset | Mixture:
 
 
 def compose_config(dataset: Dataset | Mixture, parts: PipelineParts, *, batch_size: Any, seed: int) -> PipelineConfig:
-    """Return the config of a pipeline; derive clips, live spans and span length from `live_bytes` unless given.
-
-    Args:
-        batch_size: frames per rank, or a `BatchSpec` or a dict of its fields.
-    """
+    """Return the config of a pipeline; derive clips, live spans and span length from `live_bytes` unless given."""
     check_names(parts, PipelineParts.__annotations__, "Pipeline has no part")
     batch = (
         BatchSpec(size=batch_size) if isinstance(batch_size, int) else make_spec(BatchSpec, batch_size, "batch_size")

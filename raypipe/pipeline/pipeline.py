@@ -145,8 +145,6 @@ class Pipeline:
         Args:
             rank: the rank to load, of `world_size`. With several ranks this loader does not wait for the others: use it
                 to look at what a rank gets, not for training. It needs the local transport.
-            world_size: see `rank`.
-            transport: see `Transport`.
             settings: the fields of `LoaderSpec`: ``prefetch_batches``, ``device``, ``transform``, ``num_threads``.
         """
         check_rank(rank, world_size)
@@ -251,12 +249,9 @@ class Pipeline:
         return wanted
 
     def batch_at(self, step: int, *, rank: int = 0, world_size: int = 1, epoch: int = 0) -> dict[str, Any]:
-        """Return one batch of a run with a constant number of ranks, reading only what that batch needs.
+        """Return the batch of a step of an epoch, from 0, on a constant number of ranks; reads only what it needs.
 
         `raypipe where` names the frames of the batch; this returns its tensors, for example to examine a loss spike.
-
-        Args:
-            step: index of the batch in the epoch, from 0.
         """
         plan = self.plan(epoch=epoch, world_size=world_size)
         if not 0 <= step < plan.num_steps:

@@ -14,7 +14,7 @@ The modules, from the bottom up (each may use those above it)::
     rank.py     frames per step; a rank's blocks and its batches                        Steps, RankPlan
     epoch.py    all of the above, and which rank emits which frames                     EpochPlan, WorldPlan
     state.py    the position of a run, and how it resumes                               OrderState
-    budget.py   memory -> clips, live spans, span length; the most decoded frames held  LiveBudget, HeldPeak
+    budget.py   memory -> clips, live spans, span length; the most decoded frames held  LiveBudget
     mixing.py   distinct episodes per batch, near repeats                               Mixing
     report.py   what `raypipe plan` prints: memory of a rank, mixing, advice            PlanReport
 

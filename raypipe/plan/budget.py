@@ -204,7 +204,6 @@ def resolve_live(
     """Return clip length, live spans and span length for a budget; keeps those that the caller gives.
 
     Args:
-        members: one per dataset of `index`.
         batch: frames that a step takes from a lane.
         live_bytes: memory of a rank for frames that are decoded and have not left.
 
@@ -365,30 +364,17 @@ def _resident_frames(lengths: Ints, live_spans: int) -> int:
     return min(int(ends[-1]), math.ceil(RESIDENT_PER_LIVE * peak))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldPeak:
-    """The most decoded frames that a rank holds at once."""
-
-    num_bytes: int
-    """With `ahead_batches` decoded ahead."""
-
-    next_bytes: int
-    """With nothing decoded ahead: what the order needs whatever the budget."""
-
-
 def measure_held(
     world: WorldPlan, members: Sequence[MemberCost], clip_frames: Sequence[int], *, ahead_batches: int, rank: int = 0
-) -> HeldPeak:
-    """Return the peak of a rank in the rest of an epoch.
+) -> tuple[int, int]:
+    """Return the bytes of the most decoded frames that a rank holds at once in the rest of an epoch.
 
-    Args:
-        members: the sizes of every dataset.
-        clip_frames: frames that a rank decodes together, of every dataset.
-        ahead_batches: how many batches beyond the current one have their clips decoded.
+    It decodes `clip_frames` of a dataset together. The first number is with the clips of `ahead_batches` after the
+    current one decoded; the second with nothing decoded ahead: what the order needs whatever the budget.
     """
     step, key, dataset = _emissions(world, rank, np.asarray(clip_frames, dtype=np.int64))
     if not len(step):
-        return HeldPeak(num_bytes=0, next_bytes=0)
+        return 0, 0
     _, first, number = np.unique(key, return_index=True, return_inverse=True)
     asked = step[first][number]
     last = np.zeros(len(first), dtype=np.int64)
@@ -399,10 +385,7 @@ def measure_held(
     left = np.where(has_windows[dataset], last[number], step)
     pairs = zip(members, clip_frames, strict=True)
     weight = np.array([member.clip_bytes(size) / size for member, size in pairs])[dataset]
-    return HeldPeak(
-        num_bytes=_peak(np.maximum(asked - ahead_batches, 0), left, weight),
-        next_bytes=_peak(asked, left, weight),
-    )
+    return _peak(np.maximum(asked - ahead_batches, 0), left, weight), _peak(asked, left, weight)
 
 
 def _emissions(world: WorldPlan, rank: int, clip_frames: Ints) -> tuple[Ints, Ints, Ints]:

@@ -303,11 +303,8 @@ def _wanted_runs(
 def _weigh(
     name: str, weights: NDArray[np.float64], runs: tuple[Ints, Ints, Ints, Ints, Ints]
 ) -> tuple[Ints, Ints, Ints, NDArray[np.float64]]:
-    """Return the runs that have a weight, and one weight per run, or one per frame if frames of a run differ.
-
-    Args:
-        runs: the order of the episodes, their lengths as given, and rows, first frames and ends of the runs.
-    """
+    """Return the runs that have a weight, and one weight per run, or one per frame if frames of a run differ."""
+    # The order of the episodes, their lengths as given, and rows, first frames and ends of the runs.
     order, length, row, start, stop = runs
     if len(weights) not in (len(length), int(length.sum())):
         raise ConfigError(

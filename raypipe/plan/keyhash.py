@@ -105,11 +105,8 @@ class OrderKeys:
         number. With clips the upper half is a permutation of the clips of the episode, the lower half a permutation of
         its frames: no two clips have the same upper half, so the frames of a clip stay together. The span is not part
         of the key, so a cut of a span or a new leg never changes the order of two frames: the consumed part of an
-        episode's run stays "every key below a floor".
-
-        Args:
-            dataset: of every span, as `lap` and `episode`.
-            owner: the span of every frame.
+        episode's run stays "every key below a floor". `dataset`, `lap` and `episode` are of the spans, and `owner` is
+        the span of every frame.
         """
         number = frame.view(np.uint64)
         if not self.shuffle:

@@ -147,9 +147,6 @@ def make_rates(name: str, start: Ints, stop: Ints, weights: NDArray[np.float64],
     """Return the rates of one dataset; None if a lap has every frame of the runs once.
 
     Args:
-        name: of the dataset, for messages.
-        start: first frame of every run.
-        stop: one past the last.
         weights: one for every run, above 0, or one for every frame of the runs, some of each above 0.
         every: a lap has one frame in this many.
 
@@ -200,12 +197,7 @@ def _lay_out(start: Ints, length: Ints, weights: NDArray[np.float64], size: int)
 
 
 def concat_rates(rates: Sequence[Rates | None], runs: Sequence[tuple[Ints, Ints]]) -> Rates | None:
-    """Return the rates of several datasets as one; None if no dataset has rates.
-
-    Args:
-        rates: of each dataset.
-        runs: first frames and ends of the runs of each.
-    """
+    """Return the rates of datasets with these first frames and ends of runs as one; None if no dataset has rates."""
     if all(one is None for one in rates):
         return None
     every = [
@@ -226,11 +218,7 @@ def concat_rates(rates: Sequence[Rates | None], runs: Sequence[tuple[Ints, Ints]
 
 
 def mean_times(rates: Rates, length: Ints) -> tuple[NDArray[np.float64], Ints]:
-    """Return the mean times of frames in a lap, and how many frames have them: per run, or per frame of unlike runs.
-
-    Args:
-        length: of every run.
-    """
+    """Return the mean times of frames in a lap, and how many frames have them: per run, or per frame of unlike runs."""
     alike, unlike = np.flatnonzero(rates.offset < 0), np.flatnonzero(rates.offset >= 0)
     row = np.repeat(unlike, length[unlike])
     frame = ragged_arange(rates.start[unlike], length[unlike])
@@ -307,11 +295,9 @@ def _marks_between(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: I
 
 
 def _as_units(weights: NDArray[np.float64], each: Ints, size: int) -> tuple[Ints, int]:
-    """Return the units of a frame of each weight, rounded down, and how many units are left to spread.
+    """Return the units of a frame of each weight, rounded down, and how many units of a lap are left to spread.
 
-    Args:
-        each: how many frames have the weight.
-        size: frames of a lap.
+    `each` says how many frames have the weight, and `size` how many a lap has.
     """
     whole = np.rint(weights / weights.max() * (1 << _WEIGHT_BITS)).astype(np.int64)
     whole[weights > 0] = np.maximum(whole[weights > 0], 1)

@@ -185,10 +185,10 @@ def report_plan(
     """
     plan, row_bytes = world.plan, max(member.row_bytes for member in members)
     clip_frames = decoded_together(world, members, live_bytes)
-    held = measure_held(world, members, clip_frames, ahead_batches=AHEAD_BATCHES)
+    held_bytes, next_bytes = measure_held(world, members, clip_frames, ahead_batches=AHEAD_BATCHES)
     cost = max(member.cost(size) for member, size in zip(members, clip_frames, strict=True))
     batch_bytes = world.batch_size * max(member.sample_bytes for member in members)
-    pixel_bytes = max(held.next_bytes, min(held.num_bytes, clip_bound(live_bytes, batch_bytes))) + 2 * batch_bytes
+    pixel_bytes = max(next_bytes, min(held_bytes, clip_bound(live_bytes, batch_bytes))) + 2 * batch_bytes
     live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
     mixing = measure_mixing(world, near_frames=near_frames)
     frames, spans = int(world.frames_per_rank.sum()), len(plan.queues.spans)
@@ -217,7 +217,7 @@ def report_plan(
         resume_frames=_frames_before_first_batch(world.at(world.num_steps // 2)),
         spans_per_1000_frames=1000 * spans / max(1, frames),
         mixing=mixing,
-        advice=(*_advise_order(world, mixing), *_advise_decoding(world, members, held.next_bytes, live_bytes, cost)),
+        advice=(*_advise_order(world, mixing), *_advise_decoding(world, members, next_bytes, live_bytes, cost)),
         members=report_members(world),
         selection=describe_frames(plan.index),
         rates=report_rates(plan.index),

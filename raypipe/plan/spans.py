@@ -82,10 +82,7 @@ def mix_indexes(
 ) -> EpisodeIndex:
     """Return the index of a mixture; every epoch takes `frames` of each dataset.
 
-    Args:
-        indexes: one per dataset.
-        frames: one number per dataset, at least 1.
-        revisions: of the datasets, such as commits of the Hub; empty: they have none.
+    Without `revisions`, such as commits of the Hub, the datasets have none.
 
     Raises:
         ConfigError: names are equal, or a dataset would give nothing.
