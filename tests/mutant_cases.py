@@ -202,8 +202,8 @@ MUTANTS: Final = (
         "Exactly once",
         "the plan does not list the last frame that is left over",
         "plan/epoch.py",
-        "self.lane_frames(lane, self.steps.end(number), lane.num_frames)",
-        "self.lane_frames(lane, self.steps.end(number), max(self.steps.end(number), lane.num_frames - 1))",
+        "self.lane_frames(lane, end, lane.num_frames) for",
+        "self.lane_frames(lane, end, max(end, lane.num_frames - 1)) for",
         (f"{PROMISES}::test_every_frame_is_emitted_once_and_ranks_have_equal_steps",),
     ),
     Mutant(

@@ -305,10 +305,10 @@ class WorldPlan:
 
     def left_over(self) -> Frames:
         """Return the frames that no step emits: lanes cannot share them equally, or ``tail="drop"`` drops them."""
-        lanes = enumerate(map(self.plan.lane, range(self.plan.leg.lanes)))
-        return Frames.concat(
-            [self.lane_frames(lane, self.steps.end(number), lane.num_frames) for number, lane in lanes]
-        )
+        ends = map(self.steps.end, range(self.plan.leg.lanes))
+        rest = [(number, end) for number, end in enumerate(ends) if end < self.plan.frames_per_lane[number]]
+        lanes = [(self.plan.lane(number), end) for number, end in rest or [(0, self.steps.end(0))]]
+        return Frames.concat([self.lane_frames(lane, end, lane.num_frames) for lane, end in lanes])
 
     def peak_live_frames(self) -> int:
         """Return the most frames that the live spans of a rank hold, over all ranks.

@@ -157,9 +157,10 @@ def _cut_pieces(spans: Spans, parent: Ints, count: Ints, keys: OrderKeys) -> Spa
     pieces = spans.take(parent)
     start, stop = pieces.start.copy(), pieces.stop.copy()
     follows = parent[1:] == parent[:-1]
-    for cut in np.unique(parent[1:][follows]).tolist():
+    cuts = np.unique(parent[1:][follows])
+    frames, offsets = order_frames(spans.take(cuts), keys)
+    for cut, left in zip(cuts.tolist(), np.split(frames, offsets[1:-1]), strict=True):
         rows = np.flatnonzero(parent == cut)
-        left, _ = order_frames(spans.take([cut]), keys)
         borders = np.sort(left)[np.cumsum(count[rows])[:-1]]
         start[rows[1:]], stop[rows[:-1]] = borders, borders
     return replace(pieces, start=start, stop=stop, count=count)
