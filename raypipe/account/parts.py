@@ -192,8 +192,6 @@ class Header:
     """The `OrderState` at which the account ends, as a JSON object."""
 
     name: str = "train"
-    """The loader's name."""
-
     members: tuple[dict[str, Any], ...] = ()
     """Name, root and selection fields of every dataset of a mixture; then `root` and `selection` are empty."""
 

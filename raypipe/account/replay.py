@@ -16,7 +16,8 @@ where the one before it ends.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import lru_cache, partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,7 @@ class Replay:
         self.index = index
         self.axis = axis
         self.selection = describe_selection(index)
-        self._plans: dict[tuple[Any, ...], EpochPlan] = {}
+        self._plan = lru_cache(_PLANS_KEPT)(partial(plan_epoch, index))
 
     def world(self, part: Part) -> WorldPlan:
         """Return the plan of a part, from where the part begins.
@@ -81,7 +82,8 @@ class Replay:
         if part.selection != self.selection:
             raise ConfigError(self.chosen_otherwise(part))
         leg = part.legs[-1]
-        plan = self._plan(part, (*part.legs[:-1], replace(leg, frames_per_lane=0))).at(leg.frames_per_lane)
+        legs = (*part.legs[:-1], replace(leg, frames_per_lane=0))
+        plan = self._plan(part.spec, epoch=part.epoch, legs=legs).at(leg.frames_per_lane)
         batch = BatchSpec(size=part.per_lane * leg.lanes, scope="global")
         return plan_world(plan, world_size=part.world_size, batch=batch)
 
@@ -154,14 +156,6 @@ class Replay:
             problems = _check_rank(record, replays[-1].record)
             yield from (f"rank {record.rank} of {place}: {problem}" for problem in problems)
         yield from (f"{place}: {problem}" for problem in _check_repeats(part, self.axis, replays, epoch_skipped))
-
-    def _plan(self, part: Part, legs: tuple[Any, ...]) -> EpochPlan:
-        key = (part.epoch, part.spec, legs)
-        plan = self._plans.pop(key, None) or plan_epoch(self.index, part.spec, epoch=part.epoch, legs=legs)
-        self._plans[key] = plan
-        if len(self._plans) > _PLANS_KEPT:
-            del self._plans[next(iter(self._plans))]
-        return plan
 
     def _frames_between(self, world: WorldPlan, begin: Callable[[int], int], end: Callable[[int], int]) -> Runs:
         """Return the frames of all lanes between two positions of each."""

@@ -76,9 +76,7 @@ class Pipeline:
             features: features in a batch, including cameras, as in `Dataset.select_features` and
                 `Mixture.select_features`; None takes all. The pipeline reads and decodes only these.
             actions: ``{"mode": "relative"}`` or ``{"mode": "delta"}``: actions minus the state; see `ActionSpec`.
-            parts: see `PipelineParts`: ``selection``, ``order``, ``decode``, ``feed``, ``cache`` and ``keep_frames``,
-                each a spec or a dict of its fields; ``weights``, how often frames come; ``live_bytes="2GB"``;
-                ``on_bad_episode="skip"`` and the other fields of `BadDataSpec`; ``allow_mixture_change=True``.
+            parts: see `PipelineParts`; a part that has a spec takes the spec or a dict of its fields.
         """
         dataset = as_dataset(dataset)
         if features is not None:

@@ -77,8 +77,6 @@ class CameraCost:
     """Frames from one keyframe to the next; 1 for images."""
 
     frame_bytes: int
-    """Bytes of a decoded frame."""
-
     offsets: tuple[int, ...] = (0,)
     """Frames that a sample shows, relative to its own."""
 
@@ -160,8 +158,6 @@ class LiveBudget:
     """Bytes of the most decoded frames, at hand and ahead of need, that a rank of one lane holds."""
 
     live_bytes: int
-    """The budget."""
-
     ample_bytes: int = 0
     """With a long GOP: the budget with which nothing has to be given up; else 0."""
 

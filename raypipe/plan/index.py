@@ -109,8 +109,6 @@ class DatasetShare:
 
     name: str
     fingerprint: str
-    """The order fingerprint of the dataset."""
-
     selection: str
     """A digest of its anchor runs."""
 

@@ -76,8 +76,6 @@ class NearRepeats:
     """Of the frames of a rank's batch, over sampled full batches."""
 
     full_shuffle: float
-    """Expected under a full shuffle of the same frames."""
-
     num_batches: int
     """How many next batches count: 16, or as many as a shorter epoch has; 0 if there is no next batch."""
 
@@ -251,21 +249,15 @@ def _count_near_frames(plan: EpochPlan, near: Ints) -> NDArray[np.float64]:
     _, number = np.unique(_episode_ids(index.dataset, index.episode)[runs.row], return_inverse=True)
     kept = number % (1 + index.num_frames // _CHANCE_FRAMES) == 0
     runs = runs.take(kept)
-    dataset, start, stop = index.dataset[runs.row], runs.start, runs.stop
+    dataset = index.dataset[runs.row]
     _, first, number = np.unique(number[kept], return_index=True, return_inverse=True)
     # Every episode has its own part of one axis, with a margin on either side into which near frames may reach.
     margin, length = int(near.max()), np.zeros(len(first), dtype=np.int64)
-    np.maximum.at(length, number, stop)
+    np.maximum.at(length, number, runs.stop)
     begin = np.cumsum(length + 2 * margin) - (length + margin)
     # How often the epoch has each frame: more than once if it takes several laps.
-    times = np.zeros(int((length + 2 * margin).sum()) + 1, dtype=np.int64)
-    if index.rates is None:
-        np.add.at(times, begin[number] + start, 1)
-        np.add.at(times, begin[number] + stop, -1)
-        times = np.cumsum(times)
-    else:
-        owner, frame = run_frames(runs, plan.keys)
-        np.add.at(times, begin[number[owner]] + frame, 1)
+    owner, frame = run_frames(runs, plan.keys)
+    times = np.bincount(begin[number[owner]] + frame, minlength=int((length + 2 * margin).sum()) + 1)
     before = np.append(0, np.cumsum(times))
     place, reach = ragged_arange(begin, length), np.repeat(near[dataset[first]], length)
     place, reach = place[times[place] > 0], reach[times[place] > 0]

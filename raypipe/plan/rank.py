@@ -140,20 +140,6 @@ class BatchChunk:
     done_ends: Ints
     """Batch i is followed by ``done[done_ends[i] : done_ends[i + 1]]``."""
 
-    def batches(self) -> Iterator[Batch]:
-        """Return the batches one by one, as views."""
-        needed, ends = self.num_needed.tolist(), self.done_ends.tolist()
-        for i in range(len(self.span)):
-            yield Batch(
-                step=self.step + i,
-                span=self.span[i],
-                row=self.row[i],
-                frame=self.frame[i],
-                is_repeat=self.is_repeat[i],
-                num_needed=needed[i],
-                done=self.done[ends[i] : ends[i + 1]],
-            )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLane:
@@ -238,7 +224,17 @@ class RankPlan:
     def batches(self) -> Iterator[Batch]:
         """Return the rank's batches one by one."""
         for chunk in self.chunks():
-            yield from chunk.batches()
+            needed, ends = chunk.num_needed.tolist(), chunk.done_ends.tolist()
+            for i in range(len(chunk.span)):
+                yield Batch(
+                    step=chunk.step + i,
+                    span=chunk.span[i],
+                    row=chunk.row[i],
+                    frame=chunk.frame[i],
+                    is_repeat=chunk.is_repeat[i],
+                    num_needed=needed[i],
+                    done=chunk.done[ends[i] : ends[i + 1]],
+                )
 
     def chunks(self) -> Iterator[BatchChunk]:
         """Return the rank's batches, many at once, which costs less than one by one.
