@@ -153,8 +153,8 @@ class Replay:
                 yield f"{place}: there is a record of rank {record.rank}"
                 continue
             replays.append(self.rank(part, record.rank, skipped, epoch_skipped))
-            problems = _check_rank(record, replays[-1].record)
-            yield from (f"rank {record.rank} of {place}: {problem}" for problem in problems)
+            differences = _check_rank(record, replays[-1].record)
+            yield from (f"rank {record.rank} of {place}: {problem}" for problem in differences)
         yield from (f"{place}: {problem}" for problem in _check_repeats(part, self.axis, replays, epoch_skipped))
 
     def _frames_between(self, world: WorldPlan, begin: Callable[[int], int], end: Callable[[int], int]) -> Runs:

@@ -255,14 +255,13 @@ def concat_indexes(indexes: Sequence[EpisodeIndex]) -> EpisodeIndex:
         raise ConfigError(f"the datasets of a mixture need different names, got {names}")
     offsets = np.cumsum([0] + [len(index.dataset_names) for index in indexes])
     shifted = [index.dataset + np.int32(offset) for index, offset in zip(indexes, offsets, strict=False)]
-    columns = {
-        name: np.concatenate([getattr(index, name) for index in indexes])
-        for name in ("episode", "length", "start", "stop")
-    }
     return EpisodeIndex(
-        **columns,
         dataset_names=names,
         dataset=np.concatenate(shifted),
+        episode=np.concatenate([index.episode for index in indexes]),
+        length=np.concatenate([index.length for index in indexes]),
+        start=np.concatenate([index.start for index in indexes]),
+        stop=np.concatenate([index.stop for index in indexes]),
         fingerprint="+".join(index.fingerprint for index in indexes),
         rates=concat_rates([index.rates for index in indexes], [(index.start, index.stop) for index in indexes]),
         left_out=(sum(index.left_out[0] for index in indexes), sum(index.left_out[1] for index in indexes)),
