@@ -48,9 +48,9 @@ def make_index(frames, name="robot", episodes=None, fingerprint="robot-1", weigh
 
 
 @st.composite
-def weighted(draw, name="robot", fingerprint="robot-1", least=6) -> EpisodeIndex:
+def weighted(draw, name="robot", fingerprint="robot-1", least=6, most=16) -> EpisodeIndex:
     """Draw a dataset with weights of episodes or of frames, some of them 0, or with every n-th frame, or with both."""
-    frames = draw(st.lists(st.integers(1, 30), min_size=least, max_size=16))
+    frames = draw(st.lists(st.integers(1, 30), min_size=least, max_size=most))
     number = draw(st.sampled_from([len(frames), sum(frames)]))
     weight = st.one_of(st.sampled_from([0.0, 1.0, 1.0, 2.0]), st.floats(0.01, 9))
     weights = draw(st.none() | st.lists(weight, min_size=number, max_size=number))

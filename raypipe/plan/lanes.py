@@ -238,10 +238,12 @@ class Lane:
         counts = np.zeros(len(self), dtype=np.int64)
         if position <= 0:
             return counts
-        tick = self._find_tick(position)
-        first, stop = (int(one[0]) for one in self.live_at(np.array([tick])))
+        first, stop, low, high = 0, len(self), 0, len(self) << FRACTION_BITS
+        if self.num_frames > _FRAMES_TO_SORT:
+            tick = self._find_tick(position)
+            first, stop = (int(one[0]) for one in self.live_at(np.array([tick])))
+            low, high = tick << FRACTION_BITS, (tick + 1) << FRACTION_BITS
         live, wanted = self._live(np.arange(first, stop)), position - int(self.ends[first])
-        low, high = tick << FRACTION_BITS, (tick + 1) << FRACTION_BITS
         below, above = live.count_before(low), live.count_before(high)
         while high - low > 1 and (above - below).sum() > _FRAMES_TO_SORT:
             middle = (low + high) // 2
