@@ -315,8 +315,7 @@ def write_rank_account(folder: Path, account: Account, rank: int, world_size: in
     """Write the account of one rank into raypipe's folder of a checkpoint.
 
     The previous account stays beside it, in `BEFORE_FOLDER`: until rank 0 writes the new state, the state in the folder
-    belongs to that one, and however often ranks die, the file that leads to this state stays. The rank copies it and
-    does not move it, so that it leaves a newest file even if it dies here; without one, the file would count as lost.
+    belongs to that one. The rank copies it and does not move it: a rank that dies here must leave a newest file.
     Rank 0 moves files of another number of ranks there, and removes them when the state has moved on.
     """
     accounts = folder / ACCOUNTS / account.header.name

@@ -177,7 +177,10 @@ class Page:
 
     def write(self, handed: Handed) -> None:
         """Write the batch that the loader hands over next."""
-        entry = _make_entry(handed)
+        numbers, repeated = np.asarray(handed.numbers, dtype=_LITTLE), b""
+        if handed.is_repeat.any():
+            numbers, repeated = numbers[~handed.is_repeat], numbers[handed.is_repeat].tobytes()
+        entry = _Entry(numbers.tobytes(), repeated, handed.lanes, handed.skipped)
         with self._lock:
             sums, entries = self._written
             entries.append(entry)
@@ -253,13 +256,6 @@ class _Sums:
             repeated=_add_values(self.repeated, [entry.repeated for entry in entries]),
             skipped=merge_skips([*self.skipped, *(skip for entry in entries for skip in entry.skipped)]),
         )
-
-
-def _make_entry(handed: Handed) -> _Entry:
-    numbers, repeated = np.asarray(handed.numbers, dtype=_LITTLE), b""
-    if handed.is_repeat.any():
-        numbers, repeated = numbers[~handed.is_repeat], numbers[handed.is_repeat].tobytes()
-    return _Entry(numbers.tobytes(), repeated, handed.lanes, handed.skipped)
 
 
 def _add_values(runs: Runs, contents: list[bytes]) -> Runs:

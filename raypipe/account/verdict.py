@@ -169,7 +169,8 @@ def check_account(
     parts, dropped = drop_later_epochs(account.parts, state)
     for part in dropped:
         rolled_back[part.epoch] = add_runs(rolled_back[part.epoch], part.emitted)
-    begun = _begun_epochs(parts, state, since)
+    # Not from the epoch of the first part: a lost beginning would go unnoticed.
+    begun = range(since, max([state.epoch + bool(state.legs), *(part.epoch + 1 for part in parts)]))
     last = max(begun, default=-1)
     # If no part of the last epoch has this selection, the account may give a wrong one: then check every epoch.
     is_borne_out = any(part.epoch == last and part.selection == replay.selection for part in parts)
@@ -286,15 +287,6 @@ class _EpochCheck:
         for link in self.chain.links:
             if not link.error:
                 yield from self.replay.check(link.part, skipped)
-
-
-def _begun_epochs(parts: Sequence[Part], state: OrderState, since: int) -> range:
-    """Return the epochs that must have a record: from the run's first up to the last recorded one, or the state's.
-
-    Does not start at the first part, because a lost beginning would then go unnoticed.
-    """
-    stop = state.epoch + 1 if state.legs else state.epoch
-    return range(since, max([stop, *(part.epoch + 1 for part in parts)]))
 
 
 def _find_other_seeds(parts: Sequence[Part], state: OrderState) -> Iterator[str]:

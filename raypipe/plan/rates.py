@@ -179,11 +179,15 @@ def _lay_out(start: Ints, length: Ints, weights: NDArray[np.float64], size: int)
         columns["before"], columns["place"] = _before(units * length, order), _before(length, order)
         most = (units >> _UNIT_BITS) + ((units % _WHOLE > 0) | (spare > 0))
     else:
-        columns |= _unlike_runs(units, each, length, spare, total)
+        ends = np.append(0, np.cumsum(units)) + np.append(0, np.cumsum(each)) * spare // total
+        # One more entry per run, for the end of its last frame.
+        first = np.cumsum(length) - length
+        offset, ends = first + np.arange(len(length)), ends[ragged_arange(first, length + 1)]
+        columns |= {"units": zeros, "offset": offset, "ends": ends}
         # The gap between the end of a run and the start of the next is not a frame.
-        between = np.diff(columns["ends"], append=0)
-        between[columns["offset"] + length] = 0
-        most = -(-np.maximum.reduceat(between, columns["offset"]) // _WHOLE)
+        between = np.diff(ends, append=0)
+        between[offset + length] = 0
+        most = -(-np.maximum.reduceat(between, offset) // _WHOLE)
     return Rates(
         dataset=zeros.astype(np.int32),
         start=start,
@@ -314,15 +318,3 @@ def _before(values: Ints, order: Ints) -> Ints:
     before = np.empty(len(values), dtype=np.int64)
     before[order] = np.cumsum(values[order]) - values[order]
     return before
-
-
-def _unlike_runs(units: Ints, each: Ints, length: Ints, spare: int, total: int) -> dict[str, Ints]:
-    """Return the columns of runs of unlike frames: the ends of all frames, in file order."""
-    ends = np.append(0, np.cumsum(units)) + np.append(0, np.cumsum(each)) * spare // total
-    first = np.cumsum(length) - length
-    # One more entry per run, for the end of its last frame.
-    return {
-        "units": np.zeros(len(length), dtype=np.int64),
-        "offset": first + np.arange(len(length)),
-        "ends": ends[ragged_arange(first, length + 1)],
-    }
