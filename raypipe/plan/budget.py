@@ -384,21 +384,19 @@ def measure_held(
     return _peak(np.maximum(asked - ahead_batches, 0), left, weight), _peak(asked, left, weight)
 
 
-def _emissions(world: WorldPlan, rank: int, clip_frames: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the step, the clip and the dataset of every sample, in the order of emission."""
+def _emissions(world: WorldPlan, rank: int, clip_frames: Ints) -> Ints:
+    """Return the step, the clip and the dataset of every sample, in the order of emission: ``(3, N)``."""
     plan, num_frames = world.rank(rank), 0
-    steps, keys, datasets = [], [], []
+    parts = [np.empty((3, 0), dtype=np.int64)]
     for chunk in plan.chunks():
-        num_steps, batch = chunk.span.shape
-        dataset = plan.queue.dataset[chunk.span.ravel()].astype(np.int64)
-        steps.append(np.repeat(np.arange(chunk.step, chunk.step + num_steps), batch))
-        keys.append((chunk.span.ravel() << _CLIP_BITS) | (chunk.frame.ravel() // clip_frames[dataset]))
-        datasets.append(dataset)
-        num_frames += len(dataset)
+        span, frame = chunk.span.ravel(), chunk.frame.ravel()
+        dataset = plan.queue.dataset[span].astype(np.int64)
+        step = chunk.step + np.repeat(np.arange(len(chunk.span)), chunk.span.shape[1])
+        parts.append(np.stack([step, (span << _CLIP_BITS) | (frame // clip_frames[dataset]), dataset]))
+        num_frames += len(span)
         if num_frames > _MOST_FRAMES:
             break
-    empty = np.empty(0, dtype=np.int64)
-    return np.concatenate([empty, *steps]), np.concatenate([empty, *keys]), np.concatenate([empty, *datasets])
+    return np.concatenate(parts, axis=1)
 
 
 def _peak(begin: Ints, end: Ints, weight: NDArray[np.float64]) -> int:
