@@ -83,32 +83,26 @@ class CameraCost:
     num_pixels: int = 640 * 480
     """Pixels of a stored frame; 0 for images, which need no jumps."""
 
-    @property
-    def seek_frames(self) -> float:
-        """The cost of a jump to another place of the video, in frames."""
-        return min(_MOST_SEEK_FRAMES, _SEEK_FRAMES + _SEEK_PIXELS / self.num_pixels) if self.num_pixels else 0.0
-
-    def shown_frames(self, clip_frames: int) -> int:
-        """Return how many frames a clip in the middle of an episode shows."""
-        return len(self._shown(0, clip_frames))
-
     def decoded_frames(self, clip_frames: int) -> float:
         """Return the mean number of frames that a decoder decodes for a sample; sequential decoding needs 1.
 
         A decoder begins at the keyframe before a frame and decodes on to the next frame that the clip needs.
         """
-        interval = self.keyframe_interval
+        interval, seek = self.keyframe_interval, 0.0
+        if self.num_pixels:
+            seek = min(_MOST_SEEK_FRAMES, _SEEK_FRAMES + _SEEK_PIXELS / self.num_pixels)
         num_starts = min(_CLIPS_SAMPLED, interval // math.gcd(interval, clip_frames))
         total = 0.0
         for number in range(num_starts):
-            frames = self._shown(number * clip_frames, clip_frames)
+            frames = self.shown_frames(number * clip_frames, clip_frames)
             gops, firsts = np.unique(frames // interval, return_index=True)
             lasts = np.append(firsts[1:], len(frames)) - 1
             total += float((frames[lasts] - gops * interval + 1).sum())
-            total += self.seek_frames * (1 + int((np.diff(frames) > 1).sum()))
+            total += seek * (1 + int((np.diff(frames) > 1).sum()))
         return total / (num_starts * clip_frames)
 
-    def _shown(self, start: int, clip_frames: int) -> Ints:
+    def shown_frames(self, start: int, clip_frames: int) -> Ints:
+        """Return the frames that a clip in the middle of an episode shows."""
         return np.unique(np.arange(start, start + clip_frames)[:, None] + np.asarray(self.offsets))
 
 
@@ -128,7 +122,7 @@ class MemberCost:
 
     def clip_bytes(self, clip_frames: int) -> int:
         """Return the bytes of the decoded frames of a clip."""
-        return sum(camera.frame_bytes * camera.shown_frames(clip_frames) for camera in self.cameras)
+        return sum(camera.frame_bytes * len(camera.shown_frames(0, clip_frames)) for camera in self.cameras)
 
     def held_bytes(self, clip_frames: int) -> int:
         """Return the most bytes that a live span holds between two batches: those of a clip that has begun."""

@@ -401,21 +401,20 @@ def _in_one_order(given: Any) -> Any:
 def _check_where(given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
     """Return the columns with their allowed values, from a dict or from its own result."""
     try:
-        pairs = [(str(column), values) for column, values in (given.items() if isinstance(given, Mapping) else given)]
-        listed = [
-            (name, (one,) if isinstance(one, str) or np.isscalar(one) else tuple(_in_one_order(one)))
-            for name, one in pairs
-        ]
+        pairs = given.items() if isinstance(given, Mapping) else given
+        listed = tuple((str(column), _list_values(values)) for column, values in pairs)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"where is {given!r}; give columns with values, as {{'is_success': True}}") from error
     for column, values in listed:
         if not values:
             raise ConfigError(f"where has no value for {column!r}: no frame could be left")
+    return listed
+
+
+def _list_values(given: Any) -> tuple[Any, ...]:
+    several = (given,) if isinstance(given, str) or np.isscalar(given) else _in_one_order(given)
     # NumPy's numbers become Python's, since the spec goes into JSON.
-    return tuple(
-        (column, tuple(one.item() if isinstance(one, np.generic) else one for one in values))
-        for column, values in listed
-    )
+    return tuple(one.item() if isinstance(one, np.generic) else one for one in several)
 
 
 def _check_known(name: str, number: Ints, wanted: Sequence[int] | str) -> None:

@@ -258,7 +258,7 @@ class Lane:
     def between(self, begin: Ints, end: Ints) -> Run:
         """Return the frames between two counts of all spans, in emission order; costs one sort of them."""
         places = np.flatnonzero(end > begin)
-        before, taken = begin[places], (end - begin)[places]
+        before, taken = begin[places], end[places] - begin[places]
         return Run(places=places, begin=before, taken=taken, order=self._live(places).order(before, taken))
 
     def estimate_positions(self, number: Ints, nth: Ints) -> Ints:
