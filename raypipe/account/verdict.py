@@ -343,10 +343,7 @@ def _rolled_back(parts: Sequence[Part], attempts: Sequence[Part]) -> defaultdict
 def _name_skips(axis: FrameAxis, skips: Sequence[Skip]) -> tuple[SkippedFrames, ...]:
     return tuple(
         SkippedFrames(
-            dataset=axis.name_of(skip.dataset),
-            episode=skip.episode,
-            frames=axis.name_frames(skip.frames),
-            why=skip.why,
+            dataset=axis.name_of(skip.dataset), episode=skip.episode, frames=axis.name_frames(skip.frames), why=skip.why
         )
         for skip in merge_skips(skips)
     )

@@ -155,12 +155,7 @@ class Pipeline:
         return self._compose("local", [rank], world_size, self._loader_spec(settings))[0]
 
     def loaders(
-        self,
-        world_size: int,
-        *,
-        name: str = "train",
-        transport: Transport = "auto",
-        **settings: Unpack[LoaderSettings],
+        self, world_size: int, *, name: str = "train", transport: Transport = "auto", **settings: Unpack[LoaderSettings]
     ) -> list[RankLoader]:
         """Return the loaders of all ranks. Iterate all of them concurrently.
 

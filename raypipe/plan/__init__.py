@@ -32,15 +32,7 @@ A rank serves one or more lanes, so every number of ranks that divides the lanes
 
 **The live window.** At most `live_spans` spans of a lane are open at once. A span gives its frames at about even
 intervals while it is open, so the frames of a batch mostly come from different spans. Spans come and go first in, first
-out.
-
-::
-
-    lane 0     emitted frames ->
-    c          c--c---c--c---c|
-    e          -e--e--e---e--e--e|
-    g             |g--g---g--g---g--g|
-    h                 |h--h--h---h--h--h--h|
+out; ``lanes.py`` draws it.
 
 **Legs.** If the number of ranks does not divide the lanes, or the batch does not share out over them, the rest of the
 epoch becomes a new leg: the same spans without the frames already emitted, shared out over new lanes.

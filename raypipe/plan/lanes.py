@@ -312,10 +312,7 @@ class Lane:
         lo, hi = self.lives(number)
         count = self.spans.count[number]
         return _LiveSpans(
-            count=count,
-            lo=lo << FRACTION_BITS,
-            step=((hi - lo) << FRACTION_BITS) // count,
-            key=self.spans.key[number],
+            count=count, lo=lo << FRACTION_BITS, step=((hi - lo) << FRACTION_BITS) // count, key=self.spans.key[number]
         )
 
 
