@@ -62,9 +62,6 @@ BEFORE_FOLDER: Final = "before"
 RUN_FOLDER: Final = "raypipe-account"
 """The folder in a run's folder with a subfolder per loader name, each with one per attempt."""
 
-SAVED_FOLDER: Final = "saved"
-"""The folder beside the attempts for accounts of ranks that put nothing into a checkpoint, by `state_key`."""
-
 
 def write_account(path: str | os.PathLike[str], account: Account, filesystem: Any = None) -> None:
     """Write an account atomically; create folders as needed.
@@ -146,9 +143,10 @@ def account_name(rank: int, world_size: int) -> str:
     return f"rank-{rank:05d}-of-{world_size:05d}.parquet"
 
 
-def state_key(state: Mapping[str, Any]) -> str:
-    """Return a name for a state, the same on every rank."""
-    return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
+def saved_folder(name: str, state: Mapping[str, Any]) -> str:
+    """Return the folder in a run's for accounts that lead to a state, of ranks that put nothing into a checkpoint."""
+    key = hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return f"{RUN_FOLDER}/{name}/saved/{key}"
 
 
 def _parse_account(content: bytes, place: str) -> Account:
@@ -399,12 +397,12 @@ def _read_saved(filesystem: pyarrow.fs.FileSystem, path: str) -> dict[str, Any]:
 
 
 def _read_files(filesystem: pyarrow.fs.FileSystem, folder: str, name: str, saved: dict[str, Any]) -> CheckpointFiles:
-    here, beside = f"{folder}/{ACCOUNTS}/{name}", f"{folder.rsplit('/', 2)[0]}/{RUN_FOLDER}/{name}/{SAVED_FOLDER}"
+    here, run = f"{folder}/{ACCOUNTS}/{name}", folder.rsplit("/", 2)[0]
     newest, before = (_read_folder(filesystem, place) for place in (here, f"{here}/{BEFORE_FOLDER}"))
     told = state_of_saved(saved)
     states = [told] if told else [account.header.state for account in (newest or before).values()]
-    keys = sorted({state_key(state) for state in states})
-    found = [_read_folder(filesystem, f"{beside}/{key}") for key in keys]
+    beside = sorted({f"{run}/{saved_folder(name, state)}" for state in states})
+    found = [_read_folder(filesystem, place) for place in beside]
     return CheckpointFiles(newest, before, {file: one for accounts in found for file, one in accounts.items()})
 
 

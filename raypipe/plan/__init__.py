@@ -44,6 +44,7 @@ from raypipe import lazy_names
 
 if TYPE_CHECKING:
     from raypipe.plan.budget import (
+        AHEAD_BATCHES,
         DEFAULT_LIVE_BYTES,
         MOST_LIVE_SPANS,
         CameraCost,
@@ -70,14 +71,7 @@ if TYPE_CHECKING:
     from raypipe.plan.mixing import NearRepeats, expected_distinct, measure_mixing
     from raypipe.plan.rank import Batch, RankPlan, Steps
     from raypipe.plan.rates import ragged_arange
-    from raypipe.plan.report import (
-        AHEAD_BATCHES,
-        PlanReport,
-        describe_frames,
-        emitted_frames,
-        report_plan,
-        unclipped_frames,
-    )
+    from raypipe.plan.report import PlanReport, describe_frames, emitted_frames, report_plan, unclipped_frames
     from raypipe.plan.spans import (
         anchor_runs,
         first_laps,
@@ -114,8 +108,8 @@ else:
         __name__,
         {
             "budget": (
-                "CameraCost DEFAULT_LIVE_BYTES LiveBudget MOST_LIVE_SPANS MemberCost clip_bound measure_held "
-                "resolve_live"
+                "AHEAD_BATCHES CameraCost DEFAULT_LIVE_BYTES LiveBudget MOST_LIVE_SPANS MemberCost clip_bound "
+                "measure_held resolve_live"
             ),
             "epoch": "EpochPlan WorldPlan check_rank plan_epoch plan_world",
             "index": (
@@ -127,7 +121,7 @@ else:
             "mixing": "NearRepeats expected_distinct measure_mixing",
             "rank": "Batch RankPlan Steps",
             "rates": "ragged_arange",
-            "report": "AHEAD_BATCHES PlanReport describe_frames emitted_frames report_plan unclipped_frames",
+            "report": "PlanReport describe_frames emitted_frames report_plan unclipped_frames",
             "spans": "anchor_runs first_laps lap_sizes make_keys mix_indexes order_frames run_frames split_frames",
             "spec": "BatchSpec Leg OrderSpec WHOLE_EPISODE WHOLE_SPAN check_whole first_leg parse_order",
             "state": ("OrderState Resumed describe_changes follow_state resume start state_after state_at state_of"),

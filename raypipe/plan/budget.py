@@ -35,6 +35,9 @@ from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, ClipLength, OrderSpec, 
 
 DEFAULT_LIVE_BYTES: Final = 1 << 30
 
+AHEAD_BATCHES: Final = 4
+"""How many batches ahead a loader decodes clips by default."""
+
 MOST_LIVE_SPANS: Final = 1024
 """More spans mix no better: a batch of 64 shares 4 episodes with one 10 steps later, as in a full shuffle."""
 
@@ -162,6 +165,17 @@ class LiveBudget:
     def is_long_gop(self) -> bool:
         """Whether keyframes are so far apart that live spans were given up for longer clips."""
         return self.ample_bytes > 0
+
+    def describe_remedies(self, members: Sequence[MemberCost]) -> str:
+        """Return what makes decoding as cheap as with this budget, with figures."""
+        interval = max(camera.keyframe_interval for member in members for camera in member.cameras)
+        remedy = f"live_bytes={self.clip_bytes:_} brings it to {self.cost:.1f}"
+        if interval > LONG_GOP_FRAMES:
+            remedy += (
+                f", and `raypipe reshard ROOT TARGET --gop 2` to about 1, in any memory: the videos have a keyframe "
+                f"every {interval} frames only"
+            )
+        return remedy
 
 
 def clip_bound(live_bytes: int, batch_bytes: int) -> int:
@@ -355,16 +369,20 @@ def _resident_frames(lengths: Ints, live_spans: int) -> int:
 
 
 def measure_held(
-    world: WorldPlan, members: Sequence[MemberCost], clip_frames: Sequence[int], *, ahead_batches: int, rank: int = 0
+    world: WorldPlan, members: Sequence[MemberCost], clip_frames: Sequence[int], *, live_bytes: int, rank: int = 0
 ) -> tuple[int, int]:
     """Return the bytes of the most decoded frames that a rank holds at once in the rest of an epoch.
 
-    It decodes `clip_frames` of a dataset together. The first number is with the clips of `ahead_batches` after the
-    current one decoded; the second with nothing decoded ahead: what the order needs whatever the budget.
+    The first number has clips of `AHEAD_BATCHES` decoded ahead, as far as the budget allows, and two batches. The
+    second has nothing decoded ahead: what the order needs whatever the budget.
+
+    Args:
+        clip_frames: frames that a rank decodes together, of every dataset.
     """
+    batch_bytes = world.batch_size * max(member.sample_bytes for member in members)
     step, key, dataset = _emissions(world, rank, np.asarray(clip_frames, dtype=np.int64))
     if not len(step):
-        return 0, 0
+        return 2 * batch_bytes, 0
     _, first, number = np.unique(key, return_index=True, return_inverse=True)
     asked = step[first][number]
     last = np.zeros(len(first), dtype=np.int64)
@@ -375,7 +393,8 @@ def measure_held(
     left = np.where(has_windows[dataset], last[number], step)
     pairs = zip(members, clip_frames, strict=True)
     weight = np.array([member.clip_bytes(size) / size for member, size in pairs])[dataset]
-    return _peak(np.maximum(asked - ahead_batches, 0), left, weight), _peak(asked, left, weight)
+    next_bytes, ahead_bytes = _peak(asked, left, weight), _peak(np.maximum(asked - AHEAD_BATCHES, 0), left, weight)
+    return max(next_bytes, min(ahead_bytes, clip_bound(live_bytes, batch_bytes))) + 2 * batch_bytes, next_bytes
 
 
 def _emissions(world: WorldPlan, rank: int, clip_frames: Ints) -> Ints:

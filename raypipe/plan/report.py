@@ -10,16 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from raypipe.plan.budget import (
-    DEFAULT_LIVE_BYTES,
-    LONG_GOP_FRAMES,
-    SHORTEST_SPAN,
-    MemberCost,
-    clip_bound,
-    decoded_bytes,
-    measure_held,
-    resolve_live,
-)
+from raypipe.plan.budget import DEFAULT_LIVE_BYTES, SHORTEST_SPAN, MemberCost, decoded_bytes, measure_held, resolve_live
 from raypipe.plan.epoch import WorldPlan
 from raypipe.plan.index import EpisodeIndex
 from raypipe.plan.keyhash import Ints, OrderKeys
@@ -28,9 +19,6 @@ from raypipe.plan.rates import mean_times
 from raypipe.plan.spans import lap_sizes
 from raypipe.plan.spec import ClipLength, SpanLength
 from raypipe.text import counted, plural
-
-AHEAD_BATCHES: Final = 4
-"""How many batches ahead a loader decodes clips by default."""
 
 _UNCLIPPED_FRAMES: Final = 16
 """Frames decoded together in file order, or if whole live spans fit in memory."""
@@ -185,10 +173,8 @@ def report_plan(
     """
     plan, row_bytes = world.plan, max(member.row_bytes for member in members)
     clip_frames = decoded_together(world, members, live_bytes)
-    held_bytes, next_bytes = measure_held(world, members, clip_frames, ahead_batches=AHEAD_BATCHES)
+    pixel_bytes, next_bytes = measure_held(world, members, clip_frames, live_bytes=live_bytes)
     cost = max(member.cost(size) for member, size in zip(members, clip_frames, strict=True))
-    batch_bytes = world.batch_size * max(member.sample_bytes for member in members)
-    pixel_bytes = max(next_bytes, min(held_bytes, clip_bound(live_bytes, batch_bytes))) + 2 * batch_bytes
     live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
     mixing = measure_mixing(world, near_frames=near_frames)
     frames, spans = int(world.frames_per_rank.sum()), len(plan.queues.spans)
@@ -297,21 +283,15 @@ def unclipped_frames(keys: OrderKeys, span_bytes: int, live_bytes: int) -> int:
 def _advise_decoding(
     world: WorldPlan, members: Sequence[MemberCost], next_bytes: int, live_bytes: int, cost: float
 ) -> Iterator[str]:
-    intervals = [camera.keyframe_interval for member in members for camera in member.cameras]
-    if intervals and next_bytes > live_bytes:
+    has_cameras = any(member.cameras for member in members)
+    if has_cameras and next_bytes > live_bytes:
         yield (
             f"a rank holds up to {_size(next_bytes)} of decoded frames, and live_bytes is {_size(live_bytes)}: lower "
             f"live_spans from {world.plan.leg.live_spans}, or let raypipe choose it"
         )
-    if intervals and cost > _DEAR:
+    if has_cameras and cost > _DEAR:
         ample = resolve_live(world.plan.index, members, batch=world.batch_size, live_bytes=1 << 50)
-        remedy = f"live_bytes={ample.clip_bytes:_} brings it to {ample.cost:.1f}"
-        if max(intervals) > LONG_GOP_FRAMES:
-            remedy += (
-                f", and `raypipe reshard ROOT TARGET --gop 2` to about 1, in any memory: the videos have a keyframe "
-                f"every {max(intervals)} frames only"
-            )
-        yield f"decoding costs {cost:.1f} times as much as in file order: {remedy}"
+        yield f"decoding costs {cost:.1f} times as much as in file order: {ample.describe_remedies(members)}"
 
 
 def _size(size_bytes: int) -> str:

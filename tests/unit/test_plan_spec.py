@@ -195,7 +195,7 @@ def test_a_rank_never_holds_more_than_the_budget_reckons_with(live_spans, clip_f
     spec = OrderSpec(seed=data.draw(st.integers(0, 99)), live_spans=live_spans, clip_frames=clip_frames)
     world = plan_start(index, spec, world_size=1, per_lane=4)
 
-    _, next_bytes = measure_held(world, [member], [clip_frames], ahead_batches=0)
+    _, next_bytes = measure_held(world, [member], [clip_frames], live_bytes=1)
 
     assert next_bytes <= live_spans * (clip_frames - 1) + 4
 
