@@ -48,9 +48,9 @@ def make_index(frames, name="robot", episodes=None, fingerprint="robot-1", weigh
 
 
 @st.composite
-def weighted(draw, name="robot", fingerprint="robot-1", least=6) -> EpisodeIndex:
+def weighted(draw, name="robot", fingerprint="robot-1", least=6, most=16) -> EpisodeIndex:
     """Draw a dataset with weights of episodes or of frames, some of them 0, or with every n-th frame, or with both."""
-    frames = draw(st.lists(st.integers(1, 30), min_size=least, max_size=16))
+    frames = draw(st.lists(st.integers(1, 30), min_size=least, max_size=most))
     number = draw(st.sampled_from([len(frames), sum(frames)]))
     weight = st.one_of(st.sampled_from([0.0, 1.0, 1.0, 2.0]), st.floats(0.01, 9))
     weights = draw(st.none() | st.lists(weight, min_size=number, max_size=number))
@@ -132,31 +132,34 @@ def carry_out(world: WorldPlan) -> list[Step]:
     steps = [Step() for _ in range(world.num_steps)]
     for rank in range(world.world_size):
         plan = world.rank(rank)
-        blocks = [plan.frames_of(arrival) for arrival in range(len(plan.queue))]
+        queue = plan.queue
+        blocks = plan.list_blocks(0, len(queue))
+        assert all(np.array_equal(plan.frames_of(arrival), blocks[arrival]) for arrival in range(0, len(queue), 16))
+        assert list(map(len, blocks)) == queue.num_rows.tolist()
+        rows, begin = np.concatenate([*blocks, np.empty(0, dtype=np.int64)]), np.cumsum(queue.num_rows) - queue.num_rows
         gone: set[int] = set()
         batches = list(plan.batches())
         assert [batch.step for batch in batches] == list(range(world.num_steps))
         for batch in batches:
-            assert batch.span.max(initial=-1) < batch.num_needed
-            assert not gone & set(batch.span.tolist())
+            span = batch.span
+            assert ((span >= 0) & (span < batch.num_needed)).all()
+            assert ((batch.row >= 0) & (batch.row < queue.num_rows[span])).all()
+            assert not gone & set(span.tolist())
             gone |= set(batch.done.tolist())
-            rows = [int(blocks[span][row]) for span, row in zip(batch.span, batch.row, strict=True)]
-            assert rows == batch.frame.tolist()
-            for frame, span, is_repeat in zip(rows, batch.span, batch.is_repeat, strict=True):
-                step = steps[batch.step]
-                queue = plan.queue
-                named = _name(world, queue.dataset[span], queue.lap[span], queue.episode[span], frame)
-                (step.repeats if is_repeat else step.frames).append(named)
-        assert gone == (set(range(len(plan.queue))) if batches else set())
+            assert rows[begin[span] + batch.row].tolist() == batch.frame.tolist()
+            step = steps[batch.step]
+            named = _names(world, queue.dataset[span], queue.lap[span], queue.episode[span], batch.frame)
+            for name, is_repeat in zip(named, batch.is_repeat.tolist(), strict=True):
+                (step.repeats if is_repeat else step.frames).append(name)
+        assert gone == (set(range(len(queue))) if batches else set())
     return steps
 
 
 def left_over(world: WorldPlan) -> list[tuple[int, ...]]:
     left = world.left_over()
-    return [_name(world, *frame) for frame in zip(left.dataset, left.lap, left.episode, left.frame, strict=True)]
+    return _names(world, left.dataset, left.lap, left.episode, left.frame)
 
 
-def _name(world: WorldPlan, dataset, lap, episode, frame) -> tuple[int, ...]:
-    if world.plan.index.shares is None:
-        return int(episode), int(frame)
-    return int(dataset), int(lap), int(episode), int(frame)
+def _names(world: WorldPlan, dataset, lap, episode, frame) -> list[tuple[int, ...]]:
+    columns = (episode, frame) if world.plan.index.shares is None else (dataset, lap, episode, frame)
+    return list(zip(*(column.tolist() for column in columns), strict=True))

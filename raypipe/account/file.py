@@ -27,18 +27,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from raypipe.account.frames import Runs, empty_runs, make_runs
-from raypipe.account.parts import (
-    HEAD,
-    Account,
-    CheckpointFiles,
-    Header,
-    Part,
-    RankRecord,
-    Skip,
-    find_break,
-    gather_account,
-    state_of_saved,
-)
+from raypipe.account.parts import Account, CheckpointFiles, Header, Part, RankRecord, Skip, state_of_saved
 from raypipe.errors import DatasetError, RaypipeError, as_damage, is_data_fault
 from raypipe.format import BoundedParquet
 from raypipe.plan import Leg, OrderSpec
@@ -72,9 +61,6 @@ BEFORE_FOLDER: Final = "before"
 
 RUN_FOLDER: Final = "raypipe-account"
 """The folder in a run's folder with a subfolder per loader name, each with one per attempt."""
-
-SAVED_FOLDER: Final = "saved"
-"""The folder beside the attempts for accounts of ranks that put nothing into a checkpoint, by `state_key`."""
 
 
 def write_account(path: str | os.PathLike[str], account: Account, filesystem: Any = None) -> None:
@@ -157,9 +143,10 @@ def account_name(rank: int, world_size: int) -> str:
     return f"rank-{rank:05d}-of-{world_size:05d}.parquet"
 
 
-def state_key(state: Mapping[str, Any]) -> str:
-    """Return a name for a state, the same on every rank."""
-    return hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
+def saved_folder(name: str, state: Mapping[str, Any]) -> str:
+    """Return the folder in a run's for accounts that lead to a state, of ranks that put nothing into a checkpoint."""
+    key = hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return f"{RUN_FOLDER}/{name}/saved/{key}"
 
 
 def _parse_account(content: bytes, place: str) -> Account:
@@ -180,7 +167,7 @@ def _parse_account(content: bytes, place: str) -> Account:
     members = tuple({**one, "selection": _as_tuples(one["selection"])} for one in header.members)
     header = replace(header, selection=_as_tuples(header.selection), members=members)
     account = Account(header=header, parts=parts)
-    if broken := find_break(account):
+    if broken := account.find_break():
         raise ValueError(f"it was changed since: {broken}")
     return account
 
@@ -326,8 +313,7 @@ def write_rank_account(folder: Path, account: Account, rank: int, world_size: in
     """Write the account of one rank into raypipe's folder of a checkpoint.
 
     The previous account stays beside it, in `BEFORE_FOLDER`: until rank 0 writes the new state, the state in the folder
-    belongs to that one, and however often ranks die, the file that leads to this state stays. The rank copies it and
-    does not move it, so that it leaves a newest file even if it dies here; without one, the file would count as lost.
+    belongs to that one. The rank copies it and does not move it: a rank that dies here must leave a newest file.
     Rank 0 moves files of another number of ranks there, and removes them when the state has moved on.
     """
     accounts = folder / ACCOUNTS / account.header.name
@@ -385,16 +371,16 @@ def read_rank_accounts(filesystem: pyarrow.fs.FileSystem, folder: str, name: str
     try:
         saved = retry_transient(lambda: _read_saved(filesystem, f"{folder}/{name}.json"))
         files = retry_transient(lambda: _read_files(filesystem, folder, name, saved))
-        if not files.names and not saved.get(HEAD):
+        if not files.names and not state_of_saved(saved):
             return ()
-        found = gather_account(files, saved)
+        found = files.gather(saved)
     except (RaypipeError, OSError) as error:
         warnings.warn(f"the account of this run begins anew: {error}", stacklevel=2)
         return ()
     if found.problem:
         warnings.warn(f"the account of this run begins anew: {found.problem}", stacklevel=2)
         return ()
-    if saved.get(HEAD) and found.account.missing_ranks:
+    if state_of_saved(saved) and found.account.missing_ranks:
         ranks = ", ".join(map(str, found.account.missing_ranks))
         warnings.warn(f"the account of this run lacks what rank {ranks} did: the file is lost", stacklevel=2)
     return found.account.parts
@@ -411,12 +397,12 @@ def _read_saved(filesystem: pyarrow.fs.FileSystem, path: str) -> dict[str, Any]:
 
 
 def _read_files(filesystem: pyarrow.fs.FileSystem, folder: str, name: str, saved: dict[str, Any]) -> CheckpointFiles:
-    here, beside = f"{folder}/{ACCOUNTS}/{name}", f"{folder.rsplit('/', 2)[0]}/{RUN_FOLDER}/{name}/{SAVED_FOLDER}"
+    here, run = f"{folder}/{ACCOUNTS}/{name}", folder.rsplit("/", 2)[0]
     newest, before = (_read_folder(filesystem, place) for place in (here, f"{here}/{BEFORE_FOLDER}"))
     told = state_of_saved(saved)
     states = [told] if told else [account.header.state for account in (newest or before).values()]
-    keys = sorted({state_key(state) for state in states})
-    found = [_read_folder(filesystem, f"{beside}/{key}") for key in keys]
+    beside = sorted({f"{run}/{saved_folder(name, state)}" for state in states})
+    found = [_read_folder(filesystem, place) for place in beside]
     return CheckpointFiles(newest, before, {file: one for accounts in found for file, one in accounts.items()})
 
 

@@ -29,24 +29,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.fs
 
-from raypipe.account.file import (
-    BEFORE_FOLDER,
-    RUN_FOLDER,
-    SAVED_FOLDER,
-    account_name,
-    load_account,
-    state_key,
-    write_account,
-)
-from raypipe.account.parts import (
-    Account,
-    CheckpointFiles,
-    Gathered,
-    Part,
-    gather_account,
-    merge_accounts,
-    state_of_saved,
-)
+from raypipe.account.file import BEFORE_FOLDER, RUN_FOLDER, account_name, load_account, saved_folder, write_account
+from raypipe.account.parts import Account, CheckpointFiles, Gathered, Part, merge_accounts, state_of_saved
 from raypipe.errors import ConfigError, DatasetError, RaypipeError, as_damage, noting, suggest
 from raypipe.storage import Storage, check_root, login_of, open_filesystem_of, open_storage, retry_transient, take_login
 from raypipe.text import parse_json
@@ -61,7 +45,6 @@ _IN_CHECKPOINT: Final = re.compile(
     rf"^(?:(?P<place>.*)/)?{CHECKPOINT_FOLDER}/(?P<name>[^/]+)/(?:{BEFORE_FOLDER}/)?{_FILE}"
 )
 _IN_RUN: Final = re.compile(rf"^(?:(?P<place>.*)/)?{RUN_FOLDER}/(?P<name>[^/]+)/(?P<attempt>[^/]+)/{_FILE}")
-_SAVED: Final = re.compile(rf"^(?:.*/)?{RUN_FOLDER}/(?P<name>[^/]+)/{SAVED_FOLDER}/(?P<state>[^/]+)/{_FILE}")
 
 _SAVED_KEPT: Final = 4
 """Accounts to keep beside checkpoints, and as many of other states: more than Ray Train has under way at once."""
@@ -99,7 +82,7 @@ class AccountKeeper:
         if filesystem is None:
             filesystem, folder = open_filesystem(folder)
         self._filesystem = filesystem
-        self._folder = f"{folder}/{RUN_FOLDER}/{name}"
+        self._run, self._name = folder, name
         self._due_at = 0.0
         self._has_warned = False
         self._saved: dict[str, None] = {}
@@ -119,13 +102,13 @@ class AccountKeeper:
     def write(self, attempt: str, account: Callable[[], Account], rank: int, world_size: int) -> None:
         """Write the current account of an attempt."""
         started = time.monotonic()
-        self._write(f"{self._folder}/{attempt}/{account_name(rank, world_size)}", account())
+        self._write(f"{self._run}/{RUN_FOLDER}/{self._name}/{attempt}/{account_name(rank, world_size)}", account())
         now = time.monotonic()
         self._due_at = now + max(_WRITE_EVERY_S, (now - started) / _MOST_OF_TIME)
 
     def save(self, account: Account, rank: int, world_size: int) -> None:
         """Write the account that leads to a state. Keeps the last few, and the last few of checkpoints."""
-        path = f"{self._saved_folder(account.header.state)}/{account_name(rank, world_size)}"
+        path = f"{self._run}/{saved_folder(self._name, account.header.state)}/{account_name(rank, world_size)}"
         if not account.parts and self._is_there(path):
             # The rank has handed over nothing since it restarted from this state, and the account that led here exists.
             return
@@ -139,7 +122,7 @@ class AccountKeeper:
 
     def mark(self, state: Mapping[str, Any]) -> None:
         """Mark this state as that of a checkpoint, so that other ranks keep their accounts for it."""
-        path = f"{self._saved_folder(state)}/{_CHECKPOINT_MARK}"
+        path = f"{self._run}/{saved_folder(self._name, state)}/{_CHECKPOINT_MARK}"
         with self._warning_once(path):
             self._filesystem.create_dir(path.rpartition("/")[0], recursive=True)
             with self._filesystem.open_output_stream(path) as file:
@@ -147,9 +130,6 @@ class AccountKeeper:
         # Keep twice as many marks as other ranks keep accounts: no rank asks for an older one.
         for old in _add_last(self._marks, path, 2 * _SAVED_KEPT):
             self._delete(old)
-
-    def _saved_folder(self, state: Mapping[str, Any]) -> str:
-        return f"{self._folder}/{SAVED_FOLDER}/{state_key(state)}"
 
     def _is_there(self, path: str) -> bool:
         try:
@@ -355,14 +335,13 @@ def _read_checkpoint(storage: Storage, files: _FileSet) -> Gathered:
     state = state_of_saved(saved) or _read_file(storage, files.files[0]).header.state
     newest = [path for path in files.files if path.rpartition("/")[0] == files.folder]
     before = [path for path in files.files if path not in newest]
-    wanted = (files.name, state_key(state))
-    saves = ((path, _SAVED.match(path)) for path in storage.list_files())
-    beside = [path for path, match in saves if match and (match["name"], match["state"]) == wanted]
+    saved_at = re.compile(f"^(?:.*/)?{re.escape(saved_folder(files.name, state))}/{_FILE}")
+    beside = [path for path in storage.list_files() if saved_at.match(path)]
     found = CheckpointFiles(
         *({path.rpartition("/")[2]: _read_file(storage, path) for path in paths} for paths in (newest, before, beside))
     )
     try:
-        gathered = gather_account(found, saved)
+        gathered = found.gather(saved)
     except RaypipeError as error:
         raise DatasetError(f"{storage.locate(files.folder)}: {error}") from error
     if gathered.problem:

@@ -78,6 +78,22 @@ class Runs:
         length = self.stop - self.start
         return np.repeat(ragged_arange(self.start, length), np.repeat(self.times, length))
 
+    def intersect(self, other: "Runs") -> "Runs":
+        """Return the intersection: every value as often as in the one that has it less often."""
+        return _combine(self, other, np.minimum)
+
+    def unite(self, other: "Runs") -> "Runs":
+        """Return the union: every value as often as in the one that has it more often."""
+        return _combine(self, other, np.maximum)
+
+    def within(self, other: "Runs") -> "Runs":
+        """Return the values that `other` also has, as often as here."""
+        return _combine(self, other, lambda x, y: np.where(y > 0, x, 0))
+
+    def once(self) -> "Runs":
+        """Return every value once."""
+        return _combine(self, empty_runs(), lambda x, _: np.minimum(x, 1))
+
 
 def empty_runs() -> Runs:
     """Return the multiset without values."""
@@ -123,26 +139,6 @@ def add_runs(*runs: Runs) -> Runs:
 def subtract_runs(a: Runs, b: Runs) -> Runs:
     """Return the values that `a` has more often than `b`, as often as the difference."""
     return _combine(a, b, lambda x, y: np.maximum(x - y, 0))
-
-
-def intersect_runs(a: Runs, b: Runs) -> Runs:
-    """Return the intersection: every value as often as in the one that has it less often."""
-    return _combine(a, b, np.minimum)
-
-
-def unite_runs(a: Runs, b: Runs) -> Runs:
-    """Return the union: every value as often as in the one that has it more often."""
-    return _combine(a, b, np.maximum)
-
-
-def keep_values(a: Runs, b: Runs) -> Runs:
-    """Return the values of `a` that `b` also has, as often as `a` has them."""
-    return _combine(a, b, lambda x, y: np.where(y > 0, x, 0))
-
-
-def runs_once(a: Runs) -> Runs:
-    """Return every value of `a` once."""
-    return _combine(a, empty_runs(), lambda x, _: np.minimum(x, 1))
 
 
 def _combine(a: Runs, b: Runs, times: Callable[[Ints, Ints], Ints]) -> Runs:
@@ -226,12 +222,7 @@ class FrameAxis:
         return sizes
 
     def starts_of(self, dataset: NDArray[Any], episode: Ints, lap: Ints | int = 0) -> Ints:
-        """Return the number of frame 0 of each of these episodes.
-
-        Args:
-            dataset: position of the dataset, per episode.
-            episode: LeRobot's `episode_index`, per episode.
-            lap: lap, per episode, counted from the first of its dataset in the epoch.
+        """Return the number of frame 0 of each of these episodes, in laps counted from the first of the epoch.
 
         Raises:
             DatasetError: the datasets have no such episode.
@@ -258,7 +249,7 @@ class FrameAxis:
         start = self.starts_of(dataset, index.episode[runs.row], runs.lap - first_laps(index, epoch)[dataset])
         if index.rates is None:
             return count_ranges(start + runs.start, start + runs.stop)
-        owner, frame = run_frames(index, runs, keys)
+        owner, frame = run_frames(runs, keys)
         return count_values(start[owner] + frame)
 
     def name_of(self, dataset: int) -> str:
@@ -269,21 +260,21 @@ class FrameAxis:
 
     def name_frames(self, runs: Runs) -> tuple[FrameRange, ...]:
         """Return runs as frames of episodes; a run over several episodes becomes several ranges."""
-        ranges = []
-        columns = (runs.start.tolist(), runs.stop.tolist(), runs.times.tolist())
-        for start, stop, times in zip(*columns, strict=True):
+        ranges: list[FrameRange] = []
+        for start, stop, times in zip(runs.start.tolist(), runs.stop.tolist(), runs.times.tolist(), strict=True):
             begin = start
             while begin < stop:
-                named = self._name_first(begin, stop, times)
-                ranges.append(named)
-                begin += named.stop - named.start
+                ranges.append(self._name_first(begin, stop, times))
+                begin += ranges[-1].stop - ranges[-1].start
         return tuple(ranges)
 
     def _name_first(self, start: int, stop: int, times: int) -> FrameRange:
         """Return the first frames of ``[start, stop)`` that lie in one episode, or in none."""
-        lap, moved = self._lap_of(start)
-        row = int(np.searchsorted(self.first, start - moved, side="right")) - 1
-        first = int(self.first[row]) + moved if row >= 0 else 0
+        dataset, place = start >> DATASET_BITS, start & ((1 << DATASET_BITS) - 1)
+        size = int(self.sizes[dataset]) if self.has_laps and dataset < len(self.names) else 0
+        lap = place // size if size else 0
+        row = int(np.searchsorted(self.first, start - lap * size, side="right")) - 1
+        first = int(self.first[row]) + lap * size if row >= 0 else 0
         end = first + int(self.length[row]) if row >= 0 else 0
         if row < 0 or start >= end:
             following = int(self.first[row + 1]) if row + 1 < len(self.first) else stop
@@ -297,19 +288,11 @@ class FrameAxis:
             lap=lap,
         )
 
-    def _lap_of(self, number: int) -> tuple[int, int]:
-        """Return the lap of a number, and the offset of that lap from the first."""
-        dataset, place = number >> DATASET_BITS, number & ((1 << DATASET_BITS) - 1)
-        size = int(self.sizes[dataset]) if dataset < len(self.names) else 0
-        lap = place // size if self.has_laps and size else 0
-        return lap, lap * size
-
 
 def lay_out(names: Sequence[str], episodes: Sequence[tuple[Ints, Ints]], *, has_laps: bool = False) -> FrameAxis:
     """Return the axis of datasets.
 
     Args:
-        names: names of the datasets in the mixture.
         episodes: per dataset, the ascending numbers of all its episodes, selected or not, and their lengths.
         has_laps: whether an epoch may go through a dataset more than once, as in a mixture.
     """

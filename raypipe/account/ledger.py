@@ -10,7 +10,7 @@ not, and only `Page.num_handed` decides which batches count.
 import hashlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -167,7 +167,7 @@ class Page:
         self._rank = rank
         self._lock = threading.Lock()
         self._num_buffered = 0
-        self._written: tuple[_Sums, list[_Entry]] = (_Sums.nothing(world.plan.leg.lanes), [])
+        self._written: tuple[_Sums, list[_Entry]] = (_Sums(lanes=np.zeros(world.plan.leg.lanes, dtype=np.int64)), [])
         """The sums of the first batches, and the entries of later ones."""
 
     @property
@@ -177,7 +177,10 @@ class Page:
 
     def write(self, handed: Handed) -> None:
         """Write the batch that the loader hands over next."""
-        entry = _make_entry(handed)
+        numbers, repeated = np.asarray(handed.numbers, dtype=_LITTLE), b""
+        if handed.is_repeat.any():
+            numbers, repeated = numbers[~handed.is_repeat], numbers[handed.is_repeat].tobytes()
+        entry = _Entry(numbers.tobytes(), repeated, handed.lanes, handed.skipped)
         with self._lock:
             sums, entries = self._written
             entries.append(entry)
@@ -228,18 +231,13 @@ class _Entry(NamedTuple):
 class _Sums:
     """The sums of several batches."""
 
-    digest: FrameDigest
     lanes: Ints
+    digest: FrameDigest = field(default_factory=FrameDigest)
     num_steps: int = 0
     num_frames: int = 0
-    emitted: Runs
-    repeated: Runs
+    emitted: Runs = field(default_factory=empty_runs)
+    repeated: Runs = field(default_factory=empty_runs)
     skipped: tuple[Skip, ...] = ()
-
-    @classmethod
-    def nothing(cls, num_lanes: int) -> "_Sums":
-        lanes = np.zeros(num_lanes, dtype=np.int64)
-        return cls(digest=FrameDigest(), lanes=lanes, emitted=empty_runs(), repeated=empty_runs())
 
     def plus(self, entries: Sequence[_Entry]) -> "_Sums":
         """Return new sums that include more batches."""
@@ -258,13 +256,6 @@ class _Sums:
             repeated=_add_values(self.repeated, [entry.repeated for entry in entries]),
             skipped=merge_skips([*self.skipped, *(skip for entry in entries for skip in entry.skipped)]),
         )
-
-
-def _make_entry(handed: Handed) -> _Entry:
-    numbers, repeated = np.asarray(handed.numbers, dtype=_LITTLE), b""
-    if handed.is_repeat.any():
-        numbers, repeated = numbers[~handed.is_repeat], numbers[handed.is_repeat].tobytes()
-    return _Entry(numbers.tobytes(), repeated, handed.lanes, handed.skipped)
 
 
 def _add_values(runs: Runs, contents: list[bytes]) -> Runs:

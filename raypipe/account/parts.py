@@ -52,7 +52,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
-from raypipe.account.frames import Runs, add_runs, count_values, runs_once
+from raypipe.account.frames import Runs, add_runs, count_values
 from raypipe.errors import RaypipeError
 from raypipe.plan import Ints, Leg, OrderSpec, OrderState
 from raypipe.text import counted
@@ -192,8 +192,6 @@ class Header:
     """The `OrderState` at which the account ends, as a JSON object."""
 
     name: str = "train"
-    """The loader's name."""
-
     members: tuple[dict[str, Any], ...] = ()
     """Name, root and selection fields of every dataset of a mixture; then `root` and `selection` are empty."""
 
@@ -223,6 +221,16 @@ class Account:
     def missing_ranks(self) -> tuple[int, ...]:
         """Ranks that lack a record in any part."""
         return tuple(sorted({rank for part in self.parts for rank in part.missing_ranks}))
+
+    def find_break(self) -> str:
+        """Return in words where the account differs from its seal; empty if nowhere, or if it never had a chain."""
+        if not self.header.head and not any(part.before for part in self.parts):
+            return ""
+        sealed = seal_account(self.header, self.parts)
+        for part, right in zip(self.parts, sealed.parts, strict=True):
+            if part.before != right.before:
+                return f"what comes before {part.describe()} is not what was recorded before it"
+        return "" if self.header.head == sealed.header.head else "its header or its last part is not what was recorded"
 
 
 def merge_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -265,7 +273,7 @@ def merge_skips(skips: Iterable[Skip]) -> tuple[Skip, ...]:
     for skip in skips:
         groups.setdefault((skip.dataset, skip.episode), []).append(skip)
     return tuple(
-        replace(group[0], frames=runs_once(add_runs(*(skip.frames for skip in group))))
+        replace(group[0], frames=add_runs(*(skip.frames for skip in group)).once())
         for _, group in sorted(groups.items(), key=lambda item: item[0])
     )
 
@@ -318,19 +326,20 @@ def seal_account(header: Header, parts: Sequence[Part]) -> Account:
     return Account(header=replace(header, head=_digest(before, told)), parts=tuple(chained))
 
 
-def find_break(account: Account) -> str:
-    """Return in words where an account differs from its seal; empty if nowhere, or if it never had a chain."""
-    if not account.header.head and not any(part.before for part in account.parts):
-        return ""
-    sealed = seal_account(account.header, account.parts)
-    for part, right in zip(account.parts, sealed.parts, strict=True):
-        if part.before != right.before:
-            return f"what comes before {part.describe()} is not what was recorded before it"
-    return "" if account.header.head == sealed.header.head else "its header or its last part is not what was recorded"
-
-
 def _digest(before: str, content: Any) -> str:
     return hashlib.blake2b(json.dumps([before, content], sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """An account, and the problem with its files, if any."""
+
+    account: Account
+    world_size: int
+    num_files: int
+    """Ranks that have a file. A rank whose newest file is lost does not count, even if an earlier one is left."""
+
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -353,69 +362,53 @@ class CheckpointFiles:
         """Return the accounts with this file name, the newest first."""
         return [found[name] for found in (self.newest, self.before, self.beside) if name in found]
 
+    def gather(self, saved: Mapping[str, Any]) -> Gathered:
+        """Return the account of all ranks that leads to a state.
 
-@dataclass(frozen=True, kw_only=True)
-class Gathered:
-    """An account, and the problem with its files, if any."""
+        Args:
+            saved: the checkpoint's state with its head. Without a head the newest file decides the state.
 
-    account: Account
-    world_size: int
-    num_files: int
-    """Ranks that have a file. A rank whose newest file is lost does not count, even if an earlier one is left."""
-
-    problem: str = ""
-
-
-def gather_account(files: CheckpointFiles, saved: Mapping[str, Any]) -> Gathered:
-    """Return the account of all ranks that leads to a state.
-
-    Args:
-        files: all files, of any number of ranks.
-        saved: the checkpoint's state with its head. Without a head the newest file decides the state.
-
-    Raises:
-        RaypipeError: no file of rank 0 leads to the state, or two files have the record of the same rank.
-    """
-    first = _find_first(files, state_of_saved(saved))
-    if first is None:
-        raise RaypipeError(
-            "no file of rank 0 leads to the state of the checkpoint: it is lost, or one of the two was changed"
+        Raises:
+            RaypipeError: no file of rank 0 leads to the state, or two files have the record of the same rank.
+        """
+        first = self._find_first(state_of_saved(saved))
+        if first is None:
+            raise RaypipeError(
+                "no file of rank 0 leads to the state of the checkpoint: it is lost, or one of the two was changed"
+            )
+        name, account = first
+        mine = [other for other in self.names if _world_of(other) == _world_of(name)]
+        state, head = account.header.state, account.header.head
+        leading = {other: one for other in mine for one in self.of(other)[::-1] if one.header.state == state}
+        left = [other for other in mine if other in self.newest] or mine
+        torn = {other: self.of(other)[0] for other in left if other not in leading}
+        problems = [
+            _find_other_head(saved, head) if _rank_of(name) == 0 else "",
+            *(_find_other_rank(other, one) for other, one in leading.items()),
+            *(_find_other_rank(other, one) or _find_untorn(other, one, account) for other, one in torn.items()),
+        ]
+        return Gathered(
+            account=_add_torn(merge_accounts(leading.values()), torn.values()),
+            world_size=int(_world_of(name).partition(".")[0]),
+            num_files=len(leading) + len(torn),
+            problem=next(filter(None, problems), ""),
         )
-    name, account = first
-    mine = [other for other in files.names if _world_of(other) == _world_of(name)]
-    state, head = account.header.state, account.header.head
-    leading = {other: one for other in mine for one in files.of(other)[::-1] if one.header.state == state}
-    left = [other for other in mine if other in files.newest] or mine
-    torn = {other: files.of(other)[:1] for other in left if other not in leading}
-    gathered = _add_torn(merge_accounts(leading.values()), [one for found in torn.values() for one in found])
-    problems = [
-        _find_other_head(saved, head) if _rank_of(name) == 0 else "",
-        *(_find_other_rank(other, one) for other, one in leading.items()),
-        *(_find_other_rank(other, one) or _find_untorn(other, one, account) for other, (one,) in torn.items()),
-    ]
-    return Gathered(
-        account=gathered,
-        world_size=int(_world_of(name).partition(".")[0]),
-        num_files=len(leading) + len(torn),
-        problem=next(filter(None, problems), ""),
-    )
+
+    def _find_first(self, state: Mapping[str, Any]) -> tuple[str, Account] | None:
+        """Return the file of the first rank; of two world sizes, the one that carries more earlier records."""
+        firsts = {_world_of(name): name for name in reversed(self.names)}
+        found = [
+            (name, account)
+            for name in firsts.values()
+            for account in (self.of(name) if state else self.of(name)[:1])
+            if account.header.state == (state or account.header.state)
+        ]
+        return max(found, key=lambda item: sum(len(part.ranks) for part in item[1].parts), default=None)
 
 
 def state_of_saved(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of a checkpoint without the head of its account; empty if it has no head."""
     return {key: value for key, value in saved.items() if key != HEAD} if saved.get(HEAD) else {}
-
-
-def _find_first(files: CheckpointFiles, state: Mapping[str, Any]) -> tuple[str, Account] | None:
-    """Return the file of the first rank; of two world sizes, the one that carries more earlier records."""
-    firsts = {_world_of(name): name for name in reversed(files.names)}
-    found = [
-        (name, account)
-        for name in firsts.values()
-        for account in (files.of(name) if state else files.of(name)[:1])
-        if account.header.state == (state or account.header.state)
-    ]
-    return max(found, key=lambda item: sum(len(part.ranks) for part in item[1].parts), default=None)
 
 
 def _world_of(name: str) -> str:
@@ -461,7 +454,7 @@ def _find_untorn(name: str, account: Account, first: Account) -> str:
     return ""
 
 
-def _add_torn(account: Account, torn: Sequence[Account]) -> Account:
+def _add_torn(account: Account, torn: Iterable[Account]) -> Account:
     """Return the account with the records of the same parts from torn files; those ranks have no record of the rest."""
     known = {part.key for part in account.parts}
     theirs = [part for one in torn for part in one.parts]

@@ -16,21 +16,13 @@ where the one before it ends.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import lru_cache, partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.account.frames import (
-    FrameAxis,
-    Runs,
-    add_runs,
-    count_ranges,
-    count_values,
-    empty_runs,
-    keep_values,
-    subtract_runs,
-)
+from raypipe.account.frames import FrameAxis, Runs, add_runs, count_ranges, count_values, subtract_runs
 from raypipe.account.ledger import FrameDigest
 from raypipe.account.parts import Part, RankRecord
 from raypipe.errors import ConfigError, RaypipeError
@@ -79,7 +71,7 @@ class Replay:
         self.index = index
         self.axis = axis
         self.selection = describe_selection(index)
-        self._plans: dict[tuple[Any, ...], EpochPlan] = {}
+        self._plan = lru_cache(_PLANS_KEPT)(partial(plan_epoch, index))
 
     def world(self, part: Part) -> WorldPlan:
         """Return the plan of a part, from where the part begins.
@@ -90,7 +82,8 @@ class Replay:
         if part.selection != self.selection:
             raise ConfigError(self.chosen_otherwise(part))
         leg = part.legs[-1]
-        plan = self._plan(part, (*part.legs[:-1], replace(leg, frames_per_lane=0))).at(leg.frames_per_lane)
+        legs = (*part.legs[:-1], replace(leg, frames_per_lane=0))
+        plan = self._plan(part.spec, epoch=part.epoch, legs=legs).at(leg.frames_per_lane)
         batch = BatchSpec(size=part.per_lane * leg.lanes, scope="global")
         return plan_world(plan, world_size=part.world_size, batch=batch)
 
@@ -116,18 +109,14 @@ class Replay:
     def rank(self, part: Part, rank: int, skipped: Runs, epoch_skipped: Runs) -> RankReplay:
         """Return what a rank must have recorded in a part that left out the frames `skipped`.
 
-        Args:
-            part: a part that has a plan.
-            rank: below the part's world size.
-            skipped: the frames that the part skipped.
-            epoch_skipped: the frames that any part of the epoch skipped. The tail may try to repeat such a frame.
+        The tail may try to repeat a frame that any part of the epoch skipped.
         """
         world, digest = self.world(part), FrameDigest()
         plan = world.rank(rank)
         queue = plan.queue
         base = self.axis.starts_of(queue.dataset, queue.episode, queue.lap - world.first_laps[queue.dataset])
         num_frames, least, most = 0, 0, 0
-        repeats: list[Ints] = []
+        repeats = [np.empty(0, dtype=np.int64)]
         for chunk in plan.chunks():
             count = min(len(chunk.span), part.num_steps - chunk.step)
             if count <= 0:
@@ -146,18 +135,27 @@ class Replay:
         lanes = tuple((lane, frames) for lane, frames in given if frames)
         return RankReplay(
             record=RankRecord(rank=rank, num_frames=num_frames, lanes=lanes, digest=digest.hexdigest()),
-            repeated=count_values(np.concatenate(repeats)) if repeats else empty_runs(),
+            repeated=count_values(np.concatenate(repeats)),
             least_stand_ins=least,
             most_stand_ins=most,
         )
 
-    def _plan(self, part: Part, legs: tuple[Any, ...]) -> EpochPlan:
-        key = (part.epoch, part.spec, legs)
-        plan = self._plans.pop(key, None) or plan_epoch(self.index, part.spec, epoch=part.epoch, legs=legs)
-        self._plans[key] = plan
-        if len(self._plans) > _PLANS_KEPT:
-            del self._plans[next(iter(self._plans))]
-        return plan
+    def check(self, part: Part, epoch_skipped: Runs) -> Iterator[str]:
+        """Yield every difference of a part that has a plan from that plan, given what its whole epoch skipped."""
+        place, skipped = part.describe(), add_runs(*(skip.frames for skip in part.skipped))
+        problems = [*_check_frames(part, self, skipped), *_check_skips(part, self.axis)]
+        yield from (f"{place}: {problem}" for problem in problems)
+        if wrong := [rank for rank in part.torn if not 0 <= rank < part.world_size]:
+            yield f"{place}: rank {wrong[0]} is said to have died, and there is none"
+        replays = []
+        for record in part.ranks:
+            if not 0 <= record.rank < part.world_size:
+                yield f"{place}: there is a record of rank {record.rank}"
+                continue
+            replays.append(self.rank(part, record.rank, skipped, epoch_skipped))
+            differences = _check_rank(record, replays[-1].record)
+            yield from (f"rank {record.rank} of {place}: {problem}" for problem in differences)
+        yield from (f"{place}: {problem}" for problem in _check_repeats(part, self.axis, replays, epoch_skipped))
 
     def _frames_between(self, world: WorldPlan, begin: Callable[[int], int], end: Callable[[int], int]) -> Runs:
         """Return the frames of all lanes between two positions of each."""
@@ -168,8 +166,8 @@ class Replay:
 
     def _lane_frames(self, plan: EpochPlan, lane: Lane, begin: int, end: int) -> Runs:
         spans = lane.spans
-        before = lane.counts(lane.cursor(begin))
-        taken = lane.counts(lane.cursor(end)) - before
+        before = lane.counts(begin)
+        taken = lane.counts(end) - before
         is_whole = taken == spans.stop - spans.start
         whole, cut = np.flatnonzero(is_whole), np.flatnonzero((taken > 0) & ~is_whole)
         first = first_laps(plan.index, plan.epoch)
@@ -280,7 +278,7 @@ def order_of(place: Part | OrderState) -> tuple[object, ...]:
     return spec.seed, spec.shuffle, spec.span_frames, spec.clip_frames, spec.tail, spec.lanes, place.selection
 
 
-def another_order(part: Part) -> str:
+def other_order(part: Part) -> str:
     """Return what is wrong with a part of another order than the part before it, in words."""
     return f"{part.describe()} has another order or selection than the part before it"
 
@@ -303,7 +301,7 @@ def _find_gap(before: Link | None, part: Part, replay: Replay) -> str:
     if before.error:
         return ""
     if order_of(part) != order_of(before.part):
-        return another_order(part)
+        return other_order(part)
     ends = before.end_legs(replay)
     if part.legs == ends or (part.legs[:-1] == ends and not part.legs[-1].frames_per_lane):
         return ""
@@ -333,30 +331,6 @@ def _position_in(link: Link, part: Part) -> int:
         return -1
     here = part.legs[depth]
     return here.frames_per_lane if (here.lanes, here.live_spans) == (leg.lanes, leg.live_spans) else -1
-
-
-def check_part(part: Part, replay: Replay, epoch_skipped: Runs) -> Iterator[str]:
-    """Yield every difference of a part that has a plan from that plan.
-
-    Args:
-        part: a part that has a plan.
-        replay: the replay of the datasets.
-        epoch_skipped: all frames that any part of the epoch skipped.
-    """
-    place, skipped = part.describe(), add_runs(*(skip.frames for skip in part.skipped))
-    yield from (f"{place}: {problem}" for problem in _check_frames(part, replay, skipped))
-    yield from (f"{place}: {problem}" for problem in _check_skips(part, replay.axis))
-    if wrong := [rank for rank in part.torn if not 0 <= rank < part.world_size]:
-        yield f"{place}: rank {wrong[0]} is said to have died, and there is none"
-    replays = []
-    for record in part.ranks:
-        if not 0 <= record.rank < part.world_size:
-            yield f"{place}: there is a record of rank {record.rank}"
-            continue
-        replays.append(replay.rank(part, record.rank, skipped, epoch_skipped))
-        problems = _check_rank(record, replays[-1].record)
-        yield from (f"rank {record.rank} of {place}: {problem}" for problem in problems)
-    yield from (f"{place}: {problem}" for problem in _check_repeats(part, replay.axis, replays, epoch_skipped))
 
 
 def _check_frames(part: Part, replay: Replay, skipped: Runs) -> Iterator[str]:
@@ -393,7 +367,7 @@ def _check_rank(record: RankRecord, planned: RankRecord) -> Iterator[str]:
 
 def _check_repeats(part: Part, axis: FrameAxis, replays: Sequence[RankReplay], epoch_skipped: Runs) -> Iterator[str]:
     planned = add_runs(*(one.repeated for one in replays))
-    lost = subtract_runs(subtract_runs(planned, keep_values(planned, epoch_skipped)), part.repeated)
+    lost = subtract_runs(subtract_runs(planned, planned.within(epoch_skipped)), part.repeated)
     if lost:
         noun = f"{counted(lost.num_values, 'repeat')} of the tail {either(lost.num_values, 'is', 'are')}"
         yield f"{noun} missing, {_first(axis, lost)}"

@@ -12,33 +12,12 @@ doubled, foreign or out of order.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
-from raypipe.account.frames import (
-    FrameAxis,
-    FrameRange,
-    Runs,
-    add_runs,
-    empty_runs,
-    intersect_runs,
-    keep_values,
-    subtract_runs,
-    unite_runs,
-)
+from raypipe.account.frames import FrameAxis, FrameRange, Runs, add_runs, empty_runs, subtract_runs
 from raypipe.account.parts import Account, Part, Skip, merge_skips
-from raypipe.account.replay import (
-    Chain,
-    Link,
-    Replay,
-    another_order,
-    check_part,
-    drop_later_epochs,
-    keep_parts,
-    link_parts,
-    order_of,
-)
+from raypipe.account.replay import Chain, Link, Replay, drop_later_epochs, keep_parts, link_parts, order_of, other_order
 from raypipe.errors import ResumeError
 from raypipe.plan import EpisodeIndex, OrderSpec, OrderState
 from raypipe.text import counted, either
@@ -113,8 +92,7 @@ class EpochVerdict:
     @property
     def is_wrong(self) -> bool:
         """Whether anything is not as it should be."""
-        wrong = (self.missing, self.doubled, self.foreign, self.out_of_order, self.missing_ranks, self.gaps)
-        return any(wrong)
+        return any((self.missing, self.doubled, self.foreign, self.out_of_order, self.missing_ranks, self.gaps))
 
     @property
     def is_exact(self) -> bool:
@@ -123,19 +101,22 @@ class EpochVerdict:
 
     def describe(self) -> tuple[str, ...]:
         """Return the verdict as lines: a summary, then what was skipped and what is wrong."""
-        return (
-            f"epoch {self.epoch}: {self._summary()}",
-            *_shown(
-                "rolled back", [f"at least {counted(self.num_rolled_back, 'frame')}"] if self.num_rolled_back else []
-            ),
-            *_shown("skipped", [skip.describe() for skip in self.skipped]),
-            *_shown("missing", [frames.describe() for frames in self.missing]),
-            *_shown("doubled", [frames.describe() for frames in self.doubled]),
-            *_shown("foreign", [frames.describe() for frames in self.foreign]),
-            *_shown("out of order", self.out_of_order),
-            *_shown("missing ranks", self.missing_ranks),
-            *_shown("gap", self.gaps),
-        )
+        told: dict[str, Sequence[str | FrameRange | SkippedFrames]] = {
+            "rolled back": [f"at least {counted(self.num_rolled_back, 'frame')}"] if self.num_rolled_back else [],
+            "skipped": self.skipped,
+            "missing": self.missing,
+            "doubled": self.doubled,
+            "foreign": self.foreign,
+            "out of order": self.out_of_order,
+            "missing ranks": self.missing_ranks,
+            "gap": self.gaps,
+        }
+        lines = [f"epoch {self.epoch}: {self._summary()}"]
+        for word, found in told.items():
+            shown = [one if isinstance(one, str) else one.describe() for one in found[:_MAX_SHOWN]]
+            shown += [f"and {len(found) - _MAX_SHOWN} more"] if len(found) > _MAX_SHOWN else []
+            lines += [f"  {word}: {text}" for text in shown]
+        return tuple(lines)
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as a JSON object."""
@@ -150,21 +131,15 @@ class EpochVerdict:
             return (
                 f"exactly once{so_far}: {self.num_emitted:,} of {counted(self.num_frames, 'frame')} emitted{unproved}"
             )
-        found = []
-        for word, frames in (("missing", self.missing), ("doubled", self.doubled), ("foreign", self.foreign)):
-            if frames:
-                found.append(f"{counted(sum(one.num_frames for one in frames), 'frame')} {word}")
-        for word, lines in (("out of order", self.out_of_order), ("without a rank", self.missing_ranks)):
-            if lines:
-                found.append(f"{len(lines)} {word}")
+        frames = {"missing": self.missing, "doubled": self.doubled, "foreign": self.foreign}
+        lines = {"out of order": self.out_of_order, "without a rank": self.missing_ranks}
+        found = [
+            f"{counted(sum(one.num_frames for one in ones), 'frame')} {word}" for word, ones in frames.items() if ones
+        ]
+        found += [f"{len(ones)} {word}" for word, ones in lines.items() if ones]
+        found += [counted(len(self.gaps), "gap")] if self.gaps else []
         rest = f"; the rest cannot be checked: {self.unchecked}" if self.unchecked else ""
-        gaps = [counted(len(self.gaps), "gap")] if self.gaps else []
-        return "NOT exactly once: " + ", ".join([*found, *gaps]) + rest
-
-
-def _shown(word: str, lines: Sequence[str]) -> list[str]:
-    more = len(lines) - _MAX_SHOWN
-    return [f"  {word}: {line}" for line in lines[:_MAX_SHOWN]] + ([f"  {word}: and {more} more"] if more > 0 else [])
+        return f"NOT exactly once: {', '.join(found)}{rest}"
 
 
 def check_account(
@@ -176,8 +151,6 @@ def check_account(
 
     Args:
         index: the frames of an epoch, by the selection of the account.
-        axis: the axis of all episodes of the datasets.
-        account: the account of all ranks.
         attempts: parts that ranks recorded while running, perhaps beyond the saved state. Frames in them that the
             account lacks were rolled back. Parts of an earlier mixture are ignored.
 
@@ -196,7 +169,8 @@ def check_account(
     parts, dropped = drop_later_epochs(account.parts, state)
     for part in dropped:
         rolled_back[part.epoch] = add_runs(rolled_back[part.epoch], part.emitted)
-    begun = _begun_epochs(parts, state, since)
+    # Not from the epoch of the first part: a lost beginning would go unnoticed.
+    begun = range(since, max([state.epoch + bool(state.legs), *(part.epoch + 1 for part in parts)]))
     last = max(begun, default=-1)
     # If no part of the last epoch has this selection, the account may give a wrong one: then check every epoch.
     is_borne_out = any(part.epoch == last and part.selection == replay.selection for part in parts)
@@ -223,7 +197,7 @@ def _unchecked(parts: Sequence[Part], replay: Replay, rolled_back: Runs, state: 
     """
     num_emitted = sum(part.emitted.num_values for part in parts)
     told, kept = replay.chosen_otherwise(parts[-1]), keep_parts(parts)
-    mixed = [another_order(part) for before, part in pairwise(kept) if order_of(part) != order_of(before)]
+    mixed = [other_order(part) for before, part in pairwise(kept) if order_of(part) != order_of(before)]
     return EpochVerdict(
         epoch=parts[0].epoch,
         is_finished=False,
@@ -252,69 +226,51 @@ class _EpochCheck:
     """The problems between the parts and the state."""
 
     def verdict(self, attempted: Runs) -> EpochVerdict:
-        axis, links = self.replay.axis, self.chain.links
-        left_over, to_come, unfinished = self._rest
-        emitted = add_runs(*(subtract_runs(link.part.emitted, out) for link, out in self._links))
-        skips, unrecorded = self._skips, self._unrecorded
+        replay, axis, links = self.replay, self.replay.axis, self.chain.links
+        expected = axis.expected(replay.index, self.spec, self.epoch)
+        left_over, to_come, unfinished = self._find_rest(expected)
+        # Each part with the frames of the steps that do not count, because the run went back before them.
+        parts = [(one.part, self._uncounted(one)) for one in links]
+        emitted = add_runs(*(subtract_runs(part.emitted, out) for part, out in parts))
+        every = [replace(skip, frames=subtract_runs(skip.frames, out)) for part, out in parts for skip in part.skipped]
+        skips = [skip for skip in every if skip.frames]
+        torn = [one for one in links if one.part.torn and not one.error]
+        unrecorded = add_runs(*(replay.frames(one.part, 0, one.num_steps, one.part.torn) for one in torn))
+        gone_back = [part.emitted for part in self.chain.rolled_back]
+        gone_back += [part.emitted.intersect(out) for part, out in parts]
         total = add_runs(emitted, *(skip.frames for skip in skips), left_over, to_come, unrecorded)
-        surplus = subtract_runs(total, self._expected)
-        doubled = keep_values(surplus, self._expected)
+        surplus = subtract_runs(total, expected)
+        doubled = surplus.within(expected)
         gaps = [text for link in links for text in (link.gap, link.error)]
         return EpochVerdict(
             epoch=self.epoch,
             is_finished=bool(links) and not unfinished and not to_come,
-            num_frames=self._expected.num_values,
+            num_frames=expected.num_values,
             num_emitted=emitted.num_values,
-            num_repeated=sum(link.part.repeated.num_values for link in links),
+            num_repeated=sum(part.repeated.num_values for part, _ in parts),
             num_left_over=left_over.num_values,
             num_unrecorded=unrecorded.num_values,
             num_to_come=to_come.num_values,
-            num_rolled_back=add_runs(attempted, *self._gone_back()).num_values,
+            num_rolled_back=add_runs(attempted, *gone_back).num_values,
             skipped=_name_skips(axis, skips),
-            missing=axis.name_frames(subtract_runs(self._expected, total)),
+            missing=axis.name_frames(subtract_runs(expected, total)),
             doubled=axis.name_frames(doubled),
             foreign=axis.name_frames(subtract_runs(surplus, doubled)),
             out_of_order=tuple(self._check_parts()),
-            missing_ranks=tuple(_name_missing_ranks([link.part for link in links])),
+            missing_ranks=tuple(_name_missing_ranks([part for part, _ in parts])),
             gaps=tuple(text for text in (*gaps, unfinished, *self.gaps) if text),
         )
 
-    @cached_property
-    def _expected(self) -> Runs:
-        return self.replay.axis.expected(self.replay.index, self.spec, self.epoch)
+    def _uncounted(self, link: Link) -> Runs:
+        is_cut = link.num_steps < link.part.num_steps
+        return self.replay.frames(link.part, link.num_steps, link.part.num_steps) if is_cut else empty_runs()
 
-    @cached_property
-    def _links(self) -> list[tuple[Link, Runs]]:
-        """The links, each with the frames of the steps that do not count because the run went back before them."""
-        return [
-            (link, self.replay.frames(link.part, link.num_steps, link.part.num_steps))
-            if link.num_steps < link.part.num_steps
-            else (link, empty_runs())
-            for link in self.chain.links
-        ]
-
-    @cached_property
-    def _skips(self) -> list[Skip]:
-        every = [
-            replace(skip, frames=subtract_runs(skip.frames, out))
-            for link, out in self._links
-            for skip in link.part.skipped
-        ]
-        return [skip for skip in every if skip.frames]
-
-    @cached_property
-    def _unrecorded(self) -> Runs:
-        """The planned frames of ranks that died before they recorded them."""
-        links = [link for link in self.chain.links if link.part.torn and not link.error]
-        return add_runs(*(self.replay.frames(one.part, 0, one.num_steps, one.part.torn) for one in links))
-
-    @cached_property
-    def _rest(self) -> tuple[Runs, Runs, str]:
-        """The frames left over, those to come, and the problem at the end of the epoch, if any."""
+    def _find_rest(self, expected: Runs) -> tuple[Runs, Runs, str]:
+        """Return the frames left over, those to come, and the problem at the end of the epoch, if any."""
         nothing = empty_runs()
         if not self.chain.links:
             told = f"nothing of epoch {self.epoch} was recorded, and the run has gone on to a later one"
-            return (nothing, nothing, told) if self.is_left else (nothing, self._expected, "")
+            return (nothing, nothing, told) if self.is_left else (nothing, expected, "")
         last = self.chain.links[-1]
         if last.error:
             return nothing, nothing, ""
@@ -325,28 +281,12 @@ class _EpochCheck:
             return nothing, nothing, f"the run left epoch {self.epoch} before its end"
         return nothing, rest, ""
 
-    def _gone_back(self) -> Iterator[Runs]:
-        """Yield the frames that the run handed over and later went back before."""
-        for part in self.chain.rolled_back:
-            yield part.emitted
-        for link, out in self._links:
-            yield intersect_runs(link.part.emitted, out)
-
     def _check_parts(self) -> Iterator[str]:
         """Yield every difference of the parts from the plan."""
         skipped = add_runs(*(skip.frames for link in self.chain.links for skip in link.part.skipped))
         for link in self.chain.links:
             if not link.error:
-                yield from check_part(link.part, self.replay, skipped)
-
-
-def _begun_epochs(parts: Sequence[Part], state: OrderState, since: int) -> range:
-    """Return the epochs that must have a record: from the run's first up to the last recorded one, or the state's.
-
-    Does not start at the first part, because a lost beginning would then go unnoticed.
-    """
-    stop = state.epoch + 1 if state.legs else state.epoch
-    return range(since, max([stop, *(part.epoch + 1 for part in parts)]))
+                yield from self.replay.check(link.part, skipped)
 
 
 def _find_other_seeds(parts: Sequence[Part], state: OrderState) -> Iterator[str]:
@@ -389,7 +329,7 @@ def _rolled_back(parts: Sequence[Part], attempts: Sequence[Part]) -> defaultdict
     groups: defaultdict[tuple[Any, ...], Runs] = defaultdict(empty_runs)
     for part in attempts:
         # The same part may occur twice: as a rank recorded it, and merged, as a later attempt carries it along.
-        groups[part.start_key] = unite_runs(groups[part.start_key], part.emitted)
+        groups[part.start_key] = groups[part.start_key].unite(part.emitted)
     kept: defaultdict[tuple[Any, ...], Runs] = defaultdict(empty_runs)
     for part in parts:
         kept[part.start_key] = add_runs(kept[part.start_key], part.emitted)
@@ -403,10 +343,7 @@ def _rolled_back(parts: Sequence[Part], attempts: Sequence[Part]) -> defaultdict
 def _name_skips(axis: FrameAxis, skips: Sequence[Skip]) -> tuple[SkippedFrames, ...]:
     return tuple(
         SkippedFrames(
-            dataset=axis.name_of(skip.dataset),
-            episode=skip.episode,
-            frames=axis.name_frames(skip.frames),
-            why=skip.why,
+            dataset=axis.name_of(skip.dataset), episode=skip.episode, frames=axis.name_frames(skip.frames), why=skip.why
         )
         for skip in merge_skips(skips)
     )

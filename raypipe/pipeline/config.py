@@ -44,7 +44,8 @@ _USUAL_BATCH: Final = 64
 _LISTING_THREADS: Final = 32
 """The same number of threads opens the remote members of a mixture."""
 
-NO_CACHE: Final = "off"
+_DERIVED: Final = ("live_spans", "span_frames", "clip_frames")
+"""The fields of an order that the budget decides unless they are given."""
 
 _BAD_DATA: Final = frozenset(one.name for one in fields(BadDataSpec))
 
@@ -134,6 +135,28 @@ class PipelineConfig:
             share_cache(_datasets_of(self.dataset), self.cache), self.decode, self.bad_data, *mixed, **keep
         )
 
+    def members(self) -> tuple[MemberCost, ...]:
+        """Return what decides the memory and the cost of every dataset."""
+        return measure_members(self.dataset, self.decode)
+
+    def spans_per_block(self) -> int:
+        """Return how many spans share a block under ``spans_per_block="by_size"``.
+
+        Ray takes 20 to 40 ms of CPU for a block, however small. So a block packs spans up to 8 MB, but at most an
+        eighth of the live spans, because a rank holds up to one block more than it needs. With stored images a block
+        is one span.
+        """
+        datasets, schema, order = _datasets_of(self.dataset), schema_for(self.dataset), self.order
+        pairs = zip(datasets, schema.members, strict=True)
+        if any(one.features[own].kind == "image" for one, member in pairs for own in member.cameras.values()):
+            return 1
+        num_episodes = sum(len(one.meta.episodes) for one in datasets)
+        mean = max(1, sum(one.meta.num_frames for one in datasets) // max(1, num_episodes))
+        if order.span_frames != WHOLE_EPISODE:
+            mean = min(mean, order.span_frames)
+        most = max(1, order.live_spans // 8) if schema.cameras else 64
+        return int(min(most, max(1, _ROW_BLOCK_BYTES // (row_bytes(self.dataset) * mean))))
+
 
 def as_dataset(given: Any) -> Dataset | Mixture:
     """Return a dataset or mixture unchanged; open a path, URI or Hub id."""
@@ -148,11 +171,7 @@ def as_dataset(given: Any) -> Dataset | Mixture:
 
 
 def compose_config(dataset: Dataset | Mixture, parts: PipelineParts, *, batch_size: Any, seed: int) -> PipelineConfig:
-    """Return the config of a pipeline; derive clips, live spans and span length from `live_bytes` unless given.
-
-    Args:
-        batch_size: frames per rank, or a `BatchSpec` or a dict of its fields.
-    """
+    """Return the config of a pipeline; derive clips, live spans and span length from `live_bytes` unless given."""
     check_names(parts, PipelineParts.__annotations__, "Pipeline has no part")
     batch = (
         BatchSpec(size=batch_size) if isinstance(batch_size, int) else make_spec(BatchSpec, batch_size, "batch_size")
@@ -165,13 +184,10 @@ def compose_config(dataset: Dataset | Mixture, parts: PipelineParts, *, batch_si
     _check_windows(schema_for(dataset))
     index = index_frames(dataset, selection)
     _warn_of_large_batch(batch, index)
-    order = parts.get("order", {})
-    given = asdict(order) if isinstance(order, OrderSpec) else dict(make_mapping(order, "order"))
+    order, cache = parts.get("order", {}), parts.get("cache", {})
+    given = asdict(order) if isinstance(order, OrderSpec) else {"seed": seed, **make_mapping(order, "order")}
     live_bytes = parse_bytes(parts.get("live_bytes", DEFAULT_LIVE_BYTES), "live_bytes")
-    budget = choose_live(dataset, index, batch, decode, given, live_bytes=live_bytes)
-    chosen = chosen_order(budget)
-    if not isinstance(order, OrderSpec):
-        order = make_spec(OrderSpec, {"seed": seed, **chosen, **given}, "order")
+    order, budget = settle_order(dataset, index, batch, decode, given, live_bytes=live_bytes)
     if budget.is_long_gop and "clip_frames" not in given and order.shuffle:
         warn_of_long_gop(budget, measure_members(dataset, decode))
     return PipelineConfig(
@@ -183,9 +199,9 @@ def compose_config(dataset: Dataset | Mixture, parts: PipelineParts, *, batch_si
         bad_data=BadDataSpec(**{name: value for name, value in parts.items() if name in _BAD_DATA}),  # type: ignore[arg-type]
         feed=make_spec(FeedSpec, parts.get("feed", {}), "feed"),
         budget=budget,
-        derived=frozenset(chosen) - frozenset(given),
+        derived=frozenset(_DERIVED) - frozenset(given),
         allow_mixture_change=bool(parts.get("allow_mixture_change", False)),
-        cache=make_cache(parts.get("cache", {})),
+        cache=None if cache == "off" else make_spec(CacheSpec, cache, "cache"),
         keep=make_keep(parts.get("keep_frames", False)),
     )
 
@@ -256,11 +272,6 @@ def share_cache(datasets: Sequence[Dataset], cache: CacheSpec | None) -> tuple[D
     return tuple(map(through_cache, datasets))
 
 
-def make_cache(value: Any) -> CacheSpec | None:
-    """Return the cache spec for `value`: a spec, a dict of its fields, or ``"off"``, which gives None."""
-    return None if value == NO_CACHE else make_spec(CacheSpec, value, "cache")
-
-
 def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:
     """Return the decode spec; the dataset supplies the cameras' dtype or size if `decode` does not set it."""
     if isinstance(dataset, Mixture):
@@ -279,25 +290,6 @@ def _decode_spec(dataset: Dataset | Mixture, decode: Any) -> DecodeSpec:
     if isinstance(decode, Mapping):
         decode = {"camera_dtype": dataset.spec.camera_dtype, **decode}
     return make_spec(DecodeSpec, decode, "decode")
-
-
-def spans_per_block(config: PipelineConfig) -> int:
-    """Return how many spans share a block under ``spans_per_block="by_size"``.
-
-    Ray takes 20 to 40 ms of CPU for a block, however small. So a block packs spans up to 8 MB, but at most an eighth
-    of the live spans, because a rank holds up to one block more than it needs. With stored images a block is one span.
-    """
-    dataset, order = config.dataset, config.order
-    datasets, schema = _datasets_of(dataset), schema_for(dataset)
-    pairs = zip(datasets, schema.members, strict=True)
-    if any(one.features[own].kind == "image" for one, member in pairs for own in member.cameras.values()):
-        return 1
-    num_episodes = sum(len(one.meta.episodes) for one in datasets)
-    mean = max(1, sum(one.meta.num_frames for one in datasets) // max(1, num_episodes))
-    if order.span_frames != WHOLE_EPISODE:
-        mean = min(mean, order.span_frames)
-    most = max(1, order.live_spans // 8) if schema.cameras else 64
-    return int(min(most, max(1, _ROW_BLOCK_BYTES // (row_bytes(dataset) * mean))))
 
 
 def schema_for(dataset: Dataset | Mixture) -> Schema:
@@ -389,43 +381,29 @@ def open_with_order(
         warnings.simplefilter("ignore", UserWarning)
         dataset = open_dataset(root)
     decode = _decode_spec(dataset, {})
-    if not {"live_spans", "span_frames", "clip_frames"} <= set(given):
-        budget = choose_live(
-            dataset,
-            index_frames(dataset, selection),
-            batch,
-            decode,
-            given,
-            live_bytes=parse_bytes(live_bytes, "live_bytes"),
-        )
-        given = {**chosen_order(budget), **given}
-    return dataset, make_spec(OrderSpec, given, "order"), decode
+    if set(_DERIVED) <= set(given):
+        return dataset, make_spec(OrderSpec, given, "order"), decode
+    index, num_bytes = index_frames(dataset, selection), parse_bytes(live_bytes, "live_bytes")
+    order, _ = settle_order(dataset, index, batch, decode, given, live_bytes=num_bytes)
+    return dataset, order, decode
 
 
-def choose_live(
+def settle_order(
     dataset: Dataset | Mixture,
     index: EpisodeIndex,
     batch: BatchSpec,
     decode: DecodeSpec,
-    order: Mapping[str, Any],
+    given: Mapping[str, Any],
     *,
-    live_bytes: int = DEFAULT_LIVE_BYTES,
-) -> LiveBudget:
-    """Return the live spans, span length and clip length that a pipeline uses; those in `order` stay."""
-    known = {name: order.get(name) for name in ("live_spans", "span_frames", "clip_frames")}
-    # Let `OrderSpec` reject a wrong value by name; below it would only give a wrong size.
-    given = {name: value for name, value in known.items() if value is not None}
-    checked = make_spec(OrderSpec, {"seed": 0, **given}, "order")
-    checked.clip_sizes(len(index.dataset_names))
-    known |= {name: getattr(checked, name) for name in given}
-    lanes = order.get("lanes")
-    shares = lanes if isinstance(lanes, int) else 1
+    live_bytes: int,
+) -> tuple[OrderSpec, LiveBudget]:
+    """Return the order of a pipeline and what it costs; `live_bytes` decide the spans and clips that `given` lacks."""
+    # `OrderSpec` rejects a wrong value by name; below it would only give a wrong size.
+    order = make_spec(OrderSpec, given, "order")
+    order.clip_sizes(len(index.dataset_names))
+    known = {name: getattr(order, name) if name in given else None for name in _DERIVED}
+    shares = order.lanes if isinstance(order.lanes, int) else 1
     size = batch.size if batch.scope == "rank" or shares > 1 else min(batch.size, _USUAL_BATCH)
-    return resolve_live(
-        index, measure_members(dataset, decode), batch=max(1, size // shares), live_bytes=live_bytes, **known
-    )
-
-
-def chosen_order(budget: LiveBudget) -> dict[str, Any]:
-    """Return the fields of an order that a budget decides."""
-    return {name: getattr(budget, name) for name in ("live_spans", "span_frames", "clip_frames")}
+    members = measure_members(dataset, decode)
+    budget = resolve_live(index, members, batch=max(1, size // shares), live_bytes=live_bytes, **known)
+    return replace(order, **{name: getattr(budget, name) for name in _DERIVED}), budget

@@ -16,21 +16,14 @@ from raypipe.errors import ConfigError, suggest
 from raypipe.feed import BY_SIZE, LocalSource, Meeting, name_attempt, serve_meeting, span_request
 from raypipe.loader import LoaderSettings, LoaderSpec, RankJob, RankLoader, change_spec, span_columns, with_source
 from raypipe.mixture import Mixture
-from raypipe.pipeline.config import (
-    PipelineConfig,
-    PipelineParts,
-    as_dataset,
-    compose_config,
-    measure_members,
-    schema_for,
-    spans_per_block,
-)
+from raypipe.pipeline.config import PipelineConfig, PipelineParts, as_dataset, compose_config, schema_for
 from raypipe.plan import (
     AHEAD_BATCHES,
     WHOLE_EPISODE,
     WHOLE_SPAN,
     BatchSpec,
     WorldPlan,
+    check_rank,
     describe_frames,
     plan_epoch,
     plan_world,
@@ -83,9 +76,7 @@ class Pipeline:
             features: features in a batch, including cameras, as in `Dataset.select_features` and
                 `Mixture.select_features`; None takes all. The pipeline reads and decodes only these.
             actions: ``{"mode": "relative"}`` or ``{"mode": "delta"}``: actions minus the state; see `ActionSpec`.
-            parts: see `PipelineParts`: ``selection``, ``order``, ``decode``, ``feed``, ``cache`` and ``keep_frames``,
-                each a spec or a dict of its fields; ``weights``, how often frames come; ``live_bytes="2GB"``;
-                ``on_bad_episode="skip"`` and the other fields of `BadDataSpec`; ``allow_mixture_change=True``.
+            parts: see `PipelineParts`; a part that has a spec takes the spec or a dict of its fields.
         """
         dataset = as_dataset(dataset)
         if features is not None:
@@ -152,11 +143,9 @@ class Pipeline:
         Args:
             rank: the rank to load, of `world_size`. With several ranks this loader does not wait for the others: use it
                 to look at what a rank gets, not for training. It needs the local transport.
-            world_size: see `rank`.
-            transport: see `Transport`.
             settings: the fields of `LoaderSpec`: ``prefetch_batches``, ``device``, ``transform``, ``num_threads``.
         """
-        _check_rank(rank, world_size)
+        check_rank(rank, world_size)
         if world_size == 1:
             return self.loaders(1, transport=transport, **settings)[0]
         if self.transport(transport) == "ray" and transport != "auto":
@@ -166,12 +155,7 @@ class Pipeline:
         return self._compose("local", [rank], world_size, self._loader_spec(settings))[0]
 
     def loaders(
-        self,
-        world_size: int,
-        *,
-        name: str = "train",
-        transport: Transport = "auto",
-        **settings: Unpack[LoaderSettings],
+        self, world_size: int, *, name: str = "train", transport: Transport = "auto", **settings: Unpack[LoaderSettings]
     ) -> list[RankLoader]:
         """Return the loaders of all ranks. Iterate all of them concurrently.
 
@@ -258,12 +242,9 @@ class Pipeline:
         return wanted
 
     def batch_at(self, step: int, *, rank: int = 0, world_size: int = 1, epoch: int = 0) -> dict[str, Any]:
-        """Return one batch of a run with a constant number of ranks, reading only what that batch needs.
+        """Return the batch of a step of an epoch, from 0, on a constant number of ranks; reads only what it needs.
 
         `raypipe where` names the frames of the batch; this returns its tensors, for example to examine a loss spike.
-
-        Args:
-            step: index of the batch in the epoch, from 0.
         """
         plan = self.plan(epoch=epoch, world_size=world_size)
         if not 0 <= step < plan.num_steps:
@@ -271,7 +252,7 @@ class Pipeline:
                 f"step {step} is not one of the {plan.num_steps} of epoch {epoch} on {counted(world_size, 'rank')}, "
                 f"from 0"
             )
-        _check_rank(rank, world_size)
+        check_rank(rank, world_size)
         state = with_source(state_after(plan, step).to_dict(), self.config.dataset)
         with self._compose("local", [rank], world_size, self._loader_spec({"progress": False}))[0] as loader:
             loader.load_state_dict(state)
@@ -279,8 +260,8 @@ class Pipeline:
 
     def live_bytes(self, *, world_size: int = 1) -> int:
         """Return the most bytes of rows and decoded frames that a rank holds at any time in an epoch."""
-        members, live_bytes = measure_members(self.config.dataset, self.config.decode), self.config.budget.live_bytes
-        return report_plan(self.plan(world_size=world_size), members, live_bytes=live_bytes).live_bytes
+        world, live_bytes = self.plan(world_size=world_size), self.config.budget.live_bytes
+        return report_plan(world, self.config.members(), live_bytes=live_bytes).live_bytes
 
     def to_ray(self, *, epoch: int = 0) -> "ray.data.Dataset":
         """Return one epoch as a Ray Dataset, for use with Ray Data.
@@ -309,12 +290,12 @@ class Pipeline:
         if decode.where == "auto":
             decode = replace(decode, where="cluster" if has_spare_cpu_nodes() else "rank")
         if feed.spans_per_block == BY_SIZE:
-            feed = replace(feed, spans_per_block=spans_per_block(config))
+            feed = replace(feed, spans_per_block=config.spans_per_block())
         return replace(config, decode=decode, feed=feed)
 
     def _ahead_bytes(self) -> int:
         """Return the most bytes of decoded frames that a rank requests ahead, as if every sample opened a clip."""
-        members = measure_members(self.config.dataset, self.config.decode)
+        members = self.config.members()
         sizes = self.config.order.clip_sizes(len(members)) or (1,) * len(members)
         largest = max(member.clip_bytes(size) for member, size in zip(members, sizes, strict=True))
         return min(self.config.budget.live_bytes, (AHEAD_BATCHES + 1) * self.config.batch.size * largest)
@@ -324,11 +305,6 @@ class Pipeline:
         if decode.device != "cpu":
             check_device(decode.device)
         return change_spec(LoaderSpec(num_threads=decode.num_threads), settings)
-
-
-def _check_rank(rank: int, world_size: int) -> None:
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
 
 
 def is_ray_running() -> bool:

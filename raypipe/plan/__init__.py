@@ -14,7 +14,7 @@ The modules, from the bottom up (each may use those above it)::
     rank.py     frames per step; a rank's blocks and its batches                        Steps, RankPlan
     epoch.py    all of the above, and which rank emits which frames                     EpochPlan, WorldPlan
     state.py    the position of a run, and how it resumes                               OrderState
-    budget.py   memory -> clips, live spans, span length; the most decoded frames held  LiveBudget, HeldPeak
+    budget.py   memory -> clips, live spans, span length; the most decoded frames held  LiveBudget
     mixing.py   distinct episodes per batch, near repeats                               Mixing
     report.py   what `raypipe plan` prints: memory of a rank, mixing, advice            PlanReport
 
@@ -32,15 +32,7 @@ A rank serves one or more lanes, so every number of ranks that divides the lanes
 
 **The live window.** At most `live_spans` spans of a lane are open at once. A span gives its frames at about even
 intervals while it is open, so the frames of a batch mostly come from different spans. Spans come and go first in, first
-out.
-
-::
-
-    lane 0     emitted frames ->
-    c          c--c---c--c---c|
-    e          -e--e--e---e--e--e|
-    g             |g--g---g--g---g--g|
-    h                 |h--h--h---h--h--h--h|
+out; ``lanes.py`` draws it.
 
 **Legs.** If the number of ranks does not divide the lanes, or the batch does not share out over them, the rest of the
 epoch becomes a new leg: the same spans without the frames already emitted, shared out over new lanes.
@@ -52,6 +44,7 @@ from raypipe import lazy_names
 
 if TYPE_CHECKING:
     from raypipe.plan.budget import (
+        AHEAD_BATCHES,
         DEFAULT_LIVE_BYTES,
         MOST_LIVE_SPANS,
         CameraCost,
@@ -61,7 +54,7 @@ if TYPE_CHECKING:
         measure_held,
         resolve_live,
     )
-    from raypipe.plan.epoch import EpochPlan, WorldPlan, plan_epoch, plan_world
+    from raypipe.plan.epoch import EpochPlan, WorldPlan, check_rank, plan_epoch, plan_world
     from raypipe.plan.index import (
         EQUAL,
         SINGLE_DATASET,
@@ -78,14 +71,7 @@ if TYPE_CHECKING:
     from raypipe.plan.mixing import NearRepeats, expected_distinct, measure_mixing
     from raypipe.plan.rank import Batch, RankPlan, Steps
     from raypipe.plan.rates import ragged_arange
-    from raypipe.plan.report import (
-        AHEAD_BATCHES,
-        PlanReport,
-        describe_frames,
-        emitted_frames,
-        report_plan,
-        unclipped_frames,
-    )
+    from raypipe.plan.report import PlanReport, describe_frames, emitted_frames, report_plan, unclipped_frames
     from raypipe.plan.spans import (
         anchor_runs,
         first_laps,
@@ -122,10 +108,10 @@ else:
         __name__,
         {
             "budget": (
-                "CameraCost DEFAULT_LIVE_BYTES LiveBudget MOST_LIVE_SPANS MemberCost clip_bound measure_held "
-                "resolve_live"
+                "AHEAD_BATCHES CameraCost DEFAULT_LIVE_BYTES LiveBudget MOST_LIVE_SPANS MemberCost clip_bound "
+                "measure_held resolve_live"
             ),
-            "epoch": "EpochPlan WorldPlan plan_epoch plan_world",
+            "epoch": "EpochPlan WorldPlan check_rank plan_epoch plan_world",
             "index": (
                 "EQUAL EpisodeIndex SINGLE_DATASET SelectionSpec Shares concat_indexes describe_selection "
                 "index_episodes passing_episodes"
@@ -135,7 +121,7 @@ else:
             "mixing": "NearRepeats expected_distinct measure_mixing",
             "rank": "Batch RankPlan Steps",
             "rates": "ragged_arange",
-            "report": "AHEAD_BATCHES PlanReport describe_frames emitted_frames report_plan unclipped_frames",
+            "report": "PlanReport describe_frames emitted_frames report_plan unclipped_frames",
             "spans": "anchor_runs first_laps lap_sizes make_keys mix_indexes order_frames run_frames split_frames",
             "spec": "BatchSpec Leg OrderSpec WHOLE_EPISODE WHOLE_SPAN check_whole first_leg parse_order",
             "state": ("OrderState Resumed describe_changes follow_state resume start state_after state_at state_of"),

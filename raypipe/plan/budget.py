@@ -35,6 +35,9 @@ from raypipe.plan.spec import WHOLE_EPISODE, WHOLE_SPAN, ClipLength, OrderSpec, 
 
 DEFAULT_LIVE_BYTES: Final = 1 << 30
 
+AHEAD_BATCHES: Final = 4
+"""How many batches ahead a loader decodes clips by default."""
+
 MOST_LIVE_SPANS: Final = 1024
 """More spans mix no better: a batch of 64 shares 4 episodes with one 10 steps later, as in a full shuffle."""
 
@@ -77,40 +80,32 @@ class CameraCost:
     """Frames from one keyframe to the next; 1 for images."""
 
     frame_bytes: int
-    """Bytes of a decoded frame."""
-
     offsets: tuple[int, ...] = (0,)
     """Frames that a sample shows, relative to its own."""
 
     num_pixels: int = 640 * 480
     """Pixels of a stored frame; 0 for images, which need no jumps."""
 
-    @property
-    def seek_frames(self) -> float:
-        """The cost of a jump to another place of the video, in frames."""
-        return min(_MOST_SEEK_FRAMES, _SEEK_FRAMES + _SEEK_PIXELS / self.num_pixels) if self.num_pixels else 0.0
-
-    def shown_frames(self, clip_frames: int) -> int:
-        """Return how many frames a clip in the middle of an episode shows."""
-        return len(self._shown(0, clip_frames))
-
     def decoded_frames(self, clip_frames: int) -> float:
         """Return the mean number of frames that a decoder decodes for a sample; sequential decoding needs 1.
 
         A decoder begins at the keyframe before a frame and decodes on to the next frame that the clip needs.
         """
-        interval = self.keyframe_interval
+        interval, seek = self.keyframe_interval, 0.0
+        if self.num_pixels:
+            seek = min(_MOST_SEEK_FRAMES, _SEEK_FRAMES + _SEEK_PIXELS / self.num_pixels)
         num_starts = min(_CLIPS_SAMPLED, interval // math.gcd(interval, clip_frames))
         total = 0.0
         for number in range(num_starts):
-            frames = self._shown(number * clip_frames, clip_frames)
+            frames = self.shown_frames(number * clip_frames, clip_frames)
             gops, firsts = np.unique(frames // interval, return_index=True)
             lasts = np.append(firsts[1:], len(frames)) - 1
             total += float((frames[lasts] - gops * interval + 1).sum())
-            total += self.seek_frames * (1 + int((np.diff(frames) > 1).sum()))
+            total += seek * (1 + int((np.diff(frames) > 1).sum()))
         return total / (num_starts * clip_frames)
 
-    def _shown(self, start: int, clip_frames: int) -> Ints:
+    def shown_frames(self, start: int, clip_frames: int) -> Ints:
+        """Return the frames that a clip in the middle of an episode shows."""
         return np.unique(np.arange(start, start + clip_frames)[:, None] + np.asarray(self.offsets))
 
 
@@ -130,7 +125,7 @@ class MemberCost:
 
     def clip_bytes(self, clip_frames: int) -> int:
         """Return the bytes of the decoded frames of a clip."""
-        return sum(camera.frame_bytes * camera.shown_frames(clip_frames) for camera in self.cameras)
+        return sum(camera.frame_bytes * len(camera.shown_frames(0, clip_frames)) for camera in self.cameras)
 
     def held_bytes(self, clip_frames: int) -> int:
         """Return the most bytes that a live span holds between two batches: those of a clip that has begun."""
@@ -160,16 +155,27 @@ class LiveBudget:
     """Bytes of the most decoded frames, at hand and ahead of need, that a rank of one lane holds."""
 
     live_bytes: int
-    """The budget."""
-
-    is_long_gop: bool = False
-    """Keyframes are so far apart that live spans were given up for longer clips."""
-
     ample_bytes: int = 0
-    """With a long GOP: the budget with which nothing has to be given up."""
+    """With a long GOP: the budget with which nothing has to be given up; else 0."""
 
     decoded_bytes: int = 0
     """Bytes of all frames of the videos, decoded: what it takes to keep them."""
+
+    @property
+    def is_long_gop(self) -> bool:
+        """Whether keyframes are so far apart that live spans were given up for longer clips."""
+        return self.ample_bytes > 0
+
+    def describe_remedies(self, members: Sequence[MemberCost]) -> str:
+        """Return what makes decoding as cheap as with this budget, with figures."""
+        interval = max(camera.keyframe_interval for member in members for camera in member.cameras)
+        remedy = f"live_bytes={self.clip_bytes:_} brings it to {self.cost:.1f}"
+        if interval > LONG_GOP_FRAMES:
+            remedy += (
+                f", and `raypipe reshard ROOT TARGET --gop 2` to about 1, in any memory: the videos have a keyframe "
+                f"every {interval} frames only"
+            )
+        return remedy
 
 
 def clip_bound(live_bytes: int, batch_bytes: int) -> int:
@@ -202,7 +208,6 @@ def resolve_live(
     """Return clip length, live spans and span length for a budget; keeps those that the caller gives.
 
     Args:
-        members: one per dataset of `index`.
         batch: frames that a step takes from a lane.
         live_bytes: memory of a rank for frames that are decoded and have not left.
 
@@ -212,16 +217,13 @@ def resolve_live(
     _check_batch_fits(members, batch, live_bytes)
     span_frames, most_rows, num_spans = _choose_span(index, members, batch, live_bytes, live_spans, span_frames)
     wanted = min(live_spans or min(2 * batch, most_rows), num_spans)
-    has_cameras = any(member.cameras for member in members)
     sizes, ample_bytes = zip(*(_choose_clip(member, batch, live_bytes, wanted) for member in members), strict=True)
-    if clip_frames is None and not has_cameras:
-        clip_frames = WHOLE_SPAN
-    if clip_frames is None:
+    if clip_frames is None and any(member.cameras for member in members):
         clip_frames = sizes if len(set(sizes)) > 1 else sizes[0]
+    clip_frames = WHOLE_SPAN if clip_frames is None else clip_frames
     if live_spans is None:
         live_spans = _choose_spans(members, clip_frames, batch, live_bytes, most_rows)
     pairs = list(zip(members, _as_lengths(clip_frames, len(members)), strict=True))
-    is_long_gop = clip_frames != WHOLE_SPAN and any(ample_bytes)
     return LiveBudget(
         span_frames=span_frames,
         clip_frames=clip_frames,
@@ -229,8 +231,7 @@ def resolve_live(
         cost=max(member.cost(length) for member, length in pairs),
         clip_bytes=max(_need(member, length, batch, min(live_spans, num_spans)) for member, length in pairs),
         live_bytes=live_bytes,
-        is_long_gop=is_long_gop,
-        ample_bytes=max(ample_bytes) if is_long_gop else 0,
+        ample_bytes=0 if clip_frames == WHOLE_SPAN else max(ample_bytes),
         decoded_bytes=decoded_bytes(index, members),
     )
 
@@ -367,30 +368,21 @@ def _resident_frames(lengths: Ints, live_spans: int) -> int:
     return min(int(ends[-1]), math.ceil(RESIDENT_PER_LIVE * peak))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldPeak:
-    """The most decoded frames that a rank holds at once."""
-
-    num_bytes: int
-    """With `ahead_batches` decoded ahead."""
-
-    next_bytes: int
-    """With nothing decoded ahead: what the order needs whatever the budget."""
-
-
 def measure_held(
-    world: WorldPlan, members: Sequence[MemberCost], clip_frames: Sequence[int], *, ahead_batches: int, rank: int = 0
-) -> HeldPeak:
-    """Return the peak of a rank in the rest of an epoch.
+    world: WorldPlan, members: Sequence[MemberCost], clip_frames: Sequence[int], *, live_bytes: int, rank: int = 0
+) -> tuple[int, int]:
+    """Return the bytes of the most decoded frames that a rank holds at once in the rest of an epoch.
+
+    The first number has clips of `AHEAD_BATCHES` decoded ahead, as far as the budget allows, and two batches. The
+    second has nothing decoded ahead: what the order needs whatever the budget.
 
     Args:
-        members: the sizes of every dataset.
         clip_frames: frames that a rank decodes together, of every dataset.
-        ahead_batches: how many batches beyond the current one have their clips decoded.
     """
+    batch_bytes = world.batch_size * max(member.sample_bytes for member in members)
     step, key, dataset = _emissions(world, rank, np.asarray(clip_frames, dtype=np.int64))
     if not len(step):
-        return HeldPeak(num_bytes=0, next_bytes=0)
+        return 2 * batch_bytes, 0
     _, first, number = np.unique(key, return_index=True, return_inverse=True)
     asked = step[first][number]
     last = np.zeros(len(first), dtype=np.int64)
@@ -401,27 +393,23 @@ def measure_held(
     left = np.where(has_windows[dataset], last[number], step)
     pairs = zip(members, clip_frames, strict=True)
     weight = np.array([member.clip_bytes(size) / size for member, size in pairs])[dataset]
-    return HeldPeak(
-        num_bytes=_peak(np.maximum(asked - ahead_batches, 0), left, weight),
-        next_bytes=_peak(asked, left, weight),
-    )
+    next_bytes, ahead_bytes = _peak(asked, left, weight), _peak(np.maximum(asked - AHEAD_BATCHES, 0), left, weight)
+    return max(next_bytes, min(ahead_bytes, clip_bound(live_bytes, batch_bytes))) + 2 * batch_bytes, next_bytes
 
 
-def _emissions(world: WorldPlan, rank: int, clip_frames: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the step, the clip and the dataset of every sample, in the order of emission."""
+def _emissions(world: WorldPlan, rank: int, clip_frames: Ints) -> Ints:
+    """Return the step, the clip and the dataset of every sample, in the order of emission: ``(3, N)``."""
     plan, num_frames = world.rank(rank), 0
-    steps, keys, datasets = [], [], []
+    parts = [np.empty((3, 0), dtype=np.int64)]
     for chunk in plan.chunks():
-        num_steps, batch = chunk.span.shape
-        dataset = plan.queue.dataset[chunk.span.ravel()].astype(np.int64)
-        steps.append(np.repeat(np.arange(chunk.step, chunk.step + num_steps), batch))
-        keys.append((chunk.span.ravel() << _CLIP_BITS) | (chunk.frame.ravel() // clip_frames[dataset]))
-        datasets.append(dataset)
-        num_frames += len(dataset)
+        span, frame = chunk.span.ravel(), chunk.frame.ravel()
+        dataset = plan.queue.dataset[span].astype(np.int64)
+        step = chunk.step + np.repeat(np.arange(len(chunk.span)), chunk.span.shape[1])
+        parts.append(np.stack([step, (span << _CLIP_BITS) | (frame // clip_frames[dataset]), dataset]))
+        num_frames += len(span)
         if num_frames > _MOST_FRAMES:
             break
-    empty = np.empty(0, dtype=np.int64)
-    return np.concatenate([empty, *steps]), np.concatenate([empty, *keys]), np.concatenate([empty, *datasets])
+    return np.concatenate(parts, axis=1)
 
 
 def _peak(begin: Ints, end: Ints, weight: NDArray[np.float64]) -> int:

@@ -50,11 +50,6 @@ class EpochPlan:
         return self.legs[-1]
 
     @property
-    def position(self) -> int:
-        """Frames that every lane has emitted already."""
-        return self.leg.frames_per_lane
-
-    @property
     def frames_per_lane(self) -> Ints:
         """Frames of every lane in this leg, emitted ones included."""
         return self.queues.frames
@@ -139,7 +134,7 @@ def _spans_left(queues: LaneQueues, leg: Leg, keys: OrderKeys) -> Spans:
     gone = np.zeros(len(spans), dtype=np.int64)
     for number in range(leg.lanes):
         lane = queues.lane(number)
-        gone[queues.rows_of(number)] = lane.counts(lane.cursor(leg.frames_per_lane))
+        gone[queues.rows_of(number)] = lane.counts(leg.frames_per_lane)
     begun = np.flatnonzero((gone > 0) & (gone < spans.count))
     owners, floor = spans.take(begun), spans.floor.copy()
     frames, offsets = order_frames(owners, keys)
@@ -176,8 +171,8 @@ def plan_world(plan: EpochPlan, *, world_size: int, batch: BatchSpec) -> "WorldP
         )
     share, extras = int(plan.frames_per_lane[-1]), int((plan.frames_per_lane > plan.frames_per_lane[-1]).sum())
     per_lane = batch.per_lane(lanes, world_size)
-    steps = plan_steps(share, extras, position=plan.position, per_lane=per_lane, tail=plan.spec.tail)
-    if len(plan.legs) == 1 and not plan.position:
+    steps = plan_steps(share, extras, position=plan.leg.frames_per_lane, per_lane=per_lane, tail=plan.spec.tail)
+    if len(plan.legs) == 1 and not plan.leg.frames_per_lane:
         check_start(plan.index, lanes, plan.spec.tail, per_lane)
     return WorldPlan(plan=plan, world_size=world_size, steps=steps)
 
@@ -191,6 +186,12 @@ def check_start(index: EpisodeIndex, lanes: int, tail: Tail, per_lane: int) -> N
             f"tail='drop' leaves no batch: a lane has {counted(share, 'frame')} and a batch takes {per_lane} of it; "
             f"use a smaller batch or tail='short'"
         )
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """Raise unless a world has this rank."""
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"there is no rank {rank}: the world has {counted(world_size, 'rank')}, counted from 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -264,7 +265,7 @@ class WorldPlan:
 
     def rank(self, rank: int) -> RankPlan:
         """Return what one rank receives and emits."""
-        self._check_rank(rank)
+        check_rank(rank, self.world_size)
         parts = tuple(self._serve_lane(lane) for lane in self.lanes_of(rank))
         return RankPlan(rank=rank, lanes=parts, steps=self.steps, keys=self.plan.keys)
 
@@ -272,7 +273,7 @@ class WorldPlan:
         """Return the frames of a step on a rank, in the order of the batch, by binary search and without a replay."""
         if not 0 <= step < self.num_steps:
             raise ConfigError(f"step must be between 0 and {self.num_steps - 1}, got {step}")
-        self._check_rank(rank)
+        check_rank(rank, self.world_size)
         parts = []
         for number in self.lanes_of(rank):
             lane, stop = self.plan.lane(number), self.steps.after(number, step + 1)
@@ -286,9 +287,8 @@ class WorldPlan:
 
     def lane_frames(self, lane: Lane, begin: int, end: int) -> Frames:
         """Return the frames that a lane emits from position `begin` to `end`; costs a sort of the live spans."""
-        run = lane.between(lane.cursor(begin), lane.cursor(end))
-        places, owner = np.unique(run.span, return_inverse=True)
-        spans = lane.spans.take(places)
+        run = lane.between(lane.counts(begin), lane.counts(end))
+        spans, owner = lane.spans.take(run.places), run.owner
         frames, offsets = order_frames(spans, self.plan.keys)
         return Frames(
             dataset=spans.dataset[owner],
@@ -298,12 +298,6 @@ class WorldPlan:
             is_repeat=np.zeros(len(owner), dtype=np.bool_),
         )
 
-    def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.world_size:
-            raise ConfigError(
-                f"there is no rank {rank}: the world has {counted(self.world_size, 'rank')}, counted from 0"
-            )
-
     @property
     def num_left_over(self) -> int:
         """Frames that no step emits; `left_over` lists them."""
@@ -311,11 +305,10 @@ class WorldPlan:
 
     def left_over(self) -> Frames:
         """Return the frames that no step emits: lanes cannot share them equally, or ``tail="drop"`` drops them."""
-        parts = []
-        for number in range(self.plan.leg.lanes):
-            lane = self.plan.lane(number)
-            parts.append(self.lane_frames(lane, self.steps.end(number), lane.num_frames))
-        return Frames.concat(parts)
+        ends = map(self.steps.end, range(self.plan.leg.lanes))
+        rest = [(number, end) for number, end in enumerate(ends) if end < self.plan.frames_per_lane[number]]
+        lanes = [(self.plan.lane(number), end) for number, end in rest or [(0, self.steps.end(0))]]
+        return Frames.concat([self.lane_frames(lane, end, lane.num_frames) for lane, end in lanes])
 
     def peak_live_frames(self) -> int:
         """Return the most frames that the live spans of a rank hold, over all ranks.
@@ -330,8 +323,8 @@ class WorldPlan:
         return RankLane(
             number=number,
             lane=lane,
-            sent_counts=lane.counts(lane.cursor(self.steps.send_start(int(self.plan.frames_per_lane[-1])))),
-            emitted=lane.cursor(self.steps.position),
-            end=lane.cursor(end),
+            sent=lane.counts(self.steps.send_start(int(self.plan.frames_per_lane[-1]))),
+            emitted=lane.counts(self.steps.position),
+            end=lane.counts(end),
             end_position=end,
         )

@@ -109,8 +109,6 @@ class DatasetShare:
 
     name: str
     fingerprint: str
-    """The order fingerprint of the dataset."""
-
     selection: str
     """A digest of its anchor runs."""
 
@@ -302,11 +300,8 @@ def _wanted_runs(
 def _weigh(
     name: str, weights: NDArray[np.float64], runs: tuple[Ints, Ints, Ints, Ints, Ints]
 ) -> tuple[Ints, Ints, Ints, NDArray[np.float64]]:
-    """Return the runs that have a weight, and one weight per run, or one per frame if frames of a run differ.
-
-    Args:
-        runs: the order of the episodes, their lengths as given, and rows, first frames and ends of the runs.
-    """
+    """Return the runs that have a weight, and one weight per run, or one per frame if frames of a run differ."""
+    # The order of the episodes, their lengths as given, and rows, first frames and ends of the runs.
     order, length, row, start, stop = runs
     if len(weights) not in (len(length), int(length.sum())):
         raise ConfigError(
@@ -348,20 +343,14 @@ def _check_parts(name: str, rates: Rates | None, num_frames: int) -> None:
 def passing_episodes(name: str, episode: Ints, length: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
     """Return which episodes pass the numbers, lengths and segments of a selection."""
     most = _MAX_FRAMES if isinstance(selection.max_frames, str) else selection.max_frames
-    passing = _selected(name, episode, selection) & (length >= selection.min_frames) & (length <= most)
+    _check_known(name, episode, selection.exclude)
+    passing = (length >= selection.min_frames) & (length <= most) & ~np.isin(episode, selection.exclude)
+    if selection.episodes != ALL_EPISODES:
+        _check_known(name, episode, selection.episodes)
+        passing &= np.isin(episode, selection.episodes)
     if selection.segments:
         passing &= np.isin(episode, [segment[0] for segment in selection.segments])
     return passing
-
-
-def _selected(name: str, number: Ints, selection: SelectionSpec) -> NDArray[np.bool_]:
-    _check_known(name, number, selection.exclude)
-    if selection.episodes == ALL_EPISODES:
-        wanted = np.ones(len(number), dtype=np.bool_)
-    else:
-        _check_known(name, number, selection.episodes)
-        wanted = np.isin(number, np.asarray(selection.episodes, dtype=np.int64))
-    return wanted & ~np.isin(number, np.asarray(selection.exclude, dtype=np.int64))
 
 
 def _whole_numbers(name: str, given: Iterable[Any]) -> tuple[int, ...]:
@@ -412,21 +401,20 @@ def _in_one_order(given: Any) -> Any:
 def _check_where(given: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
     """Return the columns with their allowed values, from a dict or from its own result."""
     try:
-        pairs = [(str(column), values) for column, values in (given.items() if isinstance(given, Mapping) else given)]
-        listed = [
-            (name, (one,) if isinstance(one, str) or np.isscalar(one) else tuple(_in_one_order(one)))
-            for name, one in pairs
-        ]
+        pairs = given.items() if isinstance(given, Mapping) else given
+        listed = tuple((str(column), _list_values(values)) for column, values in pairs)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"where is {given!r}; give columns with values, as {{'is_success': True}}") from error
     for column, values in listed:
         if not values:
             raise ConfigError(f"where has no value for {column!r}: no frame could be left")
+    return listed
+
+
+def _list_values(given: Any) -> tuple[Any, ...]:
+    several = (given,) if isinstance(given, str) or np.isscalar(given) else _in_one_order(given)
     # NumPy's numbers become Python's, since the spec goes into JSON.
-    return tuple(
-        (column, tuple(one.item() if isinstance(one, np.generic) else one for one in values))
-        for column, values in listed
-    )
+    return tuple(one.item() if isinstance(one, np.generic) else one for one in several)
 
 
 def _check_known(name: str, number: Ints, wanted: Sequence[int] | str) -> None:
@@ -447,18 +435,11 @@ def _anchor_runs(name: str, number: Ints, frames: Ints, selection: SelectionSpec
     segments = np.asarray(selection.segments, dtype=np.int64).reshape(-1, 3)
     _check_known(name, number, segments[:, 0].tolist())
     segments = segments[np.lexsort((segments[:, 1], segments[:, 0]))]
-    row = np.searchsorted(number, segments[:, 0])
-    _check_segments(name, segments, frames[row])
-    return row, segments[:, 1], segments[:, 2]
-
-
-def _check_segments(name: str, segments: Ints, length: Ints) -> None:
-    outside = (segments[:, 1] < 0) | (segments[:, 2] > length) | (segments[:, 1] >= segments[:, 2])
-    overlap = (segments[1:, 0] == segments[:-1, 0]) & (segments[1:, 1] < segments[:-1, 2])
-    for wrong, why in (
-        (outside, "is empty or leaves its episode"),
-        (np.append(False, overlap), "overlaps the one before"),
-    ):
+    row, start, stop = np.searchsorted(number, segments[:, 0]), segments[:, 1], segments[:, 2]
+    outside = (start < 0) | (stop > frames[row]) | (start >= stop)
+    overlap = np.append(False, (row[1:] == row[:-1]) & (start[1:] < stop[:-1]))
+    for wrong, why in ((outside, "is empty or leaves its episode"), (overlap, "overlaps the one before")):
         if wrong.any():
-            episode, start, stop = segments[wrong][0].tolist()
-            raise ConfigError(f"segment [{start}, {stop}) of episode {episode} of dataset {name!r} {why}")
+            episode, first, end = segments[wrong][0].tolist()
+            raise ConfigError(f"segment [{first}, {end}) of episode {episode} of dataset {name!r} {why}")
+    return row, start, stop

@@ -88,13 +88,15 @@ class OrderKeys:
         first = self._episode_keys(numbers.astype(np.int32), none, none, purpose="phase")
         return first[dataset] + lap.view(np.uint64) * np.uint64(GOLDEN)
 
-    def run_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, start: Ints) -> Hashes:
-        """Return one hash per anchor run: a lap over a dataset of a mixture goes through its runs in this order."""
-        return _absorb(self._episode_keys(dataset, lap, episode, purpose="run"), start.view(np.uint64))
+    def span_keys(
+        self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, start: Ints, *, purpose: str = "span"
+    ) -> Hashes:
+        """Return one hash per span, which decides its place in the order and the jitter of its frames.
 
-    def span_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, start: Ints) -> Hashes:
-        """Return one hash per span, which decides its place in the order and the jitter of its frames."""
-        return _absorb(self._episode_keys(dataset, lap, episode, purpose="span"), start.view(np.uint64))
+        With the purpose "run", one per anchor run: a lap over a dataset of a mixture goes through its runs in this
+        order.
+        """
+        return _absorb(self._episode_keys(dataset, lap, episode, purpose=purpose), start.view(np.uint64))
 
     def frame_keys(self, dataset: NDArray[np.int32], lap: Ints, episode: Ints, owner: Ints, frame: Ints) -> Hashes:
         """Return the order keys of frames: distinct within an episode, and ascending in the order of emission.
@@ -103,11 +105,8 @@ class OrderKeys:
         number. With clips the upper half is a permutation of the clips of the episode, the lower half a permutation of
         its frames: no two clips have the same upper half, so the frames of a clip stay together. The span is not part
         of the key, so a cut of a span or a new leg never changes the order of two frames: the consumed part of an
-        episode's run stays "every key below a floor".
-
-        Args:
-            dataset: of every span, as `lap` and `episode`.
-            owner: the span of every frame.
+        episode's run stays "every key below a floor". `dataset`, `lap` and `episode` are of the spans, and `owner` is
+        the span of every frame.
         """
         number = frame.view(np.uint64)
         if not self.shuffle:

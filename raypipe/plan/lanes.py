@@ -36,7 +36,7 @@ import numpy as np
 from raypipe.errors import ResumeError
 from raypipe.plan.keyhash import GOLDEN, Hashes, Ints, OrderKeys, mix
 from raypipe.plan.rates import ragged_arange
-from raypipe.plan.spans import Spans, frames_left
+from raypipe.plan.spans import Spans, order_frames
 from raypipe.plan.spec import Leg
 from raypipe.text import counted
 
@@ -157,58 +157,40 @@ def _cut_pieces(spans: Spans, parent: Ints, count: Ints, keys: OrderKeys) -> Spa
     pieces = spans.take(parent)
     start, stop = pieces.start.copy(), pieces.stop.copy()
     follows = parent[1:] == parent[:-1]
-    for cut in np.unique(parent[1:][follows]).tolist():
+    cuts = np.unique(parent[1:][follows])
+    frames, offsets = order_frames(spans.take(cuts), keys)
+    for cut, left in zip(cuts.tolist(), np.split(frames, offsets[1:-1]), strict=True):
         rows = np.flatnonzero(parent == cut)
-        left = frames_left(spans, cut, keys)
-        borders = left[np.cumsum(count[rows])[:-1]]
+        borders = np.sort(left)[np.cumsum(count[rows])[:-1]]
         start[rows[1:]], stop[rows[:-1]] = borders, borders
     return replace(pieces, start=start, stop=stop, count=count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cursor:
-    """A position in a lane: how many frames of every span lie before it.
-
-    Spans before `first` are done; spans from ``first + len(counts)`` on have not begun.
-    """
-
-    first: int
-    counts: Ints
-
-    @property
-    def stop(self) -> int:
-        """The first span that has not begun."""
-        return self.first + len(self.counts)
-
-    def spread(self, first: int, stop: int, whole: Ints) -> Ints:
-        """Return the counts of spans [first, stop); `whole` holds the counts of all spans of the lane when done."""
-        counts = np.zeros(stop - first, dtype=np.int64)
-        done = max(0, min(self.first, stop) - first)
-        counts[:done] = whole[first : first + done]
-        begin, end = max(self.first, first), min(self.stop, stop)
-        if end > begin:
-            counts[begin - first : end - first] = self.counts[begin - self.first : end - self.first]
-        return counts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The frames between two cursors of a lane, in emission order."""
+    """The frames between two positions of a lane, in emission order."""
 
-    first: int
+    places: Ints
+    """The queue positions of the spans that the frames are of, ascending."""
+
     begin: Ints
-    """How many frames of span ``first + i`` come before the run."""
+    """How many frames of each of these spans come before the run."""
 
     taken: Ints
-    """How many frames of span ``first + i`` are in the run."""
+    """How many frames of each are in the run; never 0."""
 
     order: Ints
     """Emission order as positions in the run's frames listed span by span."""
 
     @property
+    def owner(self) -> Ints:
+        """The position in `places` of the span of every emitted frame."""
+        return np.repeat(np.arange(len(self.places)), self.taken)[self.order]
+
+    @property
     def span(self) -> Ints:
         """The queue position of the span of every emitted frame."""
-        return np.repeat(np.arange(self.first, self.first + len(self.taken)), self.taken)[self.order]
+        return self.places[self.owner]
 
     @property
     def nth(self) -> Ints:
@@ -249,35 +231,35 @@ class Lane:
         first = np.minimum(np.maximum(tick - window // 2, 0), length - window)
         return first, np.minimum(np.maximum(tick + (window + 1) // 2, window), length)
 
-    def cursor(self, position: int) -> Cursor:
-        """Return the cursor after `position` frames, by binary search on the key axis."""
-        if position <= 0 or position >= self.num_frames:
-            return Cursor(first=0 if position <= 0 else len(self), counts=np.empty(0, dtype=np.int64))
-        tick = self._find_tick(position)
-        live = self._live_at(tick)
-        wanted = position - int(self.ends[live.first])
-        low, high = tick << FRACTION_BITS, (tick + 1) << FRACTION_BITS
+    def counts(self, position: int) -> Ints:
+        """Return how many frames of every span come before `position`, by binary search on the key axis."""
+        if position >= self.num_frames:
+            return self.spans.count
+        counts = np.zeros(len(self), dtype=np.int64)
+        if position <= 0:
+            return counts
+        first, stop, low, high = 0, len(self), 0, len(self) << FRACTION_BITS
+        if self.num_frames > _FRAMES_TO_SORT:
+            tick = self._find_tick(position)
+            first, stop = (int(one[0]) for one in self.live_at(np.array([tick])))
+            low, high = tick << FRACTION_BITS, (tick + 1) << FRACTION_BITS
+        live, wanted = self._live(np.arange(first, stop)), position - int(self.ends[first])
         below, above = live.count_before(low), live.count_before(high)
         while high - low > 1 and (above - below).sum() > _FRAMES_TO_SORT:
             middle = (low + high) // 2
-            counts = live.count_before(middle)
-            if counts.sum() <= wanted:
-                low, below = middle, counts
+            found = live.count_before(middle)
+            if found.sum() <= wanted:
+                low, below = middle, found
             else:
-                high, above = middle, counts
-        return Cursor(first=live.first, counts=live.count_to(wanted, below, above))
+                high, above = middle, found
+        counts[:first], counts[first:stop] = self.spans.count[:first], live.count_to(wanted, below, above)
+        return counts
 
-    def counts(self, cursor: Cursor) -> Ints:
-        """Return how many frames of every span of the queue lie before a cursor."""
-        return cursor.spread(0, len(self), self.spans.count)
-
-    def between(self, begin: Cursor, end: Cursor) -> Run:
-        """Return the frames from `begin` to `end`, in emission order; costs one sort of them."""
-        first, stop = begin.first, max(begin.stop, end.stop)
-        before = begin.spread(first, stop, self.spans.count)
-        taken = end.spread(first, stop, self.spans.count) - before
-        live = self._live(np.arange(first, stop))
-        return Run(first=first, begin=before, taken=taken, order=live.order(before, taken))
+    def between(self, begin: Ints, end: Ints) -> Run:
+        """Return the frames between two counts of all spans, in emission order; costs one sort of them."""
+        places = np.flatnonzero(end > begin)
+        before, taken = begin[places], end[places] - begin[places]
+        return Run(places=places, begin=before, taken=taken, order=self._live(places).order(before, taken))
 
     def estimate_positions(self, number: Ints, nth: Ints) -> Ints:
         """Return about how many frames come before the `nth` frame of the spans at these queue positions.
@@ -311,12 +293,9 @@ class Lane:
         low, high = max(0, near - self.live_spans), min(len(self), near + 2 * self.live_spans + 2)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._count_before_tick(middle) <= position else (low, middle)
+            before = int(self._count_before_ticks(np.array([middle]))[0])
+            low, high = (middle, high) if before <= position else (low, middle)
         return low
-
-    def _count_before_tick(self, tick: int) -> int:
-        live = self._live_at(tick)
-        return int(self.ends[live.first] + live.count_before(tick << FRACTION_BITS).sum())
 
     def _count_before_ticks(self, ticks: Ints) -> Ints:
         first, stop = self.live_at(ticks)
@@ -329,25 +308,16 @@ class Lane:
     def _window(self) -> int:
         return min(self.live_spans, len(self))
 
-    def _live_at(self, tick: int) -> "_LiveSpans":
-        first, stop = self.live_at(np.array([tick]))
-        return self._live(np.arange(first[0], stop[0]))
-
     def _live(self, number: Ints) -> "_LiveSpans":
         lo, hi = self.lives(number)
         count = self.spans.count[number]
         return _LiveSpans(
-            first=int(number[0]) if len(number) else 0,
-            count=count,
-            lo=lo << FRACTION_BITS,
-            step=((hi - lo) << FRACTION_BITS) // count,
-            key=self.spans.key[number],
+            count=count, lo=lo << FRACTION_BITS, step=((hi - lo) << FRACTION_BITS) // count, key=self.spans.key[number]
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LiveSpans:
-    first: int
     count: Ints
     lo: Ints
     step: Ints

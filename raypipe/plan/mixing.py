@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
-from raypipe.plan.epoch import EpochPlan, WorldPlan
+from raypipe.plan.epoch import EpochPlan, Frames, WorldPlan
 from raypipe.plan.keyhash import Ints
 from raypipe.plan.lanes import Lane
 from raypipe.plan.rates import ragged_arange
@@ -76,8 +76,6 @@ class NearRepeats:
     """Of the frames of a rank's batch, over sampled full batches."""
 
     full_shuffle: float
-    """Expected under a full shuffle of the same frames."""
-
     num_batches: int
     """How many next batches count: 16, or as many as a shorter epoch has; 0 if there is no next batch."""
 
@@ -129,7 +127,7 @@ def read_episodes(world: WorldPlan, lanes: Sequence[Lane], first: int, stop: int
     begin, end = world.steps.position_after(first), world.steps.position_after(stop)
     columns = []
     for lane in lanes:
-        span = lane.between(lane.cursor(begin), lane.cursor(end)).span
+        span = lane.between(lane.counts(begin), lane.counts(end)).span
         columns.append(_episode_ids(lane.spans.dataset, lane.spans.episode)[span].reshape(stop - first, -1))
     return np.stack(columns, axis=1)
 
@@ -154,10 +152,8 @@ def _sample_steps(num_steps: int) -> list[tuple[int, int]]:
 
 
 def _local_batches(run: Ints, world_size: int) -> Ints:
-    # Rank r has the lanes r, r + W, ..., so the lane axis, cut into rows of W, has a column per rank.
-    num_steps, num_lanes, per_lane = run.shape
-    by_rank = run.reshape(num_steps, num_lanes // world_size, world_size, per_lane).transpose(0, 2, 1, 3)
-    return by_rank.reshape(num_steps, world_size, -1)
+    # Rank r has the lanes r, r + W, ...
+    return np.stack([run[:, rank::world_size].reshape(len(run), -1) for rank in range(world_size)], axis=1)
 
 
 def _summarise(runs: Sequence[Ints], full_shuffle: float) -> Distinct:
@@ -174,9 +170,7 @@ def _summarise(runs: Sequence[Ints], full_shuffle: float) -> Distinct:
 
 def _measure_overlap(world: WorldPlan, lanes: Sequence[Lane], num_steps: int) -> dict[int, float]:
     overlap = {}
-    for lag in LAGS:
-        if lag >= num_steps:
-            continue
+    for lag in (lag for lag in LAGS if lag < num_steps):
         firsts = np.unique(np.linspace(0, num_steps - 1 - lag, _OVERLAP_PAIRS).astype(int)).tolist()
         pairs = [[read_episodes(world, lanes, step, step + 1) for step in (first, first + lag)] for first in firsts]
         overlap[lag] = float(np.mean([len(np.intersect1d(one, other)) for one, other in pairs]))
@@ -218,16 +212,14 @@ def _find_near_repeats(world: WorldPlan, near: Ints, steps: tuple[int, int], num
     """Return, for every frame of rank 0 in these steps, whether a near one comes in the next `num_batches` batches."""
     first, stop = steps
     begin, end = world.steps.position_after(first), world.steps.position_after(stop + num_batches)
-    parts = [world.lane_frames(world.plan.lane(number), begin, end) for number in world.lanes_of(0)]
-    dataset, episode, frame = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("dataset", "episode", "frame")
-    )
-    batch = np.tile(np.arange(end - begin) // world.steps.per_lane, len(parts))
+    lanes = [world.plan.lane(number) for number in world.lanes_of(0)]
+    frames = Frames.concat([world.lane_frames(lane, begin, end) for lane in lanes])
+    batch = np.tile(np.arange(end - begin) // world.steps.per_lane, len(lanes))
     # All frames lie on one axis, with a gap after each episode that is too wide for near frames.
-    _, number = np.unique(_episode_ids(dataset, episode), return_inverse=True)
-    place = number * (int(frame.max()) + int(near.max()) + 1) + frame
+    _, number = np.unique(_episode_ids(frames.dataset, frames.episode), return_inverse=True)
+    place = number * (int(frames.frame.max()) + int(near.max()) + 1) + frames.frame
     order = np.argsort(place, kind="stable")
-    place, batch, reach = place[order], batch[order], near[dataset[order]]
+    place, batch, reach = place[order], batch[order], near[frames.dataset[order]]
     is_found = np.zeros(len(place), dtype=np.bool_)
     for apart in range(1, len(place)):
         is_near = place[apart:] - place[:-apart] <= reach[:-apart]
@@ -257,21 +249,15 @@ def _count_near_frames(plan: EpochPlan, near: Ints) -> NDArray[np.float64]:
     _, number = np.unique(_episode_ids(index.dataset, index.episode)[runs.row], return_inverse=True)
     kept = number % (1 + index.num_frames // _CHANCE_FRAMES) == 0
     runs = runs.take(kept)
-    dataset, start, stop = index.dataset[runs.row], runs.start, runs.stop
+    dataset = index.dataset[runs.row]
     _, first, number = np.unique(number[kept], return_index=True, return_inverse=True)
     # Every episode has its own part of one axis, with a margin on either side into which near frames may reach.
     margin, length = int(near.max()), np.zeros(len(first), dtype=np.int64)
-    np.maximum.at(length, number, stop)
+    np.maximum.at(length, number, runs.stop)
     begin = np.cumsum(length + 2 * margin) - (length + margin)
     # How often the epoch has each frame: more than once if it takes several laps.
-    times = np.zeros(int((length + 2 * margin).sum()) + 1, dtype=np.int64)
-    if index.rates is None:
-        np.add.at(times, begin[number] + start, 1)
-        np.add.at(times, begin[number] + stop, -1)
-        times = np.cumsum(times)
-    else:
-        owner, frame = run_frames(index, runs, plan.keys)
-        np.add.at(times, begin[number[owner]] + frame, 1)
+    owner, frame = run_frames(runs, plan.keys)
+    times = np.bincount(begin[number[owner]] + frame, minlength=int((length + 2 * margin).sum()) + 1)
     before = np.append(0, np.cumsum(times))
     place, reach = ragged_arange(begin, length), np.repeat(near[dataset[first]], length)
     place, reach = place[times[place] > 0], reach[times[place] > 0]

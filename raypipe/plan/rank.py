@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.plan.keyhash import ColumnTable, Ints, OrderKeys
-from raypipe.plan.lanes import Cursor, Lane, Run
+from raypipe.plan.lanes import Lane, Run
 from raypipe.plan.spans import SpanTable, order_frames
 from raypipe.plan.spec import Tail
 
@@ -140,43 +140,27 @@ class BatchChunk:
     done_ends: Ints
     """Batch i is followed by ``done[done_ends[i] : done_ends[i + 1]]``."""
 
-    def batches(self) -> Iterator[Batch]:
-        """Return the batches one by one, as views."""
-        needed, ends = self.num_needed.tolist(), self.done_ends.tolist()
-        for i in range(len(self.span)):
-            yield Batch(
-                step=self.step + i,
-                span=self.span[i],
-                row=self.row[i],
-                frame=self.frame[i],
-                is_repeat=self.is_repeat[i],
-                num_needed=needed[i],
-                done=self.done[ends[i] : ends[i + 1]],
-            )
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankLane:
     """A lane as its rank serves it: where sending starts, where emission starts, and where both end."""
 
     number: int
     lane: Lane
-    sent_counts: Ints
+    sent: Ints
     """Frames of every span that are not sent, because they are already emitted."""
 
-    emitted: Cursor
-    end: Cursor
-    end_position: int
+    emitted: Ints
+    """Frames of every span that are emitted before step 0."""
 
-    @cached_property
-    def end_counts(self) -> Ints:
-        """Frames of every span that are emitted by the end of the lane."""
-        return self.lane.counts(self.end)
+    end: Ints
+    """Frames of every span that are emitted by the end of the lane."""
+
+    end_position: int
 
     def repeated(self, num_repeats: int) -> Run:
         """Return the last frames of the lane, as many of `num_repeats` as it has."""
-        lane, end = self.lane, self.end_position
-        return lane.between(lane.cursor(max(0, end - num_repeats)), self.end)
+        return self.lane.between(self.lane.counts(max(0, self.end_position - num_repeats)), self.end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,10 +194,19 @@ class RankPlan:
 
     def frames_of(self, arrival: int) -> Ints:
         """Return the frame numbers that the block of this arrival number holds, in file order: one per row."""
-        number, place = int(self.queue.lane[arrival]), int(self.queue.place[arrival])
-        part = next(part for part in self.lanes if part.number == number)
-        frames, _ = order_frames(part.lane.spans.take(slice(place, place + 1)), self.keys)
-        return np.sort(frames[part.sent_counts[place] : part.end_counts[place]])
+        return self.list_blocks(arrival, arrival + 1)[0]
+
+    def list_blocks(self, first: int, stop: int) -> list[Ints]:
+        """Return what `frames_of` does for the arrival numbers [first, stop), which costs less than one by one."""
+        lane, place = self.queue.lane[first:stop], self.queue.place[first:stop]
+        blocks = [np.empty(0, dtype=np.int64)] * len(lane)
+        for part in self.lanes:
+            mine = np.flatnonzero(lane == part.number)
+            frames, offsets = order_frames(part.lane.spans.take(place[mine]), self.keys)
+            begins, ends = (offsets[:-1] + counts[place[mine]] for counts in (part.sent, part.end))
+            for at, begin, end in zip(mine.tolist(), begins.tolist(), ends.tolist(), strict=True):
+                blocks[at] = np.sort(frames[begin:end])
+        return blocks
 
     def lives(self) -> tuple[Ints, Ints]:
         """Return the positions at which every queued span is admitted and retired, in frames emitted per lane.
@@ -237,7 +230,17 @@ class RankPlan:
     def batches(self) -> Iterator[Batch]:
         """Return the rank's batches one by one."""
         for chunk in self.chunks():
-            yield from chunk.batches()
+            needed, ends = chunk.num_needed.tolist(), chunk.done_ends.tolist()
+            for i in range(len(chunk.span)):
+                yield Batch(
+                    step=chunk.step + i,
+                    span=chunk.span[i],
+                    row=chunk.row[i],
+                    frame=chunk.frame[i],
+                    is_repeat=chunk.is_repeat[i],
+                    num_needed=needed[i],
+                    done=chunk.done[ends[i] : ends[i + 1]],
+                )
 
     def chunks(self) -> Iterator[BatchChunk]:
         """Return the rank's batches, many at once, which costs less than one by one.
@@ -272,7 +275,7 @@ class RankPlan:
 
 
 def _queue_lane(part: RankLane) -> SpanQueue:
-    num_rows = part.end_counts - part.sent_counts
+    num_rows = part.end - part.sent
     place = np.flatnonzero(num_rows)
     columns = {field.name: getattr(part.lane.spans, field.name)[place] for field in fields(SpanTable)}
     lane = np.full(len(place), part.number, dtype=np.int32)
@@ -282,8 +285,7 @@ def _queue_lane(part: RankLane) -> SpanQueue:
 def _first_need(part: RankLane, place: Ints) -> Ints:
     # Ordered by the next frame, not by admission: all spans of the first window are admitted at once, and the first
     # batch should wait only for its own. A span sent only for repeats has no next frame; its last frame counts instead.
-    emitted = part.lane.counts(part.emitted)
-    return part.lane.estimate_positions(place, np.minimum(emitted, part.lane.spans.count - 1)[place])
+    return part.lane.estimate_positions(place, np.minimum(part.emitted, part.lane.spans.count - 1)[place])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,17 +305,18 @@ class _LaneEmitter:
         self.part = part
         self.arrivals = arrivals
         self._keys = keys
-        self._cursor = part.emitted
+        self._emitted = part.emitted
         self._orders: dict[int, Ints] = {}
         spans = part.lane.spans
-        self._is_partial = part.end_counts - part.sent_counts < spans.stop - spans.start
+        self._is_partial = part.end - part.sent < spans.stop - spans.start
 
     def emit(self, steps: Steps, first: int, stop: int) -> _LaneColumns:
         """Return the frames of the steps [first, stop); pass a step with extras alone."""
-        number = self.part.number
-        end = self.part.lane.cursor(steps.after(number, stop))
-        emitted = self._gather(self.part.lane.between(self._cursor, end), stop - first)
-        self._cursor = end
+        number, lane = self.part.number, self.part.lane
+        end = lane.counts(steps.after(number, stop))
+        emitted = self._gather(lane.between(self._emitted, end), stop - first)
+        self._emitted = end
+        self._orders = {at: order for at, order in self._orders.items() if end[at] < len(order)}
         num_repeats = steps.repeats(number, stop - 1)
         if not num_repeats:
             return emitted
@@ -333,29 +336,20 @@ class _LaneEmitter:
         )
 
     def _frames_and_rows(self, run: Run) -> tuple[Ints, Ints]:
-        self._admit(run)
-        places = run.first + np.flatnonzero(run.taken)
-        begins, counts = run.begin[places - run.first], run.taken[places - run.first]
+        spans, places, ends = self.part.lane.spans, run.places.tolist(), np.cumsum(run.taken)
+        new = np.array([place for place in places if place not in self._orders], dtype=np.int64)
+        frames, offsets = order_frames(spans.take(new), self._keys)
+        self._orders.update(zip(new.tolist(), np.split(frames, offsets[1:-1]), strict=False))
         pieces = [
-            self._orders[place][begin : begin + count]
-            for place, begin, count in zip(places.tolist(), begins.tolist(), counts.tolist(), strict=True)
+            self._orders[place][begin:end]
+            for place, begin, end in zip(places, run.begin.tolist(), (run.begin + run.taken).tolist(), strict=True)
         ]
         frame = np.concatenate([np.empty(0, dtype=np.int64), *pieces])
-        row = frame - np.repeat(self.part.lane.spans.start[places], counts)
-        ends = np.cumsum(counts)
-        for i in np.flatnonzero(self._is_partial[places]).tolist():
-            mine, place = slice(ends[i] - counts[i], ends[i]), int(places[i])
-            sent, end = self.part.sent_counts[place], self.part.end_counts[place]
-            row[mine] = np.searchsorted(np.sort(self._orders[place][sent:end]), frame[mine])
+        row = frame - np.repeat(spans.start[run.places], run.taken)
+        for i in np.flatnonzero(self._is_partial[run.places]).tolist():
+            mine, sent = slice(ends[i] - run.taken[i], ends[i]), self.part.sent[places[i]]
+            row[mine] = np.searchsorted(np.sort(self._orders[places[i]][sent : self.part.end[places[i]]]), frame[mine])
         return frame, row
-
-    def _admit(self, run: Run) -> None:
-        for place in [place for place in self._orders if place < run.first]:
-            del self._orders[place]
-        wanted = (run.first + np.flatnonzero(run.taken)).tolist()
-        new = np.array([place for place in wanted if place not in self._orders], dtype=np.int64)
-        frames, offsets = order_frames(self.part.lane.spans.take(new), self._keys)
-        self._orders.update(zip(new.tolist(), np.split(frames, offsets[1:-1]), strict=False))
 
 
 def _chunk_steps(steps: Steps, num_lanes: int) -> Iterator[tuple[int, int]]:
@@ -373,7 +367,7 @@ def _count_uses(emitters: Sequence[_LaneEmitter], steps: Steps, num_spans: int) 
     uses = np.zeros(num_spans, dtype=np.int64)
     for emitter in emitters:
         part = emitter.part
-        coming = part.end_counts - part.lane.counts(part.emitted)
+        coming = part.end - part.emitted
         places = np.flatnonzero(coming)
         uses[emitter.arrivals[places]] = coming[places]
         num_repeats = steps.repeats(part.number, steps.num_steps - 1)

@@ -147,28 +147,29 @@ def make_rates(name: str, start: Ints, stop: Ints, weights: NDArray[np.float64],
     """Return the rates of one dataset; None if a lap has every frame of the runs once.
 
     Args:
-        name: of the dataset, for messages.
-        start: first frame of every run.
-        stop: one past the last.
         weights: one for every run, above 0, or one for every frame of the runs, some of each above 0.
         every: a lap has one frame in this many.
 
     Raises:
         ConfigError: no frame is left, or there are too many.
     """
-    length = stop - start
-    is_by_run = len(weights) == len(length)
-    each = length if is_by_run else (weights > 0).astype(np.int64)
-    total = int(each.sum())
     if every == 1 and weights.min() == weights.max():
         return None
+    total = int((stop - start).sum() if len(weights) == len(start) else (weights > 0).sum())
     if total < every:
         raise ConfigError(
             f"every={every} leaves no frame of dataset {name!r}: the selection has {counted(total, 'frame')}"
         )
     if total >= _MOST_FRAMES:
         raise ConfigError(f"weights and every are for less than {_MOST_FRAMES:,} frames, and {name!r} has {total:,}")
-    size = total // every
+    return _lay_out(start, stop - start, weights, total // every)
+
+
+def _lay_out(start: Ints, length: Ints, weights: NDArray[np.float64], size: int) -> Rates:
+    """Return the rates of runs of which a lap has `size` frames."""
+    is_by_run = len(weights) == len(length)
+    each = length if is_by_run else (weights > 0).astype(np.int64)
+    total = int(each.sum())
     units, spare = _as_units(weights, each, size)
     zeros = np.zeros(len(length), dtype=np.int64)
     columns = {"units": units, "before": zeros, "place": zeros, "offset": zeros - 1, "ends": zeros[:0]}
@@ -178,11 +179,15 @@ def make_rates(name: str, start: Ints, stop: Ints, weights: NDArray[np.float64],
         columns["before"], columns["place"] = _before(units * length, order), _before(length, order)
         most = (units >> _UNIT_BITS) + ((units % _WHOLE > 0) | (spare > 0))
     else:
-        columns |= _unlike_runs(units, each, length, spare, total)
+        ends = np.append(0, np.cumsum(units)) + np.append(0, np.cumsum(each)) * spare // total
+        # One more entry per run, for the end of its last frame.
+        first = np.cumsum(length) - length
+        offset, ends = first + np.arange(len(length)), ends[ragged_arange(first, length + 1)]
+        columns |= {"units": zeros, "offset": offset, "ends": ends}
         # The gap between the end of a run and the start of the next is not a frame.
-        between = np.diff(columns["ends"], append=0)
-        between[columns["offset"] + length] = 0
-        most = -(-np.maximum.reduceat(between, columns["offset"]) // _WHOLE)
+        between = np.diff(ends, append=0)
+        between[offset + length] = 0
+        most = -(-np.maximum.reduceat(between, offset) // _WHOLE)
     return Rates(
         dataset=zeros.astype(np.int32),
         start=start,
@@ -196,15 +201,13 @@ def make_rates(name: str, start: Ints, stop: Ints, weights: NDArray[np.float64],
 
 
 def concat_rates(rates: Sequence[Rates | None], runs: Sequence[tuple[Ints, Ints]]) -> Rates | None:
-    """Return the rates of several datasets as one; None if no dataset has rates.
-
-    Args:
-        rates: of each dataset.
-        runs: first frames and ends of the runs of each.
-    """
+    """Return the rates of datasets with these first frames and ends of runs as one; None if no dataset has rates."""
     if all(one is None for one in rates):
         return None
-    every = [one or _once(*pair) for one, pair in zip(rates, runs, strict=True)]
+    every = [
+        one or _lay_out(start, stop - start, np.ones(len(start)), int((stop - start).sum()))
+        for one, (start, stop) in zip(rates, runs, strict=True)
+    ]
     columns = {name: np.concatenate([getattr(one, name) for one in every]) for name in _COLUMNS if name != "dataset"}
     number = np.repeat(np.arange(len(every), dtype=np.int32), [len(one.start) for one in every])
     begins = np.cumsum([0, *(len(one.ends) for one in every)])
@@ -219,11 +222,7 @@ def concat_rates(rates: Sequence[Rates | None], runs: Sequence[tuple[Ints, Ints]
 
 
 def mean_times(rates: Rates, length: Ints) -> tuple[NDArray[np.float64], Ints]:
-    """Return the mean times of frames in a lap, and how many frames have them: per run, or per frame of unlike runs.
-
-    Args:
-        length: of every run.
-    """
+    """Return the mean times of frames in a lap, and how many frames have them: per run, or per frame of unlike runs."""
     alike, unlike = np.flatnonzero(rates.offset < 0), np.flatnonzero(rates.offset >= 0)
     row = np.repeat(unlike, length[unlike])
     frame = ragged_arange(rates.start[unlike], length[unlike])
@@ -300,11 +299,9 @@ def _marks_between(rates: Rates, keys: OrderKeys, row: Ints, lap: Ints, start: I
 
 
 def _as_units(weights: NDArray[np.float64], each: Ints, size: int) -> tuple[Ints, int]:
-    """Return the units of a frame of each weight, rounded down, and how many units are left to spread.
+    """Return the units of a frame of each weight, rounded down, and how many units of a lap are left to spread.
 
-    Args:
-        each: how many frames have the weight.
-        size: frames of a lap.
+    `each` says how many frames have the weight, and `size` how many a lap has.
     """
     whole = np.rint(weights / weights.max() * (1 << _WEIGHT_BITS)).astype(np.int64)
     whole[weights > 0] = np.maximum(whole[weights > 0], 1)
@@ -321,35 +318,3 @@ def _before(values: Ints, order: Ints) -> Ints:
     before = np.empty(len(values), dtype=np.int64)
     before[order] = np.cumsum(values[order]) - values[order]
     return before
-
-
-def _unlike_runs(units: Ints, each: Ints, length: Ints, spare: int, total: int) -> dict[str, Ints]:
-    """Return the columns of runs of unlike frames: the ends of all frames, in file order."""
-    ends = np.append(0, np.cumsum(units)) + np.append(0, np.cumsum(each)) * spare // total
-    first = np.cumsum(length) - length
-    # One more entry per run, for the end of its last frame.
-    return {
-        "units": np.zeros(len(length), dtype=np.int64),
-        "offset": first + np.arange(len(length)),
-        "ends": ends[ragged_arange(first, length + 1)],
-    }
-
-
-def _once(start: Ints, stop: Ints) -> Rates:
-    """Return the rates of a dataset with every frame once in a lap."""
-    length, ones = stop - start, np.ones(len(start), dtype=np.int64)
-    before = np.cumsum(length) - length
-    return Rates(
-        dataset=(ones - 1).astype(np.int32),
-        start=start,
-        units=ones * _WHOLE,
-        before=before * _WHOLE,
-        place=before,
-        spare=ones - 1,
-        num_frames=ones * int(length.sum()),
-        most=ones,
-        parts=ones,
-        offset=-ones,
-        ends=ones[:0],
-        sizes=(int(length.sum()),),
-    )

@@ -4,24 +4,13 @@ Decides which figures a person needs before a run, and the advice in words. Read
 frame is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from raypipe.plan.budget import (
-    DEFAULT_LIVE_BYTES,
-    LONG_GOP_FRAMES,
-    SHORTEST_SPAN,
-    HeldPeak,
-    LiveBudget,
-    MemberCost,
-    clip_bound,
-    decoded_bytes,
-    measure_held,
-    resolve_live,
-)
+from raypipe.plan.budget import DEFAULT_LIVE_BYTES, SHORTEST_SPAN, MemberCost, decoded_bytes, measure_held, resolve_live
 from raypipe.plan.epoch import WorldPlan
 from raypipe.plan.index import EpisodeIndex
 from raypipe.plan.keyhash import Ints, OrderKeys
@@ -30,9 +19,6 @@ from raypipe.plan.rates import mean_times
 from raypipe.plan.spans import lap_sizes
 from raypipe.plan.spec import ClipLength, SpanLength
 from raypipe.text import counted, plural
-
-AHEAD_BATCHES: Final = 4
-"""How many batches ahead a loader decodes clips by default."""
 
 _UNCLIPPED_FRAMES: Final = 16
 """Frames decoded together in file order, or if whole live spans fit in memory."""
@@ -187,9 +173,8 @@ def report_plan(
     """
     plan, row_bytes = world.plan, max(member.row_bytes for member in members)
     clip_frames = decoded_together(world, members, live_bytes)
-    held = measure_held(world, members, clip_frames, ahead_batches=AHEAD_BATCHES)
+    pixel_bytes, next_bytes = measure_held(world, members, clip_frames, live_bytes=live_bytes)
     cost = max(member.cost(size) for member, size in zip(members, clip_frames, strict=True))
-    pixel_bytes = _pixel_bytes(world, members, held, live_bytes)
     live_frames, first_frames = world.peak_live_frames(), _frames_before_first_batch(world)
     mixing = measure_mixing(world, near_frames=near_frames)
     frames, spans = int(world.frames_per_rank.sum()), len(plan.queues.spans)
@@ -218,17 +203,11 @@ def report_plan(
         resume_frames=_frames_before_first_batch(world.at(world.num_steps // 2)),
         spans_per_1000_frames=1000 * spans / max(1, frames),
         mixing=mixing,
-        advice=(*_advise_order(world, mixing), *_advise_decoding(world, members, held.next_bytes, live_bytes, cost)),
+        advice=(*_advise_order(world, mixing), *_advise_decoding(world, members, next_bytes, live_bytes, cost)),
         members=report_members(world),
         selection=describe_frames(plan.index),
         rates=report_rates(plan.index),
     )
-
-
-def _pixel_bytes(world: WorldPlan, members: Sequence[MemberCost], held: HeldPeak, live_bytes: int) -> int:
-    """Return the bytes of the most decoded frames of a rank: of clips, and of two batches."""
-    batch_bytes = world.batch_size * max(member.sample_bytes for member in members)
-    return max(held.next_bytes, min(held.num_bytes, clip_bound(live_bytes, batch_bytes))) + 2 * batch_bytes
 
 
 def _frames_before_first_batch(world: WorldPlan) -> int:
@@ -251,40 +230,37 @@ def _describe_tail(world: WorldPlan) -> str:
     return text + extras + repeats
 
 
-def _advise_order(world: WorldPlan, mixing: Mixing) -> list[str]:
-    asked, used, ranks = world.plan.spec.lanes, world.plan.leg.lanes, counted(world.world_size, "rank")
-    if asked == used:
-        return _advise_mixing(world, mixing)
-    told = f"{asked} lanes do not share out over {ranks}: this epoch has {counted(used, 'lane')}"
-    return [told, *_advise_mixing(world, mixing)]
+def _advise_order(world: WorldPlan, mixing: Mixing) -> Iterator[str]:
+    asked, used, plan = world.plan.spec.lanes, world.plan.leg.lanes, world.plan
+    if asked != used:
+        ranks = counted(world.world_size, "rank")
+        yield f"{asked} lanes do not share out over {ranks}: this epoch has {counted(used, 'lane')}"
+    batch = mixing.local_batch
+    if plan.spec.shuffle and batch.mean < _GOOD_MIXING * batch.full_shuffle:
+        poor = f"a rank's batch has {batch.mean:.1f} distinct episodes, a full shuffle {batch.full_shuffle:.1f}"
+        yield f"{poor}: {_mixing_remedy(world)}"
 
 
-def _advise_mixing(world: WorldPlan, mixing: Mixing) -> list[str]:
-    batch, spec = mixing.local_batch, world.plan.spec
-    if not spec.shuffle or batch.mean >= _GOOD_MIXING * batch.full_shuffle:
-        return []
-    poor = f"a rank's batch has {batch.mean:.1f} distinct episodes, a full shuffle {batch.full_shuffle:.1f}"
-    wanted, live_spans = 2 * world.steps.per_lane, world.plan.leg.live_spans
-    num_spans, share = int(world.plan.spans_per_lane.min()), int(world.plan.frames_per_lane.min())
+def _mixing_remedy(world: WorldPlan) -> str:
+    plan, per_lane = world.plan, world.steps.per_lane
+    wanted, live_spans = 2 * per_lane, plan.leg.live_spans
+    num_spans, share = int(plan.spans_per_lane.min()), int(plan.frames_per_lane.min())
     if live_spans < min(wanted, num_spans):
-        return [
-            f"{poor}: set live_spans to {wanted}, twice the {counted(world.steps.per_lane, 'frame')} a batch takes of "
-            f"a lane"
-        ]
-    longest = int((world.plan.queues.spans.stop - world.plan.queues.spans.start).max())
+        return f"set live_spans to {wanted}, twice the {counted(per_lane, 'frame')} a batch takes of a lane"
+    longest = int((plan.queues.spans.stop - plan.queues.spans.start).max())
     if num_spans <= live_spans:
-        shorter = max(SHORTEST_SPAN, _power_of_two(share // wanted))
+        few, shorter = f"a lane has only {counted(num_spans, 'span')}", _at_most_power(share // wanted)
         if shorter >= longest:
-            return [
-                f"{poor}: a lane has only {counted(num_spans, 'span')}; use more episodes, fewer lanes or a smaller "
-                f"batch"
-            ]
-        return [
-            f"{poor}: a lane has only {counted(num_spans, 'span')}, set span_frames to {shorter} to share episodes out"
-        ]
-    typical = max(SHORTEST_SPAN, _power_of_two(world.plan.index.num_frames // (2 * len(world.plan.index))))
+            return f"{few}; use more episodes, fewer lanes or a smaller batch"
+        return f"{few}, set span_frames to {shorter} to share episodes out"
+    typical = _at_most_power(plan.index.num_frames // (2 * len(plan.index)))
     shorter_spans = f"span_frames to {typical} or " if typical < longest else ""
-    return [f"{poor}: lengths are uneven, set {shorter_spans}live_spans to {2 * live_spans}"]
+    return f"lengths are uneven, set {shorter_spans}live_spans to {2 * live_spans}"
+
+
+def _at_most_power(number: int) -> int:
+    """Return the largest power of two that is at most `number`, and no span that is too short."""
+    return max(SHORTEST_SPAN, 1 << max(0, number.bit_length() - 1))
 
 
 def decoded_together(world: WorldPlan, members: Sequence[MemberCost], live_bytes: int) -> tuple[int, ...]:
@@ -306,39 +282,20 @@ def unclipped_frames(keys: OrderKeys, span_bytes: int, live_bytes: int) -> int:
 
 def _advise_decoding(
     world: WorldPlan, members: Sequence[MemberCost], next_bytes: int, live_bytes: int, cost: float
-) -> list[str]:
-    if not any(member.cameras for member in members):
-        return []
-    advice = []
-    if next_bytes > live_bytes:
-        advice.append(
+) -> Iterator[str]:
+    has_cameras = any(member.cameras for member in members)
+    if has_cameras and next_bytes > live_bytes:
+        yield (
             f"a rank holds up to {_size(next_bytes)} of decoded frames, and live_bytes is {_size(live_bytes)}: lower "
             f"live_spans from {world.plan.leg.live_spans}, or let raypipe choose it"
         )
-    if cost > _DEAR:
+    if has_cameras and cost > _DEAR:
         ample = resolve_live(world.plan.index, members, batch=world.batch_size, live_bytes=1 << 50)
-        advice.append(f"decoding costs {cost:.1f} times as much as in file order: {describe_remedies(members, ample)}")
-    return advice
-
-
-def describe_remedies(members: Sequence[MemberCost], ample: LiveBudget) -> str:
-    """Return what makes decoding cheaper, with figures."""
-    interval = max(camera.keyframe_interval for member in members for camera in member.cameras)
-    remedy = f"live_bytes={ample.clip_bytes:_} brings it to {ample.cost:.1f}"
-    if interval > LONG_GOP_FRAMES:
-        remedy += (
-            f", and `raypipe reshard ROOT TARGET --gop 2` to about 1, in any memory: the videos have a keyframe every "
-            f"{interval} frames only"
-        )
-    return remedy
+        yield f"decoding costs {cost:.1f} times as much as in file order: {ample.describe_remedies(members)}"
 
 
 def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << max(0, number.bit_length() - 1)
 
 
 def report_rates(index: EpisodeIndex) -> tuple[RateReport, ...]:
@@ -414,7 +371,7 @@ def emitted_frames(world: WorldPlan, steps: Ints) -> Ints:
     for number in range(world.plan.leg.lanes):
         lane = world.plan.lane(number)
         for i, step in enumerate(steps.tolist()):
-            counts = lane.counts(lane.cursor(world.steps.position_after(step)))
+            counts = lane.counts(world.steps.position_after(step))
             # Whole numbers below 2**53 are exact as floats.
             emitted[i] += np.bincount(lane.spans.dataset, weights=counts, minlength=num_datasets).astype(np.int64)
     return emitted

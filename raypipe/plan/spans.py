@@ -82,10 +82,7 @@ def mix_indexes(
 ) -> EpisodeIndex:
     """Return the index of a mixture; every epoch takes `frames` of each dataset.
 
-    Args:
-        indexes: one per dataset.
-        frames: one number per dataset, at least 1.
-        revisions: of the datasets, such as commits of the Hub; empty: they have none.
+    Without `revisions`, such as commits of the Hub, the datasets have none.
 
     Raises:
         ConfigError: names are equal, or a dataset would give nothing.
@@ -144,12 +141,18 @@ def anchor_runs(index: EpisodeIndex, keys: OrderKeys) -> AnchorRuns:
     return AnchorRuns.concat(parts)
 
 
-def run_frames(index: EpisodeIndex, runs: AnchorRuns, keys: OrderKeys) -> tuple[Ints, Ints]:
+def run_frames(runs: "AnchorRuns | Spans", keys: OrderKeys) -> tuple[Ints, Ints]:
     """Return the run of every frame and the frame itself, without the frames that the laps do not have."""
-    if index.rates is not None:
-        return list_taken(index.rates, keys, runs.row, runs.lap, runs.start, runs.stop)
+    if keys.rates is not None:
+        return list_taken(keys.rates, keys, runs.row, runs.lap, runs.start, runs.stop)
     length = runs.stop - runs.start
     return np.repeat(np.arange(len(length)), length), ragged_arange(runs.start, length)
+
+
+def _count_frames(runs: AnchorRuns, keys: OrderKeys) -> Ints:
+    if keys.rates is None:
+        return runs.stop - runs.start
+    return count_taken(keys.rates, keys, runs.row, runs.lap, runs.start, runs.stop)
 
 
 def _take_laps(index: EpisodeIndex, rows: Ints, begin: int, end: int, keys: OrderKeys) -> AnchorRuns:
@@ -158,18 +161,17 @@ def _take_laps(index: EpisodeIndex, rows: Ints, begin: int, end: int, keys: Orde
     laps = np.arange(begin // size, -(-end // size))
     row, lap = _all_parts(index, rows, laps)
     if keys.shuffle:
-        key = keys.run_keys(index.dataset[row], lap, index.episode[row], index.start[row])
+        key = keys.span_keys(index.dataset[row], lap, index.episode[row], index.start[row], purpose="run")
         whole_lap = lap if index.rates is None else lap // index.rates.parts[row]
         order = np.lexsort((key, whole_lap))
         row, lap = row[order], lap[order]
-    start, stop = index.start[row], index.stop[row]
-    length = stop - start if index.rates is None else count_taken(index.rates, keys, row, lap, start, stop)
+    runs = AnchorRuns(row=row, lap=lap, start=index.start[row], stop=index.stop[row])
+    length = _count_frames(runs, keys)
     last = int(laps[0]) * size + np.cumsum(length)
     first = last - length
     skipped, cut = np.maximum(begin - first, 0), np.maximum(last - end, 0)
     kept = skipped + cut < length
-    runs = AnchorRuns(row=row, lap=lap, start=start, stop=stop).take(kept)
-    return _cut_ends(index, runs, skipped[kept], cut[kept], keys)
+    return _cut_ends(runs.take(kept), skipped[kept], cut[kept], keys)
 
 
 def _all_parts(index: EpisodeIndex, rows: Ints, laps: Ints) -> tuple[Ints, Ints]:
@@ -184,13 +186,13 @@ def _all_parts(index: EpisodeIndex, rows: Ints, laps: Ints) -> tuple[Ints, Ints]
     return row[order], lap[order]
 
 
-def _cut_ends(index: EpisodeIndex, runs: AnchorRuns, skipped: Ints, cut: Ints, keys: OrderKeys) -> AnchorRuns:
+def _cut_ends(runs: AnchorRuns, skipped: Ints, cut: Ints, keys: OrderKeys) -> AnchorRuns:
     """Return the runs without their first `skipped` and last `cut` frames: at the borders of an epoch."""
-    if index.rates is None:
+    if keys.rates is None:
         return replace(runs, start=runs.start + skipped, stop=runs.stop - cut)
     start, stop = runs.start.copy(), runs.stop.copy()
     for i in np.flatnonzero(skipped + cut).tolist():
-        _, frames = run_frames(index, runs.take(slice(i, i + 1)), keys)
+        _, frames = run_frames(runs.take(slice(i, i + 1)), keys)
         start[i], stop[i] = frames[skipped[i]], frames[len(frames) - cut[i] - 1] + 1
     return replace(runs, start=start, stop=stop)
 
@@ -199,9 +201,8 @@ def lap_sizes(index: EpisodeIndex) -> NDArray[np.int64]:
     """Return the anchor frames of every dataset, by their rates: the length of its laps."""
     if index.rates is not None:
         return np.array(index.rates.sizes, dtype=np.int64)
-    return np.bincount(
-        index.dataset, weights=(index.stop - index.start).astype(np.float64), minlength=len(index.dataset_names)
-    ).astype(np.int64)
+    # Whole numbers below 2**53 are exact as floats.
+    return np.bincount(index.dataset, index.stop - index.start, len(index.dataset_names)).astype(np.int64)
 
 
 def first_laps(index: EpisodeIndex, epoch: int) -> NDArray[np.int64]:
@@ -251,9 +252,7 @@ def cut_spans(index: EpisodeIndex, spec: OrderSpec, keys: OrderKeys) -> Spans:
     """
     runs = _cut_runs(anchor_runs(index, keys), spec)
     dataset, episode = index.dataset[runs.row], index.episode[runs.row]
-    count = runs.stop - runs.start
-    if keys.rates is not None:
-        count = count_taken(keys.rates, keys, runs.row, runs.lap, runs.start, runs.stop)
+    count = _count_frames(runs, keys)
     spans = Spans(
         row=runs.row,
         dataset=dataset,
@@ -280,11 +279,7 @@ def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
 
     Span i owns ``frames[offsets[i] : offsets[i + 1]]``. Costs one sort of all frames of the spans, also consumed ones.
     """
-    if keys.rates is None:
-        length = spans.stop - spans.start
-        owner, frame = np.repeat(np.arange(len(spans)), length), ragged_arange(spans.start, length)
-    else:
-        owner, frame = list_taken(keys.rates, keys, spans.row, spans.lap, spans.start, spans.stop)
+    owner, frame = run_frames(spans, keys)
     order_key = keys.frame_keys(spans.dataset, spans.lap, spans.episode, owner, frame)
     if spans.floor.any():
         left = order_key >= spans.floor[owner]
@@ -297,11 +292,6 @@ def order_frames(spans: Spans, keys: OrderKeys) -> tuple[Ints, Ints]:
     return frame, np.append(0, np.cumsum(spans.count))
 
 
-def frames_left(spans: Spans, row: int, keys: OrderKeys) -> Ints:
-    """Return the frames left of one span in file order."""
-    return np.sort(order_frames(spans.take(slice(row, row + 1)), keys)[0])
-
-
 def _cut_runs(runs: AnchorRuns, spec: OrderSpec) -> AnchorRuns:
     if spec.span_frames == WHOLE_EPISODE:
         return runs
@@ -309,12 +299,8 @@ def _cut_runs(runs: AnchorRuns, spec: OrderSpec) -> AnchorRuns:
     first, last = runs.start // size, (runs.stop - 1) // size
     run = np.repeat(np.arange(len(runs.row)), last - first + 1)
     cell = ragged_arange(first, last - first + 1)
-    return AnchorRuns(
-        row=runs.row[run],
-        lap=runs.lap[run],
-        start=np.maximum(runs.start[run], cell * size),
-        stop=np.minimum(runs.stop[run], (cell + 1) * size),
-    )
+    runs = runs.take(run)
+    return replace(runs, start=np.maximum(runs.start, cell * size), stop=np.minimum(runs.stop, (cell + 1) * size))
 
 
 def _interleave(spans: Spans, share: Ints) -> Ints:

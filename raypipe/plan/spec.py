@@ -170,8 +170,6 @@ def first_leg(spec: OrderSpec, *, world_size: int, batch: BatchSpec | None = Non
     """Return the leg that starts an epoch: the base lanes if `world_size` divides them, else one lane per rank.
 
     Args:
-        spec: holds the base lanes.
-        world_size: number of ranks.
         batch: must share out over the base lanes too, else the epoch has one lane per rank. Pass None at the first
             start of a run: then the lanes that the user gave stay, and `plan_world` raises if the batch does not fit.
     """

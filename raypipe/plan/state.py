@@ -48,8 +48,6 @@ class OrderState:
 
     order_version: int
     fingerprint: str
-    """The order fingerprint of the datasets."""
-
     spec: OrderSpec
     """The spec with the lanes, live spans and span length that the run's first start resolved."""
 
@@ -282,8 +280,8 @@ def describe_changes(saved: Shares, given: Shares) -> tuple[str, ...]:
             is_known = what != "revision" or UNVERSIONED not in (one, other)
             if one != other and is_known:
                 lines.append(f"{what} of {name!r}: {one} in the state, {other} here")
-    if not lines and saved.names != given.names:
-        lines.append(f"the order of the datasets: {', '.join(saved.names)} in the state, {', '.join(given.names)} here")
+    if not lines and list(before) != list(now):
+        lines.append(f"the order of the datasets: {', '.join(before)} in the state, {', '.join(now)} here")
     return tuple(lines)
 
 

@@ -83,7 +83,7 @@ def _other_header(content: bytes, rng: random.Random) -> bytes:
 def _sealed(content: bytes) -> bytes:
     """Return an account with the digests of what it says now, as a forger would make them; as it is where none can."""
     try:
-        with patch("raypipe.account.file.find_break", lambda _: ""):
+        with patch("raypipe.account.parts.Account.find_break", lambda _: ""):
             account = load_account(content, "forged")
         return dump_account(seal_account(account.header, account.parts))
     except Exception:

@@ -14,12 +14,8 @@ from raypipe.account.frames import (
     count_ranges,
     count_values,
     empty_runs,
-    intersect_runs,
-    keep_values,
     make_runs,
-    runs_once,
     subtract_runs,
-    unite_runs,
 )
 from raypipe.errors import DatasetError
 
@@ -54,10 +50,10 @@ def test_operations_are_those_of_multisets(one, other):
 
     assert as_counter(add_runs(a, b)) == count_a + count_b
     assert as_counter(subtract_runs(a, b)) == count_a - count_b
-    assert as_counter(intersect_runs(a, b)) == count_a & count_b
-    assert as_counter(unite_runs(a, b)) == count_a | count_b
-    assert as_counter(keep_values(a, b)) == Counter({value: n for value, n in count_a.items() if value in count_b})
-    assert as_counter(runs_once(a)) == Counter(set(one))
+    assert as_counter(a.intersect(b)) == count_a & count_b
+    assert as_counter(a.unite(b)) == count_a | count_b
+    assert as_counter(a.within(b)) == Counter({value: n for value, n in count_a.items() if value in count_b})
+    assert as_counter(a.once()) == Counter(set(one))
 
 
 @given(st.lists(values, max_size=5))

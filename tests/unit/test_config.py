@@ -15,7 +15,7 @@ from raypipe.feed import BadDataSpec
 from raypipe.loader import LoaderSettings, LoaderSpec
 from raypipe.pipeline import Pipeline, PipelineParts
 from raypipe.pipeline import config as config_module
-from raypipe.pipeline.config import row_bytes, spans_per_block
+from raypipe.pipeline.config import row_bytes
 from raypipe.plan import BatchSpec, OrderSpec
 
 WINDOW = {"action": [0.0, 0.1, 0.2]}
@@ -81,11 +81,11 @@ def test_blocks_are_packed_by_size(dataset, tiny_dataset, monkeypatch):
     rows_only = Pipeline(open_dataset(str(tiny_dataset), cameras=[]), batch_size=4, seed=0).config
     with_cameras = Pipeline(dataset, batch_size=4, seed=0, order={"live_spans": 128}).config
 
-    assert spans_per_block(rows_only) == 64
-    assert spans_per_block(with_cameras) == 128 // 8
+    assert rows_only.spans_per_block() == 64
+    assert with_cameras.spans_per_block() == 128 // 8
     mean = dataset.meta.num_frames // len(dataset.meta.episodes)
     monkeypatch.setattr(config_module, "_ROW_BLOCK_BYTES", 3 * mean * row_bytes(dataset))
-    assert spans_per_block(with_cameras) == 3
+    assert with_cameras.spans_per_block() == 3
 
 
 def test_live_bytes_are_those_of_rows_and_decoded_frames(dataset):
