@@ -15,15 +15,17 @@ import math
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from raypipe.account import Handed
-from raypipe.decode import ClipExecutor, use_one_core
+from raypipe.decode import ASSIGNED_CPUS, ClipExecutor, use_one_core
 from raypipe.errors import DatasetError, RaypipeError
 from raypipe.feed import (
     BadSpan,
@@ -39,13 +41,13 @@ from raypipe.feed import (
 )
 from raypipe.loader.assembly import Assembler, Built
 from raypipe.loader.at_hand import FileFetcher
-from raypipe.loader.job import LoaderSpec, RankJob
+from raypipe.loader.job import LoaderSpec, RankJob, Stand
 from raypipe.loader.transforms import wait_for
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.text import counted
 
 if TYPE_CHECKING:
-    from raypipe.feed import LocalFeed, RayFeed
+    from raypipe.feed import FeederSource, LocalFeed, LocalSource, RayFeed
 
 
 class _Closed(Exception):  # noqa: N818
@@ -246,11 +248,9 @@ class EpochRun:
         )
 
     def _drain(self) -> None:
-        try:
+        with suppress(queue.Empty):
             while True:
                 self._batches.get_nowait()
-        except queue.Empty:
-            return
 
     def _run_thread(self, job: Callable[[], None]) -> None:
         try:
@@ -425,3 +425,79 @@ def _do_nothing(_: Any) -> None:
 
 def _identity(request: SpanRequest) -> tuple[int, ...]:
     return (*_PLACE_OF_SPAN(request), len(request.anchors))
+
+
+def start_run(
+    stand: Stand,
+    source: "LocalSource | FeederSource",
+    spec: LoaderSpec,
+    meter: Meter,
+    place: PassPlace | None,
+    before: EpochRun | None = None,
+) -> EpochRun:
+    """Return the run of a pass that begins at `stand`. Waits for the other ranks."""
+    job = stand.job
+    num_threads = source.assigned_cpus() if spec.num_threads == ASSIGNED_CPUS else spec.num_threads
+    executor = source.open_executor(job.context, num_threads, meter)
+    run = EpochRun(job, stand.world, replace(spec, num_threads=num_threads), meter, executor)
+    try:
+        run.start(source.open(stand.world, job.rank, place), source.meeting.report_bad, before)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+class Ahead:
+    """The run of the next epoch, which a thread starts. When Python collects this object, the run is given up."""
+
+    def __init__(self, stand: Stand, begin: Callable[[], EpochRun]) -> None:
+        self.stand = stand
+        """Where its pass begins."""
+        self._start = _Start(begin)
+        self._giving_up = weakref.finalize(self, self._start.give_up)
+        self._giving_up.atexit = False
+
+    def wait(self) -> EpochRun:
+        """Return the run when it is ready. It still ends with this object, until you call `release`."""
+        started = self._start.wait()
+        if isinstance(started, BaseException):
+            raise started
+        return started
+
+    def release(self) -> None:
+        """Hand the run over to the caller of `wait`: it no longer ends with this object."""
+        self._giving_up.detach()
+
+    def discard(self) -> None:
+        """Close the run when it is ready, and ignore an error in starting it."""
+        started = self._start.wait()
+        if isinstance(started, EpochRun):
+            started.close()
+
+
+class _Start:
+    def __init__(self, begin: Callable[[], EpochRun]) -> None:
+        self._result: EpochRun | BaseException | None = None
+        self._is_given_up = False
+        self._thread = threading.Thread(target=self._work, args=(begin,), name="raypipe-next-epoch", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> EpochRun | BaseException:
+        self._thread.join()
+        assert self._result is not None
+        return self._result
+
+    def give_up(self) -> None:
+        # Python may call this between any two lines of any thread, so it must not wait or take a lock.
+        self._is_given_up = True
+        if isinstance(self._result, EpochRun):
+            self._result.give_up()
+
+    def _work(self, begin: Callable[[], EpochRun]) -> None:
+        try:
+            self._result = begin()
+        except BaseException as error:
+            self._result = error
+        if self._is_given_up and isinstance(self._result, EpochRun):
+            self._result.close()

@@ -22,9 +22,16 @@ from raypipe.account import Account, AccountKeeper, Header, Ledger, Page, Part, 
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
 from raypipe.feed import BadSpan, Live, LoaderStats, Meter, PassPlace, WorldStats, describe_spans, sum_up
-from raypipe.loader.epoch_run import EpochRun
-from raypipe.loader.job import LoaderSettings, LoaderSpec, RankJob, change_spec, warn_of_other_origin, with_source
-from raypipe.loader.passes import Ahead, RunStarter, Stand
+from raypipe.loader.epoch_run import Ahead, EpochRun, start_run
+from raypipe.loader.job import (
+    LoaderSettings,
+    LoaderSpec,
+    RankJob,
+    Stand,
+    change_spec,
+    warn_of_other_origin,
+    with_source,
+)
 from raypipe.mixture import Mixture
 from raypipe.plan import OrderState, check_whole, follow_state, resume, start
 from raypipe.text import Bar, counted, progress_bar
@@ -394,7 +401,7 @@ class RankLoader:
             run = iteration.run = ahead.wait()
             ahead.release()
         else:
-            run = iteration.run = RunStarter(self._job, self._source, self._spec, self._meter).start(stand, place)
+            run = iteration.run = start_run(stand, self._source, self._spec, self._meter, place)
         page = stand.page = stand.ledger.begin(stand.world, self._job.rank)
         run.begin(page.write, partial(_call_alive, weakref.WeakMethod(self._look_ahead)))
         return run, page
@@ -420,8 +427,9 @@ class RankLoader:
                 return
             if self._ahead is not None or run.epoch >= self._last_epoch:
                 return
-            starter, following = RunStarter(self._job, self._source, self._spec, self._meter), self._stand.following
-            self._ahead = Ahead(following, partial(starter.start, following, run.place.following, run))
+            stand, parts = self._stand.following, (self._source, self._spec, self._meter)
+            # Without a reference to this loader, so that the starting thread does not keep it alive.
+            self._ahead = Ahead(stand, partial(start_run, stand, *parts, run.place.following, run))
 
     def _finish(self, iteration: _Iteration) -> None:
         if self._end(iteration):
