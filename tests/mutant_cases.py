@@ -747,8 +747,8 @@ MUTANTS: Final = (
         "Nothing is dropped silently",
         "episodes that were bad before a restart are forgotten",
         "feed/agreement.py",
-        "self._before.update(episodes)",
-        "self._before.update({})",
+        "self._bad_before.update(episodes)",
+        "self._bad_before.update({})",
         (f"{HOLES}::test_episodes_that_were_bad_before_a_restart_count_in_the_budget",),
     ),
     Mutant(
