@@ -705,10 +705,10 @@ MUTANTS: Final = (
     ),
     Mutant(
         "The right frame",
-        "windows of cameras in a batch are padded at the start alone",
+        "windows of cameras in a batch reach one frame behind their episode",
         "loader/assembly.py",
-        "padding[mine] = slots[mine] != wanted",
-        "padding[mine] = slots[mine] > wanted",
+        "length = self._length[batch.span[mine]][:, None]",
+        "length = self._length[batch.span[mine]][:, None] + 1",
         (f"{LOADER}::test_loader_gives_the_values_of_samples_in_the_planned_order",),
     ),
     Mutant(

@@ -244,17 +244,7 @@ class FeederSource:
         if context.decode.where != "cluster":
             return ThreadExecutor(lambda: context.decoders, num_threads, context.frame_pool)
         (shared,) = _get(self.feeder().shared_context.remote())
-        return TaskExecutor(
-            shared=shared,
-            decoders=_task_decoders,
-            home_file=context.home_video,
-            note=lambda answer: meter.add(
-                task_decode_s=answer.seconds,
-                task_decoded_frames=answer.num_decoded,
-                task_kept_frames=answer.num_kept,
-                task_requests=answer.num_requests,
-            ),
-        )
+        return TaskExecutor(shared=shared, decoders=_task_decoders, home_file=context.home_video, note=meter.add)
 
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
         """Publish the figures of a rank on Ray's metrics port and to the meeting."""

@@ -10,19 +10,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from raypipe.storage import num_requests
-
-if TYPE_CHECKING:
-    from ray.util.metrics import Counter, Gauge
 
 STAGES: Final = ("read", "decode", "transport", "assembly")
 """The stages that can make a batch late."""
 
 _HARDLY: Final = 0.02
 """If a training loop waits for less than this share of its time, the figures say that it waits for nothing."""
-
 
 RECENT_STEPS: Final = 100
 """Steps that the recent figures cover: some seconds to minutes of training."""
@@ -366,21 +362,15 @@ class RankGauges:
         for name, (field, text) in COUNTERS.items():
             value = float(getattr(stats, field))
             if value > self._told[name]:
-                _counter(name, text).inc(value - self._told[name], tags=self._tags)
+                _metric("Counter", name, text).inc(value - self._told[name], tags=self._tags)
                 self._told[name] = value
         for name, (field, text) in GAUGES.items():
-            _gauge(name, text).set(float(getattr(stats, field)), tags=self._tags)
+            _metric("Gauge", name, text).set(float(getattr(stats, field)), tags=self._tags)
 
 
 @cache
-def _counter(name: str, text: str) -> "Counter":
-    from ray.util.metrics import Counter
+def _metric(kind: str, name: str, text: str) -> Any:
+    """Return the only metric of a name in this process: a "Counter" or a "Gauge"."""
+    from ray.util import metrics
 
-    return Counter(name, description=text, tag_keys=TAGS)
-
-
-@cache
-def _gauge(name: str, text: str) -> "Gauge":
-    from ray.util.metrics import Gauge
-
-    return Gauge(name, description=text, tag_keys=TAGS)
+    return getattr(metrics, kind)(name, description=text, tag_keys=TAGS)

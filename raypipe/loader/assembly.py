@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from raypipe.account import Handed, Skip
 from raypipe.dataset import REPRESENTATION, window_rows
-from raypipe.decode import ClipExecutor, ClipKey, ClipRequest, ClipStore, decode_clip
+from raypipe.decode import ClipExecutor, ClipKey, ClipRequest, decode_clip
 from raypipe.errors import DatasetError
 from raypipe.feed import (
     BadSpan,
@@ -70,7 +70,7 @@ class Assembler:
         self.rows = LiveRows()
         self.bad_spans: list[BadSpan] = []
         """The spans left out so far."""
-        self.report_bad: Callable[[BadSpan], None] = _report_to_nobody
+        self.report_bad: Callable[[BadSpan], None] = do_nothing
         """Called with the first bad span or clip of every episode; may raise."""
         self._context = context = job.context
         self._plan = world.rank(job.rank)
@@ -87,7 +87,7 @@ class Assembler:
         self._bad: dict[int, BadSpan] = {}
         self._bad_clips: dict[ClipKey, BadSpan] = {}
         self._left_bytes = 0
-        self._builder = BatchBuilder(context, self._plan, self.rows, self.clips.store)
+        self._length = _episode_lengths(context, self._plan)
         # torch fixes a thread's number of cores when the thread first asks. Ask now for the calling thread, which may
         # train: after our threads call `use_one_core` it would get 1.
         torch.get_num_threads()
@@ -127,9 +127,12 @@ class Assembler:
         """Return the batch without the frames left out. Call it when all its clips are ready."""
         keys = self.clips.keys(batch)
         is_hole = np.array([key[0] in self._bad or key in self._bad_clips for key in keys], dtype=np.bool_)
-        kept = select_samples(batch, ~is_hole) if is_hole.any() else batch
+        kept = batch
+        if is_hole.any():
+            columns = ("span", "row", "frame", "is_repeat")
+            kept = replace(batch, **{name: getattr(batch, name)[~is_hole] for name in columns})
         kept_keys = [key for key, is_bad in zip(keys, is_hole.tolist(), strict=True) if not is_bad]
-        samples = self._builder.build(kept, kept_keys) if kept_keys else _copy(self._stand_in)
+        samples = self._samples(kept, kept_keys) if kept_keys else _copy(self._stand_in)
         handed = Handed(
             numbers=self._context.frame_numbers(
                 samples["dataset_index"].numpy(),
@@ -158,7 +161,7 @@ class Assembler:
         if self._pool is not None:
             self._pool.close()
         # The callback refers to the feed, and so to the actors that serve it.
-        self.report_bad = _report_to_nobody
+        self.report_bad = do_nothing
 
     def retire(self, arrivals: list[int]) -> None:
         """Release spans that no later batch needs."""
@@ -170,11 +173,68 @@ class Assembler:
 
     def _finish(self, samples: dict[str, Any], seeds: torch.Tensor) -> dict[str, Any]:
         built = _move(samples, self._spec.device) if self._spec.device != "cpu" else samples
-        built = self._builder.finish(built)
+        if self._context.decode.camera_dtype != "uint8":
+            # On the device, so that bytes are copied, not floats.
+            for key, value in built.items():
+                if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:
+                    built[key] = value.to(torch.float32) / 255
         if self._spec.transform is None:
             return built
         with seeded_batch(seeds):
             return self._spec.transform(built, built.get("augment_seed", seeds))
+
+    def _samples(self, batch: Batch, keys: list[ClipKey]) -> dict[str, Any]:
+        """Return a batch as tensors on the CPU, cameras as uint8; `keys` gives the clip of every sample."""
+        rows = self.rows.take_rows(batch)
+        dataset_index = self._plan.queue.dataset[batch.span].astype(np.int64)
+        built = self._cameras(batch, keys, dataset_index)
+        for name, values in rows.items():
+            built[name] = values.tolist() if values.dtype == object else torch.from_numpy(values)
+        for name, values in _label(self._context, dataset_index, rows["task_index"]).items():
+            built[name] = values if isinstance(values, list) else torch.from_numpy(values)
+        laps, episodes, frames = self._plan.queue.lap[batch.span], rows["episode_index"], rows["frame_index"]
+        built["augment_seed"] = torch.from_numpy(self._plan.keys.augment_seeds(dataset_index, laps, episodes, frames))
+        if self._plan.steps.num_repeats or self._context.bad_data.on_bad_episode == "skip":
+            built["is_repeat"] = torch.from_numpy(batch.is_repeat.copy())
+        return built
+
+    def _cameras(self, batch: Batch, keys: list[ClipKey], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
+        schema, built = self._context.batch_schema, {}
+        for camera in schema.cameras:
+            slots, padding = self._slots(camera, batch, dataset_index)
+            blank = self._context.blanks[camera]
+            pixels = self._context.batch_buffers.take(camera, (len(keys), *blank.shape), blank.dtype)
+            for i, (key, frames) in enumerate(zip(keys, slots.tolist(), strict=True)):
+                shown = self.clips.store.frames(key, camera)
+                if shown is None:
+                    pixels[i] = blank
+                    continue
+                for t, frame in enumerate(frames):
+                    pixels[i, t] = shown[frame]
+            tensor = torch.from_numpy(pixels).permute(0, 1, 4, 2, 3)
+            built[camera] = tensor if camera in schema.time_axes else tensor[:, 0]
+            if camera in schema.windows:
+                built[f"{camera}_is_pad"] = torch.from_numpy(padding)
+        return built
+
+    def _slots(
+        self, camera: str, batch: Batch, dataset_index: NDArray[np.int64]
+    ) -> tuple[RowFrames, NDArray[np.bool_]]:
+        """Return the frame behind every window slot of a camera ``(B, T)``, and which slots are padding.
+
+        For a robot without the camera all slots are padding.
+        """
+        schema = self._context.batch_schema
+        shape = (len(batch.frame), schema.windows.get(camera, 1))
+        slots, padding = np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.bool_)
+        for number in np.unique(dataset_index).tolist():
+            own = schema.members[number].cameras.get(camera)
+            if own is not None:
+                mine = dataset_index == number
+                offsets = self._context.datasets[number].window.offsets.get(own, (0,))
+                length = self._length[batch.span[mine]][:, None]
+                slots[mine], padding[mine] = window_rows(batch.frame[mine], length, offsets)
+        return slots, padding
 
     def _skips(self, batch: Batch, keys: list[ClipKey], is_hole: NDArray[np.bool_]) -> tuple[Skip, ...]:
         skips = []
@@ -226,24 +286,13 @@ class Assembler:
         return {**batch, "augment_seed": torch.from_numpy(seeds), "is_repeat": torch.tensor([True])}
 
 
-def select_samples(batch: Batch, is_kept: NDArray[np.bool_]) -> Batch:
-    """Return the batch with only the samples of `is_kept`."""
-    return replace(
-        batch,
-        span=batch.span[is_kept],
-        row=batch.row[is_kept],
-        frame=batch.frame[is_kept],
-        is_repeat=batch.is_repeat[is_kept],
-    )
-
-
 def _copy(batch: dict[str, Any]) -> dict[str, Any]:
     # Copy, because a transform or a training loop may write to its batch.
     return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
 
 
-def _report_to_nobody(_: BadSpan) -> None:
-    pass
+def do_nothing(_: Any) -> None:
+    """Do nothing."""
 
 
 def _move(batch: dict[str, Any], device: str) -> dict[str, Any]:
@@ -255,85 +304,6 @@ def _move(batch: dict[str, Any], device: str) -> dict[str, Any]:
         if isinstance(value, torch.Tensor) and value.device.type == "cpu":
             moved[key] = (value.pin_memory() if is_pinned else value).to(device, non_blocking=is_pinned)
     return moved
-
-
-class BatchBuilder:
-    """Builds the batches of one rank from the rows and clips at hand."""
-
-    def __init__(self, context: BlockContext, plan: RankPlan, rows: LiveRows, clips: ClipStore) -> None:
-        self._context = context
-        self._plan = plan
-        self._rows = rows
-        self._clips = clips
-        self._length = _episode_lengths(context, plan)
-
-    def build(self, batch: Batch, keys: list[ClipKey]) -> dict[str, Any]:
-        """Return a batch as tensors on the CPU, cameras as uint8; `keys` gives the clip of every sample."""
-        rows = self._rows.take_rows(batch)
-        dataset_index = self._plan.queue.dataset[batch.span].astype(np.int64)
-        built = self._cameras(batch, keys, dataset_index)
-        for name, values in rows.items():
-            built[name] = values.tolist() if values.dtype == object else torch.from_numpy(values)
-        for name, values in _label(self._context, dataset_index, rows["task_index"]).items():
-            built[name] = values if isinstance(values, list) else torch.from_numpy(values)
-        built["augment_seed"] = torch.from_numpy(
-            self._plan.keys.augment_seeds(
-                dataset_index, self._plan.queue.lap[batch.span], rows["episode_index"], rows["frame_index"]
-            )
-        )
-        if self._plan.steps.num_repeats or self._context.bad_data.on_bad_episode == "skip":
-            built["is_repeat"] = torch.from_numpy(batch.is_repeat.copy())
-        return built
-
-    def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the batch with cameras in `camera_dtype`. Runs on the device, so that bytes are copied, not floats."""
-        if self._context.decode.camera_dtype == "uint8":
-            return batch
-        return {
-            key: value.to(torch.float32) / 255
-            if isinstance(value, torch.Tensor) and value.dtype == torch.uint8
-            else value
-            for key, value in batch.items()
-        }
-
-    def _cameras(self, batch: Batch, keys: list[ClipKey], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
-        schema, built = self._context.batch_schema, {}
-        for camera in schema.cameras:
-            slots, padding = self._slots(camera, batch, dataset_index)
-            blank = self._context.blanks[camera]
-            pixels = self._context.batch_buffers.take(camera, (len(keys), *blank.shape), blank.dtype)
-            for i, (key, frames) in enumerate(zip(keys, slots.tolist(), strict=True)):
-                shown = self._clips.frames(key, camera)
-                if shown is None:
-                    pixels[i] = blank
-                    continue
-                for t, frame in enumerate(frames):
-                    pixels[i, t] = shown[frame]
-            tensor = torch.from_numpy(pixels).permute(0, 1, 4, 2, 3)
-            built[camera] = tensor if camera in schema.time_axes else tensor[:, 0]
-            if camera in schema.windows:
-                built[f"{camera}_is_pad"] = torch.from_numpy(padding)
-        return built
-
-    def _slots(
-        self, camera: str, batch: Batch, dataset_index: NDArray[np.int64]
-    ) -> tuple[RowFrames, NDArray[np.bool_]]:
-        """Return the frame behind every window slot of a camera ``(B, T)``, and which slots are padding.
-
-        For a robot without the camera all slots are padding.
-        """
-        schema = self._context.batch_schema
-        shape = (len(batch.frame), schema.windows.get(camera, 1))
-        slots, padding = np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.bool_)
-        for number in np.unique(dataset_index).tolist():
-            own = schema.members[number].cameras.get(camera)
-            if own is not None:
-                mine = dataset_index == number
-                offsets = self._context.datasets[number].window.offsets.get(own, (0,))
-                wanted = batch.frame[mine][:, None] + np.asarray(offsets)
-                slots[mine] = wanted.clip(0, self._length[batch.span[mine]][:, None] - 1)
-                padding[mine] = slots[mine] != wanted
-        return slots, padding
 
 
 def _episode_lengths(context: BlockContext, plan: RankPlan) -> RowFrames:

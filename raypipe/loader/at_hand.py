@@ -96,7 +96,8 @@ class RowPool:
         places = self._free[self._num_free : self._num_free + num_rows].copy()
         for name, values in columns.items():
             if name not in self._columns:
-                self._columns[name] = self._empty(values)
+                shape, dtype = ((), object) if isinstance(values, list) else (values.shape[1:], values.dtype)
+                self._columns[name] = np.empty((len(self._free), *shape), dtype=dtype)
             self._columns[name][places] = as_objects(values) if isinstance(values, list) else values
         return places
 
@@ -114,10 +115,6 @@ class RowPool:
     def num_bytes(self) -> int:
         """Memory of the pool."""
         return sum(values.nbytes for values in self._columns.values())
-
-    def _empty(self, values: Any) -> NDArray[Any]:
-        shape, dtype = ((), object) if isinstance(values, list) else (values.shape[1:], values.dtype)
-        return np.empty((len(self._free), *shape), dtype=dtype)
 
     def _grow(self, num_rows: int) -> None:
         old = len(self._free)
@@ -244,23 +241,26 @@ class BatchClips:
                 coming.append(batch)
             if not coming:
                 return
-            while num_asked < len(coming) and self._ask(coming[num_asked], is_bad, is_next=False):
+            while num_asked < len(coming) and self.ask(coming[num_asked], is_bad, is_next=False):
                 num_asked += 1
             yield coming.popleft()
             num_asked = max(0, num_asked - 1)
 
-    def ask_next(self, batch: Batch, is_bad: Callable[[int], bool]) -> None:
-        """Request the clips of the next batch, however much memory they take. Call it when its rows are at hand."""
-        self._ask(batch, is_bad, is_next=True)
+    def ask(self, batch: Batch, is_bad: Callable[[int], bool], *, is_next: bool) -> bool:
+        """Request the clips of a batch; return whether all are requested.
 
-    def _ask(self, batch: Batch, is_bad: Callable[[int], bool], *, is_next: bool) -> bool:
-        if not self.is_decoding:
-            return True
-        keys = [key for key in self.keys(batch) if not is_bad(key[0])]
+        Args:
+            is_next: whether no batch comes before it: then its rows are at hand, and its clips may take any memory.
+        """
+        keys = self.wanted(batch, is_bad)
         if self._context.has_images and any(key[0] not in self._rows for key in keys):
             # Images come with the rows.
             return False
         return self.store.ask(keys, is_next=is_next)
+
+    def wanted(self, batch: Batch, is_bad: Callable[[int], bool]) -> list[ClipKey]:
+        """Return the clips to decode for a batch."""
+        return [key for key in self.keys(batch) if not is_bad(key[0])] if self.is_decoding else []
 
     def request(self, arrival: int) -> SpanRequest:
         """Return the span of an arrival number."""
@@ -336,19 +336,16 @@ class FileFetcher:
 
     def _fetch(self, request: SpanRequest) -> None:
         dataset, row, _ = self._context.find_episode(request)
+        fetches: list[Callable[[], Future[bool] | None]] = []
         if self.fetches_rows:
-            self._begin(lambda: dataset.meta.storage.prefetch(dataset.meta.data_file(row)))
+            fetches.append(partial(dataset.meta.storage.prefetch, dataset.meta.data_file(row)))
         for own in self._context.member_of(request).cameras.values() if self._fetches_videos else ():
             if not self._context.stores_images(request.dataset, own):
-                self._begin(partial(self._fetch_video, request, row, own))
-
-    def _fetch_video(self, request: SpanRequest, row: int, own: str) -> Future[bool] | None:
-        frames = shown_frames(self._context, request, own)
-        return self._context.decoders[request.dataset].prefetch(row, own, frames)
-
-    def _begin(self, fetch: Callable[[], Future[bool] | None]) -> None:
-        # Ignore errors: the code that reads or decodes the span meets and reports them.
-        with suppress(RaypipeError, OSError, NotImplementedError):
-            begun = fetch()
-            if begun is not None and not begun.done():
-                self._fetches.append(begun)
+                frames = shown_frames(self._context, request, own)
+                fetches.append(partial(self._context.decoders[request.dataset].prefetch, row, own, frames))
+        for fetch in fetches:
+            # Ignore errors: the code that reads or decodes the span meets and reports them.
+            with suppress(RaypipeError, OSError, NotImplementedError):
+                begun = fetch()
+                if begun is not None and not begun.done():
+                    self._fetches.append(begun)

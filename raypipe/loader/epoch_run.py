@@ -39,7 +39,7 @@ from raypipe.feed import (
     span_request,
     split_wait,
 )
-from raypipe.loader.assembly import Assembler, Built
+from raypipe.loader.assembly import Assembler, Built, do_nothing
 from raypipe.loader.at_hand import FileFetcher
 from raypipe.loader.job import LoaderSpec, RankJob, Stand
 from raypipe.loader.transforms import wait_for
@@ -75,8 +75,8 @@ class EpochRun:
         self.num_steps = world.num_steps
         self.epoch = world.plan.epoch
         self.place = PassPlace(0, 0)
-        self._follow: Callable[[EpochRun], None] = _do_nothing
-        self._record: Callable[[Handed], None] = _do_nothing
+        self._follow: Callable[[EpochRun], None] = do_nothing
+        self._record: Callable[[Handed], None] = do_nothing
         self._context = job.context
         self._plan: RankPlan = world.rank(job.rank)
         self._spec = spec
@@ -209,7 +209,7 @@ class EpochRun:
             self._assembler.close()
         # A reference to a closed run must not keep much in memory.
         self._before = None
-        self._follow = self._record = _do_nothing
+        self._follow = self._record = do_nothing
 
     def give_up(self) -> None:
         """Tell the threads to end, without waiting for them.
@@ -360,7 +360,7 @@ class EpochRun:
             while num_admitted < batch.num_needed:
                 self._admit(num_admitted)
                 num_admitted += 1
-            assembler.clips.ask_next(batch, assembler.is_bad)
+            assembler.clips.ask(batch, assembler.is_bad, is_next=True)
             self._wait_for_clips(batch)
             self._wait_for_place()
             self._batches.put(self._build(batch))
@@ -388,8 +388,7 @@ class EpochRun:
 
     def _wait_for_clips(self, batch: Batch) -> None:
         clips = self._assembler.clips
-        keys = [key for key in clips.keys(batch) if not self._assembler.is_bad(key[0])] if clips.is_decoding else []
-        started = time.perf_counter()
+        keys, started = clips.wanted(batch, self._assembler.is_bad), time.perf_counter()
         errors = clips.store.wait(keys)
         done = _as_counter(self._executor.finished_at)
         self._meter.note(split_wait("decode", started, time.perf_counter(), done))
@@ -417,10 +416,6 @@ class EpochRun:
 def _as_counter(at: float) -> float:
     """Return seconds since 1970, by any machine's clock, as a value of `time.perf_counter`; infinity for 0."""
     return time.perf_counter() - (time.time() - at) if at else math.inf
-
-
-def _do_nothing(_: Any) -> None:
-    pass
 
 
 def _identity(request: SpanRequest) -> tuple[int, ...]:
