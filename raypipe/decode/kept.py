@@ -66,13 +66,9 @@ FrameNumbers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 
-def _weights() -> NDArray[np.uint64]:
-    drawn = hashlib.shake_128(b"raypipe kept frames").digest(_PAGE_BYTES)
-    # Odd, so that every change of a single word changes the sum.
-    return np.frombuffer(drawn, dtype="<u8") | np.uint64(1)
-
-
-_WEIGHTS: Final = _weights()
+_DRAWN: Final = hashlib.shake_128(b"raypipe kept frames").digest(_PAGE_BYTES)
+# Odd, so that every change of a single word changes the sum.
+_WEIGHTS: Final = np.frombuffer(_DRAWN, dtype="<u8") | np.uint64(1)
 
 
 def check_of(key: bytes, slot: int, pixels: Bytes) -> bytes:
@@ -100,7 +96,7 @@ class KeepFolder:
         self.path = frames_folder(spec)
         self._spec = spec
         self._dataset_bytes = max(1, dataset_bytes)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._mine: set[str] = set()
         self._share = _NOT_KNOWN
         self._left_bytes = 0
@@ -138,7 +134,7 @@ class KeepFolder:
             sizes = {name: sum(map(_disk_bytes, files)) for name, files in list_files(self.path)}
             disk = os.statvfs(self.path)
         except OSError as error:
-            self._stop(error)
+            self.stop(error)
             return
         total = sum(sizes.values())
         bound = (disk.f_bavail * disk.f_frsize + total) // FREE_SHARE
@@ -152,11 +148,8 @@ class KeepFolder:
     def stop(self, error: Exception) -> None:
         """Stop adding frames in this process, and say why once."""
         with self._lock:
-            self._stop(error)
-
-    def _stop(self, error: Exception) -> None:
-        self._is_closed = True
-        self.warn(f"{error}. No more frames are kept by this process")
+            self._is_closed = True
+            self.warn(f"{error}. No more frames are kept by this process")
 
     def warn(self, what: str) -> None:
         """Warn once that something is wrong with the folder."""

@@ -119,15 +119,12 @@ class OpenVideo:
         first, stop = int(frames[0]), int(frames[-1]) + 1
         self.need(first, stop)
         what = f"cannot decode {frames_text(first, stop)} of {self.place!r}"
-        with blaming(what, lambda: self._check_readable(frames)):
+        with blaming(what, lambda: self._check_bytes(*self.index.byte_range(frames))):
             return self._decode(frames, first, stop)
 
-    def _check_readable(self, frames: NDArray[np.int64]) -> None:
-        start, stop = self.index.byte_range(frames)
-        self._check_bytes(start, stop or None)
-
-    def _check_bytes(self, start: int = 0, stop: int | None = None) -> None:
-        """Raise if bytes of the file, or of its copies on this node, cannot be read from disk."""
+    def _check_bytes(self, start: int = 0, end: int = 0) -> None:
+        """Raise if bytes of the file, or of its copies on this node, cannot be read from disk; an `end` of 0 is all."""
+        stop = end or None
         if self._held is not None:
             check_file(self._held.path, start, stop)
         elif self._ranged is not None:

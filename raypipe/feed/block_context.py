@@ -1,5 +1,6 @@
 """`BlockContext`: what a task or a rank needs to make and open blocks, of one dataset or of a mixture."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -100,6 +101,11 @@ class BlockContext:
         files = OpenFiles() if len(self.datasets) == 1 else OpenFiles(_OPEN_FILES)
         pairs = zip(self.datasets, self.stored, strict=True)
         return tuple(RowReader(dataset.meta, list(stored), files) for dataset, stored in pairs)
+
+    @cached_property
+    def reading(self) -> threading.Lock:
+        """Held while rows are read: a reader is not thread-safe, and another thread may read the next epoch."""
+        return threading.Lock()
 
     @cached_property
     def decoders(self) -> "tuple[FrameDecoder, ...]":

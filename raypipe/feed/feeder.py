@@ -232,7 +232,7 @@ class FeederSource:
         if can_read_here(self._context):
             assert self._spec.spans_per_block != BY_SIZE, "a pipeline decides it before it opens a feed"
             # Copy the context to get separate readers: a reader is not thread-safe.
-            own = OwnRows(replace(self._context), world, rank, self._spec.spans_per_block, threading.Lock())
+            own = OwnRows(replace(self._context), world, rank, self._spec.spans_per_block)
         chapters = _Chapters(self.feeder, rank, ask_for(world), place, self._spec.prefetch_blocks)
         feed = RayFeed(chapters, own, is_lone=self._lone is not None)
         if self._is_owner or self._lone is not None:

@@ -44,16 +44,9 @@ class LocalSource:
     def __init__(self, context: BlockContext, meeting: Meeting | MeetingProxy, spec: FeedSpec, attempt: str) -> None:
         # Copy the context to get separate readers: a reader is not thread-safe, and another thread may use the rank's.
         self._reading = replace(context)
-        self._lock = threading.Lock()
         self._spans_per_block = 1 if spec.spans_per_block == BY_SIZE else spec.spans_per_block
         self.meeting = meeting
         self.attempt = attempt
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
 
     def assigned_cpus(self) -> int:
         """Return the number of CPUs that the system lets this process use."""
@@ -69,7 +62,7 @@ class LocalSource:
                 after a break or a loaded state.
         """
         place = begin_pass(self.meeting, world, rank, place)
-        return LocalFeed(OwnRows(self._reading, world, rank, self._spans_per_block, self._lock), place)
+        return LocalFeed(OwnRows(self._reading, world, rank, self._spans_per_block), place)
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:  # noqa: ARG002
         """Return an executor that decodes in threads of this process."""
@@ -112,19 +105,13 @@ class OwnRows:
     So a rank can read its first rows while Ray starts, and switch to Ray's stream at any block.
     """
 
-    def __init__(
-        self, context: BlockContext, world: WorldPlan, rank: int, spans_per_block: int, lock: threading.Lock
-    ) -> None:
-        """Prepare to read.
-
-        Args:
-            lock: held while a block is read. Another thread may read the next epoch while this one ends.
-        """
+    def __init__(self, context: BlockContext, world: WorldPlan, rank: int, spans_per_block: int) -> None:
         self._context = context
         self._world = world
         self._plan = world.rank(rank)
         self._spans_per_block = spans_per_block
-        self._lock = lock
+        # Made here, by the one thread that opens passes.
+        self._lock = context.reading
         self.is_all_read = False
         """Whether `first_blocks` has yielded all blocks of the pass."""
 

@@ -16,7 +16,7 @@ cameras that a robot lacks are black. If actions are relative, ``action_represen
 to what.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from raypipe.account import Handed, Skip
-from raypipe.dataset import REPRESENTATION, window_rows
+from raypipe.dataset import REPRESENTATION, Schema, window_rows
 from raypipe.decode import ClipExecutor, ClipKey, ClipRequest, decode_clip
 from raypipe.errors import DatasetError
 from raypipe.feed import (
@@ -43,7 +43,7 @@ from raypipe.feed import (
 )
 from raypipe.loader.at_hand import BatchClips, LiveRows, trim_memory
 from raypipe.loader.job import LoaderSpec, RankJob
-from raypipe.loader.transforms import SamplePool, SideStream, seeded_batch
+from raypipe.loader.transforms import SamplePool, SeededRandom, SideStream
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.text import counted
 
@@ -180,18 +180,15 @@ class Assembler:
                     built[key] = value.to(torch.float32) / 255
         if self._spec.transform is None:
             return built
-        with seeded_batch(seeds):
+        with SeededRandom(int(seeds.sum())):
             return self._spec.transform(built, built.get("augment_seed", seeds))
 
     def _samples(self, batch: Batch, keys: list[ClipKey]) -> dict[str, Any]:
         """Return a batch as tensors on the CPU, cameras as uint8; `keys` gives the clip of every sample."""
         rows = self.rows.take_rows(batch)
         dataset_index = self._plan.queue.dataset[batch.span].astype(np.int64)
-        built = self._cameras(batch, keys, dataset_index)
-        for name, values in rows.items():
-            built[name] = values.tolist() if values.dtype == object else torch.from_numpy(values)
-        for name, values in _label(self._context, dataset_index, rows["task_index"]).items():
-            built[name] = values if isinstance(values, list) else torch.from_numpy(values)
+        columns = {**self._cameras(batch, keys, dataset_index), **rows}
+        built = _as_tensors({**columns, **_label(self._context, dataset_index, rows["task_index"])})
         laps, episodes, frames = self._plan.queue.lap[batch.span], rows["episode_index"], rows["frame_index"]
         built["augment_seed"] = torch.from_numpy(self._plan.keys.augment_seeds(dataset_index, laps, episodes, frames))
         if self._plan.steps.num_repeats or self._context.bad_data.on_bad_episode == "skip":
@@ -199,7 +196,7 @@ class Assembler:
         return built
 
     def _cameras(self, batch: Batch, keys: list[ClipKey], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
-        schema, built = self._context.batch_schema, {}
+        schema, built = self._context.batch_schema, dict[str, Any]()
         for camera in schema.cameras:
             slots, padding = self._slots(camera, batch, dataset_index)
             blank = self._context.blanks[camera]
@@ -211,10 +208,7 @@ class Assembler:
                     continue
                 for t, frame in enumerate(frames):
                     pixels[i, t] = shown[frame]
-            tensor = torch.from_numpy(pixels).permute(0, 1, 4, 2, 3)
-            built[camera] = tensor if camera in schema.time_axes else tensor[:, 0]
-            if camera in schema.windows:
-                built[f"{camera}_is_pad"] = torch.from_numpy(padding)
+            built |= _camera_columns(schema, camera, pixels, padding)
         return built
 
     def _slots(
@@ -276,14 +270,12 @@ class Assembler:
         )
 
     def _as_batch(self, columns: dict[str, Any], lap: int) -> dict[str, Any]:
-        batch = {
-            name: torch.from_numpy(np.array(values)) if isinstance(values, np.ndarray) else values
-            for name, values in columns.items()
-        }
+        # Copied, because arrays of a block cannot be written to.
+        copies = {name: np.array(one) if isinstance(one, np.ndarray) else one for name, one in columns.items()}
         seeds = self._plan.keys.augment_seeds(
             columns["dataset_index"], np.array([lap]), columns["episode_index"], columns["frame_index"]
         )
-        return {**batch, "augment_seed": torch.from_numpy(seeds), "is_repeat": torch.tensor([True])}
+        return {**_as_tensors(copies), "augment_seed": torch.from_numpy(seeds), "is_repeat": torch.tensor([True])}
 
 
 def _copy(batch: dict[str, Any]) -> dict[str, Any]:
@@ -321,15 +313,29 @@ def span_columns(context: BlockContext, block: SpanBlock) -> dict[str, Any]:
     Cameras are ``(rows, [T,] channels, height, width)``.
     """
     block.check()
-    schema, columns = context.batch_schema, {}
-    for camera in schema.cameras:
-        frames, padding = _span_camera(context, block, camera)
-        frames = frames.transpose(0, 1, 4, 2, 3)
-        columns[camera] = frames if camera in schema.time_axes else frames[:, 0]
-        if camera in schema.windows:
-            columns[f"{camera}_is_pad"] = padding
+    columns: dict[str, Any] = {}
+    for camera in context.batch_schema.cameras:
+        columns |= _camera_columns(context.batch_schema, camera, *_span_camera(context, block, camera))
     dataset_index = np.full(block.num_rows, block.request.dataset)
     return {**columns, **block.columns, **_label(context, dataset_index, block.columns["task_index"])}
+
+
+def _camera_columns(
+    schema: Schema, camera: str, pixels: NDArray[Any], padding: NDArray[np.bool_]
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of a camera from its frames in every window slot ``(B, T, height, width, channels)``."""
+    shown = pixels.transpose(0, 1, 4, 2, 3)
+    columns = {camera: shown if camera in schema.time_axes else shown[:, 0]}
+    return {**columns, f"{camera}_is_pad": padding} if camera in schema.windows else columns
+
+
+def _as_tensors(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns of a batch as tensors, and those of texts, lists and structs as lists."""
+    built = dict(columns)
+    for name, values in columns.items():
+        if isinstance(values, np.ndarray):
+            built[name] = values.tolist() if values.dtype == object else torch.from_numpy(values)
+    return built
 
 
 def _span_camera(context: BlockContext, block: SpanBlock, camera: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
