@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         size_of,
         why_undecodable,
     )
-    from raypipe.decode.videos import FrameSink, OpenVideo, VideoCoding, VideoPool, open_video, open_writer
+    from raypipe.decode.videos import FrameSink, OpenVideo, VideoCoding, VideoPool, open_writer
 else:
     __all__, __getattr__ = lazy_names(
         __name__,
@@ -61,6 +61,6 @@ else:
                 "ASSIGNED_CPUS CameraDtype DecodeSpec Fit KeepSpec ORIGINAL_SIZE Resize check_decodable check_device "
                 "check_fit check_resize make_keep size_of why_undecodable"
             ),
-            "videos": "FrameSink OpenVideo VideoCoding VideoPool open_video open_writer",
+            "videos": "FrameSink OpenVideo VideoCoding VideoPool open_writer",
         },
     )

@@ -57,6 +57,14 @@ class OpenVideo:
     """
 
     def __init__(self, storage: Storage, name: str, device: str = "cpu", codes: DepthCodes | None = None) -> None:
+        """Open the video `name` for frames by number.
+
+        Args:
+            codes: of a depth video, for distances; without them it gives a picture of 8 bits, like any other video.
+
+        Raises:
+            DatasetError: the file is missing, cut off, or not a video.
+        """
         self._storage = storage
         self._name = name
         self._device = device
@@ -165,18 +173,6 @@ class OpenVideo:
                 f"{self.place!r} lists {len(self.index)} frames in its index and holds {len(self._decoder)}; the file "
                 f"is cut off or was joined wrongly. Fetch it again, or re-encode it."
             )
-
-
-def open_video(storage: Storage, name: str, codes: DepthCodes | None = None) -> OpenVideo:
-    """Open the video `name` for frames by number.
-
-    Args:
-        codes: of a depth video, for distances; without them it gives a picture of 8 bits, like any other video.
-
-    Raises:
-        DatasetError: the file is missing, cut off, or not a video.
-    """
-    return OpenVideo(storage, name, codes=codes)
 
 
 def decoder_version(device: str, *, has_depth: bool = False) -> str:
@@ -461,28 +457,22 @@ def _open_stream(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
 def _hold_frames(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
     from torchcodec.encoders import VideoEncoder
 
-    held = _HeldFrames(path)
-    yield held
-    encoder = VideoEncoder(torch.cat(held.frames), frame_rate=coding.fps)
-    encoder.to_file(path, codec=coding.encoder, **_settings(coding))
+    held: list[torch.Tensor] = []
 
-
-class _HeldFrames:
-    def __init__(self, path: Path) -> None:
-        self.frames: list[torch.Tensor] = []
-        self._path = path
-        self._bytes = 0
-
-    def add_frames(self, frames: torch.Tensor) -> None:
-        self._bytes += frames.nbytes
-        if self._bytes > MOST_HELD_BYTES:
+    def hold(frames: torch.Tensor) -> None:
+        held.append(frames)
+        if sum(one.nbytes for one in held) > MOST_HELD_BYTES:
             raise ConfigError(
-                f"{str(self._path)!r} has more than {MOST_HELD_BYTES >> 30} GiB of frames, and torchcodec "
+                f"{str(path)!r} has more than {MOST_HELD_BYTES >> 30} GiB of frames, and torchcodec "
                 f"{metadata.version('torchcodec')} takes all frames of a video at once. torchcodec {STREAMS_FROM} "
                 f"writes them as they come: pip install 'torchcodec>={STREAMS_FROM}', in an environment without "
                 f"LeRobot 0.6, which wants an older one."
             )
-        self.frames.append(frames)
+
+    sink: Any = SimpleNamespace(add_frames=hold)
+    yield sink
+    encoder = VideoEncoder(torch.cat(held), frame_rate=coding.fps)
+    encoder.to_file(path, codec=coding.encoder, **_settings(coding))
 
 
 def _settings(coding: VideoCoding) -> dict[str, Any]:

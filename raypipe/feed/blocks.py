@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset, Schema, window_rows
-from raypipe.errors import LEAVE_OUT, DatasetError, DownloadError, RaypipeError, is_data_fault
+from raypipe.errors import LEAVE_OUT, DatasetError, DownloadError, RaypipeError, is_data_fault, noting
 from raypipe.feed.block_context import BlockContext, shown_frames
 from raypipe.feed.order import RowFrames, SpanRequest
 from raypipe.format import Feature, column_values, one_line
@@ -164,11 +164,8 @@ def _read_reach(context: BlockContext, request: SpanRequest) -> _Reach:
         stop += -stop % request.clip_frames
     first, stop = max(start + before, 0), min(stop + after, length)
     table = context.readers[request.dataset].read_frames(row, first, stop)
-    try:
+    with noting(f"in {dataset.meta.storage.locate(dataset.meta.data_file(row))!r}"):
         return _to_schema(context, request, table, first)
-    except DatasetError as error:
-        error.add_note(f"in {dataset.meta.storage.locate(dataset.meta.data_file(row))!r}")
-        raise
 
 
 def _to_schema(context: BlockContext, request: SpanRequest, table: pa.Table, first: int) -> _Reach:
@@ -267,12 +264,9 @@ def _represented(context: BlockContext, request: SpanRequest, reach: _Reach, act
 def _check_tasks(dataset: Dataset, task_index: Any, place: str) -> None:
     """Raise if a row names a task that the dataset does not have."""
     tasks = dataset.meta.tasks
-    try:
+    with noting(f"in {place}"):
         for index in np.unique(task_index).tolist() if len(tasks) else ():
             tasks.text(index)
-    except DatasetError as error:
-        error.add_note(f"in {place}")
-        raise
 
 
 def _check_finite(values: NDArray[Any], name: str, first: int, place: str) -> None:
