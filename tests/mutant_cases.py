@@ -507,8 +507,8 @@ MUTANTS: Final = (
         "Memory",
         "clips of a span are decoded one by one and again",
         "loader/at_hand.py",
-        "num_uses=len(anchors),",
-        "num_uses=1,",
+        "OpenedClip(requests, len(anchors), has_windows",
+        "OpenedClip(requests, 1, has_windows",
         (f"{LOADER}::test_stats_count_samples_blocks_and_decoded_frames",),
     ),
     Mutant(

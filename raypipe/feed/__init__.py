@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         merge_spans,
         name_attempt,
     )
-    from raypipe.feed.block_context import BlockContext, shown_frames
+    from raypipe.feed.block_context import BlockContext, clip_request, shown_frames
     from raypipe.feed.blocks import SpanBlock, as_objects, filler_block, open_block, read_block
     from raypipe.feed.feeder import (
         FeederSource,
@@ -80,7 +80,7 @@ else:
                 "BadDataSpec BadSpan Meeting MeetingProxy OnBadEpisode PassPlace describe_spans merge_spans "
                 "name_attempt"
             ),
-            "block_context": "BlockContext shown_frames",
+            "block_context": "BlockContext clip_request shown_frames",
             "blocks": "SpanBlock as_objects filler_block open_block read_block",
             "feeder": "FeederSource RayFeed check_object_store has_spare_cpu_nodes start_feeder start_ray",
             "local": "LOOPBACK LocalFeed LocalSource RemoteMeeting serve_meeting",

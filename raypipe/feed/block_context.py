@@ -220,3 +220,31 @@ def _whole_clips(request: SpanRequest, anchors: RowFrames, length: int, clip_fra
     start, stop = (0, length) if request.clip_frames else (request.start, request.stop)
     frames = (np.unique(anchors // clip_frames)[:, None] * clip_frames + np.arange(min(clip_frames, length))).ravel()
     return frames[(frames >= start) & (frames < stop)]
+
+
+def clip_request(
+    context: BlockContext,
+    request: SpanRequest,
+    camera: str,
+    frames: RowFrames,
+    span: tuple[int, int],
+    images: Mapping[str, Mapping[int, Any]],
+) -> ClipRequest:
+    """Return the request for frames of a camera, by its name in a batch, in a span.
+
+    Args:
+        images: by camera and frame, what the rows of the span store.
+    """
+    _, row, _ = context.find_episode(request)
+    own, stored = context.member_of(request).cameras[camera], None
+    if context.stores_images(request.dataset, own):
+        stored = tuple(images[camera][frame] for frame in frames.tolist())
+    return ClipRequest(
+        dataset=request.dataset,
+        row=row,
+        camera=own,
+        frames=frames,
+        span=span,
+        frame_bytes=context.blanks[camera][0].nbytes,
+        stored=stored,
+    )

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from raypipe.account import Handed, Skip
 from raypipe.dataset import REPRESENTATION, Schema, window_rows
-from raypipe.decode import ClipExecutor, ClipKey, ClipRequest, decode_clip
+from raypipe.decode import ClipExecutor, ClipKey, decode_clip
 from raypipe.errors import DatasetError
 from raypipe.feed import (
     BadSpan,
@@ -36,6 +36,7 @@ from raypipe.feed import (
     RowFrames,
     SpanBlock,
     SpanRequest,
+    clip_request,
     describe_spans,
     merge_spans,
     open_block,
@@ -341,24 +342,14 @@ def _as_tensors(columns: Mapping[str, Any]) -> dict[str, Any]:
 def _span_camera(context: BlockContext, block: SpanBlock, camera: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return the frames of a camera in every window of a span, and which are padding: all if the camera is missing."""
     request = block.request
-    dataset, row, length = context.find_episode(request)
+    dataset, _, length = context.find_episode(request)
     own, blank = context.member_of(request).cameras.get(camera), context.blanks[camera]
     if own is None:
         return np.zeros((block.num_rows, *blank.shape), blank.dtype), np.ones((block.num_rows, len(blank)), np.bool_)
     slots, padding = window_rows(request.anchors, length, dataset.window.offsets.get(own, (0,)))
     frames, places = np.unique(slots, return_inverse=True)
-    stored = None
-    if context.stores_images(request.dataset, own):
-        stored = tuple(block.stored_images[camera][frame] for frame in frames.tolist())
-    clip = ClipRequest(
-        dataset=request.dataset,
-        row=row,
-        camera=own,
-        frames=frames,
-        span=(int(frames[0]), int(frames[-1]) + 1),
-        frame_bytes=blank[0].nbytes,
-        stored=stored,
-    )
+    reach = (int(frames[0]), int(frames[-1]) + 1)
+    clip = clip_request(context, request, camera, frames, reach, block.stored_images)
     decoded = decode_clip(context.decoders, clip)
     shown = np.stack([decoded[place] for place in places.ravel().tolist()])
     return shown.reshape(*slots.shape, *shown.shape[1:]), padding

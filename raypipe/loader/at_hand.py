@@ -24,9 +24,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.decode import ClipExecutor, ClipKey, ClipRequest, ClipStore, OpenedClip
+from raypipe.decode import ClipExecutor, ClipKey, ClipStore, OpenedClip
 from raypipe.errors import RaypipeError
-from raypipe.feed import BlockContext, SpanBlock, SpanRequest, as_objects, shown_frames, span_request
+from raypipe.feed import BlockContext, SpanBlock, SpanRequest, as_objects, clip_request, shown_frames, span_request
 from raypipe.plan import Batch, Ints, RankPlan, clip_bound, unclipped_frames
 
 _FIRST_CAPACITY: Final = 1024
@@ -171,9 +171,9 @@ class LiveRows:
         places = np.fromiter((self._places[span][row] for span, row in pairs), dtype=np.int64, count=len(batch.row))
         return self._rows.take(places)
 
-    def stored_images(self, arrival: int, camera: str) -> Mapping[int, Any]:
-        """Return, by frame, a camera's images that the rows of a span store."""
-        return self._images[arrival][camera]
+    def stored_images(self, arrival: int) -> Mapping[str, Mapping[int, Any]]:
+        """Return, by camera and frame, the images that the rows of a span store."""
+        return self._images.get(arrival, {})
 
 
 class BatchClips:
@@ -191,13 +191,6 @@ class BatchClips:
         self._executor = executor
         self._requests: dict[int, SpanRequest] = {}
         self._sizes = self._clip_sizes(most_bytes)[plan.queue.dataset]
-        self._frame_bytes = {camera: blank[0].nbytes for camera, blank in context.blanks.items()}
-        members = context.batch_schema.members
-        offsets = [dataset.window.offsets for dataset in context.datasets]
-        self._has_windows = [
-            any(own_offsets.get(own, (0,)) != (0,) for own in member.cameras.values())
-            for member, own_offsets in zip(members, offsets, strict=True)
-        ]
 
     def _clip_sizes(self, most_bytes: int) -> Ints:
         """Return, by dataset, how many frames are decoded together."""
@@ -277,31 +270,14 @@ class BatchClips:
             anchors = anchors[np.searchsorted(anchors, begin) : np.searchsorted(anchors, end)]
         else:
             anchors = np.arange(max(begin, request.start), min(end, request.stop))
-        cameras = self._context.member_of(request).cameras
-        _, row, _ = self._context.find_episode(request)
-        return OpenedClip(
-            requests={camera: self._request(key, row, camera, own, anchors) for camera, own in cameras.items()},
-            num_uses=len(anchors),
-            # The tail may repeat a frame that has already left, so frames stay as long as their clip does.
-            has_windows=self._has_windows[request.dataset] or self._plan.steps.num_repeats > 0,
-        )
-
-    def _request(self, key: ClipKey, row: int, camera: str, own: str, anchors: Ints) -> ClipRequest:
-        request = self.request(key[0])
-        frames = shown_frames(self._context, request, own, anchors, int(self._sizes[key[0]]))
-        stored: tuple[Any, ...] | None = None
-        if self._context.stores_images(request.dataset, own):
-            images = self._rows.stored_images(key[0], camera)
-            stored = tuple(images[frame] for frame in frames.tolist())
-        return ClipRequest(
-            dataset=request.dataset,
-            row=row,
-            camera=own,
-            frames=frames,
-            span=(request.start, request.stop),
-            frame_bytes=self._frame_bytes[camera],
-            stored=stored,
-        )
+        dataset, cameras = self._context.datasets[request.dataset], self._context.member_of(request).cameras
+        has_windows = any(dataset.window.offsets.get(own, (0,)) != (0,) for own in cameras.values())
+        images, span, requests = self._rows.stored_images(arrival), (request.start, request.stop), {}
+        for camera, own in cameras.items():
+            frames = shown_frames(self._context, request, own, anchors, size)
+            requests[camera] = clip_request(self._context, request, camera, frames, span, images)
+        # The tail may repeat a frame that has already left, so frames stay as long as their clip does.
+        return OpenedClip(requests, len(anchors), has_windows or self._plan.steps.num_repeats > 0)
 
 
 class FileFetcher:

@@ -40,7 +40,7 @@ class Mp4Site(Site):
         self.pixels = self._read()
 
     def _read(self) -> np.ndarray:
-        video = self._open(self.storage, self.file, self.codes)
+        video = self._open(self.storage, self.file, codes=self.codes)
         # Not a million frames, where a table says so.
         count = min(len(video.index), 16)
         if not count:
