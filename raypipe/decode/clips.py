@@ -130,11 +130,10 @@ class ClipStore:
     def __init__(
         self, open_clip: Callable[[ClipKey], OpenedClip], executor: "ClipExecutor", most_bytes: int, pool: "FramePool"
     ) -> None:
-        """Start empty.
+        """Start empty. `most_bytes` bounds the bytes in flight and held.
 
-        Args:
-            most_bytes: bound on bytes in flight and held. The store always decodes what the next batch needs. To make
-                room it drops frames of later batches, as long as few frames are decoded twice.
+        The store always decodes what the next batch needs. To make room it drops frames of later batches, as long as
+        few frames are decoded twice.
         """
         self._open_clip = open_clip
         self._executor = executor

@@ -51,11 +51,7 @@ Decoders = Callable[[Any], Sequence[Any]]
 def decode_clip(
     decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: FramePool | None = None
 ) -> list[Pixels]:
-    """Return the frames of a request, in memory of `pool` if there is one.
-
-    Raises:
-        DatasetError: the data is bad.
-    """
+    """Return the frames of a request, in memory of `pool` if there is one; raise a `DatasetError` for bad data."""
     decoder = decoders[request.dataset]
     if request.stored is not None:
         with unmarked():

@@ -79,12 +79,7 @@ class FrameDecoder:
     def __init__(
         self, meta: DatasetMeta, spec: DecodeSpec, videos: VideoPool | None = None, folder: KeepFolder | None = None
     ) -> None:
-        """Prepare to decode; opens nothing yet.
-
-        Args:
-            videos: where open videos are kept; decoders of a mixture share one.
-            folder: where decoded frames are kept; the decoder looks there before it decodes.
-        """
+        """Prepare; opens nothing yet. Decoders of a mixture share `videos`; `folder` keeps decoded frames."""
         self._meta = meta
         self._spec = spec
         self._videos = videos or VideoPool(spec.open_videos)
@@ -296,12 +291,7 @@ class FrameDecoder:
         return storage.prefetch_part(name, start, stop) if start < stop else None
 
     def decode_images(self, row: int, camera: str, stored: Sequence[Any], frames: NDArray[np.int64]) -> torch.Tensor:
-        """Return images stored in rows: ``(n, height, width, channels)``.
-
-        Args:
-            stored: what the rows hold, one per frame.
-            frames: positions in the episode, for messages.
-        """
+        """Return images stored in rows ``(n, height, width, channels)``; messages name their positions `frames`."""
         started = time.perf_counter()
         feature = self._meta.features[camera]
         where = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"

@@ -88,11 +88,7 @@ class KeepFolder:
     """The folder of a node, as one process sees it: how much it holds, and whether it takes more frames."""
 
     def __init__(self, spec: KeepSpec, dataset_bytes: int) -> None:
-        """Prepare; touches no disk yet.
-
-        Args:
-            dataset_bytes: size of all decoded frames of the run.
-        """
+        """Prepare; touches no disk yet. `dataset_bytes` is the size of all decoded frames of the run."""
         self.path = frames_folder(spec)
         self._spec = spec
         self._dataset_bytes = max(1, dataset_bytes)
@@ -260,11 +256,7 @@ class KeptDataset:
     """The kept frames of one dataset under one way of decoding; threads may share it."""
 
     def __init__(self, folder: KeepFolder, meta: DatasetMeta, spec: DecodeSpec, decoder: str) -> None:
-        """Name the files of the dataset; touches no disk.
-
-        Args:
-            decoder: name and version of the decoder.
-        """
+        """Name the files of the dataset; touches no disk. `decoder` is the name and version of the decoder."""
         self._folder = folder
         self._meta = meta
         self._spec = spec

@@ -29,9 +29,7 @@ from raypipe.text import MOST_PIXELS
 def decode_image(stored: Any, feature: Feature, place: str) -> torch.Tensor:
     """Return the image in a row: uint8 ``(H, W, 3)``, or depth as float32 ``(H, W, 1)`` in millimetres.
 
-    Args:
-        stored: the bytes of a PNG, JPEG or TIFF, or Hugging Face's ``{"bytes": ..., "path": ...}``.
-        place: the dataset, episode and frame, for messages.
+    `stored` is the bytes of a PNG, JPEG or TIFF, or Hugging Face's ``{"bytes": ..., "path": ...}``.
     """
     content = stored.get("bytes") if isinstance(stored, dict) else stored
     if not isinstance(content, bytes):
@@ -128,12 +126,7 @@ class DepthDecoder:
     """The distances of a video by frame number. Only one thread at a time may use it."""
 
     def __init__(self, source: Any, place: str, index: VideoIndex, codes: DepthCodes) -> None:
-        """Open a video.
-
-        Args:
-            source: a path, or a file with `read` and `seek`.
-            place: for messages.
-            index: the frames of the file.
+        """Open a video: a path, or a file with `read` and `seek`.
 
         Raises:
             ConfigError: PyAV is not installed.
@@ -228,11 +221,7 @@ class DepthDecoder:
 
 @functools.lru_cache(maxsize=16)
 def distances_mm(codes: DepthCodes, num_bits: int) -> NDArray[np.float32]:
-    """Return the distance of each 16-bit number, in millimetres, by LeRobot's formula in its precision.
-
-    Args:
-        num_bits: bits of a number in the video.
-    """
+    """Return in mm the distance of each number of a video of `num_bits`, by LeRobot's formula in its precision."""
     numbers = torch.arange(_NUM_NUMBERS, dtype=torch.float32)
     if not codes.is_declared and num_bits > CODE_BITS:
         # LeRobot's recorder writes no such video without declaring what its numbers mean.

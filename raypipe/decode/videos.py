@@ -57,10 +57,7 @@ class OpenVideo:
     """
 
     def __init__(self, storage: Storage, name: str, device: str = "cpu", codes: DepthCodes | None = None) -> None:
-        """Open the video `name` for frames by number.
-
-        Args:
-            codes: of a depth video, for distances; without them it gives a picture of 8 bits, like any other video.
+        """Open a video; without the `codes` of a depth video it gives a picture of 8 bits, like any other.
 
         Raises:
             DatasetError: the file is missing, cut off, or not a video.
@@ -176,11 +173,7 @@ class OpenVideo:
 
 
 def decoder_version(device: str, *, has_depth: bool = False) -> str:
-    """Return the name of everything except file and size that decides the pixels of videos.
-
-    Args:
-        has_depth: whether some are depth videos.
-    """
+    """Return the name of everything except file and size that decides the pixels of videos, some of depth or none."""
     try:
         from torchcodec._core import get_ffmpeg_library_versions
 
@@ -238,11 +231,7 @@ class VideoPool:
     ) -> Iterator[OpenVideo]:
         """Lend the video `name` of a dataset, opened now or earlier, to this thread while the context lasts.
 
-        A decoder that fails is closed and not used again.
-
-        Args:
-            version: of the file; a decoder of another version is not lent.
-            codes: of a depth video.
+        A decoder that fails is closed and not used again, and one of another `version` of the file is not lent.
         """
         key = (storage.uri, name, device, version, codes)
         video = self._take(key)

@@ -187,10 +187,7 @@ class RollCall:
     def answer(self, rank: int, ask: Ask, left: PassPlace | None = None) -> int:
         """Return the number of the series, the same for all ranks, once all have made the same request.
 
-        Args:
-            rank: the rank that asks.
-            ask: its request.
-            left: the last pass that it opened before.
+        `left` is the last pass that the rank opened before.
 
         Raises:
             ResumeError: the requests differ; names the ranks. Or this rank has asked for something else meanwhile.
@@ -279,12 +276,7 @@ class Meeting(RollCall):
     """The shared state of a pipeline's ranks. Thread-safe; a rank that waits for others blocks its thread."""
 
     def __init__(self, bad_data: BadDataSpec, index: EpisodeIndex, num_ranks: int) -> None:
-        """Begin without any rank.
-
-        Args:
-            index: the episodes that the ranks read.
-            num_ranks: how many ranks must arrive before any continues; 1 to look at one rank without the others.
-        """
+        """Begin without any rank. `num_ranks` must arrive before any continues; 1 to look at one without the others."""
         super().__init__(num_ranks)
         self.index = index
         self._bad_data = bad_data

@@ -62,7 +62,7 @@ class BlockContext:
 
     @cached_property
     def stored(self) -> tuple[Mapping[str, Feature], ...]:
-        """Per dataset, by the dataset's own names, the features to read from its rows, including stored images.
+        """Per dataset, by its own names, the features to read from its rows, including stored images.
 
         These are the features that the schema maps, and the index columns.
         """
@@ -196,13 +196,12 @@ class BlockContext:
 def shown_frames(
     context: BlockContext, request: SpanRequest, camera: str, anchors: RowFrames | None = None, clip_frames: int = 0
 ) -> RowFrames:
-    """Return the frames of a camera to decode for samples of a span, ascending.
+    """Return the frames of a camera, by the dataset's own name, to decode for samples of a span, ascending.
 
     Under ``on_bad_episode="skip"`` these are all frames that the samples' whole clips show. So whether a clip is bad
     does not depend on where a run was interrupted or a span was cut.
 
     Args:
-        camera: the dataset's own name.
         anchors: the samples; None takes all those of the span that are still to be emitted.
         clip_frames: the clip length if the order does not set one.
     """
@@ -230,11 +229,7 @@ def clip_request(
     span: tuple[int, int],
     images: Mapping[str, Mapping[int, Any]],
 ) -> ClipRequest:
-    """Return the request for frames of a camera, by its name in a batch, in a span.
-
-    Args:
-        images: by camera and frame, what the rows of the span store.
-    """
+    """Return the request for frames of a camera, named as in a batch; `images` are those that the rows store."""
     _, row, _ = context.find_episode(request)
     own, stored = context.member_of(request).cameras[camera], None
     if context.stores_images(request.dataset, own):

@@ -186,12 +186,7 @@ class FeederSource:
         feeder: Any = None,
         lone: Meeting | None = None,
     ) -> None:
-        """Prepare to ask a feeder.
-
-        Args:
-            feeder: the feeder of all ranks.
-            lone: the meeting of a single rank, which starts its own feeder when it needs blocks from Ray.
-        """
+        """Prepare to ask the `feeder` of all ranks; a `lone` rank, with a meeting of its own, starts one if needed."""
         assert (feeder is None) != (lone is None), "either ranks share a feeder, or there is one rank"
         self._context = context
         self._started = feeder

@@ -55,11 +55,8 @@ class LocalSource:
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "LocalFeed":
         """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same.
 
-        Args:
-            world: the plan, from the position where it continues.
-            rank: the rank that asks.
-            place: place of this pass if it follows the one before. None if the rank begins a series: at its start, and
-                after a break or a loaded state.
+        `place` is the place of this pass if it follows the one before. It is None if the rank begins a series: at its
+        start, and after a break or a loaded state.
         """
         place = begin_pass(self.meeting, world, rank, place)
         return LocalFeed(OwnRows(self._reading, world, rank, self._spans_per_block), place)
@@ -195,10 +192,9 @@ class RemoteMeeting(MeetingProxy):
 
 
 def serve_meeting(meeting: Meeting, host: str) -> RemoteMeeting:
-    """Return a proxy for a meeting that this process serves as long as the proxy lives. Send copies to other ranks.
+    """Return a proxy for a meeting that this process serves as long as the proxy lives; send copies to other ranks.
 
-    Args:
-        host: the name under which the other processes reach this machine.
+    They reach this machine by the name `host`.
     """
     key = os.urandom(32)
     # A machine may resolve its own name to an address that others cannot reach, so with others listen on all addresses.

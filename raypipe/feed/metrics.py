@@ -124,10 +124,9 @@ class Interval:
 
 
 def split_wait(stage: str, begin: float, end: float, done: float) -> list[Interval]:
-    """Return the intervals of a wait: for the stage until it was done, then for the transport to this rank.
+    """Return the intervals of a wait: for the stage until it was `done`, then for the transport to this rank.
 
-    Args:
-        done: when the other process was done; infinity if the stage ran here.
+    A stage that ran here is done at infinity.
     """
     arrived = min(max(done, begin), end)
     return [Interval(stage, begin, arrived), Interval("transport", arrived, end)]
@@ -167,11 +166,7 @@ class WorldStats:
 
 
 def sum_up(ranks: Mapping[int, LoaderStats], *, recent: bool = False) -> WorldStats:
-    """Return the figures of a world from those of its ranks, at least one.
-
-    Args:
-        recent: give speed and waiting of the last steps, not since the start.
-    """
+    """Return the figures of a world from those of its ranks, at least one; if `recent`, of the last steps."""
     told = {rank: stats.recent if recent else stats for rank, stats in ranks.items()}
     worst = max(told, key=lambda rank: (told[rank].wait_share, -rank))
     return WorldStats(

@@ -125,9 +125,6 @@ def feed_order(queues: Sequence[Ints], *, spans_per_block: int = 1) -> Feed:
     Args:
         queues: for every rank the number of rows of its spans in arrival order.
         spans_per_block: consecutive spans of a queue that travel in one block.
-
-    Raises:
-        AssertionError: no such order exists; a plan never has such queues.
     """
     if spans_per_block < 1:
         raise ConfigError(f"spans_per_block must be at least 1, got {spans_per_block}")
@@ -144,7 +141,7 @@ def feed_order(queues: Sequence[Ints], *, spans_per_block: int = 1) -> Feed:
 
 
 def resident_spans(feed: Feed, lives: Sequence[tuple[Ints, Ints]], steps: Steps) -> Ints:
-    """Return for every rank how many spans it must be able to hold.
+    """Return for every rank how many spans it must be able to hold; `lives` are those of the rank's plan.
 
     Ray balances rows, not demand: a block that one rank needs now may queue behind blocks that others need later. Ranks
     never block each other if each keeps pulling until it holds this many spans.
@@ -153,11 +150,6 @@ def resident_spans(feed: Feed, lives: Sequence[tuple[Ints, Ints]], steps: Steps)
 
         feed       a0   b0   b1   a1        rank a needs a1 in step 3, rank b needs b1 in step 9:
                                   ^         b must take b1 in step 3, or a never gets a1
-
-    Args:
-        feed: the feed order of the queues of all ranks.
-        lives: `RankPlan.lives` of every rank.
-        steps: the steps that the ranks do together.
     """
     admitted = np.zeros(len(feed), dtype=np.int64)
     for rank, (need, _) in enumerate(lives):

@@ -70,13 +70,7 @@ def build_dataset(context: "ray.ObjectRef[BlockContext]", blocks: Blocks) -> "ra
 def as_samples(
     dataset: "ray.data.Dataset", context: "ray.ObjectRef[BlockContext]", columns: Callable[..., dict[str, Any]]
 ) -> "ray.data.Dataset":
-    """Return the dataset with plain columns, one row per sample, for use with Ray Data.
-
-    Args:
-        dataset: from `build_dataset`.
-        context: the same as there.
-        columns: returns the columns of one span.
-    """
+    """Return a dataset of `build_dataset` with plain columns, one row per sample; `columns` gives those of one span."""
 
     def samples(table: pa.Table) -> dict[str, Any]:
         fetched = fetch_context(context)

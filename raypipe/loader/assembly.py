@@ -215,10 +215,7 @@ class Assembler:
     def _slots(
         self, camera: str, batch: Batch, dataset_index: NDArray[np.int64]
     ) -> tuple[RowFrames, NDArray[np.bool_]]:
-        """Return the frame behind every window slot of a camera ``(B, T)``, and which slots are padding.
-
-        For a robot without the camera all slots are padding.
-        """
+        """Return the frames behind the slots of a camera ``(B, T)``, and which are padding: all, without the camera."""
         schema = self._context.batch_schema
         shape = (len(batch.frame), schema.windows.get(camera, 1))
         slots, padding = np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.bool_)

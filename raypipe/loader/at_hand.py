@@ -281,10 +281,7 @@ class BatchClips:
 
 
 class FileFetcher:
-    """Starts to fetch the remote files of the next spans that this process reads.
-
-    The plan names these files long before their spans come.
-    """
+    """Starts to fetch the remote files of the next spans that this process reads: the plan names them long before."""
 
     def __init__(self, context: BlockContext, plan: RankPlan) -> None:
         self.fetches_rows = False

@@ -114,7 +114,6 @@ class EpochRun:
         """Start the threads that turn the rank's blocks into batches.
 
         Args:
-            feed: the rank's blocks.
             report_bad: called with the first bad span of every episode; see `Meeting.report_bad`.
             before: the run of the previous epoch, which has received all its blocks; the two share their room.
         """

@@ -124,8 +124,7 @@ _ELSEWHERE: Final = {
 def check_names(given: Iterable[str], known: Iterable[str], wrong: str) -> None:
     """Raise `ConfigError` for a name that is not `known`, with the place of that setting or the nearest name.
 
-    Args:
-        wrong: the beginning of the message, before the name.
+    The message begins with `wrong`.
     """
     known = list(known)
     for name in given:
@@ -256,11 +255,7 @@ class Stand:
         return self.start_of(self.at.epoch)
 
     def start_of(self, epoch: int, *, is_first: bool = False) -> "Stand":
-        """Return the stand at the start of an epoch.
-
-        Args:
-            is_first: whether the run has not begun yet; it then keeps the lanes that the user gave; see `first_leg`.
-        """
+        """Return the stand at the start of an epoch; the first one of a run keeps the lanes that the user gave."""
         batch = None if is_first else self.job.batch
         at = start(self.at.spec, world_size=self.job.world_size, batch=batch, epoch=epoch)
         return replace(self, at=at, is_loaded=False, page=None)
