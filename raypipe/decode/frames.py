@@ -118,13 +118,7 @@ class FrameDecoder:
         return self._decode(row, camera, frames, span or (int(frames[0]), int(frames[-1]) + 1))
 
     def read_clip(
-        self,
-        row: int,
-        camera: str,
-        frames: NDArray[np.int64],
-        pool: FramePool,
-        *,
-        span: tuple[int, int] | None = None,
+        self, row: int, camera: str, frames: NDArray[np.int64], pool: FramePool, *, span: tuple[int, int] | None = None
     ) -> list[Pixels]:
         """Return what `decode_video` does, frame by frame, in memory of `pool`."""
         kept = self._find_kept(row, camera)

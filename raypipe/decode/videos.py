@@ -333,10 +333,7 @@ def _frame_mappings(index: VideoIndex) -> str:
 
 
 def _has_constant_rate(index: VideoIndex) -> bool:
-    if len(index) < 2:
-        return False
-    even = np.linspace(0.0, index.pts_s[-1], len(index))
-    return bool(np.abs(index.pts_s - even).max() < 1e-6)
+    return len(index) > 1 and bool(np.abs(index.pts_s - np.linspace(0.0, index.pts_s[-1], len(index))).max() < 1e-6)
 
 
 def _open_decoder(

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         BadDataSpec,
         BadSpan,
         Meeting,
-        MeetingProxy,
         OnBadEpisode,
         PassPlace,
         describe_spans,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
         start_feeder,
         start_ray,
     )
-    from raypipe.feed.local import LOOPBACK, LocalFeed, LocalSource, RemoteMeeting, serve_meeting
+    from raypipe.feed.local import LOOPBACK, LocalFeed, LocalSource, serve_meeting
     from raypipe.feed.metrics import (
         STAGES,
         Interval,
@@ -76,14 +75,11 @@ else:
     __all__, __getattr__ = lazy_names(
         __name__,
         {
-            "agreement": (
-                "BadDataSpec BadSpan Meeting MeetingProxy OnBadEpisode PassPlace describe_spans merge_spans "
-                "name_attempt"
-            ),
+            "agreement": ("BadDataSpec BadSpan Meeting OnBadEpisode PassPlace describe_spans merge_spans name_attempt"),
             "block_context": "BlockContext clip_request shown_frames",
             "blocks": "SpanBlock as_objects filler_block open_block read_block",
             "feeder": "FeederSource RayFeed check_object_store has_spare_cpu_nodes start_feeder start_ray",
-            "local": "LOOPBACK LocalFeed LocalSource RemoteMeeting serve_meeting",
+            "local": "LOOPBACK LocalFeed LocalSource serve_meeting",
             "metrics": "Interval Live LoaderStats Meter RecentStats STAGES WorldStats split_wait sum_up",
             "order": ("BY_SIZE FeedSpec RowFrames SpanRequest feed_order resident_spans simulate_split span_request"),
             "ray_data": "as_samples build_dataset",

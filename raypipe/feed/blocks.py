@@ -3,9 +3,6 @@
 Rows get the names, dtypes and widths of the schema when they are read, because a block may pack spans of different
 files and datasets. Cameras, too, have their schema names; frames of one name may differ in size between datasets.
 Decoded pixels do not travel with rows. The rank fills in features that a dataset lacks.
-
-The first row of a span carries its header in the column `HEADER`. The rows of a span are the frames to emit. Nothing
-here raises for bad data: a span with an error keeps its planned rows, without columns, and carries the error.
 """
 
 import pickle

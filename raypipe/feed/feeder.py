@@ -178,13 +178,7 @@ class FeederSource:
     meeting: Meeting | MeetingProxy
 
     def __init__(
-        self,
-        context: BlockContext,
-        spec: FeedSpec,
-        attempt: str,
-        *,
-        feeder: Any = None,
-        lone: Meeting | None = None,
+        self, context: BlockContext, spec: FeedSpec, attempt: str, *, feeder: Any = None, lone: Meeting | None = None
     ) -> None:
         """Prepare to ask the `feeder` of all ranks; a `lone` rank, with a meeting of its own, starts one if needed."""
         assert (feeder is None) != (lone is None), "either ranks share a feeder, or there is one rank"

@@ -175,7 +175,9 @@ class RemoteMeeting(MeetingProxy):
         """Return the answer of the meeting to a call."""
         try:
             with Client(self.address) as connection:
-                _send_at_once(connection)
+                # At once; otherwise TCP waits for the previous answer, 40 ms a call.
+                with socket.socket(fileno=os.dup(connection.fileno())) as end:
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 answer_challenge(connection, self.key)
                 deliver_challenge(connection, self.key)
                 connection.send((name, args))
@@ -239,9 +241,3 @@ def _answer(caller: "Connection[Any, Any]", meeting: Meeting, key: bytes) -> Non
         except Exception as error:
             answer = RaypipeError(f"where the ranks meet: {type(error).__name__}: {error}")
         caller.send(answer)
-
-
-def _send_at_once(connection: "Connection[Any, Any]") -> None:
-    """Send small messages at once; otherwise TCP waits for the previous answer, 40 ms a call."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

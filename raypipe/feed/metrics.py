@@ -4,6 +4,7 @@
 per process and name, however many loaders there are, so pipeline and rank are tags.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -204,9 +205,7 @@ class _Step:
 
 def _sum_recent(steps: Sequence[_Step]) -> RecentStats:
     wait_s = sum(step.wait_s for step in steps)
-    seconds = wait_s + sum(step.step_s for step in steps)
-    if not seconds:
-        return RecentStats(steps=len(steps))
+    seconds = wait_s + sum(step.step_s for step in steps) or math.inf
     return RecentStats(
         steps=len(steps),
         samples_per_s=sum(step.samples for step in steps) / seconds,
@@ -302,14 +301,14 @@ class Meter:
         for name in ("decode_s", "decoded_frames", "kept_frames"):
             held[name] += sums.pop(f"task_{name}")
         requests = sums.pop("task_requests") + num_requests() - self._requests_before
-        seconds = sums["wait_s"] + sums["step_s"]
+        seconds = sums["wait_s"] + sums["step_s"] or math.inf
         return LoaderStats(
             **sums,
             **held,
             requests=requests,
-            samples_per_s=sums["samples"] / seconds if seconds else 0.0,
+            samples_per_s=sums["samples"] / seconds,
             first_batch_s=self._first_batch_s,
-            wait_share=sums["wait_s"] / seconds if seconds else 0.0,
+            wait_share=sums["wait_s"] / seconds,
             decoded_per_emitted=held["decoded_frames"] / sums["emitted_frames"] if sums["emitted_frames"] else 0.0,
             live_spans=live_spans,
             live_bytes=row_bytes + live.held_bytes,

@@ -126,13 +126,12 @@ def feed_order(queues: Sequence[Ints], *, spans_per_block: int = 1) -> Feed:
         queues: for every rank the number of rows of its spans in arrival order.
         spans_per_block: consecutive spans of a queue that travel in one block.
     """
-    if spans_per_block < 1:
-        raise ConfigError(f"spans_per_block must be at least 1, got {spans_per_block}")
-    packed = [_pack(queue, spans_per_block) for queue in queues]
+    starts = [np.arange(0, len(queue), spans_per_block) for queue in queues]
+    packed = [np.add.reduceat(queue, at) if len(queue) else queue for queue, at in zip(queues, starts, strict=True)]
     rank = np.repeat(np.arange(len(queues), dtype=np.int32), [len(rows) for rows in packed])
     rows = np.concatenate([np.empty(0, dtype=np.int64), *packed])
     before = np.concatenate([np.empty(0, dtype=np.int64), *(np.cumsum(rows) - rows for rows in packed)])
-    first = np.concatenate([np.empty(0, dtype=np.int64), *(np.arange(len(r)) * spans_per_block for r in packed)])
+    first = np.concatenate([np.empty(0, dtype=np.int64), *starts])
     _check_feasible(rank, before, queues)
     order = np.lexsort((rank, before))
     limits = np.array([len(queue) for queue in queues], dtype=np.int64)
@@ -172,12 +171,6 @@ def simulate_split(num_rows: Ints, world_size: int) -> NDArray[np.int32]:
     heap = list(range(world_size))
     tops = [heapreplace(heap, heap[0] + rows) for rows in (num_rows * world_size).tolist()]
     return (np.array(tops, dtype=np.int64) % world_size).astype(np.int32)
-
-
-def _pack(queue: Ints, spans_per_block: int) -> Ints:
-    if spans_per_block == 1 or not len(queue):
-        return queue
-    return np.add.reduceat(queue, np.arange(0, len(queue), spans_per_block))
 
 
 def _check_feasible(rank: NDArray[np.int32], before: Ints, queues: Sequence[Ints]) -> None:

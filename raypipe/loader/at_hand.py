@@ -50,12 +50,10 @@ def trim_memory() -> bool:
     and taking it back would cost page faults: a tenth of the decoding time.
     """
     library = ctypes.CDLL(None)
-    if not hasattr(library, "malloc_trim"):
-        return False
-    if spare_bytes(library) > _SPARE_BYTES:
+    is_much = hasattr(library, "malloc_trim") and spare_bytes(library) > _SPARE_BYTES
+    if is_much:
         library.malloc_trim(0)
-        return True
-    return False
+    return is_much
 
 
 def spare_bytes(library: ctypes.CDLL) -> int:

@@ -389,7 +389,12 @@ class RankLoader:
             self._go_back(self._stand.beginning)
         self._has_begun = True
         stand = self._stand = self._stand.onward()
-        self._check_others_go_on()
+        if self._place is not None:
+            try:
+                self._source.meeting.go_on(self._job.rank, self._place.following)
+            except BaseException:
+                self._leave_order()
+                raise
         with self._lock:
             place, self._place = self._place.following if self._place else None, None
             ahead, self._ahead = self._ahead, None
@@ -405,15 +410,6 @@ class RankLoader:
         page = stand.page = stand.ledger.begin(stand.world, self._job.rank)
         run.begin(page.write, partial(_call_alive, weakref.WeakMethod(self._look_ahead)))
         return run, page
-
-    def _check_others_go_on(self) -> None:
-        if self._place is None:
-            return
-        try:
-            self._source.meeting.go_on(self._job.rank, self._place.following)
-        except BaseException:
-            self._leave_order()
-            raise
 
     def _look_ahead(self, run: EpochRun) -> None:
         """Start the next epoch if it is sure to follow. `run` calls this when its last block has arrived.
