@@ -75,7 +75,7 @@ else:
     __all__, __getattr__ = lazy_names(
         __name__,
         {
-            "agreement": ("BadDataSpec BadSpan Meeting OnBadEpisode PassPlace describe_spans merge_spans name_attempt"),
+            "agreement": "BadDataSpec BadSpan Meeting OnBadEpisode PassPlace describe_spans merge_spans name_attempt",
             "block_context": "BlockContext clip_request shown_frames",
             "blocks": "SpanBlock as_objects filler_block open_block read_block",
             "feeder": "FeederSource RayFeed check_object_store has_spare_cpu_nodes start_feeder start_ray",

@@ -216,11 +216,11 @@ def _sum_recent(steps: Sequence[_Step]) -> RecentStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What a rank holds at one moment, and what it has decoded so far."""
+    """What a rank holds at one moment, and what it has decoded so far; fields of `LoaderStats`."""
 
-    spans: int = 0
+    live_spans: int = 0
     waiting_spans: int = 0
-    row_bytes: int = 0
+    live_bytes: int = 0
     held_bytes: int = 0
     in_flight_bytes: int = 0
     peak_clip_bytes: int = 0
@@ -297,7 +297,6 @@ class Meter:
         with self._lock:
             sums, recent = dict(self._sums), _sum_recent(self._recent)
         held = asdict(live)
-        row_bytes, live_spans = held.pop("row_bytes"), held.pop("spans")
         for name in ("decode_s", "decoded_frames", "kept_frames"):
             held[name] += sums.pop(f"task_{name}")
         requests = sums.pop("task_requests") + num_requests() - self._requests_before
@@ -310,8 +309,6 @@ class Meter:
             first_batch_s=self._first_batch_s,
             wait_share=sums["wait_s"] / seconds,
             decoded_per_emitted=held["decoded_frames"] / sums["emitted_frames"] if sums["emitted_frames"] else 0.0,
-            live_spans=live_spans,
-            live_bytes=row_bytes + live.held_bytes,
             recent=recent,
         )
 

@@ -75,7 +75,8 @@ class Assembler:
         """Called with the first bad span or clip of every episode; may raise."""
         self._context = context = job.context
         self._plan = world.rank(job.rank)
-        self.clips = BatchClips(context, self._plan, self.rows, executor, job.live_bytes)
+        self._bad: dict[int, BadSpan] = {}
+        self.clips = BatchClips(context, self._plan, self.rows, self._bad, executor, job.live_bytes)
         self._lane = self._plan.queue.lane.astype(np.int64)
         self._first_laps = world.first_laps
         self._lap = self._plan.queue.lap - self._first_laps[self._plan.queue.dataset]
@@ -85,17 +86,12 @@ class Assembler:
         self._spec = spec
         self._stream = SideStream(spec.device)
         self._pool = SamplePool(spec.sample_transform, int(spec.num_threads)) if spec.sample_transform else None
-        self._bad: dict[int, BadSpan] = {}
         self._bad_clips: dict[ClipKey, BadSpan] = {}
         self._left_bytes = 0
         self._length = _episode_lengths(context, self._plan)
         # torch fixes a thread's number of cores when the thread first asks. Ask now for the calling thread, which may
         # train: after our threads call `use_one_core` it would get 1.
         torch.get_num_threads()
-
-    def is_bad(self, arrival: int) -> bool:
-        """Return whether the span is left out."""
-        return arrival in self._bad
 
     def leave_out(self, arrival: int, error: DatasetError) -> None:
         """Turn the rest of a span into holes if the policy is "skip"; else raise the error."""

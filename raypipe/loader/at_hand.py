@@ -14,7 +14,7 @@ import ctypes
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -178,15 +178,22 @@ class BatchClips:
     """Requests and releases the clips of one rank's batches. For the assembling thread."""
 
     def __init__(
-        self, context: BlockContext, plan: RankPlan, rows: LiveRows, executor: ClipExecutor, most_bytes: int
+        self,
+        context: BlockContext,
+        plan: RankPlan,
+        rows: LiveRows,
+        bad: Container[int],
+        executor: ClipExecutor,
+        most_bytes: int,
     ) -> None:
+        """Request nothing yet. Clips of spans whose arrival numbers are in `bad` are not decoded."""
         self.is_decoding = bool(context.batch_schema.cameras)
         batch_bytes = plan.steps.per_lane * len(plan.lanes) * sum(blank.nbytes for blank in context.blanks.values())
         self.store = ClipStore(self._open, executor, clip_bound(most_bytes, batch_bytes), context.frame_pool)
         self._context = context
         self._plan = plan
         self._rows = rows
-        self._executor = executor
+        self._bad = bad
         self._requests: dict[int, SpanRequest] = {}
         self._sizes = self._clip_sizes(most_bytes)[plan.queue.dataset]
 
@@ -219,12 +226,8 @@ class BatchClips:
         for arrival in arrivals:
             self._requests.pop(arrival, None)
 
-    def ahead(self, batches: Iterator[Batch], num_ahead: int, is_bad: Callable[[int], bool]) -> Iterator[Batch]:
-        """Yield batches one by one, each after requesting its clips and those of up to `num_ahead` later batches.
-
-        Args:
-            is_bad: whether the span with this arrival number is left out; its clips are not decoded.
-        """
+    def ahead(self, batches: Iterator[Batch], num_ahead: int) -> Iterator[Batch]:
+        """Yield batches one by one, each after requesting its clips and those of up to `num_ahead` later batches."""
         coming: deque[Batch] = deque()
         num_asked = 0
         while True:
@@ -232,26 +235,26 @@ class BatchClips:
                 coming.append(batch)
             if not coming:
                 return
-            while num_asked < len(coming) and self.ask(coming[num_asked], is_bad, is_next=False):
+            while num_asked < len(coming) and self.ask(coming[num_asked], is_next=False):
                 num_asked += 1
             yield coming.popleft()
             num_asked = max(0, num_asked - 1)
 
-    def ask(self, batch: Batch, is_bad: Callable[[int], bool], *, is_next: bool) -> bool:
+    def ask(self, batch: Batch, *, is_next: bool) -> bool:
         """Request the clips of a batch; return whether all are requested.
 
         Args:
             is_next: whether no batch comes before it: then its rows are at hand, and its clips may take any memory.
         """
-        keys = self.wanted(batch, is_bad)
+        keys = self.wanted(batch)
         if self._context.has_images and any(key[0] not in self._rows for key in keys):
             # Images come with the rows.
             return False
         return self.store.ask(keys, is_next=is_next)
 
-    def wanted(self, batch: Batch, is_bad: Callable[[int], bool]) -> list[ClipKey]:
+    def wanted(self, batch: Batch) -> list[ClipKey]:
         """Return the clips to decode for a batch."""
-        return [key for key in self.keys(batch) if not is_bad(key[0])] if self.is_decoding else []
+        return [key for key in self.keys(batch) if key[0] not in self._bad] if self.is_decoding else []
 
     def request(self, arrival: int) -> SpanRequest:
         """Return the span of an arrival number."""

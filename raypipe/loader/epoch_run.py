@@ -232,11 +232,12 @@ class EpochRun:
         """Return what the rank holds now, and what it has decoded so far."""
         counts, videos = [decoder.counts() for decoder in self._context.decoders], self._context.videos
         rows, clips = self._assembler.rows, self._assembler.clips.store
+        held_bytes = clips.held_bytes
         return Live(
-            spans=len(rows),
+            live_spans=len(rows),
             waiting_spans=len(self._arrived),
-            row_bytes=rows.num_bytes,
-            held_bytes=clips.held_bytes,
+            live_bytes=rows.num_bytes + held_bytes,
+            held_bytes=held_bytes,
             in_flight_bytes=clips.in_flight_bytes,
             peak_clip_bytes=clips.peak_bytes,
             decode_s=sum(count.seconds for count in counts),
@@ -352,14 +353,14 @@ class EpochRun:
             pass
         del before
         num_left = self.num_steps
-        for batch in assembler.clips.ahead(self._plan.batches(), self._spec.prefetch_batches, assembler.is_bad):
+        for batch in assembler.clips.ahead(self._plan.batches(), self._spec.prefetch_batches):
             num_left -= 1
             if num_left <= self._spec.prefetch_batches:
                 self._is_asked_out.set()
             while num_admitted < batch.num_needed:
                 self._admit(num_admitted)
                 num_admitted += 1
-            assembler.clips.ask(batch, assembler.is_bad, is_next=True)
+            assembler.clips.ask(batch, is_next=True)
             self._wait_for_clips(batch)
             self._wait_for_place()
             self._batches.put(self._build(batch))
@@ -387,7 +388,7 @@ class EpochRun:
 
     def _wait_for_clips(self, batch: Batch) -> None:
         clips = self._assembler.clips
-        keys, started = clips.wanted(batch, self._assembler.is_bad), time.perf_counter()
+        keys, started = clips.wanted(batch), time.perf_counter()
         errors = clips.store.wait(keys)
         done = _as_counter(self._executor.finished_at)
         self._meter.note(split_wait("decode", started, time.perf_counter(), done))

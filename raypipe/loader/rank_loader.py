@@ -445,7 +445,7 @@ class RankLoader:
         if run is not None:
             self._note_skips(run)
             self._last_live = replace(
-                run.live(), spans=0, waiting_spans=0, row_bytes=0, held_bytes=0, in_flight_bytes=0
+                run.live(), live_spans=0, waiting_spans=0, live_bytes=0, held_bytes=0, in_flight_bytes=0
             )
         if run is not None and self._stand.is_over:
             self._place = run.place
