@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from raypipe.decode.clips import FramePool, Pixels
-from raypipe.decode.journal import Alarm, current_scope, journal_scope, marked, process_journal, unmarked, video_key
+from raypipe.decode.journal import Alarm, death_scope, journal_scope, marked, process_journal, unmarked, video_key
 from raypipe.decode.kept import KeepFolder, KeptDataset, KeptVideo
 from raypipe.decode.pixels import decode_image, resize_frames
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec, size_of
@@ -206,7 +206,7 @@ class FrameDecoder:
 
         Looks at most once a second, because clips of an episode follow each other closely.
         """
-        scope, now = current_scope(), time.monotonic()
+        scope, now = death_scope.get(), time.monotonic()
         known = self._looked_up.get((scope, row, camera))
         if known is not None and now < known[0]:
             return known[1], known[2]

@@ -49,7 +49,8 @@ _MAX_LINES: Final = 4096
 _NO_SLOT: Final = -1
 _LOOK_S: Final = 1.0
 
-_scope: ContextVar[str] = ContextVar("raypipe_journal_scope", default="")
+death_scope: ContextVar[str] = ContextVar("raypipe_journal_scope", default="")
+"""The scope in which the journal counts deaths now."""
 
 
 _mark: ContextVar["Mark | None"] = ContextVar("raypipe_mark", default=None)
@@ -91,16 +92,11 @@ def journal_scope(name: str) -> Iterator[None]:
     In a Ray task `name` is the task's id, which stays the same when Ray retries the task after its process has died.
     Ray never retries tasks that it ends itself, for example with their job, and their videos are not to blame.
     """
-    token = _scope.set(name)
+    token = death_scope.set(name)
     try:
         yield
     finally:
-        _scope.reset(token)
-
-
-def current_scope() -> str:
-    """Return the scope in which the journal counts deaths now."""
-    return _scope.get()
+        death_scope.reset(token)
 
 
 def video_key(storage: Storage, name: str, episode: int, camera: str) -> int:
@@ -109,7 +105,8 @@ def video_key(storage: Storage, name: str, episode: int, camera: str) -> int:
     A replaced local file gives another number. It numbers episodes, not spans: a resume cuts spans at other frames.
     """
     # If the file is missing, opening it raises the error.
-    parts = [_scope.get(), storage.uri, name, str(episode), camera, storage.version(name) if storage.is_local else ""]
+    version = storage.version(name) if storage.is_local else ""
+    parts = [death_scope.get(), storage.uri, name, str(episode), camera, version]
     digest = hashlib.blake2b(os.fsencode("\0".join(parts)), digest_size=_SLOT_BYTES).digest()
     # 0 is an empty slot.
     return int.from_bytes(digest, "little") or 1

@@ -93,7 +93,8 @@ class KeepFolder:
         self._spec = spec
         self._dataset_bytes = max(1, dataset_bytes)
         self._lock = threading.RLock()
-        self._mine: set[str] = set()
+        self.own: set[str] = set()
+        """Names of the datasets of this run."""
         self._share = _NOT_KNOWN
         self._left_bytes = 0
         self._is_closed = False
@@ -101,10 +102,6 @@ class KeepFolder:
         self.is_off = not hasattr(os, "O_NOFOLLOW")
         if self.is_off:
             self.warn("this operating system lacks what it needs")
-
-    def add(self, dataset: str) -> None:
-        """Count the files of a dataset as this run's own."""
-        self._mine.add(dataset)
 
     def reserve(self, key: bytes, slots: Sequence[int], frame_bytes: int) -> list[int]:
         """Return which of the frames to keep: those that the hash chooses, while there is room for them."""
@@ -137,7 +134,7 @@ class KeepFolder:
         if self._spec.max_bytes != ON_DISK:
             bound = min(bound, self._spec.max_bytes)
         if self._share == _NOT_KNOWN:
-            others = sum(size for name, size in sizes.items() if name not in self._mine)
+            others = sum(size for name, size in sizes.items() if name not in self.own)
             self._share = max(0.0, _SAFE_SHARE * (bound - others) / self._dataset_bytes)
         self._left_bytes = min(bound - total, max(wanted_bytes, bound // _LOOKS))
 
@@ -264,7 +261,7 @@ class KeptDataset:
         resize = sorted(spec.resize.items()) if isinstance(spec.resize, Mapping) else spec.resize
         self._name = _digest(meta.storage.uri, decoder, resize, spec.fit).hex()[:16]
         self._found: dict[tuple[int, str, str], KeptVideo] = {}
-        folder.add(self._name)
+        folder.own.add(self._name)
 
     def find(self, row: int, camera: str) -> KeptVideo | None:
         """Return where the frames of an episode are kept, for the current content of its video.

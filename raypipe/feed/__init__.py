@@ -9,7 +9,7 @@ The modules, from the bottom up (each may use those above it)::
     block_context.py  the datasets, schema and specs that a task or a rank needs                   BlockContext
     blocks.py         read_block: the rows of spans with their windows, one row per frame to emit
                       open_block, on the rank: from the table back to arrays                       SpanBlock
-    local.py          the rank reads its own rows: all of them, or those until Ray's first block   LocalSource, OwnRows
+    local.py          the rank reads its own rows: all of them, or those until Ray's first block   LocalSource
                       comes; no Ray
     ray_data.py       one read task, one block; streaming_split; settings; imports Ray             build_dataset
     feeder.py         the actor that plans and opens the splits, and a rank's end of one;          FeederSource, RayFeed

@@ -33,7 +33,7 @@ from raypipe.decode import ClipExecutor, TaskExecutor, ThreadExecutor
 from raypipe.errors import ConfigError, RaypipeError, ResumeError
 from raypipe.feed.agreement import Ask, Meeting, MeetingProxy, PassPlace, ask_for, begin_pass
 from raypipe.feed.block_context import BlockContext
-from raypipe.feed.local import OwnRows, can_read_here
+from raypipe.feed.local import LocalFeed, can_read_here
 from raypipe.feed.metrics import LoaderStats, Meter, RankGauges
 from raypipe.feed.order import BY_SIZE, BlockRequest, FeedGroup, FeedSpec
 from raypipe.plan import EpisodeIndex, WorldPlan, plan_epoch, plan_world
@@ -217,11 +217,11 @@ class FeederSource:
         """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same."""
         share_gate()
         place = begin_pass(self.meeting, world, rank, place)
-        own: OwnRows | None = None
+        own: LocalFeed | None = None
         if can_read_here(self._context):
             assert self._spec.spans_per_block != BY_SIZE, "a pipeline decides it before it opens a feed"
             # Copy the context to get separate readers: a reader is not thread-safe.
-            own = OwnRows(replace(self._context), world, rank, self._spec.spans_per_block)
+            own = LocalFeed(replace(self._context), world, rank, self._spec.spans_per_block, place)
         chapters = _Chapters(self.feeder, rank, ask_for(world), place, self._spec.prefetch_blocks)
         feed = RayFeed(chapters, own, is_lone=self._lone is not None)
         if self._is_owner or self._lone is not None:
@@ -291,7 +291,7 @@ class RayFeed:
 
     is_remote = True
 
-    def __init__(self, chapters: _Chapters, own: OwnRows | None, *, is_lone: bool) -> None:
+    def __init__(self, chapters: _Chapters, own: LocalFeed | None, *, is_lone: bool) -> None:
         self.place = chapters.place
         self._chapters = chapters
         self._own = own
@@ -314,7 +314,7 @@ class RayFeed:
         While it reads itself, what its own batches need.
         """
         if self._own is not None and self._is_reading:
-            return self._own.room
+            return self._own.resident_spans
         return self._chapters.ticket.resident_spans
 
     def end(self) -> None:
@@ -325,7 +325,7 @@ class RayFeed:
     @property
     def is_complete(self) -> bool:
         """Whether the rank read all blocks itself, so that Ray has none for it."""
-        return not self._is_asked and self._own is not None and self._own.is_all_read
+        return not self._is_asked and self._own is not None and self._own.is_complete
 
     def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
         """Yield blocks that the rank reads itself until Ray sends its first; all blocks if Ray was not asked.
@@ -336,7 +336,7 @@ class RayFeed:
         if self._own is None or not (is_waited_for or self._is_own_enough):
             return
         self._is_reading = True
-        for table in self._own.first_blocks():
+        for table in self._own.blocks_with_room():
             yield table
             if self._first.done():
                 break

@@ -59,7 +59,7 @@ class LocalSource:
         start, and after a break or a loaded state.
         """
         place = begin_pass(self.meeting, world, rank, place)
-        return LocalFeed(OwnRows(self._reading, world, rank, self._spans_per_block), place)
+        return LocalFeed(self._reading, world, rank, self._spans_per_block, place)
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:  # noqa: ARG002
         """Return an executor that decodes in threads of this process."""
@@ -70,57 +70,47 @@ class LocalSource:
         self.meeting.tell(rank, stats)
 
 
-class LocalFeed:
-    """The blocks of one rank for the rest of an epoch. It has the methods of `raypipe.feed.feeder.RayFeed`."""
-
-    is_remote = False
-    """Whether other processes make the blocks. Those count their own requests to remote storage."""
-    is_complete = False
-
-    def __init__(self, own: "OwnRows", place: PassPlace) -> None:
-        self._own = own
-        self.resident_spans = own.room
-        self.place = place
-
-    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:  # noqa: ARG002
-        """Yield nothing: `blocks` yields them all."""
-        return iter(())
-
-    def blocks(self) -> Iterator[pa.Table]:
-        """Yield the blocks in arrival order, reading each one on demand."""
-        return self._own.blocks()
-
-
 def can_read_here(context: BlockContext) -> bool:
     """Return whether a rank can read rows itself: it decodes the videos, and all datasets are local."""
     return context.decode.where != "cluster" and all(dataset.meta.storage.is_local for dataset in context.datasets)
 
 
-class OwnRows:
+class LocalFeed:
     """The blocks that a rank reads in its own process: those that Ray would send, in the same order and packed alike.
 
-    So a rank can read its first rows while Ray starts, and switch to Ray's stream at any block.
+    It has the methods of `raypipe.feed.feeder.RayFeed`, which reads the first rows by it while Ray starts, and switches
+    to Ray's stream at any block.
     """
 
-    def __init__(self, context: BlockContext, world: WorldPlan, rank: int, spans_per_block: int) -> None:
+    is_remote = False
+    """Whether other processes make the blocks. Those count their own requests to remote storage."""
+
+    def __init__(
+        self, context: BlockContext, world: WorldPlan, rank: int, spans_per_block: int, place: PassPlace
+    ) -> None:
+        self.place = place
+        self.is_complete = False
+        """Whether `blocks_with_room` has yielded all blocks of the pass."""
         self._context = context
         self._world = world
         self._plan = world.rank(rank)
         self._spans_per_block = spans_per_block
         # Made here, by the one thread that opens passes.
         self._lock = context.reading
-        self.is_all_read = False
-        """Whether `first_blocks` has yielded all blocks of the pass."""
 
     @cached_property
-    def room(self) -> int:
+    def resident_spans(self) -> int:
         """How many spans the rank holds at once for its own batches, regardless of other ranks."""
         return room_for(self._world, self._plan, self._spans_per_block)
 
     @property
     def fits(self) -> bool:
         """Whether there is room for all spans of the pass."""
-        return self.room >= len(self._plan.queue)
+        return self.resident_spans >= len(self._plan.queue)
+
+    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:  # noqa: ARG002
+        """Yield nothing: `blocks` yields them all."""
+        return iter(())
 
     def blocks(self, most_spans: int | None = None) -> Iterator[pa.Table]:
         """Yield the blocks in arrival order, of the first `most_spans` spans."""
@@ -134,16 +124,16 @@ class OwnRows:
                 table = read_block(self._context, requests)
             yield table
 
-    def first_blocks(self) -> Iterator[pa.Table]:
+    def blocks_with_room(self) -> Iterator[pa.Table]:
         """Yield blocks while there is room; stop before one with an error.
 
         The error may be bad data, or a file that only other nodes have: the task that reads the block finds out.
         """
-        for table in self.blocks(self.room):
+        for table in self.blocks(self.resident_spans):
             if has_error(table):
                 return
             yield table
-        self.is_all_read = self.fits
+        self.is_complete = self.fits
 
 
 def room_for(world: WorldPlan, plan: RankPlan, spans_per_block: int) -> int:
