@@ -46,9 +46,6 @@ _TIMEOUT_S: Final = 600.0
 _IDLE_S: Final = 60.0
 """How long the subprocess, with 300 MB, waits for the next request."""
 
-_DEATHS: Final = (EOFError, OSError, pickle.UnpicklingError)
-"""Errors from reading from or writing to a dead process."""
-
 _SERVE: Final = """
 import os, signal
 # The parent receives Ctrl-C too, and closes the input when it ends.
@@ -371,7 +368,8 @@ class _Child:
             process.stdin.write(content)
             process.stdin.flush()
             answer: _Answer = pickle.load(process.stdout)
-        except _DEATHS:
+        except (EOFError, OSError, pickle.UnpicklingError):
+            # It is dead.
             return _end(process)
         except BaseException:
             # Interrupted: the next request would receive this answer.

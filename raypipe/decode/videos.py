@@ -1,8 +1,6 @@
 """Frames of a video by number, checked against the index of the file; and frames into an mp4.
 
-`open_writer` is the only place where raypipe encodes. From version 0.13 on, torchcodec writes frames as they come.
-Before that, as in an environment with LeRobot 0.6, it takes all frames of a video at once, so the writer holds up to
-`MOST_HELD_BYTES` of them. The caller chooses codec and options.
+`open_writer` is the only place where raypipe encodes. The caller chooses codec and options.
 """
 
 import json
@@ -357,7 +355,8 @@ def _source_of(storage: Storage, name: str, source: Any) -> Any:
 
 
 MOST_HELD_BYTES: Final = 2 << 30
-"""Most bytes of frames to hold for a torchcodec that takes them all at once: 2,300 frames of 640x480."""
+"""Most bytes of frames to hold for a torchcodec that takes them all at once, as LeRobot 0.6 wants: 2,300 frames of
+640x480."""
 
 STREAMS_FROM: Final = "0.13"
 """The first torchcodec that writes frames as they come."""

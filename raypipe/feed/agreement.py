@@ -180,7 +180,7 @@ class RollCall:
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._waiting_lock = threading.Lock()
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _WaitingRank] = {}
         """By rank; a rank that is answered is not here any more."""
         self._num_series = 0
 
@@ -192,7 +192,7 @@ class RollCall:
         Raises:
             ResumeError: the requests differ; names the ranks. Or this rank has asked for something else meanwhile.
         """
-        mine = _Waiting(ask, left)
+        mine = _WaitingRank(ask, left)
         with self._waiting_lock:
             if rank in self._waiting:
                 self._waiting[rank].refuse(f"rank {rank} has asked for something else meanwhile: {_describe(ask)}")
@@ -234,7 +234,7 @@ class RollCall:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _WaitingRank:
     ask: Ask
     left: PassPlace | None
     series: Future[int] = field(default_factory=Future)

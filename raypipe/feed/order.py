@@ -196,9 +196,8 @@ class FeedGroup:
         self.plans: list[RankPlan] = [world.rank(rank) for rank in ranks]
         self._spec = spec
         assert spec.spans_per_block != BY_SIZE, "a pipeline decides it before it starts a feeder"
-        self._feed: Feed = feed_order(
-            [plan.queue.num_rows for plan in self.plans], spans_per_block=spec.spans_per_block
-        )
+        queues = [plan.queue.num_rows for plan in self.plans]
+        self._feed: Feed = feed_order(queues, spans_per_block=spec.spans_per_block)
         self.resident: Ints = resident_spans(self._feed, [plan.lives() for plan in self.plans], world.steps)
         self.num_chapters = max(1, -(-len(self._feed) // spec.blocks_per_chapter))
 

@@ -22,6 +22,7 @@ from raypipe.account import Account, AccountKeeper, Header, Ledger, Page, Part, 
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
 from raypipe.feed import BadSpan, Live, LoaderStats, Meter, PassPlace, WorldStats, describe_spans, sum_up
+from raypipe.loader.assembly import do_nothing
 from raypipe.loader.epoch_run import Ahead, EpochRun, start_run
 from raypipe.loader.job import (
     LoaderSettings,
@@ -408,7 +409,13 @@ class RankLoader:
         else:
             run = iteration.run = start_run(stand, self._source, self._spec, self._meter, place)
         page = stand.page = stand.ledger.begin(stand.world, self._job.rank)
-        run.begin(page.write, partial(_call_alive, weakref.WeakMethod(self._look_ahead)))
+        # Weak, so that the loader may go although a run still refers to its method.
+        look_ahead = weakref.WeakMethod(self._look_ahead)
+
+        def follow(received: EpochRun) -> None:
+            (look_ahead() or do_nothing)(received)
+
+        run.begin(page.write, follow)
         return run, page
 
     def _look_ahead(self, run: EpochRun) -> None:
@@ -490,10 +497,3 @@ def _starts_over(stand: Stand) -> bool:
 def _of_this_mixture(stand: Stand, parts: Iterable[Part]) -> tuple[Part, ...]:
     since = stand.index.shares.since if stand.index.shares else 0
     return tuple(part for part in parts if part.epoch >= since)
-
-
-def _call_alive(method: "weakref.WeakMethod[Any]", run: EpochRun) -> None:
-    # The weak reference lets the loader go although a run still refers to its method.
-    found = method()
-    if found is not None:
-        found(run)
