@@ -103,9 +103,7 @@ class FrameDecoder:
     ) -> torch.Tensor:
         """Return frames of the episode in row `row` of the episode table, as `OpenVideo.read_frames` has them.
 
-        Args:
-            frames: ascending positions in the episode.
-            span: positions that the caller will need soon; those of a remote file are fetched together.
+        `frames` ascend. The caller will need the positions of `span` soon; those of a remote file are fetched together.
 
         Raises:
             DatasetError: the video is missing, damaged, or lacks a frame.

@@ -65,7 +65,6 @@ _FILE_NAME: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
 FrameNumbers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-
 _DRAWN: Final = hashlib.shake_128(b"raypipe kept frames").digest(_PAGE_BYTES)
 # Odd, so that every change of a single word changes the sum.
 _WEIGHTS: Final = np.frombuffer(_DRAWN, dtype="<u8") | np.uint64(1)
@@ -284,9 +283,8 @@ class KeptDataset:
     def _locate(self, row: int, camera: str, name: str, version: str) -> KeptVideo:
         storage, episodes, columns = self._meta.storage, self._meta.episodes, self._meta.episodes.videos[camera]
         place = os.path.realpath(storage.locate(name)) if storage.is_local else f"{storage.uri}/{name}"
-        same = np.flatnonzero(
-            (columns.chunk_index == columns.chunk_index[row]) & (columns.file_index == columns.file_index[row])
-        )
+        is_same_chunk, is_same_file = (index == index[row] for index in (columns.chunk_index, columns.file_index))
+        same = np.flatnonzero(is_same_chunk & is_same_file)
         # Together with the file, they decide where an episode begins in it.
         table = [columns.from_timestamp[same].tolist(), episodes.length[same].tolist()]
         feature = self._meta.features[camera]

@@ -426,9 +426,7 @@ def _open_stream(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
     from torchcodec.encoders import Encoder
 
     encoder = Encoder()
-    stream = encoder.add_video(
-        height=coding.height, width=coding.width, frame_rate=coding.fps, codec=coding.encoder, **_settings(coding)
-    )
+    stream = encoder.add_video(height=coding.height, width=coding.width, frame_rate=coding.fps, **_settings(coding))
     sink: Any = SimpleNamespace(add_frames=stream.add_frames)
     try:
         with encoder.open_file(path):
@@ -457,11 +455,12 @@ def _hold_frames(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
     sink: Any = SimpleNamespace(add_frames=hold)
     yield sink
     encoder = VideoEncoder(torch.cat(held), frame_rate=coding.fps)
-    encoder.to_file(path, codec=coding.encoder, **_settings(coding))
+    encoder.to_file(path, **_settings(coding))
 
 
 def _settings(coding: VideoCoding) -> dict[str, Any]:
     return {
+        "codec": coding.encoder,
         "pixel_format": "yuv420p",
         "crf": coding.crf,
         "preset": coding.preset,

@@ -48,11 +48,9 @@ class BadDataSpec:
     """Whether NaN and infinite values of actions and observations are bad data. They would reach the weights."""
 
     def __post_init__(self) -> None:
-        known = get_args(OnBadEpisode)
-        if self.on_bad_episode not in known:
-            raise ConfigError(
-                f"on_bad_episode={self.on_bad_episode!r} is not known{suggest(self.on_bad_episode, known)}"
-            )
+        given, known = self.on_bad_episode, get_args(OnBadEpisode)
+        if given not in known:
+            raise ConfigError(f"on_bad_episode={given!r} is not known{suggest(given, known)}")
         most = self.max_bad_episodes
         is_number = isinstance(most, Real) and not isinstance(most, bool) and math.isfinite(most)
         if not is_number or most < 0 or (most >= 1 and most != int(most)):

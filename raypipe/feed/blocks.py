@@ -9,6 +9,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -115,13 +116,9 @@ def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[flo
     sent = num_requests()
     try:
         dataset, row, _ = context.find_episode(request)
-        storage, reader = dataset.meta.storage, context.readers[request.dataset]
-        reach = retry_transient(
-            lambda: storage.read_again(
-                dataset.meta.data_file(row), lambda: _read_reach(context, request), lambda: reader.forget(row)
-            ),
-            sleep,
-        )
+        read, forget = partial(_read_reach, context, request), partial(context.readers[request.dataset].forget, row)
+        file = dataset.meta.data_file(row)
+        reach = retry_transient(lambda: dataset.meta.storage.read_again(file, read, forget), sleep)
         sent = num_requests() - sent
         columns, images = _add_windows(context, request, reach)
         num_rows = len(request.anchors)

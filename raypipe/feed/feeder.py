@@ -42,9 +42,7 @@ from raypipe.storage import share_gate
 _FIGURES: Final = "figures"
 
 _FIRST_BLOCK: Final = "raypipe-first-block"
-_RAY_THREADS: Final = frozenset(
-    {"raypipe-receive", "raypipe-assemble", "raypipe-next-epoch", _FIRST_BLOCK, "iter_threaded"}
-)
+_RAY_THREADS: Final = ("raypipe-receive", "raypipe-assemble", "raypipe-next-epoch", _FIRST_BLOCK, "iter_threaded")
 """Threads of ours and of Ray Data that wait for blocks, or for clips that tasks decode."""
 
 _LOSSES: Final = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
@@ -151,10 +149,8 @@ def _plan_groups(index: EpisodeIndex, ask: Ask, spec: FeedSpec) -> list[FeedGrou
             f"{plan.fingerprint}; the ranks and the driver have different data or versions of raypipe"
         )
     world, size = plan_world(plan, world_size=ask.world_size, batch=ask.batch), spec.ranks_per_split
-    return [
-        FeedGroup(world, range(first, min(first + size, ask.world_size)), spec)
-        for first in range(0, ask.world_size, size)
-    ]
+    firsts = range(0, ask.world_size, size)
+    return [FeedGroup(world, range(first, min(first + size, ask.world_size)), spec) for first in firsts]
 
 
 class _FeederMeeting(MeetingProxy):
@@ -330,8 +326,7 @@ class RayFeed:
     def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
         """Yield blocks that the rank reads itself until Ray sends its first; all blocks if Ray was not asked.
 
-        Args:
-            is_waited_for: whether the training loop is already in this epoch, not in the one before.
+        The loop waits for them (`is_waited_for`) if it is already in this epoch, not in the one before.
         """
         if self._own is None or not (is_waited_for or self._is_own_enough):
             return
@@ -407,9 +402,8 @@ def start_feeder(context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, 
     """Return the handle of a new feeder, an actor on this node that reserves no CPU. It lives as long as the handle."""
     # Count this process's requests to the Hub, from opening the dataset, for the whole cluster.
     share_gate()
-    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-        ray.get_runtime_context().get_node_id(), soft=False
-    )
+    node = ray.get_runtime_context().get_node_id()
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
     # All ranks may wait in calls at once, each for the current epoch and the one that it fetches ahead.
     num_threads = 2 * world_size + 2
     actor = ray.remote(

@@ -53,11 +53,7 @@ class LocalSource:
         return len(os.sched_getaffinity(0))
 
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "LocalFeed":
-        """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same.
-
-        `place` is the place of this pass if it follows the one before. It is None if the rank begins a series: at its
-        start, and after a break or a loaded state.
-        """
+        """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same."""
         place = begin_pass(self.meeting, world, rank, place)
         return LocalFeed(self._reading, world, rank, self._spans_per_block, place)
 

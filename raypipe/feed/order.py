@@ -184,8 +184,7 @@ def _check_feasible(rank: NDArray[np.int32], before: Ints, queues: Sequence[Ints
     assert not empty, f"ranks {empty} have blocks without rows, which upset Ray's split"
     assert last < full, (
         f"Ray's split cannot deliver these queues: the last block goes to rank {last[1]} when it has {last[0]} rows, "
-        f"but rank {full[1]} is full with {full[0]} rows; "
-        f"rows per rank: {[int(queue.sum()) for queue in queues]}"
+        f"but rank {full[1]} is full with {full[0]} rows; rows per rank: {[int(queue.sum()) for queue in queues]}"
     )
 
 
@@ -219,13 +218,11 @@ class FeedGroup:
         """
         if not first:
             return []
-        sent = np.bincount(
-            self._feed.rank[:first], weights=self._feed.num_rows[:first], minlength=len(self.plans)
-        ).astype(np.int64)
-        return [int(rows) for rows in sent - sent.min() + 1]
+        ranks, rows = self._feed.rank[:first], self._feed.num_rows[:first]
+        sent = np.bincount(ranks, weights=rows, minlength=len(self.plans)).astype(np.int64)
+        return (sent - sent.min() + 1).tolist()
 
     def _requests(self, i: int) -> BlockRequest:
         plan = self.plans[int(self._feed.rank[i])]
-        return tuple(
-            span_request(plan, arrival) for arrival in range(int(self._feed.first[i]), int(self._feed.stop[i]))
-        )
+        arrivals = range(int(self._feed.first[i]), int(self._feed.stop[i]))
+        return tuple(span_request(plan, arrival) for arrival in arrivals)

@@ -243,8 +243,7 @@ class BatchClips:
     def ask(self, batch: Batch, *, is_next: bool) -> bool:
         """Request the clips of a batch; return whether all are requested.
 
-        Args:
-            is_next: whether no batch comes before it: then its rows are at hand, and its clips may take any memory.
+        No batch comes before the next one: its rows are at hand, and its clips may take any memory.
         """
         keys = self.wanted(batch)
         if self._context.has_images and any(key[0] not in self._rows for key in keys):

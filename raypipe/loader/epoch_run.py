@@ -130,9 +130,8 @@ class EpochRun:
     def begin(self, record: Callable[[Handed], None], follow: "Callable[[EpochRun], None]") -> None:
         """Note that iteration of this run begins, and that the previous run has ended.
 
-        Args:
-            record: called with the contents of each batch before `__next__` returns it.
-            follow: called once, when the last block has arrived.
+        Calls `record` with the contents of each batch before `__next__` returns it, and `follow` once, when the last
+        block has arrived.
         """
         self._record = record
         for _ in range(_QUEUED):

@@ -234,14 +234,13 @@ class RankLoader:
         Raises:
             ResumeError: the state belongs to another order; the message shows both.
         """
-        saved, index = follow_state(
-            OrderState.from_dict(state), self._job.index, allow_mixture_change=self._job.allow_mixture_change
-        )
-        at = resume(saved, index, self._job.order_of(saved), world_size=self._job.world_size, batch=self._job.batch)
-        if self._job.rank == 0:
-            warn_of_other_origin(state, self._job.dataset)
+        job, saved = self._job, OrderState.from_dict(state)
+        saved, index = follow_state(saved, job.index, allow_mixture_change=job.allow_mixture_change)
+        at = resume(saved, index, job.order_of(saved), world_size=job.world_size, batch=job.batch)
+        if job.rank == 0:
+            warn_of_other_origin(state, job.dataset)
         self._leave_order("load_state_dict()")
-        self._go_back(Stand(job=self._job, index=index, at=at, ledger=self._stand.ledger, is_loaded=True))
+        self._go_back(Stand(job=job, index=index, at=at, ledger=self._stand.ledger, is_loaded=True))
 
     def _go_back(self, stand: Stand) -> None:
         if self._has_begun:
@@ -313,8 +312,7 @@ class RankLoader:
     def world_stats(self, *, recent: bool = False) -> WorldStats:
         """Return the figures of all ranks together, such as the rank that waits most, and for what.
 
-        Args:
-            recent: give speed and waiting of the last steps, not since the start; see `LoaderStats.recent`.
+        If `recent`, speed and waiting are those of the last steps, not since the start; see `LoaderStats.recent`.
         """
         return sum_up(self.rank_stats(), recent=recent)
 
@@ -489,9 +487,8 @@ class RankLoader:
 def _starts_over(stand: Stand) -> bool:
     """Return whether the next iteration begins at the start of the epoch, not where the last one left off."""
     is_rest = any(leg.frames_per_lane for leg in stand.at.legs) or stand.num_handed > 0
-    return (
-        not stand.at.spec.shuffle and is_rest and not stand.is_over and not (stand.is_loaded and not stand.num_handed)
-    )
+    goes_on = stand.at.spec.shuffle or stand.is_over or (stand.is_loaded and not stand.num_handed)
+    return is_rest and not goes_on
 
 
 def _of_this_mixture(stand: Stand, parts: Iterable[Part]) -> tuple[Part, ...]:
