@@ -29,7 +29,6 @@ HEADER: Final = "raypipe_span"
 IMAGES: Final = "raypipe_images"
 """The column with a span's stored images, of all frames that its samples show, in the span's first row."""
 
-
 Images = Mapping[str, tuple[RowFrames, list[Any]]]
 """By camera: ascending frames, and the stored image of each."""
 

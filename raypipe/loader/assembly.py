@@ -193,7 +193,8 @@ class Assembler:
         return built
 
     def _cameras(self, batch: Batch, keys: list[ClipKey], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
-        schema, built = self._context.batch_schema, dict[str, Any]()
+        schema = self._context.batch_schema
+        built: dict[str, Any] = {}
         for camera in schema.cameras:
             slots, padding = self._slots(camera, batch, dataset_index)
             blank = self._context.blanks[camera]
