@@ -355,11 +355,10 @@ def _source_of(storage: Storage, name: str, source: Any) -> Any:
 
 
 MOST_HELD_BYTES: Final = 2 << 30
-"""Most bytes of frames to hold for a torchcodec that takes them all at once, as LeRobot 0.6 wants: 2,300 frames of
-640x480."""
+"""Most bytes of frames to hold for a torchcodec that takes them all at once: 2,300 frames of 640x480."""
 
 STREAMS_FROM: Final = "0.13"
-"""The first torchcodec that writes frames as they come."""
+"""The first torchcodec that writes frames as they come; LeRobot 0.6 wants an older one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,7 +177,8 @@ class RollCall:
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
-        self._waiting_lock = threading.Lock()
+        # Held for moments, unlike the lock of a feeder, which plans while it holds it.
+        self._brief_lock = threading.Lock()
         self._waiting: dict[int, _WaitingRank] = {}
         """By rank; a rank that is answered is not here any more."""
         self._num_series = 0
@@ -191,7 +192,7 @@ class RollCall:
             ResumeError: the requests differ; names the ranks. Or this rank has asked for something else meanwhile.
         """
         mine = _WaitingRank(ask, left)
-        with self._waiting_lock:
+        with self._brief_lock:
             if rank in self._waiting:
                 self._waiting[rank].refuse(f"rank {rank} has asked for something else meanwhile: {_describe(ask)}")
             self._waiting[rank] = mine
@@ -212,7 +213,7 @@ class RollCall:
         Raises:
             ResumeError: other ranks left the series before this pass and wait for all to do so; they raise it too.
         """
-        with self._waiting_lock:
+        with self._brief_lock:
             others = [number for number in sorted(self._waiting) if self._waiting[number].has_left_before(place)]
             if not others:
                 return
@@ -227,7 +228,7 @@ class RollCall:
 
     def missing_ranks(self) -> list[int]:
         """Return the ranks that others wait for; none if no rank waits."""
-        with self._waiting_lock:
+        with self._brief_lock:
             return sorted(set(range(self._num_ranks)) - set(self._waiting)) if self._waiting else []
 
 
@@ -320,7 +321,7 @@ class Meeting(RollCall):
         Raises:
             DatasetError: more episodes are bad than the policy allows; lists them.
         """
-        with self._lock:
+        with self._brief_lock:
             self._bad.setdefault((span.dataset, span.episode), span)
             bad, budget = list(self._bad.values()), self._bad_data.budget(self._num_episodes)
             before = {key: why for key, why in self._bad_before.items() if key not in self._bad}
@@ -340,7 +341,7 @@ class Meeting(RollCall):
 
     def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
         """Count episodes that an earlier start left out as bad. Maps (dataset, episode) to the reason."""
-        with self._lock:
+        with self._brief_lock:
             self._bad_before.update(episodes)
 
     def tell(self, rank: int, stats: LoaderStats) -> None:

@@ -220,7 +220,7 @@ class FeedGroup:
             return []
         ranks, rows = self._feed.rank[:first], self._feed.num_rows[:first]
         sent = np.bincount(ranks, weights=rows, minlength=len(self.plans)).astype(np.int64)
-        return (sent - sent.min() + 1).tolist()
+        return [int(missing) for missing in sent - sent.min() + 1]
 
     def _requests(self, i: int) -> BlockRequest:
         plan = self.plans[int(self._feed.rank[i])]
