@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raypipe.decode import open_video
+from raypipe.decode import OpenVideo
 from raypipe.errors import RaypipeError
 from raypipe.format import read_video_index
 from raypipe.storage import open_storage
@@ -69,7 +69,7 @@ class Sound:
 
     def read(self):
         """Return all frames, as training reads them."""
-        video = open_video(self.storage, self.name)
+        video = OpenVideo(self.storage, self.name)
         return video.read_frames(np.arange(len(video.index))).numpy()
 
     def packet(self, content, place):

@@ -507,8 +507,8 @@ MUTANTS: Final = (
         "Memory",
         "clips of a span are decoded one by one and again",
         "loader/at_hand.py",
-        "num_uses=len(anchors),",
-        "num_uses=1,",
+        "OpenedClip(requests, len(anchors), has_windows",
+        "OpenedClip(requests, 1, has_windows",
         (f"{LOADER}::test_stats_count_samples_blocks_and_decoded_frames",),
     ),
     Mutant(
@@ -705,10 +705,10 @@ MUTANTS: Final = (
     ),
     Mutant(
         "The right frame",
-        "windows of cameras in a batch are padded at the start alone",
+        "windows of cameras in a batch reach one frame behind their episode",
         "loader/assembly.py",
-        "padding[mine] = slots[mine] != wanted",
-        "padding[mine] = slots[mine] > wanted",
+        "length = self._length[batch.span[mine]][:, None]",
+        "length = self._length[batch.span[mine]][:, None] + 1",
         (f"{LOADER}::test_loader_gives_the_values_of_samples_in_the_planned_order",),
     ),
     Mutant(
@@ -747,8 +747,8 @@ MUTANTS: Final = (
         "Nothing is dropped silently",
         "episodes that were bad before a restart are forgotten",
         "feed/agreement.py",
-        "self._before.update(episodes)",
-        "self._before.update({})",
+        "self._bad_before.update(episodes)",
+        "self._bad_before.update({})",
         (f"{HOLES}::test_episodes_that_were_bad_before_a_restart_count_in_the_budget",),
     ),
     Mutant(

@@ -142,11 +142,12 @@ def window_from_offsets(offsets: Mapping[str, Sequence[int]]) -> WindowSpec:
 
 
 def window_rows(
-    anchors: NDArray[np.int64], num_frames: int, offsets: Sequence[int]
+    anchors: NDArray[np.int64], num_frames: int | NDArray[np.int64], offsets: Sequence[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the frame in every window slot ``(len(anchors), len(offsets))``, and which slots are padding.
 
-    Slot ``[i, j]`` is frame ``anchors[i] + offsets[j]`` of an episode of `num_frames` frames.
+    Slot ``[i, j]`` is frame ``anchors[i] + offsets[j]`` of an episode of `num_frames` frames, ``(len(anchors), 1)`` if
+    anchors are of unlike episodes.
     """
     wanted = anchors[:, None] + np.asarray(offsets, dtype=np.int64)
     rows = wanted.clip(0, num_frames - 1)

@@ -8,8 +8,7 @@ The modules, from the bottom up (each may use those above it)::
     videos.py     an open video and its frames by number; frames into an mp4  OpenVideo, VideoPool, open_writer
     clips.py      clips, decoded ahead of need, held until used               ClipStore, FramePool, BatchBuffers
     kept.py       decoded frames on the node's disk, between epochs           KeepFolder, KeptDataset
-    isolated.py   decoding in a subprocess                                    decode_isolated
-    frames.py     the frames of a span of one camera, in one pass             FrameDecoder
+    frames.py     the frames of a span of one camera; a subprocess for poison  FrameDecoder
     executors.py  where clips are decoded: threads here, or Ray tasks         ThreadExecutor, TaskExecutor
 
 Callers ask for a frame by its whole number, never by time, and raypipe checks each frame that a decoder returns against
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
         size_of,
         why_undecodable,
     )
-    from raypipe.decode.videos import FrameSink, OpenVideo, VideoCoding, VideoPool, open_video, open_writer
+    from raypipe.decode.videos import FrameSink, OpenVideo, VideoCoding, VideoPool, open_writer
 else:
     __all__, __getattr__ = lazy_names(
         __name__,
@@ -62,6 +61,6 @@ else:
                 "ASSIGNED_CPUS CameraDtype DecodeSpec Fit KeepSpec ORIGINAL_SIZE Resize check_decodable check_device "
                 "check_fit check_resize make_keep size_of why_undecodable"
             ),
-            "videos": "FrameSink OpenVideo VideoCoding VideoPool open_video open_writer",
+            "videos": "FrameSink OpenVideo VideoCoding VideoPool open_writer",
         },
     )

@@ -130,14 +130,10 @@ class ClipStore:
     def __init__(
         self, open_clip: Callable[[ClipKey], OpenedClip], executor: "ClipExecutor", most_bytes: int, pool: "FramePool"
     ) -> None:
-        """Start empty.
+        """Start empty. `most_bytes` bounds the bytes in flight and held.
 
-        Args:
-            open_clip: returns what a clip is made of.
-            executor: decodes clips.
-            most_bytes: bound on bytes in flight and held. The store always decodes what the next batch needs. To make
-                room it drops frames of later batches, as long as few frames are decoded twice.
-            pool: memory for frames.
+        The store always decodes what the next batch needs. To make room it drops frames of later batches, as long as
+        few frames are decoded twice.
         """
         self._open_clip = open_clip
         self._executor = executor
@@ -220,11 +216,6 @@ class ClipStore:
                 if clip.error is not None:
                     errors[key] = clip.error
         return errors
-
-    def is_bad(self, key: ClipKey) -> bool:
-        """Return whether decoding a clip failed; call `wait` first."""
-        clip = self._clips.get(key)
-        return clip is not None and clip.error is not None
 
     def frames(self, key: ClipKey, camera: str) -> Mapping[int, Pixels] | None:
         """Return the frames of a camera by their position in the episode; None if the dataset lacks the camera."""
@@ -342,7 +333,10 @@ class BatchBuffers:
             buffers = self._buffers.setdefault((camera, *shape[1:], np.dtype(dtype).num), [])
             free = self._wait_for_free(buffers, shape[0])
             if free is not None:
-                _drop_surplus(buffers, free)
+                # Extra buffers were made while a user held several at once.
+                for i in reversed(range(len(buffers))):
+                    if len(buffers) > _BATCHES and buffers[i] is not free and sys.getrefcount(buffers[i]) <= 2:
+                        del buffers[i]
             else:
                 longest = max([shape[0], *map(len, buffers)])
                 buffers[:] = [buffer for buffer in buffers if len(buffer) == longest]
@@ -368,13 +362,6 @@ def _find_free(buffers: list[NDArray[Any]], length: int) -> NDArray[Any] | None:
         if len(buffers[i]) >= length and sys.getrefcount(buffers[i]) <= 2:
             return buffers[i]
     return None
-
-
-def _drop_surplus(buffers: list[NDArray[Any]], taken: NDArray[Any]) -> None:
-    """Drop extra buffers, made while a user held several at once, that no one holds any more."""
-    for i in reversed(range(len(buffers))):
-        if len(buffers) > _BATCHES and buffers[i] is not taken and sys.getrefcount(buffers[i]) <= 2:
-            del buffers[i]
 
 
 class FramePool:

@@ -51,11 +51,7 @@ Decoders = Callable[[Any], Sequence[Any]]
 def decode_clip(
     decoders: "Sequence[FrameDecoder]", request: ClipRequest, pool: FramePool | None = None
 ) -> list[Pixels]:
-    """Return the frames of a request, in memory of `pool` if there is one.
-
-    Raises:
-        DatasetError: the data is bad.
-    """
+    """Return the frames of a request, in memory of `pool` if there is one; raise a `DatasetError` for bad data."""
     decoder = decoders[request.dataset]
     if request.stored is not None:
         with unmarked():
@@ -175,12 +171,8 @@ class GroupAnswer:
     """What a task returns."""
 
     clips: list[DecodedClip]
-    seconds: float
-    num_decoded: int
-    num_kept: int
-    """Frames read from those kept on the task's node."""
-    num_requests: int
-    """Requests sent to remote storage."""
+    work: Mapping[str, float]
+    """What it took, under the names of a `Meter`: seconds, frames decoded, kept frames read, requests to storage."""
     finished_at: float
     """Seconds since 1970, by the clock of the task's node."""
 
@@ -204,7 +196,7 @@ class _ClipGroup:
             answer: GroupAnswer = ray.get(self.task)
             self.task, self._clips = None, list(answer.clips)
             self._executor.finished_at = answer.finished_at
-            self._executor.note(answer)
+            self._executor.note(**answer.work)
         return take_clip(self._clips, number)
 
 
@@ -230,8 +222,8 @@ class TaskExecutor:
     decoders: Decoders
     home_file: Callable[[ClipRequest], str]
     """Returns the remote file of a request, which decides the node of its task; empty: anywhere."""
-    note: Callable[[GroupAnswer], None]
-    """Called with the answer of every task."""
+    note: Callable[..., None]
+    """Called with the work of every task."""
     is_shared = True
     """Clips share memory, which stays as long as any frame in it is held."""
     finished_at: float = 0.0
@@ -339,14 +331,13 @@ def _decode_group(shared: list[Any], decoders: Decoders, requests: Sequence[Clip
     with journal_scope(ray.get_runtime_context().get_task_id()):
         clips = [try_clip(decoders(shared[0]), request) for request in requests]
     after = _count_frames(decoders(shared[0]))
-    return GroupAnswer(
-        clips,
-        seconds=time.perf_counter() - started,
-        num_decoded=after[0] - before[0],
-        num_kept=after[1] - before[1],
-        num_requests=num_requests() - sent,
-        finished_at=time.time(),
-    )
+    work = {
+        "task_decode_s": time.perf_counter() - started,
+        "task_decoded_frames": after[0] - before[0],
+        "task_kept_frames": after[1] - before[1],
+        "task_requests": num_requests() - sent,
+    }
+    return GroupAnswer(clips, work, finished_at=time.time())
 
 
 def _count_frames(decoders: Sequence[Any]) -> tuple[int, int]:

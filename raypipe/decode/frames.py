@@ -1,5 +1,16 @@
-"""Frames of an episode by number: from its video, or from images stored in its rows."""
+"""Frames of an episode by number: from its video, from images stored in its rows, or by a subprocess.
 
+A subprocess decodes a video over which processes have died. If it dies too, or does not finish, the video is bad data.
+Importing torch takes a process seconds, so the subprocess stays for a minute for the next request. It decodes one
+request at a time, so the caller knows on which request it died. It writes nothing to the journal.
+"""
+
+import atexit
+import os
+import pickle
+import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -14,8 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from raypipe.decode.clips import FramePool, Pixels
-from raypipe.decode.isolated import IsolatedRequest, decode_isolated
-from raypipe.decode.journal import current_scope, journal_scope, process_journal, unmarked, video_key
+from raypipe.decode.journal import Alarm, death_scope, journal_scope, marked, process_journal, unmarked, video_key
 from raypipe.decode.kept import KeepFolder, KeptDataset, KeptVideo
 from raypipe.decode.pixels import decode_image, resize_frames
 from raypipe.decode.spec import ORIGINAL_SIZE, DecodeSpec, size_of
@@ -29,6 +39,24 @@ _MOST_LOOKED_UP: Final = 4096
 
 _MAX_DEATHS: Final = 2
 """After so many deaths over an episode, a subprocess decodes it. A single process may have died for another reason."""
+
+_TIMEOUT_S: Final = 600.0
+"""A span takes seconds. Waiting for the network does not count: it has its own time-outs."""
+
+_IDLE_S: Final = 60.0
+"""How long the subprocess, with 300 MB, waits for the next request."""
+
+_SERVE: Final = """
+import os, signal
+# The parent receives Ctrl-C too, and closes the input when it ends.
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+# The output of libraries must not mix with the answers.
+answers = os.dup(1)
+os.dup2(2, 1)
+from raypipe.decode.frames import answer_requests
+answer_requests(answers)
+"""
+"""What the subprocess runs: requests on standard input, answers on standard output, until the input ends."""
 
 
 @dataclass(slots=True)
@@ -48,12 +76,7 @@ class FrameDecoder:
     def __init__(
         self, meta: DatasetMeta, spec: DecodeSpec, videos: VideoPool | None = None, folder: KeepFolder | None = None
     ) -> None:
-        """Prepare to decode; opens nothing yet.
-
-        Args:
-            videos: where open videos are kept; decoders of a mixture share one.
-            folder: where decoded frames are kept; the decoder looks there before it decodes.
-        """
+        """Prepare; opens nothing yet. Decoders of a mixture share `videos`; `folder` keeps decoded frames."""
         self._meta = meta
         self._spec = spec
         self._videos = videos or VideoPool(spec.open_videos)
@@ -80,9 +103,7 @@ class FrameDecoder:
     ) -> torch.Tensor:
         """Return frames of the episode in row `row` of the episode table, as `OpenVideo.read_frames` has them.
 
-        Args:
-            frames: ascending positions in the episode.
-            span: positions that the caller will need soon; those of a remote file are fetched together.
+        `frames` ascend. The caller will need the positions of `span` soon; those of a remote file are fetched together.
 
         Raises:
             DatasetError: the video is missing, damaged, or lacks a frame.
@@ -92,13 +113,7 @@ class FrameDecoder:
         return self._decode(row, camera, frames, span or (int(frames[0]), int(frames[-1]) + 1))
 
     def read_clip(
-        self,
-        row: int,
-        camera: str,
-        frames: NDArray[np.int64],
-        pool: FramePool,
-        *,
-        span: tuple[int, int] | None = None,
+        self, row: int, camera: str, frames: NDArray[np.int64], pool: FramePool, *, span: tuple[int, int] | None = None
     ) -> list[Pixels]:
         """Return what `decode_video` does, frame by frame, in memory of `pool`."""
         kept = self._find_kept(row, camera)
@@ -158,11 +173,6 @@ class FrameDecoder:
                 f"decode={{'resize': (height, width)}}. {without_episode(episode, self._meta.root)}"
             )
 
-    def read_video(self, row: int, camera: str, frames: NDArray[np.int64]) -> torch.Tensor:
-        """Return what `decode_video` does, in this process, whatever the journal says; for the subprocess."""
-        span = int(frames[0]), int(frames[-1]) + 1
-        return retry_transient(lambda: self._read(row, camera, frames, span), _sleep_unmarked)
-
     def _read_guarded(self, row: int, camera: str, frames: NDArray[np.int64], span: tuple[int, int]) -> torch.Tensor:
         key, num_deaths = self._look_up(row, camera)
         if num_deaths < _MAX_DEATHS:
@@ -191,7 +201,7 @@ class FrameDecoder:
 
         Looks at most once a second, because clips of an episode follow each other closely.
         """
-        scope, now = current_scope(), time.monotonic()
+        scope, now = death_scope.get(), time.monotonic()
         known = self._looked_up.get((scope, row, camera))
         if known is not None and now < known[0]:
             return known[1], known[2]
@@ -270,12 +280,7 @@ class FrameDecoder:
         return storage.prefetch_part(name, start, stop) if start < stop else None
 
     def decode_images(self, row: int, camera: str, stored: Sequence[Any], frames: NDArray[np.int64]) -> torch.Tensor:
-        """Return images stored in rows: ``(n, height, width, channels)``.
-
-        Args:
-            stored: what the rows hold, one per frame.
-            frames: positions in the episode, for messages.
-        """
+        """Return images stored in rows ``(n, height, width, channels)``; messages name their positions `frames`."""
         started = time.perf_counter()
         feature = self._meta.features[camera]
         where = f"episode {self._meta.episodes.episode_index[row]} of {self._meta.root!r}"
@@ -295,6 +300,167 @@ class FrameDecoder:
         with self._lock:
             self._counts.frames += num_frames
             self._counts.seconds += time.perf_counter() - started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolatedRequest:
+    """Frames of one camera of one episode, for a subprocess."""
+
+    meta: DatasetMeta
+    spec: DecodeSpec
+    row: int
+    """Of the episode table."""
+    camera: str
+    frames: NDArray[np.int64]
+    """Ascending positions in the episode."""
+    timeout_s: float = _TIMEOUT_S
+
+
+def decode_isolated(request: IsolatedRequest) -> torch.Tensor:
+    """Return what `FrameDecoder.decode_video` does, decoded in a subprocess.
+
+    Raises:
+        DecodeError: the subprocess died, or did not finish in time.
+        RaypipeError, OSError: what the subprocess raised.
+    """
+    answer = _process_child().ask(request)
+    if isinstance(answer, int):
+        raise _blame(request, answer)
+    if isinstance(answer, Exception):
+        raise answer
+    return torch.from_numpy(answer).to(request.spec.device)
+
+
+_Answer = NDArray[Any] | Exception | int
+"""Pixels, the error of the subprocess, or the exit code with which it died."""
+
+
+class _Child:
+    """The subprocess that decodes for this process: starts when needed, serves one thread at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, request: IsolatedRequest) -> _Answer:
+        """Return the answer to a request; if the current subprocess dies, a fresh one answers."""
+        content = pickle.dumps(request)
+        with self._lock:
+            answer = self._exchange(self._process, content) if self._process is not None else 0
+            if isinstance(answer, int):
+                # A used subprocess may die of earlier work, or of idleness: only the death of a fresh one is proof.
+                answer = self._exchange(_start(), content)
+            return answer
+
+    def close(self) -> None:
+        """End the subprocess, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            _end(process)
+
+    def _exchange(self, process: "subprocess.Popen[bytes]", content: bytes) -> _Answer:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = None
+        try:
+            process.stdin.write(content)
+            process.stdin.flush()
+            answer: _Answer = pickle.load(process.stdout)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            # It is dead.
+            return _end(process)
+        except BaseException:
+            # Interrupted: the next request would receive this answer.
+            _end(process)
+            raise
+        self._process = process
+        return answer
+
+
+_children: dict[int, _Child] = {}
+"""By process id: after a fork, the child finds its parent's entry here and must not use it."""
+
+
+def _process_child() -> _Child:
+    process = os.getpid()
+    if process not in _children:
+        _children.setdefault(process, _Child())
+    return _children[process]
+
+
+@atexit.register
+def _end_child() -> None:
+    if os.getpid() in _children:
+        _process_child().close()
+
+
+def _start() -> "subprocess.Popen[bytes]":
+    # The subprocess must find the same modules, in a script's folder or a runtime environment.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(folder) or os.getcwd() for folder in sys.path)}
+    command = [sys.executable, "-P", "-c", _SERVE]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> int:
+    process.kill()
+    process.communicate()
+    return process.returncode
+
+
+def _blame(request: IsolatedRequest, exit_code: int) -> DecodeError:
+    """Return the error of a video that ends processes, and note it for all processes of this machine."""
+    meta, camera, episode = request.meta, request.camera, int(request.meta.episodes.episode_index[request.row])
+    name = meta.video_file(request.row, camera)
+    # In every scope.
+    with journal_scope(""):
+        process_journal().note_deaths(video_key(meta.storage, name, episode, camera))
+    return DecodeError(
+        f"decoding episode {episode} of {meta.root!r}, camera {camera!r}, ends the process that does it: several died "
+        f"over {meta.storage.locate(name)!r}, and a subprocess that did nothing else "
+        f"{_fate(exit_code, request.timeout_s)}. Fetch the file again, or re-encode it. "
+        f"{without_episode(episode, meta.root)}"
+    )
+
+
+def _fate(exit_code: int, timeout_s: float) -> str:
+    if exit_code == -signal.SIGALRM:
+        return f"was not done after {timeout_s:g} s"
+    if exit_code == -signal.SIGKILL:
+        return "died of SIGKILL, which a machine that runs out of memory sends too"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}, for a reason that its output tells"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"died of {names.get(-exit_code, f'signal {-exit_code}')}"
+
+
+def answer_requests(output: int) -> None:
+    """Answer requests until standard input ends; runs in the subprocess."""
+    # An alarm also ends a process inside a codec, and one whose parent is gone.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    with os.fdopen(output, "wb") as answers:
+        while True:
+            signal.setitimer(signal.ITIMER_REAL, _IDLE_S)
+            try:
+                request: IsolatedRequest = pickle.load(sys.stdin.buffer)
+            except EOFError:
+                return
+            with marked(Alarm(request.timeout_s)):
+                answer = _answer(request)
+            pickle.dump(answer, answers, protocol=5)
+            answers.flush()
+
+
+def _answer(request: IsolatedRequest) -> NDArray[Any] | Exception:
+    row, camera, frames = request.row, request.camera, request.frames
+    try:
+        decoder = FrameDecoder(request.meta, request.spec)
+        span = int(frames[0]), int(frames[-1]) + 1
+        pixels = retry_transient(lambda: decoder._read(row, camera, frames, span), _sleep_unmarked)
+    except (RaypipeError, OSError) as error:
+        return error
+    array: NDArray[Any] = pixels.cpu().numpy()
+    return array
 
 
 def _sleep_unmarked(wait_s: float) -> None:

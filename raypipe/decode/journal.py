@@ -17,6 +17,7 @@ can be written, the journal is off; it is never an error.
 
 import hashlib
 import os
+import signal
 import stat
 import tempfile
 import threading
@@ -25,7 +26,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,26 +49,15 @@ _MAX_LINES: Final = 4096
 _NO_SLOT: Final = -1
 _LOOK_S: Final = 1.0
 
-_scope: ContextVar[str] = ContextVar("raypipe_journal_scope", default="")
+death_scope: ContextVar[str] = ContextVar("raypipe_journal_scope", default="")
+"""The scope in which the journal counts deaths now."""
 
 
-class Mark(Protocol):
-    """Shows that a thread decodes, from `set` to `lift`."""
-
-    def set(self) -> None:
-        """Show it, for the first time or again."""
-        ...
-
-    def lift(self) -> None:
-        """Stop showing it."""
-        ...
-
-
-_mark: ContextVar[Mark | None] = ContextVar("raypipe_mark", default=None)
+_mark: ContextVar["Mark | None"] = ContextVar("raypipe_mark", default=None)
 
 
 @contextmanager
-def marked(mark: Mark) -> Iterator[None]:
+def marked(mark: "Mark") -> Iterator[None]:
     """Set the mark while the context lasts, except inside `unmarked`."""
     mark.set()
     token = _mark.set(mark)
@@ -102,16 +92,11 @@ def journal_scope(name: str) -> Iterator[None]:
     In a Ray task `name` is the task's id, which stays the same when Ray retries the task after its process has died.
     Ray never retries tasks that it ends itself, for example with their job, and their videos are not to blame.
     """
-    token = _scope.set(name)
+    token = death_scope.set(name)
     try:
         yield
     finally:
-        _scope.reset(token)
-
-
-def current_scope() -> str:
-    """Return the scope in which the journal counts deaths now."""
-    return _scope.get()
+        death_scope.reset(token)
 
 
 def video_key(storage: Storage, name: str, episode: int, camera: str) -> int:
@@ -120,7 +105,8 @@ def video_key(storage: Storage, name: str, episode: int, camera: str) -> int:
     A replaced local file gives another number. It numbers episodes, not spans: a resume cuts spans at other frames.
     """
     # If the file is missing, opening it raises the error.
-    parts = [_scope.get(), storage.uri, name, str(episode), camera, storage.version(name) if storage.is_local else ""]
+    version = storage.version(name) if storage.is_local else ""
+    parts = [death_scope.get(), storage.uri, name, str(episode), camera, version]
     digest = hashlib.blake2b(os.fsencode("\0".join(parts)), digest_size=_SLOT_BYTES).digest()
     # 0 is an empty slot.
     return int.from_bytes(digest, "little") or 1
@@ -139,6 +125,26 @@ class _Slot:
 
     def lift(self) -> None:
         self._journal.write_slot(self._slot, 0)
+
+
+class Alarm:
+    """The mark of a subprocess: ends this process after it has decoded for `left_s`."""
+
+    def __init__(self, left_s: float) -> None:
+        self._left_s = left_s
+
+    def set(self) -> None:
+        """Let the time run."""
+        # 0 would turn the timer off.
+        signal.setitimer(signal.ITIMER_REAL, max(self._left_s, 1e-6))
+
+    def lift(self) -> None:
+        """Stop the time."""
+        self._left_s = signal.setitimer(signal.ITIMER_REAL, 0.0)[0]
+
+
+Mark = _Slot | Alarm
+"""Shows that a thread decodes, from `set` to `lift`."""
 
 
 class Journal:
@@ -200,9 +206,8 @@ class Journal:
         """Record deaths over `key` that a subprocess died in place of others; does nothing if the journal is off."""
         self._open_once()
         with suppress(OSError):
-            os.makedirs(self._grave(key), mode=0o700, exist_ok=True)
             for _ in range(times):
-                open(os.path.join(self._grave(key), uuid.uuid4().hex), "xb").close()
+                self._write_death(key)
 
     @contextmanager
     def marking(self, key: int) -> Iterator[None]:
@@ -282,17 +287,19 @@ class Journal:
         """Record a death for every key in a dead process's line, and clear the line; the caller holds its lock."""
         left = os.pread(self._file, _LINE_BYTES, line * _LINE_BYTES).ljust(_LINE_BYTES, b"\0")
         for key in set(np.frombuffer(left, dtype="<u8").tolist()) - {0}:
-            # One file per death: two processes that count at once lose none.
-            os.makedirs(self._grave(key), mode=0o700, exist_ok=True)
-            open(os.path.join(self._grave(key), uuid.uuid4().hex), "xb").close()
+            self._write_death(key)
         os.pwrite(self._file, bytes(_LINE_BYTES), line * _LINE_BYTES)
 
+    def _write_death(self, key: int) -> None:
+        # One file per death: two processes that count at once lose none.
+        os.makedirs(self._grave(key), mode=0o700, exist_ok=True)
+        open(os.path.join(self._grave(key), uuid.uuid4().hex), "xb").close()
+
     def _try_lock(self, line: int) -> bool:
-        try:
+        with suppress(BlockingIOError, PermissionError):
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, _LINE_BYTES, line * _LINE_BYTES)
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
+            return True
+        return False
 
     def write_slot(self, slot: int, key: int) -> None:
         """Record what the thread of a slot decodes; 0 for nothing."""

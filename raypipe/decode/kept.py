@@ -65,14 +65,9 @@ _FILE_NAME: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
 FrameNumbers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-
-def _weights() -> NDArray[np.uint64]:
-    drawn = hashlib.shake_128(b"raypipe kept frames").digest(_PAGE_BYTES)
-    # Odd, so that every change of a single word changes the sum.
-    return np.frombuffer(drawn, dtype="<u8") | np.uint64(1)
-
-
-_WEIGHTS: Final = _weights()
+_DRAWN: Final = hashlib.shake_128(b"raypipe kept frames").digest(_PAGE_BYTES)
+# Odd, so that every change of a single word changes the sum.
+_WEIGHTS: Final = np.frombuffer(_DRAWN, dtype="<u8") | np.uint64(1)
 
 
 def check_of(key: bytes, slot: int, pixels: Bytes) -> bytes:
@@ -92,16 +87,13 @@ class KeepFolder:
     """The folder of a node, as one process sees it: how much it holds, and whether it takes more frames."""
 
     def __init__(self, spec: KeepSpec, dataset_bytes: int) -> None:
-        """Prepare; touches no disk yet.
-
-        Args:
-            dataset_bytes: size of all decoded frames of the run.
-        """
+        """Prepare; touches no disk yet. `dataset_bytes` is the size of all decoded frames of the run."""
         self.path = frames_folder(spec)
         self._spec = spec
         self._dataset_bytes = max(1, dataset_bytes)
-        self._lock = threading.Lock()
-        self._mine: set[str] = set()
+        self._lock = threading.RLock()
+        self.own: set[str] = set()
+        """Names of the datasets of this run."""
         self._share = _NOT_KNOWN
         self._left_bytes = 0
         self._is_closed = False
@@ -109,10 +101,6 @@ class KeepFolder:
         self.is_off = not hasattr(os, "O_NOFOLLOW")
         if self.is_off:
             self.warn("this operating system lacks what it needs")
-
-    def add(self, dataset: str) -> None:
-        """Count the files of a dataset as this run's own."""
-        self._mine.add(dataset)
 
     def reserve(self, key: bytes, slots: Sequence[int], frame_bytes: int) -> list[int]:
         """Return which of the frames to keep: those that the hash chooses, while there is room for them."""
@@ -138,25 +126,22 @@ class KeepFolder:
             sizes = {name: sum(map(_disk_bytes, files)) for name, files in list_files(self.path)}
             disk = os.statvfs(self.path)
         except OSError as error:
-            self._stop(error)
+            self.stop(error)
             return
         total = sum(sizes.values())
         bound = (disk.f_bavail * disk.f_frsize + total) // FREE_SHARE
         if self._spec.max_bytes != ON_DISK:
             bound = min(bound, self._spec.max_bytes)
         if self._share == _NOT_KNOWN:
-            others = sum(size for name, size in sizes.items() if name not in self._mine)
+            others = sum(size for name, size in sizes.items() if name not in self.own)
             self._share = max(0.0, _SAFE_SHARE * (bound - others) / self._dataset_bytes)
         self._left_bytes = min(bound - total, max(wanted_bytes, bound // _LOOKS))
 
     def stop(self, error: Exception) -> None:
         """Stop adding frames in this process, and say why once."""
         with self._lock:
-            self._stop(error)
-
-    def _stop(self, error: Exception) -> None:
-        self._is_closed = True
-        self.warn(f"{error}. No more frames are kept by this process")
+            self._is_closed = True
+            self.warn(f"{error}. No more frames are kept by this process")
 
     def warn(self, what: str) -> None:
         """Warn once that something is wrong with the folder."""
@@ -267,11 +252,7 @@ class KeptDataset:
     """The kept frames of one dataset under one way of decoding; threads may share it."""
 
     def __init__(self, folder: KeepFolder, meta: DatasetMeta, spec: DecodeSpec, decoder: str) -> None:
-        """Name the files of the dataset; touches no disk.
-
-        Args:
-            decoder: name and version of the decoder.
-        """
+        """Name the files of the dataset; touches no disk. `decoder` is the name and version of the decoder."""
         self._folder = folder
         self._meta = meta
         self._spec = spec
@@ -279,7 +260,7 @@ class KeptDataset:
         resize = sorted(spec.resize.items()) if isinstance(spec.resize, Mapping) else spec.resize
         self._name = _digest(meta.storage.uri, decoder, resize, spec.fit).hex()[:16]
         self._found: dict[tuple[int, str, str], KeptVideo] = {}
-        folder.add(self._name)
+        folder.own.add(self._name)
 
     def find(self, row: int, camera: str) -> KeptVideo | None:
         """Return where the frames of an episode are kept, for the current content of its video.
@@ -302,9 +283,8 @@ class KeptDataset:
     def _locate(self, row: int, camera: str, name: str, version: str) -> KeptVideo:
         storage, episodes, columns = self._meta.storage, self._meta.episodes, self._meta.episodes.videos[camera]
         place = os.path.realpath(storage.locate(name)) if storage.is_local else f"{storage.uri}/{name}"
-        same = np.flatnonzero(
-            (columns.chunk_index == columns.chunk_index[row]) & (columns.file_index == columns.file_index[row])
-        )
+        is_same_chunk, is_same_file = (index == index[row] for index in (columns.chunk_index, columns.file_index))
+        same = np.flatnonzero(is_same_chunk & is_same_file)
         # Together with the file, they decide where an episode begins in it.
         table = [columns.from_timestamp[same].tolist(), episodes.length[same].tolist()]
         feature = self._meta.features[camera]

@@ -25,43 +25,34 @@ from raypipe.errors import LEAVE_OUT, ConfigError, DecodeError, is_data_fault
 from raypipe.format import DepthCodes, Feature, VideoIndex
 from raypipe.text import MOST_PIXELS
 
-_FORMATS: Final = ("PNG", "JPEG", "TIFF")
-
 
 def decode_image(stored: Any, feature: Feature, place: str) -> torch.Tensor:
     """Return the image in a row: uint8 ``(H, W, 3)``, or depth as float32 ``(H, W, 1)`` in millimetres.
 
-    Args:
-        stored: the bytes of a PNG, JPEG or TIFF, or Hugging Face's ``{"bytes": ..., "path": ...}``.
-        place: the dataset, episode and frame, for messages.
+    `stored` is the bytes of a PNG, JPEG or TIFF, or Hugging Face's ``{"bytes": ..., "path": ...}``.
     """
     content = stored.get("bytes") if isinstance(stored, dict) else stored
     if not isinstance(content, bytes):
         raise DecodeError(f"there are no image bytes for {feature.name!r} in {place}; {LEAVE_OUT}")
     try:
-        with _open_image(content) as image:
+        # Other formats stay off: some start a program, as EPS does Ghostscript.
+        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "TIFF")) as image:
             _check_size(image, feature)
             pixels = np.array(image if feature.is_depth else image.convert("RGB"))
     except Exception as error:
         # Pillow passes on what its formats raise, such as SyntaxError for a broken PNG.
         if not is_data_fault(error):
             raise
+        is_other = isinstance(error, UnidentifiedImageError)
+        why = "it is not a PNG, JPEG or TIFF, or its header is damaged" if is_other else error
         raise DecodeError(
-            f"cannot decode the image {feature.name!r} of {place} ({len(content)} bytes): {error}; {LEAVE_OUT}"
+            f"cannot decode the image {feature.name!r} of {place} ({len(content)} bytes): {why}; {LEAVE_OUT}"
         ) from error
     if not feature.is_depth:
         return torch.from_numpy(pixels)
     # Floats are metres and integers millimetres, as LeRobot writes them.
     in_mm = pixels.astype(np.float32) * (1000.0 if pixels.dtype.kind == "f" else 1.0)
     return torch.from_numpy(in_mm)[:, :, None]
-
-
-def _open_image(content: bytes) -> Image.Image:
-    """Return an image with its header read. Other formats stay off: some start a program, as EPS does Ghostscript."""
-    try:
-        return Image.open(io.BytesIO(content), formats=_FORMATS)
-    except UnidentifiedImageError:
-        raise ValueError("it is not a PNG, JPEG or TIFF, or its header is damaged") from None
 
 
 def _check_size(image: Image.Image, feature: Feature) -> None:
@@ -135,12 +126,7 @@ class DepthDecoder:
     """The distances of a video by frame number. Only one thread at a time may use it."""
 
     def __init__(self, source: Any, place: str, index: VideoIndex, codes: DepthCodes) -> None:
-        """Open a video.
-
-        Args:
-            source: a path, or a file with `read` and `seek`.
-            place: for messages.
-            index: the frames of the file.
+        """Open a video: a path, or a file with `read` and `seek`.
 
         Raises:
             ConfigError: PyAV is not installed.
@@ -197,16 +183,13 @@ class DepthDecoder:
                 return found
         # FFmpeg seeks by decoding time, so it may land too late among frames that are stored in another order.
         for keyframe in [*before[: -_KEYFRAMES_TRIED - 1 : -1].tolist(), 0]:
-            self._seek(keyframe)
+            ticks = round(float(self._index.pts_s[keyframe]) / float(self._stream.time_base))
+            self._container.seek(ticks, stream=self._stream)
+            self._coming = self._container.decode(self._stream)
             found = self._forward(number)
             if found is not None:
                 return found
         raise RuntimeError(f"frame {number} does not come out")
-
-    def _seek(self, keyframe: int) -> None:
-        ticks = round(float(self._index.pts_s[keyframe]) / float(self._stream.time_base))
-        self._container.seek(ticks, stream=self._stream)
-        self._coming = self._container.decode(self._stream)
 
     def _forward(self, number: int) -> tuple[NDArray[np.float32], float] | None:
         """Decode up to a frame and return it; None if it does not come, because it lies before or is missing."""
@@ -238,11 +221,7 @@ class DepthDecoder:
 
 @functools.lru_cache(maxsize=16)
 def distances_mm(codes: DepthCodes, num_bits: int) -> NDArray[np.float32]:
-    """Return the distance of each 16-bit number, in millimetres, by LeRobot's formula in its precision.
-
-    Args:
-        num_bits: bits of a number in the video.
-    """
+    """Return in mm the distance of each number of a video of `num_bits`, by LeRobot's formula in its precision."""
     numbers = torch.arange(_NUM_NUMBERS, dtype=torch.float32)
     if not codes.is_declared and num_bits > CODE_BITS:
         # LeRobot's recorder writes no such video without declaring what its numbers mean.

@@ -1,8 +1,6 @@
 """Frames of a video by number, checked against the index of the file; and frames into an mp4.
 
-`open_writer` is the only place where raypipe encodes. From version 0.13 on, torchcodec writes frames as they come.
-Before that, as in an environment with LeRobot 0.6, it takes all frames of a video at once, so the writer holds up to
-`MOST_HELD_BYTES` of them. The caller chooses codec and options.
+`open_writer` is the only place where raypipe encodes. The caller chooses codec and options.
 """
 
 import json
@@ -57,6 +55,11 @@ class OpenVideo:
     """
 
     def __init__(self, storage: Storage, name: str, device: str = "cpu", codes: DepthCodes | None = None) -> None:
+        """Open a video; without the `codes` of a depth video it gives a picture of 8 bits, like any other.
+
+        Raises:
+            DatasetError: the file is missing, cut off, or not a video.
+        """
         self._storage = storage
         self._name = name
         self._device = device
@@ -119,15 +122,12 @@ class OpenVideo:
         first, stop = int(frames[0]), int(frames[-1]) + 1
         self.need(first, stop)
         what = f"cannot decode {frames_text(first, stop)} of {self.place!r}"
-        with blaming(what, lambda: self._check_readable(frames)):
+        with blaming(what, lambda: self._check_bytes(*self.index.byte_range(frames))):
             return self._decode(frames, first, stop)
 
-    def _check_readable(self, frames: NDArray[np.int64]) -> None:
-        start, stop = self.index.byte_range(frames)
-        self._check_bytes(start, stop or None)
-
-    def _check_bytes(self, start: int = 0, stop: int | None = None) -> None:
-        """Raise if bytes of the file, or of its copies on this node, cannot be read from disk."""
+    def _check_bytes(self, start: int = 0, end: int = 0) -> None:
+        """Raise if bytes of the file, or of its copies on this node, cannot be read from disk; an `end` of 0 is all."""
+        stop = end or None
         if self._held is not None:
             check_file(self._held.path, start, stop)
         elif self._ranged is not None:
@@ -170,24 +170,8 @@ class OpenVideo:
             )
 
 
-def open_video(storage: Storage, name: str, codes: DepthCodes | None = None) -> OpenVideo:
-    """Open the video `name` for frames by number.
-
-    Args:
-        codes: of a depth video, for distances; without them it gives a picture of 8 bits, like any other video.
-
-    Raises:
-        DatasetError: the file is missing, cut off, or not a video.
-    """
-    return OpenVideo(storage, name, codes=codes)
-
-
 def decoder_version(device: str, *, has_depth: bool = False) -> str:
-    """Return the name of everything except file and size that decides the pixels of videos.
-
-    Args:
-        has_depth: whether some are depth videos.
-    """
+    """Return the name of everything except file and size that decides the pixels of videos, some of depth or none."""
     try:
         from torchcodec._core import get_ffmpeg_library_versions
 
@@ -245,11 +229,7 @@ class VideoPool:
     ) -> Iterator[OpenVideo]:
         """Lend the video `name` of a dataset, opened now or earlier, to this thread while the context lasts.
 
-        A decoder that fails is closed and not used again.
-
-        Args:
-            version: of the file; a decoder of another version is not lent.
-            codes: of a depth video.
+        A decoder that fails is closed and not used again, and one of another `version` of the file is not lent.
         """
         key = (storage.uri, name, device, version, codes)
         video = self._take(key)
@@ -351,10 +331,7 @@ def _frame_mappings(index: VideoIndex) -> str:
 
 
 def _has_constant_rate(index: VideoIndex) -> bool:
-    if len(index) < 2:
-        return False
-    even = np.linspace(0.0, index.pts_s[-1], len(index))
-    return bool(np.abs(index.pts_s - even).max() < 1e-6)
+    return len(index) > 1 and bool(np.abs(index.pts_s - np.linspace(0.0, index.pts_s[-1], len(index))).max() < 1e-6)
 
 
 def _open_decoder(
@@ -381,7 +358,7 @@ MOST_HELD_BYTES: Final = 2 << 30
 """Most bytes of frames to hold for a torchcodec that takes them all at once: 2,300 frames of 640x480."""
 
 STREAMS_FROM: Final = "0.13"
-"""The first torchcodec that writes frames as they come."""
+"""The first torchcodec that writes frames as they come; LeRobot 0.6 wants an older one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,9 +425,7 @@ def _open_stream(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
     from torchcodec.encoders import Encoder
 
     encoder = Encoder()
-    stream = encoder.add_video(
-        height=coding.height, width=coding.width, frame_rate=coding.fps, codec=coding.encoder, **_settings(coding)
-    )
+    stream = encoder.add_video(height=coding.height, width=coding.width, frame_rate=coding.fps, **_settings(coding))
     sink: Any = SimpleNamespace(add_frames=stream.add_frames)
     try:
         with encoder.open_file(path):
@@ -464,32 +439,27 @@ def _open_stream(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
 def _hold_frames(path: Path, coding: VideoCoding) -> Iterator[FrameSink]:
     from torchcodec.encoders import VideoEncoder
 
-    held = _HeldFrames(path)
-    yield held
-    encoder = VideoEncoder(torch.cat(held.frames), frame_rate=coding.fps)
-    encoder.to_file(path, codec=coding.encoder, **_settings(coding))
+    held: list[torch.Tensor] = []
 
-
-class _HeldFrames:
-    def __init__(self, path: Path) -> None:
-        self.frames: list[torch.Tensor] = []
-        self._path = path
-        self._bytes = 0
-
-    def add_frames(self, frames: torch.Tensor) -> None:
-        self._bytes += frames.nbytes
-        if self._bytes > MOST_HELD_BYTES:
+    def hold(frames: torch.Tensor) -> None:
+        held.append(frames)
+        if sum(one.nbytes for one in held) > MOST_HELD_BYTES:
             raise ConfigError(
-                f"{str(self._path)!r} has more than {MOST_HELD_BYTES >> 30} GiB of frames, and torchcodec "
+                f"{str(path)!r} has more than {MOST_HELD_BYTES >> 30} GiB of frames, and torchcodec "
                 f"{metadata.version('torchcodec')} takes all frames of a video at once. torchcodec {STREAMS_FROM} "
                 f"writes them as they come: pip install 'torchcodec>={STREAMS_FROM}', in an environment without "
                 f"LeRobot 0.6, which wants an older one."
             )
-        self.frames.append(frames)
+
+    sink: Any = SimpleNamespace(add_frames=hold)
+    yield sink
+    encoder = VideoEncoder(torch.cat(held), frame_rate=coding.fps)
+    encoder.to_file(path, **_settings(coding))
 
 
 def _settings(coding: VideoCoding) -> dict[str, Any]:
     return {
+        "codec": coding.encoder,
         "pixel_format": "yuv420p",
         "crf": coding.crf,
         "preset": coding.preset,

@@ -9,7 +9,7 @@ The modules, from the bottom up (each may use those above it)::
     block_context.py  the datasets, schema and specs that a task or a rank needs                   BlockContext
     blocks.py         read_block: the rows of spans with their windows, one row per frame to emit
                       open_block, on the rank: from the table back to arrays                       SpanBlock
-    local.py          the rank reads its own rows: all of them, or those until Ray's first block   LocalSource, OwnRows
+    local.py          the rank reads its own rows: all of them, or those until Ray's first block   LocalSource
                       comes; no Ray
     ray_data.py       one read task, one block; streaming_split; settings; imports Ray             build_dataset
     feeder.py         the actor that plans and opens the splits, and a rank's end of one;          FeederSource, RayFeed
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
         BadDataSpec,
         BadSpan,
         Meeting,
-        MeetingProxy,
         OnBadEpisode,
         PassPlace,
         describe_spans,
         merge_spans,
         name_attempt,
     )
-    from raypipe.feed.block_context import BlockContext, shown_frames
+    from raypipe.feed.block_context import BlockContext, clip_request, shown_frames
     from raypipe.feed.blocks import SpanBlock, as_objects, filler_block, open_block, read_block
     from raypipe.feed.feeder import (
         FeederSource,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
         start_feeder,
         start_ray,
     )
-    from raypipe.feed.local import LOOPBACK, LocalFeed, LocalSource, RemoteMeeting, serve_meeting
+    from raypipe.feed.local import LOOPBACK, LocalFeed, LocalSource, serve_meeting
     from raypipe.feed.metrics import (
         STAGES,
         Interval,
@@ -76,14 +75,11 @@ else:
     __all__, __getattr__ = lazy_names(
         __name__,
         {
-            "agreement": (
-                "BadDataSpec BadSpan Meeting MeetingProxy OnBadEpisode PassPlace describe_spans merge_spans "
-                "name_attempt"
-            ),
-            "block_context": "BlockContext shown_frames",
+            "agreement": "BadDataSpec BadSpan Meeting OnBadEpisode PassPlace describe_spans merge_spans name_attempt",
+            "block_context": "BlockContext clip_request shown_frames",
             "blocks": "SpanBlock as_objects filler_block open_block read_block",
             "feeder": "FeederSource RayFeed check_object_store has_spare_cpu_nodes start_feeder start_ray",
-            "local": "LOOPBACK LocalFeed LocalSource RemoteMeeting serve_meeting",
+            "local": "LOOPBACK LocalFeed LocalSource serve_meeting",
             "metrics": "Interval Live LoaderStats Meter RecentStats STAGES WorldStats split_wait sum_up",
             "order": ("BY_SIZE FeedSpec RowFrames SpanRequest feed_order resident_spans simulate_split span_request"),
             "ray_data": "as_samples build_dataset",

@@ -12,7 +12,8 @@ import math
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from numbers import Real
@@ -47,11 +48,9 @@ class BadDataSpec:
     """Whether NaN and infinite values of actions and observations are bad data. They would reach the weights."""
 
     def __post_init__(self) -> None:
-        known = get_args(OnBadEpisode)
-        if self.on_bad_episode not in known:
-            raise ConfigError(
-                f"on_bad_episode={self.on_bad_episode!r} is not known{suggest(self.on_bad_episode, known)}"
-            )
+        given, known = self.on_bad_episode, get_args(OnBadEpisode)
+        if given not in known:
+            raise ConfigError(f"on_bad_episode={given!r} is not known{suggest(given, known)}")
         most = self.max_bad_episodes
         is_number = isinstance(most, Real) and not isinstance(most, bool) and math.isfinite(most)
         if not is_number or most < 0 or (most >= 1 and most != int(most)):
@@ -83,51 +82,6 @@ class BadSpan:
     def describe(self) -> str:
         """Return a line with the dataset, the frames and the reason."""
         return f"episode {self.episode} of {self.root!r}, {frames_text(self.start, self.stop)}: {self.why}"
-
-
-class SkipList:
-    """The spans that ranks have left out, and how many episodes may still be bad. Thread-safe."""
-
-    def __init__(self, spec: BadDataSpec, num_episodes: int) -> None:
-        self._lock = threading.Lock()
-        self._spec = spec
-        self._num_episodes = num_episodes
-        self._first: dict[tuple[int, int], BadSpan] = {}
-        self._before: dict[tuple[int, int], str] = {}
-
-    def note(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes that were left out before. Maps (dataset, episode) to the reason."""
-        with self._lock:
-            self._before.update(episodes)
-
-    def add(self, span: BadSpan) -> None:
-        """Note a span.
-
-        Raises:
-            DatasetError: more episodes are bad than the policy allows; lists them.
-        """
-        with self._lock:
-            self._first.setdefault((span.dataset, span.episode), span)
-            bad, budget = list(self._first.values()), self._spec.budget(self._num_episodes)
-            before = {key: why for key, why in self._before.items() if key not in self._first}
-        number = len(bad) + len(before)
-        if number > budget:
-            earlier = [
-                f"  episode {episode} of dataset {dataset}, left out before: {why}"
-                for (dataset, episode), why in before.items()
-            ]
-            raise DatasetError(
-                f"{number} of {counted(self._num_episodes, 'episode')} {either(number, 'is', 'are')} bad, and "
-                f"max_bad_episodes={self._spec.max_bad_episodes} lets {budget} be skipped:\n"
-                + "\n".join([describe_spans(bad), *earlier[:_MAX_SHOWN]])
-                + f"\n`raypipe validate {span.root}` lists all and what to do. Mend them, leave them out with "
-                f"selection={{'exclude': (...)}}, or raise max_bad_episodes."
-            )
-
-    def spans(self) -> list[BadSpan]:
-        """Return the first bad span of every episode, in the order of discovery."""
-        with self._lock:
-            return list(self._first.values())
 
 
 def merge_spans(spans: "list[BadSpan]") -> "list[BadSpan]":
@@ -223,37 +177,32 @@ class RollCall:
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
-        self._changed = threading.Condition()
-        self._waiting: dict[int, _Outcome] = {}
+        # Held for moments, unlike the lock of a feeder, which plans while it holds it.
+        self._brief_lock = threading.Lock()
+        self._waiting: dict[int, _WaitingRank] = {}
+        """By rank; a rank that is answered is not here any more."""
         self._num_series = 0
 
     def answer(self, rank: int, ask: Ask, left: PassPlace | None = None) -> int:
         """Return the number of the series, the same for all ranks, once all have made the same request.
 
-        Args:
-            rank: the rank that asks.
-            ask: its request.
-            left: the last pass that it opened before.
+        `left` is the last pass that the rank opened before.
 
         Raises:
             ResumeError: the requests differ; names the ranks. Or this rank has asked for something else meanwhile.
         """
-        answer = _Outcome(ask, left)
-        with self._changed:
+        mine = _WaitingRank(ask, left)
+        with self._brief_lock:
             if rank in self._waiting:
-                self._waiting[rank].decide(f"rank {rank} has asked for something else meanwhile: {_describe(ask)}")
-            self._waiting[rank] = answer
+                self._waiting[rank].refuse(f"rank {rank} has asked for something else meanwhile: {_describe(ask)}")
+            self._waiting[rank] = mine
             if len(self._waiting) == self._num_ranks:
-                verdict = describe_difference({number: waiting.ask for number, waiting in self._waiting.items()})
+                verdict = describe_difference({number: one.ask for number, one in self._waiting.items()})
                 self._num_series += 1
-                for waiting in self._waiting.values():
-                    waiting.decide(verdict, self._num_series)
+                for one in self._waiting.values():
+                    one.refuse(verdict) if verdict else one.series.set_result(self._num_series)
                 self._waiting = {}
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: answer.is_decided)
-        if answer.verdict:
-            raise ResumeError(answer.verdict)
-        return answer.series
+        return mine.series.result()
 
     def go_on(self, rank: int, place: PassPlace) -> None:
         """Note that a rank begins a pass of its series at `place`, as all others must.
@@ -264,7 +213,7 @@ class RollCall:
         Raises:
             ResumeError: other ranks left the series before this pass and wait for all to do so; they raise it too.
         """
-        with self._changed:
+        with self._brief_lock:
             others = [number for number in sorted(self._waiting) if self._waiting[number].has_left_before(place)]
             if not others:
                 return
@@ -274,29 +223,26 @@ class RollCall:
                 f"load at the same places."
             )
             for number in others:
-                self._waiting.pop(number).decide(verdict)
-            self._changed.notify_all()
+                self._waiting.pop(number).refuse(verdict)
         raise ResumeError(verdict)
 
-    def missing(self) -> list[int]:
+    def missing_ranks(self) -> list[int]:
         """Return the ranks that others wait for; none if no rank waits."""
-        with self._changed:
+        with self._brief_lock:
             return sorted(set(range(self._num_ranks)) - set(self._waiting)) if self._waiting else []
 
 
-@dataclass(slots=True)
-class _Outcome:
+@dataclass(frozen=True, slots=True)
+class _WaitingRank:
     ask: Ask
     left: PassPlace | None
-    is_decided: bool = False
-    verdict: str = ""
-    series: int = 0
+    series: Future[int] = field(default_factory=Future)
 
     def has_left_before(self, place: PassPlace) -> bool:
         return self.left is not None and self.left.series == place.series and self.left.number < place.number
 
-    def decide(self, verdict: str, series: int = 0) -> None:
-        self.is_decided, self.verdict, self.series = True, verdict, series
+    def refuse(self, verdict: str) -> None:
+        self.series.set_exception(ResumeError(verdict))
 
 
 def describe_difference(asks: Mapping[int, Ask]) -> str:
@@ -325,20 +271,18 @@ def _describe(ask: Ask) -> str:
     )
 
 
-class Meeting:
+class Meeting(RollCall):
     """The shared state of a pipeline's ranks. Thread-safe; a rank that waits for others blocks its thread."""
 
     def __init__(self, bad_data: BadDataSpec, index: EpisodeIndex, num_ranks: int) -> None:
-        """Begin without any rank.
-
-        Args:
-            num_ranks: how many ranks must arrive before any continues; 1 to look at one rank without the others.
-        """
-        num_episodes = len(np.unique(np.stack([index.dataset, index.episode]), axis=1).T)
-        self._given = (bad_data, index, num_ranks)
-        self._num_ranks = num_ranks
-        self._roll_call = RollCall(num_ranks)
-        self._skips = SkipList(bad_data, num_episodes)
+        """Begin without any rank. `num_ranks` must arrive before any continues; 1 to look at one without the others."""
+        super().__init__(num_ranks)
+        self.index = index
+        self._bad_data = bad_data
+        self._num_episodes = len(np.unique(np.stack([index.dataset, index.episode]), axis=1).T)
+        self._bad: dict[tuple[int, int], BadSpan] = {}
+        """The first bad span of every episode, in the order of discovery."""
+        self._bad_before: dict[tuple[int, int], str] = {}
         self._lock = threading.RLock()
         self._places: dict[int, PassPlace] = {}
         self._asked: dict[PassPlace, tuple[int, Ask]] = {}
@@ -350,12 +294,7 @@ class Meeting:
                 "loaders of several ranks that meet in this process cannot be sent to others. Ranks in processes of "
                 "their own get theirs by rp.train.share_loader(pipe), or by pipe.loaders(world_size, transport='ray')."
             )
-        return type(self), self._given
-
-    @property
-    def index(self) -> EpisodeIndex:
-        """The episodes that the ranks read."""
-        return self._given[1]
+        return type(self), (self._bad_data, self.index, self._num_ranks)
 
     def begin(self, rank: int, ask: Ask, place: PassPlace | None) -> PassPlace:
         """Return the place of a pass, if all ranks make the same request.
@@ -366,7 +305,7 @@ class Meeting:
             ResumeError: the requests differ; raised on every rank.
         """
         if place is None:
-            place = PassPlace(self._roll_call.answer(rank, ask, self._places.get(rank)), 0)
+            place = PassPlace(self.answer(rank, ask, self._places.get(rank)), 0)
         with self._lock:
             self._places[rank] = place
             first, asked = self._asked.setdefault(place, (rank, ask))
@@ -376,25 +315,34 @@ class Meeting:
             raise ResumeError(difference)
         return place
 
-    def go_on(self, rank: int, place: PassPlace) -> None:
-        """Note that a rank begins a pass; see `RollCall.go_on`."""
-        self._roll_call.go_on(rank, place)
-
-    def missing_ranks(self) -> list[int]:
-        """Return the ranks that others wait for; none if no rank waits."""
-        return self._roll_call.missing()
-
     def report_bad(self, span: BadSpan) -> None:
         """Note a span that a rank leaves out.
 
         Raises:
-            DatasetError: more episodes are bad than the policy allows.
+            DatasetError: more episodes are bad than the policy allows; lists them.
         """
-        self._skips.add(span)
+        with self._brief_lock:
+            self._bad.setdefault((span.dataset, span.episode), span)
+            bad, budget = list(self._bad.values()), self._bad_data.budget(self._num_episodes)
+            before = {key: why for key, why in self._bad_before.items() if key not in self._bad}
+        number = len(bad) + len(before)
+        if number > budget:
+            earlier = [
+                f"  episode {episode} of dataset {dataset}, left out before: {why}"
+                for (dataset, episode), why in before.items()
+            ]
+            raise DatasetError(
+                f"{number} of {counted(self._num_episodes, 'episode')} {either(number, 'is', 'are')} bad, and "
+                f"max_bad_episodes={self._bad_data.max_bad_episodes} lets {budget} be skipped:\n"
+                + "\n".join([describe_spans(bad), *earlier[:_MAX_SHOWN]])
+                + f"\n`raypipe validate {span.root}` lists all and what to do. Mend them, leave them out with "
+                f"selection={{'exclude': (...)}}, or raise max_bad_episodes."
+            )
 
     def note_bad(self, episodes: Mapping[tuple[int, int], str]) -> None:
-        """Count episodes that an earlier start left out as bad."""
-        self._skips.note(episodes)
+        """Count episodes that an earlier start left out as bad. Maps (dataset, episode) to the reason."""
+        with self._brief_lock:
+            self._bad_before.update(episodes)
 
     def tell(self, rank: int, stats: LoaderStats) -> None:
         """Store the figures of a rank."""

@@ -1,5 +1,6 @@
 """`BlockContext`: what a task or a rank needs to make and open blocks, of one dataset or of a mixture."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -61,7 +62,7 @@ class BlockContext:
 
     @cached_property
     def stored(self) -> tuple[Mapping[str, Feature], ...]:
-        """Per dataset, by the dataset's own names, the features to read from its rows, including stored images.
+        """Per dataset, by its own names, the features to read from its rows, including stored images.
 
         These are the features that the schema maps, and the index columns.
         """
@@ -100,6 +101,11 @@ class BlockContext:
         files = OpenFiles() if len(self.datasets) == 1 else OpenFiles(_OPEN_FILES)
         pairs = zip(self.datasets, self.stored, strict=True)
         return tuple(RowReader(dataset.meta, list(stored), files) for dataset, stored in pairs)
+
+    @cached_property
+    def reading(self) -> threading.Lock:
+        """Held while rows are read: a reader is not thread-safe, and another thread may read the next epoch."""
+        return threading.Lock()
 
     @cached_property
     def decoders(self) -> "tuple[FrameDecoder, ...]":
@@ -190,13 +196,12 @@ class BlockContext:
 def shown_frames(
     context: BlockContext, request: SpanRequest, camera: str, anchors: RowFrames | None = None, clip_frames: int = 0
 ) -> RowFrames:
-    """Return the frames of a camera to decode for samples of a span, ascending.
+    """Return the frames of a camera, by the dataset's own name, to decode for samples of a span, ascending.
 
     Under ``on_bad_episode="skip"`` these are all frames that the samples' whole clips show. So whether a clip is bad
     does not depend on where a run was interrupted or a span was cut.
 
     Args:
-        camera: the dataset's own name.
         anchors: the samples; None takes all those of the span that are still to be emitted.
         clip_frames: the clip length if the order does not set one.
     """
@@ -214,3 +219,27 @@ def _whole_clips(request: SpanRequest, anchors: RowFrames, length: int, clip_fra
     start, stop = (0, length) if request.clip_frames else (request.start, request.stop)
     frames = (np.unique(anchors // clip_frames)[:, None] * clip_frames + np.arange(min(clip_frames, length))).ravel()
     return frames[(frames >= start) & (frames < stop)]
+
+
+def clip_request(
+    context: BlockContext,
+    request: SpanRequest,
+    camera: str,
+    frames: RowFrames,
+    span: tuple[int, int],
+    images: Mapping[str, Mapping[int, Any]],
+) -> ClipRequest:
+    """Return the request for frames of a camera, named as in a batch; `images` are those that the rows store."""
+    _, row, _ = context.find_episode(request)
+    own, stored = context.member_of(request).cameras[camera], None
+    if context.stores_images(request.dataset, own):
+        stored = tuple(images[camera][frame] for frame in frames.tolist())
+    return ClipRequest(
+        dataset=request.dataset,
+        row=row,
+        camera=own,
+        frames=frames,
+        span=span,
+        frame_bytes=context.blanks[camera][0].nbytes,
+        stored=stored,
+    )

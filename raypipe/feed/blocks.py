@@ -3,15 +3,13 @@
 Rows get the names, dtypes and widths of the schema when they are read, because a block may pack spans of different
 files and datasets. Cameras, too, have their schema names; frames of one name may differ in size between datasets.
 Decoded pixels do not travel with rows. The rank fills in features that a dataset lacks.
-
-The first row of a span carries its header in the column `HEADER`. The rows of a span are the frames to emit. Nothing
-here raises for bad data: a span with an error keeps its planned rows, without columns, and carries the error.
 """
 
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset, Schema, window_rows
-from raypipe.errors import LEAVE_OUT, DatasetError, DownloadError, RaypipeError, is_data_fault
+from raypipe.errors import LEAVE_OUT, DatasetError, DownloadError, RaypipeError, is_data_fault, noting
 from raypipe.feed.block_context import BlockContext, shown_frames
 from raypipe.feed.order import RowFrames, SpanRequest
 from raypipe.format import Feature, column_values, one_line
@@ -31,47 +29,27 @@ HEADER: Final = "raypipe_span"
 IMAGES: Final = "raypipe_images"
 """The column with a span's stored images, of all frames that its samples show, in the span's first row."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanHeader:
-    """The header in the first row of a span."""
-
-    request: SpanRequest | None
-    """None for a filler."""
-    num_rows: int
-    error: RaypipeError | None = None
-    """The error in the data."""
-    num_requests: int = 0
-    """Requests to remote storage for this span."""
-    finished_at: float = 0.0
-    """When the task finished the span, in seconds since 1970 by the clock of its node."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackedSpan:
-    """One span of a block in transit: its header, its columns, and stored images by camera."""
-
-    header: SpanHeader
-    columns: Mapping[str, pa.Array]
-    images: Mapping[str, tuple[RowFrames, list[Any]]]
-    """By camera: ascending frames, and the stored image of each."""
+Images = Mapping[str, tuple[RowFrames, list[Any]]]
+"""By camera: ascending frames, and the stored image of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanBlock:
-    """A span as a rank receives it: arrays that are views on the block, under the names of the schema."""
+    """A span of a block. Its header has no rows; a rank receives it with arrays that are views on the block."""
 
     request: SpanRequest
     num_rows: int
-    error: RaypipeError | None
-    columns: dict[str, Any]
-    """Row features and their padding: arrays ``(rows, ...)``, or lists for text."""
-    stored_images: dict[str, dict[int, Any]]
-    """Stored images by camera and frame."""
-    num_requests: int
+    error: RaypipeError | None = None
+    """The error in the data."""
+    num_requests: int = 0
     """Requests to remote storage that the task sent for this span."""
-    finished_at: float
-    """When the task finished all spans of the block, in seconds since 1970 by the clock of its node."""
+    finished_at: float = 0.0
+    """When the task finished the span, on a rank all spans of the block, in seconds since 1970 by the clock of its
+    node."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """Row features and their padding, under the names of the schema: arrays ``(rows, ...)``, or lists for text."""
+    stored_images: dict[str, dict[int, Any]] = field(default_factory=dict)
+    """Stored images by camera and frame."""
 
     def check(self) -> None:
         """Raise the error that the block carries."""
@@ -83,101 +61,74 @@ def read_block(
     context: BlockContext, requests: Sequence[SpanRequest], sleep: Callable[[float], None] = time.sleep
 ) -> pa.Table:
     """Return the block of the spans: a row per frame to emit with the windows of its features, or the spans' errors."""
-    return pack_spans([_read_span(context, request, sleep) for request in requests])
+    tables = [_read_span(context, request, sleep) for request in requests]
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
 
 
 def filler_block(num_rows: int) -> pa.Table:
     """Return a block of empty rows. It only advances Ray's row counts; the rank discards it."""
-    return pack_spans([PackedSpan(SpanHeader(request=None, num_rows=num_rows), {}, {})])
+    return _pack(num_rows, num_rows, {}, {})
 
 
 def open_block(context: BlockContext, table: pa.Table) -> Iterator[SpanBlock]:
     """Yield the spans of a block as arrays; a filler yields nothing."""
-    spans = list(unpack_spans(table))
-    finished_at = max(span.header.finished_at for span in spans)
-    for span in spans:
-        header, request = span.header, span.header.request
-        if request is not None:
-            yield SpanBlock(
-                request=request,
-                num_rows=header.num_rows,
-                error=header.error,
-                columns=_open_rows(context, span, request) if header.error is None else {},
-                stored_images={
-                    camera: dict(zip(frames.tolist(), stored, strict=True))
-                    for camera, (frames, stored) in span.images.items()
-                },
-                num_requests=header.num_requests,
-                finished_at=finished_at,
-            )
+    spans = list(_headers(table))
+    finished_at = max((span.finished_at for _, span in spans), default=0.0)
+    for begin, span in spans:
+        packed = table.column(IMAGES)[begin].as_py()
+        images: Images = pickle.loads(packed) if packed else {}
+        by_frame = {name: dict(zip(frames.tolist(), stored, strict=True)) for name, (frames, stored) in images.items()}
+        # A span with an error has no columns; packing pads them with nulls.
+        columns = {} if span.error else _open_rows(context, table.slice(begin, span.num_rows), span.request)
+        yield replace(span, finished_at=finished_at, columns=columns, stored_images=by_frame)
 
 
 def has_error(table: pa.Table) -> bool:
     """Return whether any span of a block carries an error."""
-    return any(header.error is not None for _, header in _headers(table))
+    return any(span.error is not None for _, span in _headers(table))
 
 
-def pack_spans(spans: Sequence[PackedSpan]) -> pa.Table:
-    """Return the block that holds these spans."""
-    tables = []
-    for span in spans:
-        images = pickle.dumps(span.images) if span.images else None
-        rest = [None] * (span.header.num_rows - 1)
-        tables.append(
-            pa.table(
-                {
-                    HEADER: pa.array([pickle.dumps(span.header), *rest], pa.large_binary()),
-                    IMAGES: pa.array([images, *rest], pa.large_binary()),
-                    **span.columns,
-                }
-            )
-        )
-    return tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
+def _pack(header: SpanBlock | int, num_rows: int, columns: Mapping[str, pa.Array], images: Images) -> pa.Table:
+    """Return the rows of a span, with its header in the first one; the header of a filler is its number of rows."""
+    rest, packed = [None] * (num_rows - 1), pickle.dumps(images) if images else None
+    return pa.table(
+        {
+            HEADER: pa.array([pickle.dumps(header), *rest], pa.large_binary()),
+            IMAGES: pa.array([packed, *rest], pa.large_binary()),
+            **columns,
+        }
+    )
 
 
-def unpack_spans(table: pa.Table) -> Iterator[PackedSpan]:
-    """Yield the spans of a block."""
-    for begin, header in _headers(table):
-        images = table.column(IMAGES)[begin].as_py()
-        columns = {}
-        # A filler and a span with an error have no columns; packing pads them with nulls.
-        if header.request is not None and header.error is None:
-            for name in table.column_names:
-                if name not in (HEADER, IMAGES):
-                    columns[name] = only_chunk(table.column(name).slice(begin, header.num_rows))
-        yield PackedSpan(header, columns, pickle.loads(images) if images else {})
-
-
-def _headers(table: pa.Table) -> Iterator[tuple[int, SpanHeader]]:
+def _headers(table: pa.Table) -> Iterator[tuple[int, SpanBlock]]:
     """Yield the first row and the header of every span of a block."""
     begin = 0
     while begin < len(table):
-        header: SpanHeader = pickle.loads(table.column(HEADER)[begin].as_py())
+        header: SpanBlock | int = pickle.loads(table.column(HEADER)[begin].as_py())
+        if isinstance(header, int):
+            return
         yield begin, header
         begin += header.num_rows
 
 
-def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[float], None]) -> PackedSpan:
+def _read_span(context: BlockContext, request: SpanRequest, sleep: Callable[[float], None]) -> pa.Table:
     sent = num_requests()
     try:
         dataset, row, _ = context.find_episode(request)
-        storage, reader = dataset.meta.storage, context.readers[request.dataset]
-        reach = retry_transient(
-            lambda: storage.read_again(
-                dataset.meta.data_file(row), lambda: _read_reach(context, request), lambda: reader.forget(row)
-            ),
-            sleep,
-        )
+        read, forget = partial(_read_reach, context, request), partial(context.readers[request.dataset].forget, row)
+        file = dataset.meta.data_file(row)
+        reach = retry_transient(lambda: dataset.meta.storage.read_again(file, read, forget), sleep)
         sent = num_requests() - sent
         columns, images = _add_windows(context, request, reach)
         num_rows = len(request.anchors)
-        header = SpanHeader(request=request, num_rows=num_rows, num_requests=sent, finished_at=time.time())
-        return PackedSpan(header, columns, images)
+        header = SpanBlock(request=request, num_rows=num_rows, num_requests=sent, finished_at=time.time())
+        return _pack(header, num_rows, columns, images)
     except Exception as error:
         # Catch any class: libraries raise many kinds of errors for damaged bytes.
         if not is_data_fault(error):
             raise
-        return _failed(context, request, error)
+        num_rows, told = len(request.anchors), _carried(context, request, error)
+        return _pack(SpanBlock(request=request, num_rows=num_rows, error=told), num_rows, {}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +157,8 @@ def _read_reach(context: BlockContext, request: SpanRequest) -> _Reach:
         stop += -stop % request.clip_frames
     first, stop = max(start + before, 0), min(stop + after, length)
     table = context.readers[request.dataset].read_frames(row, first, stop)
-    try:
+    with noting(f"in {dataset.meta.storage.locate(dataset.meta.data_file(row))!r}"):
         return _to_schema(context, request, table, first)
-    except DatasetError as error:
-        error.add_note(f"in {dataset.meta.storage.locate(dataset.meta.data_file(row))!r}")
-        raise
 
 
 def _to_schema(context: BlockContext, request: SpanRequest, table: pa.Table, first: int) -> _Reach:
@@ -273,9 +221,7 @@ def _image_bytes(array: pa.Array) -> pa.Array:
     return array.cast(pa.large_binary()) if is_bytes else array
 
 
-def _add_windows(
-    context: BlockContext, request: SpanRequest, reach: _Reach
-) -> tuple[dict[str, pa.Array], dict[str, tuple[RowFrames, list[Any]]]]:
+def _add_windows(context: BlockContext, request: SpanRequest, reach: _Reach) -> tuple[dict[str, pa.Array], Images]:
     """Return a row per frame to emit, with the windows of row features gathered; and the stored images."""
     dataset, _, length = context.find_episode(request)
     member, anchors = context.member_of(request), request.anchors
@@ -311,12 +257,9 @@ def _represented(context: BlockContext, request: SpanRequest, reach: _Reach, act
 def _check_tasks(dataset: Dataset, task_index: Any, place: str) -> None:
     """Raise if a row names a task that the dataset does not have."""
     tasks = dataset.meta.tasks
-    try:
+    with noting(f"in {place}"):
         for index in np.unique(task_index).tolist() if len(tasks) else ():
             tasks.text(index)
-    except DatasetError as error:
-        error.add_note(f"in {place}")
-        raise
 
 
 def _check_finite(values: NDArray[Any], name: str, first: int, place: str) -> None:
@@ -333,36 +276,35 @@ def _check_finite(values: NDArray[Any], name: str, first: int, place: str) -> No
         )
 
 
-def _failed(context: BlockContext, request: SpanRequest, error: Exception) -> PackedSpan:
-    text = str(error)
-    if isinstance(error, RaypipeError):
-        kind: type[RaypipeError] = type(error)
-    else:
+def _carried(context: BlockContext, request: SpanRequest, error: Exception) -> RaypipeError:
+    """Return an error of reading a span in the form in which its block carries it."""
+    text, kind = str(error), type(error) if isinstance(error, RaypipeError) else DatasetError
+    if not isinstance(error, RaypipeError):
         dataset, row, _ = context.find_episode(request)
         file, name = dataset.meta.storage.locate(dataset.meta.data_file(row)), type(error).__name__
         text = f"cannot read episode {request.episode} of {dataset.meta.root!r} in {file!r}: {name}: {one_line(error)}"
-        kind = DatasetError
     if is_transient(error):
         # Unreachable storage is not bad data, so the span must not be left out.
         kind = DownloadError
-    told = kind("; ".join([text, *getattr(error, "__notes__", ())]))
-    return PackedSpan(SpanHeader(request=request, num_rows=len(request.anchors), error=told), {}, {})
+    return kind("; ".join([text, *getattr(error, "__notes__", ())]))
 
 
-def _open_rows(context: BlockContext, span: PackedSpan, request: SpanRequest) -> dict[str, Any]:
-    schema, given, num_rows = context.batch_schema, context.member_of(request).rows, span.header.num_rows
+def _open_rows(context: BlockContext, rows: pa.Table, request: SpanRequest) -> dict[str, Any]:
+    schema, given = context.batch_schema, context.member_of(request).rows
     columns: dict[str, Any] = {}
     for name, feature in schema.rows.items():
         if name not in given:
-            columns[name] = _fill(schema, name, num_rows)
+            columns[name] = _fill(schema, name, len(rows))
         elif feature.kind == "vector":
-            columns[name] = as_numpy(span.columns[name], schema.value_shape(name))
+            columns[name] = as_numpy(only_chunk(rows.column(name)), schema.value_shape(name))
         else:
-            columns[name] = as_values(span.columns[name])
+            columns[name] = as_values(only_chunk(rows.column(name)))
         if name in schema.windows:
-            shape = (schema.windows[name],)
-            is_given, padding = name in given, f"{name}_is_pad"
-            columns[padding] = as_numpy(span.columns[padding], shape) if is_given else np.ones((num_rows, *shape), bool)
+            shape, padding = (schema.windows[name],), f"{name}_is_pad"
+            if name in given:
+                columns[padding] = as_numpy(only_chunk(rows.column(padding)), shape)
+            else:
+                columns[padding] = np.ones((len(rows), *shape), dtype=np.bool_)
     return columns
 
 

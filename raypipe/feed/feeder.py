@@ -33,7 +33,7 @@ from raypipe.decode import ClipExecutor, TaskExecutor, ThreadExecutor
 from raypipe.errors import ConfigError, RaypipeError, ResumeError
 from raypipe.feed.agreement import Ask, Meeting, MeetingProxy, PassPlace, ask_for, begin_pass
 from raypipe.feed.block_context import BlockContext
-from raypipe.feed.local import OwnRows, can_read_here
+from raypipe.feed.local import LocalFeed, can_read_here
 from raypipe.feed.metrics import LoaderStats, Meter, RankGauges
 from raypipe.feed.order import BY_SIZE, BlockRequest, FeedGroup, FeedSpec
 from raypipe.plan import EpisodeIndex, WorldPlan, plan_epoch, plan_world
@@ -42,9 +42,7 @@ from raypipe.storage import share_gate
 _FIGURES: Final = "figures"
 
 _FIRST_BLOCK: Final = "raypipe-first-block"
-_RAY_THREADS: Final = frozenset(
-    {"raypipe-receive", "raypipe-assemble", "raypipe-next-epoch", _FIRST_BLOCK, "iter_threaded"}
-)
+_RAY_THREADS: Final = ("raypipe-receive", "raypipe-assemble", "raypipe-next-epoch", _FIRST_BLOCK, "iter_threaded")
 """Threads of ours and of Ray Data that wait for blocks, or for clips that tasks decode."""
 
 _LOSSES: Final = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
@@ -151,10 +149,8 @@ def _plan_groups(index: EpisodeIndex, ask: Ask, spec: FeedSpec) -> list[FeedGrou
             f"{plan.fingerprint}; the ranks and the driver have different data or versions of raypipe"
         )
     world, size = plan_world(plan, world_size=ask.world_size, batch=ask.batch), spec.ranks_per_split
-    return [
-        FeedGroup(world, range(first, min(first + size, ask.world_size)), spec)
-        for first in range(0, ask.world_size, size)
-    ]
+    firsts = range(0, ask.world_size, size)
+    return [FeedGroup(world, range(first, min(first + size, ask.world_size)), spec) for first in firsts]
 
 
 class _FeederMeeting(MeetingProxy):
@@ -178,20 +174,9 @@ class FeederSource:
     meeting: Meeting | MeetingProxy
 
     def __init__(
-        self,
-        context: BlockContext,
-        spec: FeedSpec,
-        attempt: str,
-        *,
-        feeder: Any = None,
-        lone: Meeting | None = None,
+        self, context: BlockContext, spec: FeedSpec, attempt: str, *, feeder: Any = None, lone: Meeting | None = None
     ) -> None:
-        """Prepare to ask a feeder.
-
-        Args:
-            feeder: the feeder of all ranks.
-            lone: the meeting of a single rank, which starts its own feeder when it needs blocks from Ray.
-        """
+        """Prepare to ask the `feeder` of all ranks; a `lone` rank, with a meeting of its own, starts one if needed."""
         assert (feeder is None) != (lone is None), "either ranks share a feeder, or there is one rank"
         self._context = context
         self._started = feeder
@@ -228,11 +213,11 @@ class FeederSource:
         """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same."""
         share_gate()
         place = begin_pass(self.meeting, world, rank, place)
-        own: OwnRows | None = None
+        own: LocalFeed | None = None
         if can_read_here(self._context):
             assert self._spec.spans_per_block != BY_SIZE, "a pipeline decides it before it opens a feed"
             # Copy the context to get separate readers: a reader is not thread-safe.
-            own = OwnRows(replace(self._context), world, rank, self._spec.spans_per_block, threading.Lock())
+            own = LocalFeed(replace(self._context), world, rank, self._spec.spans_per_block, place)
         chapters = _Chapters(self.feeder, rank, ask_for(world), place, self._spec.prefetch_blocks)
         feed = RayFeed(chapters, own, is_lone=self._lone is not None)
         if self._is_owner or self._lone is not None:
@@ -244,17 +229,7 @@ class FeederSource:
         if context.decode.where != "cluster":
             return ThreadExecutor(lambda: context.decoders, num_threads, context.frame_pool)
         (shared,) = _get(self.feeder().shared_context.remote())
-        return TaskExecutor(
-            shared=shared,
-            decoders=_task_decoders,
-            home_file=context.home_video,
-            note=lambda answer: meter.add(
-                task_decode_s=answer.seconds,
-                task_decoded_frames=answer.num_decoded,
-                task_kept_frames=answer.num_kept,
-                task_requests=answer.num_requests,
-            ),
-        )
+        return TaskExecutor(shared=shared, decoders=_task_decoders, home_file=context.home_video, note=meter.add)
 
     def publish(self, name: str, rank: int, stats: LoaderStats) -> None:
         """Publish the figures of a rank on Ray's metrics port and to the meeting."""
@@ -312,7 +287,7 @@ class RayFeed:
 
     is_remote = True
 
-    def __init__(self, chapters: _Chapters, own: OwnRows | None, *, is_lone: bool) -> None:
+    def __init__(self, chapters: _Chapters, own: LocalFeed | None, *, is_lone: bool) -> None:
         self.place = chapters.place
         self._chapters = chapters
         self._own = own
@@ -335,7 +310,7 @@ class RayFeed:
         While it reads itself, what its own batches need.
         """
         if self._own is not None and self._is_reading:
-            return self._own.room
+            return self._own.resident_spans
         return self._chapters.ticket.resident_spans
 
     def end(self) -> None:
@@ -346,18 +321,17 @@ class RayFeed:
     @property
     def is_complete(self) -> bool:
         """Whether the rank read all blocks itself, so that Ray has none for it."""
-        return not self._is_asked and self._own is not None and self._own.is_all_read
+        return not self._is_asked and self._own is not None and self._own.is_complete
 
     def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:
         """Yield blocks that the rank reads itself until Ray sends its first; all blocks if Ray was not asked.
 
-        Args:
-            is_waited_for: whether the training loop is already in this epoch, not in the one before.
+        The loop waits for them (`is_waited_for`) if it is already in this epoch, not in the one before.
         """
         if self._own is None or not (is_waited_for or self._is_own_enough):
             return
         self._is_reading = True
-        for table in self._own.first_blocks():
+        for table in self._own.blocks_with_room():
             yield table
             if self._first.done():
                 break
@@ -428,9 +402,8 @@ def start_feeder(context: BlockContext, index: EpisodeIndex, spec: FeedSpec, *, 
     """Return the handle of a new feeder, an actor on this node that reserves no CPU. It lives as long as the handle."""
     # Count this process's requests to the Hub, from opening the dataset, for the whole cluster.
     share_gate()
-    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-        ray.get_runtime_context().get_node_id(), soft=False
-    )
+    node = ray.get_runtime_context().get_node_id()
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
     # All ranks may wait in calls at once, each for the current epoch and the one that it fetches ahead.
     num_threads = 2 * world_size + 2
     actor = ray.remote(

@@ -44,32 +44,18 @@ class LocalSource:
     def __init__(self, context: BlockContext, meeting: Meeting | MeetingProxy, spec: FeedSpec, attempt: str) -> None:
         # Copy the context to get separate readers: a reader is not thread-safe, and another thread may use the rank's.
         self._reading = replace(context)
-        self._lock = threading.Lock()
         self._spans_per_block = 1 if spec.spans_per_block == BY_SIZE else spec.spans_per_block
         self.meeting = meeting
         self.attempt = attempt
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
 
     def assigned_cpus(self) -> int:
         """Return the number of CPUs that the system lets this process use."""
         return len(os.sched_getaffinity(0))
 
     def open(self, world: WorldPlan, rank: int, place: PassPlace | None) -> "LocalFeed":
-        """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same.
-
-        Args:
-            world: the plan, from the position where it continues.
-            rank: the rank that asks.
-            place: place of this pass if it follows the one before. None if the rank begins a series: at its start, and
-                after a break or a loaded state.
-        """
+        """Return the blocks that the rest of a plan sends to one rank, once all ranks ask for the same."""
         place = begin_pass(self.meeting, world, rank, place)
-        return LocalFeed(OwnRows(self._reading, world, rank, self._spans_per_block, self._lock), place)
+        return LocalFeed(self._reading, world, rank, self._spans_per_block, place)
 
     def open_executor(self, context: BlockContext, num_threads: int, meter: Meter) -> ClipExecutor:  # noqa: ARG002
         """Return an executor that decodes in threads of this process."""
@@ -80,63 +66,47 @@ class LocalSource:
         self.meeting.tell(rank, stats)
 
 
-class LocalFeed:
-    """The blocks of one rank for the rest of an epoch. It has the methods of `raypipe.feed.feeder.RayFeed`."""
-
-    is_remote = False
-    """Whether other processes make the blocks. Those count their own requests to remote storage."""
-    is_complete = False
-
-    def __init__(self, own: "OwnRows", place: PassPlace) -> None:
-        self._own = own
-        self.resident_spans = own.room
-        self.place = place
-
-    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:  # noqa: ARG002
-        """Yield nothing: `blocks` yields them all."""
-        return iter(())
-
-    def blocks(self) -> Iterator[pa.Table]:
-        """Yield the blocks in arrival order, reading each one on demand."""
-        return self._own.blocks()
-
-
 def can_read_here(context: BlockContext) -> bool:
     """Return whether a rank can read rows itself: it decodes the videos, and all datasets are local."""
     return context.decode.where != "cluster" and all(dataset.meta.storage.is_local for dataset in context.datasets)
 
 
-class OwnRows:
+class LocalFeed:
     """The blocks that a rank reads in its own process: those that Ray would send, in the same order and packed alike.
 
-    So a rank can read its first rows while Ray starts, and switch to Ray's stream at any block.
+    It has the methods of `raypipe.feed.feeder.RayFeed`, which reads the first rows by it while Ray starts, and switches
+    to Ray's stream at any block.
     """
 
-    def __init__(
-        self, context: BlockContext, world: WorldPlan, rank: int, spans_per_block: int, lock: threading.Lock
-    ) -> None:
-        """Prepare to read.
+    is_remote = False
+    """Whether other processes make the blocks. Those count their own requests to remote storage."""
 
-        Args:
-            lock: held while a block is read. Another thread may read the next epoch while this one ends.
-        """
+    def __init__(
+        self, context: BlockContext, world: WorldPlan, rank: int, spans_per_block: int, place: PassPlace
+    ) -> None:
+        self.place = place
+        self.is_complete = False
+        """Whether `blocks_with_room` has yielded all blocks of the pass."""
         self._context = context
         self._world = world
         self._plan = world.rank(rank)
         self._spans_per_block = spans_per_block
-        self._lock = lock
-        self.is_all_read = False
-        """Whether `first_blocks` has yielded all blocks of the pass."""
+        # Made here, by the one thread that opens passes.
+        self._lock = context.reading
 
     @cached_property
-    def room(self) -> int:
+    def resident_spans(self) -> int:
         """How many spans the rank holds at once for its own batches, regardless of other ranks."""
         return room_for(self._world, self._plan, self._spans_per_block)
 
     @property
     def fits(self) -> bool:
         """Whether there is room for all spans of the pass."""
-        return self.room >= len(self._plan.queue)
+        return self.resident_spans >= len(self._plan.queue)
+
+    def first_blocks(self, *, is_waited_for: bool) -> Iterator[pa.Table]:  # noqa: ARG002
+        """Yield nothing: `blocks` yields them all."""
+        return iter(())
 
     def blocks(self, most_spans: int | None = None) -> Iterator[pa.Table]:
         """Yield the blocks in arrival order, of the first `most_spans` spans."""
@@ -150,16 +120,16 @@ class OwnRows:
                 table = read_block(self._context, requests)
             yield table
 
-    def first_blocks(self) -> Iterator[pa.Table]:
+    def blocks_with_room(self) -> Iterator[pa.Table]:
         """Yield blocks while there is room; stop before one with an error.
 
         The error may be bad data, or a file that only other nodes have: the task that reads the block finds out.
         """
-        for table in self.blocks(self.room):
+        for table in self.blocks(self.resident_spans):
             if has_error(table):
                 return
             yield table
-        self.is_all_read = self.fits
+        self.is_complete = self.fits
 
 
 def room_for(world: WorldPlan, plan: RankPlan, spans_per_block: int) -> int:
@@ -191,7 +161,9 @@ class RemoteMeeting(MeetingProxy):
         """Return the answer of the meeting to a call."""
         try:
             with Client(self.address) as connection:
-                _send_at_once(connection)
+                # At once; otherwise TCP waits for the previous answer, 40 ms a call.
+                with socket.socket(fileno=os.dup(connection.fileno())) as end:
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 answer_challenge(connection, self.key)
                 deliver_challenge(connection, self.key)
                 connection.send((name, args))
@@ -208,10 +180,9 @@ class RemoteMeeting(MeetingProxy):
 
 
 def serve_meeting(meeting: Meeting, host: str) -> RemoteMeeting:
-    """Return a proxy for a meeting that this process serves as long as the proxy lives. Send copies to other ranks.
+    """Return a proxy for a meeting that this process serves as long as the proxy lives; send copies to other ranks.
 
-    Args:
-        host: the name under which the other processes reach this machine.
+    They reach this machine by the name `host`.
     """
     key = os.urandom(32)
     # A machine may resolve its own name to an address that others cannot reach, so with others listen on all addresses.
@@ -256,9 +227,3 @@ def _answer(caller: "Connection[Any, Any]", meeting: Meeting, key: bytes) -> Non
         except Exception as error:
             answer = RaypipeError(f"where the ranks meet: {type(error).__name__}: {error}")
         caller.send(answer)
-
-
-def _send_at_once(connection: "Connection[Any, Any]") -> None:
-    """Send small messages at once; otherwise TCP waits for the previous answer, 40 ms a call."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -4,25 +4,22 @@
 per process and name, however many loaders there are, so pipeline and rank are tags.
 """
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from raypipe.storage import num_requests
-
-if TYPE_CHECKING:
-    from ray.util.metrics import Counter, Gauge
 
 STAGES: Final = ("read", "decode", "transport", "assembly")
 """The stages that can make a batch late."""
 
 _HARDLY: Final = 0.02
 """If a training loop waits for less than this share of its time, the figures say that it waits for nothing."""
-
 
 RECENT_STEPS: Final = 100
 """Steps that the recent figures cover: some seconds to minutes of training."""
@@ -128,10 +125,9 @@ class Interval:
 
 
 def split_wait(stage: str, begin: float, end: float, done: float) -> list[Interval]:
-    """Return the intervals of a wait: for the stage until it was done, then for the transport to this rank.
+    """Return the intervals of a wait: for the stage until it was `done`, then for the transport to this rank.
 
-    Args:
-        done: when the other process was done; infinity if the stage ran here.
+    A stage that ran here is done at infinity.
     """
     arrived = min(max(done, begin), end)
     return [Interval(stage, begin, arrived), Interval("transport", arrived, end)]
@@ -171,11 +167,7 @@ class WorldStats:
 
 
 def sum_up(ranks: Mapping[int, LoaderStats], *, recent: bool = False) -> WorldStats:
-    """Return the figures of a world from those of its ranks, at least one.
-
-    Args:
-        recent: give speed and waiting of the last steps, not since the start.
-    """
+    """Return the figures of a world from those of its ranks, at least one; if `recent`, of the last steps."""
     told = {rank: stats.recent if recent else stats for rank, stats in ranks.items()}
     worst = max(told, key=lambda rank: (told[rank].wait_share, -rank))
     return WorldStats(
@@ -213,9 +205,7 @@ class _Step:
 
 def _sum_recent(steps: Sequence[_Step]) -> RecentStats:
     wait_s = sum(step.wait_s for step in steps)
-    seconds = wait_s + sum(step.step_s for step in steps)
-    if not seconds:
-        return RecentStats(steps=len(steps))
+    seconds = wait_s + sum(step.step_s for step in steps) or math.inf
     return RecentStats(
         steps=len(steps),
         samples_per_s=sum(step.samples for step in steps) / seconds,
@@ -226,11 +216,11 @@ def _sum_recent(steps: Sequence[_Step]) -> RecentStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What a rank holds at one moment, and what it has decoded so far."""
+    """What a rank holds at one moment, and what it has decoded so far; fields of `LoaderStats`."""
 
-    spans: int = 0
+    live_spans: int = 0
     waiting_spans: int = 0
-    row_bytes: int = 0
+    live_bytes: int = 0
     held_bytes: int = 0
     in_flight_bytes: int = 0
     peak_clip_bytes: int = 0
@@ -307,21 +297,18 @@ class Meter:
         with self._lock:
             sums, recent = dict(self._sums), _sum_recent(self._recent)
         held = asdict(live)
-        row_bytes, live_spans = held.pop("row_bytes"), held.pop("spans")
         for name in ("decode_s", "decoded_frames", "kept_frames"):
             held[name] += sums.pop(f"task_{name}")
         requests = sums.pop("task_requests") + num_requests() - self._requests_before
-        seconds = sums["wait_s"] + sums["step_s"]
+        seconds = sums["wait_s"] + sums["step_s"] or math.inf
         return LoaderStats(
             **sums,
             **held,
             requests=requests,
-            samples_per_s=sums["samples"] / seconds if seconds else 0.0,
+            samples_per_s=sums["samples"] / seconds,
             first_batch_s=self._first_batch_s,
-            wait_share=sums["wait_s"] / seconds if seconds else 0.0,
+            wait_share=sums["wait_s"] / seconds,
             decoded_per_emitted=held["decoded_frames"] / sums["emitted_frames"] if sums["emitted_frames"] else 0.0,
-            live_spans=live_spans,
-            live_bytes=row_bytes + live.held_bytes,
             recent=recent,
         )
 
@@ -366,21 +353,15 @@ class RankGauges:
         for name, (field, text) in COUNTERS.items():
             value = float(getattr(stats, field))
             if value > self._told[name]:
-                _counter(name, text).inc(value - self._told[name], tags=self._tags)
+                _metric("Counter", name, text).inc(value - self._told[name], tags=self._tags)
                 self._told[name] = value
         for name, (field, text) in GAUGES.items():
-            _gauge(name, text).set(float(getattr(stats, field)), tags=self._tags)
+            _metric("Gauge", name, text).set(float(getattr(stats, field)), tags=self._tags)
 
 
 @cache
-def _counter(name: str, text: str) -> "Counter":
-    from ray.util.metrics import Counter
+def _metric(kind: str, name: str, text: str) -> Any:
+    """Return the only metric of a name in this process: a "Counter" or a "Gauge"."""
+    from ray.util import metrics
 
-    return Counter(name, description=text, tag_keys=TAGS)
-
-
-@cache
-def _gauge(name: str, text: str) -> "Gauge":
-    from ray.util.metrics import Gauge
-
-    return Gauge(name, description=text, tag_keys=TAGS)
+    return getattr(metrics, kind)(name, description=text, tag_keys=TAGS)

@@ -125,17 +125,13 @@ def feed_order(queues: Sequence[Ints], *, spans_per_block: int = 1) -> Feed:
     Args:
         queues: for every rank the number of rows of its spans in arrival order.
         spans_per_block: consecutive spans of a queue that travel in one block.
-
-    Raises:
-        AssertionError: no such order exists; a plan never has such queues.
     """
-    if spans_per_block < 1:
-        raise ConfigError(f"spans_per_block must be at least 1, got {spans_per_block}")
-    packed = [_pack(queue, spans_per_block) for queue in queues]
+    starts = [np.arange(0, len(queue), spans_per_block) for queue in queues]
+    packed = [np.add.reduceat(queue, at) if len(queue) else queue for queue, at in zip(queues, starts, strict=True)]
     rank = np.repeat(np.arange(len(queues), dtype=np.int32), [len(rows) for rows in packed])
     rows = np.concatenate([np.empty(0, dtype=np.int64), *packed])
     before = np.concatenate([np.empty(0, dtype=np.int64), *(np.cumsum(rows) - rows for rows in packed)])
-    first = np.concatenate([np.empty(0, dtype=np.int64), *(np.arange(len(r)) * spans_per_block for r in packed)])
+    first = np.concatenate([np.empty(0, dtype=np.int64), *starts])
     _check_feasible(rank, before, queues)
     order = np.lexsort((rank, before))
     limits = np.array([len(queue) for queue in queues], dtype=np.int64)
@@ -144,7 +140,7 @@ def feed_order(queues: Sequence[Ints], *, spans_per_block: int = 1) -> Feed:
 
 
 def resident_spans(feed: Feed, lives: Sequence[tuple[Ints, Ints]], steps: Steps) -> Ints:
-    """Return for every rank how many spans it must be able to hold.
+    """Return for every rank how many spans it must be able to hold; `lives` are those of the rank's plan.
 
     Ray balances rows, not demand: a block that one rank needs now may queue behind blocks that others need later. Ranks
     never block each other if each keeps pulling until it holds this many spans.
@@ -153,11 +149,6 @@ def resident_spans(feed: Feed, lives: Sequence[tuple[Ints, Ints]], steps: Steps)
 
         feed       a0   b0   b1   a1        rank a needs a1 in step 3, rank b needs b1 in step 9:
                                   ^         b must take b1 in step 3, or a never gets a1
-
-    Args:
-        feed: the feed order of the queues of all ranks.
-        lives: `RankPlan.lives` of every rank.
-        steps: the steps that the ranks do together.
     """
     admitted = np.zeros(len(feed), dtype=np.int64)
     for rank, (need, _) in enumerate(lives):
@@ -182,12 +173,6 @@ def simulate_split(num_rows: Ints, world_size: int) -> NDArray[np.int32]:
     return (np.array(tops, dtype=np.int64) % world_size).astype(np.int32)
 
 
-def _pack(queue: Ints, spans_per_block: int) -> Ints:
-    if spans_per_block == 1 or not len(queue):
-        return queue
-    return np.add.reduceat(queue, np.arange(0, len(queue), spans_per_block))
-
-
 def _check_feasible(rank: NDArray[np.int32], before: Ints, queues: Sequence[Ints]) -> None:
     # While a block is still to come, a rank that already has everything must not have the fewest rows.
     if not len(rank):
@@ -199,8 +184,7 @@ def _check_feasible(rank: NDArray[np.int32], before: Ints, queues: Sequence[Ints
     assert not empty, f"ranks {empty} have blocks without rows, which upset Ray's split"
     assert last < full, (
         f"Ray's split cannot deliver these queues: the last block goes to rank {last[1]} when it has {last[0]} rows, "
-        f"but rank {full[1]} is full with {full[0]} rows; "
-        f"rows per rank: {[int(queue.sum()) for queue in queues]}"
+        f"but rank {full[1]} is full with {full[0]} rows; rows per rank: {[int(queue.sum()) for queue in queues]}"
     )
 
 
@@ -211,9 +195,8 @@ class FeedGroup:
         self.plans: list[RankPlan] = [world.rank(rank) for rank in ranks]
         self._spec = spec
         assert spec.spans_per_block != BY_SIZE, "a pipeline decides it before it starts a feeder"
-        self._feed: Feed = feed_order(
-            [plan.queue.num_rows for plan in self.plans], spans_per_block=spec.spans_per_block
-        )
+        queues = [plan.queue.num_rows for plan in self.plans]
+        self._feed: Feed = feed_order(queues, spans_per_block=spec.spans_per_block)
         self.resident: Ints = resident_spans(self._feed, [plan.lives() for plan in self.plans], world.steps)
         self.num_chapters = max(1, -(-len(self._feed) // spec.blocks_per_chapter))
 
@@ -235,13 +218,11 @@ class FeedGroup:
         """
         if not first:
             return []
-        sent = np.bincount(
-            self._feed.rank[:first], weights=self._feed.num_rows[:first], minlength=len(self.plans)
-        ).astype(np.int64)
-        return [int(rows) for rows in sent - sent.min() + 1]
+        ranks, rows = self._feed.rank[:first], self._feed.num_rows[:first]
+        sent = np.bincount(ranks, weights=rows, minlength=len(self.plans)).astype(np.int64)
+        return [int(missing) for missing in sent - sent.min() + 1]
 
     def _requests(self, i: int) -> BlockRequest:
         plan = self.plans[int(self._feed.rank[i])]
-        return tuple(
-            span_request(plan, arrival) for arrival in range(int(self._feed.first[i]), int(self._feed.stop[i]))
-        )
+        arrivals = range(int(self._feed.first[i]), int(self._feed.stop[i]))
+        return tuple(span_request(plan, arrival) for arrival in arrivals)

@@ -7,6 +7,7 @@ imports this after it has met the others: Ray Data takes a second.
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         blocks = self._blocks
         if callable(blocks):
             blocks = [] if data_context is None else blocks()
-        return [ReadTask(_ReadBlock(self._context, block), _metadata(block)) for block in blocks]
+        return [ReadTask(partial(_read, self._context, block), _metadata(block)) for block in blocks]
 
 
 def build_dataset(context: "ray.ObjectRef[BlockContext]", blocks: Blocks) -> "ray.data.Dataset":
@@ -69,13 +70,7 @@ def build_dataset(context: "ray.ObjectRef[BlockContext]", blocks: Blocks) -> "ra
 def as_samples(
     dataset: "ray.data.Dataset", context: "ray.ObjectRef[BlockContext]", columns: Callable[..., dict[str, Any]]
 ) -> "ray.data.Dataset":
-    """Return the dataset with plain columns, one row per sample, for use with Ray Data.
-
-    Args:
-        dataset: from `build_dataset`.
-        context: the same as there.
-        columns: returns the columns of one span.
-    """
+    """Return a dataset of `build_dataset` with plain columns, one row per sample; `columns` gives those of one span."""
 
     def samples(table: pa.Table) -> dict[str, Any]:
         fetched = fetch_context(context)
@@ -109,15 +104,8 @@ def data_context(current: DataContext) -> DataContext:
     return context
 
 
-class _ReadBlock:
-    def __init__(self, context: "ray.ObjectRef[BlockContext]", block: BlockRequest) -> None:
-        self._context = context
-        self._block = block
-
-    def __call__(self) -> Iterable[pa.Table]:
-        if isinstance(self._block, int):
-            return [filler_block(self._block)]
-        return [read_block(fetch_context(self._context), self._block)]
+def _read(context: "ray.ObjectRef[BlockContext]", block: BlockRequest) -> Iterable[pa.Table]:
+    return [filler_block(block) if isinstance(block, int) else read_block(fetch_context(context), block)]
 
 
 def _quieten() -> None:

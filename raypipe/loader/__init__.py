@@ -2,13 +2,12 @@
 
 The modules, from the bottom up (each may use those above it)::
 
-    job.py          what a rank loads, its settings, and who supplies its blocks      RankJob, LoaderSpec
+    job.py          what a rank loads, its settings, and where a pass begins          RankJob, LoaderSpec, Stand
     at_hand.py      the rows of the spans at hand, and the clips of the next batches  LiveRows, BatchClips
     transforms.py   users' transforms of samples and batches
-    assembly.py     joins rows and clips into batches with LeRobot's keys;            Assembler, BatchBuilder
+    assembly.py     joins rows and clips into batches with LeRobot's keys;            Assembler
                     leaves out bad spans, or raises
-    epoch_run.py    one pass over the rest of an epoch: threads, blocks, batches      EpochRun
-    passes.py       the position where a pass begins                                  Stand
+    epoch_run.py    one pass over the rest of an epoch: threads, blocks, batches;     EpochRun
                     the next epoch's run, started early                               Ahead
     rank_loader.py  the loader that users iterate, composed of the above              RankLoader
 """

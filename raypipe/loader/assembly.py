@@ -16,7 +16,7 @@ cameras that a robot lacks are black. If actions are relative, ``action_represen
 to what.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,8 +27,8 @@ import torch
 from numpy.typing import NDArray
 
 from raypipe.account import Handed, Skip
-from raypipe.dataset import REPRESENTATION, window_rows
-from raypipe.decode import ClipExecutor, ClipKey, ClipRequest, ClipStore, decode_clip
+from raypipe.dataset import REPRESENTATION, Schema, window_rows
+from raypipe.decode import ClipExecutor, ClipKey, decode_clip
 from raypipe.errors import DatasetError
 from raypipe.feed import (
     BadSpan,
@@ -36,6 +36,7 @@ from raypipe.feed import (
     RowFrames,
     SpanBlock,
     SpanRequest,
+    clip_request,
     describe_spans,
     merge_spans,
     open_block,
@@ -43,7 +44,7 @@ from raypipe.feed import (
 )
 from raypipe.loader.at_hand import BatchClips, LiveRows, trim_memory
 from raypipe.loader.job import LoaderSpec, RankJob
-from raypipe.loader.transforms import SamplePool, SideStream, seeded_batch
+from raypipe.loader.transforms import SamplePool, SeededRandom, SideStream
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.text import counted
 
@@ -70,11 +71,12 @@ class Assembler:
         self.rows = LiveRows()
         self.bad_spans: list[BadSpan] = []
         """The spans left out so far."""
-        self.report_bad: Callable[[BadSpan], None] = _report_to_nobody
+        self.report_bad: Callable[[BadSpan], None] = do_nothing
         """Called with the first bad span or clip of every episode; may raise."""
         self._context = context = job.context
         self._plan = world.rank(job.rank)
-        self.clips = BatchClips(context, self._plan, self.rows, executor, job.live_bytes)
+        self._bad: dict[int, BadSpan] = {}
+        self.clips = BatchClips(context, self._plan, self.rows, self._bad, executor, job.live_bytes)
         self._lane = self._plan.queue.lane.astype(np.int64)
         self._first_laps = world.first_laps
         self._lap = self._plan.queue.lap - self._first_laps[self._plan.queue.dataset]
@@ -84,17 +86,12 @@ class Assembler:
         self._spec = spec
         self._stream = SideStream(spec.device)
         self._pool = SamplePool(spec.sample_transform, int(spec.num_threads)) if spec.sample_transform else None
-        self._bad: dict[int, BadSpan] = {}
         self._bad_clips: dict[ClipKey, BadSpan] = {}
         self._left_bytes = 0
-        self._builder = BatchBuilder(context, self._plan, self.rows, self.clips.store)
+        self._length = _episode_lengths(context, self._plan)
         # torch fixes a thread's number of cores when the thread first asks. Ask now for the calling thread, which may
         # train: after our threads call `use_one_core` it would get 1.
         torch.get_num_threads()
-
-    def is_bad(self, arrival: int) -> bool:
-        """Return whether the span is left out."""
-        return arrival in self._bad
 
     def leave_out(self, arrival: int, error: DatasetError) -> None:
         """Turn the rest of a span into holes if the policy is "skip"; else raise the error."""
@@ -127,9 +124,12 @@ class Assembler:
         """Return the batch without the frames left out. Call it when all its clips are ready."""
         keys = self.clips.keys(batch)
         is_hole = np.array([key[0] in self._bad or key in self._bad_clips for key in keys], dtype=np.bool_)
-        kept = select_samples(batch, ~is_hole) if is_hole.any() else batch
+        kept = batch
+        if is_hole.any():
+            columns = ("span", "row", "frame", "is_repeat")
+            kept = replace(batch, **{name: getattr(batch, name)[~is_hole] for name in columns})
         kept_keys = [key for key, is_bad in zip(keys, is_hole.tolist(), strict=True) if not is_bad]
-        samples = self._builder.build(kept, kept_keys) if kept_keys else _copy(self._stand_in)
+        samples = self._samples(kept, kept_keys) if kept_keys else _copy(self._stand_in)
         handed = Handed(
             numbers=self._context.frame_numbers(
                 samples["dataset_index"].numpy(),
@@ -158,7 +158,7 @@ class Assembler:
         if self._pool is not None:
             self._pool.close()
         # The callback refers to the feed, and so to the actors that serve it.
-        self.report_bad = _report_to_nobody
+        self.report_bad = do_nothing
 
     def retire(self, arrivals: list[int]) -> None:
         """Release spans that no later batch needs."""
@@ -170,11 +170,60 @@ class Assembler:
 
     def _finish(self, samples: dict[str, Any], seeds: torch.Tensor) -> dict[str, Any]:
         built = _move(samples, self._spec.device) if self._spec.device != "cpu" else samples
-        built = self._builder.finish(built)
+        if self._context.decode.camera_dtype != "uint8":
+            # On the device, so that bytes are copied, not floats.
+            for key, value in built.items():
+                if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:
+                    built[key] = value.to(torch.float32) / 255
         if self._spec.transform is None:
             return built
-        with seeded_batch(seeds):
+        with SeededRandom(int(seeds.sum())):
             return self._spec.transform(built, built.get("augment_seed", seeds))
+
+    def _samples(self, batch: Batch, keys: list[ClipKey]) -> dict[str, Any]:
+        """Return a batch as tensors on the CPU, cameras as uint8; `keys` gives the clip of every sample."""
+        rows = self.rows.take_rows(batch)
+        dataset_index = self._plan.queue.dataset[batch.span].astype(np.int64)
+        columns = {**self._cameras(batch, keys, dataset_index), **rows}
+        built = _as_tensors({**columns, **_label(self._context, dataset_index, rows["task_index"])})
+        laps, episodes, frames = self._plan.queue.lap[batch.span], rows["episode_index"], rows["frame_index"]
+        built["augment_seed"] = torch.from_numpy(self._plan.keys.augment_seeds(dataset_index, laps, episodes, frames))
+        if self._plan.steps.num_repeats or self._context.bad_data.on_bad_episode == "skip":
+            built["is_repeat"] = torch.from_numpy(batch.is_repeat.copy())
+        return built
+
+    def _cameras(self, batch: Batch, keys: list[ClipKey], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
+        schema = self._context.batch_schema
+        built: dict[str, Any] = {}
+        for camera in schema.cameras:
+            slots, padding = self._slots(camera, batch, dataset_index)
+            blank = self._context.blanks[camera]
+            pixels = self._context.batch_buffers.take(camera, (len(keys), *blank.shape), blank.dtype)
+            for i, (key, frames) in enumerate(zip(keys, slots.tolist(), strict=True)):
+                shown = self.clips.store.frames(key, camera)
+                if shown is None:
+                    pixels[i] = blank
+                    continue
+                for t, frame in enumerate(frames):
+                    pixels[i, t] = shown[frame]
+            built |= _camera_columns(schema, camera, pixels, padding)
+        return built
+
+    def _slots(
+        self, camera: str, batch: Batch, dataset_index: NDArray[np.int64]
+    ) -> tuple[RowFrames, NDArray[np.bool_]]:
+        """Return the frames behind the slots of a camera ``(B, T)``, and which are padding: all, without the camera."""
+        schema = self._context.batch_schema
+        shape = (len(batch.frame), schema.windows.get(camera, 1))
+        slots, padding = np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.bool_)
+        for number in np.unique(dataset_index).tolist():
+            own = schema.members[number].cameras.get(camera)
+            if own is not None:
+                mine = dataset_index == number
+                offsets = self._context.datasets[number].window.offsets.get(own, (0,))
+                length = self._length[batch.span[mine]][:, None]
+                slots[mine], padding[mine] = window_rows(batch.frame[mine], length, offsets)
+        return slots, padding
 
     def _skips(self, batch: Batch, keys: list[ClipKey], is_hole: NDArray[np.bool_]) -> tuple[Skip, ...]:
         skips = []
@@ -216,25 +265,12 @@ class Assembler:
         )
 
     def _as_batch(self, columns: dict[str, Any], lap: int) -> dict[str, Any]:
-        batch = {
-            name: torch.from_numpy(np.array(values)) if isinstance(values, np.ndarray) else values
-            for name, values in columns.items()
-        }
+        # Copied, because arrays of a block cannot be written to.
+        copies = {name: np.array(one) if isinstance(one, np.ndarray) else one for name, one in columns.items()}
         seeds = self._plan.keys.augment_seeds(
             columns["dataset_index"], np.array([lap]), columns["episode_index"], columns["frame_index"]
         )
-        return {**batch, "augment_seed": torch.from_numpy(seeds), "is_repeat": torch.tensor([True])}
-
-
-def select_samples(batch: Batch, is_kept: NDArray[np.bool_]) -> Batch:
-    """Return the batch with only the samples of `is_kept`."""
-    return replace(
-        batch,
-        span=batch.span[is_kept],
-        row=batch.row[is_kept],
-        frame=batch.frame[is_kept],
-        is_repeat=batch.is_repeat[is_kept],
-    )
+        return {**_as_tensors(copies), "augment_seed": torch.from_numpy(seeds), "is_repeat": torch.tensor([True])}
 
 
 def _copy(batch: dict[str, Any]) -> dict[str, Any]:
@@ -242,8 +278,8 @@ def _copy(batch: dict[str, Any]) -> dict[str, Any]:
     return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
 
 
-def _report_to_nobody(_: BadSpan) -> None:
-    pass
+def do_nothing(_: Any) -> None:
+    """Do nothing."""
 
 
 def _move(batch: dict[str, Any], device: str) -> dict[str, Any]:
@@ -255,85 +291,6 @@ def _move(batch: dict[str, Any], device: str) -> dict[str, Any]:
         if isinstance(value, torch.Tensor) and value.device.type == "cpu":
             moved[key] = (value.pin_memory() if is_pinned else value).to(device, non_blocking=is_pinned)
     return moved
-
-
-class BatchBuilder:
-    """Builds the batches of one rank from the rows and clips at hand."""
-
-    def __init__(self, context: BlockContext, plan: RankPlan, rows: LiveRows, clips: ClipStore) -> None:
-        self._context = context
-        self._plan = plan
-        self._rows = rows
-        self._clips = clips
-        self._length = _episode_lengths(context, plan)
-
-    def build(self, batch: Batch, keys: list[ClipKey]) -> dict[str, Any]:
-        """Return a batch as tensors on the CPU, cameras as uint8; `keys` gives the clip of every sample."""
-        rows = self._rows.take_rows(batch)
-        dataset_index = self._plan.queue.dataset[batch.span].astype(np.int64)
-        built = self._cameras(batch, keys, dataset_index)
-        for name, values in rows.items():
-            built[name] = values.tolist() if values.dtype == object else torch.from_numpy(values)
-        for name, values in _label(self._context, dataset_index, rows["task_index"]).items():
-            built[name] = values if isinstance(values, list) else torch.from_numpy(values)
-        built["augment_seed"] = torch.from_numpy(
-            self._plan.keys.augment_seeds(
-                dataset_index, self._plan.queue.lap[batch.span], rows["episode_index"], rows["frame_index"]
-            )
-        )
-        if self._plan.steps.num_repeats or self._context.bad_data.on_bad_episode == "skip":
-            built["is_repeat"] = torch.from_numpy(batch.is_repeat.copy())
-        return built
-
-    def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the batch with cameras in `camera_dtype`. Runs on the device, so that bytes are copied, not floats."""
-        if self._context.decode.camera_dtype == "uint8":
-            return batch
-        return {
-            key: value.to(torch.float32) / 255
-            if isinstance(value, torch.Tensor) and value.dtype == torch.uint8
-            else value
-            for key, value in batch.items()
-        }
-
-    def _cameras(self, batch: Batch, keys: list[ClipKey], dataset_index: NDArray[np.int64]) -> dict[str, Any]:
-        schema, built = self._context.batch_schema, {}
-        for camera in schema.cameras:
-            slots, padding = self._slots(camera, batch, dataset_index)
-            blank = self._context.blanks[camera]
-            pixels = self._context.batch_buffers.take(camera, (len(keys), *blank.shape), blank.dtype)
-            for i, (key, frames) in enumerate(zip(keys, slots.tolist(), strict=True)):
-                shown = self._clips.frames(key, camera)
-                if shown is None:
-                    pixels[i] = blank
-                    continue
-                for t, frame in enumerate(frames):
-                    pixels[i, t] = shown[frame]
-            tensor = torch.from_numpy(pixels).permute(0, 1, 4, 2, 3)
-            built[camera] = tensor if camera in schema.time_axes else tensor[:, 0]
-            if camera in schema.windows:
-                built[f"{camera}_is_pad"] = torch.from_numpy(padding)
-        return built
-
-    def _slots(
-        self, camera: str, batch: Batch, dataset_index: NDArray[np.int64]
-    ) -> tuple[RowFrames, NDArray[np.bool_]]:
-        """Return the frame behind every window slot of a camera ``(B, T)``, and which slots are padding.
-
-        For a robot without the camera all slots are padding.
-        """
-        schema = self._context.batch_schema
-        shape = (len(batch.frame), schema.windows.get(camera, 1))
-        slots, padding = np.zeros(shape, dtype=np.int64), np.ones(shape, dtype=np.bool_)
-        for number in np.unique(dataset_index).tolist():
-            own = schema.members[number].cameras.get(camera)
-            if own is not None:
-                mine = dataset_index == number
-                offsets = self._context.datasets[number].window.offsets.get(own, (0,))
-                wanted = batch.frame[mine][:, None] + np.asarray(offsets)
-                slots[mine] = wanted.clip(0, self._length[batch.span[mine]][:, None] - 1)
-                padding[mine] = slots[mine] != wanted
-        return slots, padding
 
 
 def _episode_lengths(context: BlockContext, plan: RankPlan) -> RowFrames:
@@ -351,38 +308,42 @@ def span_columns(context: BlockContext, block: SpanBlock) -> dict[str, Any]:
     Cameras are ``(rows, [T,] channels, height, width)``.
     """
     block.check()
-    schema, columns = context.batch_schema, {}
-    for camera in schema.cameras:
-        frames, padding = _span_camera(context, block, camera)
-        frames = frames.transpose(0, 1, 4, 2, 3)
-        columns[camera] = frames if camera in schema.time_axes else frames[:, 0]
-        if camera in schema.windows:
-            columns[f"{camera}_is_pad"] = padding
+    columns: dict[str, Any] = {}
+    for camera in context.batch_schema.cameras:
+        columns |= _camera_columns(context.batch_schema, camera, *_span_camera(context, block, camera))
     dataset_index = np.full(block.num_rows, block.request.dataset)
     return {**columns, **block.columns, **_label(context, dataset_index, block.columns["task_index"])}
+
+
+def _camera_columns(
+    schema: Schema, camera: str, pixels: NDArray[Any], padding: NDArray[np.bool_]
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of a camera from its frames in every window slot ``(B, T, height, width, channels)``."""
+    shown = pixels.transpose(0, 1, 4, 2, 3)
+    columns = {camera: shown if camera in schema.time_axes else shown[:, 0]}
+    return {**columns, f"{camera}_is_pad": padding} if camera in schema.windows else columns
+
+
+def _as_tensors(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns of a batch as tensors, and those of texts, lists and structs as lists."""
+    built = dict(columns)
+    for name, values in columns.items():
+        if isinstance(values, np.ndarray):
+            built[name] = values.tolist() if values.dtype == object else torch.from_numpy(values)
+    return built
 
 
 def _span_camera(context: BlockContext, block: SpanBlock, camera: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return the frames of a camera in every window of a span, and which are padding: all if the camera is missing."""
     request = block.request
-    dataset, row, length = context.find_episode(request)
+    dataset, _, length = context.find_episode(request)
     own, blank = context.member_of(request).cameras.get(camera), context.blanks[camera]
     if own is None:
         return np.zeros((block.num_rows, *blank.shape), blank.dtype), np.ones((block.num_rows, len(blank)), np.bool_)
     slots, padding = window_rows(request.anchors, length, dataset.window.offsets.get(own, (0,)))
     frames, places = np.unique(slots, return_inverse=True)
-    stored = None
-    if context.stores_images(request.dataset, own):
-        stored = tuple(block.stored_images[camera][frame] for frame in frames.tolist())
-    clip = ClipRequest(
-        dataset=request.dataset,
-        row=row,
-        camera=own,
-        frames=frames,
-        span=(int(frames[0]), int(frames[-1]) + 1),
-        frame_bytes=blank[0].nbytes,
-        stored=stored,
-    )
+    reach = (int(frames[0]), int(frames[-1]) + 1)
+    clip = clip_request(context, request, camera, frames, reach, block.stored_images)
     decoded = decode_clip(context.decoders, clip)
     shown = np.stack([decoded[place] for place in places.ravel().tolist()])
     return shown.reshape(*slots.shape, *shown.shape[1:]), padding

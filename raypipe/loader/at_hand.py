@@ -14,7 +14,7 @@ import ctypes
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -24,9 +24,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.decode import ClipExecutor, ClipKey, ClipRequest, ClipStore, OpenedClip
+from raypipe.decode import ClipExecutor, ClipKey, ClipStore, OpenedClip
 from raypipe.errors import RaypipeError
-from raypipe.feed import BlockContext, SpanBlock, SpanRequest, as_objects, shown_frames, span_request
+from raypipe.feed import BlockContext, SpanBlock, SpanRequest, as_objects, clip_request, shown_frames, span_request
 from raypipe.plan import Batch, Ints, RankPlan, clip_bound, unclipped_frames
 
 _FIRST_CAPACITY: Final = 1024
@@ -50,12 +50,10 @@ def trim_memory() -> bool:
     and taking it back would cost page faults: a tenth of the decoding time.
     """
     library = ctypes.CDLL(None)
-    if not hasattr(library, "malloc_trim"):
-        return False
-    if spare_bytes(library) > _SPARE_BYTES:
+    is_much = hasattr(library, "malloc_trim") and spare_bytes(library) > _SPARE_BYTES
+    if is_much:
         library.malloc_trim(0)
-        return True
-    return False
+    return is_much
 
 
 def spare_bytes(library: ctypes.CDLL) -> int:
@@ -96,7 +94,8 @@ class RowPool:
         places = self._free[self._num_free : self._num_free + num_rows].copy()
         for name, values in columns.items():
             if name not in self._columns:
-                self._columns[name] = self._empty(values)
+                shape, dtype = ((), object) if isinstance(values, list) else (values.shape[1:], values.dtype)
+                self._columns[name] = np.empty((len(self._free), *shape), dtype=dtype)
             self._columns[name][places] = as_objects(values) if isinstance(values, list) else values
         return places
 
@@ -114,10 +113,6 @@ class RowPool:
     def num_bytes(self) -> int:
         """Memory of the pool."""
         return sum(values.nbytes for values in self._columns.values())
-
-    def _empty(self, values: Any) -> NDArray[Any]:
-        shape, dtype = ((), object) if isinstance(values, list) else (values.shape[1:], values.dtype)
-        return np.empty((len(self._free), *shape), dtype=dtype)
 
     def _grow(self, num_rows: int) -> None:
         old = len(self._free)
@@ -174,33 +169,33 @@ class LiveRows:
         places = np.fromiter((self._places[span][row] for span, row in pairs), dtype=np.int64, count=len(batch.row))
         return self._rows.take(places)
 
-    def stored_images(self, arrival: int, camera: str) -> Mapping[int, Any]:
-        """Return, by frame, a camera's images that the rows of a span store."""
-        return self._images[arrival][camera]
+    def stored_images(self, arrival: int) -> Mapping[str, Mapping[int, Any]]:
+        """Return, by camera and frame, the images that the rows of a span store."""
+        return self._images.get(arrival, {})
 
 
 class BatchClips:
     """Requests and releases the clips of one rank's batches. For the assembling thread."""
 
     def __init__(
-        self, context: BlockContext, plan: RankPlan, rows: LiveRows, executor: ClipExecutor, most_bytes: int
+        self,
+        context: BlockContext,
+        plan: RankPlan,
+        rows: LiveRows,
+        bad: Container[int],
+        executor: ClipExecutor,
+        most_bytes: int,
     ) -> None:
+        """Request nothing yet. Clips of spans whose arrival numbers are in `bad` are not decoded."""
         self.is_decoding = bool(context.batch_schema.cameras)
         batch_bytes = plan.steps.per_lane * len(plan.lanes) * sum(blank.nbytes for blank in context.blanks.values())
         self.store = ClipStore(self._open, executor, clip_bound(most_bytes, batch_bytes), context.frame_pool)
         self._context = context
         self._plan = plan
         self._rows = rows
-        self._executor = executor
+        self._bad = bad
         self._requests: dict[int, SpanRequest] = {}
         self._sizes = self._clip_sizes(most_bytes)[plan.queue.dataset]
-        self._frame_bytes = {camera: blank[0].nbytes for camera, blank in context.blanks.items()}
-        members = context.batch_schema.members
-        offsets = [dataset.window.offsets for dataset in context.datasets]
-        self._has_windows = [
-            any(own_offsets.get(own, (0,)) != (0,) for own in member.cameras.values())
-            for member, own_offsets in zip(members, offsets, strict=True)
-        ]
 
     def _clip_sizes(self, most_bytes: int) -> Ints:
         """Return, by dataset, how many frames are decoded together."""
@@ -231,12 +226,8 @@ class BatchClips:
         for arrival in arrivals:
             self._requests.pop(arrival, None)
 
-    def ahead(self, batches: Iterator[Batch], num_ahead: int, is_bad: Callable[[int], bool]) -> Iterator[Batch]:
-        """Yield batches one by one, each after requesting its clips and those of up to `num_ahead` later batches.
-
-        Args:
-            is_bad: whether the span with this arrival number is left out; its clips are not decoded.
-        """
+    def ahead(self, batches: Iterator[Batch], num_ahead: int) -> Iterator[Batch]:
+        """Yield batches one by one, each after requesting its clips and those of up to `num_ahead` later batches."""
         coming: deque[Batch] = deque()
         num_asked = 0
         while True:
@@ -244,23 +235,25 @@ class BatchClips:
                 coming.append(batch)
             if not coming:
                 return
-            while num_asked < len(coming) and self._ask(coming[num_asked], is_bad, is_next=False):
+            while num_asked < len(coming) and self.ask(coming[num_asked], is_next=False):
                 num_asked += 1
             yield coming.popleft()
             num_asked = max(0, num_asked - 1)
 
-    def ask_next(self, batch: Batch, is_bad: Callable[[int], bool]) -> None:
-        """Request the clips of the next batch, however much memory they take. Call it when its rows are at hand."""
-        self._ask(batch, is_bad, is_next=True)
+    def ask(self, batch: Batch, *, is_next: bool) -> bool:
+        """Request the clips of a batch; return whether all are requested.
 
-    def _ask(self, batch: Batch, is_bad: Callable[[int], bool], *, is_next: bool) -> bool:
-        if not self.is_decoding:
-            return True
-        keys = [key for key in self.keys(batch) if not is_bad(key[0])]
+        No batch comes before the next one: its rows are at hand, and its clips may take any memory.
+        """
+        keys = self.wanted(batch)
         if self._context.has_images and any(key[0] not in self._rows for key in keys):
             # Images come with the rows.
             return False
         return self.store.ask(keys, is_next=is_next)
+
+    def wanted(self, batch: Batch) -> list[ClipKey]:
+        """Return the clips to decode for a batch."""
+        return [key for key in self.keys(batch) if key[0] not in self._bad] if self.is_decoding else []
 
     def request(self, arrival: int) -> SpanRequest:
         """Return the span of an arrival number."""
@@ -277,38 +270,18 @@ class BatchClips:
             anchors = anchors[np.searchsorted(anchors, begin) : np.searchsorted(anchors, end)]
         else:
             anchors = np.arange(max(begin, request.start), min(end, request.stop))
-        cameras = self._context.member_of(request).cameras
-        _, row, _ = self._context.find_episode(request)
-        return OpenedClip(
-            requests={camera: self._request(key, row, camera, own, anchors) for camera, own in cameras.items()},
-            num_uses=len(anchors),
-            # The tail may repeat a frame that has already left, so frames stay as long as their clip does.
-            has_windows=self._has_windows[request.dataset] or self._plan.steps.num_repeats > 0,
-        )
-
-    def _request(self, key: ClipKey, row: int, camera: str, own: str, anchors: Ints) -> ClipRequest:
-        request = self.request(key[0])
-        frames = shown_frames(self._context, request, own, anchors, int(self._sizes[key[0]]))
-        stored: tuple[Any, ...] | None = None
-        if self._context.stores_images(request.dataset, own):
-            images = self._rows.stored_images(key[0], camera)
-            stored = tuple(images[frame] for frame in frames.tolist())
-        return ClipRequest(
-            dataset=request.dataset,
-            row=row,
-            camera=own,
-            frames=frames,
-            span=(request.start, request.stop),
-            frame_bytes=self._frame_bytes[camera],
-            stored=stored,
-        )
+        dataset, cameras = self._context.datasets[request.dataset], self._context.member_of(request).cameras
+        has_windows = any(dataset.window.offsets.get(own, (0,)) != (0,) for own in cameras.values())
+        images, span, requests = self._rows.stored_images(arrival), (request.start, request.stop), {}
+        for camera, own in cameras.items():
+            frames = shown_frames(self._context, request, own, anchors, size)
+            requests[camera] = clip_request(self._context, request, camera, frames, span, images)
+        # The tail may repeat a frame that has already left, so frames stay as long as their clip does.
+        return OpenedClip(requests, len(anchors), has_windows or self._plan.steps.num_repeats > 0)
 
 
 class FileFetcher:
-    """Starts to fetch the remote files of the next spans that this process reads.
-
-    The plan names these files long before their spans come.
-    """
+    """Starts to fetch the remote files of the next spans that this process reads: the plan names them long before."""
 
     def __init__(self, context: BlockContext, plan: RankPlan) -> None:
         self.fetches_rows = False
@@ -336,19 +309,16 @@ class FileFetcher:
 
     def _fetch(self, request: SpanRequest) -> None:
         dataset, row, _ = self._context.find_episode(request)
+        fetches: list[Callable[[], Future[bool] | None]] = []
         if self.fetches_rows:
-            self._begin(lambda: dataset.meta.storage.prefetch(dataset.meta.data_file(row)))
+            fetches.append(partial(dataset.meta.storage.prefetch, dataset.meta.data_file(row)))
         for own in self._context.member_of(request).cameras.values() if self._fetches_videos else ():
             if not self._context.stores_images(request.dataset, own):
-                self._begin(partial(self._fetch_video, request, row, own))
-
-    def _fetch_video(self, request: SpanRequest, row: int, own: str) -> Future[bool] | None:
-        frames = shown_frames(self._context, request, own)
-        return self._context.decoders[request.dataset].prefetch(row, own, frames)
-
-    def _begin(self, fetch: Callable[[], Future[bool] | None]) -> None:
-        # Ignore errors: the code that reads or decodes the span meets and reports them.
-        with suppress(RaypipeError, OSError, NotImplementedError):
-            begun = fetch()
-            if begun is not None and not begun.done():
-                self._fetches.append(begun)
+                frames = shown_frames(self._context, request, own)
+                fetches.append(partial(self._context.decoders[request.dataset].prefetch, row, own, frames))
+        for fetch in fetches:
+            # Ignore errors: the code that reads or decodes the span meets and reports them.
+            with suppress(RaypipeError, OSError, NotImplementedError):
+                begun = fetch()
+                if begun is not None and not begun.done():
+                    self._fetches.append(begun)

@@ -15,15 +15,17 @@ import math
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from raypipe.account import Handed
-from raypipe.decode import ClipExecutor, use_one_core
+from raypipe.decode import ASSIGNED_CPUS, ClipExecutor, use_one_core
 from raypipe.errors import DatasetError, RaypipeError
 from raypipe.feed import (
     BadSpan,
@@ -37,15 +39,15 @@ from raypipe.feed import (
     span_request,
     split_wait,
 )
-from raypipe.loader.assembly import Assembler, Built
+from raypipe.loader.assembly import Assembler, Built, do_nothing
 from raypipe.loader.at_hand import FileFetcher
-from raypipe.loader.job import LoaderSpec, RankJob
+from raypipe.loader.job import LoaderSpec, RankJob, Stand
 from raypipe.loader.transforms import wait_for
 from raypipe.plan import Batch, RankPlan, WorldPlan
 from raypipe.text import counted
 
 if TYPE_CHECKING:
-    from raypipe.feed import LocalFeed, RayFeed
+    from raypipe.feed import FeederSource, LocalFeed, LocalSource, RayFeed
 
 
 class _Closed(Exception):  # noqa: N818
@@ -73,8 +75,8 @@ class EpochRun:
         self.num_steps = world.num_steps
         self.epoch = world.plan.epoch
         self.place = PassPlace(0, 0)
-        self._follow: Callable[[EpochRun], None] = _do_nothing
-        self._record: Callable[[Handed], None] = _do_nothing
+        self._follow: Callable[[EpochRun], None] = do_nothing
+        self._record: Callable[[Handed], None] = do_nothing
         self._context = job.context
         self._plan: RankPlan = world.rank(job.rank)
         self._spec = spec
@@ -112,7 +114,6 @@ class EpochRun:
         """Start the threads that turn the rank's blocks into batches.
 
         Args:
-            feed: the rank's blocks.
             report_bad: called with the first bad span of every episode; see `Meeting.report_bad`.
             before: the run of the previous epoch, which has received all its blocks; the two share their room.
         """
@@ -129,9 +130,8 @@ class EpochRun:
     def begin(self, record: Callable[[Handed], None], follow: "Callable[[EpochRun], None]") -> None:
         """Note that iteration of this run begins, and that the previous run has ended.
 
-        Args:
-            record: called with the contents of each batch before `__next__` returns it.
-            follow: called once, when the last block has arrived.
+        Calls `record` with the contents of each batch before `__next__` returns it, and `follow` once, when the last
+        block has arrived.
         """
         self._record = record
         for _ in range(_QUEUED):
@@ -207,7 +207,7 @@ class EpochRun:
             self._assembler.close()
         # A reference to a closed run must not keep much in memory.
         self._before = None
-        self._follow = self._record = _do_nothing
+        self._follow = self._record = do_nothing
 
     def give_up(self) -> None:
         """Tell the threads to end, without waiting for them.
@@ -231,11 +231,12 @@ class EpochRun:
         """Return what the rank holds now, and what it has decoded so far."""
         counts, videos = [decoder.counts() for decoder in self._context.decoders], self._context.videos
         rows, clips = self._assembler.rows, self._assembler.clips.store
+        held_bytes = clips.held_bytes
         return Live(
-            spans=len(rows),
+            live_spans=len(rows),
             waiting_spans=len(self._arrived),
-            row_bytes=rows.num_bytes,
-            held_bytes=clips.held_bytes,
+            live_bytes=rows.num_bytes + held_bytes,
+            held_bytes=held_bytes,
             in_flight_bytes=clips.in_flight_bytes,
             peak_clip_bytes=clips.peak_bytes,
             decode_s=sum(count.seconds for count in counts),
@@ -246,11 +247,9 @@ class EpochRun:
         )
 
     def _drain(self) -> None:
-        try:
+        with suppress(queue.Empty):
             while True:
                 self._batches.get_nowait()
-        except queue.Empty:
-            return
 
     def _run_thread(self, job: Callable[[], None]) -> None:
         try:
@@ -353,14 +352,14 @@ class EpochRun:
             pass
         del before
         num_left = self.num_steps
-        for batch in assembler.clips.ahead(self._plan.batches(), self._spec.prefetch_batches, assembler.is_bad):
+        for batch in assembler.clips.ahead(self._plan.batches(), self._spec.prefetch_batches):
             num_left -= 1
             if num_left <= self._spec.prefetch_batches:
                 self._is_asked_out.set()
             while num_admitted < batch.num_needed:
                 self._admit(num_admitted)
                 num_admitted += 1
-            assembler.clips.ask_next(batch, assembler.is_bad)
+            assembler.clips.ask(batch, is_next=True)
             self._wait_for_clips(batch)
             self._wait_for_place()
             self._batches.put(self._build(batch))
@@ -388,8 +387,7 @@ class EpochRun:
 
     def _wait_for_clips(self, batch: Batch) -> None:
         clips = self._assembler.clips
-        keys = [key for key in clips.keys(batch) if not self._assembler.is_bad(key[0])] if clips.is_decoding else []
-        started = time.perf_counter()
+        keys, started = clips.wanted(batch), time.perf_counter()
         errors = clips.store.wait(keys)
         done = _as_counter(self._executor.finished_at)
         self._meter.note(split_wait("decode", started, time.perf_counter(), done))
@@ -419,9 +417,81 @@ def _as_counter(at: float) -> float:
     return time.perf_counter() - (time.time() - at) if at else math.inf
 
 
-def _do_nothing(_: Any) -> None:
-    pass
-
-
 def _identity(request: SpanRequest) -> tuple[int, ...]:
     return (*_PLACE_OF_SPAN(request), len(request.anchors))
+
+
+def start_run(
+    stand: Stand,
+    source: "LocalSource | FeederSource",
+    spec: LoaderSpec,
+    meter: Meter,
+    place: PassPlace | None,
+    before: EpochRun | None = None,
+) -> EpochRun:
+    """Return the run of a pass that begins at `stand`. Waits for the other ranks."""
+    job = stand.job
+    num_threads = source.assigned_cpus() if spec.num_threads == ASSIGNED_CPUS else spec.num_threads
+    executor = source.open_executor(job.context, num_threads, meter)
+    run = EpochRun(job, stand.world, replace(spec, num_threads=num_threads), meter, executor)
+    try:
+        run.start(source.open(stand.world, job.rank, place), source.meeting.report_bad, before)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+class Ahead:
+    """The run of the next epoch, which a thread starts. When Python collects this object, the run is given up."""
+
+    def __init__(self, stand: Stand, begin: Callable[[], EpochRun]) -> None:
+        self.stand = stand
+        """Where its pass begins."""
+        self._start = _Start(begin)
+        self._giving_up = weakref.finalize(self, self._start.give_up)
+        self._giving_up.atexit = False
+
+    def wait(self) -> EpochRun:
+        """Return the run when it is ready. It still ends with this object, until you call `release`."""
+        started = self._start.wait()
+        if isinstance(started, BaseException):
+            raise started
+        return started
+
+    def release(self) -> None:
+        """Hand the run over to the caller of `wait`: it no longer ends with this object."""
+        self._giving_up.detach()
+
+    def discard(self) -> None:
+        """Close the run when it is ready, and ignore an error in starting it."""
+        started = self._start.wait()
+        if isinstance(started, EpochRun):
+            started.close()
+
+
+class _Start:
+    def __init__(self, begin: Callable[[], EpochRun]) -> None:
+        self._result: EpochRun | BaseException | None = None
+        self._is_given_up = False
+        self._thread = threading.Thread(target=self._work, args=(begin,), name="raypipe-next-epoch", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> EpochRun | BaseException:
+        self._thread.join()
+        assert self._result is not None
+        return self._result
+
+    def give_up(self) -> None:
+        # Python may call this between any two lines of any thread, so it must not wait or take a lock.
+        self._is_given_up = True
+        if isinstance(self._result, EpochRun):
+            self._result.give_up()
+
+    def _work(self, begin: Callable[[], EpochRun]) -> None:
+        try:
+            self._result = begin()
+        except BaseException as error:
+            self._result = error
+        if self._is_given_up and isinstance(self._result, EpochRun):
+            self._result.close()

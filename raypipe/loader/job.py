@@ -1,4 +1,4 @@
-"""What a rank loads (`RankJob`), and what it does with its blocks (`LoaderSpec`).
+"""What a rank loads (`RankJob`), where a pass over it begins (`Stand`), and what to do with its blocks (`LoaderSpec`).
 
 Here too are the hints for a setting that the user passed to the wrong call.
 """
@@ -6,14 +6,29 @@ Here too are the hints for a setting that the user passed to the wrong call.
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
+from raypipe.account import Ledger, Page
 from raypipe.dataset import ABSOLUTE, ActionMap, Dataset
 from raypipe.decode import ASSIGNED_CPUS, DecodeSpec
 from raypipe.errors import ConfigError, suggest
 from raypipe.feed import BlockContext, FeedSpec
 from raypipe.mixture import Mixture
-from raypipe.plan import BatchSpec, EpisodeIndex, OrderSpec, OrderState, SelectionSpec
+from raypipe.plan import (
+    BatchSpec,
+    EpisodeIndex,
+    OrderSpec,
+    OrderState,
+    Resumed,
+    SelectionSpec,
+    WorldPlan,
+    plan_epoch,
+    plan_world,
+    start,
+    state_after,
+    state_of,
+)
 from raypipe.storage import CacheSpec
 
 if TYPE_CHECKING:
@@ -109,8 +124,7 @@ _ELSEWHERE: Final = {
 def check_names(given: Iterable[str], known: Iterable[str], wrong: str) -> None:
     """Raise `ConfigError` for a name that is not `known`, with the place of that setting or the nearest name.
 
-    Args:
-        wrong: the beginning of the message, before the name.
+    The message begins with `wrong`.
     """
     known = list(known)
     for name in given:
@@ -170,6 +184,101 @@ class RankJob:
             # The state has the clip sizes of another mixture; the run is between epochs.
             del saved["clip_frames"]
         return replace(self.order, **saved)
+
+
+@dataclass(eq=False, kw_only=True)
+class Stand:
+    """A place in the order where a pass begins, and what the loader has handed over since.
+
+    A loader moves by replacing its stand. So any thread that reads the stand gets a plan, a step and a ledger that
+    belong together.
+    """
+
+    job: RankJob
+    index: EpisodeIndex
+    at: Resumed
+    """Where the pass begins."""
+    ledger: Ledger
+    is_loaded: bool = False
+    """Whether the pass begins here because of a loaded state."""
+    page: Page | None = None
+    """The ledger's page of the pass; None until it begins. `Page.num_handed` is the step."""
+
+    @cached_property
+    def world(self) -> WorldPlan:
+        """The plan of the rest of the epoch, from where the pass begins."""
+        plan = plan_epoch(self.index, self.at.spec, epoch=self.at.epoch, legs=self.at.legs)
+        return plan_world(plan, world_size=self.job.world_size, batch=self.job.batch)
+
+    @property
+    def num_handed(self) -> int:
+        """Batches of the pass that the training loop has received."""
+        return self.page.num_handed if self.page is not None else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the pass has reached the end of its epoch."""
+        return self.page is not None and self.page.num_handed == self.world.num_steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self.at.epoch + self.is_over
+
+    @property
+    def num_left(self) -> int:
+        """Batches left in that epoch."""
+        return self.following.world.num_steps if self.is_over else self.world.num_steps - self.num_handed
+
+    @property
+    def num_steps(self) -> int:
+        """Batches of that whole epoch, if these ranks did it from its start."""
+        here = self.following if self.is_over else self
+        is_rest = any(leg.frames_per_lane for leg in here.at.legs)
+        return (here.beginning if is_rest else here).world.num_steps
+
+    def state(self) -> OrderState:
+        """Return the state after the last batch handed over."""
+        num_handed = self.num_handed
+        if self.page is not None and num_handed == self.world.num_steps:
+            return state_of(self.world.plan).next_epoch()
+        return state_after(self.world, num_handed)
+
+    @cached_property
+    def following(self) -> "Stand":
+        """The stand at the start of the next epoch; the same object each time."""
+        return self.start_of(self.at.epoch + 1)
+
+    @cached_property
+    def beginning(self) -> "Stand":
+        """The stand at the start of this epoch; the same object each time."""
+        return self.start_of(self.at.epoch)
+
+    def start_of(self, epoch: int, *, is_first: bool = False) -> "Stand":
+        """Return the stand at the start of an epoch; the first one of a run keeps the lanes that the user gave."""
+        batch = None if is_first else self.job.batch
+        at = start(self.at.spec, world_size=self.job.world_size, batch=batch, epoch=epoch)
+        return replace(self, at=at, is_loaded=False, page=None)
+
+    def onward(self) -> "Stand":
+        """Return a stand at the same place where another pass can begin; itself if no pass has begun."""
+        if self.page is None:
+            return self
+        if self.is_over:
+            return self.following
+        if not self.num_handed:
+            return replace(self, page=None)
+        world = self.world.at(self.num_handed)
+        moved = replace(self, at=replace(self.at, legs=world.plan.legs), is_loaded=False, page=None)
+        # Avoid planning again.
+        moved.world = world
+        return moved
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Leave out the page, which is valid only in this process, and the plan, which is cheap to make again.
+        here = self.onward()
+        kept = {name: getattr(here, name) for name in ("job", "index", "at", "ledger", "is_loaded")}
+        return {**kept, "page": None}
 
 
 SOURCE: Final = "source"

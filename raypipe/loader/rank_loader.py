@@ -22,9 +22,17 @@ from raypipe.account import Account, AccountKeeper, Header, Ledger, Page, Part, 
 from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError
 from raypipe.feed import BadSpan, Live, LoaderStats, Meter, PassPlace, WorldStats, describe_spans, sum_up
-from raypipe.loader.epoch_run import EpochRun
-from raypipe.loader.job import LoaderSettings, LoaderSpec, RankJob, change_spec, warn_of_other_origin, with_source
-from raypipe.loader.passes import Ahead, RunStarter, Stand
+from raypipe.loader.assembly import do_nothing
+from raypipe.loader.epoch_run import Ahead, EpochRun, start_run
+from raypipe.loader.job import (
+    LoaderSettings,
+    LoaderSpec,
+    RankJob,
+    Stand,
+    change_spec,
+    warn_of_other_origin,
+    with_source,
+)
 from raypipe.mixture import Mixture
 from raypipe.plan import OrderState, check_whole, follow_state, resume, start
 from raypipe.text import Bar, counted, progress_bar
@@ -226,14 +234,13 @@ class RankLoader:
         Raises:
             ResumeError: the state belongs to another order; the message shows both.
         """
-        saved, index = follow_state(
-            OrderState.from_dict(state), self._job.index, allow_mixture_change=self._job.allow_mixture_change
-        )
-        at = resume(saved, index, self._job.order_of(saved), world_size=self._job.world_size, batch=self._job.batch)
-        if self._job.rank == 0:
-            warn_of_other_origin(state, self._job.dataset)
+        job, saved = self._job, OrderState.from_dict(state)
+        saved, index = follow_state(saved, job.index, allow_mixture_change=job.allow_mixture_change)
+        at = resume(saved, index, job.order_of(saved), world_size=job.world_size, batch=job.batch)
+        if job.rank == 0:
+            warn_of_other_origin(state, job.dataset)
         self._leave_order("load_state_dict()")
-        self._go_back(Stand(job=self._job, index=index, at=at, ledger=self._stand.ledger, is_loaded=True))
+        self._go_back(Stand(job=job, index=index, at=at, ledger=self._stand.ledger, is_loaded=True))
 
     def _go_back(self, stand: Stand) -> None:
         if self._has_begun:
@@ -305,8 +312,7 @@ class RankLoader:
     def world_stats(self, *, recent: bool = False) -> WorldStats:
         """Return the figures of all ranks together, such as the rank that waits most, and for what.
 
-        Args:
-            recent: give speed and waiting of the last steps, not since the start; see `LoaderStats.recent`.
+        If `recent`, speed and waiting are those of the last steps, not since the start; see `LoaderStats.recent`.
         """
         return sum_up(self.rank_stats(), recent=recent)
 
@@ -382,7 +388,12 @@ class RankLoader:
             self._go_back(self._stand.beginning)
         self._has_begun = True
         stand = self._stand = self._stand.onward()
-        self._check_others_go_on()
+        if self._place is not None:
+            try:
+                self._source.meeting.go_on(self._job.rank, self._place.following)
+            except BaseException:
+                self._leave_order()
+                raise
         with self._lock:
             place, self._place = self._place.following if self._place else None, None
             ahead, self._ahead = self._ahead, None
@@ -394,19 +405,16 @@ class RankLoader:
             run = iteration.run = ahead.wait()
             ahead.release()
         else:
-            run = iteration.run = RunStarter(self._job, self._source, self._spec, self._meter).start(stand, place)
+            run = iteration.run = start_run(stand, self._source, self._spec, self._meter, place)
         page = stand.page = stand.ledger.begin(stand.world, self._job.rank)
-        run.begin(page.write, partial(_call_alive, weakref.WeakMethod(self._look_ahead)))
-        return run, page
+        # Weak, so that the loader may go although a run still refers to its method.
+        look_ahead = weakref.WeakMethod(self._look_ahead)
 
-    def _check_others_go_on(self) -> None:
-        if self._place is None:
-            return
-        try:
-            self._source.meeting.go_on(self._job.rank, self._place.following)
-        except BaseException:
-            self._leave_order()
-            raise
+        def follow(received: EpochRun) -> None:
+            (look_ahead() or do_nothing)(received)
+
+        run.begin(page.write, follow)
+        return run, page
 
     def _look_ahead(self, run: EpochRun) -> None:
         """Start the next epoch if it is sure to follow. `run` calls this when its last block has arrived.
@@ -420,8 +428,9 @@ class RankLoader:
                 return
             if self._ahead is not None or run.epoch >= self._last_epoch:
                 return
-            starter, following = RunStarter(self._job, self._source, self._spec, self._meter), self._stand.following
-            self._ahead = Ahead(following, partial(starter.start, following, run.place.following, run))
+            stand, parts = self._stand.following, (self._source, self._spec, self._meter)
+            # Without a reference to this loader, so that the starting thread does not keep it alive.
+            self._ahead = Ahead(stand, partial(start_run, stand, *parts, run.place.following, run))
 
     def _finish(self, iteration: _Iteration) -> None:
         if self._end(iteration):
@@ -441,7 +450,7 @@ class RankLoader:
         if run is not None:
             self._note_skips(run)
             self._last_live = replace(
-                run.live(), spans=0, waiting_spans=0, row_bytes=0, held_bytes=0, in_flight_bytes=0
+                run.live(), live_spans=0, waiting_spans=0, live_bytes=0, held_bytes=0, in_flight_bytes=0
             )
         if run is not None and self._stand.is_over:
             self._place = run.place
@@ -478,18 +487,10 @@ class RankLoader:
 def _starts_over(stand: Stand) -> bool:
     """Return whether the next iteration begins at the start of the epoch, not where the last one left off."""
     is_rest = any(leg.frames_per_lane for leg in stand.at.legs) or stand.num_handed > 0
-    return (
-        not stand.at.spec.shuffle and is_rest and not stand.is_over and not (stand.is_loaded and not stand.num_handed)
-    )
+    goes_on = stand.at.spec.shuffle or stand.is_over or (stand.is_loaded and not stand.num_handed)
+    return is_rest and not goes_on
 
 
 def _of_this_mixture(stand: Stand, parts: Iterable[Part]) -> tuple[Part, ...]:
     since = stand.index.shares.since if stand.index.shares else 0
     return tuple(part for part in parts if part.epoch >= since)
-
-
-def _call_alive(method: "weakref.WeakMethod[Any]", run: EpochRun) -> None:
-    # The weak reference lets the loader go although a run still refers to its method.
-    found = method()
-    if found is not None:
-        found(run)

@@ -10,9 +10,9 @@ and training's generator stays untouched. Users seed Python's and numpy's genera
 modules are not covered, because they draw where no generator can be passed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from functools import cache, cached_property
 from typing import Any, Final
@@ -125,13 +125,6 @@ def _join(name: str, batch: dict[str, Any], samples: list[dict[str, Any]], chang
             f"crop or resize to a fixed size"
         )
     return torch.stack(values)
-
-
-@contextmanager
-def seeded_batch(seeds: torch.Tensor) -> Iterator[None]:
-    """Seed this thread's torch random numbers from a batch's samples while the body runs."""
-    with SeededRandom(int(seeds.sum())):
-        yield
 
 
 class SideStream:

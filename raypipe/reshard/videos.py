@@ -70,10 +70,10 @@ def choose_encodings(
 
 def _read_source(meta: DatasetMeta, row: int, camera: str) -> tuple[str, int, int]:
     """Return codec, height and width of a camera, from the file of one episode."""
-    from raypipe.decode import open_video
+    from raypipe.decode import OpenVideo
 
     name = meta.video_file(row, camera)
-    frame = open_video(meta.storage, name).read_frames(np.zeros(1, dtype=np.int64))
+    frame = OpenVideo(meta.storage, name).read_frames(np.zeros(1, dtype=np.int64))
     return read_video_format(meta.storage, name).codec, int(frame.shape[1]), int(frame.shape[2])
 
 
@@ -295,9 +295,9 @@ def _piece(file: SourceFile, track: Track, group: tuple[int, int, list[_Segment]
 
 
 def _whole_file(meta: DatasetMeta, file: SourceFile, is_kept: NDArray[np.bool_]) -> Piece:
-    from raypipe.decode import open_video
+    from raypipe.decode import OpenVideo
 
-    index = open_video(file.storage, file.name).index
+    index = OpenVideo(file.storage, file.name).index
     firsts = _first_frames(meta, file, index, is_kept)
     rows = [(row, int(first)) for row, first in zip(file.rows, firsts, strict=True) if is_kept[row]]
     excluded = sum(int(meta.episodes.length[row]) for row in file.rows if not is_kept[row])
@@ -360,9 +360,9 @@ def _read_bounds(job: CopyJob, unit: VideoCopy) -> NDArray[np.float64]:
     storage = open_storage(job.workspace.dataset)
     expected = sum(piece.stop - piece.start for piece in unit.pieces)
     if unit.pieces[0].description is None:
-        from raypipe.decode import open_video
+        from raypipe.decode import OpenVideo
 
-        pts_s = open_video(storage, unit.path).index.pts_s
+        pts_s = OpenVideo(storage, unit.path).index.pts_s
         end_s = float(pts_s[-1]) + 1 / job.meta.fps
     else:
         pts_s = read_video_index(storage, unit.path).pts_s

@@ -135,11 +135,11 @@ class _Reader:
 
     def open(self) -> str:
         """Open the video again; return the decoder's complaint, empty if there is none."""
-        from raypipe.decode import open_video
+        from raypipe.decode import OpenVideo
 
         # torchcodec sets the log level when it opens a file.
         with read_decoder_log() as log:
-            self.video = open_video(self._storage, self._name, self._codes)
+            self.video = OpenVideo(self._storage, self._name, codes=self._codes)
         return f"the decoder says: {log[0]}" if log else ""
 
     def decode(self, first: int, stop: int) -> tuple[int, str] | None:

@@ -193,10 +193,10 @@ def read_thumbnails(storage: Storage, findings: Sequence[Finding], *, most: int 
 
 def _read_frame(storage: Storage, name: str, frame: int) -> NDArray[np.uint8] | None:
     """Return a frame ``(H, W, 3)``; None if it cannot be decoded, which a finding reports."""
-    from raypipe.decode import open_video
+    from raypipe.decode import OpenVideo
 
     try:
-        pixels: NDArray[np.uint8] = open_video(storage, name).read_frames(np.array([frame]))[0].numpy()
+        pixels: NDArray[np.uint8] = OpenVideo(storage, name).read_frames(np.array([frame]))[0].numpy()
     except DatasetError:
         return None
     return pixels

@@ -18,9 +18,9 @@ from ray_session import end_ray
 
 from raypipe.dataset import open_dataset
 from raypipe.decode import DecodeSpec
-from raypipe.decode import isolated as isolated_module
+from raypipe.decode import frames as frames_module
 from raypipe.decode import journal as journal_module
-from raypipe.decode.isolated import IsolatedRequest, decode_isolated
+from raypipe.decode.frames import IsolatedRequest, decode_isolated
 from raypipe.decode.journal import process_journal, video_key
 from raypipe.errors import DatasetError, DecodeError
 from raypipe.format import read_metadata
@@ -40,7 +40,7 @@ STUB = """
 import importlib.machinery, json, os, signal, sys, threading
 
 POISONS = json.loads(os.environ["RAYPIPE_TEST_POISON"])
-ROLE = "isolated" if "raypipe.decode.isolated" in sys.orig_argv else "first"
+ROLE = "isolated" if any("answer_requests" in one for one in sys.orig_argv) else "first"
 
 
 class Finder:
@@ -377,7 +377,7 @@ def test_subprocess_that_is_not_done_in_time_is_bad_data(root):
 
 def test_subprocess_that_died_between_two_requests_is_no_bad_data(root):
     decode_isolated(request(str(root)))
-    isolated_module._process_child()._process.kill()
+    frames_module._process_child()._process.kill()
 
     assert len(decode_isolated(request(str(root)))) == 5
 

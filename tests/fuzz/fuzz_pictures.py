@@ -10,7 +10,7 @@ from fuzz_mutations import find_boxes, mutate_bytes, mutate_mp4
 from fuzz_site import CHANGED, IMAGE, RIGHT, TOP, Damage, Site, WrongData
 from PIL import Image
 
-from raypipe.decode import decode_image, open_video
+from raypipe.decode import OpenVideo, decode_image
 from raypipe.errors import DecodeError
 from raypipe.format import Feature, read_metadata, read_video_index
 from raypipe.storage import open_storage
@@ -35,12 +35,12 @@ class Mp4Site(Site):
         self.file = f"videos/{TOP}/chunk-000/file-000.mp4"
         self.content = (self.folder / self.file).read_bytes()
         self.codes = read_metadata(str(self.folder)).features[TOP].depth_codes
-        self.storage, self._open = open_storage(str(self.folder)), open_video
+        self.storage, self._open = open_storage(str(self.folder)), OpenVideo
         self.index = read_video_index(self.storage, self.file)
         self.pixels = self._read()
 
     def _read(self) -> np.ndarray:
-        video = self._open(self.storage, self.file, self.codes)
+        video = self._open(self.storage, self.file, codes=self.codes)
         # Not a million frames, where a table says so.
         count = min(len(video.index), 16)
         if not count:

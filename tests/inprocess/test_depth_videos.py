@@ -11,8 +11,7 @@ from batches import TOP, assert_equals_samples, local_loader
 from depth_cases import DEPTH, documented_mm, random_numbers, write_numbers
 
 from raypipe.dataset import open_dataset
-from raypipe.decode.frames import FrameDecoder
-from raypipe.decode.isolated import IsolatedRequest, decode_isolated
+from raypipe.decode.frames import FrameDecoder, IsolatedRequest, decode_isolated
 from raypipe.decode.kept import KeepFolder
 from raypipe.decode.pixels import distances_mm
 from raypipe.decode.spec import DecodeSpec, KeepSpec

@@ -15,13 +15,13 @@ from raypipe.account import lay_out, ledger
 from raypipe.account.verdict import check_account
 from raypipe.dataset import open_dataset
 from raypipe.loader import epoch_run as run
-from raypipe.loader import passes
+from raypipe.loader import job
 from raypipe.loader import rank_loader as loader
 from raypipe.pipeline import Pipeline
 from raypipe.plan import SINGLE_DATASET
 from raypipe.testing import write_dataset
 
-TRACED = {module.__file__ for module in (ledger, loader, passes, run)}
+TRACED = {module.__file__ for module in (ledger, loader, job, run)}
 
 LOOKS = {"CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "FOR_ITER", "SEND", "BEFORE_WITH", "YIELD_VALUE"}
 """Where Python looks for signals: after calls, at backward jumps, and where a function or generator is entered."""

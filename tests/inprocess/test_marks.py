@@ -12,10 +12,11 @@ import torch
 from hub_server import Fault, HubServer
 
 from raypipe.dataset import open_dataset
-from raypipe.decode import DecodeSpec, FrameDecoder, isolated
+from raypipe.decode import DecodeSpec, FrameDecoder
+from raypipe.decode import frames as frames_module
 from raypipe.decode import journal as journal_module
 from raypipe.decode import videos as videos_module
-from raypipe.decode.isolated import IsolatedRequest, decode_isolated
+from raypipe.decode.frames import IsolatedRequest, decode_isolated
 from raypipe.decode.journal import process_journal, video_key
 from raypipe.storage import CacheSpec, num_requests
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
@@ -60,7 +61,7 @@ def hub(root, tmp_path, monkeypatch):
             monkeypatch.setenv(name, value)
         server.add_repo("lab/arm", root, tags=("v3.0",))
         yield server
-    isolated._end_child()
+    frames_module._end_child()
 
 
 def open_meta(tmp_path, kept):
@@ -132,7 +133,7 @@ def test_a_subprocess_may_wait_for_the_network_for_longer_than_it_may_decode(hub
 def test_the_alarm_goes_on_where_it_stood_before_the_network():
     # Longer than any machine pauses: it must not ring. The test's own time-out uses the same timer, and has it back.
     outer = signal.getitimer(signal.ITIMER_REAL)
-    alarm = isolated._Alarm(250.0)
+    alarm = journal_module.Alarm(250.0)
     alarm.set()
     threading.Event().wait(0.1)
     alarm.lift()

@@ -292,7 +292,6 @@ def test_bad_data_is_the_error_of_its_clip_told_once():
 
     assert {key: str(error) for key, error in told.items()} == {(1, 0): "broken"}
     assert store.wait([(0, 0), (1, 0)]) == {}
-    assert (store.is_bad((1, 0)), store.is_bad((0, 0))) == (True, False)
     assert store.held_bytes == 2 * FRAME_BYTES
 
 

@@ -2,14 +2,16 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.errors import ConfigError, DatasetError, ResumeError
 from raypipe.feed import BadDataSpec, BadSpan, PassPlace
-from raypipe.feed.agreement import Ask, RollCall, SkipList, describe_difference
+from raypipe.feed.agreement import Ask, Meeting, RollCall, describe_difference
 from raypipe.plan import BatchSpec, Leg, OrderSpec
 
 ASK = Ask(
@@ -72,7 +74,7 @@ def test_a_rank_that_asks_again_takes_its_earlier_answer_back():
 
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(roll_call.answer, 0, ASK)
-        while roll_call.missing() != [1, 2]:
+        while roll_call.missing_ranks() != [1, 2]:
             pass
         messages = answer_all(roll_call, dict.fromkeys(range(3), later))
 
@@ -82,7 +84,7 @@ def test_a_rank_that_asks_again_takes_its_earlier_answer_back():
 
 
 def test_nobody_is_missed_where_nobody_waits():
-    assert RollCall(3).missing() == []
+    assert RollCall(3).missing_ranks() == []
 
 
 def test_equal_asks_have_no_difference():
@@ -108,7 +110,7 @@ def wait_for(roll_call, rank, left):
     """Let a rank begin anew in a thread of its own; return its future when it waits."""
     pool = ThreadPoolExecutor(1)
     future = pool.submit(roll_call.answer, rank, ASK, left)
-    while rank in roll_call.missing() or not roll_call.missing():
+    while rank in roll_call.missing_ranks() or not roll_call.missing_ranks():
         pass
     pool.shutdown(wait=False)
     return future
@@ -145,7 +147,8 @@ def bad_span(episode, dataset=0, start=0):
 
 
 def skip_list(max_bad_episodes, num_episodes):
-    return SkipList(BadDataSpec(on_bad_episode="skip", max_bad_episodes=max_bad_episodes), num_episodes)
+    index = SimpleNamespace(dataset=np.zeros(num_episodes, dtype=np.int64), episode=np.arange(num_episodes))
+    return Meeting(BadDataSpec(on_bad_episode="skip", max_bad_episodes=max_bad_episodes), index, 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=40), st.integers(0, 12))
@@ -157,19 +160,19 @@ def test_list_ends_the_run_at_the_first_episode_beyond_the_budget(reported, budg
         seen.add((dataset, episode))
         if len(seen) > budget:
             with pytest.raises(DatasetError, match=rf"{len(seen)} of 30 episodes (is|are) bad"):
-                skips.add(bad_span(episode, dataset))
+                skips.report_bad(bad_span(episode, dataset))
         else:
-            skips.add(bad_span(episode, dataset))
+            skips.report_bad(bad_span(episode, dataset))
 
-    assert {(span.dataset, span.episode) for span in skips.spans()} == seen
+    assert set(skips._bad) == seen
 
 
 def test_error_beyond_the_budget_names_every_bad_episode_and_the_command():
     skips = skip_list(1, 50)
-    skips.add(bad_span(7))
+    skips.report_bad(bad_span(7))
 
     with pytest.raises(DatasetError) as raised:
-        skips.add(bad_span(9))
+        skips.report_bad(bad_span(9))
 
     assert "episode 7 of '/data/pusht', frames 0 to 4: is truncated" in str(raised.value)
     assert "episode 9 of" in str(raised.value)
