@@ -348,7 +348,7 @@ def where(
 ) -> None:
     """Tell which frames a step gave to a rank, by the plan: of a run with an account, or of the options."""
     from raypipe.plan import parse_order
-    from raypipe.views import PlannedRun, StepQuery, locate_planned, locate_recorded, step_table
+    from raypipe.views import StepQuery, locate_planned, locate_recorded, step_table
 
     query = StepQuery(step=step, rank=rank, epoch=epoch)
     if folder:
@@ -358,8 +358,9 @@ def where(
             seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes, clip_frames=clip_frames
         )
         order["tail"] = tail
-        run = PlannedRun(root=root, order=order, batch_size=batch_size, world_size=world_size, live_bytes=live_bytes)
-        located = locate_planned(run, query)
+        located = locate_planned(
+            root, query, order, batch_size=batch_size, world_size=world_size, live_bytes=live_bytes
+        )
     _tell(located.to_json(), as_json, json_file, located.describe, lambda: step_table(located))
 
 
