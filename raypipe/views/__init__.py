@@ -2,8 +2,7 @@
 
 The modules, from the top down (each may use those below it)::
 
-    choose.py   finds the view for anything; ``raypipe show``              show, show_root
-    server.py   ``raypipe show --serve``: HTTP on 127.0.0.1                serve, make_server
+    choose.py   the view for anything; ``raypipe show``, ``--serve`` too   show, show_root, make_server
     site.py     the data that its page requests; page/ is the page itself  Site
     mixture.py  a mixture: its members and their shares; ``raypipe info``  view_mixture -> MixtureCard
     card.py     a dataset: frames, lengths, tasks, ranges, findings        view_dataset -> DatasetCard

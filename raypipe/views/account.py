@@ -32,7 +32,6 @@ from raypipe.dataset import index_dataset
 from raypipe.errors import ConfigError, DatasetError, as_damage, noting
 from raypipe.format import DatasetMeta, read_metadata
 from raypipe.mixture import Mixture, is_mixture_file
-from raypipe.pipeline import open_with_order
 from raypipe.plan import (
     SINGLE_DATASET,
     BatchSpec,
@@ -202,6 +201,9 @@ def locate_planned(
         raise ConfigError(
             "which run? Give --account DIR of a run, or the order: --root, --batch-size, --world-size and --seed"
         )
+    # Imported here: it loads torch, which the check of an account does not need.
+    from raypipe.pipeline import open_with_order
+
     batch = BatchSpec(size=batch_size)
     _, spec, _ = open_with_order(root, batch, order, live_bytes=live_bytes)
     begin = _Standing(at=start(spec, world_size=world_size), batch=batch, world_size=world_size)
