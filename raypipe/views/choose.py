@@ -211,9 +211,9 @@ def _show_in_rerun(opened: Dataset | Mixture, request: ShowRequest) -> str:
     # Rerun shows one episode: by default the first.
     episode = int(dataset.meta.episodes.episode_index[0]) if request.episode == WHOLE else request.episode
     if request.out:
-        told = save_recording(dataset, episode, request.out).told
+        told = save_recording(dataset, episode, request.out)
         return f"wrote {request.out}: {told}; open it: rerun {request.out}"
-    return f"the Rerun viewer shows {open_viewer(dataset, episode).told}"
+    return f"the Rerun viewer shows {open_viewer(dataset, episode)}"
 
 
 def _new_page(request: ShowRequest) -> Path:

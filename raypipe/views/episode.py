@@ -311,40 +311,22 @@ _LOGGED_QUALITY: Final = 85
 _FRAMES_AT_ONCE: Final = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
-    """What Rerun was given."""
-
-    episode_index: int
-    num_frames: int
-    cameras: tuple[str, ...]
-    every: int
-    """1 if it has all frames of the cameras, 2 if it has every second, ..."""
-
-    @property
-    def told(self) -> str:
-        """A description in words."""
-        kept = "" if self.every == 1 else f", one picture of {self.every}"
-        cameras = counted(len(self.cameras), "camera")
-        return f"episode {self.episode_index}: {counted(self.num_frames, 'frame')}, {cameras}{kept}"
-
-
-def save_recording(dataset: Dataset, episode_index: int, path: str | Path) -> Logged:
-    """Write one episode to a Rerun recording, a file that ends in .rrd."""
+def save_recording(dataset: Dataset, episode_index: int, path: str | Path) -> str:
+    """Write one episode to a Rerun recording, a file that ends in .rrd; return in words what it has."""
     path = Path(path)
     if path.suffix != SUFFIX:
         raise ConfigError(f"cannot write a Rerun recording to {str(path)!r}: give a file that ends in {SUFFIX}")
     check_writable(path)
     rerun, episode, stream = _new_stream(dataset, episode_index)
     stream.save(str(path))
-    logged = _log(rerun, stream, episode)
+    told = _log(rerun, stream, episode)
     # Write the buffer and close the file.
     stream.disconnect()
-    return logged
+    return told
 
 
-def open_viewer(dataset: Dataset, episode_index: int) -> Logged:
-    """Show an episode in the Rerun viewer; start one if none runs.
+def open_viewer(dataset: Dataset, episode_index: int) -> str:
+    """Show an episode in the Rerun viewer, and return in words what it shows; start a viewer if none runs.
 
     Raises:
         ConfigError: the viewer does not start here, for example without a screen.
@@ -354,11 +336,11 @@ def open_viewer(dataset: Dataset, episode_index: int) -> Logged:
     program = Path(sys.executable).with_name("rerun")
     with _explained():
         rerun.spawn(executable_path=str(program) if program.exists() else None, recording=stream)
-    logged = _log(rerun, stream, episode)
+    told = _log(rerun, stream, episode)
     # Without a screen the viewer starts and then ends.
     with _explained():
         stream.flush()
-    return logged
+    return told
 
 
 @contextmanager
@@ -387,7 +369,8 @@ def _new_stream(dataset: Dataset, episode_index: int) -> tuple[Any, EpisodeView,
     return rerun, episode, rerun.RecordingStream("raypipe", recording_id=recording_id)
 
 
-def _log(rerun: Any, stream: Any, episode: EpisodeView) -> Logged:
+def _log(rerun: Any, stream: Any, episode: EpisodeView) -> str:
+    """Give an episode to a stream; return in words what it got."""
     dataset, length = episode.dataset, episode.length
     stream.send_recording_name(episode.title)
     for curves in episode.curves:
@@ -402,7 +385,9 @@ def _log(rerun: Any, stream: Any, episode: EpisodeView) -> Logged:
     every = -(-length // _LOGGED_FRAMES)
     for camera in dataset.spec.cameras:
         _log_camera(rerun, stream, episode, camera, np.arange(0, length, every))
-    return Logged(episode_index=episode.episode_index, num_frames=length, cameras=dataset.spec.cameras, every=every)
+    kept = "" if every == 1 else f", one picture of {every}"
+    cameras = counted(len(dataset.spec.cameras), "camera")
+    return f"episode {episode.episode_index}: {counted(length, 'frame')}, {cameras}{kept}"
 
 
 def _log_camera(rerun: Any, stream: Any, episode: EpisodeView, camera: str, frames: NDArray[np.int64]) -> None:
