@@ -24,7 +24,7 @@ from raypipe.format import (
     read_parquet,
     read_stats,
 )
-from raypipe.text import count_whole, counted
+from raypipe.text import boxes_told, count_whole, counted, has_letters
 from raypipe.validate import bound_room
 from raypipe.views.view import numbers_told, shortened, spread
 
@@ -110,7 +110,8 @@ def measure_ranges(dataset: Dataset) -> Measured:
         wanted = _floats(dataset.row_features)
         is_near = dataset.meta.storage.is_local
         rows = _read_rows(
-            dataset, [one for one in wanted if (is_near and _is_small(one)) or _stored(stats, one) is None]
+            dataset,
+            [one for one in wanted if (is_near and np.prod(one.shape) <= _MOST_NUMBERS) or _stored(stats, one) is None],
         )
     except DatasetError as damage:
         errors.append(str(damage))
@@ -132,24 +133,14 @@ def _floats(features: Mapping[str, Feature]) -> list[Feature]:
     return [one for one in vector_features(features.values()) if np.dtype(one.dtype).kind == "f"]
 
 
-def _is_small(feature: Feature) -> bool:
-    return int(np.prod(feature.shape)) <= _MOST_NUMBERS
-
-
 def _stored(stats: Stats, feature: Feature) -> Range | None:
     found, size = stats.get(feature.name, {}), int(np.prod(feature.shape))
-    values = {name: found[name].ravel() for name in ("min", "mean", "std", "max") if name in found}
-    if len(values) < 4 or any(len(one) != size for one in values.values()):
+    ends = {"low": "min", "mean": "mean", "std": "std", "high": "max"}
+    values = {field: found[name].ravel() for field, name in ends.items() if name in found}
+    if len(values) < len(ends) or any(len(one) != size for one in values.values()):
         return None
     return Range(
-        feature=feature.name,
-        names=number_names(feature),
-        low=values["min"],
-        mean=values["mean"],
-        std=values["std"],
-        high=values["max"],
-        source="stored statistics",
-        is_stored=True,
+        feature=feature.name, names=number_names(feature), **values, source="stored statistics", is_stored=True
     )
 
 
@@ -304,7 +295,8 @@ def _read_tasks(meta: DatasetMeta, name: str, rows: Sequence[int]) -> dict[int, 
     if "task_index" not in columns or ("episode_index" not in columns and len(rows) > 1):
         return {}
     table = read_parquet(meta.storage, name, columns)
-    index = {one: np.asarray(column_values(table, _index_feature(one), repr(name))) for one in columns}
+    features = [Feature(name=one, kind="vector", dtype=INDEX_FEATURES[one], shape=(1,)) for one in columns]
+    index = {one.name: np.asarray(column_values(table, one, repr(name))) for one in features}
     numbers = meta.episodes.episode_index[list(rows)]
     episode = index.get("episode_index", np.full(len(table), numbers[0]))
     pairs = np.stack([episode, index["task_index"]])
@@ -317,21 +309,13 @@ def _read_tasks(meta: DatasetMeta, name: str, rows: Sequence[int]) -> dict[int, 
     return {row: frozenset(texts[number]) for row, number in zip(rows, numbers.tolist(), strict=True) if texts[number]}
 
 
-def _index_feature(name: str) -> Feature:
-    return Feature(name=name, kind="vector", dtype=INDEX_FEATURES[name], shape=(1,))
-
-
 def is_drawn_whole(task: str) -> bool:
     """Return whether a picture can show the whole text of a task: it is short, and the font has its letters."""
-    from raypipe.text import has_letters
-
     return len(task) <= _TASK_LETTERS and has_letters(task)
 
 
 def draw_tasks(axes: Any, tasks: Sequence[tuple[str, int]], source: str) -> None:
     """Draw the number of episodes of the most frequent tasks; `source` follows the count of tasks in the title."""
-    from raypipe.text import boxes_told
-
     shown = tasks[:TASKS_SHOWN]
     more = f", the {len(shown)} most frequent" if len(tasks) > len(shown) else ""
     title = f"{counted(len(tasks), 'task')}{source}{more}"
