@@ -214,26 +214,26 @@ def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is
     if not is_on or not is_shown():
         yield lambda _: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich import progress
     from rich.text import Text
 
-    class Told(ProgressColumn):
+    class Told(progress.ProgressColumn):
         def render(self, task: Any) -> Text:
             return Text(task.fields["told"] or waiting())
 
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
         Told(),
-        TimeRemainingColumn(),
+        progress.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=_open_console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=num_batches, told="")
+    with progress.Progress(*columns, console=_open_console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=num_batches, told="")
 
         def advance(stats: Any) -> None:
             told = f"{stats.recent.samples_per_s:,.0f} samples/s, waiting {stats.recent.wait_share:.0%}"
-            progress.update(task, advance=1, told=told)
+            bar.update(task, advance=1, told=told)
 
         yield advance
 
@@ -244,21 +244,15 @@ def count_bar(title: str, total: int, *, is_on: bool, of_bytes: bool = False) ->
     if not is_on or not is_shown() or not total:
         yield lambda _: None
         return
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich import progress
 
-    counts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counts, TimeRemainingColumn())
+    size = (progress.DownloadColumn(), progress.TransferSpeedColumn())
+    counts = size if of_bytes else (progress.MofNCompleteColumn(),)
+    text = progress.TextColumn("{task.description}", markup=False)
+    columns = (text, progress.BarColumn(), *counts, progress.TimeRemainingColumn())
     # A copy of the terminal's descriptor: raypipe captures standard error itself while it decodes a video.
     with os.fdopen(os.dup(2), "w") as terminal:
         console = _open_console(file=terminal, force_terminal=True)
-        with Progress(*columns, console=console, transient=True) as bar:
+        with progress.Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda count: bar.advance(task, count)

@@ -108,10 +108,6 @@ class EpisodeView(View):
         return tuple(one for one in self.curves if not one.is_constant)
 
     @property
-    def _drawn_strips(self) -> Mapping[str, tuple[Picture, ...]]:
-        return dict(list(self.strips.items())[:_DRAWN_CAMERAS])
-
-    @property
     def title(self) -> str:
         """The episode and its dataset."""
         return f"episode {self.episode_index} of {self.dataset.meta.root}"
@@ -127,7 +123,7 @@ class EpisodeView(View):
 
     def figure(self) -> "Figure":
         """Return one picture: strips of all cameras, with the curves below."""
-        strips, lines = self._drawn_strips, self._text_lines()
+        strips, lines = dict(list(self.strips.items())[:_DRAWN_CAMERAS]), self._text_lines()
         heights = [0.25 + 0.2 * len(lines), *[1.75] * len(strips), *([2.1 * len(self.drawn)] if self.drawn else [])]
         figure = new_figure(_WIDTH, sum(heights))
         places = iter(stacked(figure, heights))

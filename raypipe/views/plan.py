@@ -205,6 +205,8 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
     shared = f"{overlap} {plural(lags[-1], 'step')}" if lags else "there are too few full batches to tell"
     blocks = ", ".join(f"{report.spans_per_1000_frames * rate / 1000:.1f} at {rate:,}" for rate in _SAMPLE_RATES)
     ranks = "one rank" if report.world_size == 1 else f"each of {report.world_size:,} ranks"
+    kept = "keep_frames=True keeps them on disk, and later epochs copy them at about a tenth of the CPU of decoding"
+    decoded = [("decoded", f"{_size(report.decoded_bytes)}, all frames of all videos: {kept}")]
     weights = [one.describe() for one in report.rates] if len(report.rates) > 1 else []
     return [
         ("steps", f"{report.steps:,} of {counted(report.batch_size, 'frame')} on {ranks}"),
@@ -218,7 +220,7 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
         ),
         ("plan fingerprint", report.fingerprint),
         ("live", _live(report)),
-        *_decoded(report),
+        *(decoded if report.decoded_bytes else []),
         (
             "before batch 1",
             f"{counted(report.first_batch_frames, 'frame')} a rank ({_size(report.first_batch_bytes)}); "
@@ -242,13 +244,6 @@ def _live(report: PlanReport) -> str:
         f"{rows}; up to {_size(report.live_pixel_bytes)} of decoded frames, at {report.decode_cost:.2f} times the CPU "
         f"of decoding in file order"
     )
-
-
-def _decoded(report: PlanReport) -> list[tuple[str, str]]:
-    if not report.decoded_bytes:
-        return []
-    keeping = "keep_frames=True keeps them on disk, and later epochs copy them at about a tenth of the CPU of decoding"
-    return [("decoded", f"{_size(report.decoded_bytes)}, all frames of all videos: {keeping}")]
 
 
 def _mixture_lines(report: PlanReport) -> list[tuple[str, str]]:

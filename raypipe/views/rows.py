@@ -80,52 +80,42 @@ class Measured:
     """Features with stored statistics that contradict the rows read, each with one difference."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """The rows of some episodes."""
-
-    values: Mapping[str, NDArray[np.float64]]
-    """By feature, ``(rows, numbers)``."""
-    told: str
-    """In words, how many episodes they belong to."""
-    is_all: bool = False
-    """Whether these are all rows of the dataset."""
-
-
 def measure_ranges(dataset: Dataset) -> Measured:
     """Return the ranges of a dataset's vectors: from the stored statistics if the rows agree, else from the rows.
 
     It reads rows of up to 8 episodes; for remote data only features without statistics. Damage does not raise: a card
     shows what it can of a damaged dataset.
     """
-    errors, rows = [], _Rows({}, "")
+    meta, errors = dataset.meta, []
     stats: Stats = {}
+    found: dict[str, NDArray[np.float64]] = {}
+    rows = spread(len(meta.episodes), _EPISODES_READ)
+    rows = rows[: max(1, int(np.searchsorted(np.cumsum(meta.episodes.length[rows]), _MOST_ROWS, side="right")))]
     try:
         # Read the statistics of actions as stored, because the view compares them with the stored rows.
-        stats = read_stats(dataset.meta.storage)
+        stats = read_stats(meta.storage)
     except DatasetError as damage:
         errors.append(str(damage))
     wanted = _floats(dataset.features)
     try:
         wanted = _floats(dataset.row_features)
-        is_near = dataset.meta.storage.is_local
-        rows = _read_rows(
-            dataset,
-            [one for one in wanted if (is_near and np.prod(one.shape) <= _MOST_NUMBERS) or _stored(stats, one) is None],
-        )
+        small = [one for one in wanted if meta.storage.is_local and np.prod(one.shape) <= _MOST_NUMBERS]
+        found = _read_rows(meta, rows, [one for one in wanted if one in small or _stored(stats, one) is None])
     except DatasetError as damage:
         errors.append(str(damage))
     ranges, contradicted = [], []
     for one in wanted:
-        stored, values = _stored(stats, one), rows.values.get(one.name)
-        why = _contradiction(stored, values, is_all=rows.is_all) if stored is not None and values is not None else ""
+        stored, values, why = _stored(stats, one), found.get(one.name), ""
+        if stored is not None and values is not None:
+            why = _contradiction(stored, values, is_all=len(rows) == len(meta.episodes))
         if why:
             contradicted.append(f"{one.name}: {why}")
         if stored is not None and not why:
             ranges.append(stored if values is None else replace(stored, constant=_constant(stored, values)))
         elif values is not None:
             reason = "the stored statistics are wrong" if why else "none are stored"
-            ranges.append(_computed(one, values, f"computed here from {rows.told}; {reason}"))
+            told = f"the rows of {len(rows)} of {counted(len(meta.episodes), 'episode')}"
+            ranges.append(_computed(one, values, f"computed here from {told}; {reason}"))
     return Measured(ranges=tuple(ranges), errors=tuple(errors), contradicted=tuple(contradicted))
 
 
@@ -144,21 +134,16 @@ def _stored(stats: Stats, feature: Feature) -> Range | None:
     )
 
 
-def _read_rows(dataset: Dataset, features: Sequence[Feature]) -> _Rows:
-    num_episodes = len(dataset.meta.episodes)
-    if not features or not num_episodes:
-        return _Rows({}, "")
-    rows = spread(num_episodes, _EPISODES_READ)
-    num_rows = np.cumsum(dataset.meta.episodes.length[rows])
-    rows = rows[: max(1, int(np.searchsorted(num_rows, _MOST_ROWS, side="right")))]
-    reader = RowReader(dataset.meta, [one.name for one in features])
-    tables = [reader.read_episode(row) for row in rows]
-    found = {}
+def _read_rows(meta: DatasetMeta, rows: Sequence[int], features: Sequence[Feature]) -> dict[str, NDArray[np.float64]]:
+    """Return the numbers of these episodes by feature, ``(rows, numbers)``."""
+    if not features or not rows:
+        return {}
+    reader = RowReader(meta, [one.name for one in features])
+    tables, found = [reader.read_episode(row) for row in rows], {}
     for one in features:
-        parts = [np.asarray(column_values(table, one, f"{dataset.meta.root!r}")) for table in tables]
+        parts = [np.asarray(column_values(table, one, f"{meta.root!r}")) for table in tables]
         found[one.name] = np.concatenate([part.reshape(len(part), -1) for part in parts]).astype(np.float64)
-    told = f"the rows of {len(rows)} of {counted(num_episodes, 'episode')}"
-    return _Rows(found, told, is_all=len(rows) == num_episodes)
+    return found
 
 
 def _contradiction(stored: Range, values: NDArray[np.float64], *, is_all: bool) -> str:
