@@ -260,7 +260,6 @@ class _Stretch:
     """The number of steps of the epoch before these."""
 
     skipped: Runs = field(default_factory=empty_runs)
-    """The frames left out of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

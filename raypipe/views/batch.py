@@ -59,7 +59,7 @@ class Chunk:
     is_missing: bool
     """Whether the sample's robot does not have the feature at all."""
     num_padded: int
-    """The count of numbers left out, because the sample's robot does not have them."""
+    """How many numbers that leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,10 +80,8 @@ class BatchView(View):
 
     size: int
     num_distinct: int
-    """The number of episodes with frames in the batch."""
     samples: tuple[SampleView, ...]
     keys: tuple[tuple[str, str, str], ...]
-    """Every key with its type and shape."""
     totals: tuple[str, ...]
     """In words, how many samples are repeats, padded or without a camera."""
 

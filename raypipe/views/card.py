@@ -105,7 +105,6 @@ class DatasetCard(View):
 
     root: str
     lines: tuple[tuple[str, str], ...]
-    """Names and texts."""
     thumbnails: tuple[Picture, ...]
     """The middle frame of the first, a middle and the last episode, camera by camera."""
     lengths: NDArray[np.int64]
@@ -175,13 +174,13 @@ class DatasetCard(View):
         draw_tasks(right, self.tasks, self.tasks_source)
 
     def _text_lines(self) -> list[str]:
-        def drawn_lines(name: str, text: str) -> list[str]:
-            # The whole text: the end of an error says what to do.
-            first, *others = wrapped(text, 118)
-            return [f"{name + ':':<13}{first}", *(f"{'':<13}{line}" for line in others)]
+        def drawn_lines(texts: Iterable[tuple[str, str]]) -> list[str]:
+            # The whole text of each: the end of an error says what to do.
+            told = [(name, wrapped(text, 118)) for name, text in texts]
+            return [f"{name if not i else '':<13}{line}" for name, lines in told for i, line in enumerate(lines)]
 
-        told = [line for name, text in self.lines if name != "root" for line in drawn_lines(name, text)]
-        remarks = [line for one in self.remarks[:_DRAWN_REMARKS] for line in drawn_lines(one.severity, one.text)]
+        told = drawn_lines((f"{name}:", text) for name, text in self.lines if name != "root")
+        remarks = drawn_lines((f"{one.severity}:", one.text) for one in self.remarks[:_DRAWN_REMARKS])
         hidden = len(self.remarks) - _DRAWN_REMARKS
         more = [f"{'':<13}and {counted(hidden, 'more remark')}"] if hidden > 0 else []
         left_out = [shortened(text, 131) for text in self._ranges_left_out()]

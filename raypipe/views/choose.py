@@ -113,9 +113,7 @@ class ShowRequest:
     """What to show, and where to write it."""
 
     root: str
-    """The root of a dataset, or a mixture file."""
     member: str = ""
-    """The name of one dataset of a mixture; empty for the whole mixture."""
     episode: int = WHOLE
     out: str = ""
     """The file to write; empty for a page in a new temporary folder."""
@@ -160,7 +158,6 @@ def show_root(request: ShowRequest, tell: Callable[[str], object]) -> None:
 
 
 def _serve(dataset: Dataset, port: int, tell: Callable[[str], object]) -> None:
-    """Serve the page of a dataset until Ctrl-C."""
     with warnings.catch_warnings():
         # The page shows what is odd.
         warnings.simplefilter("ignore", UserWarning)
@@ -186,7 +183,6 @@ def _save(opened: Dataset | Mixture, request: ShowRequest) -> str:
 
 
 def _member(opened: Dataset | Mixture, request: ShowRequest) -> Dataset | Mixture:
-    """Return the member that the request asks for, or what was opened."""
     if not request.member:
         return opened
     if isinstance(opened, Dataset):
@@ -251,8 +247,6 @@ _MOST_DIGITS: Final = 12
 
 
 class _BadRequestError(Exception):
-    """A request that the server answers with an error."""
-
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
         self.status = status
@@ -321,8 +315,6 @@ def make_server(site: Site, port: int) -> BrowseServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one connection."""
-
     server: BrowseServer
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_S
@@ -428,7 +420,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send_video(self, stream: IO[bytes], size: int) -> None:
-        """Send the part of a video that the request asks for."""
         with stream:
             ends = parse_range(self.headers.get("Range", ""), size)
             start, stop = ends or (0, size)

@@ -88,13 +88,11 @@ class EpisodeView(View):
     episode_index: int
     length: int
     frames: tuple[int, ...]
-    """The frames that the strips show."""
     strips: Mapping[str, tuple[Picture, ...]]
     """By camera: one picture for each of `frames`; none if the camera cannot be decoded."""
     scales: Mapping[str, Scale]
     """By depth camera, the distances that the strips show as blue and red."""
     failures: tuple[str, ...]
-    """The errors of what could not be decoded."""
     curves: tuple[Curves, ...]
     tasks: tuple[TaskRun, ...]
 
@@ -351,7 +349,6 @@ def _explained() -> Iterator[None]:
 
 
 def _new_stream(dataset: Dataset, episode_index: int) -> tuple[Any, EpisodeView, Any]:
-    """Return the package, the episode, and a stream for it."""
     try:
         import rerun
     except ImportError as error:

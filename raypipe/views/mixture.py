@@ -244,7 +244,6 @@ class _Column:
     is_share: bool = False
     """Whether the column is about what an epoch takes, not about the dataset itself."""
     is_text: bool = False
-    """Whether the text may wrap onto several lines."""
 
 
 def _as_table(columns: Sequence[_Column]) -> "Table":
@@ -278,8 +277,9 @@ def _columns(info: MixtureInfo) -> list[_Column]:
     }
     if not info.weights.startswith("as given"):
         del numbers["weight"]
+    names = [some[0].name if len(some) == 1 else counted(len(some), "other") for some in rows]
     columns = [
-        _Column(title="dataset", cells=[_name_cell(some) for some in rows], is_text=True),
+        _Column(title="dataset", cells=names, is_text=True),
         _Column(title="robot", cells=[_robot_cell(some) for some in rows], is_text=True),
         _Column(title="format", cells=[_range([one.version for one in some]) for some in rows]),
         _Column(title="fps", cells=[_range([one.fps for one in some]) for some in rows]),
@@ -305,10 +305,6 @@ def _largest(members: Sequence[MemberInfo]) -> tuple[list[MemberInfo], list[Memb
 
 def _sum(some: Sequence[MemberInfo], field: str) -> Any:
     return sum(getattr(one, field) for one in some)
-
-
-def _name_cell(some: Sequence[MemberInfo]) -> str:
-    return some[0].name if len(some) == 1 else counted(len(some), "other")
 
 
 def _robot_cell(some: Sequence[MemberInfo]) -> str:

@@ -67,7 +67,6 @@ class PlanView(View):
     row_bytes: int
     """The bytes of a row with its windows; 0 if unknown: then memory counts in frames."""
     rank: int = 0
-    """The rank to draw spans and batches of."""
 
     @property
     def title(self) -> str:

@@ -45,7 +45,6 @@ class Range:
 
     feature: str
     names: tuple[str, ...]
-    """One for each number."""
     low: NDArray[np.float64]
     mean: NDArray[np.float64]
     std: NDArray[np.float64]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -272,8 +272,6 @@ class Stills:
                 self._kept_bytes -= sum(map(len, self._kept.popitem(last=False)[1]))
         return stills
 
-
-Stage = Literal["waiting", "running", "done", "failed"]
 
 _PROGRAM: Final = ("-m", "raypipe")
 _LONGEST_ERROR: Final = 2000
