@@ -41,6 +41,7 @@ from raypipe.validate import (
 from raypipe.views.info import camera_text, column_notes, largest_drift, missing_notes
 from raypipe.views.pixels import FrameReader
 from raypipe.views.rows import (
+    STORED,
     TASKS_SHOWN,
     Measured,
     Range,
@@ -301,7 +302,7 @@ def _own_remarks(measured: Measured, tasks: TaskCounts, root: str) -> list[Remar
         remarks.append(Remark("warning", text))
     for one in measured.ranges:
         if one.constant:
-            basis = "" if one.is_stored else f" ({one.source})"
+            basis = "" if one.source == STORED else f" ({one.source})"
             remarks.append(Remark("note", f"{one.feature}: {constant_text(one.constant, len(one.names))}{basis}"))
     return remarks
 

@@ -15,8 +15,8 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -273,23 +273,22 @@ class BrowseServer(ThreadingHTTPServer):
 
     def close(self) -> None:
         """End the server, after `serve_forever` has returned."""
-        self.site.close()
+        self.site.checks.close()
         with self._connections_lock:
             for connection in self._connections:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
         self.server_close()
 
-    @contextmanager
-    def connected(self, connection: socket.socket) -> Iterator[None]:
-        """Register a connection while the body runs."""
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a connection; register it meanwhile."""
         with self._connections_lock:
-            self._connections.add(connection)
+            self._connections.add(request)
         try:
-            yield
+            super().process_request_thread(request, client_address)
         finally:
             with self._connections_lock:
-                self._connections.discard(connection)
+                self._connections.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing if the browser closed the connection: it does so whenever it has enough of a video."""
@@ -318,10 +317,6 @@ class _Handler(BaseHTTPRequestHandler):
     server: BrowseServer
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_S
-
-    def handle(self) -> None:
-        with self.server.connected(self.connection):
-            super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing: the page shows what is wrong."""

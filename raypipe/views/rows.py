@@ -36,6 +36,7 @@ _MOST_ROWS: Final = 50_000
 """The most rows of those episodes; of longer ones it reads fewer episodes."""
 _MOST_NUMBERS: Final = 1024
 """If a feature has more, such as points of a scene, its rows are read only if it has no stored statistics."""
+STORED: Final = "stored statistics"
 _LOW, _HIGH = "#9db7ee", "#3367d6"
 
 
@@ -50,8 +51,7 @@ class Range:
     std: NDArray[np.float64]
     high: NDArray[np.float64]
     source: str
-    """Its source in words: the stored statistics, or the rows of a number of episodes."""
-    is_stored: bool = False
+    """Its source in words: `STORED`, or the rows of a number of episodes."""
     constant: tuple[str, ...] = ()
     """Names of the numbers that never change, both in the statistics and in the rows read."""
 
@@ -104,17 +104,17 @@ def measure_ranges(dataset: Dataset) -> Measured:
         errors.append(str(damage))
     ranges, contradicted = [], []
     for one in wanted:
-        stored, values, why = _stored(stats, one), found.get(one.name), ""
-        if stored is not None and values is not None:
-            why = _contradiction(stored, values, is_all=len(rows) == len(meta.episodes))
+        known, values, why = _stored(stats, one), found.get(one.name), ""
+        if known is not None and values is not None:
+            why = _contradiction(known, values, is_all=len(rows) == len(meta.episodes))
         if why:
             contradicted.append(f"{one.name}: {why}")
-        if stored is not None and not why:
-            ranges.append(stored if values is None else replace(stored, constant=_constant(stored, values)))
-        elif values is not None:
+        if values is not None and (known is None or why):
             reason = "the stored statistics are wrong" if why else "none are stored"
             told = f"the rows of {len(rows)} of {counted(len(meta.episodes), 'episode')}"
-            ranges.append(_computed(one, values, f"computed here from {told}; {reason}"))
+            known = _computed(one, values, f"computed here from {told}; {reason}")
+        if known is not None:
+            ranges.append(known if values is None else replace(known, constant=_constant(known, values)))
     return Measured(ranges=tuple(ranges), errors=tuple(errors), contradicted=tuple(contradicted))
 
 
@@ -124,13 +124,12 @@ def _floats(features: Mapping[str, Feature]) -> list[Feature]:
 
 def _stored(stats: Stats, feature: Feature) -> Range | None:
     found, size = stats.get(feature.name, {}), int(np.prod(feature.shape))
-    ends = {"low": "min", "mean": "mean", "std": "std", "high": "max"}
-    values = {field: found[name].ravel() for field, name in ends.items() if name in found}
-    if len(values) < len(ends) or any(len(one) != size for one in values.values()):
+    values = [found[name].ravel() for name in ("min", "mean", "std", "max") if name in found]
+    if len(values) < 4 or any(len(one) != size for one in values):
         return None
-    return Range(
-        feature=feature.name, names=number_names(feature), **values, source="stored statistics", is_stored=True
-    )
+    low, mean, std, high = values
+    names = number_names(feature)
+    return Range(feature=feature.name, names=names, low=low, mean=mean, std=std, high=high, source=STORED)
 
 
 def _read_rows(meta: DatasetMeta, rows: Sequence[int], features: Sequence[Feature]) -> dict[str, NDArray[np.float64]]:
@@ -168,17 +167,9 @@ def _constant(found: Range, values: NDArray[np.float64]) -> tuple[str, ...]:
 
 def _computed(feature: Feature, values: NDArray[np.float64], source: str) -> Range:
     with np.errstate(invalid="ignore"):
-        mean, std = values.mean(axis=0), values.std(axis=0)
-    found = Range(
-        feature=feature.name,
-        names=number_names(feature),
-        low=values.min(axis=0),
-        mean=mean,
-        std=std,
-        high=values.max(axis=0),
-        source=source,
-    )
-    return replace(found, constant=_constant(found, values))
+        low, mean, std, high = values.min(axis=0), values.mean(axis=0), values.std(axis=0), values.max(axis=0)
+    names = number_names(feature)
+    return Range(feature=feature.name, names=names, low=low, mean=mean, std=std, high=high, source=source)
 
 
 def _named(names: Sequence[str], number: int) -> str:

@@ -71,10 +71,6 @@ class Site:
         self._index = lru_cache(_KEPT_INDEXES)(self._read_index)
         self._pipeline = lru_cache(4)(self._make_pipeline)
 
-    def close(self) -> None:
-        """Stop the check that runs beside the page."""
-        self.checks.close()
-
     @cached_property
     def about(self) -> dict[str, Any]:
         """A description of the dataset."""
