@@ -134,8 +134,8 @@ class DatasetCard(View):
         columns, lines, ranges = _EPISODES_SHOWN, self._text_lines(), self.drawn_ranges
         rows = [self.thumbnails[i : i + columns] for i in range(0, len(self.thumbnails), columns)]
         heights = [0.17 * len(lines) + 0.2, *[2.0] * len(rows), _SUMMARY_HEIGHT, *map(range_height, ranges)]
-        figure = new_figure(_WIDTH, sum(heights))
-        places = iter(stacked(figure, heights))
+        figure, made = stacked(_WIDTH, heights)
+        places = iter(made)
         draw_text(next(places), lines, fontsize=8.5, family=_TEXT_FAMILY)
         for pictures in rows:
             draw_pictures(next(places), pictures, columns)
@@ -161,8 +161,8 @@ class DatasetCard(View):
             parts += [heading, page_table(("task", "episodes"), rows)]
         if self.ranges:
             heights = [range_height(one) for one in self.drawn_ranges]
-            figure = new_figure(_WIDTH, sum(heights))
-            _draw_ranges(stacked(figure, heights), self.drawn_ranges)
+            figure, places = stacked(_WIDTH, heights)
+            _draw_ranges(places, self.drawn_ranges)
             parts += [page_part("heading", "Numbers"), html_plot(figure, "ranges of actions and states")]
         return [*parts, *html_texts(self._ranges_left_out())]
 

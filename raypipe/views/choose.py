@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from http import HTTPStatus
@@ -64,44 +64,36 @@ def show(thing: Any, **options: Any) -> View:
         if isinstance(opened, Mixture):
             options = {"name": str(thing), **options}
         thing = opened
-    makers: dict[type, Callable[..., View]] = {
-        Dataset: _view_one_episode if "episode" in options else view_dataset,
-        Mixture: view_mixture,
-        Recording: Recording.view,
-        WorldPlan: view_world,
-        Mapping: view_batch,
-    }
-    for kind, make in makers.items():
+    for kind, make in _makers(options):
         if isinstance(thing, kind):
-            return _made(make, thing, options)
-    return _show_run(thing, options)
-
-
-def _made(make: Callable[..., View], thing: Any, options: Mapping[str, Any]) -> View:
-    known = list(signature(make).parameters)[1:]
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"show has no option {name!r} for a {type(thing).__name__}{suggest(name, known)}")
-    return make(thing, **options)
-
-
-def _view_one_episode(dataset: Dataset, episode: int, num_frames: int = 8) -> View:
-    return view_episode(dataset, episode, num_frames=num_frames)
-
-
-def _show_run(thing: Any, options: Mapping[str, Any]) -> View:
-    """Return the view of a pipeline or a loader; import their classes only here, because they load torch and Ray."""
-    from raypipe.loader import RankLoader
-    from raypipe.pipeline import Pipeline
-
-    if isinstance(thing, Pipeline):
-        return _made(view_pipeline, thing, options)
-    if isinstance(thing, RankLoader):
-        return _made(view_run, thing, options)
+            known = list(signature(make).parameters)[1:]
+            for name in options:
+                if name not in known:
+                    raise ConfigError(f"show has no option {name!r} for a {type(thing).__name__}{suggest(name, known)}")
+            return make(thing, **options)
     raise ConfigError(
         f"nothing to show of a {type(thing).__name__}: give a dataset, a mixture, the root of one, a batch, a "
         f"Pipeline, a plan, a loader, or a recording of one"
     )
+
+
+def _makers(options: Mapping[str, Any]) -> Iterator[tuple[type, Callable[..., View]]]:
+    """Yield what can be shown, with the function that makes its view."""
+    yield Dataset, _view_one_episode if "episode" in options else view_dataset
+    yield Mixture, view_mixture
+    yield Recording, Recording.view
+    yield WorldPlan, view_world
+    yield Mapping, view_batch
+    # Only now: their classes load torch and Ray.
+    from raypipe.loader import RankLoader
+    from raypipe.pipeline import Pipeline
+
+    yield Pipeline, view_pipeline
+    yield RankLoader, view_run
+
+
+def _view_one_episode(dataset: Dataset, episode: int, num_frames: int = 8) -> View:
+    return view_episode(dataset, episode, num_frames=num_frames)
 
 
 WHOLE = -1

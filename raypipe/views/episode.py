@@ -123,11 +123,9 @@ class EpisodeView(View):
         """Return one picture: strips of all cameras, with the curves below."""
         strips, lines = dict(list(self.strips.items())[:_DRAWN_CAMERAS]), self._text_lines()
         heights = [0.25 + 0.2 * len(lines), *[1.75] * len(strips), *([2.1 * len(self.drawn)] if self.drawn else [])]
-        figure = new_figure(_WIDTH, sum(heights))
-        places = iter(stacked(figure, heights))
-        draw_text(next(places), lines, fontsize=9)
-        for camera, strip in strips.items():
-            place = next(places)
+        figure, (text, *places) = stacked(_WIDTH, heights)
+        draw_text(text, lines, fontsize=9)
+        for place, (camera, strip) in zip(places, strips.items(), strict=False):
             place.suptitle(camera, fontsize=9, x=0.005, ha="left")
             row = place.subplots(1, len(strip), squeeze=False)[0]
             for axes, picture in zip(row, strip, strict=True):
@@ -135,7 +133,7 @@ class EpisodeView(View):
             if camera in self.scales:
                 _draw_scale(place, row, self.scales[camera])
         if self.drawn:
-            self._draw_numbers(next(places))
+            self._draw_numbers(places[-1])
         return figure
 
     def parts(self) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from raypipe.dataset import IS_MISSING
 from raypipe.format import INDEX_FEATURES
 from raypipe.mixture import Mixture
-from raypipe.text import counted, cut_inside, first_of, lines_table, new_figure, page_part, page_table, plural
+from raypipe.text import counted, cut_inside, first_of, lines_table, page_part, page_table, plural
 from raypipe.views.card import read_thumbnails
 from raypipe.views.view import Picture, View, draw_pictures, first_lines, html_picture, html_texts, short_name, stacked
 
@@ -402,8 +402,7 @@ class MixtureCard(View):
         rows = [drawn[i : i + _COLUMNS] for i in range(0, len(drawn), _COLUMNS)]
         shown = self.members[:_LISTED_MEMBERS]
         heights = [*[1.9] * len(rows), 0.9 + 0.24 * len(shown)]
-        figure = new_figure(_WIDTH, sum(heights) + 0.4)
-        places = stacked(figure, heights)
+        figure, places = stacked(_WIDTH, heights, above=0.4)
         for place, row in zip(places, rows, strict=False):
             draw_pictures(place, row, _COLUMNS)
         _draw_shares(places[-1].subplots(), shown, len(self.info.members))
