@@ -24,14 +24,7 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
-    from raypipe.views.account import (
-        StepQuery,
-        check_run,
-        locate_planned,
-        locate_recorded,
-        step_table,
-        verdict_table,
-    )
+    from raypipe.views.account import StepQuery, check_run, locate_planned, locate_recorded, step_table, verdict_table
     from raypipe.views.batch import BatchView, view_batch
     from raypipe.views.card import DatasetCard, view_dataset
     from raypipe.views.choose import WHOLE, ShowRequest, show, show_root
