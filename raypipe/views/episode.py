@@ -27,7 +27,7 @@ from raypipe.views.view import (
     Picture,
     View,
     draw_legend,
-    draw_picture,
+    draw_pictures,
     draw_text,
     duration,
     first_lines,
@@ -127,9 +127,7 @@ class EpisodeView(View):
         draw_text(text, lines, fontsize=9)
         for place, (camera, strip) in zip(places, strips.items(), strict=False):
             place.suptitle(camera, fontsize=9, x=0.005, ha="left")
-            row = place.subplots(1, len(strip), squeeze=False)[0]
-            for axes, picture in zip(row, strip, strict=True):
-                draw_picture(axes, picture)
+            row = draw_pictures(place, strip, len(strip))
             if camera in self.scales:
                 _draw_scale(place, row, self.scales[camera])
         if self.drawn:
@@ -210,12 +208,12 @@ class EpisodeView(View):
             draw_legend(axes)
 
 
-def _draw_scale(place: Any, row: Any, scale: Scale) -> None:
+def _draw_scale(place: Any, row: list[Any], scale: Scale) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     colours = ScalarMappable(Normalize(scale[0] / 1000, scale[1] / 1000), depth_colours())
-    bar = place.colorbar(colours, ax=list(row), fraction=0.02, pad=0.01, aspect=12)
+    bar = place.colorbar(colours, ax=row, fraction=0.02, pad=0.01, aspect=12)
     bar.set_label("metres", fontsize=7)
     bar.ax.tick_params(labelsize=7)
 

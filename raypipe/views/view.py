@@ -105,13 +105,15 @@ def draw_text(place: Any, lines: Sequence[str], **style: Any) -> None:
     axes.text(0, 1, "\n".join(lines), va="top", transform=axes.transAxes, **style)
 
 
-def draw_pictures(figure: Any, pictures: Sequence[Picture], columns: int) -> None:
-    """Draw pictures in a row with this many places."""
-    for axes, picture in zip_longest(figure.subplots(1, columns, squeeze=False)[0], pictures[:columns]):
+def draw_pictures(figure: Any, pictures: Sequence[Picture], columns: int) -> list[Any]:
+    """Draw pictures in a row with this many places, and return their axes."""
+    row = list(figure.subplots(1, columns, squeeze=False)[0])
+    for axes, picture in zip_longest(row, pictures[:columns]):
         if picture is None:
             axes.set_axis_off()
         else:
             draw_picture(axes, picture)
+    return row
 
 
 def html_picture(picture: Picture) -> str:
