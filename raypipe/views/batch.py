@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import DIM_IS_PAD, IS_MISSING
 from raypipe.errors import ConfigError
-from raypipe.text import boxes_told, count_whole, counted, either, has_letters, new_figure, page_part, page_table
+from raypipe.text import count_whole, counted, either, new_figure, page_part, page_table
 from raypipe.views.pixels import finite_ends, visible
 from raypipe.views.rows import SHOWN_NUMBERS
 from raypipe.views.view import (
@@ -92,6 +92,8 @@ class BatchView(View):
 
     def figure(self) -> "Figure":
         """Return a figure with a row for each sample shown: its pictures, then its action."""
+        from raypipe.text import boxes_told
+
         figure = self._draw()
         more = f", {len(self.drawn)} shown" if len(self.drawn) < self.size else ""
         left_out = [shortened(text, 100) for text in self._pictures_left_out()]
@@ -137,6 +139,8 @@ class BatchView(View):
 
     def _tasks(self) -> list[str]:
         """Return the tasks as text if the picture cannot show their letters."""
+        from raypipe.text import has_letters
+
         if all(has_letters(one.task) for one in self.drawn):
             return []
         rows = [(one.label.replace("\n", ", "), one.task) for one in self.drawn]

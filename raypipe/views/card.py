@@ -16,7 +16,6 @@ from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
 from raypipe.format import DatasetMeta
 from raypipe.text import (
-    boxes_told,
     constant_text,
     count_whole,
     counted,
@@ -175,6 +174,8 @@ class DatasetCard(View):
         draw_tasks(right, self.tasks, self.tasks_source)
 
     def _text_lines(self) -> list[str]:
+        from raypipe.text import boxes_told
+
         def drawn_lines(texts: Iterable[tuple[str, str]]) -> list[str]:
             # The whole text of each: the end of an error says what to do.
             told = [(name, wrapped(text, 118)) for name, text in texts]

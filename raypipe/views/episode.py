@@ -20,7 +20,7 @@ from raypipe.dataset import Dataset
 from raypipe.errors import ConfigError, DatasetError
 from raypipe.format import RowReader, column_values
 from raypipe.storage import check_writable, write_whole
-from raypipe.text import boxes_told, counted, frames_text, new_figure, page_part
+from raypipe.text import counted, frames_text, new_figure, page_part
 from raypipe.views.pixels import Clip, FrameReader, Scale, depth_colours, encode_clip, scale_bar, scale_told
 from raypipe.views.rows import SHOWN_NUMBERS, number_names, vector_features
 from raypipe.views.view import (
@@ -175,6 +175,8 @@ class EpisodeView(View):
         ]
 
     def _text_lines(self) -> list[str]:
+        from raypipe.text import boxes_told
+
         told = [f"{name}: {text}" for name, text in self._lines()]
         failures = first_lines([f"error: {text}" for text in self.failures], _DRAWN_LINES)
         errors = [line for text in failures for line in wrapped(text, 156)]

@@ -24,7 +24,7 @@ from raypipe.format import (
     read_parquet,
     read_stats,
 )
-from raypipe.text import boxes_told, count_whole, counted, has_letters
+from raypipe.text import count_whole, counted
 from raypipe.validate import bound_room
 from raypipe.views.view import numbers_told, shortened, spread
 
@@ -286,11 +286,15 @@ def _read_tasks(meta: DatasetMeta, name: str, rows: Sequence[int]) -> dict[int, 
 
 def is_drawn_whole(task: str) -> bool:
     """Return whether a picture can show the whole text of a task: it is short, and the font has its letters."""
+    from raypipe.text import has_letters
+
     return len(task) <= _TASK_LETTERS and has_letters(task)
 
 
 def draw_tasks(axes: Any, tasks: Sequence[tuple[str, int]], source: str) -> None:
     """Draw the number of episodes of the most frequent tasks; `source` follows the count of tasks in the title."""
+    from raypipe.text import boxes_told
+
     shown = tasks[:TASKS_SHOWN]
     more = f", the {len(shown)} most frequent" if len(tasks) > len(shown) else ""
     title = f"{counted(len(tasks), 'task')}{source}{more}"
