@@ -118,21 +118,16 @@ class ShowRequest:
             raise ConfigError(f"the episode must be at least 0, got {self.episode}")
         if self.port is not None and (self.out or self.with_rerun or self.episode != WHOLE):
             raise ConfigError("--serve shows the whole dataset in the browser: leave out --out, --rerun and --episode")
-        if self.out:
-            self._check_out()
-
-    def _check_out(self) -> None:
-        """Raise if the file cannot be written, before reading anything."""
+        # Before anything is read.
         suffix, is_episode = Path(self.out).suffix, self.episode != WHOLE
         allowed = (".rrd",) if self.with_rerun else (".html", ".png", *((".mp4",) if is_episode else ()))
-        if suffix in allowed:
-            return
-        hints = {
-            ".mp4": "a video is of one episode, say which with --episode; ",
-            ".rrd": "a recording for Rerun wants --rerun; ",
-        }
-        hint = "" if self.with_rerun else hints.get(suffix, "")
-        raise ConfigError(f"cannot write {self.out!r}: {hint}give a file that ends in {', '.join(allowed)}")
+        if self.out and suffix not in allowed:
+            hints = {
+                ".mp4": "a video is of one episode, say which with --episode; ",
+                ".rrd": "a recording for Rerun wants --rerun; ",
+            }
+            hint = "" if self.with_rerun else hints.get(suffix, "")
+            raise ConfigError(f"cannot write {self.out!r}: {hint}give a file that ends in {', '.join(allowed)}")
 
 
 def show_root(request: ShowRequest, tell: Callable[[str], object]) -> None:

@@ -201,8 +201,8 @@ def _read_formats(meta: DatasetMeta, camera: str) -> list[VideoFormat]:
 
 def _is_declared(feature: Feature, found: VideoFormat) -> bool:
     is_codec = not feature.codec or same_codec(feature.codec, found.codec)
-    has_size = bool(feature.height and feature.width)
-    return is_codec and (not has_size or (feature.height, feature.width) == (found.height, found.width))
+    size = (feature.height, feature.width)
+    return is_codec and (not all(size) or size == (found.height, found.width))
 
 
 def _find_missing(dataset: Dataset) -> tuple[str, ...]:

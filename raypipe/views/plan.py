@@ -284,7 +284,6 @@ def _size(size_bytes: int) -> str:
 _DRAWN_SPANS: Final = 1500
 _DRAWN_BATCHES: Final = 80
 _DRAWN_MEMBERS: Final = 10
-_WIDTH: Final = 11.0
 
 
 def _draw_plan(view: PlanView) -> "Figure":
@@ -297,7 +296,7 @@ def _draw_plan(view: PlanView) -> "Figure":
     world = view.world
     is_mixture = len(world.plan.index.dataset_names) > 1
     heights = (3, 1.1, 1.1, 1.2) if is_mixture else (3, 1.1, 1.1)
-    figure = new_figure(_WIDTH, 1.5 * sum(heights) + 0.4)
+    figure = new_figure(11.0, 1.5 * sum(heights) + 0.4)
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     steps = np.unique(np.linspace(0, world.num_steps - 1, _DRAWN_BATCHES).astype(int)).tolist()
     plan = world.rank(view.rank)

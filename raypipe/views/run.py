@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from raypipe.loader import RankLoader
 
-_WIDTH: Final = 10.0
 _OTHER: Final = "none of these"
 """Waiting that no stage accounts for, such as for Ray to start an epoch."""
 _COLOURS: Final = dict(zip((*STAGES, _OTHER), ("#3367d6", "#e8710a", "#188038", "#9334e6", "#9aa0a6"), strict=True))
@@ -60,7 +59,7 @@ class RunView(View):
 
     def _draw(self) -> "Figure":
         heights = (1.5, 1.5, 1.5) if len(self.ranks) > 1 else (1.5, 1.5)
-        figure = new_figure(_WIDTH, 1.6 * sum(heights))
+        figure = new_figure(10.0, 1.6 * sum(heights))
         axes = figure.subplots(len(heights), 1, height_ratios=heights)
         edges, speed, shares = measure_intervals(self.snapshots)
         _draw_speed(axes[0], edges, speed)
