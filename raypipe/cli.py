@@ -252,9 +252,14 @@ def reshard(
     json_file: JsonFile = None,
 ) -> None:
     """Write a dataset anew: v3.0, one row group per episode, videos without loss; goes on where it was killed."""
+    from raypipe.mixture import is_mixture_file
     from raypipe.reshard import parse_spec, report_lines, reshard_dataset
 
-    _check_is_dataset(root)
+    if is_mixture_file(root):
+        raise ConfigError(
+            f"{root!r} is a mixture, and reshard writes one dataset anew: reshard its members one by one, and write "
+            f"the new roots in the file; `raypipe info {root}` lists them"
+        )
     spec = parse_spec(
         exclude=exclude,
         exclude_file=exclude_file,
@@ -348,7 +353,7 @@ def where(
 ) -> None:
     """Tell which frames a step gave to a rank, by the plan: of a run with an account, or of the options."""
     from raypipe.plan import parse_order
-    from raypipe.views import PlannedRun, StepQuery, locate_planned, locate_recorded, step_table
+    from raypipe.views import StepQuery, locate_planned, locate_recorded, step_table
 
     query = StepQuery(step=step, rank=rank, epoch=epoch)
     if folder:
@@ -358,8 +363,9 @@ def where(
             seed=seed, live_spans=live_spans, span_frames=span_frames, lanes=lanes, clip_frames=clip_frames
         )
         order["tail"] = tail
-        run = PlannedRun(root=root, order=order, batch_size=batch_size, world_size=world_size, live_bytes=live_bytes)
-        located = locate_planned(run, query)
+        located = locate_planned(
+            root, query, order, batch_size=batch_size, world_size=world_size, live_bytes=live_bytes
+        )
     _tell(located.to_json(), as_json, json_file, located.describe, lambda: step_table(located))
 
 
@@ -460,16 +466,6 @@ def _compare_benches(files: list[str], as_json: bool, json_file: Path | None) ->
         )
     compared = compare(read_report(files[0]), read_report(files[1]))
     _tell(asdict(compared), as_json, json_file, lambda: compare_table(compared))
-
-
-def _check_is_dataset(root: str) -> None:
-    from raypipe.mixture import is_mixture_file
-
-    if is_mixture_file(root):
-        raise ConfigError(
-            f"{root!r} is a mixture, and reshard writes one dataset anew: reshard its members one by one, and write "
-            f"the new roots in the file; `raypipe info {root}` lists them"
-        )
 
 
 def _tell(content: Mapping[str, Any], as_json: bool, json_file: Path | None, *shown: Callable[[], Any]) -> None:

@@ -9,7 +9,7 @@ from chromium import PROGRAM, open_chromium
 
 import raypipe as rp
 from raypipe.testing import SynthSpec, read_stamp, write_dataset
-from raypipe.views.server import make_server
+from raypipe.views.choose import make_server
 from raypipe.views.site import Site
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")

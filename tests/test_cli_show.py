@@ -160,11 +160,11 @@ def test_rerun_viewer_is_started_for_the_first_episode(tiny_dataset, monkeypatch
     # The environment is not activated: the program is found all the same.
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
-    logged = open_viewer(rp.open_dataset(str(tiny_dataset)), 0)
+    told = open_viewer(rp.open_dataset(str(tiny_dataset)), 0)
 
     assert [Path(one["executable_path"]).name for one in started] == ["rerun"]
     assert os.access(started[0]["executable_path"], os.X_OK)
-    assert logged.told == "episode 0: 7 frames, 2 cameras"
+    assert told == "episode 0: 7 frames, 2 cameras"
 
 
 @pytest.mark.parametrize(

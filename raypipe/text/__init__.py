@@ -2,11 +2,10 @@
 
 The modules, from the bottom up (each may use those above it)::
 
-    limits.py    the largest sizes accepted from files, servers and states  parse_json, read_lines
-    wording.py   specs from dicts; plurals, ranges, shortened texts         make_spec, counted
-    terminal.py  what the program prints, progress bars, exit codes         echo, progress_bar, run_to_an_end
-    figures.py   figures whose labels are never read as formulas            boxes_told
-    pages.py     pages of HTML by templates/, and figures as pictures       page_part, make_page, new_figure
+    limits.py    what comes in: the largest sizes accepted, specs from dicts  parse_json, read_lines, make_spec
+    terminal.py  words of messages, what the program prints, progress bars    counted, echo, progress_bar
+    figures.py   figures whose labels are never read as formulas              boxes_told
+    pages.py     pages of HTML by templates/, and figures as pictures         page_part, make_page, new_figure
 """
 
 from typing import TYPE_CHECKING
@@ -29,7 +28,13 @@ if TYPE_CHECKING:
         MOST_TEXT_BYTES,
         MOST_VIDEO_FRAMES,
         MOST_YAML_NODES,
+        check_choice,
+        check_keys,
+        field_names,
         join_within,
+        make_mapping,
+        make_spec,
+        parse_bytes,
         parse_json,
         read_lines,
     )
@@ -45,31 +50,22 @@ if TYPE_CHECKING:
     )
     from raypipe.text.terminal import (
         Bar,
+        constant_text,
         count_bar,
+        counted,
+        cut_inside,
         echo,
+        either,
+        first_of,
+        frames_text,
+        how_to_install,
         is_shown,
         lines_table,
-        open_console,
+        plural,
         print_table,
         progress_bar,
         rows_table,
         run_to_an_end,
-    )
-    from raypipe.text.wording import (
-        check_choice,
-        check_keys,
-        constant_text,
-        counted,
-        cut_inside,
-        either,
-        field_names,
-        first_of,
-        frames_text,
-        how_to_install,
-        make_mapping,
-        make_spec,
-        parse_bytes,
-        plural,
         span_text,
     )
 else:
@@ -79,16 +75,13 @@ else:
             "figures": "boxes_told has_letters",
             "limits": (
                 "BODY_CODES FREE_BYTES MOST_ALIKE_FRAMES MOST_COUNT MOST_INDEX_BYTES MOST_JSON_BYTES MOST_LANES "
-                "MOST_NUMBERS MOST_PIXELS MOST_RATIO MOST_TEXT_BYTES MOST_VIDEO_FRAMES MOST_YAML_NODES "
-                "join_within parse_json read_lines"
+                "MOST_NUMBERS MOST_PIXELS MOST_RATIO MOST_TEXT_BYTES MOST_VIDEO_FRAMES MOST_YAML_NODES check_choice "
+                "check_keys field_names join_within make_mapping make_spec parse_bytes parse_json read_lines"
             ),
             "pages": "MAX_INCHES count_whole encode_pixels figure_png make_page new_figure page_part page_table",
             "terminal": (
-                "Bar count_bar echo is_shown lines_table open_console print_table progress_bar rows_table run_to_an_end"
-            ),
-            "wording": (
-                "check_choice check_keys constant_text counted cut_inside either field_names first_of frames_text "
-                "how_to_install make_mapping make_spec parse_bytes plural span_text"
+                "Bar constant_text count_bar counted cut_inside echo either first_of frames_text how_to_install "
+                "is_shown lines_table plural print_table progress_bar rows_table run_to_an_end span_text"
             ),
         },
     )

@@ -1,17 +1,20 @@
-"""What the program prints on a terminal, its progress bars, and how it ends.
+"""What people read: the words of messages, what the program prints on a terminal, progress bars, and exit codes.
 
 Text from a dataset cannot control the terminal, and no error is a raw traceback. Exit codes: 2 for what the user can
 fix, 3 for a fault of raypipe itself; 1 is left for commands to report findings. Bars show in a terminal or a notebook;
 elsewhere nothing is shown.
 """
 
+import json
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import distributions
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from raypipe import __version__
@@ -22,6 +25,73 @@ if TYPE_CHECKING:
 
 BAD_INPUT: Final = 2
 FAULT: Final = 3
+
+_ES: Final = ("s", "x", "ch", "sh")
+"""Endings of nouns whose plural ends in ``es``: batches, passes."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 frame``, ``0 frames``, ``1,200 batches``."""
+    return f"{number:,} {plural(number, noun)}"
+
+
+def plural(number: float, noun: str) -> str:
+    """Return the noun that follows a number: singular for one, plural for any other."""
+    if number == 1:
+        return noun
+    return f"{noun}es" if noun.endswith(_ES) else f"{noun}s"
+
+
+def either(number: float, one: str, several: str) -> str:
+    """Return the word that agrees with a number: ``is`` or ``are``, ``it`` or ``them``."""
+    return one if number == 1 else several
+
+
+def span_text(first: float, last: float) -> str:
+    """Return a range with both ends, or its one number: ``3 to 461``, ``461``."""
+    return f"{first}" if first == last else f"{first} to {last}"
+
+
+def frames_text(start: int, stop: int) -> str:
+    """Return the frames ``[start, stop)`` in words: ``frames 3 to 9``, ``frame 3``."""
+    return f"{plural(stop - start, 'frame')} {span_text(start, stop - 1)}"
+
+
+def cut_inside(text: str, most: int) -> str:
+    """Return a text cut to `most` characters in its middle, since an error ends with what to do about it."""
+    if len(text) <= most:
+        return text
+    kept = most - len(" ... ")
+    return f"{text[: kept - kept // 2].rstrip()} ... {text[len(text) - kept // 2 :].lstrip()}"
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra of raypipe from its own origin: a clone, a URL or an index."""
+    clone = Path(__file__).parents[2]
+    if (clone / "pyproject.toml").exists():
+        return f"pip install --editable '{clone}[{extra}]'"
+    # pip writes direct_url.json for packages that did not come from an index.
+    told = (found.read_text("direct_url.json") for found in distributions(name="raypipe"))
+    origin = json.loads(next(filter(None, told), "{}"))
+    url, vcs = origin.get("url", ""), origin.get("vcs_info")
+    if vcs:
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"pip install 'raypipe[{extra}] @ {url}'" if url else f"pip install 'raypipe[{extra}]'"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return names in a row, the first `most` alone if there are more: ``a, b and 4 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
+def constant_text(constant: Sequence[str], total: int) -> str:
+    """Return which of a feature's numbers never change, by name; the first 8 if there are more."""
+    if len(constant) == total:
+        return f"none of its {total} numbers ever changes" if total > 1 else "its number never changes"
+    verb = either(len(constant), "changes", "change")
+    return f"{len(constant)} of its {total} numbers never {verb}: {first_of(constant, 8)}"
+
 
 # C0 except tab and line break, DEL, C1, marks that change the direction of text, and surrogates, which Python uses for
 # bytes of file names that are not UTF-8.
@@ -41,7 +111,7 @@ def echo(text: str, *, err: bool = False) -> None:
     typer.echo(visible(hide_logins(text)), err=err)
 
 
-def open_console(**options: Any) -> Any:
+def _open_console(**options: Any) -> Any:
     """Return a rich console that passes all text through `visible`, for bars and their titles."""
     from rich.console import Console
 
@@ -144,26 +214,26 @@ def progress_bar(title: str, num_batches: int, waiting: Callable[[], str], *, is
     if not is_on or not is_shown():
         yield lambda _: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich import progress
     from rich.text import Text
 
-    class Told(ProgressColumn):
+    class Told(progress.ProgressColumn):
         def render(self, task: Any) -> Text:
             return Text(task.fields["told"] or waiting())
 
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
         Told(),
-        TimeRemainingColumn(),
+        progress.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=open_console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=num_batches, told="")
+    with progress.Progress(*columns, console=_open_console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=num_batches, told="")
 
         def advance(stats: Any) -> None:
             told = f"{stats.recent.samples_per_s:,.0f} samples/s, waiting {stats.recent.wait_share:.0%}"
-            progress.update(task, advance=1, told=told)
+            bar.update(task, advance=1, told=told)
 
         yield advance
 
@@ -174,21 +244,15 @@ def count_bar(title: str, total: int, *, is_on: bool, of_bytes: bool = False) ->
     if not is_on or not is_shown() or not total:
         yield lambda _: None
         return
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich import progress
 
-    counts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counts, TimeRemainingColumn())
+    size = (progress.DownloadColumn(), progress.TransferSpeedColumn())
+    counts = size if of_bytes else (progress.MofNCompleteColumn(),)
+    text = progress.TextColumn("{task.description}", markup=False)
+    columns = (text, progress.BarColumn(), *counts, progress.TimeRemainingColumn())
     # A copy of the terminal's descriptor: raypipe captures standard error itself while it decodes a video.
     with os.fdopen(os.dup(2), "w") as terminal:
-        console = open_console(file=terminal, force_terminal=True)
-        with Progress(*columns, console=console, transient=True) as bar:
+        console = _open_console(file=terminal, force_terminal=True)
+        with progress.Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda count: bar.advance(task, count)

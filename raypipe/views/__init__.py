@@ -2,8 +2,7 @@
 
 The modules, from the top down (each may use those below it)::
 
-    choose.py   finds the view for anything; ``raypipe show``              show, show_root
-    server.py   ``raypipe show --serve``: HTTP on 127.0.0.1                serve, make_server
+    choose.py   the view for anything; ``raypipe show``, ``--serve`` too   show, show_root, make_server
     site.py     the data that its page requests; page/ is the page itself  Site
     mixture.py  a mixture: its members and their shares; ``raypipe info``  view_mixture -> MixtureCard
     card.py     a dataset: frames, lengths, tasks, ranges, findings        view_dataset -> DatasetCard
@@ -12,8 +11,7 @@ The modules, from the top down (each may use those below it)::
     plan.py     an epoch before it runs, as a table and as a picture       view_plan, view_pipeline -> PlanView
     run.py      speed and waiting over time                                record, view_run -> RunView
     info.py     ``raypipe info`` of a dataset, and ``raypipe stats``       DatasetInfo, StatsReport
-    where.py    ``raypipe where``: the frames a step gave to a rank        LocatedStep
-    account.py  ``raypipe account``: a run's account, checked              check_run
+    account.py  a run's account, checked; the frames of a step             check_run, locate_recorded
     rows.py     ranges and tasks for the card, from meta/ and from rows    Range, TaskCounts
     pixels.py   frames for views, and an episode as a small video          FrameReader, Clip
     view.py     what all views can do: show themselves, be saved           View
@@ -26,7 +24,7 @@ from typing import TYPE_CHECKING
 from raypipe import lazy_names
 
 if TYPE_CHECKING:
-    from raypipe.views.account import check_run, verdict_table
+    from raypipe.views.account import StepQuery, check_run, locate_planned, locate_recorded, step_table, verdict_table
     from raypipe.views.batch import BatchView, view_batch
     from raypipe.views.card import DatasetCard, view_dataset
     from raypipe.views.choose import WHOLE, ShowRequest, show, show_root
@@ -37,12 +35,11 @@ if TYPE_CHECKING:
     from raypipe.views.plan import PlanView, check_picture, plan_table, plot_plan, view_pipeline, view_plan, view_world
     from raypipe.views.run import Recording, RunView, record, view_run
     from raypipe.views.view import Picture, View
-    from raypipe.views.where import PlannedRun, StepQuery, locate_planned, locate_recorded, step_table
 else:
     _, __getattr__ = lazy_names(
         __name__,
         {
-            "account": "check_run verdict_table",
+            "account": "StepQuery check_run locate_planned locate_recorded step_table verdict_table",
             "batch": "BatchView view_batch",
             "card": "DatasetCard view_dataset",
             "choose": "ShowRequest WHOLE show show_root",
@@ -53,7 +50,6 @@ else:
             "plan": "PlanView check_picture plan_table plot_plan view_pipeline view_plan view_world",
             "run": "Recording RunView record view_run",
             "view": "Picture View",
-            "where": "PlannedRun StepQuery locate_planned locate_recorded step_table",
         },
     )
 

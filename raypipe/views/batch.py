@@ -59,7 +59,7 @@ class Chunk:
     is_missing: bool
     """Whether the sample's robot does not have the feature at all."""
     num_padded: int
-    """The count of numbers left out, because the sample's robot does not have them."""
+    """How many numbers that leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,10 +80,8 @@ class BatchView(View):
 
     size: int
     num_distinct: int
-    """The number of episodes with frames in the batch."""
     samples: tuple[SampleView, ...]
     keys: tuple[tuple[str, str, str], ...]
-    """Every key with its type and shape."""
     totals: tuple[str, ...]
     """In words, how many samples are repeats, padded or without a camera."""
 
@@ -200,10 +198,14 @@ def _sample(arrays: Mapping[str, NDArray[Any]], cameras: list[str], feature: str
     return SampleView(
         label=f"{dataset}{place}",
         task=str(arrays["task"][number]) if "task" in arrays else "",
-        is_repeat=bool(arrays["is_repeat"][number]) if "is_repeat" in arrays else False,
+        is_repeat=_is_marked(arrays, "is_repeat", number),
         pictures=tuple(one for camera in cameras for one in _pictures(arrays, camera, number)),
         chunk=_chunk(arrays, feature, number) if feature else None,
     )
+
+
+def _is_marked(arrays: Mapping[str, NDArray[Any]], key: str, number: int) -> bool:
+    return key in arrays and bool(arrays[key][number])
 
 
 def _pictures(arrays: Mapping[str, NDArray[Any]], camera: str, number: int) -> list[tuple[Picture, str]]:
@@ -212,7 +214,7 @@ def _pictures(arrays: Mapping[str, NDArray[Any]], camera: str, number: int) -> l
     slots = pixels if has_time else pixels[None]
     shown = spread(len(slots), _SHOWN_SLOTS)
     padding = arrays.get(f"{camera}{IS_PAD}")
-    is_missing = f"{camera}{IS_MISSING}" in arrays and bool(arrays[f"{camera}{IS_MISSING}"][number])
+    is_missing = _is_marked(arrays, f"{camera}{IS_MISSING}", number)
     # One scale for the whole batch, so that samples can be compared.
     scale = finite_ends(arrays[camera]) if arrays[camera].shape[-3] == 1 and arrays[camera].dtype.kind == "f" else None
     told = f" {scale[0]:.4g} to {scale[1]:.4g}" if scale is not None else ""
@@ -232,12 +234,11 @@ def _chunk(arrays: Mapping[str, NDArray[Any]], feature: str, number: int) -> Chu
     values = values.reshape(len(values) if has_window else 1, -1)
     unused = arrays.get(f"{feature}{DIM_IS_PAD}")
     kept = ~unused[number] if unused is not None else np.ones(values.shape[1], dtype=np.bool_)
-    missing = arrays.get(f"{feature}{IS_MISSING}")
     return Chunk(
         feature=feature,
         values=values[:, kept],
         is_pad=arrays[f"{feature}{IS_PAD}"][number] if has_window else np.zeros(1, dtype=np.bool_),
-        is_missing=missing is not None and bool(missing[number]),
+        is_missing=_is_marked(arrays, f"{feature}{IS_MISSING}", number),
         num_padded=int((~kept).sum()),
     )
 

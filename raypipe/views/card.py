@@ -4,7 +4,8 @@ It reads ``meta/`` and some rows, lists files, except on a web server, and decod
 and shows the rest.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
 from raypipe.errors import DatasetError
-from raypipe.format import Feature
+from raypipe.format import DatasetMeta
 from raypipe.text import (
     constant_text,
     count_whole,
@@ -39,6 +40,7 @@ from raypipe.validate import (
 from raypipe.views.info import camera_text, column_notes, largest_drift, missing_notes
 from raypipe.views.pixels import FrameReader
 from raypipe.views.rows import (
+    STORED,
     TASKS_SHOWN,
     Measured,
     Range,
@@ -97,19 +99,12 @@ class Remark:
     text: str
 
 
-def _drawn_lines(name: str, text: str) -> list[str]:
-    """Return the whole text as lines of a picture: the end of an error says what to do."""
-    first, *others = wrapped(text, 118)
-    return [f"{name + ':':<13}{first}", *(f"{'':<13}{line}" for line in others)]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DatasetCard(View):
     """The contents of a dataset."""
 
     root: str
     lines: tuple[tuple[str, str], ...]
-    """Names and texts."""
     thumbnails: tuple[Picture, ...]
     """The middle frame of the first, a middle and the last episode, camera by camera."""
     lengths: NDArray[np.int64]
@@ -138,8 +133,8 @@ class DatasetCard(View):
         columns, lines, ranges = _EPISODES_SHOWN, self._text_lines(), self.drawn_ranges
         rows = [self.thumbnails[i : i + columns] for i in range(0, len(self.thumbnails), columns)]
         heights = [0.17 * len(lines) + 0.2, *[2.0] * len(rows), _SUMMARY_HEIGHT, *map(range_height, ranges)]
-        figure = new_figure(_WIDTH, sum(heights))
-        places = iter(stacked(figure, heights))
+        figure, made = stacked(_WIDTH, heights)
+        places = iter(made)
         draw_text(next(places), lines, fontsize=8.5, family=_TEXT_FAMILY)
         for pictures in rows:
             draw_pictures(next(places), pictures, columns)
@@ -165,8 +160,8 @@ class DatasetCard(View):
             parts += [heading, page_table(("task", "episodes"), rows)]
         if self.ranges:
             heights = [range_height(one) for one in self.drawn_ranges]
-            figure = new_figure(_WIDTH, sum(heights))
-            _draw_ranges(stacked(figure, heights), self.drawn_ranges)
+            figure, places = stacked(_WIDTH, heights)
+            _draw_ranges(places, self.drawn_ranges)
             parts += [page_part("heading", "Numbers"), html_plot(figure, "ranges of actions and states")]
         return [*parts, *html_texts(self._ranges_left_out())]
 
@@ -181,8 +176,13 @@ class DatasetCard(View):
     def _text_lines(self) -> list[str]:
         from raypipe.text import boxes_told
 
-        told = [line for name, text in self.lines if name != "root" for line in _drawn_lines(name, text)]
-        remarks = [line for one in self.remarks[:_DRAWN_REMARKS] for line in _drawn_lines(one.severity, one.text)]
+        def drawn_lines(texts: Iterable[tuple[str, str]]) -> list[str]:
+            # The whole text of each: the end of an error says what to do.
+            told = [(name, wrapped(text, 118)) for name, text in texts]
+            return [f"{name if not i else '':<13}{line}" for name, lines in told for i, line in enumerate(lines)]
+
+        told = drawn_lines((f"{name}:", text) for name, text in self.lines if name != "root")
+        remarks = drawn_lines((f"{one.severity}:", one.text) for one in self.remarks[:_DRAWN_REMARKS])
         hidden = len(self.remarks) - _DRAWN_REMARKS
         more = [f"{'':<13}and {counted(hidden, 'more remark')}"] if hidden > 0 else []
         left_out = [shortened(text, 131) for text in self._ranges_left_out()]
@@ -226,26 +226,20 @@ def check_cheaply(dataset: Dataset) -> Checked:
     num_files = sum(isinstance(unit, DataUnit) for unit in units)
     has_rows = storage.is_local and is_small(dataset.meta.num_frames, num_files, deep=False)
     rows = check_rows(outline) if has_rows else ()
-    seen, other = (["all rows"], []) if has_rows else ([], ["rows"])
+    done = "meta/, the list of files and all rows" if has_rows else "meta/ and the list of files"
     return Checked(
         structure=(*check_structure(outline), *findings),
         rows=tuple(one for one in rows if one.severity != "note"),
-        text=_told(dataset, ["meta/", "the list of files", *seen], other),
+        text="; ".join([done, *_unchecked(dataset.meta, has_rows=has_rows)]),
     )
 
 
-def _told(dataset: Dataset, done: Sequence[str], left: Sequence[str]) -> str:
-    meta = dataset.meta
-    kinds = {meta.features[name].kind for name in meta.cameras}
-    command = f"raypipe validate {meta.root}"
-    rest = [*left, "videos"] if "video" in kinds else [*left]
-    unchecked = [f"not {_joined(rest)}: {command}"] if rest else []
-    unchecked += [f"not every picture: {command} --deep"] if kinds else []
-    return "; ".join([_joined(done), *unchecked])
-
-
-def _joined(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+def _unchecked(meta: DatasetMeta, *, has_rows: bool) -> list[str]:
+    """Return what was not checked, with the command that checks it."""
+    kinds, command = {meta.features[name].kind for name in meta.cameras}, f"raypipe validate {meta.root}"
+    left = [*([] if has_rows else ["rows"]), *(["videos"] if "video" in kinds else [])]
+    pictures = [f"not every picture: {command} --deep"] if kinds else []
+    return [*([f"not {' and '.join(left)}: {command}"] if left else []), *pictures]
 
 
 def view_dataset(dataset: Dataset) -> DatasetCard:
@@ -257,15 +251,14 @@ def view_dataset(dataset: Dataset) -> DatasetCard:
     meta = dataset.meta
     thumbnails, failures = read_thumbnails(dataset, dataset.spec.cameras[:_CAMERAS_SHOWN], _EPISODES_SHOWN)
     measured, tasks, checked = measure_ranges(dataset), count_tasks(meta), check_cheaply(dataset)
-    errors = list(dict.fromkeys((*failures, *measured.errors, *tasks.errors)))
     told = [*_row_remarks(checked, measured, tasks), *_remarks(dataset, checked)]
-    errors = [text for text in errors if not checked.blames(text) and all(text != one.text for one in told)]
-    remarks = [
-        *told,
-        *(Remark("error", text) for text in errors),
-        *_task_remarks(tasks),
-        *_range_remarks(measured, meta.root),
+    texts = {one.text for one in told}
+    errors = [
+        Remark("error", text)
+        for text in dict.fromkeys((*failures, *measured.errors, *tasks.errors))
+        if text not in texts and not checked.blames(text)
     ]
+    remarks = [*told, *errors, *_own_remarks(measured, tasks, meta.root)]
     return DatasetCard(
         root=meta.root,
         lines=(*dataset_lines(dataset), ("checked", checked.text)),
@@ -295,25 +288,22 @@ def _row_remarks(checked: Checked, measured: Measured, tasks: TaskCounts) -> lis
     return _folded(found)
 
 
-def _task_remarks(tasks: TaskCounts) -> list[Remark]:
-    if not tasks.contradicted:
-        return []
-    number = len(tasks.contradicted)
-    text = (
-        f"the rows of {plural(number, 'episode')} {format_runs(tasks.contradicted)} have a task that the episode table "
-        f"does not list for {either(number, 'it', 'them')}: the card counts rows"
-    )
-    return [Remark("warning", text)]
-
-
-def _range_remarks(measured: Measured, root: str) -> list[Remark]:
-    remarks = [
-        Remark("warning", f"stored statistics are not those of the rows: {text}. See raypipe validate {root}")
-        for text in measured.contradicted
-    ]
+def _own_remarks(measured: Measured, tasks: TaskCounts, root: str) -> list[Remark]:
+    """Return remarks on what the card itself has compared: tasks and ranges."""
+    remarks = []
+    if tasks.contradicted:
+        number = len(tasks.contradicted)
+        text = (
+            f"the rows of {plural(number, 'episode')} {format_runs(tasks.contradicted)} have a task that the episode "
+            f"table does not list for {either(number, 'it', 'them')}: the card counts rows"
+        )
+        remarks.append(Remark("warning", text))
+    for found in measured.contradicted:
+        text = f"stored statistics are not those of the rows: {found}. See raypipe validate {root}"
+        remarks.append(Remark("warning", text))
     for one in measured.ranges:
         if one.constant:
-            basis = "" if one.is_stored else f" ({one.source})"
+            basis = "" if one.source == STORED else f" ({one.source})"
             remarks.append(Remark("note", f"{one.feature}: {constant_text(one.constant, len(one.names))}{basis}"))
     return remarks
 
@@ -324,8 +314,14 @@ def dataset_lines(dataset: Dataset) -> list[tuple[str, str]]:
     each = f" of {span_text(lengths.min(), lengths.max())} {plural(lengths.max(), 'frame')}" if len(lengths) else ""
     each += " each" if len(lengths) > 1 and lengths.min() == lengths.max() else ""
     seconds = meta.num_frames / meta.fps
-    vectors = [f"{one.name} {list(one.shape)}" for one in vector_features(_try_features(dataset).values())]
-    absent = [(name, "declared, and no file is found") for name in dataset.missing_cameras]
+    features, drift = dataset.features, []
+    # The remarks report what is unreadable.
+    with suppress(DatasetError):
+        features = dataset.row_features
+    with suppress(DatasetError):
+        largest_s = largest_drift(dataset)
+        more = f", more than half a frame: see raypipe validate {meta.root}" if largest_s > 0.5 / meta.fps else ""
+        drift = [("timestamps", f"up to {round(largest_s, 4):g} s from frame / fps{more}")]
     return [
         ("root", meta.root),
         ("robot", meta.robot_type),
@@ -333,30 +329,11 @@ def dataset_lines(dataset: Dataset) -> list[tuple[str, str]]:
         ("episodes", f"{len(meta.episodes):,}{each}"),
         ("frames", f"{meta.num_frames:,} at {meta.fps:g} fps: {duration(seconds)}"),
         *(("camera", f"{name}  {camera_text(dataset, name)}") for name in dataset.spec.cameras),
-        *(("camera", f"{name}  {text}") for name, text in absent),
-        ("numbers", ", ".join(vectors)),
-        *_drift_lines(dataset),
+        *(("camera", f"{name}  declared, and no file is found") for name in dataset.missing_cameras),
+        ("numbers", ", ".join(f"{one.name} {list(one.shape)}" for one in vector_features(features.values()))),
+        *drift,
         ("fingerprint", meta.order_fingerprint),
     ]
-
-
-def _drift_lines(dataset: Dataset) -> list[tuple[str, str]]:
-    """Return how far timestamps are from their frames; nothing if rows are unreadable, which the remarks report."""
-    try:
-        drift = largest_drift(dataset)
-    except DatasetError:
-        return []
-    is_off = drift > 0.5 / dataset.meta.fps
-    more = f", more than half a frame: see raypipe validate {dataset.meta.root}" if is_off else ""
-    return [("timestamps", f"up to {round(drift, 4):g} s from frame / fps{more}")]
-
-
-def _try_features(dataset: Dataset) -> Mapping[str, Feature]:
-    """Return the features that rows have; if no data file opens, which the remarks report, those declared."""
-    try:
-        return dataset.row_features
-    except DatasetError:
-        return dataset.features
 
 
 def read_thumbnails(dataset: Dataset, cameras: Iterable[str], num_episodes: int = 1) -> tuple[list[Picture], list[str]]:

@@ -27,7 +27,7 @@ from raypipe.views.view import (
     Picture,
     View,
     draw_legend,
-    draw_picture,
+    draw_pictures,
     draw_text,
     duration,
     first_lines,
@@ -88,13 +88,11 @@ class EpisodeView(View):
     episode_index: int
     length: int
     frames: tuple[int, ...]
-    """The frames that the strips show."""
     strips: Mapping[str, tuple[Picture, ...]]
     """By camera: one picture for each of `frames`; none if the camera cannot be decoded."""
     scales: Mapping[str, Scale]
     """By depth camera, the distances that the strips show as blue and red."""
     failures: tuple[str, ...]
-    """The errors of what could not be decoded."""
     curves: tuple[Curves, ...]
     tasks: tuple[TaskRun, ...]
 
@@ -106,10 +104,6 @@ class EpisodeView(View):
     @property
     def _changing(self) -> tuple[Curves, ...]:
         return tuple(one for one in self.curves if not one.is_constant)
-
-    @property
-    def _drawn_strips(self) -> Mapping[str, tuple[Picture, ...]]:
-        return dict(list(self.strips.items())[:_DRAWN_CAMERAS])
 
     @property
     def title(self) -> str:
@@ -127,21 +121,17 @@ class EpisodeView(View):
 
     def figure(self) -> "Figure":
         """Return one picture: strips of all cameras, with the curves below."""
-        strips, lines = self._drawn_strips, self._text_lines()
+        strips, lines = dict(list(self.strips.items())[:_DRAWN_CAMERAS]), self._text_lines()
         heights = [0.25 + 0.2 * len(lines), *[1.75] * len(strips), *([2.1 * len(self.drawn)] if self.drawn else [])]
-        figure = new_figure(_WIDTH, sum(heights))
-        places = iter(stacked(figure, heights))
-        draw_text(next(places), lines, fontsize=9)
-        for camera, strip in strips.items():
-            place = next(places)
+        figure, (text, *places) = stacked(_WIDTH, heights)
+        draw_text(text, lines, fontsize=9)
+        for place, (camera, strip) in zip(places, strips.items(), strict=False):
             place.suptitle(camera, fontsize=9, x=0.005, ha="left")
-            row = place.subplots(1, len(strip), squeeze=False)[0]
-            for axes, picture in zip(row, strip, strict=True):
-                draw_picture(axes, picture)
+            row = draw_pictures(place, strip, len(strip))
             if camera in self.scales:
                 _draw_scale(place, row, self.scales[camera])
         if self.drawn:
-            self._draw_numbers(next(places))
+            self._draw_numbers(places[-1])
         return figure
 
     def parts(self) -> list[str]:
@@ -220,12 +210,12 @@ class EpisodeView(View):
             draw_legend(axes)
 
 
-def _draw_scale(place: Any, row: Any, scale: Scale) -> None:
+def _draw_scale(place: Any, row: list[Any], scale: Scale) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     colours = ScalarMappable(Normalize(scale[0] / 1000, scale[1] / 1000), depth_colours())
-    bar = place.colorbar(colours, ax=list(row), fraction=0.02, pad=0.01, aspect=12)
+    bar = place.colorbar(colours, ax=row, fraction=0.02, pad=0.01, aspect=12)
     bar.set_label("metres", fontsize=7)
     bar.ax.tick_params(labelsize=7)
 
@@ -311,40 +301,22 @@ _LOGGED_QUALITY: Final = 85
 _FRAMES_AT_ONCE: Final = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
-    """What Rerun was given."""
-
-    episode_index: int
-    num_frames: int
-    cameras: tuple[str, ...]
-    every: int
-    """1 if it has all frames of the cameras, 2 if it has every second, ..."""
-
-    @property
-    def told(self) -> str:
-        """A description in words."""
-        kept = "" if self.every == 1 else f", one picture of {self.every}"
-        cameras = counted(len(self.cameras), "camera")
-        return f"episode {self.episode_index}: {counted(self.num_frames, 'frame')}, {cameras}{kept}"
-
-
-def save_recording(dataset: Dataset, episode_index: int, path: str | Path) -> Logged:
-    """Write one episode to a Rerun recording, a file that ends in .rrd."""
+def save_recording(dataset: Dataset, episode_index: int, path: str | Path) -> str:
+    """Write one episode to a Rerun recording, a file that ends in .rrd; return in words what it has."""
     path = Path(path)
     if path.suffix != SUFFIX:
         raise ConfigError(f"cannot write a Rerun recording to {str(path)!r}: give a file that ends in {SUFFIX}")
     check_writable(path)
     rerun, episode, stream = _new_stream(dataset, episode_index)
     stream.save(str(path))
-    logged = _log(rerun, stream, episode)
+    told = _log(rerun, stream, episode)
     # Write the buffer and close the file.
     stream.disconnect()
-    return logged
+    return told
 
 
-def open_viewer(dataset: Dataset, episode_index: int) -> Logged:
-    """Show an episode in the Rerun viewer; start one if none runs.
+def open_viewer(dataset: Dataset, episode_index: int) -> str:
+    """Show an episode in the Rerun viewer, and return in words what it shows; start a viewer if none runs.
 
     Raises:
         ConfigError: the viewer does not start here, for example without a screen.
@@ -354,11 +326,11 @@ def open_viewer(dataset: Dataset, episode_index: int) -> Logged:
     program = Path(sys.executable).with_name("rerun")
     with _explained():
         rerun.spawn(executable_path=str(program) if program.exists() else None, recording=stream)
-    logged = _log(rerun, stream, episode)
+    told = _log(rerun, stream, episode)
     # Without a screen the viewer starts and then ends.
     with _explained():
         stream.flush()
-    return logged
+    return told
 
 
 @contextmanager
@@ -375,7 +347,6 @@ def _explained() -> Iterator[None]:
 
 
 def _new_stream(dataset: Dataset, episode_index: int) -> tuple[Any, EpisodeView, Any]:
-    """Return the package, the episode, and a stream for it."""
     try:
         import rerun
     except ImportError as error:
@@ -387,7 +358,8 @@ def _new_stream(dataset: Dataset, episode_index: int) -> tuple[Any, EpisodeView,
     return rerun, episode, rerun.RecordingStream("raypipe", recording_id=recording_id)
 
 
-def _log(rerun: Any, stream: Any, episode: EpisodeView) -> Logged:
+def _log(rerun: Any, stream: Any, episode: EpisodeView) -> str:
+    """Give an episode to a stream; return in words what it got."""
     dataset, length = episode.dataset, episode.length
     stream.send_recording_name(episode.title)
     for curves in episode.curves:
@@ -402,7 +374,9 @@ def _log(rerun: Any, stream: Any, episode: EpisodeView) -> Logged:
     every = -(-length // _LOGGED_FRAMES)
     for camera in dataset.spec.cameras:
         _log_camera(rerun, stream, episode, camera, np.arange(0, length, every))
-    return Logged(episode_index=episode.episode_index, num_frames=length, cameras=dataset.spec.cameras, every=every)
+    kept = "" if every == 1 else f", one picture of {every}"
+    cameras = counted(len(dataset.spec.cameras), "camera")
+    return f"episode {episode.episode_index}: {counted(length, 'frame')}, {cameras}{kept}"
 
 
 def _log_camera(rerun: Any, stream: Any, episode: EpisodeView, camera: str, frames: NDArray[np.int64]) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _EPISODES_LOOKED_AT = 8
 _SEE_VALIDATE = "`raypipe validate {root}` looks at all files, and lists what is wrong with them."
+_SHOWN_TASKS = 5
 _MOST_MISSING = 20
 """The most missing files that the table names; JSON has all."""
 
@@ -102,6 +103,8 @@ def _describe(dataset: Dataset, missing: tuple[str, ...]) -> DatasetInfo:
     looked_at = _with_data(dataset, missing)
     _check_videos(looked_at, missing)
     present = [name for name in meta.cameras if name not in dataset.missing_cameras]
+    fitting = meta.find_fitting_templates(meta.storage.list_files()) if meta.storage.is_listable else {}
+    templates = [f"{key} in info.json gives no file; {template!r} gives all" for key, template in fitting.items()]
     return DatasetInfo(
         root=meta.root,
         version=meta.version,
@@ -127,7 +130,7 @@ def _describe(dataset: Dataset, missing: tuple[str, ...]) -> DatasetInfo:
         timestamp_drift_s=round(largest_drift(looked_at), 4),
         fingerprint=meta.order_fingerprint,
         missing_files=missing,
-        notes=(*meta.notes, *_template_notes(dataset), *missing_notes(dataset), *column_notes(looked_at)),
+        notes=(*meta.notes, *templates, *missing_notes(dataset), *column_notes(looked_at)),
     )
 
 
@@ -144,6 +147,8 @@ def info_table(info: DatasetInfo) -> "Table":
     """Return the description as a table for a terminal."""
     lengths = f"{span_text(info.min_length, info.max_length)} {plural(info.max_length, 'frame')}"
     lengths += " each" * (info.episodes > 1)
+    tasks = "; ".join(info.tasks[:_SHOWN_TASKS])
+    tasks += f"; and {len(info.tasks) - _SHOWN_TASKS} more" if len(info.tasks) > _SHOWN_TASKS else ""
     lines = [
         ("root", info.root),
         ("format", info.layout),
@@ -153,7 +158,7 @@ def info_table(info: DatasetInfo) -> "Table":
         *(("camera", f"{name}  {text}") for name, text in info.cameras.items()),
         *(("camera", f"{name}  declared, and no file is found") for name in info.missing_cameras),
         *(("feature", f"{name}  {text}") for name, text in info.features.items()),
-        ("tasks", _shortened(info.tasks)),
+        ("tasks", f"{len(info.tasks)}: {tasks}"),
         ("splits", ", ".join(f"{name} {start}:{stop}" for name, (start, stop) in info.splits.items()) or "none"),
         ("statistics", ", ".join(info.stats) or "none found"),
         ("row groups", info.row_groups),
@@ -164,11 +169,6 @@ def info_table(info: DatasetInfo) -> "Table":
         *(("note", note) for note in info.notes),
     ]
     return lines_table(lines)
-
-
-def _shortened(texts: tuple[str, ...], most: int = 5) -> str:
-    shown = "; ".join(texts[:most])
-    return f"{len(texts)}: {shown}" + (f"; and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def camera_text(dataset: Dataset, camera: str) -> str:
@@ -201,8 +201,8 @@ def _read_formats(meta: DatasetMeta, camera: str) -> list[VideoFormat]:
 
 def _is_declared(feature: Feature, found: VideoFormat) -> bool:
     is_codec = not feature.codec or same_codec(feature.codec, found.codec)
-    has_size = bool(feature.height and feature.width)
-    return is_codec and (not has_size or (feature.height, feature.width) == (found.height, found.width))
+    size = (feature.height, feature.width)
+    return is_codec and (not all(size) or size == (found.height, found.width))
 
 
 def _find_missing(dataset: Dataset) -> tuple[str, ...]:
@@ -248,13 +248,6 @@ def largest_drift(dataset: Dataset) -> float:
     episodes = dataset.meta.episodes.episode_index
     drifts = [dataset.timestamp_drift(int(episodes[row])) for row in _some_rows(dataset.meta)]
     return max((float(np.abs(drift).max()) for drift in drifts), default=0.0)
-
-
-def _template_notes(dataset: Dataset) -> list[str]:
-    """Return the templates that fit files elsewhere than ``info.json`` says."""
-    meta = dataset.meta
-    fitting = meta.find_fitting_templates(meta.storage.list_files()) if meta.storage.is_listable else {}
-    return [f"{key} in info.json gives no file; {template!r} gives all" for key, template in fitting.items()]
 
 
 def missing_notes(dataset: Dataset) -> list[str]:
@@ -353,35 +346,23 @@ def report_stats(root: str, actions: ActionSpec | None, frames: int) -> StatsRep
     if actions is not None:
         dataset = dataset.windowed(offsets={actions.feature: range(frames)}).with_actions(actions)
     if isinstance(dataset, Mixture):
-        stats, parts = dataset.stats, dict(zip(dataset.names, dataset.datasets, strict=True))
+        stats, names, parts = dataset.stats, list(dataset.names), list(dataset.datasets)
+        rows: list[Mapping[str, str]] = [member.rows for member in dataset.schema.members]
     else:
-        stats, parts = _alone(dataset), {_name_of(dataset): dataset}
+        meta = dataset.meta
+        name = meta.root.rstrip("/").rpartition("/")[2]
+        alone = MemberStats(name=name, robot_type=meta.robot_type, stats=dataset.stats, num_frames=meta.num_frames)
+        stats, names, parts = mixture_stats(schema_of(dataset), [alone]), [name], [dataset]
+        rows = [{feature: feature for feature in dataset.row_features}]
+    numbers = [
+        {feature: _numbers(one.row_features[own]) for feature, own in given.items()}
+        for one, given in zip(parts, rows, strict=True)
+    ]
     return StatsReport(
         stats=stats,
-        names={name: _own_names(one, dataset) for name, one in parts.items()},
-        stay={name: _staying(one) for name, one in parts.items()},
+        names=dict(zip(names, numbers, strict=True)),
+        stay=dict(zip(names, map(_staying, parts), strict=True)),
     )
-
-
-def _alone(dataset: Dataset) -> MixtureStats:
-    member = MemberStats(
-        name=_name_of(dataset),
-        robot_type=dataset.meta.robot_type,
-        stats=dataset.stats,
-        num_frames=dataset.meta.num_frames,
-    )
-    return mixture_stats(schema_of(dataset), [member])
-
-
-def _name_of(dataset: Dataset) -> str:
-    return str(dataset.meta.root).rstrip("/").rpartition("/")[2]
-
-
-def _own_names(own: Dataset, dataset: Dataset | Mixture) -> dict[str, tuple[str, ...]]:
-    if isinstance(dataset, Mixture):
-        member = dataset.schema.members[dataset.datasets.index(own)]
-        return {name: _numbers(own.row_features[mine]) for name, mine in member.rows.items()}
-    return {name: _numbers(feature) for name, feature in own.row_features.items()}
 
 
 def _numbers(feature: Feature) -> tuple[str, ...]:

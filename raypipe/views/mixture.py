@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from raypipe.dataset import IS_MISSING, Schema
-from raypipe.format import INDEX_FEATURES, Feature
-from raypipe.mixture import Member, Mixture
-from raypipe.text import counted, cut_inside, lines_table, new_figure, page_part, page_table, plural
+from raypipe.dataset import IS_MISSING
+from raypipe.format import INDEX_FEATURES
+from raypipe.mixture import Mixture
+from raypipe.text import counted, cut_inside, first_of, lines_table, page_part, page_table, plural
 from raypipe.views.card import read_thumbnails
 from raypipe.views.view import Picture, View, draw_pictures, first_lines, html_picture, html_texts, short_name, stacked
 
@@ -117,6 +117,7 @@ def describe_opened(mixture: Mixture, name: str) -> MixtureInfo:
         name: a name for the mixture, such as the path of its file.
     """
     schema = mixture.schema
+    cameras = {name: schema.features[name] for name in schema.cameras}
     members = tuple(_member_info(mixture, position) for position in range(len(mixture.members)))
     return MixtureInfo(
         mixture=name,
@@ -129,7 +130,7 @@ def describe_opened(mixture: Mixture, name: str) -> MixtureInfo:
         frames_per_epoch=len(mixture),
         rate=f"{mixture.spec.rate:g}" if not isinstance(mixture.spec.rate, str) else mixture.spec.rate,
         features={name: f"{feature.dtype} {list(feature.shape)}" for name, feature in schema.rows.items()},
-        cameras={name: _camera_text(schema.features[name]) for name in schema.cameras},
+        cameras={name: f"{one.width}x{one.height}{' depth' * one.is_depth}" for name, one in cameras.items()},
         missing={name: int(mask.sum()) for name, mask in schema.is_missing.items()},
         members=members,
         notes=tuple((note.name, note.text) for note in mixture.notes),
@@ -138,9 +139,8 @@ def describe_opened(mixture: Mixture, name: str) -> MixtureInfo:
 
 
 def _member_info(mixture: Mixture, position: int) -> MemberInfo:
-    member: Member = mixture.members[position]
-    schema: Schema = mixture.schema
-    meta, index, given = member.dataset.meta, member.index(), mixture.spec.weights
+    member, schema, given = mixture.members[position], mixture.schema, mixture.spec.weights
+    meta, index = member.dataset.meta, member.index()
     share = mixture.shares[member.name]
     return MemberInfo(
         name=member.name,
@@ -167,10 +167,6 @@ def _weights_text(mixture: Mixture) -> str:
     by = {"frames": "by frames", "episodes": "by episodes", "sqrt": "by the square root of frames"}
     text = by.get(rule, "as given") if isinstance(rule, str) else "as given"
     return text if temperature == 1 else f"{text}, at temperature {temperature:g}"
-
-
-def _camera_text(feature: Feature) -> str:
-    return f"{feature.width}x{feature.height}{' depth' if feature.is_depth else ''}"
 
 
 def mixture_table(info: MixtureInfo) -> "Group":
@@ -201,7 +197,7 @@ def _summary_lines(info: MixtureInfo, cut: str = "") -> list[tuple[str, str]]:
     return [
         ("mixture", info.mixture),
         ("datasets", f"{info.datasets:,}{skipped}{cut}"),
-        ("robots", _shortened(robots, _SHOWN_ROBOTS)),
+        ("robots", first_of(robots, _SHOWN_ROBOTS)),
         ("episodes", f"{info.episodes:,}"),
         ("frames", f"{info.frames:,} ({info.hours:,.4g} hours)"),
         ("epoch", f"{counted(info.frames_per_epoch, 'frame')}{whole}; shares {info.weights}"),
@@ -248,7 +244,6 @@ class _Column:
     is_share: bool = False
     """Whether the column is about what an epoch takes, not about the dataset itself."""
     is_text: bool = False
-    """Whether the text may wrap onto several lines."""
 
 
 def _as_table(columns: Sequence[_Column]) -> "Table":
@@ -282,8 +277,9 @@ def _columns(info: MixtureInfo) -> list[_Column]:
     }
     if not info.weights.startswith("as given"):
         del numbers["weight"]
+    names = [some[0].name if len(some) == 1 else counted(len(some), "other") for some in rows]
     columns = [
-        _Column(title="dataset", cells=[_name_cell(some) for some in rows], is_text=True),
+        _Column(title="dataset", cells=names, is_text=True),
         _Column(title="robot", cells=[_robot_cell(some) for some in rows], is_text=True),
         _Column(title="format", cells=[_range([one.version for one in some]) for some in rows]),
         _Column(title="fps", cells=[_range([one.fps for one in some]) for some in rows]),
@@ -309,10 +305,6 @@ def _largest(members: Sequence[MemberInfo]) -> tuple[list[MemberInfo], list[Memb
 
 def _sum(some: Sequence[MemberInfo], field: str) -> Any:
     return sum(getattr(one, field) for one in some)
-
-
-def _name_cell(some: Sequence[MemberInfo]) -> str:
-    return some[0].name if len(some) == 1 else counted(len(some), "other")
 
 
 def _robot_cell(some: Sequence[MemberInfo]) -> str:
@@ -361,12 +353,7 @@ def _note_lines(notes: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     about: dict[str, list[str]] = {}
     for name, text in sorted(notes, key=lambda note: bool(note[0])):
         about.setdefault(text, []).extend([name] if name else [])
-    return [("note", f"{_shortened(names, _SHOWN_NAMES)}: {text}" if names else text) for text, names in about.items()]
-
-
-def _shortened(names: Sequence[str], most: int) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    return [("note", f"{first_of(names, _SHOWN_NAMES)}: {text}" if names else text) for text, names in about.items()]
 
 
 def _cut(lines: list[tuple[str, str]], what: str) -> list[tuple[str, str]]:
@@ -415,8 +402,7 @@ class MixtureCard(View):
         rows = [drawn[i : i + _COLUMNS] for i in range(0, len(drawn), _COLUMNS)]
         shown = self.members[:_LISTED_MEMBERS]
         heights = [*[1.9] * len(rows), 0.9 + 0.24 * len(shown)]
-        figure = new_figure(_WIDTH, sum(heights) + 0.4)
-        places = stacked(figure, heights)
+        figure, places = stacked(_WIDTH, heights, above=0.4)
         for place, row in zip(places, rows, strict=False):
             draw_pictures(place, row, _COLUMNS)
         _draw_shares(places[-1].subplots(), shown, len(self.info.members))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raypipe.dataset import Dataset
+from raypipe.decode import DecodeSpec
 from raypipe.errors import ConfigError
 from raypipe.mixture import Mixture
 from raypipe.pipeline import index_frames, measure_members, open_with_order
@@ -66,7 +67,6 @@ class PlanView(View):
     row_bytes: int
     """The bytes of a row with its windows; 0 if unknown: then memory counts in frames."""
     rank: int = 0
-    """The rank to draw spans and batches of."""
 
     @property
     def title(self) -> str:
@@ -80,17 +80,14 @@ class PlanView(View):
 
     def figure(self) -> "Figure":
         """Return the lives of a rank's spans with the frames of some batches, their episodes, and the memory in use."""
-        figure = draw_plan(self.world, self.report, self.row_bytes, rank=self.rank)
+        figure = _draw_plan(self)
         figure.suptitle(self.title, fontsize=11)
         return figure
 
     def parts(self) -> list[str]:
         """Return the view as pieces of HTML."""
-        figure = draw_plan(self.world, self.report, self.row_bytes, rank=self.rank)
-        parts = [page_part("lines", plan_lines(self.report)), html_plot(figure, self.title)]
-        if self.report.members:
-            parts.append(page_table(_MEMBER_TITLES, _member_rows(self.report)))
-        return parts
+        members = [page_table(_MEMBER_TITLES, _member_rows(self.report))] if self.report.members else []
+        return [page_part("lines", plan_lines(self.report)), html_plot(_draw_plan(self), self.title), *members]
 
 
 def view_world(
@@ -116,11 +113,9 @@ def view_world(
 
 def view_pipeline(pipe: "Pipeline", *, world_size: int = 1, epoch: int = 0) -> PlanView:
     """Return the view of what a pipeline would do in an epoch on `world_size` ranks; reads nothing."""
-    world = pipe.plan(world_size=world_size, epoch=epoch)
     config = pipe.config
-    members = measure_members(config.dataset, config.decode)
-    near_frames = _near_frames(config.dataset)
-    return view_world(world, members, live_bytes=config.budget.live_bytes, near_frames=near_frames)
+    world = pipe.plan(world_size=world_size, epoch=epoch)
+    return _view_costed(world, config.dataset, config.decode, config.budget.live_bytes)
 
 
 def view_plan(
@@ -146,13 +141,13 @@ def view_plan(
     todo = start(spec, world_size=world_size, epoch=epoch)
     plan = plan_epoch(index_frames(dataset, chosen), todo.spec, epoch=epoch, legs=todo.legs)
     world = plan_world(plan, world_size=world_size, batch=batch)
-    members = measure_members(dataset, decode)
-    return view_world(world, members, live_bytes=live_bytes, near_frames=_near_frames(dataset))
+    return _view_costed(world, dataset, decode, live_bytes)
 
 
-def _near_frames(dataset: Dataset | Mixture) -> tuple[int, ...]:
+def _view_costed(world: WorldPlan, dataset: Dataset | Mixture, decode: DecodeSpec, live_bytes: int) -> PlanView:
     datasets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
-    return tuple(round(one.meta.fps / 2) for one in datasets)
+    near_frames = [round(one.meta.fps / 2) for one in datasets]
+    return view_world(world, measure_members(dataset, decode), live_bytes=live_bytes, near_frames=near_frames)
 
 
 def plan_table(report: PlanReport) -> "Group":
@@ -208,11 +203,15 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
     lags = list(report.mixing.overlap)
     shared = f"{overlap} {plural(lags[-1], 'step')}" if lags else "there are too few full batches to tell"
     blocks = ", ".join(f"{report.spans_per_1000_frames * rate / 1000:.1f} at {rate:,}" for rate in _SAMPLE_RATES)
+    ranks = "one rank" if report.world_size == 1 else f"each of {report.world_size:,} ranks"
+    kept = "keep_frames=True keeps them on disk, and later epochs copy them at about a tenth of the CPU of decoding"
+    decoded = [("decoded", f"{_size(report.decoded_bytes)}, all frames of all videos: {kept}")]
+    weights = [one.describe() for one in report.rates] if len(report.rates) > 1 else []
     return [
-        ("steps", f"{report.steps:,} of {counted(report.batch_size, 'frame')} on {_ranks(report.world_size)}"),
+        ("steps", f"{report.steps:,} of {counted(report.batch_size, 'frame')} on {ranks}"),
         ("frames", f"{report.frames:,} in {counted(report.spans, 'span')} on {counted(report.lanes, 'lane')}"),
         *(("" if number else "selection", text) for number, text in enumerate(report.selection)),
-        *(("" if number else "weights", one) for number, one in enumerate(_rates(report))),
+        *(("" if number else "weights", one) for number, one in enumerate(weights)),
         ("tail", f"{report.tail}; {counted(report.left_over, 'frame')} left over"),
         (
             "order",
@@ -220,7 +219,7 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
         ),
         ("plan fingerprint", report.fingerprint),
         ("live", _live(report)),
-        *_decoded(report),
+        *(decoded if report.decoded_bytes else []),
         (
             "before batch 1",
             f"{counted(report.first_batch_frames, 'frame')} a rank ({_size(report.first_batch_bytes)}); "
@@ -236,14 +235,6 @@ def plan_lines(report: PlanReport) -> list[tuple[str, str]]:
     ]
 
 
-def _rates(report: PlanReport) -> list[str]:
-    return [one.describe() for one in report.rates] if len(report.rates) > 1 else []
-
-
-def _ranks(world_size: int) -> str:
-    return "one rank" if world_size == 1 else f"each of {world_size:,} ranks"
-
-
 def _live(report: PlanReport) -> str:
     rows = f"up to {counted(report.live_frames, 'row')} a rank: {_size(report.live_row_bytes)}"
     if not report.live_pixel_bytes:
@@ -252,13 +243,6 @@ def _live(report: PlanReport) -> str:
         f"{rows}; up to {_size(report.live_pixel_bytes)} of decoded frames, at {report.decode_cost:.2f} times the CPU "
         f"of decoding in file order"
     )
-
-
-def _decoded(report: PlanReport) -> list[tuple[str, str]]:
-    if not report.decoded_bytes:
-        return []
-    keeping = "keep_frames=True keeps them on disk, and later epochs copy them at about a tenth of the CPU of decoding"
-    return [("decoded", f"{_size(report.decoded_bytes)}, all frames of all videos: {keeping}")]
 
 
 def _mixture_lines(report: PlanReport) -> list[tuple[str, str]]:
@@ -300,27 +284,27 @@ def _size(size_bytes: int) -> str:
 _DRAWN_SPANS: Final = 1500
 _DRAWN_BATCHES: Final = 80
 _DRAWN_MEMBERS: Final = 10
-_WIDTH: Final = 11.0
 
 
-def draw_plan(world: WorldPlan, report: PlanReport, row_bytes: int, *, rank: int) -> "Figure":
+def _draw_plan(view: PlanView) -> "Figure":
     """Return the plan of a rank over the steps of the epoch.
 
     From top to bottom: the lives of its spans, each a line from admission to retirement at its place in the queue, with
     the frames of some batches; the distinct episodes in a batch, with the near repeats in words; what is in memory; for
     a mixture, the shares. It draws at most 1,500 spans.
     """
+    world = view.world
     is_mixture = len(world.plan.index.dataset_names) > 1
     heights = (3, 1.1, 1.1, 1.2) if is_mixture else (3, 1.1, 1.1)
-    figure = new_figure(_WIDTH, 1.5 * sum(heights) + 0.4)
+    figure = new_figure(11.0, 1.5 * sum(heights) + 0.4)
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     steps = np.unique(np.linspace(0, world.num_steps - 1, _DRAWN_BATCHES).astype(int)).tolist()
-    plan = world.rank(rank)
+    plan = world.rank(view.rank)
     admitted, retired = (_in_steps(world, position) for position in plan.lives())
     middles = {step: _middle(world, step) for step in steps}
     _draw_lives(axes[0], plan, (admitted, retired), middles)
-    _draw_distinct(axes[1], world, report, rank, middles)
-    _draw_memory(axes[2], live_frames(plan, admitted, retired, world.num_steps), report, row_bytes)
+    _draw_distinct(axes[1], view, middles)
+    _draw_memory(axes[2], _live_frames(plan, admitted, retired, world.num_steps), view)
     if is_mixture:
         _draw_shares(axes[3], world, steps)
     axes[-1].set_xlabel("step")
@@ -339,7 +323,7 @@ def _middle(world: WorldPlan, step: int) -> float:
     return float(begin + end) / 2
 
 
-def live_frames(
+def _live_frames(
     plan: RankPlan, admitted: NDArray[np.float64], retired: NDArray[np.float64], num_steps: int
 ) -> NDArray[np.int64]:
     """Return how many frames a rank's live spans hold at the start of every step, counting each span in full."""
@@ -368,24 +352,25 @@ def _draw_lives(
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False)
 
 
-def _draw_distinct(axes: Any, world: WorldPlan, report: PlanReport, rank: int, middles: Mapping[int, float]) -> None:
-    frames = [world.frames_at(step, rank) for step in middles]
+def _draw_distinct(axes: Any, view: PlanView, middles: Mapping[int, float]) -> None:
+    frames = [view.world.frames_at(step, view.rank) for step in middles]
     ids = [(found.dataset.astype(np.int64) << 40) | found.episode for found in frames]
     counts = [len(np.unique(found)) for found in ids]
     axes.plot(list(middles.values()), counts, ".-", color="tab:orange", linewidth=0.8, label="this plan")
-    expected = report.mixing.local_batch.full_shuffle
+    expected = view.report.mixing.local_batch.full_shuffle
     axes.set_ylim(0, 1.15 * max(*counts, expected))
     axes.axhline(expected, color="black", linewidth=0.8, linestyle="--", label=f"a full shuffle: {expected:.1f}")
     axes.set_ylabel("distinct episodes\nin a batch")
-    near = report.mixing.near_repeats
+    near = view.report.mixing.near_repeats
     if near is not None and near.num_batches:
         text = f"near repeats in the next {counted(near.num_batches, 'batch')}: {near.share:.1%} of frames"
         axes.set_title(f"{text}, a full shuffle {near.full_shuffle:.1%}", loc="right", fontsize="small")
     axes.legend(loc="best", fontsize="small", framealpha=0.85)
 
 
-def _draw_memory(axes: Any, frames: NDArray[np.int64], report: PlanReport, row_bytes: int) -> None:
-    largest = max(1, report.live_frames) * (row_bytes or 1)
+def _draw_memory(axes: Any, frames: NDArray[np.int64], view: PlanView) -> None:
+    row_bytes = view.row_bytes
+    largest = max(1, view.report.live_frames) * (row_bytes or 1)
     unit, name = (1.0, "rows") if not row_bytes else (1e9, "GB") if largest >= 1e9 else (1e6, "MB")
     values = frames * (row_bytes or 1) / unit
     places, held = np.arange(len(values) + 1), np.append(values, values[-1:])

@@ -36,6 +36,7 @@ _MOST_ROWS: Final = 50_000
 """The most rows of those episodes; of longer ones it reads fewer episodes."""
 _MOST_NUMBERS: Final = 1024
 """If a feature has more, such as points of a scene, its rows are read only if it has no stored statistics."""
+STORED: Final = "stored statistics"
 _LOW, _HIGH = "#9db7ee", "#3367d6"
 
 
@@ -45,14 +46,12 @@ class Range:
 
     feature: str
     names: tuple[str, ...]
-    """One for each number."""
     low: NDArray[np.float64]
     mean: NDArray[np.float64]
     std: NDArray[np.float64]
     high: NDArray[np.float64]
     source: str
-    """Its source in words: the stored statistics, or the rows of a number of episodes."""
-    is_stored: bool = False
+    """Its source in words: `STORED`, or the rows of a number of episodes."""
     constant: tuple[str, ...] = ()
     """Names of the numbers that never change, both in the statistics and in the rows read."""
 
@@ -80,51 +79,42 @@ class Measured:
     """Features with stored statistics that contradict the rows read, each with one difference."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """The rows of some episodes."""
-
-    values: Mapping[str, NDArray[np.float64]]
-    """By feature, ``(rows, numbers)``."""
-    told: str
-    """In words, how many episodes they belong to."""
-    is_all: bool = False
-    """Whether these are all rows of the dataset."""
-
-
 def measure_ranges(dataset: Dataset) -> Measured:
     """Return the ranges of a dataset's vectors: from the stored statistics if the rows agree, else from the rows.
 
     It reads rows of up to 8 episodes; for remote data only features without statistics. Damage does not raise: a card
     shows what it can of a damaged dataset.
     """
-    errors, rows = [], _Rows({}, "")
+    meta, errors = dataset.meta, []
     stats: Stats = {}
+    found: dict[str, NDArray[np.float64]] = {}
+    rows = spread(len(meta.episodes), _EPISODES_READ)
+    rows = rows[: max(1, int(np.searchsorted(np.cumsum(meta.episodes.length[rows]), _MOST_ROWS, side="right")))]
     try:
         # Read the statistics of actions as stored, because the view compares them with the stored rows.
-        stats = read_stats(dataset.meta.storage)
+        stats = read_stats(meta.storage)
     except DatasetError as damage:
         errors.append(str(damage))
     wanted = _floats(dataset.features)
     try:
         wanted = _floats(dataset.row_features)
-        is_near = dataset.meta.storage.is_local
-        rows = _read_rows(
-            dataset, [one for one in wanted if (is_near and _is_small(one)) or _stored(stats, one) is None]
-        )
+        small = [one for one in wanted if meta.storage.is_local and np.prod(one.shape) <= _MOST_NUMBERS]
+        found = _read_rows(meta, rows, [one for one in wanted if one in small or _stored(stats, one) is None])
     except DatasetError as damage:
         errors.append(str(damage))
     ranges, contradicted = [], []
     for one in wanted:
-        stored, values = _stored(stats, one), rows.values.get(one.name)
-        why = _contradiction(stored, values, is_all=rows.is_all) if stored is not None and values is not None else ""
+        known, values, why = _stored(stats, one), found.get(one.name), ""
+        if known is not None and values is not None:
+            why = _contradiction(known, values, is_all=len(rows) == len(meta.episodes))
         if why:
             contradicted.append(f"{one.name}: {why}")
-        if stored is not None and not why:
-            ranges.append(stored if values is None else replace(stored, constant=_constant(stored, values)))
-        elif values is not None:
+        if values is not None and (known is None or why):
             reason = "the stored statistics are wrong" if why else "none are stored"
-            ranges.append(_computed(one, values, f"computed here from {rows.told}; {reason}"))
+            told = f"the rows of {len(rows)} of {counted(len(meta.episodes), 'episode')}"
+            known = _computed(one, values, f"computed here from {told}; {reason}")
+        if known is not None:
+            ranges.append(known if values is None else replace(known, constant=_constant(known, values)))
     return Measured(ranges=tuple(ranges), errors=tuple(errors), contradicted=tuple(contradicted))
 
 
@@ -132,42 +122,26 @@ def _floats(features: Mapping[str, Feature]) -> list[Feature]:
     return [one for one in vector_features(features.values()) if np.dtype(one.dtype).kind == "f"]
 
 
-def _is_small(feature: Feature) -> bool:
-    return int(np.prod(feature.shape)) <= _MOST_NUMBERS
-
-
 def _stored(stats: Stats, feature: Feature) -> Range | None:
     found, size = stats.get(feature.name, {}), int(np.prod(feature.shape))
-    values = {name: found[name].ravel() for name in ("min", "mean", "std", "max") if name in found}
-    if len(values) < 4 or any(len(one) != size for one in values.values()):
+    values = [found[name].ravel() for name in ("min", "mean", "std", "max") if name in found]
+    if len(values) < 4 or any(len(one) != size for one in values):
         return None
-    return Range(
-        feature=feature.name,
-        names=number_names(feature),
-        low=values["min"],
-        mean=values["mean"],
-        std=values["std"],
-        high=values["max"],
-        source="stored statistics",
-        is_stored=True,
-    )
+    low, mean, std, high = values
+    names = number_names(feature)
+    return Range(feature=feature.name, names=names, low=low, mean=mean, std=std, high=high, source=STORED)
 
 
-def _read_rows(dataset: Dataset, features: Sequence[Feature]) -> _Rows:
-    num_episodes = len(dataset.meta.episodes)
-    if not features or not num_episodes:
-        return _Rows({}, "")
-    rows = spread(num_episodes, _EPISODES_READ)
-    num_rows = np.cumsum(dataset.meta.episodes.length[rows])
-    rows = rows[: max(1, int(np.searchsorted(num_rows, _MOST_ROWS, side="right")))]
-    reader = RowReader(dataset.meta, [one.name for one in features])
-    tables = [reader.read_episode(row) for row in rows]
-    found = {}
+def _read_rows(meta: DatasetMeta, rows: Sequence[int], features: Sequence[Feature]) -> dict[str, NDArray[np.float64]]:
+    """Return the numbers of these episodes by feature, ``(rows, numbers)``."""
+    if not features or not rows:
+        return {}
+    reader = RowReader(meta, [one.name for one in features])
+    tables, found = [reader.read_episode(row) for row in rows], {}
     for one in features:
-        parts = [np.asarray(column_values(table, one, f"{dataset.meta.root!r}")) for table in tables]
+        parts = [np.asarray(column_values(table, one, f"{meta.root!r}")) for table in tables]
         found[one.name] = np.concatenate([part.reshape(len(part), -1) for part in parts]).astype(np.float64)
-    told = f"the rows of {len(rows)} of {counted(num_episodes, 'episode')}"
-    return _Rows(found, told, is_all=len(rows) == num_episodes)
+    return found
 
 
 def _contradiction(stored: Range, values: NDArray[np.float64], *, is_all: bool) -> str:
@@ -193,17 +167,9 @@ def _constant(found: Range, values: NDArray[np.float64]) -> tuple[str, ...]:
 
 def _computed(feature: Feature, values: NDArray[np.float64], source: str) -> Range:
     with np.errstate(invalid="ignore"):
-        mean, std = values.mean(axis=0), values.std(axis=0)
-    found = Range(
-        feature=feature.name,
-        names=number_names(feature),
-        low=values.min(axis=0),
-        mean=mean,
-        std=std,
-        high=values.max(axis=0),
-        source=source,
-    )
-    return replace(found, constant=_constant(found, values))
+        low, mean, std, high = values.min(axis=0), values.mean(axis=0), values.std(axis=0), values.max(axis=0)
+    names = number_names(feature)
+    return Range(feature=feature.name, names=names, low=low, mean=mean, std=std, high=high, source=source)
 
 
 def _named(names: Sequence[str], number: int) -> str:
@@ -304,7 +270,8 @@ def _read_tasks(meta: DatasetMeta, name: str, rows: Sequence[int]) -> dict[int, 
     if "task_index" not in columns or ("episode_index" not in columns and len(rows) > 1):
         return {}
     table = read_parquet(meta.storage, name, columns)
-    index = {one: np.asarray(column_values(table, _index_feature(one), repr(name))) for one in columns}
+    features = [Feature(name=one, kind="vector", dtype=INDEX_FEATURES[one], shape=(1,)) for one in columns]
+    index = {one.name: np.asarray(column_values(table, one, repr(name))) for one in features}
     numbers = meta.episodes.episode_index[list(rows)]
     episode = index.get("episode_index", np.full(len(table), numbers[0]))
     pairs = np.stack([episode, index["task_index"]])
@@ -315,10 +282,6 @@ def _read_tasks(meta: DatasetMeta, name: str, rows: Sequence[int]) -> dict[int, 
     for number, task in pairs.T.tolist():
         texts[number].add(meta.tasks.texts.get(task, f"task {task}"))
     return {row: frozenset(texts[number]) for row, number in zip(rows, numbers.tolist(), strict=True) if texts[number]}
-
-
-def _index_feature(name: str) -> Feature:
-    return Feature(name=name, kind="vector", dtype=INDEX_FEATURES[name], shape=(1,))
 
 
 def is_drawn_whole(task: str) -> bool:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from raypipe.loader import RankLoader
 
-_WIDTH: Final = 10.0
 _OTHER: Final = "none of these"
 """Waiting that no stage accounts for, such as for Ray to start an epoch."""
 _COLOURS: Final = dict(zip((*STAGES, _OTHER), ("#3367d6", "#e8710a", "#188038", "#9334e6", "#9aa0a6"), strict=True))
@@ -60,7 +59,7 @@ class RunView(View):
 
     def _draw(self) -> "Figure":
         heights = (1.5, 1.5, 1.5) if len(self.ranks) > 1 else (1.5, 1.5)
-        figure = new_figure(_WIDTH, 1.6 * sum(heights))
+        figure = new_figure(10.0, 1.6 * sum(heights))
         axes = figure.subplots(len(heights), 1, height_ratios=heights)
         edges, speed, shares = measure_intervals(self.snapshots)
         _draw_speed(axes[0], edges, speed)
@@ -78,22 +77,19 @@ class RunView(View):
         last, world = self.snapshots[-1], sum_up(self.ranks)
         now, took = last.recent, duration(last.wait_s + last.step_s)
         decoded = counted(last.decoded_frames, "frame")
-        lines = [
+        skipped = [("skipped", counted(last.skipped_frames, "frame"))] if last.skipped_frames else []
+        worst = f"rank {world.worst_rank} waits {world.worst_wait_share:.1%} of the time, most for {world.waits_for}"
+        together = f"all together {world.samples_per_s:,.1f} samples a second"
+        return [
             ("samples", f"{last.samples:,} in {took}: {last.samples_per_s:,.1f} a second"),
             (f"last {counted(now.steps, 'step')}", f"{now.samples_per_s:,.1f} samples a second, waiting {_waits(now)}"),
             ("first batch", f"after {last.first_batch_s:.2f} s"),
             ("waits", _waits(last)),
             ("decoded", f"{decoded}, {last.decoded_per_emitted:.2f} for each that was handed over"),
             ("memory", f"up to {last.peak_clip_bytes / 1e6:,.1f} MB of decoded frames"),
+            *skipped,
+            *([("worst rank", f"{worst}; {together}")] if len(self.ranks) > 1 else []),
         ]
-        if last.skipped_frames:
-            lines.append(("skipped", counted(last.skipped_frames, "frame")))
-        if len(self.ranks) > 1:
-            worst = (
-                f"rank {world.worst_rank} waits {world.worst_wait_share:.1%} of the time, most for {world.waits_for}"
-            )
-            lines.append(("worst rank", f"{worst}; all together {world.samples_per_s:,.1f} samples a second"))
-        return lines
 
 
 def _waits(figures: LoaderStats | RecentStats) -> str:
@@ -120,9 +116,11 @@ class Recording:
 
     def view(self) -> RunView:
         """Return the view of all notes so far; asks other ranks, if there are any, for their figures."""
-        last = self.loader.stats()
+        loader, last = self.loader, self.loader.stats()
         noted = [one for one in self._snapshots if one.batches < last.batches]
-        return RunView(rank=self.loader.rank, snapshots=(*noted, last), ranks=_ranks(self.loader, last))
+        # A single rank has no other to ask, so its view works even after Ray has ended.
+        ranks = loader.rank_stats() if loader.world_size > 1 else {loader.rank: last}
+        return RunView(rank=loader.rank, snapshots=(*noted, last), ranks=ranks)
 
     def _watch(self, batches: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for batch in batches:
@@ -146,13 +144,7 @@ def record(loader: "RankLoader", *, every_s: float = 0.25) -> Recording:
 
 def view_run(loader: "RankLoader") -> RunView:
     """Return the total figures of a loader so far; `record` keeps them over time."""
-    last = loader.stats()
-    return RunView(rank=loader.rank, snapshots=(last,), ranks=_ranks(loader, last))
-
-
-def _ranks(loader: "RankLoader", last: LoaderStats) -> dict[int, LoaderStats]:
-    # A single rank has no other to ask, so its view works even after Ray has ended.
-    return loader.rank_stats() if loader.world_size > 1 else {loader.rank: last}
+    return Recording(loader).view()
 
 
 def measure_intervals(

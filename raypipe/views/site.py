@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,10 +70,6 @@ class Site:
         self.checks = Checks(dataset)
         self._index = lru_cache(_KEPT_INDEXES)(self._read_index)
         self._pipeline = lru_cache(4)(self._make_pipeline)
-
-    def close(self) -> None:
-        """Stop the check that runs beside the page."""
-        self.checks.close()
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -234,7 +230,7 @@ class Stills:
         self._readers = {size: FrameReader(dataset, height=height) for size, height in HEIGHTS.items()}
         self._lock = threading.Lock()
         self._decoding = threading.Semaphore(_MOST_DECODING)
-        self._kept: OrderedDict[tuple[int, str, int, str], bytes] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, str, int, str], list[bytes]] = OrderedDict()
         self._kept_bytes = 0
         # The two ends of an episode's depth scale, the same for all its frames.
         self._scale = lru_cache(None)(self._readers["small"].measure)
@@ -245,45 +241,33 @@ class Stills:
         Raises:
             DatasetError: the frame cannot be decoded.
         """
-        key = (row, camera, frame, size)
+        first = frame - frame % _AT_ONCE if size == "large" else frame
+        key = (row, camera, first, size)
         found = self._find(key)
-        if found is not None:
-            return found
-        with self._decoding:
-            # Another request may have decoded it while this one waited.
-            found = self._find(key)
-            return found if found is not None else self._decode(key)
+        if found is None:
+            with self._decoding:
+                # Another request may have decoded it while this one waited.
+                found = self._find(key) or self._decode(key)
+        return found[frame - first]
 
-    def _find(self, key: tuple[int, str, int, str]) -> bytes | None:
+    def _find(self, key: tuple[int, str, int, str]) -> list[bytes] | None:
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
 
-    def _decode(self, key: tuple[int, str, int, str]) -> bytes:
-        row, camera, frame, size = key
-        frames = np.array([frame])
-        if size == "large":
-            start, length = frame - frame % _AT_ONCE, int(self._dataset.meta.episodes.length[row])
-            frames = np.arange(start, min(start + _AT_ONCE, length))
-        pixels = self._readers[size].read(row, camera, frames, self._scale(row, camera))
-        files = {
-            number: encode_pixels(one, "jpeg", pil_kwargs={"quality": 85})
-            for number, one in zip(frames.tolist(), pixels, strict=True)
-        }
+    def _decode(self, key: tuple[int, str, int, str]) -> list[bytes]:
+        row, camera, first, size = key
+        stop = min(first + _AT_ONCE, int(self._dataset.meta.episodes.length[row])) if size == "large" else first + 1
+        pixels = self._readers[size].read(row, camera, np.arange(first, stop), self._scale(row, camera))
+        stills = [encode_pixels(one, "jpeg", pil_kwargs={"quality": 85}) for one in pixels]
         with self._lock:
-            for number, data in files.items():
-                self._keep((row, camera, number, size), data)
-        return files[frame]
+            self._kept_bytes += sum(map(len, stills)) - sum(map(len, self._kept.pop(key, [])))
+            self._kept[key] = stills
+            while self._kept_bytes > _KEPT_BYTES:
+                self._kept_bytes -= sum(map(len, self._kept.popitem(last=False)[1]))
+        return stills
 
-    def _keep(self, key: tuple[int, str, int, str], data: bytes) -> None:
-        self._kept_bytes += len(data) - len(self._kept.pop(key, b""))
-        self._kept[key] = data
-        while self._kept_bytes > _KEPT_BYTES:
-            self._kept_bytes -= len(self._kept.popitem(last=False)[1])
-
-
-Stage = Literal["waiting", "running", "done", "failed"]
 
 _PROGRAM: Final = ("-m", "raypipe")
 _LONGEST_ERROR: Final = 2000

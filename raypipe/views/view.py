@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.storage import check_writable, write_whole
-from raypipe.text import counted, cut_inside, encode_pixels, figure_png, make_page, page_part
+from raypipe.text import counted, cut_inside, encode_pixels, figure_png, make_page, new_figure, page_part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,12 +79,16 @@ class View(ABC):
         return f"{type(self).__name__}({self.title})"
 
 
-def stacked(figure: Any, heights: Sequence[float]) -> list[Any]:
-    """Return a subfigure for each of these heights, one below the other.
+def stacked(width: float, heights: Sequence[float], *, above: float = 0.0) -> tuple["Figure", list[Any]]:
+    """Return a figure, and in it a subfigure for each of these heights, one below the other.
 
     Each lays itself out: long names in one do not squeeze another.
+
+    Args:
+        above: the height of the title.
     """
-    return list(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
+    figure = new_figure(width, sum(heights) + above)
+    return figure, list(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
 
 
 def draw_picture(axes: Any, picture: Picture) -> None:
@@ -101,13 +105,15 @@ def draw_text(place: Any, lines: Sequence[str], **style: Any) -> None:
     axes.text(0, 1, "\n".join(lines), va="top", transform=axes.transAxes, **style)
 
 
-def draw_pictures(figure: Any, pictures: Sequence[Picture], columns: int) -> None:
-    """Draw pictures in a row with this many places."""
-    for axes, picture in zip_longest(figure.subplots(1, columns, squeeze=False)[0], pictures[:columns]):
+def draw_pictures(figure: Any, pictures: Sequence[Picture], columns: int) -> list[Any]:
+    """Draw pictures in a row with this many places, and return their axes."""
+    row = list(figure.subplots(1, columns, squeeze=False)[0])
+    for axes, picture in zip_longest(row, pictures[:columns]):
         if picture is None:
             axes.set_axis_off()
         else:
             draw_picture(axes, picture)
+    return row
 
 
 def html_picture(picture: Picture) -> str:

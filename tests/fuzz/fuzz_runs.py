@@ -26,8 +26,7 @@ from raypipe.pipeline import Pipeline
 from raypipe.plan import OrderSpec, SelectionSpec
 from raypipe.testing import SynthSpec, write_dataset
 from raypipe.views import describe_mixture
-from raypipe.views.account import check_run, read_frames
-from raypipe.views.where import StepQuery, locate_recorded
+from raypipe.views.account import StepQuery, check_run, locate_recorded, read_frames
 
 
 class AccountSite(Site):

@@ -28,7 +28,7 @@ import raypipe as rp
 from raypipe.errors import DatasetError
 from raypipe.testing import CameraSpec, SynthSpec, read_stamp, write_dataset
 from raypipe.views import site as site_module
-from raypipe.views.server import make_server
+from raypipe.views.choose import make_server
 from raypipe.views.site import Checks, Site
 
 PAGE = files("raypipe.views").joinpath("page")
@@ -188,7 +188,7 @@ def test_other_sites_can_neither_read_nor_embed_what_is_served(ask):
         "/../../../../etc/passwd",
         "/%2e%2e/%2e%2e/etc/passwd",
         "//etc/passwd",
-        "/server.py",
+        "/choose.py",
         "/page/index.html",
         "/meta/info.json",
         "/video?episode=../../etc/passwd&camera=0",

@@ -13,8 +13,7 @@ from raypipe.errors import ConfigError, DatasetError
 from raypipe.mixture import Mixture, open_dataset
 from raypipe.pipeline import Pipeline
 from raypipe.testing import CameraSpec, SynthSpec, write_dataset
-from raypipe.views.account import check_run
-from raypipe.views.where import StepQuery, locate_recorded
+from raypipe.views.account import StepQuery, check_run, locate_recorded
 
 
 @pytest.fixture(scope="module")

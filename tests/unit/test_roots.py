@@ -10,8 +10,7 @@ from raypipe.errors import ConfigError
 from raypipe.mixture import Mixture
 from raypipe.plan import OrderSpec, SelectionSpec
 from raypipe.storage import open_root, open_storage
-from raypipe.views.account import check_run, read_frames
-from raypipe.views.where import StepQuery, locate_recorded
+from raypipe.views.account import StepQuery, check_run, locate_recorded, read_frames
 
 CHAINS = ("reference::http://host/refs.json", "reference://::http://host/refs.json", "simplecache::s3://bucket/arm")
 

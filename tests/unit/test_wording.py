@@ -16,7 +16,7 @@ from raypipe.text import (
     plural,
     rows_table,
     span_text,
-    wording,
+    terminal,
 )
 
 
@@ -89,7 +89,7 @@ def test_an_extra_comes_from_where_raypipe_came(tmp_path, monkeypatch, origin, t
     if origin:
         (about / "direct_url.json").write_text(json.dumps(origin))
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    monkeypatch.setattr(wording, "__file__", str(tmp_path / "raypipe/text/wording.py"))
+    monkeypatch.setattr(terminal, "__file__", str(tmp_path / "raypipe/text/terminal.py"))
 
     assert how_to_install("depth") == told
 
