@@ -39,7 +39,14 @@ if TYPE_CHECKING:
         read_episodes,
         split_tables,
     )
-    from raypipe.format.features import INDEX_FEATURES, DepthCodes, Feature, read_features, why_unfit_name
+    from raypipe.format.features import (
+        INDEX_COLUMNS,
+        INDEX_FEATURES,
+        DepthCodes,
+        Feature,
+        read_features,
+        why_unfit_name,
+    )
     from raypipe.format.mp4 import (
         VideoFormat,
         VideoIndex,
@@ -56,6 +63,7 @@ if TYPE_CHECKING:
         parse_video_format,
         read_box,
         read_edit,
+        read_moov,
         read_ranged_index,
         read_video_format,
         read_video_index,
@@ -116,12 +124,12 @@ else:
                 "EpisodeTable FOLDER JSON_LINES VideoColumns list_tables read_episode_columns read_episodes "
                 "split_tables"
             ),
-            "features": "DepthCodes Feature INDEX_FEATURES read_features why_unfit_name",
+            "features": "DepthCodes Feature INDEX_COLUMNS INDEX_FEATURES read_features why_unfit_name",
             "mp4": (
                 "VideoFormat VideoIndex box_timescale episode_first_frame find_box find_video_track first_frames "
                 "forget_indexes keyframe_interval list_boxes need_box parse_moov parse_video_format read_box read_edit "
-                "read_ranged_index read_video_format read_video_index same_codec sample_durations sample_keyframes "
-                "sample_offsets sample_pts sample_sizes"
+                "read_moov read_ranged_index read_video_format read_video_index same_codec sample_durations "
+                "sample_keyframes sample_offsets sample_pts sample_sizes"
             ),
             "rows": (
                 "OpenFiles RowReader column_values find_absent_columns looked_at_rows one_line read_row_group_layout "

@@ -396,5 +396,4 @@ def worst_first(findings: list[Finding], root: str) -> tuple[Finding, ...]:
         place = found.place
         return -_EXIT_CODES[found.severity], found.kind, place.feature, place.episodes, place.file, found.message
 
-    ordered = sorted(findings, key=key)
-    return tuple(replace(found, remedy=found.remedy.replace("ROOT", root)) for found in ordered)
+    return tuple(replace(one, remedy=one.remedy.replace("ROOT", root)) for one in sorted(findings, key=key))
