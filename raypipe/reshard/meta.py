@@ -45,11 +45,7 @@ EPISODES_PER_ROW_GROUP: Final = 500
 
 
 def write_meta(job: CopyJob, files: FilePlan, source: SourceEpisodes, size_of: Mapping[str, int]) -> list[str]:
-    """Write all that is not rows or videos, and return notes on it.
-
-    Args:
-        size_of: the sizes of the source's files by name.
-    """
+    """Write all that is not rows or videos, and return notes on it; `size_of` names all files of the source."""
     workspace = job.workspace
     pool = StatsPool()
     _write_episodes(job, _episode_tables(job, files, source, pool))

@@ -194,20 +194,19 @@ class TaskNumbers:
     """The tasks of the copy: each text once, numbered by position."""
 
     texts: tuple[str, ...]
-    old: tuple[int, ...]
-    new: tuple[int, ...]
-    """For each of the source's numbers in `old`, which ascend, the number in the copy."""
+    numbers: Mapping[int, int]
+    """The number in the copy by that in the source, ascending."""
 
     @property
     def is_same(self) -> bool:
         """Whether every task keeps its number."""
-        return self.old == self.new
+        return all(old == new for old, new in self.numbers.items())
 
     def renumber(self, task_index: NDArray[np.int64], place: str) -> NDArray[np.int64]:
         """Return the new numbers; unchanged if the dataset has no tasks."""
-        if not self.old:
+        if not self.numbers:
             return task_index
-        old = np.array(self.old)
+        old, new = np.array(list(self.numbers.items())).T
         position = np.searchsorted(old, task_index).clip(0, len(old) - 1)
         unknown = task_index[old[position] != task_index]
         if len(unknown):
@@ -215,7 +214,7 @@ class TaskNumbers:
                 f"a row of {place} has task_index {unknown[0]}, which is none of the dataset's "
                 f"{counted(len(old), 'task')}. Add the task to meta/tasks, or leave the episode out with --exclude."
             )
-        return np.asarray(np.array(self.new)[position])
+        return np.asarray(new[position])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,11 +368,8 @@ def plan_numbering(meta: DatasetMeta, exclude: Sequence[int]) -> Numbering:
 def number_tasks(tasks: Tasks) -> TaskNumbers:
     """Return the tasks numbered from 0 without gaps; equal texts share a number."""
     texts: dict[str, int] = {}
-    old, new = [], []
-    for number, text in sorted(tasks.texts.items()):
-        old.append(number)
-        new.append(texts.setdefault(text, len(texts)))
-    return TaskNumbers(texts=tuple(texts), old=tuple(old), new=tuple(new))
+    numbers = {number: texts.setdefault(text, len(texts)) for number, text in sorted(tasks.texts.items())}
+    return TaskNumbers(texts=tuple(texts), numbers=numbers)
 
 
 def plan_data_files(size_bytes: NDArray[np.float64], limit_bytes: int) -> list[DataCopy]:
@@ -407,11 +403,7 @@ def _cut(sizes: Sequence[float], kinds: Sequence[object], limit: int) -> list[tu
 
 
 def estimate_data_sizes(meta: DatasetMeta, numbering: Numbering, size_of: dict[str, int]) -> NDArray[np.float64]:
-    """Return about how many bytes the rows of each kept episode take: their share of the source file.
-
-    Args:
-        size_of: the sizes of the source's data files by name.
-    """
+    """Return about how many bytes the rows of each kept episode take: their share of the size of the source file."""
     length = meta.episodes.length
     size = np.zeros(len(length))
     for name, rows in meta.rows_by_file().items():

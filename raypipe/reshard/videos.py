@@ -14,7 +14,6 @@ A file without a plain index is kept whole. The times of an episode in ``meta/``
 sum of durations.
 """
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from raypipe.format import (
     episode_first_frame,
     first_frames,
     read_video_format,
-    read_video_index,
 )
 from raypipe.reshard.mp4 import Track, TrackClip, read_track, write_mp4
 from raypipe.reshard.plan import (
@@ -110,25 +108,25 @@ def _clip_name(camera: str, row: int) -> str:
     return f"{camera}/{row:08d}.mp4"
 
 
-def encode_episodes(job: CopyJob, part: tuple[str, Sequence[int]]) -> None:
+def encode_episodes(job: CopyJob, chosen: tuple[str, Sequence[int]]) -> None:
     """Write the clips of some episodes of a camera, given by their rows, except those that already exist."""
     from raypipe.decode import VideoPool, open_writer
 
     meta, workspace = job.meta, job.workspace
-    camera, rows = part
+    camera, rows = chosen
     coding = _coding(job.encodings[camera], meta.fps)
     videos = VideoPool(1)
     for row in rows:
         target = inside(workspace.clips, _clip_name(camera, row))
         if target.exists():
             continue
-        draft = workspace.part_path(".mp4")
-        draft.parent.mkdir(parents=True, exist_ok=True)
-        with videos.lend(meta.storage, meta.video_file(row, camera)) as video, open_writer(draft, coding) as stream:
+        with (
+            workspace.writing(target) as part,
+            videos.lend(meta.storage, meta.video_file(row, camera)) as video,
+            open_writer(part, coding) as stream,
+        ):
             first = episode_first_frame(meta, row, camera, video.index)
             _encode(video, first, first + int(meta.episodes.length[row]), coding, stream)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(draft, target)
 
 
 def _encode(video: "OpenVideo", first: int, stop: int, coding: "VideoCoding", stream: "FrameSink") -> None:
@@ -184,10 +182,7 @@ def list_source_files(job: CopyJob, camera: str) -> list[SourceFile]:
 
 
 def scan_files(job: CopyJob, files: Sequence[SourceFile]) -> list[Piece]:
-    """Return the pieces of the files that hold kept episodes, in file order; reads only the indexes.
-
-    Args:
-        files: each has at least one kept episode.
+    """Return the pieces of files that each hold a kept episode, in file order; reads only the indexes.
 
     Raises:
         DecodeError: a file lacks frames that a kept episode needs; names the episode.
@@ -375,8 +370,8 @@ def _read_bounds(job: CopyJob, unit: VideoCopy) -> NDArray[np.float64]:
         pts_s = open_video(storage, unit.path).index.pts_s
         end_s = float(pts_s[-1]) + 1 / job.meta.fps
     else:
-        pts_s = read_video_index(storage, unit.path).pts_s
         track = read_track(storage, unit.path)
+        pts_s = np.sort(track.pts) / track.description.timescale
         end_s = int(track.duration.sum()) / track.description.timescale
     if len(pts_s) != expected or np.any(np.diff(pts_s) <= 0):
         raise DatasetError(
@@ -393,16 +388,11 @@ def video_columns(job: CopyJob, units: Sequence[VideoCopy]) -> dict[str, NDArray
     for unit in units:
         record = check_finished(job.workspace, unit.path)
         numbers = job.numbering.new_number[np.array(record["rows"])]
-        prefix = f"videos/{unit.camera}/"
-        values = {
-            "chunk_index": unit.number // FILES_PER_CHUNK,
-            "file_index": unit.number % FILES_PER_CHUNK,
-            "from_timestamp": np.array(record["from"]),
-            "to_timestamp": np.array(record["to"]),
-        }
-        for name, value in values.items():
-            kind = np.float64 if name.endswith("timestamp") else np.int64
-            column = columns.setdefault(prefix + name, np.full(len(job.numbering), -1, dtype=kind))
+        chunk, file = divmod(unit.number, FILES_PER_CHUNK)
+        times = {"from_timestamp": record["from"], "to_timestamp": record["to"]}
+        for name, value in {"chunk_index": chunk, "file_index": file, **times}.items():
+            kind = np.float64 if name in times else np.int64
+            column = columns.setdefault(f"videos/{unit.camera}/{name}", np.full(len(job.numbering), -1, dtype=kind))
             column[numbers] = value
     for name, column in columns.items():
         assert (column >= 0).all(), f"{name} of an episode was never written"

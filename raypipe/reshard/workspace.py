@@ -61,23 +61,23 @@ class Workspace:
         """The re-encoded episodes, one video each, before they are joined."""
         return self.folder / "clips"
 
-    def part_path(self, suffix: str) -> Path:
-        """Return a new name for a file to be written."""
-        return self.folder / "parts" / f"{uuid.uuid4().hex}{suffix}"
+    @contextmanager
+    def writing(self, target: Path) -> Iterator[Path]:
+        """Yield the path of a new file, which gets the name `target` when the body ends without an error."""
+        target = inside(self.folder, target)
+        part = self.folder / "parts" / f"{uuid.uuid4().hex}{target.suffix}"
+        part.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(part, target)
 
     def write_file(self, target: Path, write: Callable[[IO[bytes]], object]) -> int:
         """Write a file so that it appears whole or not at all, and return its size in bytes."""
-        target = inside(self.folder, target)
-        part = self.part_path(target.suffix)
-        part.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as stream:
+        with self.writing(target) as part, open(part, "wb") as stream:
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
-        size_bytes = part.stat().st_size
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(part, target)
-        return size_bytes
+            return os.fstat(stream.fileno()).st_size
 
     def write_bytes(self, target: Path, content: bytes) -> None:
         """Write a file of this content; see `write_file`."""

@@ -265,11 +265,7 @@ def _check_frames(
 def _check_episode(
     frame: NDArray[np.int64], num_frames: int, count: int, length: int
 ) -> tuple[str, str, tuple[int, ...]] | None:
-    """Return kind, message and frames of the problem with one episode's frame numbers.
-
-    Args:
-        frame: the ``frame_index`` of its rows, ascending; empty if there is no such column.
-    """
+    """Return kind, message and frames of the problem with an episode; `frame` ascends; empty: no column."""
     doubled = np.unique(frame[1:][np.diff(frame) == 0])
     if len(doubled):
         message = (

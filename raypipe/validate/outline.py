@@ -270,9 +270,9 @@ class _FileUnit:
     """One file, and the episodes that it should hold."""
 
     name: str
-    rows: tuple[int, ...]
+    rows: tuple[int, ...] = ()
     """Of the episode table."""
-    episodes: tuple[int, ...]
+    episodes: tuple[int, ...] = ()
     """The numbers of the episodes in these rows."""
     camera: str = ""
     """Of a video, if there is an episode table."""
@@ -301,15 +301,14 @@ Unit = DataUnit | VideoUnit
 def plan_units(outline: Outline) -> tuple[list[Unit], list[Finding]]:
     """Return the files to check, and findings on files that are missing or that nothing names."""
     meta, there = outline.meta, set(outline.files)
-    units: list[Unit] = []
     if not outline.has_episodes:
         # Nothing is promised: check every file on its own.
-        alone: dict[str, Any] = {"rows": (), "episodes": ()}
-        units += [DataUnit(name=name, **alone) for name in outline.files if _is_below(name, "data", ".parquet")]
-        videos = (name for name in outline.files if _is_below(name, "videos", ".mp4"))
-        return [*units, *(VideoUnit(name=name, **alone) for name in videos)], []
-    for name, rows in meta.rows_by_file().items():
-        units.append(DataUnit(name=name, rows=tuple(rows), episodes=_numbers(meta, rows)))
+        data = [DataUnit(name=name) for name in outline.files if _is_below(name, "data", ".parquet")]
+        return [*data, *(VideoUnit(name=name) for name in outline.files if _is_below(name, "videos", ".mp4"))], []
+    units: list[Unit] = [
+        DataUnit(name=name, rows=tuple(rows), episodes=_numbers(meta, rows))
+        for name, rows in meta.rows_by_file().items()
+    ]
     findings, named = [], {unit.name for unit in units}
     for camera in (name for name in meta.cameras if meta.features[name].kind == "video"):
         files = meta.rows_by_file(camera) if camera in meta.episodes.videos else {}

@@ -172,8 +172,7 @@ def measure_feature(
 ) -> tuple[Moments, list[Finding]]:
     """Return the moments of a feature in each episode, and findings on values that are not finite.
 
-    Args:
-        values: in the order of the segments.
+    The values are in the order of the segments.
     """
     flat = values.reshape(len(values), -1).astype(np.float64)
     findings = [] if np.isfinite(flat).all() else _check_finite(flat, feature, segments, unit)

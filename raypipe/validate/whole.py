@@ -54,11 +54,7 @@ Stored = Mapping[str, Mapping[str, Any]]
 
 
 def check_whole(outline: Outline, results: Sequence[FileResult]) -> tuple[list[Finding], EpisodeSummary]:
-    """Return the findings that need all data files together, and the summary of all episodes.
-
-    Args:
-        results: of all data files.
-    """
+    """Return the findings that need the results of all data files together, and the summary of all episodes."""
     summary = join_summaries([result.summary for result in results if result.summary is not None])
     findings = [
         *_check_columns(outline, results),
