@@ -11,6 +11,7 @@ pooled from them. With statistics an episode takes about 13 kB, so only a block 
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import IO, Any, Final
 
@@ -192,14 +193,11 @@ def _annotations(job: CopyJob, table: pa.Table) -> list[str]:
 
 def _metadata(schema: pa.Schema) -> dict[bytes, bytes] | None:
     """Return the note of Hugging Face's datasets in a schema, if it describes exactly these columns."""
-    note = (schema.metadata or {}).get(b"huggingface")
-    if note is None:
-        return None
-    try:
-        is_of_these = set(json.loads(note)["info"]["features"]) == set(schema.names)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return {b"huggingface": note} if is_of_these else None
+    note = (schema.metadata or {}).get(b"huggingface", b"")
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
+        if set(json.loads(note)["info"]["features"]) == set(schema.names):
+            return {b"huggingface": note}
+    return None
 
 
 def _as_schema(table: pa.Table, schema: pa.Schema, place: str) -> pa.Table:

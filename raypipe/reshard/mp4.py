@@ -175,33 +175,21 @@ def write_mp4(stream: IO[bytes], clips: Sequence[TrackClip], frame_ticks: int) -
         _copy_packets(clip, stream)
 
 
-def clip_ticks(track: Track, start: int, stop: int, frame_ticks: int) -> int:
-    """Return how long the packets ``[start, stop)`` are shown."""
-    duration = track.duration[start:stop]
-    pts = track.pts[start:stop]
-    total = int(duration[:-1].sum()) + (int(duration[-1]) or frame_ticks)
-    # At least long enough to show every frame before the first one of the next clip.
-    return max(total, int(pts.max() - pts.min()) + 1)
-
-
 def _join(clips: Sequence[TrackClip], frame_ticks: int) -> _Samples:
-    size, duration, ahead, is_keyframe = [], [], [], []
+    parts = []
     for clip in clips:
         track, part = clip.track, slice(clip.start, clip.stop)
-        steps = track.duration[part].copy()
-        steps[-1] = clip_ticks(track, clip.start, clip.stop, frame_ticks) - int(steps[:-1].sum())
-        size.append(track.size[part])
-        duration.append(steps)
-        shown = track.pts[part] - track.pts[part].min()
-        ahead.append(shown - (np.cumsum(track.duration[part]) - track.duration[part]))
-        is_keyframe.append(track.is_keyframe[part])
-    early = np.concatenate(ahead)
+        steps, shown = track.duration[part].copy(), track.pts[part] - track.pts[part].min()
+        # Long enough to show every frame before the first one of the next clip.
+        steps[-1] = max(int(steps[-1]) or frame_ticks, int(shown.max()) + 1 - int(steps[:-1].sum()))
+        parts.append((track.size[part], steps, shown - (np.cumsum(steps) - steps), track.is_keyframe[part]))
+    size, duration, early, is_keyframe = map(np.concatenate, zip(*parts, strict=True))
     edit_start = max(0, -int(early.min()))
     return _Samples(
-        size=np.concatenate(size),
-        duration=np.concatenate(duration),
+        size=size,
+        duration=duration,
         delay=early + edit_start,
-        is_keyframe=np.concatenate(is_keyframe),
+        is_keyframe=is_keyframe,
         counts=np.array([clip.stop - clip.start for clip in clips], dtype=np.int64),
         edit_start=edit_start,
     )

@@ -31,7 +31,6 @@ from raypipe.reshard.data import SourceEpisodes, open_source_episodes, read_colu
 from raypipe.reshard.meta import write_meta
 from raypipe.reshard.mp4 import Description
 from raypipe.reshard.plan import (
-    Columns,
     CopyJob,
     DataCopy,
     FilePlan,
@@ -205,6 +204,8 @@ def _prepare(
     source = open_source_episodes(meta, (*spec.drop_cameras, *columns.absent))
     changed = set() if numbering.is_same(meta) else {"episode_index", "index"}
     changed |= set() if tasks.is_same else {"task_index"}
+    known = [name for name in columns.names if name not in columns.undeclared]
+    vectors = [name for name in known if name not in meta.features or meta.features[name].kind == "vector"]
     job = CopyJob(
         meta=meta,
         spec=spec,
@@ -214,16 +215,9 @@ def _prepare(
         columns=columns,
         tasks=tasks,
         encodings=choose_encodings(meta, spec, numbering, cameras),
-        described=_described(meta, columns, changed, source.described),
+        described=tuple(name for name in vectors if name in changed or name not in source.described),
     )
     return job, source
-
-
-def _described(meta: DatasetMeta, columns: Columns, changed: set[str], described: frozenset[str]) -> tuple[str, ...]:
-    """Return the row features to compute statistics for: those without any, and those whose numbers change."""
-    vectors = [name for name in columns.names if name not in meta.features or meta.features[name].kind == "vector"]
-    known = [name for name in vectors if name not in columns.undeclared]
-    return tuple(name for name in known if name in changed or name not in described)
 
 
 def _plan_files(job: CopyJob, size_of: dict[str, int], run: _Runner) -> FilePlan:

@@ -261,7 +261,7 @@ def format_mixture_exclude_file(report: MixtureReport) -> str:
 
     The text is TOML or YAML, like that file. It repeats what a member already selects, since a key may occur only once.
     """
-    is_toml = report.mixture.lower().endswith(".toml")
+    is_toml, plain = report.mixture.lower().endswith(".toml"), asdict(SelectionSpec())
     lines = [f"# {report.mixture}: episodes that raypipe validate found bad"]
     lines.append("# write each selection under its dataset in the mixture file, in place of the one that is there")
     for member in (one for one in report.members if one.name in report.reports):
@@ -270,7 +270,8 @@ def format_mixture_exclude_file(report: MixtureReport) -> str:
             continue
         lines += ["", f"# {member.root}"]
         lines += [f"# {finding.kind}: episode {episode}: {_reason(finding)}" for episode, finding in bad.items()]
-        selection = {**_given(member.selection), "exclude": sorted({*member.selection.exclude, *bad})}
+        given = {name: value for name, value in asdict(member.selection).items() if value != plain[name]}
+        selection = {**given, "exclude": sorted({*member.selection.exclude, *bad})}
         name = json.dumps(member.name, ensure_ascii=False)
         fields_text = (f"{key} = {json.dumps(value)}" for key, value in selection.items())
         shown = f"selection = {{{', '.join(fields_text)}}}" if is_toml else f"  selection: {json.dumps(selection)}"
@@ -280,12 +281,6 @@ def format_mixture_exclude_file(report: MixtureReport) -> str:
 
 def _reason(finding: Finding) -> str:
     return f"{finding.place.file}: {' '.join(finding.message.split())}"
-
-
-def _given(selection: SelectionSpec) -> dict[str, Any]:
-    """Return the fields that differ from their defaults."""
-    plain = asdict(SelectionSpec())
-    return {name: value for name, value in asdict(selection).items() if value != plain[name]}
 
 
 def read_exclude_file(path: str | Path) -> tuple[int, ...]:

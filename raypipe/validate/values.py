@@ -111,9 +111,9 @@ def read_column(table: pa.Table, feature: Feature, unit: DataUnit) -> NDArray[An
 
     The finding names no episode; `blame` adds the episodes.
     """
-    kind = stored_kind(table.schema.field(feature.name).type)
+    stored = table.schema.field(feature.name).type
+    kind = stored_kind(stored)
     if not kind:
-        stored = table.schema.field(feature.name).type
         message = f"column of type {stored}; info.json declares {feature.dtype}"
         return unit.finding("dtype-mismatch", message, feature=feature.name)
     try:
